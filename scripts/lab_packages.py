@@ -1,0 +1,34 @@
+"""Installs the programs that the lab runs, where they are missing: a real sshd, real firewalls, network namespaces."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+PROGRAMS = {
+    "sshd": "openssh-server",
+    "ssh": "openssh-client",
+    "ip": "iproute2",
+    "nft": "nftables",
+    "iptables": "iptables",
+    "ipset": "ipset",
+    "ufw": "ufw",
+    "firewall-cmd": "firewalld",
+    "dbus-daemon": "dbus",
+    "unshare": "util-linux",
+    "ps": "procps",
+    "ss": "iproute2",
+    "nc": "netcat-openbsd",
+    "pdsh": "pdsh",
+    "strace": "strace",
+}
+
+path = os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin"
+missing = sorted({package for program, package in PROGRAMS.items() if shutil.which(program, path=path) is None})
+if missing and (os.geteuid() != 0 or shutil.which("apt-get") is None):
+    sys.exit(f"the lab needs these programs, and they can only be installed as root with apt-get: {' '.join(missing)}")
+if missing:
+    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    subprocess.run(["apt-get", "update", "-qq"], env=quiet, check=True)
+    install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing]
+    subprocess.run(install, env=quiet, check=True, stdout=subprocess.DEVNULL)

@@ -1,0 +1,166 @@
+"""Folded lists of host names, as Slurm, pdsh and clush write them: ``node[01-04,07],login``."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+MAX_HOSTS = 65_536
+"""More in one list is a slip of the finger, such as ``node[1-99999999]``, and would fill the memory."""
+
+_MAX_NAME = 320
+"""Longest name: 253 characters of a host name (RFC 1035, 2.3.4), 64 of a user and the "@" between them, rounded up."""
+
+_MAX_DIGITS = 18
+_PIECE = re.compile(r"\[[^\[\]]*\]|[^\[\],]+|[\[\],]")
+_RANGE = re.compile(rf"([0-9]{{1,{_MAX_DIGITS}}})(?:-([0-9]{{1,{_MAX_DIGITS}}}))?")
+_NUMBER = re.compile(r"[0-9]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def has_control(text: str) -> bool:
+    """Whether ``text`` holds control characters, line breaks, half a surrogate pair, or marks that turn text around."""
+    return _CONTROL.search(text) is not None
+
+
+def quoted(text: str, limit: int = 60) -> str:
+    """``text`` in double quotes for a sentence: what is not printable becomes "?", and a long one is cut."""
+    shown = text if len(text) <= limit else text[: limit - 1] + "…"
+    return '"' + "".join(char if char.isprintable() else "?" for char in shown) + '"'
+
+
+class _Range(NamedTuple):
+    """The numbers from ``low`` to ``high``, both included, each padded with zeros to ``width``."""
+
+    low: int
+    high: int
+    width: int
+
+    def texts(self) -> Iterator[str]:
+        return (f"{number:0{self.width}d}" for number in range(self.low, self.high + 1))
+
+
+_Part = str | list[_Range]
+
+
+def expand(pattern: str, *, limit: int = MAX_HOSTS) -> list[str]:
+    """The names that ``pattern`` stands for, in its order; the last of several brackets runs fastest, as in pdsh.
+
+    Padding is kept: ``[08-10]`` gives 08, 09, 10. A name that stands twice comes twice.
+
+    Args:
+        pattern: names and brackets, joined by commas; spaces around a comma don't count.
+        limit: at most so many names; counted before any name is made.
+
+    Raises:
+        ValueError: with a sentence that says what is wrong and what is allowed.
+    """
+    items = list(_items(",".join(piece.strip() for piece in pattern.split(","))))
+    count = sum(math.prod(_size(part) for part in item) for item in items)
+    if count > limit:
+        more = " more" if limit < MAX_HOSTS else ""
+        raise ValueError(f"{quoted(pattern)} stands for {count} hosts; at most {limit}{more} are allowed")
+    return ["".join(name) for item in items for name in itertools.product(*map(_texts, item))]
+
+
+def _items(pattern: str) -> Iterator[list[_Part]]:
+    parts: list[_Part] = []
+    for piece in [*_PIECE.findall(pattern), ","]:
+        if piece == ",":
+            if not parts:
+                raise ValueError(f"{quoted(pattern)} holds an empty name; write names joined by single commas")
+            if sum(map(_longest, parts)) > _MAX_NAME:
+                raise ValueError(f"{quoted(pattern)} holds a name that is longer than a host name may be")
+            yield parts
+            parts = []
+        elif piece in ("[", "]"):
+            raise ValueError(f'{quoted(pattern)} has a "{piece}" without its partner; write node[01-04,07]')
+        else:
+            parts.append([_range(text, pattern) for text in piece[1:-1].split(",")] if piece[0] == "[" else piece)
+
+
+def _range(text: str, pattern: str) -> _Range:
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        raise ValueError(
+            f"{quoted(pattern)}: {quoted(text)} is no range; in brackets stand numbers and ranges, as in node[01-04,07]"
+        )
+    low, high = match[1], match[2] or match[1]
+    if int(high) < int(low):
+        raise ValueError(f"{quoted(pattern)}: the range {quoted(text)} runs backwards; write the smaller number first")
+    if len(high) < len(low) or (high[0] == "0" and len(high) > len(low)):
+        raise ValueError(f"{quoted(pattern)}: the ends of {quoted(text)} are padded differently; pad both alike")
+    return _Range(int(low), int(high), len(low) if low[0] == "0" else 1)
+
+
+def _size(part: _Part) -> int:
+    return 1 if isinstance(part, str) else sum(r.high - r.low + 1 for r in part)
+
+
+def _longest(part: _Part) -> int:
+    return len(part) if isinstance(part, str) else max(max(r.width, len(str(r.high))) for r in part)
+
+
+def _texts(part: _Part) -> Iterable[str]:
+    return (part,) if isinstance(part, str) else itertools.chain.from_iterable(r.texts() for r in part)
+
+
+class _Spot(NamedTuple):
+    """A number in a name: what stands before and after it, and the number as written."""
+
+    prefix: str
+    suffix: str
+    number: str
+
+
+def fold(names: Iterable[str]) -> str:
+    """The inverse of :func:`expand`: ``node[1-3,7],big``.
+
+    Names that differ in one number (and are padded alike) share a bracket, which stands where the first of them stood
+    and counts upwards. A name that stands twice is written once.
+    """
+    spots = {name: _spots(name) for name in dict.fromkeys(names)}
+    members = Counter(spot[:2] for found in spots.values() for spot in found)
+    chosen = {
+        name: max(reversed(found), key=lambda spot: members[spot[:2]]) if found else None
+        for name, found in spots.items()
+    }
+    padded: dict[tuple[str, str], set[int]] = {}
+    for spot in chosen.values():
+        if spot and spot.number[0] == "0" and len(spot.number) > 1:
+            padded.setdefault(spot[:2], set()).add(len(spot.number))
+    groups: dict[tuple[str, str, int], list[str]] = {}
+    for name, spot in chosen.items():
+        if spot is None:
+            groups[name, "", -1] = []
+            continue
+        width = max((w for w in padded.get(spot[:2], ()) if w <= len(spot.number)), default=0)
+        groups.setdefault((*spot[:2], width), []).append(spot.number)
+    return ",".join(prefix + _bracket(numbers) + suffix for (prefix, suffix, _), numbers in groups.items())
+
+
+def _spots(name: str) -> list[_Spot]:
+    if len(name) > _MAX_NAME or any(char in "[]," or char.isspace() for char in name):
+        return []
+    return [
+        _Spot(name[: match.start()], name[match.end() :], match[0])
+        for match in _NUMBER.finditer(name)
+        if len(match[0]) <= _MAX_DIGITS
+    ]
+
+
+def _bracket(numbers: list[str]) -> str:
+    """``[1-3,7]``, a single number as it is, and nothing for no number."""
+    if len(numbers) < 2:
+        return "".join(numbers)
+    runs: list[list[str]] = []
+    for number in sorted(numbers, key=int):
+        if runs and int(number) == int(runs[-1][-1]) + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return "[" + ",".join(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs) + "]"

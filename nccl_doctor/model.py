@@ -1,0 +1,267 @@
+"""The nouns: what is asked for (a cluster) and what is answered (a report).
+
+Everything here is frozen data that turns into JSON and back. The JSON of :class:`Report` is the document that
+``-o json`` prints; fields are added to it, never changed.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA = 1
+DEFAULT_MASTER_PORT = 29500
+"""torchrun's static rendezvous and ``env://`` use this port (torch/distributed/run.py)."""
+
+
+class Noun(BaseModel):
+    """Base of all data here: frozen, and an unknown field is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+# --- the cluster, as the user described it -----------------------------------------------------------------------
+
+
+class SshOptions(Noun):
+    """How to log in, as far as ``~/.ssh/config`` does not say it."""
+
+    user: str | None = None
+    port: int | None = None
+    identity_file: str | None = None
+
+
+class Node(Noun):
+    """One node of the job, in torchrun's sense: a place in the list, on a machine.
+
+    Attributes:
+        name: what the user calls it; unique in the cluster.
+        address: the host name or IP address that SSH and the other hosts connect to.
+        node_rank: its place in the list, from 0.
+        nproc_per_node: ranks to start here; None means "the GPUs that the host shows, or 1".
+        cuda_visible_devices: as the environment variable; None leaves it unset.
+        python: the interpreter that training uses.
+        env: variables as the training job will have them.
+        local: this machine: run without SSH.
+    """
+
+    name: str
+    address: str
+    node_rank: int
+    nproc_per_node: int | None = None
+    cuda_visible_devices: str | None = None
+    python: str = "python3"
+    ssh: SshOptions = SshOptions()
+    env: dict[str, str] = Field(default_factory=dict)
+    local: bool = False
+
+
+class Cluster(Noun):
+    """All nodes of a job and its master.
+
+    Attributes:
+        same: files and folders that have to be the same on all hosts; relative ones start from the home directory.
+        source: where this came from: a path, ``-w``, ``SLURM_JOB_NODELIST``, or "this machine".
+        origins: for ``nccl-doctor hosts``: "master_addr", "node1.address", … to "hosts.yaml:7" or "default".
+    """
+
+    nodes: tuple[Node, ...]
+    master_addr: str
+    master_port: int = DEFAULT_MASTER_PORT
+    same: tuple[str, ...] = ()
+    source: str = "this machine"
+    origins: dict[str, str] = Field(default_factory=dict)
+
+
+# --- the report ---------------------------------------------------------------------------------------------------
+
+
+class Severity(str, Enum):
+    """``error``: the job will not start, will hang or compute wrongly; ``warning``: it may; ``info``: worth knowing."""
+
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+    @property
+    def rank(self) -> int:
+        """Order of gravity: 0 for info, 2 for error."""
+        return list(Severity).index(self)
+
+
+class Outcome(str, Enum):
+    """What became of one check."""
+
+    PASS = "pass"  # noqa: S105 - an outcome, no password
+    FOUND = "found"
+    SKIP = "skip"
+    UNKNOWN = "unknown"
+    CRASH = "crash"
+
+
+class Command(Noun):
+    """A line that can be pasted as it is into a shell on ``host``; built with :func:`shlex.join`.
+
+    ``host`` is None for the machine that nccl-doctor runs on.
+    """
+
+    host: str | None
+    command: str
+
+
+class Fix(Noun):
+    """What to do. ``commands`` holds only what makes the diagnosis go away when pasted; judgement is prose."""
+
+    summary: str
+    risk: Literal["safe", "disruptive", "manual"] = "manual"
+    needs_root: bool = False
+    commands: tuple[Command, ...] = ()
+
+
+class LogLine(Noun):
+    """Evidence out of a log: its file, its line counted from 1, and the text."""
+
+    file: str
+    line: int
+    text: str
+
+
+class Finding(Noun):
+    """What a check or a log yields: the fault, before it is known what follows from what.
+
+    Attributes:
+        hosts: names of the hosts at fault (not of those that suffer).
+        message: one sentence a tired person understands.
+        evidence: what was seen, each a line.
+        facts: the same for machines.
+        severity: None takes the check's own.
+        entities: what a log names: host, ip, port, iface, rank, nccl_version, torch_version.
+    """
+
+    hosts: tuple[str, ...]
+    message: str
+    evidence: tuple[str | LogLine, ...] = ()
+    facts: dict[str, Any] = Field(default_factory=dict)
+    fix: Fix
+    severity: Severity | None = None
+    entities: dict[str, Any] | None = None
+
+
+class Consequence(Noun):
+    """A finding that merely follows from a diagnosis."""
+
+    code: str
+    name: str
+    hosts: tuple[str, ...]
+    message: str
+
+
+class Diagnosis(Noun):
+    """One fault, one diagnosis: its register entry, the finding, and what follows from it."""
+
+    code: str
+    name: str
+    severity: Severity
+    hosts: tuple[str, ...]
+    message: str
+    evidence: tuple[str | LogLine, ...] = ()
+    facts: dict[str, Any] = Field(default_factory=dict)
+    fix: Fix
+    explains: tuple[Consequence, ...] = ()
+    entities: dict[str, Any] | None = None
+
+
+class CheckResult(Noun):
+    """What became of one check over all hosts; ``reason`` says why, where it is no plain pass."""
+
+    code: str
+    name: str
+    category: str
+    outcome: Outcome
+    reason: str | None = None
+
+
+class NcclInterface(Noun):
+    """The interface that NCCL's bootstrap uses on a host, and who says so."""
+
+    name: str
+    address: str
+    nccl_version: str | None
+    source: Literal["libnccl", "model"]
+
+
+class HostSummary(Noun):
+    """One host of the report."""
+
+    name: str
+    address: str
+    node_rank: int
+    reached: bool
+    nccl_interface: NcclInterface | None = None
+
+
+class Phase(Noun):
+    """One row of the screen: a category, how it went, and one phrase."""
+
+    name: str
+    outcome: Literal["ok", "warn", "FAIL", "?", "skip"]
+    text: str
+
+
+class Report(Noun):
+    """The document that every judging command prints."""
+
+    schema_: int = Field(default=SCHEMA, alias="schema", serialization_alias="schema")
+    version: str
+    command: str
+    status: Literal["ok", "warning", "error"]
+    complete: bool
+    title: str = ""
+    hosts: tuple[HostSummary, ...] = ()
+    diagnoses: tuple[Diagnosis, ...] = ()
+    checks: tuple[CheckResult, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    mesh: dict[str, Any] | None = None
+    smoke: dict[str, Any] | None = None
+    timings: dict[str, float] = Field(default_factory=dict)
+    next_step: str | None = None
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+# --- how to start the job -----------------------------------------------------------------------------------------
+
+
+class RankPlace(Noun):
+    """Where one rank runs. ``gpu`` is its index or identifier; None where the job runs on CPUs."""
+
+    rank: int
+    node_rank: int
+    host: str
+    local_rank: int
+    gpu: str | None
+
+
+class Launch(Noun):
+    """How a job is started: every rank's place, and for each host the line to paste there.
+
+    Attributes:
+        launcher: the form of the lines: torchrun, c10d, launch, env, tcp or slurm.
+        commands: one a host; for Slurm the batch script alone.
+        warnings: what speaks against starting now, each a sentence.
+    """
+
+    schema_: int = Field(default=SCHEMA, alias="schema", serialization_alias="schema")
+    version: str
+    command: Literal["launch"] = "launch"
+    launcher: str
+    master_addr: str
+    master_port: int
+    world_size: int
+    ranks: tuple[RankPlace, ...]
+    commands: tuple[Command, ...]
+    warnings: tuple[str, ...] = ()
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)

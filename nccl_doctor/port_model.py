@@ -1,0 +1,175 @@
+"""The nouns of ``fix-port``: who holds a port, as it is shown.
+
+Plain dataclasses beside model.py: this command answers within the time that ``ss -tanp`` takes, and pydantic alone
+takes as long to import.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+GRACE_S = 10.0
+"""Seconds from SIGTERM to SIGKILL; what was started less than that ago is not ended, for it may just be starting."""
+
+Cause = Literal["listener", "bound", "outbound", "time-wait", "unknown"]
+
+
+@dataclass(frozen=True)
+class GpuUse:
+    """Memory on one GPU; ``gpu`` is its index and ``memory_mib`` mebibytes, each None where nobody tells."""
+
+    gpu: int | None
+    uuid: str
+    memory_mib: int | None
+
+
+@dataclass(frozen=True)
+class Member:
+    """A process of a job.
+
+    Attributes:
+        started: clock ticks since its host's boot; with the PID, what it is known by.
+        launcher: what launcher it is, such as "torchrun"; None for none.
+        rank: whether a launcher started it.
+    """
+
+    pid: int
+    started: int
+    command: str
+    launcher: str | None
+    rank: bool
+    gpus: tuple[GpuUse, ...] = ()
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that has a socket on the port, or that was asked for by its PID.
+
+    Attributes:
+        started: Unix time in seconds.
+        orphan: its job lost its launcher.
+        own: it is the user's that asks, on that host.
+        tree: PIDs of its job.
+        parent: its parent's command.
+        cwd: its working directory.
+        terminal: it has one.
+    """
+
+    pid: int
+    user: str
+    command: str
+    started: float
+    age_s: float
+    ppid: int
+    orphan: bool
+    own: bool
+    tree: tuple[int, ...]
+    parent: str | None
+    cwd: str | None
+    terminal: bool
+
+
+@dataclass(frozen=True)
+class Job:
+    """Processes that belong together and end together.
+
+    Attributes:
+        unit: its Slurm job or container.
+        refusal: why it is not ended; None where nothing speaks against it.
+        final: not even ``--force`` lifts the refusal.
+    """
+
+    root: int
+    orphan: bool
+    unit: str | None
+    holders: tuple[Holder, ...]
+    members: tuple[Member, ...]
+    refusal: str | None
+    final: bool
+
+
+@dataclass(frozen=True)
+class Socket:
+    """A TCP socket on the port; ``remote`` and its port None where it has no peer."""
+
+    local_address: str
+    local_port: int
+    remote_address: str | None
+    remote_port: int | None
+    state: str
+    pid: int | None
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A process in whose network namespace, another than ours, the port is taken."""
+
+    pid: int
+    command: str
+    unit: str | None
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A port to use instead; ``hosts`` names those on which it is free, ``command`` sets it for a launch."""
+
+    port: int
+    command: str
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PortReport:
+    """The answer of one call.
+
+    Attributes:
+        host: where the port was tried.
+        here: that is this machine.
+        port: None where only a process was asked for.
+        pid: the process that was asked for.
+        free: torch would get the port; where none was asked for, the process is gone.
+        error: errno name of the failed bind.
+        hint: how to see more.
+        ended: PIDs that were ended.
+        left: PIDs that would not end.
+        root: we are root there.
+        reserved: ip_local_reserved_ports as it is, for the cure of "outbound".
+        instead_of: the port that was asked for, where ``port`` is the next free one.
+        arguments: how the command was called, as words that name the port and the host.
+        source: what said which port it is, where that was not an argument.
+    """
+
+    host: str
+    here: bool
+    port: int | None
+    free: bool
+    pid: int | None = None
+    cause: Cause | None = None
+    error: str | None = None
+    hint: str | None = None
+    time_wait_s: float | None = None
+    jobs: tuple[Job, ...] = ()
+    sockets: tuple[Socket, ...] = ()
+    elsewhere: tuple[Elsewhere, ...] = ()
+    ended: tuple[int, ...] = ()
+    left: tuple[int, ...] = ()
+    root: bool = False
+    reserved: str | None = None
+    suggestion: Suggestion | None = None
+    instead_of: int | None = None
+    arguments: tuple[str, ...] = ()
+    source: str | None = None
+
+    @property
+    def holders(self) -> tuple[Holder, ...]:
+        """Every process that has a socket on the port."""
+        return tuple(holder for job in self.jobs for holder in job.holders)
+
+
+def age_words(seconds: float) -> str:
+    """A duration as people say it: "3 h"."""
+    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,91 @@
+"""One host: all that it told, or why it told nothing."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from nccl_doctor.model import NcclInterface, Node, Noun
+from nccl_doctor.snapshot.equipment import GpuHealth, LoginShell, NcclPlugin, PciPaths, RdmaDevice, SameEntry, Xid
+from nccl_doctor.snapshot.firewall import FirewallFacts
+from nccl_doctor.snapshot.network import Interfaces, Resolution, Route
+from nccl_doctor.snapshot.ports import PortRange, PortTrial, TcpSocket
+from nccl_doctor.snapshot.processes import GpuProcess, TrainingJob
+from nccl_doctor.snapshot.system import Clock, ConfigFile, Gpu, Identity, Limits, PythonInfo, Shm, TorchInfo
+from nccl_doctor.snapshot.unknown import Fact, Phased, unknown
+
+
+class HostFacts(Noun):
+    """All that one host told.
+
+    Attributes:
+        firewall: as it was before the ports were tested.
+        sysctls: rp_filter, arp_ignore and arp_announce by full name: "net.ipv4.conf.all.rp_filter".
+        firewall_after: the same again after that, where dials failed: the counters tell which rule they met.
+    """
+
+    identity: Fact[Identity]
+    resolution: Fact[dict[str, Resolution]]
+    interfaces: Fact[Interfaces]
+    routes: Fact[tuple[Route, ...]]
+    sockets: Fact[tuple[TcpSocket, ...]]
+    python: Fact[PythonInfo]
+    torch: Fact[TorchInfo | None]
+    gpus: Fact[tuple[Gpu, ...]]
+    limits: Fact[Limits]
+    shm: Fact[Shm]
+    port_range: Fact[PortRange]
+    env: Fact[dict[str, str]]
+    config_files: Fact[tuple[ConfigFile, ...]]
+    clock: Fact[Clock]
+    master_port: Phased[PortTrial]
+    nccl_interface: Fact[NcclInterface | None] = None
+    sysctls: Fact[dict[str, str]] = unknown("not asked")
+    rdma: Fact[tuple[RdmaDevice, ...]] = unknown("not looked at")
+    pci: Fact[PciPaths] = unknown("not looked at")
+    gpu_health: Fact[tuple[GpuHealth, ...]] = unknown("not looked at")
+    xids: Fact[tuple[Xid, ...]] = unknown("not looked at")
+    plugins: Fact[tuple[NcclPlugin, ...]] = unknown("not looked at")
+    same: Fact[tuple[SameEntry, ...]] = unknown("not looked at")
+    login_shell: Fact[LoginShell | None] = unknown("not looked at")
+    processes: Fact[tuple[TrainingJob, ...]] = unknown("not looked at")
+    gpu_processes: Fact[tuple[GpuProcess, ...]] = unknown("not looked at")
+    firewall: Fact[FirewallFacts] = Field(default_factory=lambda: unknown("the firewall was not looked at"))
+    firewall_after: Fact[FirewallFacts | None] = None
+
+
+class AccessFailure(Noun):
+    """Why a host was not reached.
+
+    Attributes:
+        kind: the name of the diagnosis.
+        detail: one phrase: what happened.
+        evidence: the lines that show it.
+        facts: what the fix needs: port, user, key type, known_hosts line, …
+    """
+
+    kind: Literal[
+        "ssh-unreachable",
+        "ssh-auth-failed",
+        "ssh-host-key-unknown",
+        "ssh-host-key-changed",
+        "python-missing",
+        "probe-failed",
+    ]
+    detail: str
+    evidence: tuple[str, ...] = ()
+    facts: dict[str, Any] = Field(default_factory=dict)
+
+
+class Host(Noun):
+    """One node and what it told; exactly one of ``facts`` and ``failure`` is there."""
+
+    node: Node
+    facts: HostFacts | None = None
+    failure: AccessFailure | None = None
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return self.node.name

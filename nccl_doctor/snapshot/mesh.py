@@ -1,0 +1,69 @@
+"""What the dials between hosts showed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from nccl_doctor.model import Noun
+from nccl_doctor.snapshot.unknown import Phased, skipped
+
+DialOutcome = Literal[
+    "connected",
+    "refused",
+    "timed-out",
+    "no-route",
+    "unreachable",
+    "stranger",
+    "reset",
+    "no-source-address",
+    "failed",
+]
+
+
+class Dial(Noun):
+    """One TCP connection tried from ``src`` to ``dst``; ``error`` is the errno name or the exception."""
+
+    src: str
+    dst: str
+    address: str
+    port: int
+    outcome: DialOutcome
+    error: str | None = None
+
+
+class Stall(Noun):
+    """A connection that opened, and then swallowed segments of full size (see probe/pmtu.py).
+
+    Attributes:
+        sent: bytes given to the kernel; ``unacked`` of them were never acknowledged.
+        segment: bytes of payload in the largest segment, as the kernel last counted them.
+    """
+
+    src: str
+    dst: str
+    address: str
+    sent: int
+    unacked: int
+    segment: int
+
+
+class Mesh(Noun):
+    """Every host dialled every other one.
+
+    Attributes:
+        pairs: ordered pairs of hosts there are; ``tested`` of them were dialled.
+        ports: by host, the ports it listened on.
+        failed: every dial that did not reach our own listener.
+        not_listening: by host, why it could not listen.
+        stalls: the pairs between which large packets vanish.
+    """
+
+    hosts: int
+    pairs: int
+    tested: int
+    ports: dict[str, tuple[int, ...]]
+    failed: tuple[Dial, ...] = ()
+    not_listening: dict[str, str] = Field(default_factory=dict)
+    stalls: Phased[tuple[Stall, ...]] = skipped("large packets were not tried")

@@ -1,0 +1,57 @@
+"""Training jobs that run on a host, or are left there, and what they hold."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from nccl_doctor.model import Noun
+
+
+class TrainingJob(Noun):
+    """A launcher and its ranks, or what is left of them; see probe/jobs.py for which processes are one job.
+
+    Attributes:
+        kind: "ranks" of a launcher or of multiprocessing; "ray-worker"; "zombie": ended, and its parent does not ask.
+        pid: of its root, from which the others descend, or which was the first to be left.
+        pids: all of its processes.
+        ranks: how many of them a launcher started.
+        launcher: the root's name, where it is one.
+        left_behind: nobody watches over it: orphaned ranks, a Ray worker on a host without raylet, a zombie.
+        parent: of the root, as its command; what has to ask for a zombie.
+        terminal: its root has a controlling terminal.
+        unit: its Slurm job or container.
+    """
+
+    kind: Literal["ranks", "ray-worker", "zombie"]
+    pid: int
+    pids: tuple[int, ...]
+    ranks: int
+    launcher: str | None
+    left_behind: bool
+    user: str
+    own: bool
+    command: str
+    age_s: float
+    ppid: int
+    parent: str | None
+    terminal: bool
+    unit: str | None
+
+
+class GpuProcess(Noun):
+    """A process that holds memory of a GPU, as nvidia-smi tells.
+
+    Attributes:
+        gpu: the GPU's index.
+        memory_mib: None where the platform does not tell.
+        alive: it shows in /proc; in a container, processes outside never do.
+    """
+
+    pid: int
+    gpu: int | None
+    uuid: str
+    memory_mib: int | None
+    alive: bool
+    user: str | None
+    own: bool
+    command: str | None

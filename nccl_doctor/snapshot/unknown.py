@@ -1,0 +1,48 @@
+"""Facts that nobody could look at, as types."""
+
+from __future__ import annotations
+
+from typing import Annotated, NoReturn, TypeVar
+
+from pydantic import Field
+
+from nccl_doctor.model import Noun
+
+T = TypeVar("T")
+
+
+class Unknown(Noun):
+    """Could not look: no permission, a tool that is missing, a time-out.
+
+    Attributes:
+        reason: a phrase that can stand behind "unknown: ".
+        traceback: where a collector crashed, its own traceback.
+    """
+
+    reason: str = Field(alias="$unknown")
+    traceback: str | None = None
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError(f"an unknown fact is neither true nor false: {self.reason}")
+
+
+class Skipped(Noun):
+    """Was not asked for, or does not apply: no gap in what was judged."""
+
+    reason: str = Field(alias="$skipped")
+
+
+def unknown(reason: str, traceback: str | None = None) -> Unknown:
+    """An :class:`Unknown` by position."""
+    return Unknown.model_validate({"$unknown": reason, "traceback": traceback})
+
+
+def skipped(reason: str) -> Skipped:
+    """A :class:`Skipped` by position."""
+    return Skipped.model_validate({"$skipped": reason})
+
+
+Fact = Annotated[Unknown | T, Field(union_mode="left_to_right")]
+
+
+Phased = Annotated[Unknown | Skipped | T, Field(union_mode="left_to_right")]

@@ -1,0 +1,49 @@
+"""The lab as fixtures. Where the machine can't hold one they fail, with a sentence that says what to install."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lab.cluster import Lab, MakeLab
+from tests.lab.errors import LabError
+
+
+def _up(hosts: int = 3, *, shm_size: str = "1g") -> Lab:
+    try:
+        return Lab.up(hosts, shm_size=shm_size)
+    except LabError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last check's result is remembered under XDG_STATE_HOME: not in the home of whoever runs the tests."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state"))
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[Lab]:
+    """Three healthy hosts that all tests share: look, and leave nothing behind."""
+    with _up() as lab:
+        yield lab
+
+
+@pytest.fixture
+def fresh_lab() -> Iterator[Lab]:
+    """Three healthy hosts for one test, to break."""
+    with _up() as lab:
+        yield lab
+
+
+@pytest.fixture
+def make_lab() -> Iterator[MakeLab]:
+    """Build labs of any size; all are down after the test."""
+    labs: list[Lab] = []
+
+    def make(hosts: int = 3, *, shm_size: str = "1g") -> Lab:
+        labs.append(_up(hosts, shm_size=shm_size))
+        return labs[-1]
+
+    yield make
+    for lab in labs:
+        lab.down()

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nccl_doctor.model import Node
+from nccl_doctor.ranks import counts, visible, world_size
+from nccl_doctor.snapshot import Gpu
+from tests.checks.snapshots import patched
+
+GPUS = tuple(
+    Gpu(index=i, name="NVIDIA H100", uuid=f"GPU-{i}a2b", memory_total_mib=None, memory_used_mib=None, driver="570.1")
+    for i in range(4)
+)
+
+
+@pytest.mark.parametrize(
+    ("named", "seen"),
+    [(None, [0, 1, 2, 3]), ("3,1", [3, 1]), ("GPU-2A", [2]), ("", []), ("7", []), ("MIG-1a2b", []), (" 0 , 1", [0, 1])],
+)
+def test_visible_devices_are_taken_in_their_order(named: str | None, seen: list[int]) -> None:
+    node = Node(name="a", address="a", node_rank=0, cuda_visible_devices=named)
+    assert [gpu.index for gpu in visible(node, GPUS)] == seen
+
+
+def test_ranks_are_set_or_gpus_or_one() -> None:
+    gpus = [gpu.model_dump() for gpu in GPUS]
+    away: dict[str, Any] = {"facts": None, "failure": {"kind": "ssh-unreachable", "detail": "x"}}
+    snapshot = patched(
+        {"hosts": {"node1": {"node": {"nproc_per_node": 2}, "facts": {"gpus": gpus}}, "node2": {"facts": {"gpus": gpus}},
+                   "node3": {**away, "node": {"nproc_per_node": 3}}}}
+    )  # fmt: skip
+    assert counts(snapshot) == {"node1": 2, "node2": 4}
+    assert world_size(snapshot) == 9

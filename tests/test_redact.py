@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nccl_doctor.diagnose import judge
+from nccl_doctor.redact import LEFT_OUT, redact
+from tests.checks.snapshots import patched
+
+
+def text(patch: dict[str, Any]) -> str:
+    return redact(patched(patch))[0].model_dump_json(by_alias=True)
+
+
+def holder(command: str, user: str = "alice") -> dict[str, Any]:
+    process = {
+        "pid": 4711, "ppid": 1, "user": user, "command": command, "started": 0.0, "age_s": 1.0, "orphan": True,
+        "own": False,
+    }  # fmt: skip
+    taken = {"port": 29500, "free": False, "error": "EADDRINUSE", "cause": "listener", "holders": [process]}
+    return {"hosts": {"node1": {"facts": {"master_port": taken}}}}
+
+
+COMMANDS = {
+    "python -u /home/alice/run/train.py --token hush --lr 0.1": "python -u /home/user1/run/train.py --token … --lr …",
+    "/opt/py/bin/python -m torch.distributed.run --nnodes=2 --master_addr 10.0.0.1 train.py --key=hush": (
+        "/opt/py/bin/python -m torch.distributed.run --nnodes=2 --master_addr 10.0.0.1 train.py --key=…"
+    ),
+    "mysql -phush": "mysql -p…",
+    "env API=hush python": "env … …",
+    "curl https://alice:hush@example.org/x.py": "curl …",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_of_a_command_line_program_script_and_options_stay(command: str) -> None:
+    kept, done = redact(patched(holder(command)))
+    tree = kept.model_dump(mode="json", by_alias=True)
+    (told,) = tree["hosts"][0]["facts"]["master_port"]["holders"]
+    assert told["command"] == COMMANDS[command]
+    assert told["user"] == "user1"
+    assert done.command_lines == 1
+    assert "hush" not in kept.model_dump_json()
+
+
+def test_users_are_numbered_alike_everywhere_and_root_stays() -> None:
+    patch = holder("python x.py")
+    patch["hosts"]["node2"] = {"facts": {"identity": {"user": "alice"}, "python": {"prefix": "/home/alice/venv"}}}
+    patch["hosts"]["node3"] = {"facts": {"identity": {"user": "root"}}, "node": {"ssh": {"user": "bob"}}}
+    kept, done = redact(patched(patch))
+    assert done.users == {"alice": "user1", "bob": "user2", "ubuntu": "user3"}
+    users = [host["facts"]["identity"]["user"] for host in kept.model_dump()["hosts"]]
+    assert users == ["user3", "user1", "root"]
+    assert "/home/user1/venv" in kept.model_dump_json()
+
+
+def test_variables_stay_where_their_names_are_allowed() -> None:
+    env = {
+        "NCCL_DEBUG": "INFO",
+        "WANDB_API_KEY": "hush",
+        "NCCL_MY_TOKEN": "hush",
+        "TORCH_X": "hush",
+        "FI_PROVIDER": "efa",
+    }
+    kept, done = redact(patched({"hosts": {"node1": {"node": {"env": env}, "facts": {"env": env}}}}))
+    assert kept.hosts[0].node.env == {
+        "NCCL_DEBUG": "INFO",
+        "WANDB_API_KEY": LEFT_OUT,
+        "NCCL_MY_TOKEN": LEFT_OUT,
+        "TORCH_X": LEFT_OUT,
+        "FI_PROVIDER": "efa",
+    }
+    assert done.variables == {"WANDB_API_KEY", "NCCL_MY_TOKEN", "TORCH_X"}
+    assert "values of variables (3: NCCL_MY_TOKEN, TORCH_X, WANDB_API_KEY)" in str(done)
+
+
+def test_a_configuration_file_keeps_its_lines() -> None:
+    files = [{"path": "/etc/nccl.conf", "text": "# note\nNCCL_DEBUG=INFO\nPASSWORD = hush\n"}]
+    kept, _ = redact(patched({"hosts": {"node1": {"facts": {"config_files": files}}}}))
+    (file,) = kept.model_dump()["hosts"][0]["facts"]["config_files"]
+    assert file["text"] == f"# note\nNCCL_DEBUG=INFO\nPASSWORD={LEFT_OUT}\n"
+
+
+SECRETS = {
+    "export HF_TOKEN=hf_AbCdEfGhIjKlMnOp": "hf_AbCdEfGhIjKlMnOp",
+    "login with ghp_0123456789abcdefghij": "ghp_0123456789abcdefghij",
+    "AKIAABCDEFGHIJKLMNOP was refused": "AKIAABCDEFGHIJKLMNOP",
+    '{"api_key": "abcd1234"}': "abcd1234",
+    "git clone https://me:pw12345@example.org/r.git": "pw12345",
+    "password: hunter2": "hunter2",
+}
+
+
+@pytest.mark.parametrize("line", SECRETS)
+def test_a_log_line_loses_what_looks_like_a_secret(line: str) -> None:
+    assert SECRETS[line] not in text({"smoke": {"output": {"node1": [line]}}})
+
+
+@pytest.mark.parametrize("patch", [{}, {"cluster": {"master_addr": "127.0.0.1"}}])
+def test_the_verdict_is_the_same(patch: dict[str, Any]) -> None:
+    snapshot = patched(
+        {**patch, "hosts": {"node1": {"node": {"env": {"NCCL_TYPO": "1"}}, "facts": {"env": {"A": "b"}}}}}
+    )
+    before, after = judge(snapshot, "check"), judge(redact(snapshot)[0], "check")
+    assert before.checks == after.checks
+    assert [d.code for d in before.diagnoses] == [d.code for d in after.diagnoses]
+
+
+@given(st.text(), st.dictionaries(st.text(max_size=12), st.text(), max_size=4), st.from_regex(r"[a-z][a-z0-9-]{0,8}"))
+def test_no_text_breaks_it(line: str, env: dict[str, str], user: str) -> None:
+    patch = holder(line, user.strip())
+    patch["hosts"]["node2"] = {"facts": {"env": env}}
+    redact(patched({**patch, "smoke": {"output": {"node1": [line]}}}))

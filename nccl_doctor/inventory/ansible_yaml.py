@@ -1,0 +1,56 @@
+"""An Ansible inventory in YAML: groups with ``hosts``, ``children`` and ``vars``."""
+
+from __future__ import annotations
+
+from nccl_doctor.hostlist import quoted
+from nccl_doctor.inventory.ansible import WANTED, Inventory, Variables
+from nccl_doctor.inventory.draft import Draft, Place, Said
+from nccl_doctor.inventory.yaml_tree import Mapping, Scalar, Tree, as_mapping, as_text
+
+_PARTS = ("hosts", "children", "vars")
+
+
+def looks_like_group(tree: Tree) -> bool:
+    """Whether a mapping has nothing but the parts of a group."""
+    return (
+        isinstance(tree, Mapping)
+        and bool(tree.pairs)
+        and all(isinstance(key, Scalar) and key.text in _PARTS for key, _ in tree.pairs)
+    )
+
+
+def read(tree: Tree, place: Place) -> Draft:
+    """The draft of an inventory.
+
+    Raises:
+        HostsFileError: at the first line that is not as it has to be.
+    """
+    inventory = Inventory(place)
+    for name, (where, group) in as_mapping(tree, "the inventory").items():
+        _group(name, where, group, inventory)
+    return inventory.draft()
+
+
+def _group(name: str, place: Place, tree: Tree, inventory: Inventory) -> None:
+    """Reads one group; its depth is bounded by that of the tree."""
+    group = inventory.group(name, place)
+    for part, (where, value) in as_mapping(tree, f"the group {quoted(name)}").items():
+        if part not in _PARTS:
+            raise where.error(f"unknown key {quoted(part)} in a group; allowed are hosts, children, vars")
+        contents = as_mapping(value, f"{quoted(part)} of the group {quoted(name)}")
+        if part == "vars":
+            group.variables.update(_variables(contents, f"group {quoted(name)}"))
+        elif part == "hosts":
+            for pattern, (host_place, variables) in contents.items():
+                own = _variables(as_mapping(variables, f"the host {quoted(pattern)}"), "")
+                inventory.add(group, pattern, host_place, own)
+        else:
+            for child, (child_place, subtree) in contents.items():
+                group.children[child] = child_place
+                _group(child, child_place, subtree, inventory)
+
+
+def _variables(keys: dict[str, tuple[Place, Tree]], note: str) -> Variables:
+    return {
+        name: Said(as_text(value, name), place.noted(note)) for name, (place, value) in keys.items() if name in WANTED
+    }

@@ -1,0 +1,146 @@
+"""From a draft to the cluster: what holds for the list as a whole, defaults, ranks, and where each value came from."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from nccl_doctor.errors import UsageError
+from nccl_doctor.hostlist import quoted
+from nccl_doctor.inventory import values
+from nccl_doctor.inventory.draft import Draft, Entry, Said, Settings
+from nccl_doctor.inventory.this_machine import ThisMachine, canonical
+from nccl_doctor.model import DEFAULT_MASTER_PORT, Cluster, Node, SshOptions
+
+Judged = dict[str, tuple[Entry, Settings]]
+"""Each host by its name, in order, with all that was said of it."""
+
+_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+def build(draft: Draft, exclude: Collection[str], here: ThisMachine) -> Cluster:
+    """The cluster; hosts in ``exclude``, by name or address, are left out, and ranks follow the places that remain.
+
+    Raises:
+        HostsFileError, UsageError: for a host that stands twice, nodes that share GPUs, or an empty list.
+    """
+    settings: Judged = {}
+    for entry in draft.entries:
+        _refuse_double(entry, settings)
+        settings[entry.name.value] = entry, _one_word_for_devices(entry.own.over(entry.shared), entry)
+    local = {entry.name.value: _why_local(entry, here) for entry in draft.entries}
+    _refuse_shared_gpus(settings, local)
+    left = [pair for name, pair in settings.items() if not {name, pair[0].address.value} & set(exclude)]
+    if not left:
+        raise UsageError(f"-x leaves out every host of {draft.place.source}; at least one has to remain")
+    origins: dict[str, str] = {}
+    nodes = tuple(_node(rank, entry, said, local[entry.name.value], origins) for rank, (entry, said) in enumerate(left))
+    origins["master_addr"] = str(draft.master_addr.place) if draft.master_addr else "default: the first host's address"
+    origins["master_port"] = str(draft.master_port.place) if draft.master_port else "default"
+    if draft.same:
+        origins["same"] = str(draft.same[0].place)
+    return Cluster(
+        nodes=nodes,
+        master_addr=draft.master_addr.value if draft.master_addr else nodes[0].address,
+        master_port=draft.master_port.value if draft.master_port else DEFAULT_MASTER_PORT,
+        same=tuple(dict.fromkeys(path.value for path in draft.same)),
+        source=draft.place.source,
+        origins=origins,
+    )
+
+
+def _refuse_double(entry: Entry, seen: Judged) -> None:
+    name = entry.name.value
+    if name in seen:
+        first = seen[name][0].name.place.line
+        raise entry.name.place.error(
+            f"the host {quoted(name)} stands twice{f', first in line {first}' if first else ''}; "
+            "keep one, or give one machine that is two nodes two names"
+        )
+
+
+def _one_word_for_devices(settings: Settings, entry: Entry) -> Settings:
+    """CUDA_VISIBLE_DEVICES moved from ``env`` to where it belongs, so that it stands in one place from here on."""
+    if _DEVICES not in settings.env:
+        return settings
+    env = dict(settings.env)
+    said = env.pop(_DEVICES)
+    if entry.own.cuda_visible_devices and _DEVICES in entry.own.env:
+        raise said.place.error(f"{_DEVICES} in env says again what cuda_visible_devices says; keep one")
+    if settings.cuda_visible_devices:
+        return replace(settings, env=env)
+    devices = Said(values.devices(said.value, said.place), said.place)
+    return replace(settings, env=env, cuda_visible_devices=devices)
+
+
+def _why_local(entry: Entry, here: ThisMachine) -> str | None:
+    """Why the host is reached without SSH. Whoever says how to log in to it wants SSH, be it this machine."""
+    if entry.local:
+        return "ansible_connection=local"
+    if entry.own.says_how_to_log_in:
+        return None
+    return here.answers_to(entry.address.value) or here.answers_to(entry.name.value)
+
+
+def _refuse_shared_gpus(settings: Judged, local: dict[str, str | None]) -> None:
+    """One machine may be several nodes where each has GPUs of its own."""
+    machines: dict[str | tuple[str, int | None], list[tuple[Entry, Settings]]] = {}
+    for name, (entry, said) in settings.items():
+        # Another port is another sshd: commonly that of a container, whose GPUs can't be told from here.
+        key = "here" if local[name] else (canonical(entry.address.value), said.port.value if said.port else None)
+        machines.setdefault(key, []).append((entry, said))
+    for nodes in machines.values():
+        if len(nodes) > values.MAX_NPROC:
+            place = nodes[values.MAX_NPROC][0].name.place
+            raise place.error(f"more than {values.MAX_NPROC} nodes on one machine, which has no so many GPUs")
+        for index, (entry, said) in enumerate(nodes):
+            for other, other_said in nodes[:index]:
+                _compare(entry, said, other, other_said)
+
+
+def _compare(entry: Entry, said: Settings, other: Entry, other_said: Settings) -> None:
+    both = f"{quoted(entry.name.value)} and {quoted(other.name.value)} are one machine"
+    if not said.cuda_visible_devices or not other_said.cuda_visible_devices:
+        lacking = other if said.cuda_visible_devices else entry
+        raise lacking.name.place.error(f"{both}; set cuda_visible_devices on each, to GPUs of its own")
+    shared = values.shared_devices(said.cuda_visible_devices.value, other_said.cuda_visible_devices.value)
+    if shared:
+        raise said.cuda_visible_devices.place.error(
+            f"{both}, and both use GPU {', '.join(shared)}; give each GPUs of its own"
+        )
+
+
+def _node(rank: int, entry: Entry, said: Settings, local: str | None, origins: dict[str, str]) -> Node:
+    name = entry.name.value
+    origins[f"{name}.name"] = str(entry.name.place)
+    origins[f"{name}.address"] = str(entry.address.place)
+    origins[f"{name}.python"] = str(said.python.place) if said.python else "default"
+    origins[f"{name}.nproc_per_node"] = (
+        str(said.nproc_per_node.place) if said.nproc_per_node else "default: the GPUs that the host shows, or 1"
+    )
+    for key, value in (
+        ("cuda_visible_devices", said.cuda_visible_devices),
+        ("ssh.user", said.user),
+        ("ssh.port", said.port),
+        ("ssh.identity_file", said.identity_file),
+        *((f"env.{variable}", value) for variable, value in said.env.items()),
+    ):
+        if value:
+            origins[f"{name}.{key}"] = str(value.place)
+    if local:
+        origins[f"{name}.local"] = local
+    return Node(
+        name=name,
+        address=entry.address.value,
+        node_rank=rank,
+        nproc_per_node=said.nproc_per_node.value if said.nproc_per_node else None,
+        cuda_visible_devices=said.cuda_visible_devices.value if said.cuda_visible_devices else None,
+        python=said.python.value if said.python else "python3",
+        ssh=SshOptions(
+            user=said.user.value if said.user else None,
+            port=said.port.value if said.port else None,
+            identity_file=said.identity_file.value if said.identity_file else None,
+        ),
+        env={variable: value.value for variable, value in said.env.items()},
+        local=local is not None,
+    )

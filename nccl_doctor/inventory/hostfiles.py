@@ -1,0 +1,78 @@
+"""Hostfiles of MPI and DeepSpeed: a host a line, with the number of its ranks.
+
+Open MPI (orte_hosts(7)): ``node1 slots=8 max_slots=16``; MPICH (hydra): ``node1:8``; DeepSpeed (launcher/runner.py):
+``worker-0 slots=4``; PBS ($PBS_NODEFILE) repeats the name for each rank.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+
+from nccl_doctor.hostlist import MAX_HOSTS, quoted
+from nccl_doctor.inventory import values
+from nccl_doctor.inventory.draft import Draft, Entry, Place, Said, Settings
+from nccl_doctor.inventory.patterns import named
+
+_OPTION = re.compile(r"([A-Za-z_-]+)\s*=\s*(\S+)\s*")
+_COUNTED = re.compile(r"([^:]+):([0-9]+)")
+
+
+def read(text: str, place: Place) -> Draft:
+    """The draft of a hostfile.
+
+    Raises:
+        HostsFileError: at the first line that is not as it has to be.
+    """
+    entries: list[Entry] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        meant = line.partition("#")[0].strip()
+        if meant:
+            entries += _line(meant, place.at(number), MAX_HOSTS - len(entries))
+    if not entries:
+        raise place.error("names no host; a line of a hostfile is node1 slots=8")
+    return Draft(place, _counted(entries))
+
+
+def _line(line: str, place: Place, limit: int) -> list[Entry]:
+    host, *rest = line.split(maxsplit=1)
+    slots = None
+    counted = _COUNTED.fullmatch(host)
+    if counted:
+        host, slots = counted[1], counted[2]
+    for key, value in _options(rest[0] if rest else "", place).items():
+        if key == "slots":
+            slots = value
+    own = Settings() if slots is None else Settings(nproc_per_node=Said(values.nproc(slots, place), place))
+    return named(host, place, own, Settings(), limit)
+
+
+def _options(text: str, place: Place) -> dict[str, str]:
+    options: dict[str, str] = {}
+    position = 0
+    while position < len(text):
+        match = _OPTION.match(text, position)
+        if match is None or match[1].replace("-", "_") not in ("slots", "max_slots"):
+            wrong = text[position:].split(maxsplit=1)[0]
+            raise place.error(
+                f"{quoted(wrong)} is not understood; a hostfile has lines like node1, node1 slots=8 or node1:8"
+            )
+        options[match[1]] = match[2]
+        position = match.end()
+    return options
+
+
+def _counted(entries: list[Entry]) -> list[Entry]:
+    """As PBS means it: a bare name that stands n times has n ranks. With slots it stays, and is refused as a double."""
+    times = Counter(entry.name.value for entry in entries)
+    with_slots = {entry.name.value for entry in entries if entry.own.nproc_per_node}
+    first: dict[int | str, Entry] = {}
+    for index, entry in enumerate(entries):
+        name, place = entry.name.value, entry.name.place
+        if times[name] == 1 or name in with_slots:
+            first[index] = entry
+        elif name not in first:
+            ranks = Said(values.nproc(str(times[name]), place), place.noted("the times it stands there"))
+            first[name] = replace(entry, own=replace(entry.own, nproc_per_node=ranks))
+    return list(first.values())

@@ -1,0 +1,162 @@
+"""The line that starts each node, in the forms that scripts expect. Pure text; nothing is run.
+
+What each form does is torch's: torch/distributed/run.py (torchrun, whose static rendezvous keeps the list's order and
+allows uneven nproc_per_node; c10d, which numbers nodes by itself), torch/distributed/launch.py of PyTorch before 1.9
+(world size = nodes times processes), torch/distributed/rendezvous.py (``env://`` and ``tcp://``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+from collections.abc import Callable, Mapping
+
+from nccl_doctor.errors import UsageError
+from nccl_doctor.inventory import shell
+from nccl_doctor.inventory.plan import Job, Start
+from nccl_doctor.model import Command
+
+NO_TORCHRUN = (1, 9)
+"""torch.distributed.run came with PyTorch 1.9."""
+LOCAL_ADDR = (2, 0)
+"""torchrun of releases before knows no --local_addr."""
+PER_RANK = ("rank", "local_rank")
+SPAWN_OPTIONS = ("--dist-url", "{url}", "--world-size", "{nnodes}", "--rank", "{node_rank}")
+"""What scripts with mp.spawn take (pytorch/examples' imagenet/main.py and its many heirs): nodes, not ranks."""
+
+
+def commands(job: Job, launcher: str, *, use_env: bool = False) -> tuple[Command, ...]:
+    """The line of each node.
+
+    Args:
+        job: what is started.
+        launcher: "torchrun", "c10d", "launch", "env" or "tcp".
+        use_env: "launch" does not add --local_rank to the script's arguments.
+
+    Raises:
+        UsageError: this launcher can't express the job.
+    """
+    forms: dict[str, Callable[[Job, Start], str]] = {
+        "torchrun": _torchrun,
+        "c10d": _c10d,
+        "launch": lambda job, start: _launch(job, start, use_env=use_env),
+        "env": _env,
+        "tcp": _tcp,
+    }
+    line = forms[launcher]
+    return tuple(Command(host=start.node.name, command=line(job, start)) for start in job.starts)
+
+
+def default_launcher(torch: str | None) -> str:
+    """torchrun, or torch.distributed.launch for a torch that has no torchrun yet."""
+    return "launch" if torch is not None and release(torch) < NO_TORCHRUN else "torchrun"
+
+
+def endpoint(address: str, port: int) -> str:
+    """``host:port``; an IPv6 address in brackets."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def _torchrun(job: Job, start: Start) -> str:
+    return _module(job, start, "torch.distributed.run", _static(job, start))
+
+
+def _c10d(job: Job, start: Start) -> str:
+    if job.torch is not None and release(job.torch) < NO_TORCHRUN:
+        raise UsageError(f"torch {job.torch} has no c10d rendezvous; PyTorch 1.9 brought it")
+    own = []
+    # Its workers' master is else whatever the host's own name resolves to.
+    if not _is_loopback(start.node.address) and (job.torch is None or release(job.torch) >= LOCAL_ADDR):
+        own = [f"--local_addr={start.node.address}"]
+    named = hashlib.sha256(repr((job.cluster.nodes, job.script)).encode()).hexdigest()[:8]
+    options = [
+        f"--nnodes={len(job.starts)}",
+        f"--nproc_per_node={start.nproc}",
+        "--rdzv_backend=c10d",
+        f"--rdzv_endpoint={endpoint(job.cluster.master_addr, job.cluster.master_port)}",
+        f"--rdzv_id=job-{named}",
+        *own,
+    ]
+    return _module(job, start, "torch.distributed.run", options)
+
+
+def _launch(job: Job, start: Start, *, use_env: bool) -> str:
+    job.even("torch.distributed.launch", "it takes nodes times processes for the world size")
+    return _module(job, start, "torch.distributed.launch", [*_static(job, start), *(["--use_env"] if use_env else [])])
+
+
+def _static(job: Job, start: Start) -> list[str]:
+    return [
+        f"--nnodes={len(job.starts)}",
+        f"--node_rank={start.node.node_rank}",
+        f"--nproc_per_node={start.nproc}",
+        f"--master_addr={job.cluster.master_addr}",
+        f"--master_port={job.cluster.master_port}",
+    ]
+
+
+def _module(job: Job, start: Start, module: str, options: list[str]) -> str:
+    line = [*shell.assignments(start.variables), shell.program(start.node.python), "-m", module]
+    return " ".join([*line, *map(shell.word, options), *shell.words(job.script, {})])
+
+
+def _env(job: Job, start: Start) -> str:
+    own = {
+        "MASTER_ADDR": job.cluster.master_addr,
+        "MASTER_PORT": str(job.cluster.master_port),
+        "WORLD_SIZE": str(job.world_size),
+        "LOCAL_WORLD_SIZE": str(start.nproc),
+        "NODE_RANK": str(start.node.node_rank),
+    }
+
+    def line(rank: Mapping[str, str]) -> str:
+        numbers = [f"RANK={rank['rank']}", f"LOCAL_RANK={rank['local_rank']}"]
+        front = shell.assignments({**start.variables, **own})
+        return " ".join([*front, *numbers, shell.program(start.node.python), *shell.words(job.script, {})])
+
+    return _each_rank(start, line)
+
+
+def _tcp(job: Job, start: Start) -> str:
+    """A script that spawns its own processes gets its node's number; one that names {rank} is started once a rank."""
+    script = job.script
+    if not any(f"{{{name}}}" in text for text in script for name in ("url", "rank", "node_rank")):
+        job.even("a script that spawns its own processes", "it multiplies nodes by its own GPUs")
+        script = (*script, *SPAWN_OPTIONS)
+    values = {
+        "url": f"tcp://{endpoint(job.cluster.master_addr, job.cluster.master_port)}",
+        "world_size": str(job.world_size),
+        "nnodes": str(len(job.starts)),
+        "node_rank": str(start.node.node_rank),
+    }
+
+    def line(rank: Mapping[str, str]) -> str:
+        front = shell.assignments(start.variables)
+        return " ".join([*front, shell.program(start.node.python), *shell.words(script, {**values, **rank})])
+
+    per_rank = any(f"{{{name}}}" in text for text in script for name in PER_RANK)
+    return _each_rank(start, line) if per_rank else line({})
+
+
+def _each_rank(start: Start, line: Callable[[Mapping[str, str]], str]) -> str:
+    """One line that runs ``line`` once for each rank of the node, side by side, and fails where one of them does."""
+    if start.nproc == 1:
+        return line({"rank": str(start.first), "local_rank": "0"})
+    numbers = " ".join(map(str, range(start.nproc)))
+    one = line({"rank": f"$(({start.first} + i))", "local_rank": "$i"})
+    return (
+        f"""(set --; trap 'kill "$@"' INT TERM; for i in {numbers}; do {one} & set -- "$@" $!; done; """
+        """for p in "$@"; do wait "$p" || s=1; done; exit ${s:-0})"""
+    )
+
+
+def release(version: str) -> tuple[int, ...]:
+    """Major and minor number of a version of torch."""
+    return tuple(int(part) for part in version.partition("+")[0].split(".")[:2] if part.isdigit())
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"

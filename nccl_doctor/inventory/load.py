@@ -1,0 +1,62 @@
+"""The hosts of a run: a hosts file, ``-w``, Slurm, or this machine alone, in this order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nccl_doctor.errors import UsageError
+from nccl_doctor.inventory import detect, slurm
+from nccl_doctor.inventory.build import build
+from nccl_doctor.inventory.draft import Draft, Entry, Place, Said, Settings
+from nccl_doctor.inventory.patterns import expanded, named
+from nccl_doctor.inventory.reading import read_text
+from nccl_doctor.inventory.this_machine import ThisMachine, own_name, this_machine, training_python
+from nccl_doctor.model import Cluster
+
+
+def load(
+    path: str | None,
+    *,
+    where: str | None,
+    exclude: str | None,
+    environ: Mapping[str, str],
+    here: ThisMachine | None = None,
+) -> Cluster:
+    """The cluster that a command works on.
+
+    Args:
+        path: the hosts file.
+        where: the pattern of ``-w``, in place of a file.
+        exclude: the pattern of ``-x``: hosts to leave out, by name or address; one that is not there is no error, as in
+            pdsh and clush.
+        environ: the environment, for Slurm's variables and an active virtual environment.
+        here: this machine; None looks.
+
+    Raises:
+        HostsFileError: for a file that can't be read or understood.
+        UsageError: for anything else that can't be served.
+    """
+    left_out = expanded(exclude, Place("-x", is_file=False)) if exclude is not None else []
+    return build(_draft(path, where, environ), left_out, here or this_machine())
+
+
+def _draft(path: str | None, where: str | None, environ: Mapping[str, str]) -> Draft:
+    if path is not None and where is not None:
+        raise UsageError("a hosts file and -w both name the hosts; give one of them")
+    if path is not None:
+        return detect.read(read_text(path), path)
+    if where is not None:
+        place = Place("-w", is_file=False)
+        return Draft(place, named(where, place, Settings(), Settings()))
+    if environ.get(slurm.NODELIST):
+        return slurm.read(environ)
+    return _alone(environ)
+
+
+def _alone(environ: Mapping[str, str]) -> Draft:
+    """This machine as the only host."""
+    place = Place("this machine", is_file=False)
+    python, why = training_python(environ)
+    settings = Settings(python=Said(python, Place(why, is_file=False)))
+    entry = Entry(Said(own_name(), place), Said("127.0.0.1", place), settings)
+    return Draft(place, [entry], master_addr=Said("127.0.0.1", place))

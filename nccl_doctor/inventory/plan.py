@@ -1,0 +1,138 @@
+"""Which ranks a job has and where they run. Pure: counts come from the hosts file or from the last check."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from nccl_doctor.errors import UsageError
+from nccl_doctor.hostlist import fold
+from nccl_doctor.inventory.values import device_list
+from nccl_doctor.model import Cluster, Node, RankPlace
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a check saw of one host.
+
+    Attributes:
+        nproc: the ranks that it would start.
+        gpus: the GPUs that it has; None where that is not known.
+        variables: what the check recommends to set.
+    """
+
+    nproc: int
+    gpus: int | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Start:
+    """One node's part: its ranks from ``first`` on, and all variables that they get besides the launcher's own."""
+
+    node: Node
+    nproc: int
+    first: int
+    gpus: tuple[str, ...]
+    variables: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is started.
+
+    Attributes:
+        script: the script and its arguments.
+        torch: torch's version as the last check saw it; None where that is not known.
+    """
+
+    cluster: Cluster
+    starts: tuple[Start, ...]
+    script: tuple[str, ...]
+    torch: str | None = None
+
+    @property
+    def world_size(self) -> int:
+        """All ranks."""
+        return sum(start.nproc for start in self.starts)
+
+    @property
+    def ranks(self) -> tuple[RankPlace, ...]:
+        """Every rank's place, in order."""
+        return tuple(
+            RankPlace(
+                rank=start.first + local,
+                node_rank=start.node.node_rank,
+                host=start.node.name,
+                local_rank=local,
+                gpu=start.gpus[local] if local < len(start.gpus) else None,
+            )
+            for start in self.starts
+            for local in range(start.nproc)
+        )
+
+    def even(self, launcher: str, why: str) -> int:
+        """The ranks that every node starts.
+
+        Raises:
+            UsageError: nodes differ in them, which this launcher can't express.
+        """
+        counts = {start.nproc for start in self.starts}
+        if len(counts) > 1:
+            told = ", ".join(f"{start.node.name} {start.nproc}" for start in self.starts[:6])
+            raise UsageError(
+                f"{launcher} wants the same nproc_per_node on all nodes ({why}), and here it differs: {told}; make a "
+                "machine with more GPUs two nodes with cuda_visible_devices of their own, or use torchrun"
+            )
+        return counts.pop()
+
+
+def plan(cluster: Cluster, seen: Mapping[str, Seen], script: tuple[str, ...], torch: str | None = None) -> Job:
+    """The job of a cluster.
+
+    Args:
+        cluster: the nodes.
+        seen: what the last check saw, by host; where the hosts file says the same, that wins.
+        script: the script and its arguments.
+        torch: its version, where it is known.
+
+    Raises:
+        UsageError: the number of ranks of a node is known from nowhere.
+    """
+    unknown = [node.name for node in cluster.nodes if _count(node, seen.get(node.name)) is None]
+    if unknown:
+        raise UsageError(
+            f"how many ranks {fold(unknown)} should start is not known: set nproc_per_node in the hosts file, or run "
+            f"nccl-doctor check on it first, which counts the GPUs"
+        )
+    starts: list[Start] = []
+    for node in cluster.nodes:
+        count = _count(node, seen.get(node.name)) or 1
+        first = starts[-1].first + starts[-1].nproc if starts else 0
+        starts.append(_start(node, count, first, seen.get(node.name)))
+    return Job(cluster, tuple(starts), script, torch)
+
+
+def divides(batch: int, world: int) -> None:
+    """Raises UsageError, with the nearest batch sizes that do, where a batch can't be split evenly over all ranks."""
+    if batch % world == 0 and batch > 0:
+        return
+    below = batch // world * world
+    near = f"{below} and {below + world}" if below > 0 else f"{world}"
+    verb = "do" if below > 0 else "does"
+    raise UsageError(f"a batch of {batch} does not divide by {world} ranks; the nearest that {verb}: {near}")
+
+
+def _count(node: Node, seen: Seen | None) -> int | None:
+    named = len(device_list(node.cuda_visible_devices or ""))
+    return node.nproc_per_node or named or (seen.nproc if seen else None)
+
+
+def _start(node: Node, count: int, first: int, seen: Seen | None) -> Start:
+    variables = {**(seen.variables if seen else {}), **node.env}
+    if node.cuda_visible_devices is not None:
+        variables["CUDA_VISIBLE_DEVICES"] = node.cuda_visible_devices
+    named = tuple(device_list(node.cuda_visible_devices or ""))
+    there = seen.gpus if seen is not None and seen.gpus is not None else count
+    numbered = tuple(map(str, range(there)))
+    return Start(node, count, first, named if node.cuda_visible_devices is not None else numbered, variables)

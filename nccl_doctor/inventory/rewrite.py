@@ -1,0 +1,145 @@
+"""Puts another master port into a hosts file: the value alone changes; comments, order, quotes and line ends stay."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from ruamel.yaml import YAML
+from ruamel.yaml.events import (
+    Event,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+)
+
+from nccl_doctor.errors import DoctorError, HostsFileError
+from nccl_doctor.inventory import detect
+from nccl_doctor.inventory.draft import Place
+from nccl_doctor.inventory.reading import decode
+from nccl_doctor.inventory.yaml_parse import parse
+from nccl_doctor.inventory.yaml_tree import Listing, Mapping, Scalar, Tree
+
+KEY = "master_port"
+_BOM = b"\xef\xbb\xbf"
+
+
+def write_master_port(path: str, port: int) -> None:
+    """Changes the file; a reader sees the old or the new one, never half of it.
+
+    Raises:
+        HostsFileError: it is no hosts file in YAML of ours, or can't be written.
+    """
+    target = Path(path).resolve()
+    try:
+        data = target.read_bytes()
+        if not target.is_file():
+            raise HostsFileError(path, None, "is no plain file, and can't be changed")
+        mark = _BOM if data.startswith(_BOM) else b""
+        changed = mark + with_master_port(decode(data, path), port, path).encode()
+        _replace(target, changed)
+    except OSError as error:
+        raise HostsFileError(path, None, f"can't be changed: {error.strerror or error}") from error
+
+
+def with_master_port(text: str, port: int, source: str) -> str:
+    """The text of a hosts file with another master port; with a line for it where there was none.
+
+    Raises:
+        HostsFileError: it is a hostfile of MPI's or an inventory of Ansible's, which have no place for it.
+    """
+    place = Place(source)
+    if not _is_ours(text, place):
+        raise place.error('has no place for a master port; only hosts files in YAML with "hosts:" have one')
+    at, end, words = _edit(text, port)
+    changed = text[:at] + words + text[end:]
+    if _without_port(parse(changed, place)) != _without_port(parse(text, place)) or _port(changed, source) != port:
+        raise place.error(f'"{KEY}" could not be changed without touching the rest; write "{KEY}: {port}" yourself')
+    return changed
+
+
+def _is_ours(text: str, place: Place) -> bool:
+    try:
+        tree = parse(text, place)
+    except DoctorError:
+        return False
+    return isinstance(tree, Mapping) and any(isinstance(key, Scalar) and key.text == "hosts" for key, _ in tree.pairs)
+
+
+def _edit(text: str, port: int) -> tuple[int, int, str]:
+    """From where to where in the text, and what to put there."""
+    mapping, parts = _top(text)
+    for key, value in zip(parts[::2], parts[1::2], strict=True):
+        if isinstance(key, ScalarEvent) and key.value == KEY and isinstance(value, ScalarEvent):
+            quote = value.style if value.style in ("'", '"') else ""
+            return value.start_mark.index, value.end_mark.index, f"{quote}{port}{quote}"
+    if mapping.flow_style:
+        at = mapping.start_mark.index + 1
+        return at, at, f"{KEY}: {port}, "
+    first = parts[0].start_mark
+    newline = "\r\n" if "\r\n" in text else "\n"
+    return first.index, first.index, f"{KEY}: {port}{newline}{' ' * first.column}"
+
+
+def _top(text: str) -> tuple[MappingStartEvent, list[Event]]:
+    """The outermost mapping, and its keys and values in turn; a collection stands there as its start."""
+    depth = 0
+    opened: MappingStartEvent | None = None
+    found: list[Event] = []
+    for event in YAML(typ="safe", pure=True).parse(io.StringIO(text)):
+        if depth == 1 and isinstance(event, (ScalarEvent, MappingStartEvent, SequenceStartEvent)):
+            found.append(event)
+        if isinstance(event, (MappingStartEvent, SequenceStartEvent)):
+            if isinstance(event, MappingStartEvent) and opened is None:
+                opened = event
+            depth += 1
+        elif isinstance(event, (MappingEndEvent, SequenceEndEvent)):
+            depth -= 1
+    assert opened is not None, "a mapping, as was checked"
+    return opened, found
+
+
+def _port(text: str, source: str) -> int | None:
+    said = detect.read(text, source).master_port
+    return None if said is None else said.value
+
+
+def _without_port(tree: Tree) -> object:
+    """The tree's values without places, and without the master port at its top."""
+    if not isinstance(tree, Mapping):
+        return None
+    return [(_plain(key), _plain(value)) for key, value in tree.pairs if not _is_key(key)]
+
+
+def _is_key(tree: Tree) -> bool:
+    return isinstance(tree, Scalar) and tree.text == KEY
+
+
+def _plain(tree: Tree) -> object:
+    if isinstance(tree, Mapping):
+        return [(_plain(key), _plain(value)) for key, value in tree.pairs]
+    if isinstance(tree, Listing):
+        return [_plain(item) for item in tree.items]
+    return (tree.text, tree.plain, tree.tag) if isinstance(tree, Scalar) else tree.tag
+
+
+def _replace(target: Path, data: bytes) -> None:
+    """Writes beside the file and renames, with its mode and owner."""
+    owner = target.stat()
+    descriptor, draft = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            os.fsync(descriptor)
+        shutil.copymode(target, draft)
+        if (owner.st_uid, owner.st_gid) != (os.geteuid(), os.getegid()):
+            os.chown(draft, owner.st_uid, owner.st_gid)
+        Path(draft).replace(target)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,135 @@
+"""What each value may be; all that goes on to a shell, to SSH or into an environment passes here."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+from nccl_doctor.hostlist import has_control, quoted
+from nccl_doctor.inventory.draft import Place
+
+MAX_NPROC = 1024
+"""No machine has more GPUs; a bigger number is a slip of the finger, and would start as many processes."""
+
+_LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_SCOPE = re.compile(r"[A-Za-z0-9_.-]{1,15}")
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,63}")
+_NUMBER = re.compile(r"[0-9]{1,9}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_DEVICE = re.compile(r"[0-9]{1,4}|GPU-[0-9A-Fa-f-]+|MIG-[0-9A-Za-z/-]+")
+
+
+def host(text: str, place: Place) -> str:
+    """A host name (RFC 1123, and "_" as many clusters have it), or an IPv4 or IPv6 address."""
+    if text.startswith("-"):
+        raise place.error(f'{quoted(text)} is no host name: it begins with "-", which ssh would read as an option')
+    if ":" in text:
+        address, percent, scope = text.partition("%")
+        if not _is_ip(address, ipaddress.IPv6Address) or (percent and not _SCOPE.fullmatch(scope)):
+            raise place.error(f"{quoted(text)} is no IPv6 address, and a port can't stand in a host's name")
+    elif re.fullmatch(r"[0-9.]+", text):
+        if not _is_ip(text, ipaddress.IPv4Address):
+            raise place.error(f'{quoted(text)} is no IPv4 address: four numbers from 0 to 255, joined by "."')
+    elif len(text) > 253 or not all(_LABEL.fullmatch(label) for label in text.split(".")):
+        raise place.error(
+            f'{quoted(text)} is no host name: letters, digits, "-" and "_" in parts of up to 63, joined by "."; '
+            "or an IPv4 or IPv6 address"
+        )
+    return text
+
+
+def _is_ip(text: str, kind: type[ipaddress.IPv4Address | ipaddress.IPv6Address]) -> bool:
+    try:
+        kind(text)
+    except ValueError:
+        return False
+    return True
+
+
+def user(text: str, place: Place) -> str:
+    """The name to log in with."""
+    if not _USER.fullmatch(text):
+        raise place.error(
+            f'{quoted(text)} is no user name: up to 64 letters, digits, "_", ".", "-", "+" and "@", a letter, digit or '
+            '"_" first'
+        )
+    return text
+
+
+def port(text: str, place: Place) -> int:
+    """A TCP port."""
+    if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= 65535:
+        raise place.error(f"{quoted(text)} is no port: a whole number from 1 to 65535")
+    return int(text)
+
+
+def nproc(text: str, place: Place) -> int:
+    """A number of ranks on one host."""
+    if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= MAX_NPROC:
+        raise place.error(f"{quoted(text)} is no number of processes: a whole number from 1 to {MAX_NPROC}")
+    return int(text)
+
+
+def path(text: str, place: Place) -> str:
+    """A file, as an absolute path, one from the home directory (``~/``), or a relative one."""
+    if not text or has_control(text) or text.startswith("-"):
+        raise place.error(f'{quoted(text)} is no path of a file: not empty, no control characters, no "-" in front')
+    return text
+
+
+def python(text: str, place: Place) -> str:
+    """An interpreter: a name to be found on PATH, or a path; no arguments."""
+    path(text, place)
+    if any(char.isspace() for char in text) and not text.startswith(("/", "~/")):
+        raise place.error(
+            f"{quoted(text)} is no interpreter: a name such as python3.11 or a path such as /opt/train/bin/python, "
+            "without arguments"
+        )
+    return text
+
+
+def variable(text: str, place: Place) -> str:
+    """The name of an environment variable, as a shell takes it."""
+    if not _VARIABLE.fullmatch(text):
+        raise place.error(
+            f'{quoted(text)} is no name of a variable: letters, digits and "_", not beginning with a digit'
+        )
+    return text
+
+
+def variable_value(text: str, place: Place) -> str:
+    """The value of an environment variable: any text in one line."""
+    if has_control(text.replace("\t", " ")):
+        raise place.error(f"{quoted(text)} can't be a variable's value: control characters and line breaks are refused")
+    return text
+
+
+def devices(text: str, place: Place) -> str:
+    """A value of CUDA_VISIBLE_DEVICES; an empty one hides every GPU.
+
+    CUDA C++ Programming Guide, "CUDA Environment Variables": indexes, ``GPU-…`` or ``MIG-…`` identifiers, joined by
+    commas; one that is invalid or stands twice hides itself and all behind it, so neither is ever meant.
+    """
+    tokens = device_list(text)
+    if not all(_DEVICE.fullmatch(token) for token in tokens):
+        raise place.error(
+            f'{quoted(text)} is no list of GPUs: indexes such as "0,1", or identifiers that begin with GPU- or MIG-'
+        )
+    if len(set(tokens)) < len(tokens):
+        raise place.error(f"{quoted(text)} names a GPU twice; name each once")
+    return ",".join(tokens)
+
+
+def device_list(text: str) -> list[str]:
+    """The parts of a value of CUDA_VISIBLE_DEVICES."""
+    return [token.strip() for token in text.split(",")] if text.strip() else []
+
+
+def shared_devices(one: str, other: str) -> list[str]:
+    """The GPUs that two values of CUDA_VISIBLE_DEVICES both name; an identifier may be cut short, as CUDA allows."""
+    return [
+        a
+        for a in device_list(one)
+        for b in device_list(other)
+        if a == b or (not a.isdigit() and not b.isdigit() and (a.startswith(b) or b.startswith(a)))
+    ]

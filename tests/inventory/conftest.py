@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from nccl_doctor.errors import DoctorError
+from nccl_doctor.inventory import detect
+from nccl_doctor.inventory.build import build
+from nccl_doctor.inventory.this_machine import ThisMachine
+from nccl_doctor.model import Cluster
+
+ELSEWHERE = ThisMachine(frozenset(), frozenset())
+"""A machine that is in no list."""
+
+Understand = Callable[[str], Cluster]
+Refusal = Callable[[str], str]
+
+
+@pytest.fixture
+def understand() -> Understand:
+    """From the text of a file named "hosts.yaml" to the cluster."""
+    return lambda text: build(detect.read(text, "hosts.yaml"), (), ELSEWHERE)
+
+
+@pytest.fixture
+def refusal(understand: Understand) -> Refusal:
+    """The message with which a text is refused."""
+
+    def message(text: str) -> str:
+        with pytest.raises(DoctorError) as caught:
+            understand(text)
+        return str(caught.value)
+
+    return message

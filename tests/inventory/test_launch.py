@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nccl_doctor.errors import UsageError
+from nccl_doctor.inventory import shell
+from nccl_doctor.inventory.launch import commands, default_launcher
+from nccl_doctor.inventory.plan import Job, Seen, divides, plan
+from nccl_doctor.inventory.slurm_job import script as slurm_script
+from nccl_doctor.model import Cluster, Node
+
+
+def cluster(*counts: int | None, **change: Any) -> Cluster:
+    nodes = [
+        Node(name=f"node{rank + 1}", address=f"10.0.0.{rank + 1}", node_rank=rank, nproc_per_node=count)
+        for rank, count in enumerate(counts)
+    ]
+    return Cluster(**{"nodes": tuple(nodes), "master_addr": "10.0.0.1", **change})
+
+
+def job(*counts: int | None, script: tuple[str, ...] = ("train.py",), **change: Any) -> Job:
+    return plan(cluster(*counts, **change), {}, script)
+
+
+def lines(job: Job, launcher: str, **options: bool) -> list[str]:
+    return [one.command for one in commands(job, launcher, **options)]
+
+
+def test_ranks_follow_the_list_and_gpus_the_devices() -> None:
+    nodes = (
+        Node(name="a", address="10.0.0.1", node_rank=0, nproc_per_node=2),
+        Node(name="big", address="10.0.0.9", node_rank=1, cuda_visible_devices="0,1"),
+        Node(name="big-b", address="10.0.0.9", node_rank=2, cuda_visible_devices="2,3"),
+    )
+    made = plan(Cluster(nodes=nodes, master_addr="10.0.0.1"), {"a": Seen(2, gpus=0)}, ("train.py",))
+    assert [(r.rank, r.host, r.local_rank, r.gpu) for r in made.ranks] == [
+        (0, "a", 0, None),
+        (1, "a", 1, None),
+        (2, "big", 0, "0"),
+        (3, "big", 1, "1"),
+        (4, "big-b", 0, "2"),
+        (5, "big-b", 1, "3"),
+    ]
+    assert made.world_size == 6
+
+
+def test_counts_come_from_the_file_before_the_check_and_are_never_guessed() -> None:
+    seen = {"node1": Seen(8, gpus=8), "node2": Seen(8, gpus=8)}
+    assert [start.nproc for start in plan(cluster(2, None), seen, ("t.py",)).starts] == [2, 8]
+    with pytest.raises(UsageError, match="node2 should start is not known"):
+        job(1, None)
+
+
+def test_recommended_variables_yield_to_those_of_the_file() -> None:
+    seen = {"node1": Seen(1, variables={"NCCL_SOCKET_IFNAME": "=eno1", "GLOO_SOCKET_IFNAME": "eno1"})}
+    node = Node(name="node1", address="10.0.0.1", node_rank=0, env={"GLOO_SOCKET_IFNAME": "eno2"})
+    made = plan(Cluster(nodes=(node,), master_addr="10.0.0.1"), seen, ("t.py",))
+    assert made.starts[0].variables == {"NCCL_SOCKET_IFNAME": "=eno1", "GLOO_SOCKET_IFNAME": "eno2"}
+    assert lines(made, "torchrun")[0].startswith("NCCL_SOCKET_IFNAME='=eno1' GLOO_SOCKET_IFNAME=eno2 python3 -m ")
+
+
+def test_static_torchrun_takes_uneven_nodes() -> None:
+    where = "--master_addr=10.0.0.1 --master_port=29500 train.py"
+    assert lines(job(2, 1), "torchrun") == [
+        f"python3 -m torch.distributed.run --nnodes=2 --node_rank=0 --nproc_per_node=2 {where}",
+        f"python3 -m torch.distributed.run --nnodes=2 --node_rank=1 --nproc_per_node=1 {where}",
+    ]
+
+
+def test_c10d_names_one_endpoint_one_job_and_each_its_own_address() -> None:
+    first, second = (line.split() for line in lines(job(1, 1, master_addr="fd00::1"), "c10d"))
+    assert "--rdzv_endpoint=[fd00::1]:29500" in [word.strip("'") for word in first]
+    assert {w for w in first if "rdzv_id" in w} == {w for w in second if "rdzv_id" in w}
+    assert "--local_addr=10.0.0.2" in second
+    old = plan(cluster(1, 1), {}, ("t.py",), torch="1.12.1+cu116")
+    assert "--local_addr" not in " ".join(lines(old, "c10d"))
+
+
+@pytest.mark.parametrize(("launcher", "why"), [("launch", "nodes times processes"), ("tcp", "multiplies nodes")])
+def test_what_can_not_express_uneven_nodes_says_so(launcher: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        commands(job(2, 1), launcher)
+
+
+def test_use_env_is_passed_on() -> None:
+    assert "--use_env" not in lines(job(1), "launch")[0]
+    assert lines(job(1), "launch", use_env=True)[0].endswith("--use_env train.py")
+
+
+@pytest.mark.parametrize(
+    ("torch", "launcher"),
+    [
+        (None, "torchrun"),
+        ("2.13.0+cpu", "torchrun"),
+        ("1.8.2", "launch"),
+        ("1.13", "torchrun"),
+        ("1.9.0a0", "torchrun"),
+    ],
+)
+def test_the_default_follows_torch(torch: str | None, launcher: str) -> None:
+    assert default_launcher(torch) == launcher
+
+
+def ran(line: str, folder: Path, program: str, ok: bool = True) -> list[str]:
+    (folder / "python3").write_text(f"#!/bin/sh\n{program}\n")
+    (folder / "python3").chmod(0o755)
+    done = subprocess.run(
+        ["sh", "-c", line],
+        env={"PATH": f"{folder}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=10,
+        check=False,
+    )
+    assert (done.returncode == 0) is ok, done.stderr
+    return sorted(done.stdout.splitlines())
+
+
+SAY = 'echo "$RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR:$MASTER_PORT $*"'
+
+
+def test_env_starts_every_rank_of_a_node_from_one_line(tmp_path: Path) -> None:
+    made = job(2, 2, script=("train.py", "two words"))
+    first, second = lines(made, "env")
+    assert ran(first, tmp_path, SAY) == [
+        "0 0 4 10.0.0.1:29500 train.py two words",
+        "1 1 4 10.0.0.1:29500 train.py two words",
+    ]
+    assert [line.split()[:2] for line in ran(second, tmp_path, SAY)] == [["2", "0"], ["3", "1"]]
+
+
+def test_a_rank_that_fails_fails_the_line(tmp_path: Path) -> None:
+    ran(lines(job(2), "env")[0], tmp_path, '[ "$RANK" = 1 ]', ok=False)
+
+
+def test_tcp_tells_a_spawning_script_its_node(tmp_path: Path) -> None:
+    _, second = lines(job(4, 4), "tcp")
+    assert second == "python3 train.py --dist-url tcp://10.0.0.1:29500 --world-size 2 --rank 1"
+
+
+def test_tcp_fills_in_what_the_script_calls_otherwise(tmp_path: Path) -> None:
+    script = ("train.py", "--init_method={url}", "--rank", "{rank}", "--world_size", "{world_size}", "{other}")
+    assert ran(lines(job(2, 1, script=script), "tcp")[0], tmp_path, 'echo "$*"') == [
+        f"train.py --init_method=tcp://10.0.0.1:29500 --rank {rank} --world_size 3 {{other}}" for rank in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("batch", "nearest"), [(65, "64 and 72"), (9, "8 and 16"), (7, "that does: 8"), (1, "that does: 8")]
+)
+def test_a_batch_that_does_not_divide(batch: int, nearest: str) -> None:
+    with pytest.raises(UsageError, match=nearest):
+        divides(batch, 8)
+    divides(64, 8)
+
+
+@given(st.integers(1, 10**6), st.integers(1, 4096))
+def test_the_nearest_batches_do_divide(batch: int, world: int) -> None:
+    try:
+        divides(batch, world)
+        assert batch % world == 0
+    except UsageError as error:
+        near = [int(word) for word in str(error).rpartition(":")[2].split() if word.isdigit()]
+        assert near
+        assert all(number > 0 and number % world == 0 and abs(number - batch) < world for number in near)
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cc", "Cs"]))
+
+
+@given(st.lists(TEXT, max_size=4))
+def test_every_argument_arrives_as_it_was(words: list[str]) -> None:
+    made = job(1, script=("train.py", *words))
+    line = lines(made, "torchrun")[0]
+    assert shlex.split(line)[-len(words) - 1 :] == ["train.py", *words]
+
+
+@given(TEXT)
+def test_a_word_is_one_word_for_the_shell(text: str) -> None:
+    assert shlex.split(shell.word(text)) == [text]
+    (assigned,) = shell.assignments({"NAME": text})
+    assert shlex.split(assigned) == [f"NAME={text}"]
+
+
+FAKE_SRUN = """\
+while [ "${1#--}" != "$1" ]; do shift; done
+n=0; for host in node1 node2; do SLURM_NNODES=2 SLURM_NODEID=$n SLURMD_NODENAME=$host "$@" || exit 1; n=$((n+1)); done
+"""
+
+
+def slurm_run(text: str, folder: Path) -> list[str]:
+    """What each node's interpreter is called with, under stand-ins for Slurm's two programs."""
+    for name, content in {
+        "srun": FAKE_SRUN,
+        "scontrol": "printf 'node1\\nnode2\\n'",
+        "python3": 'echo "$NCCL_DEBUG $*"',
+    }.items():
+        (folder / name).write_text(f"#!/bin/sh\n{content}\n")
+        (folder / name).chmod(0o755)
+    env = {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_JOB_NODELIST": "node[1-2]"}
+    done = subprocess.run(["bash", "-c", text], env=env, capture_output=True, text=True, timeout=10, check=True)
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(("counts", "procs"), [((8, 8), ("8", "8")), ((8, 4), ("8", "4"))])
+def test_a_batch_script_starts_each_node_once(counts: tuple[int, ...], procs: tuple[str, str], tmp_path: Path) -> None:
+    made = job(*counts, script=("train.py", "it's two words"))
+    nodes = tuple(node.model_copy(update={"env": {"NCCL_DEBUG": "INFO"}}) for node in made.cluster.nodes)
+    made = plan(made.cluster.model_copy(update={"nodes": nodes}), {}, made.script)
+    text = slurm_script(made)
+    assert "#SBATCH --nodelist=node[1-2]\n" in text
+    assert ("#SBATCH --gpus-per-node=8\n" in text) == (counts == (8, 8))
+    assert slurm_run(text, tmp_path) == [
+        f"INFO -m torch.distributed.run --nnodes=2 --node_rank={rank} --nproc_per_node={procs[rank]} "
+        "--master_addr=node1 --master_port=29500 train.py it's two words"
+        for rank in (0, 1)
+    ]
+
+
+def test_slurm_refuses_what_one_script_can_not_say() -> None:
+    twice = [
+        {"name": n, "address": "10.0.0.9", "node_rank": r, "cuda_visible_devices": d}
+        for r, (n, d) in enumerate([("a", "0"), ("b", "1")])
+    ]
+    made = plan(Cluster.model_validate({"nodes": twice, "master_addr": "10.0.0.9"}), {}, ("t.py",))
+    with pytest.raises(UsageError, match="two nodes"):
+        slurm_script(made)
+    assert json.dumps([r.gpu for r in made.ranks]) == '["0", "1"]'

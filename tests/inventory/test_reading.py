@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from nccl_doctor.errors import HostsFileError
+from nccl_doctor.inventory import reading
+from nccl_doctor.inventory.reading import MAX_BYTES, decode, read_text
+
+
+def refusal(path: Path | str) -> str:
+    with pytest.raises(HostsFileError) as caught:
+        read_text(str(path))
+    return str(caught.value).replace(str(path), "F")
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"", 'F: empty; a hosts file has at least "hosts:" and below it "- node1"'),
+        (b"\xef\xbb\xbf \n", 'F: empty; a hosts file has at least "hosts:" and below it "- node1"'),
+        (b"hosts:\n- a\0", "F:2: a NUL byte: no text file in UTF-8"),
+        ("hosts: [a]".encode("utf-16"), "F:1: a NUL byte: no text file in UTF-8"),
+        (b"hosts:\n- caf\xe9\n", "F:2: the byte 0xe9 is no UTF-8; save the file as UTF-8"),
+        (b"a" * (MAX_BYTES + 1), "F: bigger than 1 MiB, too big for a hosts file"),
+    ],
+)
+def test_refuses_what_is_no_text(tmp_path: Path, data: bytes, problem: str) -> None:
+    path = tmp_path / "hosts.yaml"
+    path.write_bytes(data)
+    assert refusal(path) == problem
+
+
+def test_refuses_what_is_no_file(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "hosts.yaml") == "F: no such file"
+    assert refusal("node[1-4]") == "F: no such file; to name hosts directly, write them behind -w"
+    assert refusal(tmp_path) == "F: is a directory; a hosts file is a plain file"
+    assert refusal("/dev/zero") == "F: is a device or socket; a hosts file is a plain file"
+    assert refusal("a\0b") == "F: can't be read: embedded null byte"
+
+
+def test_reads_a_pipe(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+
+    def write() -> None:
+        os.write(writer, b"hosts: [a]")
+        os.close(writer)
+
+    try:
+        thread = threading.Thread(target=write)
+        thread.start()
+        assert read_text(f"/dev/fd/{reader}") == "hosts: [a]"
+        thread.join(5)
+    finally:
+        os.close(reader)
+
+
+def test_a_pipe_that_nobody_writes_to_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_PIPE_SECONDS", 0.05)
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    assert refusal(fifo) == "F: nothing came through the pipe in 0.05 s"
+    writer = os.open(fifo, os.O_RDWR)
+    try:
+        assert refusal(fifo) == "F: nothing came through the pipe in 0.05 s"
+    finally:
+        os.close(writer)
+
+
+def test_a_byte_order_mark_is_no_text() -> None:
+    assert decode("\ufeffhosts: [é]".encode(), "f") == "hosts: [é]"

@@ -1,0 +1,1 @@
+"""How to run something on one host."""

@@ -1,0 +1,97 @@
+"""What the collector knows of a host: one command runs there, bytes go in, lines come out.
+
+Deadlines are values of :func:`time.monotonic`; a wait that reaches its own raises :class:`TimeoutError`.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Literal, Protocol
+
+from nccl_doctor.model import Cluster, Node
+from nccl_doctor.snapshot import AccessFailure
+
+Kind = Literal["auto", "paramiko", "openssh", "local"]
+
+
+class AccessError(Exception):
+    """A host was not reached; ``failure`` says why."""
+
+    def __init__(self, failure: AccessFailure) -> None:
+        self.failure = failure
+        super().__init__(f"{failure.kind}: {failure.detail}")
+
+
+class Channel(Protocol):
+    """One command running on a host. One thread uses it at a time; :meth:`close` may come from any."""
+
+    def send(self, data: bytes, deadline: float) -> None:
+        """Writes all of ``data`` to the command's stdin.
+
+        Raises:
+            TimeoutError: not all of it was taken before the deadline.
+            OSError, EOFError: the command or the connection is gone.
+        """
+
+    def read_line(self, deadline: float) -> bytes | None:
+        """The next line of the command's stdout without its newline; None at the end of output.
+
+        Raises:
+            TimeoutError: no whole line came before the deadline; what came stays for the next call.
+            ValueError: the line is longer than :data:`~nccl_doctor.transport.lines.MAX_LINE`.
+        """
+
+    def stderr_tail(self) -> str:
+        """The last 8 KiB of stderr seen so far."""
+
+    def exit_status(self, deadline: float) -> int | None:
+        """After the end of output: the command's exit status (128 + n for signal n); None where nobody knows."""
+
+    def close(self) -> None:
+        """Ends the command by closing its stdin and the connection. Idempotent, takes a few seconds at most."""
+
+
+class Transport(Protocol):
+    """Runs commands on hosts."""
+
+    def open(self, node: Node, command: str, deadline: float) -> Channel:
+        """Starts ``command``, a POSIX shell line, on ``node``.
+
+        Raises:
+            AccessError: the host was not reached before the deadline.
+        """
+
+    def close(self) -> None:
+        """Closes what is shared between hosts. Idempotent; channels are closed before, by their owners."""
+
+
+def remaining(deadline: float) -> float:
+    """Seconds until ``deadline``.
+
+    Raises:
+        TimeoutError: it is past.
+    """
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def make_transport(kind: Kind, cluster: Cluster, ssh_config: Path | None = None) -> Transport:
+    """The transport for the hosts of ``cluster``.
+
+    Whatever the kind, a node that is this machine runs without SSH.
+
+    Args:
+        kind: "auto" is paramiko, and the ``ssh`` program for hosts that need what paramiko can't do.
+        cluster: where every node of it is local, no SSH library is loaded.
+        ssh_config: read in place of ~/.ssh/config and /etc/ssh/ssh_config, as ``ssh -F`` does.
+    """
+    from nccl_doctor.transport.local import LocalTransport
+
+    if kind == "local" or all(node.local for node in cluster.nodes):
+        return LocalTransport()
+    from nccl_doctor.transport.choice import ChoosingTransport
+
+    return ChoosingTransport(kind, ssh_config)

@@ -1,0 +1,227 @@
+"""The words and facts of the four SSH failures, the same from either way of connecting.
+
+``detail`` stands behind the host's name: "node3 (10.0.0.3:22) gave no answer to a TCP connection in 10 s".
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from nccl_doctor.snapshot import AccessFailure
+from nccl_doctor.transport import known_hosts
+from nccl_doctor.transport.base import AccessError
+
+Reason = Literal[
+    "invalid-name", "name-unresolved", "refused", "timed-out", "no-route", "unreachable", "no-banner", "dropped",
+    "not-ssh", "handshake", "proxy", "forwarding", "ssh-config", "failed",
+]  # fmt: skip
+
+_WORDS: tuple[tuple[Reason, str], ...] = (
+    ("refused", r"connection refused"),
+    ("timed-out", r"timed out|timeout"),
+    ("no-route", r"no route to host|host is down"),
+    ("unreachable", r"network is unreachable"),
+    ("name-unresolved", r"could not resolve|name or service not known|name resolution|unknown host|no address assoc"),
+    ("forwarding", r"administratively prohibited|open failed: .*prohibited"),
+)
+_ERRNO: dict[int, Reason] = {
+    errno.ECONNREFUSED: "refused",
+    errno.ETIMEDOUT: "timed-out",
+    errno.EHOSTUNREACH: "no-route",
+    errno.EHOSTDOWN: "no-route",
+    errno.ENETUNREACH: "unreachable",
+}
+_DETAIL: dict[Reason, str] = {
+    "name-unresolved": "has a name that does not resolve on this machine",
+    "refused": "refused the TCP connection: no sshd listens there",
+    "no-route": 'answered "no route to host": it is down, or a firewall rejects the connection',
+    "unreachable": "is on a network that this machine has no route to",
+    "not-ssh": "answered, but not as an SSH server",
+    "forwarding": "may not be reached from there: the jump host forbids TCP forwarding",
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """Whom we tried to reach.
+
+    Attributes:
+        name: as given to ssh, so that ~/.ssh/config applies.
+        hop: a jump host on the way to the host, not the host itself.
+        via: reached through a jump host or a proxy command, so that ssh-keyscan can't see it.
+    """
+
+    name: str
+    address: str
+    port: int
+    user: str
+    hop: bool = False
+    via: bool = False
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What every failure's facts begin with."""
+        facts = {"target": self.name, "address": self.address, "port": self.port, "user": self.user}
+        return facts | ({"jump_host": self.name} if self.hop else {})
+
+
+def unreachable(target: Target, reason: Reason, detail: str = "", evidence: tuple[str, ...] = ()) -> AccessError:
+    """No SSH session came about; ``detail`` words it where the reason alone does not."""
+    facts = target.facts | {"reason": reason}
+    words = detail or _DETAIL[reason]
+    return AccessError(AccessFailure(kind="ssh-unreachable", detail=words, evidence=evidence, facts=facts))
+
+
+def timed_out(target: Target, seconds: float, evidence: tuple[str, ...] = ()) -> AccessError:
+    """No answer at all."""
+    return unreachable(target, "timed-out", f"gave no answer to a TCP connection in {seconds:.0f} s", evidence)
+
+
+def silent(target: Target, seconds: float) -> AccessError:
+    """Connected, but no SSH greeting came."""
+    detail = f"took the TCP connection but sent no SSH greeting in {seconds:.0f} s: it hangs, or something else listens"
+    return unreachable(target, "no-banner", detail)
+
+
+def dropped(target: Target, said: str) -> AccessError:
+    """Connected, and closed before the greeting, each time; the usual reason is sshd's MaxStartups (10:30:100)."""
+    detail = "closed every connection before the SSH greeting: sshd's MaxStartups is reached, or it bars this machine"
+    said = re.sub(r"\s+", " ", said).strip()
+    return unreachable(target, "dropped", detail, (f'it said "{said[:200]}"',) if said else ())
+
+
+def says_dropped(said: str) -> bool:
+    """What sshd writes in place of a greeting when it drops a connection (sshd.c; the second since OpenSSH 9.8)."""
+    return "MaxStartups" in said or "Not allowed at this time" in said
+
+
+def of_os_error(target: Target, error: OSError, seconds: float) -> AccessError:
+    """A connect(2) that failed."""
+    reason = _ERRNO.get(error.errno or 0)
+    if reason == "timed-out" or (reason is None and isinstance(error, TimeoutError)):
+        return timed_out(target, seconds)
+    if reason is None:
+        return unreachable(target, "failed", f"could not be connected to: {error.strerror or error}")
+    return unreachable(target, reason, evidence=(f"connect: {error.strerror}",))
+
+
+def not_forwarded(target: Target, reason: Reason, said: str) -> AccessError:
+    """The jump host could not connect to the host, or may not."""
+    detail = "" if reason in ("refused", "forwarding") else "could not be connected to from its jump host"
+    return unreachable(target, reason, detail, (f"the jump host said: {said}",))
+
+
+def stalled(target: Target, stage: str, seconds: float) -> AccessError:
+    """An SSH server that answered, and then no more."""
+    return unreachable(target, "timed-out", f"answered but did not finish {stage} in {seconds:.0f} s")
+
+
+def broken(target: Target, stage: str, why: str) -> AccessError:
+    """An SSH server with which no session came about."""
+    return unreachable(target, "handshake", f"answered but {stage} failed", (why,) if why else ())
+
+
+def reason_of(text: str) -> Reason | None:
+    """What a message of ssh, sshd or a proxy command means; None where it tells no reason that we know."""
+    return next((reason for reason, words in _WORDS if re.search(words, text, re.IGNORECASE)), None)
+
+
+def host_key_unknown(
+    target: Target, key_type: str, fingerprint: str, known_hosts_file: Path, line: str | None = None
+) -> AccessError:
+    """No file knows the host. ``line`` is the one to add, where the key itself was seen."""
+    facts = target.facts | {
+        "key_type": key_type,
+        "fingerprint": fingerprint,
+        "known_hosts": str(known_hosts_file),
+        "known_hosts_directory": known_hosts_file.parent.is_dir(),
+        "via": target.via,
+        "known_hosts_line": line,
+    }
+    detail = "has a host key that no known_hosts file holds"
+    evidence = (f"{key_type} {fingerprint}",) if fingerprint else ()
+    return AccessError(AccessFailure(kind="ssh-host-key-unknown", detail=detail, evidence=evidence, facts=facts))
+
+
+def host_key_changed(target: Target, verdict: known_hosts.Verdict, key: bytes) -> AccessError:
+    """A file knows the host by another key, or the key is revoked."""
+    assert verdict.by is not None, "changed and revoked name their line"
+    return key_mismatch(
+        target,
+        where=(str(verdict.by.path), verdict.by.line),
+        new=(known_hosts.key_type(key), known_hosts.fingerprint(key)),
+        old=(verdict.by.key_type, known_hosts.fingerprint(verdict.by.key)),
+        revoked=verdict.outcome == "revoked",
+    )
+
+
+def key_mismatch(
+    target: Target, *, where: tuple[str, int], new: tuple[str, str], old: tuple[str, str] | None, revoked: bool
+) -> AccessError:
+    """As :func:`host_key_changed`, with (file, line) and (type, fingerprint) pairs."""
+    file, line = where
+    facts = target.facts | {
+        "file": file,
+        "line": line,
+        "revoked": revoked,
+        "key_type": new[0],
+        "fingerprint": new[1],
+        "known_key_type": old[0] if old else None,
+        "known_fingerprint": old[1] if old else None,
+    }
+    place = f"{file}:{line}"
+    detail = f"showed a host key that {place} revokes" if revoked else f"showed another host key than {place} holds"
+    evidence: tuple[str, ...] = (f"it showed {new[0]} {new[1]}",)
+    if old is not None and not revoked:
+        evidence = (f"{place} holds {old[0]} {old[1]}", *evidence)
+    return AccessError(AccessFailure(kind="ssh-host-key-changed", detail=detail, evidence=evidence, facts=facts))
+
+
+@dataclass(frozen=True)
+class Login:
+    """What was tried to log in.
+
+    Attributes:
+        offered: the keys that the server saw, each a phrase.
+        encrypted: key files that need a passphrase, which nobody here can type.
+        notes: other keys and what became of them, each a phrase.
+        methods: what the server would take; empty where it did not say.
+        identity_file: the key whose public part should be on the host; None where there is none.
+        agent: an agent answered.
+        aborted: the server broke off (MaxAuthTries).
+        hardware: a hardware key was passed over, which the ssh program could use.
+    """
+
+    offered: tuple[str, ...] = ()
+    encrypted: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    identity_file: str | None = None
+    agent: bool = False
+    aborted: bool = False
+    hardware: bool = False
+
+
+def auth_failed(target: Target, login: Login) -> AccessError:
+    """No key opened the door."""
+    facts = target.facts | {
+        "identity_file": login.identity_file,
+        "encrypted": list(login.encrypted),
+        "offered": len(login.offered),
+        "methods": list(login.methods),
+        "agent": login.agent,
+        "hardware": login.hardware,
+    }
+    evidence = [f"refused: {key}" for key in login.offered] or ["no key could be offered"]
+    evidence += [f"passed over: {path} needs a passphrase and no agent holds it" for path in login.encrypted]
+    evidence += login.notes
+    if login.methods:
+        evidence.append(f"the server takes: {', '.join(login.methods)}")
+    if login.aborted:
+        evidence.append("the server broke off after too many keys (MaxAuthTries)")
+    detail = f"refused to let the user {target.user} in"
+    return AccessError(AccessFailure(kind="ssh-auth-failed", detail=detail, evidence=tuple(evidence), facts=facts))

@@ -1,0 +1,142 @@
+"""Known host keys: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT". Read, never written.
+
+Verdicts are OpenSSH's (``check_key_in_hostkeys`` in its hostfile.c): once a name has any plain key, another key is a
+changed one, whatever its type.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import fnmatch
+import hashlib
+import hmac
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Marker = Literal["", "@cert-authority", "@revoked"]
+
+
+@dataclass(frozen=True)
+class KnownKey:
+    """A line of a known_hosts file, counted from 1; ``key`` as it goes over the wire."""
+
+    path: Path
+    line: int
+    marker: Marker
+    patterns: str
+    key_type: str
+    key: bytes
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the files say of a host's key, and the line that says it."""
+
+    outcome: Literal["known", "unknown", "changed", "revoked"]
+    by: KnownKey | None = None
+
+
+def read(paths: Iterable[Path]) -> tuple[KnownKey, ...]:
+    """The entries of all files that can be read, in order; lines that make no sense are left out, as OpenSSH does."""
+    entries: list[KnownKey] = []
+    for path in paths:
+        try:
+            text = path.read_text("utf-8", errors="replace")
+        except OSError:
+            continue
+        entries.extend(parse(path, text))
+    return tuple(entries)
+
+
+def parse(path: Path, text: str) -> Iterator[KnownKey]:
+    """The entries of one file."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        fields = line.split()
+        marker: Marker = ""
+        if fields and fields[0] in ("@cert-authority", "@revoked"):
+            marker = "@revoked" if fields.pop(0) == "@revoked" else "@cert-authority"
+        if len(fields) < 3 or fields[0].startswith(("#", "@")):
+            continue
+        try:
+            key = base64.b64decode(fields[2], validate=True)
+        except (binascii.Error, ValueError):
+            continue
+        yield KnownKey(path, number, marker, fields[0], fields[1], key)
+
+
+def entry_name(hostname: str, port: int, alias: str | None = None) -> str:
+    """The name under which a host stands in the files; an alias (HostKeyAlias) stands without port."""
+    if alias:
+        return alias.lower()
+    return hostname.lower() if port == 22 else f"[{hostname.lower()}]:{port}"
+
+
+def matching(entries: Iterable[KnownKey], name: str) -> tuple[KnownKey, ...]:
+    """The entries that speak of ``name``."""
+    return tuple(entry for entry in entries if _matches(entry.patterns, name))
+
+
+def judge(entries: Iterable[KnownKey], name: str, key: bytes) -> Verdict:
+    """Whether ``key`` is the one that ``name`` is known by; ``name`` as :func:`entry_name` makes it.
+
+    A key of a port other than 22 may also stand under the plain name; there it only ever confirms.
+    """
+    entries = tuple(entries)
+    there = matching(entries, name)
+    for entry in there:
+        if entry.marker == "@revoked" and entry.key == key:
+            return Verdict("revoked", entry)
+    plain = [entry for entry in there if not entry.marker]
+    if name.startswith("[") and not plain:
+        portless = name[1:].rpartition("]:")[0]
+        plain = [e for e in matching(entries, portless) if not e.marker and e.key == key]
+    for entry in plain:
+        if entry.key == key:
+            return Verdict("known", entry)
+    if not plain:
+        return Verdict("unknown")
+    kind = key_type(key)
+    return Verdict("changed", next((entry for entry in plain if entry.key_type == kind), plain[0]))
+
+
+def fingerprint(key: bytes) -> str:
+    """As ssh-keygen -l prints it: "SHA256:" and base64 without padding."""
+    return "SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
+
+
+def key_type(key: bytes) -> str:
+    """The type that a key says of itself, e.g. "ssh-ed25519" (RFC 4253, section 6.6); "" where it is no key."""
+    length = int.from_bytes(key[:4], "big")
+    return key[4 : 4 + length].decode("ascii", errors="replace") if len(key) >= 4 + length else ""
+
+
+def line_for(name: str, key: bytes) -> str:
+    """The line that makes ``key`` known."""
+    return f"{name} {key_type(key)} {base64.b64encode(key).decode()}"
+
+
+def _matches(patterns: str, name: str) -> bool:
+    if patterns.startswith("|1|"):
+        return _matches_hash(patterns, name)
+    words = patterns.lower().split(",")
+    if any(word.startswith("!") and _glob(word[1:], name) for word in words):
+        return False
+    return any(_glob(word, name) for word in words if not word.startswith("!"))
+
+
+def _glob(pattern: str, name: str) -> bool:
+    """Only * and ? are special; brackets enclose a host with a port."""
+    return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))
+
+
+def _matches_hash(pattern: str, name: str) -> bool:
+    """|1|salt|HMAC-SHA1 of the name (HashKnownHosts)."""
+    try:
+        _, _, salt, digest = pattern.split("|")
+        wanted = base64.b64decode(digest, validate=True)
+        return hmac.compare_digest(hmac.digest(base64.b64decode(salt, validate=True), name.encode(), "sha1"), wanted)
+    except (ValueError, binascii.Error):
+        return False

@@ -1,0 +1,25 @@
+"""Runs a command on this machine, without SSH."""
+
+from __future__ import annotations
+
+from nccl_doctor.model import Node
+from nccl_doctor.snapshot import AccessFailure
+from nccl_doctor.transport.base import AccessError
+from nccl_doctor.transport.process import ProcessChannel
+
+
+class LocalTransport:
+    """Every node is this machine."""
+
+    def open(self, node: Node, command: str, deadline: float) -> ProcessChannel:  # noqa: ARG002 - nothing to wait for
+        """Starts ``command`` with /bin/sh, whatever the node is called."""
+        try:
+            return ProcessChannel(["/bin/sh", "-c", command])
+        except OSError as error:
+            failure = AccessFailure(
+                kind="probe-failed", detail=f"could not start /bin/sh: {error.strerror}", facts={"stage": "start"}
+            )
+            raise AccessError(failure) from error
+
+    def close(self) -> None:
+        """Nothing is shared."""

@@ -1,0 +1,143 @@
+"""Runs commands with the ``ssh`` program: slower by far, but it can all that OpenSSH can."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from nccl_doctor.model import SshOptions
+from nccl_doctor.transport import failures
+from nccl_doctor.transport.backoff import pause
+from nccl_doctor.transport.base import AccessError
+from nccl_doctor.transport.jumps import MAX_HANDSHAKES, split_jump
+from nccl_doctor.transport.openssh_log import Attempt, classify
+from nccl_doctor.transport.process import ProcessChannel
+from nccl_doctor.transport.settings import HostSettings, arguments
+
+_STRICT = ("BatchMode=yes", "StrictHostKeyChecking=yes", "UpdateHostKeys=no", "CheckHostIP=no")
+"""Nothing is asked, and no known_hosts file is written: the last two would."""
+
+_PLAIN = (
+    "ControlMaster=no", "ClearAllForwardings=yes", "ForwardAgent=no", "ForwardX11=no", "PermitLocalCommand=no",
+    "RemoteCommand=none", "RequestTTY=no", "ConnectionAttempts=1", "ServerAliveInterval=15", "ServerAliveCountMax=3",
+)  # fmt: skip
+
+
+class OpensshTransport:
+    """Starts one ``ssh`` a host.
+
+    Args:
+        config: handed on as ``-F``.
+    """
+
+    def __init__(self, config: Path | None = None) -> None:
+        self._config = config
+        self._lock = threading.Lock()
+        self._slots: dict[str, threading.BoundedSemaphore] = {}
+
+    def open(self, settings: HostSettings, options: SshOptions, command: str, deadline: float) -> ProcessChannel:
+        """Starts ``command`` on the host that ``settings`` describe.
+
+        Raises:
+            AccessError: the host was not reached.
+        """
+        started, target = time.monotonic(), settings.target()
+        slot = self._slot(settings.proxy_jump)
+        if not slot.acquire(timeout=max(0.0, deadline - started)):
+            raise failures.stalled(target, "waiting for its turn at the jump host", time.monotonic() - started)
+        try:
+            attempt = 0
+            while True:
+                attempt += 1
+                try:
+                    return self._open(settings, options, command, (started, deadline))
+                except AccessError as error:
+                    if error.failure.facts.get("reason") != "dropped" or not pause(attempt, deadline):
+                        raise
+        finally:
+            slot.release()
+
+    def _slot(self, jump: str | None) -> threading.BoundedSemaphore:
+        """Handshakes through one jump host share eight places; a host reached directly has its own."""
+        if jump is None:
+            return threading.BoundedSemaphore(1)
+        with self._lock:
+            return self._slots.setdefault(jump, threading.BoundedSemaphore(MAX_HANDSHAKES))
+
+    def _open(
+        self, settings: HostSettings, options: SshOptions, command: str, span: tuple[float, float]
+    ) -> ProcessChannel:
+        started, deadline = span
+        handle, log = tempfile.mkstemp(prefix="nccl-doctor-ssh-")
+        os.close(handle)
+        mark = f"ncdoctor-{secrets.token_hex(8)}"
+        argv = self._argv(settings, options, deadline, log)
+        try:
+            # The login shell prints the mark once we are in: without it, ssh's end is a failure to get in.
+            channel = ProcessChannel(
+                [*argv, "--", settings.name, f"echo {mark}; {command}"], _environment(), lambda: Path(log).unlink()
+            )
+        except OSError as error:
+            Path(log).unlink()
+            raise failures.unreachable(
+                settings.target(), "failed", f"was not reached: ssh did not start: {error.strerror}"
+            ) from error
+        before: list[bytes] = []
+        try:
+            while (line := channel.read_line(deadline)) is not None:
+                if line == mark.encode():
+                    return channel
+                before.append(line)
+            late = False
+            if channel.exit_status(deadline) != 255:  # a login shell that runs no command: the caller sees its words
+                channel.unread(before)
+                return channel
+        except TimeoutError:
+            late = True
+        except BaseException:
+            channel.close()
+            raise
+        raise self._failure(settings, channel, log, time.monotonic() - started, late=late)
+
+    def _failure(
+        self, settings: HostSettings, channel: ProcessChannel, log: str, seconds: float, *, late: bool
+    ) -> AccessError:
+        said = Path(log).read_text("utf-8", errors="replace")
+        stderr = channel.stderr_tail()
+        channel.close()
+        jump = None
+        if settings.proxy_jump:
+            _, name, hop = split_jump(settings.proxy_jump)
+            jump = failures.Target(name, name, hop.port or 22, hop.user or settings.user, hop=True)
+        return classify(Attempt(settings, said, stderr, seconds, late), jump)
+
+    def _argv(self, settings: HostSettings, options: SshOptions, deadline: float, log: str) -> list[str]:
+        seconds = max(1, round(deadline - time.monotonic()))
+        argv = ["ssh", "-T", "-v", "-E", log, *(["-F", str(self._config)] if self._config else [])]
+        files = " ".join(f'"{path}"' for path in settings.user_known_hosts)
+        for option in (*_STRICT, *_PLAIN, f"ConnectTimeout={seconds}", f"UserKnownHostsFile={files}"):
+            argv += ["-o", option]
+        if settings.proxy_jump:
+            argv += ["-o", f"ProxyCommand={self._through(settings.proxy_jump, seconds)}"]
+        return argv + arguments(options)
+
+    def _through(self, jumps: str, seconds: int) -> str:
+        """The proxy command that ssh itself makes of ProxyJump, but strict about the jump host's key."""
+        before, name, options = split_jump(jumps)
+        argv = ["ssh", "-v", *(["-F", str(self._config)] if self._config else [])]
+        for option in (*_STRICT, f"ConnectTimeout={seconds}"):
+            argv += ["-o", option]
+        if before:
+            argv += ["-o", f"ProxyCommand={self._through(before, seconds)}"]
+        line = shlex.join([*argv, *arguments(options)]).replace("%", "%%")
+        return f"{line} -W [%h]:%p -- {shlex.quote(name)}"
+
+
+def _environment() -> dict[str, str]:
+    """Ours, in English for :mod:`~nccl_doctor.transport.openssh_log`, and without a window that asks for a password."""
+    return os.environ | {"LC_ALL": "C", "SSH_ASKPASS_REQUIRE": "never"}

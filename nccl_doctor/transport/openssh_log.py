@@ -1,0 +1,139 @@
+"""What ``ssh -v`` says of an attempt that failed. Its words are OpenSSH 7.4 to 10 in the C locale."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from nccl_doctor.transport import failures
+from nccl_doctor.transport.base import AccessError
+from nccl_doctor.transport.failures import Login, Reason, Target
+from nccl_doctor.transport.settings import HostSettings
+
+_SERVER_KEY = re.compile(r"Server host key: (\S+) (SHA256:\S+)")
+_OFFENDING = re.compile(r"Offending (?:\S+ )?key(?: for IP)? in (.+?):(\d+)")
+_REVOKED = re.compile(r"REVOKED HOST KEY|was revoked and you have requested")
+_CONTINUE = re.compile(r"Authentications that can continue: (\S+)")
+_ACCEPTED = re.compile(r"Server accepts key: (/\S+)")  # and yet no login: nobody could type its passphrase
+_OFFERED = re.compile(r"Offering public key: (.+)")
+_GREETED = re.compile(r"Remote protocol version|Remote software version")
+_SAID = re.compile(r"banner line \d+: (.*)")
+_RESOLVED = re.compile(r"debug1: Connecting to (\S+) \[([^\]]*)\] port (\d+)")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One run of ssh that came to nothing.
+
+    Attributes:
+        log: what ssh itself said.
+        stderr: what else came: of jump hosts' ssh, or a proxy command.
+        late: we ended it at the deadline, after ``seconds``.
+    """
+
+    settings: HostSettings
+    log: str
+    stderr: str
+    seconds: float
+    late: bool
+
+
+def classify(attempt: Attempt, jump: Target | None = None) -> AccessError:
+    """The failure that the attempt shows; that of ``jump``, the last jump host, where the way ended there."""
+    if jump is not None and not _GREETED.search(attempt.log):
+        through = re.search(r"open failed: (.*)", attempt.stderr)
+        if through is None:
+            inner = replace(attempt, log=attempt.stderr, stderr="")
+            return _of_log(inner, _addressed(jump, inner.log))
+        reason = failures.reason_of(through[0]) or "failed"
+        return failures.not_forwarded(attempt.settings.target(), reason, through[1])
+    return _of_log(attempt, attempt.settings.target())
+
+
+def _of_log(attempt: Attempt, target: Target) -> AccessError:
+    log = attempt.log
+    for judge in (_host_key, _login, _session):
+        failure = judge(attempt, target, log)
+        if failure is not None:
+            return failure
+    return _connection(attempt, target, log)
+
+
+def _host_key(attempt: Attempt, target: Target, log: str) -> AccessError | None:
+    if "Host key verification failed" not in log:
+        return None
+    server = _SERVER_KEY.findall(log)
+    key_type, fingerprint = server[-1] if server else ("", "")
+    offending = _OFFENDING.search(log)
+    if offending or _REVOKED.search(log):
+        file, line = (offending[1], int(offending[2])) if offending else (str(attempt.settings.user_known_hosts[0]), 0)
+        return failures.key_mismatch(
+            target, where=(file, line), new=(key_type, fingerprint), old=None, revoked=bool(_REVOKED.search(log))
+        )
+    return failures.host_key_unknown(target, key_type, fingerprint, attempt.settings.user_known_hosts[0])
+
+
+def _login(attempt: Attempt, target: Target, log: str) -> AccessError | None:
+    methods, accepted = _CONTINUE.findall(log), tuple(_ACCEPTED.findall(log))
+    if attempt.late or not ("Permission denied" in log or "Too many authentication failures" in log):
+        return None
+    files = attempt.settings.identity_files
+    existing = [str(path) for path in files if path.exists()]
+    login = Login(
+        offered=tuple(key for key in _OFFERED.findall(log) if key.split()[0] not in accepted),
+        encrypted=accepted,
+        methods=tuple(methods[-1].split(",")) if methods else (),
+        notes=tuple(f"{path} does not exist" for path in files if attempt.settings.chosen_keys and not path.exists()),
+        identity_file=next(iter(existing), None),
+        agent="get_agent_identities: agent returned" in log,
+        aborted="Too many authentication failures" in log,
+    )
+    return failures.auth_failed(target, login)
+
+
+def _session(attempt: Attempt, target: Target, log: str) -> AccessError | None:
+    """The server greeted, and what came of it was no session."""
+    if not _GREETED.search(log):
+        return None
+    if attempt.late:
+        return failures.stalled(target, "the login", attempt.seconds)
+    return failures.broken(target, "the SSH session", _last_words(log))
+
+
+def _connection(attempt: Attempt, target: Target, log: str) -> AccessError:
+    """The server did not greet."""
+    words = _last_words(log)
+    if "Connection established" in log:
+        return _greeting(attempt, target, log, words)
+    if attempt.settings.proxy_command and not target.hop:
+        said = (attempt.stderr.strip() or words)[-2048:]
+        cause: Reason = "timed-out" if attempt.late else failures.reason_of(said) or "proxy"
+        return failures.unreachable(target, cause, "was not reached: its ProxyCommand failed", (said,))
+    reason = failures.reason_of(words)
+    if attempt.late or reason == "timed-out":
+        return failures.timed_out(target, attempt.seconds)
+    if reason is None:
+        return failures.unreachable(target, "failed", "could not be connected to with ssh", (words,) if words else ())
+    return failures.unreachable(target, reason, evidence=(words,))
+
+
+def _greeting(attempt: Attempt, target: Target, log: str, words: str) -> AccessError:
+    """The connection stood, and no SSH greeting came."""
+    if attempt.late or ("banner exchange" in words and "timed out" in words):
+        return failures.silent(target, attempt.seconds)
+    said = "; ".join(_SAID.findall(log))
+    if (said or "Bad remote protocol" in log) and not failures.says_dropped(said):
+        return failures.unreachable(target, "not-ssh", evidence=(f'it said "{said or words}"',))
+    return failures.dropped(target, said)
+
+
+def _last_words(log: str) -> str:
+    """The last line that is no debugging."""
+    lines = [line.strip() for line in log.splitlines()]
+    return next((line for line in reversed(lines) if line and not line.startswith("debug")), "")
+
+
+def _addressed(jump: Target, log: str) -> Target:
+    """The jump host with the address that its ssh connected to."""
+    found = _RESOLVED.search(log)
+    return replace(jump, address=found[1], port=int(found[3])) if found else jump

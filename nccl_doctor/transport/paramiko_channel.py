@@ -1,0 +1,112 @@
+"""A channel over a paramiko session."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import paramiko
+
+from nccl_doctor.transport.base import remaining
+from nccl_doctor.transport.lines import LineBuffer, Tail
+from nccl_doctor.transport.session import ends_at
+
+_CHUNK = 256 * 1024
+_PACKET = 32 * 1024  # what paramiko sends at once
+_SLICE_S = 0.05  # stderr is emptied this often while stdout is silent: its window of 2 MiB must not fill
+_CLOSE_S = 2.0
+_STATUS_S = 0.5
+
+
+class ParamikoChannel:
+    """One command, in the session that it owns."""
+
+    def __init__(self, session: paramiko.Transport, channel: paramiko.Channel) -> None:
+        self._session, self._channel = session, channel
+        self._lines, self._tail = LineBuffer(), Tail()
+        self._ended = False
+        self._closing = threading.Event()
+
+    def send(self, data: bytes, deadline: float) -> None:
+        """Writes all of ``data``, reading meanwhile what the command prints."""
+        view = memoryview(data)
+        with ends_at(deadline, self._session):  # a full TCP buffer blocks paramiko without end
+            while view:
+                self._channel.settimeout(min(_SLICE_S, remaining(deadline)))
+                try:
+                    sent = self._channel.send(bytes(view[:_PACKET]))
+                except TimeoutError:
+                    sent = None
+                except (OSError, EOFError, paramiko.SSHException) as error:
+                    remaining(deadline)
+                    raise EOFError("the connection is gone") from error
+                if sent == 0:
+                    raise EOFError("the command takes no more input")
+                view = view[sent or 0 :]
+                if sent is None:
+                    self._drain()
+
+    def read_line(self, deadline: float) -> bytes | None:
+        """The next line of stdout; None at its end."""
+        while True:
+            if self._ended:
+                return self._lines.flush()
+            line = self._lines.pop()
+            if line is not None:
+                return line
+            self._channel.settimeout(min(_SLICE_S, remaining(deadline)))
+            try:
+                chunk = self._channel.recv(_CHUNK)
+            except TimeoutError:
+                chunk = None
+            except (OSError, EOFError, paramiko.SSHException):
+                chunk = b""
+            self._take(chunk)
+            self._drain_stderr()
+
+    def stderr_tail(self) -> str:
+        """The last 8 KiB of stderr, with what has come since the last read."""
+        self._drain_stderr()
+        return self._tail.text()
+
+    def exit_status(self, deadline: float) -> int | None:
+        """The exit status; None where the connection broke, a signal ended the command, or the deadline came first."""
+        while not self._channel.status_event.wait(_SLICE_S):
+            if time.monotonic() >= deadline:
+                return None
+            self._drain()
+        return self._channel.exit_status if self._channel.exit_status >= 0 else None
+
+    def close(self) -> None:
+        """Closes the channel, whereupon sshd closes the command's stdin, and then the connection."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        if self._channel.eof_received:  # the status follows at once, and is asked for after the close too
+            self._channel.status_event.wait(_STATUS_S)
+        farewell = threading.Thread(target=self._hang_up, name="ssh-close", daemon=True)
+        farewell.start()
+        farewell.join(_CLOSE_S)  # a dead host's full TCP buffer takes no farewell
+        self._session.close()
+
+    def _hang_up(self) -> None:
+        try:
+            self._channel.close()
+        except (OSError, EOFError, paramiko.SSHException):
+            return
+
+    def _drain(self) -> None:
+        """Takes what is there from both streams, and does not wait."""
+        while self._channel.recv_ready():
+            self._take(self._channel.recv(_CHUNK))
+        self._drain_stderr()
+
+    def _drain_stderr(self) -> None:
+        while self._channel.recv_stderr_ready():
+            self._tail.feed(self._channel.recv_stderr(_CHUNK))
+
+    def _take(self, chunk: bytes | None) -> None:
+        if chunk == b"":
+            self._ended = True
+        elif chunk:
+            self._lines.feed(chunk)

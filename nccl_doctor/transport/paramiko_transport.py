@@ -1,0 +1,150 @@
+"""Runs commands over paramiko; a connection to a jump host is made once and shared."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nccl_doctor.transport import failures, known_hosts
+from nccl_doctor.transport.base import AccessError, remaining
+from nccl_doctor.transport.jumps import MAX_HANDSHAKES
+from nccl_doctor.transport.settings import HostSettings
+
+with warnings.catch_warnings():  # cryptography warns of ciphers that paramiko merely lists
+    warnings.simplefilter("ignore")
+    import paramiko
+
+from nccl_doctor.transport.paramiko_channel import ParamikoChannel
+from nccl_doctor.transport.session import ends_at, establish
+from nccl_doctor.transport.sockets import ProxyCommandStream, Stream, dial
+
+logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else its tracebacks reach stderr
+
+ResolveJump = Callable[[str, float], HostSettings]
+
+
+@dataclass(frozen=True)
+class _Jump:
+    """A session with a jump host, and the handshakes that may go through it at once."""
+
+    session: paramiko.Transport
+    slots: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(MAX_HANDSHAKES))
+
+    @contextmanager
+    def slot(self, target: failures.Target, deadline: float) -> Iterator[None]:
+        """Holds one of the handshakes."""
+        started = time.monotonic()
+        if not self.slots.acquire(timeout=max(0.0, deadline - started)):
+            raise failures.stalled(target, "waiting for its turn at the jump host", time.monotonic() - started)
+        try:
+            yield
+        finally:
+            self.slots.release()
+
+
+class ParamikoTransport:
+    """Opens one session a host.
+
+    Args:
+        resolve_jump: the settings of the last of some jump hosts, which must not stand in a circle.
+    """
+
+    def __init__(self, resolve_jump: ResolveJump) -> None:
+        self._resolve_jump = resolve_jump
+        self._lock = threading.Lock()
+        self._jumps: dict[str, Future[_Jump]] = {}
+        self._known: dict[tuple[Path, ...], tuple[known_hosts.KnownKey, ...]] = {}
+
+    def open(self, settings: HostSettings, command: str, deadline: float) -> ParamikoChannel:
+        """Starts ``command`` on the host that ``settings`` describe.
+
+        Raises:
+            AccessError: the host was not reached.
+        """
+        started, target = time.monotonic(), settings.target()
+        session = self._session(settings, deadline)
+        try:
+            with ends_at(deadline, session):
+                channel = session.open_session(timeout=remaining(deadline))
+                channel.exec_command(command)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            session.close()
+            if time.monotonic() >= deadline:
+                raise failures.stalled(target, "starting the command", time.monotonic() - started) from error
+            raise failures.broken(target, "starting a command", str(error)) from error
+        return ParamikoChannel(session, channel)
+
+    def close(self) -> None:
+        """Closes the sessions with jump hosts."""
+        with self._lock:
+            jumps, self._jumps = list(self._jumps.values()), {}
+        for jump in jumps:
+            if jump.done() and jump.exception() is None:
+                jump.result().session.close()
+
+    def _session(self, settings: HostSettings, deadline: float, *, hop: bool = False) -> paramiko.Transport:
+        if settings.connect_timeout is not None:
+            deadline = min(deadline, time.monotonic() + settings.connect_timeout)
+        jump = self._jump(settings.proxy_jump, deadline) if settings.proxy_jump else None
+
+        def connect() -> Stream:
+            if jump is not None:
+                return _forward(jump.session, settings, deadline)
+            if settings.proxy_command:
+                return ProxyCommandStream(settings.proxy_command)
+            return dial(settings.target(hop=hop), deadline)
+
+        with jump.slot(settings.target(), deadline) if jump else nullcontext():
+            return establish(settings, connect, self._known_keys(settings), deadline, hop=hop)
+
+    def _known_keys(self, settings: HostSettings) -> tuple[known_hosts.KnownKey, ...]:
+        paths = settings.user_known_hosts + settings.global_known_hosts
+        if paths not in self._known:
+            self._known[paths] = known_hosts.read(paths)
+        return self._known[paths]
+
+    def _jump(self, jumps: str, deadline: float) -> _Jump:
+        """The session with the last of ``jumps``; the first thread that asks makes it, the others wait for it."""
+        jump = self._resolve_jump(jumps, deadline)
+        target = jump.target(hop=True)
+        with self._lock:
+            mine = jumps not in self._jumps
+            shared = self._jumps.setdefault(jumps, Future())
+        if mine:
+            try:
+                shared.set_result(_Jump(self._session(jump, deadline, hop=True)))
+            except BaseException as error:
+                shared.set_exception(error)
+                raise
+        waited = time.monotonic()
+        try:
+            return shared.result(timeout=remaining(deadline))
+        except AccessError as error:
+            raise AccessError(error.failure) from error
+        except (FutureTimeoutError, TimeoutError) as error:
+            raise failures.timed_out(target, time.monotonic() - waited) from error
+
+
+def _forward(session: paramiko.Transport, settings: HostSettings, deadline: float) -> Stream:
+    """A TCP connection that the jump host makes for us (RFC 4254, section 7.2)."""
+    target, started = settings.target(), time.monotonic()
+    try:
+        return session.open_channel(
+            "direct-tcpip", (target.address, target.port), ("127.0.0.1", 0), timeout=remaining(deadline)
+        )
+    except paramiko.ChannelException as error:
+        prohibited = error.code == 1  # SSH_OPEN_ADMINISTRATIVELY_PROHIBITED
+        reason = "forwarding" if prohibited else failures.reason_of(error.text) or "failed"
+        raise failures.not_forwarded(target, reason, error.text) from error
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        if time.monotonic() >= deadline:
+            raise failures.timed_out(target, time.monotonic() - started) from error
+        raise failures.not_forwarded(target, "failed", str(error)) from error

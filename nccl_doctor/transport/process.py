@@ -1,0 +1,165 @@
+"""A channel over a process of this machine: a local command, or the ``ssh`` program."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from typing import IO
+
+from nccl_doctor.transport.base import remaining
+from nccl_doctor.transport.lines import LineBuffer, Tail
+
+_CHUNK = 256 * 1024
+_SLICE_S = 0.5  # how soon a thread that waits notices that another one closed the channel
+_GRACE_S = 2.0  # how long a command may take to end by itself once its stdin is closed
+_TERM_S = 1.0
+
+
+class ProcessChannel:
+    """Pumps the three pipes of a process in the thread that uses the channel, so that none can fill and block.
+
+    Args:
+        argv: the program and its arguments; it gets its own session, so that its whole process group can be ended.
+        environment: its environment; None for ours.
+        on_close: called once when the channel has been closed.
+    """
+
+    def __init__(
+        self, argv: list[str], environment: dict[str, str] | None = None, on_close: Callable[[], None] = lambda: None
+    ) -> None:
+        self._process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+            bufsize=0,
+        )
+        self._on_close = on_close
+        self._stdin = _pipe(self._process.stdin)
+        self._stdout, self._stderr = _pipe(self._process.stdout), _pipe(self._process.stderr)
+        self._lines, self._tail = LineBuffer(), Tail()
+        self._ended: set[IO[bytes]] = set()
+        self._busy = threading.Lock()
+        self._closing = threading.Event()
+        self._closed = False
+        for pipe in (self._stdin, self._stdout, self._stderr):
+            os.set_blocking(pipe.fileno(), False)
+
+    def send(self, data: bytes, deadline: float) -> None:
+        """Writes all of ``data``, reading meanwhile what the command prints."""
+        view = memoryview(data)
+        with self._busy:
+            while view:
+                if self._closing.is_set():
+                    raise EOFError("the channel is closed")
+                if self._pump(deadline, writing=True):
+                    view = view[_write(self._stdin, view) :]
+
+    def read_line(self, deadline: float) -> bytes | None:
+        """The next line of stdout; None at its end."""
+        with self._busy:
+            while True:
+                if self._stdout in self._ended or self._closing.is_set():
+                    return self._lines.flush()
+                line = self._lines.pop()
+                if line is not None:
+                    return line
+                self._pump(deadline)
+
+    def unread(self, lines: list[bytes]) -> None:
+        """Gives lines back that :meth:`read_line` gave."""
+        self._lines.push_back(lines)
+
+    def stderr_tail(self) -> str:
+        """The last 8 KiB of stderr, with what has come since the last read."""
+        with self._busy:
+            while not self._closed and self._stderr not in self._ended and self._read(self._stderr):
+                pass
+        return self._tail.text()
+
+    def exit_status(self, deadline: float) -> int | None:
+        """The exit status, 128 + n where signal n ended it; None where it still runs at the deadline."""
+        try:
+            while self._process.poll() is None and not self._closing.is_set():
+                with self._busy:  # a command that still writes must not block on a full pipe
+                    self._pump(deadline)
+            status = self._process.wait(max(0.0, deadline - time.monotonic()))
+        except (TimeoutError, subprocess.TimeoutExpired):
+            return None
+        return status if status >= 0 else 128 - status
+
+    def close(self) -> None:
+        """Closes stdin, and ends the process group where the command has not gone by itself 2 s later."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        with self._busy:
+            self._stdin.close()
+            self._wait(_GRACE_S)
+            for kill, patience in ((signal.SIGTERM, _TERM_S), (signal.SIGKILL, _TERM_S)):
+                self._signal(kill)
+                self._wait(patience)
+            while self._stderr not in self._ended and self._read(self._stderr):
+                continue
+            self._stdout.close()
+            self._stderr.close()
+            self._closed = True
+        self._on_close()
+
+    def _pump(self, deadline: float, *, writing: bool = False) -> bool:
+        """Waits for a pipe, reads what there is, and tells whether stdin takes more; False too when a slice is over."""
+        with selectors.DefaultSelector() as selector:
+            for pipe in {self._stdout, self._stderr} - self._ended:
+                selector.register(pipe, selectors.EVENT_READ)
+            if writing:
+                selector.register(self._stdin, selectors.EVENT_WRITE)
+            ready = [key.fileobj for key, _ in selector.select(min(_SLICE_S, remaining(deadline)))]
+        for pipe in (self._stdout, self._stderr):
+            if pipe in ready:
+                self._read(pipe)
+        return self._stdin in ready
+
+    def _read(self, pipe: IO[bytes]) -> bool:
+        """Reads a chunk; False where there was none."""
+        chunk = pipe.read(_CHUNK)
+        if chunk == b"":
+            self._ended.add(pipe)
+        elif chunk:
+            (self._lines if pipe is self._stdout else self._tail).feed(chunk)
+        return bool(chunk)
+
+    def _wait(self, patience: float) -> None:
+        """Waits for the process to end, discarding what it prints meanwhile."""
+        end = time.monotonic() + patience
+        while self._process.poll() is None and time.monotonic() < end:
+            if {self._stdout, self._stderr} <= self._ended:
+                time.sleep(0.005)
+                continue
+            try:
+                self._pump(min(end, time.monotonic() + 0.02))
+            except TimeoutError:
+                return
+
+    def _signal(self, number: int) -> None:
+        """Signals the process group; what the command left behind in it goes too."""
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:
+            return
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None, "opened with PIPE"
+    return pipe
+
+
+def _write(pipe: IO[bytes], view: memoryview) -> int:
+    """Bytes written; 0 where the pipe was full after all."""
+    return pipe.write(view[:_CHUNK]) or 0

@@ -1,0 +1,192 @@
+"""The stream beneath an SSH session: a TCP connection, a proxy command, or a channel through a jump host."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from typing import Any, Protocol
+
+from nccl_doctor.transport import failures
+from nccl_doctor.transport.base import remaining
+from nccl_doctor.transport.failures import Target
+
+_GREETING = 1024
+_USER_TIMEOUT_MS = 30_000
+_GRACE_S = 0.2  # for a proxy command to end once its host has hung up
+
+
+class Stream(Protocol):
+    """What paramiko wants of a socket."""
+
+    def send(self, data: bytes, /) -> int:
+        """Bytes taken."""
+
+    def recv(self, size: int, /) -> bytes:
+        """Bytes read; none at the end."""
+
+    def settimeout(self, seconds: float | None, /) -> None:
+        """For both of these."""
+
+    def close(self) -> None:
+        """Ends it."""
+
+
+class GreetedStream:
+    """A stream that remembers how the server greeted, for paramiko tells neither silence nor a hang-up apart.
+
+    Attributes:
+        head: the first KiB that came.
+        ended: the server closed the connection.
+    """
+
+    def __init__(self, inner: Stream) -> None:
+        self._inner = inner
+        self.head = b""
+        self.ended = False
+        self._closed = False  # paramiko asks for it, as the standard library's sockets have it
+
+    @property
+    def greeted(self) -> bool:
+        """An SSH greeting came; a server may send lines before it (RFC 4253, section 4.2)."""
+        return self.head.startswith(b"SSH-") or b"\nSSH-" in self.head
+
+    def send(self, data: bytes) -> int:
+        """Sends what the stream takes at once."""
+        try:
+            return self._inner.send(data)
+        except ConnectionError:
+            self.ended = True
+            raise
+
+    def recv(self, size: int) -> bytes:
+        """Receives, and notes the greeting."""
+        try:
+            data = self._inner.recv(size)
+        except ConnectionError:
+            self.ended = True
+            raise
+        if not data:
+            self.ended = True
+        elif len(self.head) < _GREETING:
+            self.head += data[:_GREETING]
+        return data
+
+    def settimeout(self, seconds: float | None) -> None:
+        """For sending and receiving."""
+        self._inner.settimeout(seconds)
+
+    def close(self) -> None:
+        """Closes the stream beneath."""
+        self._closed = True
+        self._inner.close()
+
+
+def look_up(target: Target, deadline: float) -> list[tuple[Any, ...]]:
+    """getaddrinfo(3) with a deadline: the resolver's own may be half a minute, so it is left behind in its thread.
+
+    Raises:
+        AccessError: the name does not resolve, or not in time.
+    """
+    answer: queue.SimpleQueue[list[tuple[Any, ...]] | OSError | UnicodeError] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answer.put(list(socket.getaddrinfo(target.address, target.port, type=socket.SOCK_STREAM)))
+        except (OSError, UnicodeError) as error:
+            answer.put(error)
+
+    threading.Thread(target=ask, name=f"look-up-{target.address}", daemon=True).start()
+    try:
+        result = answer.get(timeout=remaining(deadline))
+    except (queue.Empty, TimeoutError):
+        detail = "has a name that no name server resolved in time"
+        raise failures.unreachable(target, "name-unresolved", detail) from None
+    if isinstance(result, list):
+        return result
+    said = result.strerror if isinstance(result, OSError) else str(result)
+    raise failures.unreachable(target, "name-unresolved", evidence=(f"{target.address}: {said}",)) from result
+
+
+def dial(target: Target, deadline: float) -> socket.socket:
+    """A TCP connection to the first of the target's addresses that answers.
+
+    Raises:
+        AccessError: none did, for the last one's reason.
+    """
+    started = time.monotonic()
+    addresses = look_up(target, deadline)
+    last: OSError = TimeoutError()
+    for place, (family, kind, protocol, _, address) in enumerate(addresses):
+        share = len(addresses) - place
+        try:
+            connection = socket.socket(family, kind, protocol)
+        except OSError as error:  # no IPv6 in this kernel
+            last = error
+            continue
+        try:
+            connection.settimeout(remaining(deadline) / share)
+            connection.connect(address)
+            _watch(connection)
+        except OSError as error:
+            connection.close()
+            last = error
+        else:
+            return connection
+    raise failures.of_os_error(target, last, time.monotonic() - started) from last
+
+
+def _watch(connection: socket.socket) -> None:
+    """A host that dies is noticed within half a minute, whether we wait for it or it for us."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)
+
+
+class ProxyCommandStream:
+    """The standard input and output of a ProxyCommand, as one socket."""
+
+    def __init__(self, command: str) -> None:
+        self._closing = threading.Lock()
+        self._last_words = ""
+        self._ours, theirs = socket.socketpair()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - close() closes it
+        with theirs:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", f"exec {command}"],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=self._said,
+                start_new_session=True,
+            )
+        self.send = self._ours.send
+        self.recv = self._ours.recv
+        self.settimeout = self._ours.settimeout
+
+    def said(self) -> str:
+        """Hangs up, and tells the end of what the command wrote to stderr."""
+        self.close()
+        return self._last_words
+
+    def close(self) -> None:
+        """Hangs up; a command that does not go by itself is ended. Any thread may do it."""
+        with self._closing:
+            if self._said.closed:
+                return
+            self._ours.close()
+            try:
+                self._process.wait(_GRACE_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait(1.0)
+            with self._said:
+                self._said.seek(0)
+                self._last_words = self._said.read()[-2048:].decode(errors="replace").strip()

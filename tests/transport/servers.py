@@ -1,0 +1,147 @@
+"""Real sshds and broken ones, on loopback, with nothing outside a temporary directory."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from nccl_doctor.model import Node, SshOptions
+
+LOOPBACK = "127.0.0.1"
+
+
+def keygen(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", path.name, "-f", str(path)],
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
+    return path
+
+
+def public(key: Path) -> str:
+    """Type and base64 of a key's public half."""
+    return " ".join(Path(f"{key}.pub").read_text().split()[:2])
+
+
+def fingerprint(key: Path) -> str:
+    line = subprocess.run(["ssh-keygen", "-l", "-f", f"{key}.pub"], check=True, capture_output=True, text=True)
+    return line.stdout.split()[1]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True)
+class Sshd:
+    port: int
+    host_keys: tuple[Path, ...]
+    log: Path
+
+    @property
+    def name(self) -> str:
+        return f"[{LOOPBACK}]:{self.port}"
+
+    def known(self, key: Path | None = None) -> str:
+        """The known_hosts line of this server, or of another key in its name."""
+        return f"{self.name} {public(key or self.host_keys[0])}\n"
+
+
+@contextmanager
+def sshd(home: Path, host_keys: tuple[Path, ...], extra: str = "") -> Iterator[Sshd]:
+    """A private sshd, that takes the key ``home/id``."""
+    Path("/run/sshd").mkdir(exist_ok=True)
+    port = free_port()
+    place = home / f"sshd-{port}"
+    place.mkdir()
+    (place / "authorized_keys").write_text(public(home / "id") + "\n")
+    lines = [
+        *extra.splitlines(),  # the first value counts
+        f"Port {port}",
+        f"ListenAddress {LOOPBACK}",
+        *(f"HostKey {key}" for key in host_keys),
+        f"AuthorizedKeysFile {place}/authorized_keys",
+        "PidFile none",
+        "StrictModes no",
+        "UsePAM no",
+        "PermitRootLogin yes",
+        "PasswordAuthentication no",
+        "KbdInteractiveAuthentication no",
+    ]
+    (place / "config").write_text("\n".join(lines) + "\n")
+    program = shutil.which("sshd", path="/usr/sbin:/usr/bin:/sbin")
+    assert program is not None, "openssh-server is needed"
+    log = place / "log"
+    with log.open("wb") as stderr:
+        server = subprocess.Popen([program, "-D", "-e", "-f", str(place / "config")], stderr=stderr)
+    try:
+        _await_listener(port, server, log)
+        yield Sshd(port, host_keys, log)
+    finally:
+        server.terminate()
+        server.wait(5)
+
+
+def _await_listener(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
+    end = time.monotonic() + 5
+    while time.monotonic() < end and server.poll() is None:
+        if "Server listening" in log.read_text():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"sshd on port {port} did not start: {log.read_text()}")
+
+
+@contextmanager
+def misbehaving(answer: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A server that treats each connection as ``answer`` does; gives its port."""
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        taken: list[socket.socket] = []
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                taken.append(connection)
+                answer(connection)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield int(listener.getsockname()[1])
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(2)
+            for connection in taken:
+                connection.close()
+
+
+@dataclass(frozen=True)
+class Controller:
+    """The machine the tool runs on: its home, its ssh configuration, its known hosts."""
+
+    home: Path
+    config: Path
+    known_hosts: Path
+
+    def configure(self, text: str) -> None:
+        """Adds lines to the configuration, before what every host gets."""
+        self.config.write_text(text + "\n" + self.config.read_text())
+
+    def know(self, *lines: str) -> None:
+        self.known_hosts.write_text("".join(lines))
+
+
+def node(port: int, name: str = "node1", *, address: str = LOOPBACK, local: bool = False) -> Node:
+    return Node(name=name, address=address, node_rank=0, ssh=SshOptions(port=port), local=local)

@@ -1,0 +1,141 @@
+"""Every way of running a command behaves alike."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from nccl_doctor.model import Node
+from nccl_doctor.transport.base import Channel, Kind, Transport
+from tests.transport.conftest import Make, run
+from tests.transport.servers import Controller, Sshd, node
+
+KINDS: tuple[Kind, ...] = ("local", "paramiko", "openssh")
+
+
+@pytest.fixture(params=KINDS)
+def way(request: pytest.FixtureRequest, make: Make, controller: Controller, server: Sshd) -> tuple[Transport, Node]:
+    controller.know(server.known())
+    return make(request.param), node(server.port, local=request.param == "local")
+
+
+def test_answers(way: tuple[Transport, Node]) -> None:
+    transport, host = way
+    deadline = time.monotonic() + 10
+    channel = transport.open(host, "read word; echo got $word; printf unended; echo oops >&2; exit 3", deadline)
+    channel.send(b"hello\n", deadline)
+    assert [channel.read_line(deadline), channel.read_line(deadline)] == [b"got hello", b"unended"]
+    assert channel.read_line(deadline) is None
+    assert channel.exit_status(deadline) == 3
+    assert channel.stderr_tail() == "oops\n"
+    channel.close()
+    channel.close()
+
+
+def test_big_streams_do_not_block_each_other(way: tuple[Transport, Node]) -> None:
+    transport, host = way
+    size = 10_000_000
+    streams = f"head -c {size} /dev/zero | tr '\\0' e >&2; head -c {size} /dev/zero | tr '\\0' o; echo"
+    lines = run(transport, host, f"({streams}); head -c {size} | wc -c", b"i" * size, seconds=20)
+    assert [len(lines[0]), lines[1].strip()] == [size, b"%d" % size]
+
+
+def test_big_input_is_taken_while_output_comes(way: tuple[Transport, Node]) -> None:
+    transport, host = way
+    data = b"".join(b"%07d\n" % n for n in range(400_000))
+    assert run(transport, host, f"head -c {len(data)} | tee /dev/stderr", data, seconds=20) == data.split(b"\n")[:-1]
+
+
+def test_stderr_tail_is_the_end(way: tuple[Transport, Node]) -> None:
+    transport, host = way
+    deadline = time.monotonic() + 10
+    channel = transport.open(host, "seq 10000 >&2; printf '\\377' >&2", deadline)
+    assert channel.read_line(deadline) is None
+    assert channel.exit_status(deadline) == 0
+    assert channel.stderr_tail().endswith("\n10000\n\N{REPLACEMENT CHARACTER}")
+    assert len(channel.stderr_tail()) == 8192
+    channel.close()
+
+
+def test_status_and_stderr_outlive_the_channel(way: tuple[Transport, Node]) -> None:
+    transport, host = way
+    deadline = time.monotonic() + 10
+    channel = transport.open(host, "echo no such thing >&2; exit 127", deadline)
+    assert channel.read_line(deadline) is None
+    channel.close()
+    assert channel.exit_status(deadline) == 127
+    assert channel.stderr_tail() == "no such thing\n"
+
+
+def test_a_silent_command_meets_the_deadline(way: tuple[Transport, Node]) -> None:
+    transport, host = way
+    channel = transport.open(host, "printf par; sleep 0.5; echo tial; cat", time.monotonic() + 10)
+    started = time.monotonic()
+    with pytest.raises(TimeoutError):
+        channel.read_line(started + 0.3)
+    assert time.monotonic() - started < 1.0
+    assert channel.read_line(time.monotonic() + 5) == b"partial"
+    channel.close()
+
+
+def test_a_command_that_reads_nothing_meets_the_deadline(way: tuple[Transport, Node]) -> None:
+    transport, host = way
+    channel = transport.open(host, "sleep 30", time.monotonic() + 10)
+    started = time.monotonic()
+    with pytest.raises(TimeoutError):
+        channel.send(b"x" * 20_000_000, started + 0.5)
+    assert time.monotonic() - started < 3.0
+    channel.close()
+
+
+def test_sending_to_a_command_that_is_gone(way: tuple[Transport, Node]) -> None:
+    transport, host = way
+    deadline = time.monotonic() + 10
+    channel = transport.open(host, "exec true", deadline)
+    with pytest.raises((OSError, EOFError)) as caught:
+        channel.send(b"x" * 20_000_000, deadline)
+    assert not isinstance(caught.value, TimeoutError)
+    channel.close()
+
+
+def test_closing_ends_the_command(way: tuple[Transport, Node], tmp_path: Path) -> None:
+    transport, host = way
+    deadline = time.monotonic() + 10
+    channel = transport.open(host, f"echo here; cat; echo gone > {tmp_path}/end", deadline)
+    assert channel.read_line(deadline) == b"here"
+    channel.close()
+    while not (tmp_path / "end").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_another_thread_may_close(way: tuple[Transport, Node]) -> None:
+    transport, host = way
+    deadline = time.monotonic() + 20
+    channel: Channel = transport.open(host, "exec cat", deadline)
+    threading.Timer(0.2, channel.close).start()
+    assert channel.read_line(deadline) is None
+    assert deadline - time.monotonic() > 15
+
+
+def test_signals_and_exit_status(way: tuple[Transport, Node]) -> None:
+    transport, host = way
+    deadline = time.monotonic() + 10
+    channel = transport.open(host, "kill -9 $$", deadline)
+    assert channel.read_line(deadline) is None
+    assert channel.exit_status(deadline) != 0
+    channel.close()
+
+
+def test_local_commands_leave_nothing_behind(make: Make, tmp_path: Path) -> None:
+    deadline = time.monotonic() + 10
+    channel = make("local").open(node(22, local=True), "sleep 300 & echo $!; trap '' TERM; exec sleep 300", deadline)
+    child = channel.read_line(deadline)
+    assert child is not None
+    channel.close()
+    assert (
+        not Path(f"/proc/{child.decode()}/cmdline").exists() or not Path(f"/proc/{child.decode()}/cmdline").read_bytes()
+    )

@@ -1,0 +1,158 @@
+"""Hosts behind jump hosts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from nccl_doctor.model import Node, SshOptions
+from nccl_doctor.transport.base import Kind, Transport
+from nccl_doctor.transport.jumps import split_jump
+from tests.transport.conftest import Make, failure, run
+from tests.transport.servers import LOOPBACK, Controller, Sshd, free_port, public, sshd
+
+KINDS: tuple[Kind, ...] = ("paramiko", "openssh")
+
+
+@dataclass(frozen=True)
+class Route:
+    jump: Sshd
+    server: Sshd
+    controller: Controller
+
+    def host(self, name: str = "inner") -> Node:
+        return Node(name=name, address=name, node_rank=0)
+
+    def configure(self, jumps: str = "jump", port: int | None = None) -> None:
+        self.controller.configure(
+            f"Host jump*\n  HostName {LOOPBACK}\n  Port {self.jump.port}\n"
+            f"Host inner*\n  HostName {LOOPBACK}\n  Port {port or self.server.port}\n  ProxyJump {jumps}\n"
+        )
+
+
+@pytest.fixture(scope="session")
+def jump(keys: Path) -> Iterator[Sshd]:
+    with sshd(keys, (keys / "host_ecdsa",)) as running:
+        yield running
+
+
+@pytest.fixture
+def route(jump: Sshd, server: Sshd, controller: Controller) -> Route:
+    controller.know(jump.known(), server.known())
+    return Route(jump, server, controller)
+
+
+@pytest.fixture(params=KINDS)
+def transport(request: pytest.FixtureRequest, make: Make) -> Transport:
+    return make(request.param)
+
+
+@pytest.mark.parametrize("jumps", ["jump", "jump1,jump2"])
+def test_through_jump_hosts(transport: Transport, route: Route, jumps: str) -> None:
+    route.configure(jumps)
+    assert run(transport, route.host(), "cat & wait; echo in", seconds=10)[-1] == b"in"
+
+
+def test_one_connection_for_many_hosts(make: Make, route: Route) -> None:
+    route.configure()
+    before = route.jump.log.read_text().count("Accepted publickey")
+    transport = make("paramiko")
+    with ThreadPoolExecutor(12) as pool:
+        answers = pool.map(lambda n: run(transport, route.host(f"inner{n}"), "echo in", seconds=20), range(12))
+        assert list(answers) == [[b"in"]] * 12
+    assert route.jump.log.read_text().count("Accepted publickey") - before == 1
+
+
+def test_unknown_key_of_the_jump_host(transport: Transport, route: Route) -> None:
+    route.configure()
+    route.controller.know(route.server.known())
+    found = failure(transport, route.host())
+    assert found.kind == "ssh-host-key-unknown"
+    assert (found.facts["jump_host"], found.facts["port"]) == ("jump", route.jump.port)
+    assert found.facts["via"] is False
+
+
+def test_unknown_key_behind_the_jump_host(transport: Transport, route: Route) -> None:
+    route.configure()
+    route.controller.know(route.jump.known())
+    found = failure(transport, route.host())
+    assert found.kind == "ssh-host-key-unknown"
+    assert "jump_host" not in found.facts
+    assert found.facts["via"] is True
+
+
+def test_the_line_for_a_key_behind_a_jump_host(make: Make, route: Route) -> None:
+    route.configure()
+    route.controller.know(route.jump.known())
+    found = failure(make("paramiko"), route.host())
+    assert found.facts["known_hosts_line"] == f"{route.server.name} {public(route.server.host_keys[0])}"
+
+
+def test_jump_host_that_is_away(transport: Transport, route: Route) -> None:
+    route.configure()
+    port = free_port()
+    route.controller.configure(f"Host jump\n  Port {port}\n")
+    found = failure(transport, route.host())
+    assert (found.kind, found.facts["reason"]) == ("ssh-unreachable", "refused")
+    assert (found.facts["jump_host"], found.facts["port"]) == ("jump", port)
+
+
+def test_jump_host_that_lets_nobody_in(transport: Transport, route: Route, keys: Path) -> None:
+    route.configure()
+    route.controller.configure(f"Host jump\n  IdentityFile {keys / 'other'}\n  IdentitiesOnly yes\n")
+    text = route.controller.config.read_text()
+    route.controller.config.write_text(text.replace(f"IdentityFile {keys / 'id'}", f"IdentityFile {keys / 'other'}"))
+    found = failure(transport, route.host())
+    assert (found.kind, found.facts["jump_host"]) == ("ssh-auth-failed", "jump")
+
+
+def test_nobody_listens_behind_the_jump_host(transport: Transport, route: Route) -> None:
+    route.configure(port=free_port())
+    found = failure(transport, route.host())
+    assert (found.kind, found.facts["reason"]) == ("ssh-unreachable", "refused")
+    assert "jump_host" not in found.facts
+
+
+def test_jump_host_without_forwarding(transport: Transport, route: Route, keys: Path) -> None:
+    with sshd(keys, (keys / "host_ecdsa",), "AllowTcpForwarding no") as shut:
+        route.controller.know(shut.known(), route.server.known())
+        Route(shut, route.server, route.controller).configure()
+        found = failure(transport, route.host())
+    assert (found.kind, found.facts["reason"]) == ("ssh-unreachable", "forwarding")
+
+
+def test_jump_hosts_in_a_circle(transport: Transport, controller: Controller) -> None:
+    """The ssh program starts one process after another here, without end."""
+    controller.configure("Host a\n  ProxyJump b\nHost *\n  ProxyJump a\n")
+    found = failure(transport, Node(name="inner", address="inner", node_rank=0), seconds=5.0)
+    assert (found.kind, found.facts["reason"]) == ("ssh-unreachable", "ssh-config")
+
+
+def test_the_deadline_holds_for_all_that_wait_for_a_jump_host(make: Make, route: Route) -> None:
+    route.configure()
+    route.controller.configure("Host jump\n  ProxyCommand sleep 60\n")
+    transport = make("paramiko")
+    started = time.monotonic()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda n: failure(transport, route.host(f"inner{n}"), seconds=1.0), range(4)))
+    assert time.monotonic() - started < 4.0
+    assert {(one.kind, one.facts["jump_host"]) for one in found} == {("ssh-unreachable", "jump")}
+
+
+@pytest.mark.parametrize(
+    ("jumps", "wanted"),
+    [
+        ("a", ("", "a", SshOptions())),
+        ("x,ops@b:2222", ("x", "b", SshOptions(user="ops", port=2222))),
+        ("ssh://ops@b:2222", ("", "b", SshOptions(user="ops", port=2222))),
+        ("u@[fe80::1]:23", ("", "fe80::1", SshOptions(user="u", port=23))),
+        ("fe80::1", ("", "fe80::1", SshOptions())),
+    ],
+)
+def test_split_jump(jumps: str, wanted: tuple[str, str, SshOptions]) -> None:
+    assert split_jump(jumps) == wanted

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nccl_doctor.transport import known_hosts
+from nccl_doctor.transport.known_hosts import entry_name, judge, parse
+
+FILE = Path("known_hosts")
+OUTCOMES = ("known", "unknown", "changed", "revoked")
+
+
+def key(name: str, kind: str = "ssh-ed25519") -> bytes:
+    return len(kind).to_bytes(4, "big") + kind.encode() + name.encode()
+
+
+def line(patterns: str, name: str, kind: str = "ssh-ed25519") -> str:
+    return f"{patterns} {kind} {base64.b64encode(key(name, kind)).decode()} comment\n"
+
+
+@pytest.mark.parametrize(
+    ("patterns", "name", "outcome"),
+    [
+        ("node1", "node1", "known"),
+        ("node1,10.0.0.1", "10.0.0.1", "known"),
+        ("NODE1", "node1", "known"),
+        ("node1", "node11", "unknown"),
+        ("node*", "node11", "known"),
+        ("node?", "node11", "unknown"),
+        ("*,!node1", "node1", "unknown"),
+        ("*,!node1", "node2", "known"),
+        ("[node1]:2222", "[node1]:2222", "known"),
+        ("[node1]:2222", "node1", "unknown"),
+        ("[node*]:2222", "[node1]:2222", "known"),
+        ("node1", "[node1]:2222", "known"),
+        ("[1]", "1", "unknown"),
+        ("|1|bad", "node1", "unknown"),
+        ("|1|AAAA|BBBB", "node1", "unknown"),
+    ],
+)
+def test_patterns(patterns: str, name: str, outcome: str) -> None:
+    assert judge(parse(FILE, line(patterns, "a")), name, key("a")).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome", "number"),
+    [
+        ("", "unknown", None),
+        (line("n", "b"), "changed", 1),
+        (line("n", "b") + line("n", "a"), "known", 2),
+        ("\n# n\n" + line("n", "b", "ssh-rsa") + line("n", "b"), "changed", 4),
+        (line("n", "b", "ssh-rsa"), "changed", 1),
+        (line("n", "a") + "@revoked " + line("*", "a"), "revoked", 2),
+        ("@cert-authority " + line("n", "a"), "unknown", None),
+        ("@nonsense " + line("n", "a"), "unknown", None),
+        ("n ssh-ed25519 !!!\nn ssh-ed25519\n" + line("n", "a"), "known", 3),
+    ],
+)
+def test_verdicts(text: str, outcome: str, number: int | None) -> None:
+    verdict = judge(parse(FILE, text), "n", key("a"))
+    assert (verdict.outcome, verdict.by.line if verdict.by else None) == (outcome, number)
+
+
+def test_another_key_under_the_name_without_port_is_no_change() -> None:
+    """OpenSSH looks there too, but only for the same key."""
+    assert judge(parse(FILE, line("n", "b")), "[n]:2222", key("a")).outcome == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("hostname", "port", "alias", "wanted"),
+    [("Node1", 22, None, "node1"), ("node1", 23, None, "[node1]:23"), ("node1", 23, "Big", "big")],
+)
+def test_entry_name(hostname: str, port: int, alias: str | None, wanted: str) -> None:
+    assert entry_name(hostname, port, alias) == wanted
+
+
+@given(st.text(), st.text(), st.binary())
+def test_no_text_breaks_the_parser(text: str, name: str, presented: bytes) -> None:
+    assert judge(parse(FILE, text), name, presented).outcome in OUTCOMES
+
+
+@given(st.from_regex(r"[a-z0-9.-]{1,20}", fullmatch=True), st.binary(min_size=1), st.integers(1, 65535))
+def test_the_line_made_for_a_key_makes_it_known(host: str, rest: bytes, port: int) -> None:
+    presented, name = key("") + rest, entry_name(host, port)
+    assert judge(parse(FILE, known_hosts.line_for(name, presented)), name, presented).outcome == "known"

@@ -1,0 +1,61 @@
+"""The first code that runs on a host: makes the shipped modules importable from memory, then serves.
+
+Sent as plain source by collect/bundle.py, which appends a call of :func:`start`. It must parse on any Python 3, so
+that one that is too old can be told so; the modules behind it need Python 3.8.
+"""
+
+import importlib.machinery
+import json
+import linecache
+import sys
+import types
+from typing import Any
+
+ROOT = "nccl_doctor"
+
+
+class MemoryImporter:
+    """Finds and loads the modules of this bundle: nothing is written on the host, and tracebacks show real lines.
+
+    The import protocol is spoken without its base classes: importlib.abc takes 11 ms to import.
+    """
+
+    def __init__(self, sources: "dict[str, str]") -> None:
+        """Takes the sources by dotted module name; a package's name ends with ".__init__"."""
+        self.sources = sources
+
+    def find_spec(self, fullname: str, _path: object = None, _target: object = None) -> Any:
+        """The spec of a module of ours, None for any other; see importlib.abc."""
+        package = fullname + ".__init__" in self.sources
+        if not package and fullname not in self.sources:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=package)  # type: ignore[arg-type]  # no base
+
+    def create_module(self, _spec: object) -> None:
+        """None asks for the ordinary kind of module."""
+
+    def get_source(self, fullname: str) -> str:
+        """The source of a module; traceback asks for it through linecache."""
+        return self.sources.get(fullname + ".__init__") or self.sources.get(fullname, "")
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Runs a module's source in its name space."""
+        source = self.get_source(module.__name__)
+        name = "<probe>/" + module.__name__.replace(".", "/") + ".py"
+        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+        exec(compile(source, name, "exec"), module.__dict__)  # noqa: S102 - our own bundle, received over SSH
+
+
+def start(sources: "dict[str, str]") -> None:
+    """Reads the header line (nonce, lifetime) and serves until the connection ends."""
+    header = json.loads(sys.stdin.buffer.readline().decode())
+    if sys.version_info < (3, 8):
+        found = ".".join(str(part) for part in sys.version_info[:3])
+        refusal = {"refused": "Python 3.8 or later is needed, this is " + found}
+        sys.stdout.write("\n" + header["nonce"] + " " + json.dumps(refusal) + "\n")
+        sys.stdout.flush()
+        return
+    sys.meta_path.insert(0, MemoryImporter(sources))
+    from nccl_doctor.probe.main import Server
+
+    Server(header["nonce"], header["lifetime_s"], sources).serve()

@@ -1,0 +1,112 @@
+"""Processes that the probe starts, and their certain end.
+
+Three nets, each for what slips through the one before: everything is a descendant of the probe, which is a
+subreaper, so :func:`end_all` finds and kills the whole tree; every child asks the kernel to be killed when the probe
+dies (PR_SET_PDEATHSIG, prctl(2)); and the all-reduce's ranks ask the same about torchrun.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_scratch: list[str] = []
+
+
+def become_subreaper() -> None:
+    """Makes orphaned descendants children of this process (Linux ≥3.4, prctl(2))."""
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def start(argv: list[str], env: dict[str, str], output: int) -> subprocess.Popen[bytes]:
+    """Starts a program in its own session, to be killed with the probe; stdout and stderr go to ``output``.
+
+    Must be called from the probe's main thread: PDEATHSIG fires when the *thread* that forked ends.
+    """
+    parent = os.getpid()
+
+    def bind_to_parent() -> None:
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it died before the prctl
+            os._exit(1)
+
+    return subprocess.Popen(
+        argv,
+        env=env,
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+        preexec_fn=bind_to_parent,  # noqa: PLW1509 - one prctl, no lock taken; the main thread forks
+    )
+
+
+def scratch() -> str:
+    """A new folder for a child's scratch files, removed by :func:`remove_scratch` and whenever the probe leaves."""
+    import tempfile
+
+    folder = tempfile.mkdtemp(prefix="nccl-doctor-")
+    _scratch.append(folder)
+    return folder
+
+
+def remove_scratch() -> None:
+    """Removes the folders that :func:`scratch` made; call it after the children's end."""
+    import shutil
+
+    for folder in _scratch:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_all(patience_s: float = 2.0) -> None:
+    """Kills every descendant of this process, until none is left or patience ends."""
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        family = descendants(os.getpid())
+        if not family:
+            return
+        for pid in family:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        _reap()
+        time.sleep(0.01)
+
+
+def descendants(root: int) -> list[int]:
+    """All living descendants of a process, from /proc/PID/stat; zombies are left out."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat", "rb") as file:
+                    # the command in parentheses may itself hold spaces and parentheses
+                    state, ppid = file.read().rpartition(b")")[2].split()[:2]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if state != b"Z":
+                children.setdefault(int(ppid), []).append(int(entry))
+    found: list[int] = []
+    waiting = [root]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+def _reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            continue
+    except ChildProcessError:
+        return

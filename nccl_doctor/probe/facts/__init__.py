@@ -1,0 +1,157 @@
+"""What one host tells of itself: the answer to the request ``facts``.
+
+Each field of snapshot.HostFacts has a collector, which runs in a thread of its own: an exception, a hanging name
+server, a dead NFS mount or an nvidia-smi that never returns costs its own fact and no other.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import traceback
+from functools import partial
+from typing import Any, Callable, Dict
+
+from nccl_doctor.probe import firewall, ports
+from nccl_doctor.probe.facts import (
+    gpu_health,
+    gpus,
+    host,
+    interfaces,
+    login_shell,
+    names,
+    pci,
+    plugins,
+    processes,
+    rdma,
+    routes,
+    same,
+    settings,
+    sockets,
+    sysctls,
+    torch_info,
+)
+from nccl_doctor.probe.unavailable import Unavailable
+
+Collector = Callable[[], object]
+MARGIN_S = 0.3
+"""Collectors that can end in time by themselves are told to end this much before the deadline."""
+NO_TRIAL = {"$skipped": "only the master's port is tried"}
+
+
+def collect(request: dict[str, Any]) -> dict[str, object]:
+    """All facts but clock and nccl_interface, by field of snapshot.HostFacts, in JSON form.
+
+    Args:
+        request: ``names`` to resolve; ``deadline_s`` for everything; optional: ``trial_port`` to bind, or None;
+            ``master_port``, whose sockets are listed; ``env``, the job's own variables; ``python``, the interpreter
+            as the hosts file names it; ``same``, paths to take digests of; ``sudo``, whether ``sudo -n`` may
+            be tried to read firewall rules.
+
+    Returns:
+        For each field its value, or ``{"$unknown": reason, "traceback": text or None}``.
+    """
+    deadline_s = request["deadline_s"]
+    began = time.monotonic()
+    deadline = began + max(deadline_s - MARGIN_S, deadline_s / 2)
+    facts = run(collectors(request, deadline), deadline_s)
+    facts["login_shell"] = None
+    if facts["torch"] is None or facts["gpus"] or facts["rdma"]:
+        # A login shell takes 100 ms. What it has besides matters where torch is not found, or where NCCL will run.
+        ask = partial(login_shell.collect, request.get("python") or "python3", deadline)
+        facts.update(run({"login_shell": ask}, max(began + deadline_s - time.monotonic(), MARGIN_S)))
+    return facts
+
+
+def collectors(request: dict[str, Any], deadline: float) -> dict[str, Collector]:
+    """The collector of each field; those that start a program stand first, for they take longest.
+
+    Args:
+        request: as for :func:`collect`.
+        deadline: on the clock of ``time.monotonic``, for what a collector waits for itself.
+    """
+    env = request.get("env") or {}
+    trial_port = request.get("trial_port")
+    watched = {port for port in (trial_port, request.get("master_port")) if port is not None}
+    # Tried before any collector runs, so that none takes the trial's own socket for a holder.
+    trial = (
+        (lambda: NO_TRIAL) if trial_port is None else partial(ports.explain, trial_port, ports.bind_error(trial_port))
+    )
+    return {
+        "torch": partial(torch_info.collect, env, deadline),
+        "gpus": partial(gpus.collect, deadline),
+        "firewall": partial(firewall.collect, deadline, bool(request.get("sudo"))),
+        "gpu_processes": partial(processes.on_gpus, deadline),
+        "gpu_health": partial(gpu_health.collect, deadline),
+        "same": partial(same.collect, request.get("same") or [], deadline),
+        "pci": partial(pci.collect, deadline),
+        "resolution": partial(names.collect, request["names"], deadline),
+        "identity": host.identity,
+        "interfaces": interfaces.collect,
+        "routes": routes.collect,
+        "sockets": partial(sockets.collect, watched),
+        "python": host.python,
+        "limits": host.limits,
+        "shm": host.shm,
+        "port_range": host.port_range,
+        "rdma": rdma.collect,
+        "xids": gpu_health.xids,
+        "plugins": partial(plugins.collect, env),
+        "processes": processes.collect,
+        "sysctls": sysctls.collect,
+        "env": settings.environment,
+        "config_files": partial(settings.config_files, env),
+        "master_port": trial,
+    }
+
+
+def run(tasks: dict[str, Collector], deadline_s: float) -> dict[str, object]:
+    """Runs collectors side by side; what is not there after ``deadline_s`` seconds is unknown."""
+    deadline = time.monotonic() + deadline_s
+    answers: queue.SimpleQueue[tuple[str, object]] = queue.SimpleQueue()
+
+    def work(field: str, collector: Collector) -> None:
+        answers.put((field, _guarded(collector)))
+
+    facts: Dict[str, object] = {field: _unknown(f"no answer in {deadline_s:g} s") for field in tasks}
+    for field, collector in tasks.items():
+        try:
+            threading.Thread(target=work, args=(field, collector), name=field, daemon=True).start()
+        except RuntimeError as error:
+            answers.put((field, _unknown(str(error))))
+    waiting = set(tasks)
+    while waiting:
+        try:
+            field, value = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            break
+        facts[field] = value
+        waiting.remove(field)
+    return facts
+
+
+def _guarded(collector: Collector) -> object:
+    try:
+        return _printable(collector())
+    except Unavailable as error:
+        return _unknown(str(error))
+    except PermissionError as error:
+        return _unknown(f"{error.strerror}: {error.filename}" if error.filename else str(error))
+    except Exception as error:  # noqa: BLE001 - a collector's crash is this fact's answer
+        return _unknown(f"{type(error).__name__}: {error}", traceback.format_exc())
+
+
+def _unknown(reason: str, trace: str | None = None) -> dict[str, object]:
+    return {"$unknown": _printable(reason), "traceback": _printable(trace)}
+
+
+def _printable(value: object) -> object:
+    """The value with bytes that are no UTF-8 spelled out: Python keeps them as lone surrogates, which JSON can't."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_printable(key): _printable(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_printable(one) for one in value]
+    return value

@@ -1,0 +1,86 @@
+"""What this host makes of the cluster's names, and from which of its addresses it would reach them."""
+
+from __future__ import annotations
+
+import errno
+import queue
+import socket
+import threading
+import time
+from typing import Any, Callable
+
+WORKERS = 16
+"""Look-ups at once: name servers drop queries of a client that floods them."""
+
+
+def collect(names: list[str], deadline: float) -> dict[str, Any]:
+    """snapshot.Resolution of each name and of the host's own; one that hangs until ``deadline`` is told as such."""
+    wanted = list(dict.fromkeys([*names, socket.gethostname()]))
+    found = {name: look_up(name) for name in wanted if is_literal(name)}
+    pending = [name for name in wanted if name not in found]
+    began = time.monotonic()
+    found.update(side_by_side(look_up, pending, deadline))
+    late = {"addresses": [], "error": f"no answer in {max(0.0, deadline - began):.1f} s"}
+    return {name: found.get(name, late) for name in wanted}
+
+
+def look_up(name: str) -> dict[str, Any]:
+    """snapshot.Resolution of one name: getaddrinfo(3) as torch and gloo call it; a literal is only parsed."""
+    flags = socket.AI_NUMERICHOST if is_literal(name) else 0
+    try:
+        answers = socket.getaddrinfo(name, 9, socket.AF_UNSPEC, socket.SOCK_STREAM, 0, flags)
+    except socket.gaierror as error:
+        return {"addresses": [], "error": error.strerror}
+    except UnicodeError:  # what the IDNA codec makes of an empty or over-long label
+        return {"addresses": [], "error": "not a valid host name"}
+    source, source_error = source_to(*answers[0][::4])
+    addresses = list(dict.fromkeys(str(answer[4][0]) for answer in answers))
+    return {"addresses": addresses, "error": None, "source": source, "source_error": source_error}
+
+
+def source_to(family: int, address: tuple[Any, ...]) -> tuple[str | None, str | None]:
+    """The local address that the kernel would send from, or the errno name; connect(2) on UDP sends no packet."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
+            return probe.getsockname()[0], None
+    except OSError as error:
+        return None, errno.errorcode.get(error.errno or 0, str(error))
+
+
+def is_literal(name: str) -> bool:
+    """Whether this is an IP address, not a name."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, name.partition("%")[0])
+        except (OSError, ValueError):
+            continue
+        return True
+    return False
+
+
+def side_by_side(look: Callable[[str], Any], names: list[str], deadline: float) -> dict[str, Any]:
+    """The answers that came before the deadline, by name; threads that still wait are left to end with the probe."""
+    todo: queue.SimpleQueue[str] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+    for name in names:
+        todo.put(name)
+
+    def work() -> None:
+        while time.monotonic() < deadline:
+            try:
+                name = todo.get_nowait()
+            except queue.Empty:
+                return
+            done.put((name, look(name)))
+
+    for _ in range(min(WORKERS, len(names))):
+        threading.Thread(target=work, name="resolve", daemon=True).start()
+    found: dict[str, Any] = {}
+    while len(found) < len(names):
+        try:
+            name, answer = done.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            break
+        found[name] = answer
+    return found

@@ -1,0 +1,138 @@
+"""torch as training would get it, asked of a second interpreter and read from files; torch is never imported.
+
+The probe itself runs isolated (``-I``) and does not see what PYTHONPATH or a user's own packages provide; training
+does. The second interpreter only says where it would take torch from.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from typing import Any, Mapping
+
+from nccl_doctor.probe.unavailable import Unavailable
+
+MARK = "nccl-doctor-torch "
+SCRIPT = (
+    "import sys, json\n"
+    "from importlib.util import find_spec\n"
+    "s = find_spec('torch')\n"
+    f"print('\\n' + {MARK!r} + json.dumps([s and s.origin, sys.path, sys.prefix]))\n"
+)
+LIBRARY = "libnccl.so.2"
+NCCL_WHEEL = re.compile(r"nvidia_nccl_cu[0-9]+-([^-]+)\.dist-info", re.ASCII)
+
+
+def collect(env: Mapping[str, str], deadline: float) -> dict[str, Any] | None:
+    """snapshot.TorchInfo; None where torch is not installed. ``env`` holds the job's own variables.
+
+    Raises:
+        Unavailable: the interpreter fails or does not end, or torch has no version.py.
+    """
+    environ = {**os.environ, **env}
+    origin, path, prefix = _where(environ, deadline)
+    if not origin:  # a mere folder of that name has none
+        return None
+    location = os.path.dirname(origin)
+    try:
+        with open(os.path.join(location, "version.py"), encoding="utf-8", errors="replace") as file:
+            told = parse_version(file.read())
+    except FileNotFoundError:
+        raise Unavailable(f"{location} has no version.py") from None
+    folders = [*path, os.path.dirname(location)]
+    wheel = wheel_library(folders)
+    return {
+        "version": told["__version__"],
+        "cuda": told["cuda"],
+        "hip": told["hip"],
+        "nccl": wheel_version(folders) if wheel else None,
+        "nccl_library": wheel or _first([f"{location}/lib"]) or _system_library(environ, prefix, deadline),
+        "location": location,
+    }
+
+
+def parse_version(text: str) -> dict[str, str | None]:
+    """``__version__``, ``cuda`` and ``hip`` of torch/version.py, which writes ``cuda: Optional[str] = '12.8'``.
+
+    Raises:
+        Unavailable: it has no __version__.
+    """
+    told: dict[str, str | None] = dict.fromkeys(("__version__", "cuda", "hip"))
+    for name, value in re.findall(r"^(\w+)\s*(?::[^=\n]+)?=\s*['\"]([^'\"\n]+)['\"]", text, re.MULTILINE):
+        if name in told:
+            told[name] = value
+    if told["__version__"] is None:
+        raise Unavailable("torch/version.py names no version")
+    return told
+
+
+def wheel_library(folders: list[str]) -> str | None:
+    """The library of the nvidia-nccl wheel, which torch's wheels find by their RPATH before any other."""
+    return _first([f"{folder}/nvidia/nccl/lib" for folder in folders if folder])
+
+
+def wheel_version(folders: list[str]) -> str | None:
+    """The version of the nvidia-nccl wheel, from the name of its metadata folder (PEP 376)."""
+    for folder in folders:
+        try:
+            names = os.listdir(folder) if folder else []
+        except OSError:  # sys.path may name what is not there, or a zip file
+            continue
+        for name in sorted(names):
+            match = NCCL_WHEEL.fullmatch(name)
+            if match:
+                return match.group(1)
+    return None
+
+
+def _where(environ: dict[str, str], deadline: float) -> tuple[str | None, list[str], str]:
+    """Path of torch's __init__.py, sys.path and sys.prefix of the interpreter that training would run."""
+    said = _output([sys.executable, "-c", SCRIPT], environ, deadline)
+    lines = [line for line in said.splitlines() if line.startswith(MARK)]
+    if not lines:
+        raise Unavailable(f"{sys.executable} did not say where torch is: {' '.join(said.split())[-200:]}")
+    origin, path, prefix = json.loads(lines[-1][len(MARK) :])
+    return origin, path, prefix
+
+
+def _system_library(environ: dict[str, str], prefix: str, deadline: float) -> str | None:
+    """The library where ld.so(8) would find it: LD_LIBRARY_PATH, conda's own lib folder, its cache."""
+    found = _first([*filter(None, environ.get("LD_LIBRARY_PATH", "").split(":")), f"{prefix}/lib"])
+    if found:
+        return found
+    for program in ("/sbin/ldconfig", "ldconfig"):
+        try:
+            cache = _output([program, "-p"], environ, deadline)
+        except FileNotFoundError:
+            continue
+        match = re.search(rf"^\s*{re.escape(LIBRARY)} .*=> (/.*)$", cache, re.MULTILINE)
+        return match.group(1) if match else None
+    return None
+
+
+def _first(folders: list[str]) -> str | None:
+    paths = (os.path.join(folder, LIBRARY) for folder in folders)
+    return next((path for path in paths if os.path.isfile(path)), None)
+
+
+def _output(argv: list[str], environ: dict[str, str], deadline: float) -> str:
+    """What a program prints; its errors go with it, for they say why it failed."""
+    allowed_s = max(0.1, deadline - time.monotonic())
+    try:
+        done = subprocess.run(
+            argv,
+            cwd="/",
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=allowed_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise Unavailable(f"{argv[0]} gave no answer in {allowed_s:.1f} s") from None
+    return done.stdout.decode("utf-8", "replace")

@@ -1,0 +1,230 @@
+"""The packet filters of this host, as their own tools print them: snapshot.FirewallFacts in JSON form.
+
+Nothing is changed, no kernel module is loaded: iptables is asked only for tables that exist already. Only root may read
+rules; with ``sudo`` the commands run under ``sudo -n``, which never asks for a password.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from typing import Any, Callable
+
+from nccl_doctor.probe.unavailable import Unavailable
+
+MAX_BYTES = 8 << 20
+"""Of one command's output. Tens of thousands of rules (kube-proxy) fit; more would stall the connection."""
+PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin"))
+"""Over SSH a user's PATH seldom has the administrator's folders."""
+FIREWALLD_DOWN = 252
+"""NOT_RUNNING: firewall-cmd's exit status where the daemon is not there (firewall/errors.py of firewalld)."""
+XTABLES = ('"xt"', '"PREROUTING"', '"INPUT"', '"OUTPUT"', '"POSTROUTING"')
+"""What betrays that iptables-nft wrote a table; nft can't show all of such a rule."""
+RULES = ('"table"', '"chain"', '"rule"')
+"""What every rule set that does something holds in nft's JSON."""
+NF_TABLES = "/sys/module/nf_tables"
+LEGACY_TABLES = {"ip": "/proc/net/ip_tables_names", "ip6": "/proc/net/ip6_tables_names"}
+"""Which tables of the kernel's own x_tables there are; only root may read it."""
+
+Reader = Callable[[], object]
+
+
+class Root:
+    """Runs programs as root, all of them before one deadline.
+
+    Args:
+        deadline: on the clock of ``time.monotonic``.
+        sudo: whether ``sudo -n`` may be tried.
+
+    Raises:
+        Unavailable: we are not root and can't become so.
+    """
+
+    def __init__(self, deadline: float, sudo: bool) -> None:
+        self._deadline = deadline
+        self._prefix: list[str] = []
+        if os.geteuid() == 0:
+            return
+        if not sudo:
+            raise Unavailable("only root may read the rules")
+        if find("sudo") is None:
+            raise Unavailable("only root may read the rules, and there is no sudo")
+        self._prefix = ["sudo", "-n"]
+        status, _output, complaint = self.attempt(["true"])
+        if status:
+            wants = "sudo needs a password" if "password" in complaint else f"sudo refuses: {complaint.strip()}"
+            raise Unavailable(wants)
+
+    def attempt(self, command: list[str]) -> tuple[int, str, str]:
+        """Exit status, stdout and stderr of a program.
+
+        Raises:
+            Unavailable: it is not there, does not end in time, or prints too much.
+        """
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise Unavailable("no time was left to ask " + command[0])
+        # timeout(1) runs under sudo with the program: we may not end what belongs to root ourselves.
+        bounded = [*self._prefix, "timeout", "-k", "1", "%.2f" % left, find(command[0]) or command[0], *command[1:]]
+        environment = {**os.environ, "PATH": PATH, "LC_ALL": "C"}
+        try:
+            done = subprocess.run(
+                bounded,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment,
+                timeout=left + 2,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise Unavailable("%s could not be run: %s" % (command[0], error)) from error
+        if done.returncode in (124, 137):
+            raise Unavailable("%s did not end in %.1f s" % (command[0], left))
+        if len(done.stdout) > MAX_BYTES:
+            raise Unavailable("%s prints more than %d MiB of rules" % (command[0], MAX_BYTES >> 20))
+        return done.returncode, _text(done.stdout), _text(done.stderr)
+
+    def output(self, *command: str) -> str:
+        """Stdout of a program that must succeed.
+
+        Raises:
+            Unavailable: it fails, with its own words.
+        """
+        status, printed, complaint = self.attempt(list(command))
+        if status:
+            words = " ".join((complaint or printed).split()) or "exit status %d" % status
+            raise Unavailable("%s: %s" % (" ".join(command), words[:200]))
+        return printed
+
+
+def find(program: str) -> str | None:
+    """Where a program is, the administrator's folders included."""
+    return shutil.which(program, path=PATH)
+
+
+def _text(printed: bytes) -> str:
+    return printed.decode("utf-8", "backslashreplace")
+
+
+def collect(deadline: float, sudo: bool = True, again: bool = False) -> dict[str, object]:
+    """All packet filters of this host.
+
+    Args:
+        deadline: on the clock of ``time.monotonic``.
+        sudo: whether ``sudo -n`` may be tried where we are not root.
+        again: for the counters alone: nobody but the kernel is asked.
+
+    Returns:
+        The fields of snapshot.FirewallFacts; one that can't be had is ``{"$unknown": reason}``.
+
+    Raises:
+        Unavailable: rules may not be read at all.
+    """
+    root = Root(deadline, sudo)
+    nft = _part(lambda: _nft(root, "-j"))
+    hidden = not isinstance(nft, str) or any(sign in nft for sign in XTABLES)
+    iptables = _part(lambda: _iptables(root, hidden))
+    # A manager that runs has rules in force. Without any there is nobody to ask: each is a Python program of 60 ms.
+    brief = again or (isinstance(nft, str) and not any(sign in nft for sign in RULES) and iptables == [])
+    wants_sets = not again and isinstance(iptables, list) and any("--match-set" in save["text"] for save in iptables)
+    return {
+        "nft": nft,
+        "nft_text": _part(lambda: None if brief else _nft(root, "-a")),
+        "iptables": iptables,
+        "ipsets": _part(lambda: root.output("ipset", "save") if wants_sets else None),
+        "firewalld": _part(lambda: None if brief else _firewalld(root)),
+        "ufw": _part(lambda: None if brief else _ufw(root)),
+        "docker": os.path.exists("/var/run/docker.sock") or os.path.exists("/sys/class/net/docker0"),
+        "groups": {name: int(_read("/sys/class/net/%s/netdev_group" % name) or 0) for name in _interfaces()},
+        "bridges": [name for name in _interfaces() if os.path.isdir("/sys/class/net/%s/bridge" % name)],
+    }
+
+
+def _part(reader: Reader) -> object:
+    try:
+        return reader()
+    except Unavailable as error:
+        return {"$unknown": str(error)}
+
+
+def _nft(root: Root, form: str) -> str | None:
+    if find("nft"):
+        return root.output("nft", form, "list", "ruleset")
+    if not os.path.exists(NF_TABLES):
+        return None
+    raise Unavailable("nft is not installed, though the kernel has nf_tables")
+
+
+def _iptables(root: Root, hidden: bool) -> list[dict[str, Any]]:
+    """Every table that exists.
+
+    Args:
+        root: to run programs.
+        hidden: iptables-nft wrote some.
+    """
+    saves: list[dict[str, Any]] = []
+    for family, tables in LEGACY_TABLES.items():
+        if os.path.exists(tables) and root.output("cat", tables).strip():
+            saves.append(_save(root, family, "legacy"))
+        if hidden and _program(root, family, "nft"):
+            saves.append(_save(root, family, "nft"))
+    return saves
+
+
+def _save(root: Root, family: str, backend: str) -> dict[str, Any]:
+    program = _program(root, family, backend)
+    if program is None:
+        raise Unavailable("no %stables of the %s kind is installed to show its rules" % (family, backend))
+    return {"command": program, "family": family, "backend": backend, "text": root.output(program + "-save", "-c")}
+
+
+def _program(root: Root, family: str, backend: str) -> str | None:
+    """The iptables of a back end: by its own name, or the plain one where it is of that kind."""
+    plain = family + "tables"
+    named = "%s-%s" % (plain, backend)
+    if find(named + "-save"):
+        return named
+    if find(plain + "-save") is None:
+        return None
+    kind = "nft" if "nf_tables" in root.output(plain, "--version") else "legacy"
+    return plain if kind == backend else None
+
+
+def _firewalld(root: Root) -> dict[str, str] | None:
+    if find("firewall-cmd") is None:
+        return None
+    status, zone, complaint = root.attempt(["firewall-cmd", "--get-default-zone"])
+    if status == FIREWALLD_DOWN:
+        return None
+    if status:
+        raise Unavailable("firewall-cmd: " + " ".join(complaint.split())[:200])
+    return {
+        "default_zone": zone.strip(),
+        "runtime": root.output("firewall-cmd", "--list-all-zones"),
+        "permanent": root.output("firewall-cmd", "--permanent", "--list-all-zones"),
+    }
+
+
+def _ufw(root: Root) -> str | None:
+    if find("ufw") is None:
+        return None
+    status = root.output("ufw", "status", "verbose")
+    return None if "Status: inactive" in status else status
+
+
+def _interfaces() -> list[str]:
+    try:
+        return sorted(os.listdir("/sys/class/net"))
+    except OSError:
+        return []
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

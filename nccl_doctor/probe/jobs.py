@@ -1,0 +1,118 @@
+"""Which processes are one job: a launcher and its ranks, or what is left of them.
+
+Up from a process to its launcher or to the Python process that forked or spawned it; down to all descendants; and where
+the launcher is gone, to the orphans that it had started with it. No step goes by a guess: each member is a descendant,
+or an orphan of the same user that says of itself that it belongs to the same run.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from nccl_doctor.probe import holders, programs
+from nccl_doctor.probe.procs import Proc, Table
+
+RUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "GROUP_RANK")
+"""Variables that torchrun gives to all ranks of a node alike (torch/distributed/elastic/agent/server)."""
+TOGETHER_S = 60
+"""Ranks of one node are started together; two orphans that began further apart are of two runs."""
+
+
+class Job(NamedTuple):
+    """Processes that belong together.
+
+    Attributes:
+        root: the launcher, or the first of what it left.
+        pids: all of them, the root first, parents before their children.
+    """
+
+    root: int
+    pids: tuple[int, ...]
+
+
+def job_of(pid: int, table: Table) -> Job:
+    """The job that a process belongs to."""
+    root = _root(table.procs[pid], table)
+    roots = [root.pid, *_orphans_of_the_same_run(root, table)]
+    members = [member for one in roots for member in (one, *table.descendants(one))]
+    return Job(root.pid, tuple(dict.fromkeys(members)))
+
+
+def jobs_of(pids: list[int], table: Table) -> list[Job]:
+    """The jobs of several processes, each once; a process in two of them belongs to the bigger one."""
+    found: list[Job] = []
+    for pid in pids:
+        if pid in table.procs and not any(pid in job.pids for job in found):
+            job = job_of(pid, table)
+            found = [job, *(other for other in found if not set(other.pids) <= set(job.pids))]
+    return sorted(found)
+
+
+def is_adopted(proc: Proc, table: Table) -> bool:
+    """Whether its parent is one that orphans get.
+
+    Pid 1 of a container may be the program that started it; then they share a session, which orphans seldom do.
+    """
+    parent = table.procs.get(proc.ppid)
+    if parent is None or (parent.pid == 1 and proc.session == parent.session != 0):
+        return False
+    return holders.adopts_orphans(parent.pid, parent.name, table.command(parent.pid))
+
+
+def is_orphan(pid: int, table: Table) -> bool:
+    """Whether it is a rank that lost its launcher."""
+    return is_adopted(table.procs[pid], table) and is_rank(pid, table)
+
+
+def is_rank(pid: int, table: Table) -> bool:
+    """Whether a launcher, or Python's multiprocessing, started it."""
+    names = "\0".join(table.environ(pid)).encode(errors="replace")
+    return holders.looks_like_rank(table.command(pid), names)
+
+
+def _root(proc: Proc, table: Table) -> Proc:
+    while True:
+        parent = table.procs.get(proc.ppid)
+        if parent is None or parent.pid == 1 or not _started(parent, proc, table):
+            return proc
+        proc = parent
+
+
+def _started(parent: Proc, child: Proc, table: Table) -> bool:
+    """Whether the parent is the child's launcher, or the Python process of which the child is a part."""
+    if table.uid(parent.pid) != table.uid(child.pid):
+        return False
+    above, below = table.argv(parent.pid), table.argv(child.pid)
+    if programs.is_launcher(above):
+        return True
+    forked = above == below != ()
+    return programs.is_python(table.executable(parent.pid)) and (forked or programs.is_spawned(below))
+
+
+def _orphans_of_the_same_run(root: Proc, table: Table) -> list[int]:
+    if not is_adopted(root, table):
+        return []
+    ticks = TOGETHER_S * os.sysconf("SC_CLK_TCK")
+    near = (
+        proc
+        for proc in table.procs.values()
+        if proc.pid != root.pid and abs(proc.started - root.started) <= ticks and is_adopted(proc, table)
+    )
+    return sorted(
+        proc.pid for proc in near if table.uid(proc.pid) == table.uid(root.pid) and _same_run(root, proc, table)
+    )
+
+
+def _same_run(one: Proc, other: Proc, table: Table) -> bool:
+    """Ranks of one launcher and what they forked, by what it gave to each; or what one Python process spawned.
+
+    Two with one LOCAL_RANK are of two runs, unless they share a process group: then one was the other's data loader.
+    """
+    mine, theirs = table.environ(one.pid), table.environ(other.pid)
+    together = (one.group, one.session) == (other.group, other.session)
+    ranks = mine.get("LOCAL_RANK"), theirs.get("LOCAL_RANK")
+    if None not in ranks and "MASTER_PORT" in mine:
+        return (together or ranks[0] != ranks[1]) and all(mine.get(name) == theirs.get(name) for name in RUN)
+    spawned = programs.is_spawned(table.argv(one.pid)) and programs.is_spawned(table.argv(other.pid))
+    return together and spawned and table.argv(one.pid)[:1] == table.argv(other.pid)[:1]

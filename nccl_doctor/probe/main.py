@@ -1,0 +1,195 @@
+"""The probe's loop: requests in over stdin, answers out over stdout, each a line of JSON.
+
+An answer is framed as ``NONCE {json}``, so that a chatty ``.bashrc`` or MOTD can't be taken for one. A reader thread
+watches stdin: at its end (the controller closed the channel, was killed, or the network told so) everything that the
+probe started is ended and the process leaves at once. SIGALRM, which nobody catches, is the last resort against a
+probe that outlives its controller.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from typing import Any, Callable, Dict
+
+from nccl_doctor.probe import children
+
+Handler = Callable[[Dict[str, Any]], Any]
+
+
+class Server:
+    """Serves one controller until it leaves.
+
+    Args:
+        nonce: the mark before every answer, random per connection.
+        lifetime_s: seconds after which the probe ends, come what may.
+        sources: the shipped modules; the all-reduce hands one on to torchrun.
+    """
+
+    def __init__(self, nonce: str, lifetime_s: float, sources: dict[str, str]) -> None:
+        self._nonce = nonce.encode()
+        self._sources = sources
+        self._requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._writing = threading.Lock()
+        # What a child or a library prints must not break the framing: stdout moves, and fd 1 becomes stderr.
+        self._out = os.dup(1)
+        os.dup2(2, 1)
+        children.become_subreaper()
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, lambda *_: self._leave())
+        signal.setitimer(signal.ITIMER_REAL, lifetime_s)
+        self._handlers: dict[str, Handler] = {
+            "psutil": self._psutil,
+            "facts": self._facts,
+            "clock": lambda _request: time.time(),
+            "firewall": self._firewall,
+            "listen": self._listen,
+            "dial": self._dial,
+            "unlisten": self._unlisten,
+            "smoke": self._smoke,
+            "witness": self._witness,
+            "large": self._large,
+            "port": self._fix_port,
+            "signal": self._fix_port,
+            "free": self._fix_port,
+            "prepare_trials": self._prepare_trials,
+            "free_port": self._free_port,
+            "trial": lambda request: self._trials.run(request["order"]),
+            "end_trials": self._end_trials,
+        }
+        self._mesh: Any = None
+        self._trials: Any = None
+
+    def serve(self) -> None:
+        """Answers requests one after the other; never returns."""
+        threading.Thread(target=self._read, name="stdin", daemon=True).start()
+        self._send({"hello": _hello()})
+        while True:
+            request = self._requests.get()
+            answer: dict[str, Any] = {"id": request["id"]}
+            try:
+                answer["ok"] = self._handlers[request["do"]](request)
+            except Exception as error:  # noqa: BLE001 - goes to the controller whole, traceback included
+                answer["error"] = f"{type(error).__name__}: {error}"
+                answer["traceback"] = traceback.format_exc()
+            self._send(answer)
+
+    def _read(self) -> None:
+        for line in sys.stdin.buffer:
+            request = json.loads(line.decode())
+            if request["do"] == "end":
+                break
+            if request["do"] == "stop":
+                self._stop.set()
+            else:
+                self._requests.put(request)
+        self._leave()
+
+    def _leave(self) -> None:
+        try:
+            children.end_all()
+            children.remove_scratch()
+        finally:
+            os._exit(0)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        data = b"\n" + self._nonce + b" " + json.dumps(message).encode() + b"\n"
+        with self._writing:
+            try:
+                while data:
+                    data = data[os.write(self._out, data) :]
+            except BrokenPipeError:
+                self._leave()
+
+    def _psutil(self, request: dict[str, Any]) -> None:
+        from nccl_doctor.probe import psutil_memory
+
+        psutil_memory.install(request["bundle"])
+
+    def _facts(self, request: dict[str, Any]) -> dict[str, Any]:
+        from nccl_doctor.probe.facts import collect
+
+        return collect(request)
+
+    def _fix_port(self, request: dict[str, Any]) -> dict[str, Any]:
+        from nccl_doctor.probe import port_requests
+
+        return port_requests.HANDLERS[request["do"]](request)  # type: ignore[no-any-return]  # imported late, for speed
+
+    def _firewall(self, request: dict[str, Any]) -> dict[str, Any]:
+        from nccl_doctor.probe import facts, firewall
+
+        deadline = time.monotonic() + request["deadline_s"]
+        seconds = request["deadline_s"]
+        return facts.run({"firewall": lambda: firewall.collect(deadline, request["sudo"], again=True)}, seconds)
+
+    def _listen(self, request: dict[str, Any]) -> dict[str, Any]:
+        from nccl_doctor.probe.mesh import MeshEnd
+
+        self._mesh = MeshEnd(request["nonce"])
+        return self._mesh.listen(request["sockets"])  # type: ignore[no-any-return]  # imported late, for speed
+
+    def _dial(self, request: dict[str, Any]) -> dict[str, Any]:
+        return self._mesh.dial(request["targets"], request["timeout_s"])  # type: ignore[no-any-return]  # as above
+
+    def _unlisten(self, _request: dict[str, Any]) -> None:
+        if self._mesh is not None:
+            self._mesh.close()
+            self._mesh = None
+
+    def _witness(self, request: dict[str, Any]) -> dict[str, Any]:
+        from nccl_doctor.probe import witness
+
+        return witness.ask(request["library"], {**os.environ, **request["env"]}, request["deadline_s"])
+
+    def _large(self, request: dict[str, Any]) -> list[dict[str, Any]]:
+        from nccl_doctor.probe import pmtu
+
+        targets = [(address, port) for address, port in request["targets"]]
+        return pmtu.try_all(targets, request["deadline_s"])
+
+    def _smoke(self, request: dict[str, Any]) -> dict[str, Any]:
+        from nccl_doctor.probe import allreduce
+
+        self._stop.clear()
+        worker = self._sources["nccl_doctor.probe.allreduce_worker"]
+        ident = request["id"]
+        return allreduce.run(request, worker, lambda event: self._send({"id": ident, "event": event}), self._stop)
+
+    def _prepare_trials(self, request: dict[str, Any]) -> None:
+        from nccl_doctor.probe.allreduce_trials import Trials
+
+        self._trials = Trials(request, self._sources["nccl_doctor.probe.allreduce_worker"])
+
+    def _free_port(self, _request: dict[str, Any]) -> int:
+        from nccl_doctor.probe.allreduce_trials import free_port
+
+        return free_port()
+
+    def _end_trials(self, _request: dict[str, Any]) -> None:
+        if self._trials is not None:
+            self._trials.close()
+            self._trials = None
+
+
+def _hello() -> dict[str, Any]:
+    """What the controller must know before it asks: whether psutil is there, and which build would fit."""
+    try:
+        import psutil
+
+        version = psutil.__version__
+    except ImportError:
+        version = None
+    return {
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "psutil": version,
+        "machine": os.uname().machine,
+        "pid": os.getpid(),
+    }

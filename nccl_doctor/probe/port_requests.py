@@ -1,0 +1,216 @@
+"""The requests of ``fix-port``: what holds a port, a signal to named processes, and which ports are free.
+
+They run in the probe on a host, and in nccl-doctor's own process for this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any, Callable, Dict
+
+from nccl_doctor.probe import gpu_processes, guard, jobs, ports, procs, programs, signals, units
+from nccl_doctor.probe.jobs import Job
+from nccl_doctor.probe.kernel_files import port_range
+from nccl_doctor.probe.procs import Table
+from nccl_doctor.probe.unavailable import Unavailable
+
+GPU_PATIENCE_S = 5.0
+"""nvidia-smi takes seconds where no daemon keeps the driver loaded."""
+SERVICES = "/etc/services"
+
+
+def look(request: dict[str, Any]) -> dict[str, Any]:
+    """Who holds a port, or what job a process belongs to.
+
+    Args:
+        request: ``port`` to try and explain, or None; ``pid`` whose job is meant, or None; ``grace_s``: see
+            :func:`guard.refusal`.
+
+    Returns:
+        ``host``; ``user``, ``uid``: whom we are there; ``trial``: a snapshot.PortTrial, or None; ``jobs``: see
+        :func:`_job`; ``elsewhere``: see :func:`units.elsewhere`; ``range``: a snapshot.PortRange, or None.
+    """
+    port, pid = request["port"], request["pid"]
+    # Tried first, so that no thread of ours is taken for a holder.
+    trial = None if port is None else ports.try_port(port, described=False)
+    named = [pid] if pid is not None else [one["pid"] for one in (trial or {}).get("holders", ())]
+    gpus = _Gpus() if named else None
+    table = Table()
+    found = jobs.jobs_of(named, table)
+    unexplained = trial is not None and (trial["free"] or (trial["cause"] == "unknown" and not found))
+    return {
+        "host": units.host_name(),
+        "user": guard.user(os.getuid()),
+        "uid": os.getuid(),
+        "trial": trial,
+        "jobs": [_job(job, named, table, request["grace_s"], gpus) for job in found],
+        "elsewhere": units.elsewhere(port, table) if unexplained else [],
+        "range": _range(),
+    }
+
+
+def send(request: dict[str, Any]) -> dict[str, Any]:
+    """Signals processes and their descendants, or only tells which of them live.
+
+    Args:
+        request: ``processes``: [pid, start in ticks] of each, as :func:`look` told them; ``signal``: "TERM", "KILL" or
+            None; ``force``: whether processes of other users may be signalled.
+
+    Returns:
+        ``alive``: [pid, start] of all that lived before the signal, with descendants that were not named; ``sent``:
+        PIDs that got it; ``denied``: [pid, why not].
+    """
+    table = Table()
+    named = [pid for pid, started in request["processes"] if _lives(pid, started, table)]
+    family = list(dict.fromkeys(member for pid in named for member in (pid, *table.descendants(pid))))
+    family = [pid for pid in family if table.procs[pid].state != "Z"]
+    sent: list[int] = []
+    denied: list[tuple[int, str]] = []
+    for pid in family if request["signal"] else []:
+        why = guard.protected(pid, table)
+        if why is None and not request["force"] and not guard.is_own(pid, table):
+            why = f"pid {pid} is another user's"
+        try:
+            if why is None and signals.send(pid, table.procs[pid].started, _SIGNALS[request["signal"]]):
+                sent.append(pid)
+        except PermissionError:
+            why = f"pid {pid} belongs to {guard.user(table.uid(pid))}; root could end it"
+        if why is not None:
+            denied.append((pid, why))
+    return {"alive": [(pid, table.procs[pid].started) for pid in family], "sent": sent, "denied": denied}
+
+
+def free(request: dict[str, Any]) -> dict[str, Any]:
+    """Which ports a job could use here.
+
+    Args:
+        request: ``ports``: candidates, in order.
+
+    Returns:
+        ``free``: those that torch would get and that nobody is likely to take later: outside the ephemeral range, the
+        reserved ports and the services that the host knows by name.
+    """
+    told = _range() or {"low": 1, "high": 0, "reserved": ""}
+    taken = _numbers(told["reserved"]) | _known_services()
+    fit = (port for port in request["ports"] if not told["low"] <= port <= told["high"] and port not in taken)
+    return {"free": [port for port in fit if ports.bind_error(port) is None]}
+
+
+HANDLERS: Dict[str, Callable[[Dict[str, Any]], Any]] = {"port": look, "signal": send, "free": free}
+_SIGNALS = {"TERM": signal.SIGTERM, "KILL": signal.SIGKILL}
+
+
+class _Gpus:
+    """nvidia-smi, asked while we look at the rest."""
+
+    def __init__(self) -> None:
+        self._deadline = time.monotonic() + GPU_PATIENCE_S
+        self._uses: list[dict[str, Any]] = []
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self._thread.start()
+
+    def _ask(self) -> None:
+        try:
+            self._uses = gpu_processes.collect(self._deadline)
+        except Unavailable:  # the port can be judged without
+            return
+
+    def of(self, pid: int) -> list[dict[str, Any]]:
+        """What a process holds."""
+        self._thread.join(max(0.0, self._deadline - time.monotonic()))
+        return [use for use in self._uses if use["pid"] == pid]
+
+
+def _job(job: Job, named: list[int], table: Table, grace_s: float, gpus: _Gpus | None) -> dict[str, Any]:
+    """A job and whether it may be ended.
+
+    ``holders`` are those of its processes that were asked for; ``processes`` are all, each with its start in ticks, and
+    what it is: a launcher, by name, or a rank. ``refusal`` says why it is not ended, ``final`` that nothing lifts that.
+    """
+    alive = [pid for pid in job.pids if pid in table.procs]
+    named = [pid for pid in named if pid in alive]
+    refused = guard.refusal(job, named, table, grace_s)
+    orphan = jobs.is_orphan(job.root, table)
+    return {
+        "root": job.root,
+        "orphan": orphan,
+        "unit": units.unit_of(job.root, table),
+        "holders": [_holder(pid, alive, orphan, table) for pid in named],
+        "processes": [_process(pid, table, gpus) for pid in alive],
+        "refusal": refused[0] if refused else None,
+        "final": bool(refused and not refused[1]),
+    }
+
+
+def _holder(pid: int, tree: list[int], orphan: bool, table: Table) -> dict[str, Any]:
+    """A snapshot.Process with its parent, working directory and job, told without psutil."""
+    proc = table.procs[pid]
+    age = guard.age_s(pid, table)
+    return {
+        "pid": pid,
+        "user": guard.user(table.uid(pid)),
+        "command": table.command(pid),
+        "started": time.time() - age,
+        "age_s": age,
+        "ppid": proc.ppid,
+        "parent": table.command(proc.ppid) if proc.ppid in table.procs else None,
+        "orphan": orphan,
+        "own": guard.is_own(pid, table),
+        "cwd": procs.folder(pid),
+        "terminal": proc.terminal,
+        "tree": tree,
+    }
+
+
+def _process(pid: int, table: Table, gpus: _Gpus | None) -> dict[str, Any]:
+    return {
+        "pid": pid,
+        "started": table.procs[pid].started,
+        "command": table.command(pid),
+        "rank": _is_rank(pid, table),
+        "launcher": _launcher(pid, table),
+        "gpus": gpus.of(pid) if gpus else [],
+    }
+
+
+def _is_rank(pid: int, table: Table) -> bool:
+    """Whether a launcher started it; what a rank starts has its variables too, and is none."""
+    return jobs.is_rank(pid, table) and not jobs.is_rank(table.procs[pid].ppid, table)
+
+
+def _launcher(pid: int, table: Table) -> str | None:
+    argv = table.argv(pid)
+    return programs.program(argv) if programs.is_launcher(argv) else None
+
+
+def _lives(pid: int, started: int, table: Table) -> bool:
+    return pid in table.procs and table.procs[pid].started == started
+
+
+def _range() -> dict[str, Any] | None:
+    try:
+        return port_range()
+    except Unavailable:
+        return None
+
+
+def _numbers(text: str) -> set[int]:
+    """The ports of "8080,9000-9005", as ip_local_reserved_ports prints them."""
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        low, _, high = part.partition("-")
+        found.update(range(int(low), int(high or low) + 1))
+    return found
+
+
+def _known_services(path: str = SERVICES) -> set[int]:
+    """TCP ports of /etc/services (services(5))."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            rows = [line.partition("#")[0].split() for line in file]
+    except OSError:  # many containers have none
+        return set()
+    return {int(row[1][:-4]) for row in rows if len(row) > 1 and row[1].endswith("/tcp") and row[1][:-4].isdigit()}

@@ -1,0 +1,202 @@
+"""Would torch's TCPStore get a port? The bind it would make, tried, and what the socket tables say where it fails.
+
+No reading of a table replaces the trial: whether a TIME_WAIT or an accepted connection is in the way depends on
+SO_REUSEADDR of a socket that may be gone, which no table shows. The table then explains the answer.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import pwd
+import socket
+from typing import Any
+
+from nccl_doctor.probe import holders, psutil_memory, sock_diag
+from nccl_doctor.probe.sock_diag import DiagSocket
+from nccl_doctor.probe.unavailable import Unavailable
+
+CLOSING = frozenset({"TIME_WAIT", "FIN_WAIT1", "FIN_WAIT2", "LAST_ACK", "CLOSING"})
+"""States in which a socket may have lost its process; the kernel ends it by itself."""
+
+
+def try_port(port: int, *, described: bool = True) -> dict[str, Any]:
+    """Tries torch's bind, closes it at once, and explains a failure; the JSON form of snapshot.PortTrial.
+
+    Args:
+        port: to try.
+        described: tell of each holder what psutil knows; else its PID alone.
+    """
+    return explain(port, bind_error(port), described=described)
+
+
+def explain(port: int, error: int | None, *, described: bool = True) -> dict[str, Any]:
+    """What the outcome of :func:`bind_error` means, told by the socket tables; may take as long as /proc is big."""
+    if error is None:
+        return {"port": port, "free": True}
+    trial: dict[str, Any] = {"port": port, "free": False, "error": errno.errorcode.get(error, str(error))}
+    if error == errno.EADDRINUSE:
+        return {**trial, **_in_use(port, described=described)}
+    if error == errno.EACCES:
+        hint = f"ports below {_first_unprivileged()} (net.ipv4.ip_unprivileged_port_start) are for root"
+        return {**trial, "cause": "unknown", "hint": hint}
+    return {**trial, "cause": "unknown", "hint": os.strerror(error)}
+
+
+def bind_error(port: int) -> int | None:
+    """The errno with which torch's TCPStore would fail to listen on a port; None where it would get it.
+
+    As torch 2.13 does with its default libuv backend (seen with strace): ``[::]`` for both families, and where that
+    fails for whatever reason, ``0.0.0.0``, whose error counts; both with SO_REUSEADDR.
+    """
+    if _listen_error(socket.AF_INET6, "::", port) is None:
+        return None
+    return _listen_error(socket.AF_INET, "0.0.0.0", port)  # noqa: S104 - what torch binds to
+
+
+def cause_of(found: list[DiagSocket]) -> str:
+    """The word of snapshot.PortTrial.cause for the sockets on a port that could not be bound.
+
+    A socket that no process holds and the kernel is still closing counts as time-wait: waiting is the remedy.
+    """
+    states = {one.state for one in found if not _ownerless(one)}
+    if "LISTEN" in states:
+        return "listener"
+    if states - {"BOUND"}:
+        return "outbound"
+    if "BOUND" in states:
+        return "bound"
+    return "time-wait" if found else "unknown"
+
+
+def _listen_error(family: socket.AddressFamily, address: str, port: int) -> int | None:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            trial.bind((address, port))
+            trial.listen(1)
+    except OSError as error:
+        return error.errno or errno.EIO
+    return None
+
+
+def _in_use(port: int, *, described: bool) -> dict[str, Any]:
+    found, pids = _look(port)
+    cause = cause_of(found)
+    nobody: list[int | None] = [None]
+    rows = [_row(one, pid) for one in found for pid in pids.get(one.inode, nobody)]
+    everybody = sorted({pid for some in pids.values() for pid in some})
+    processes, missing = _describe(everybody) if described else ([{"pid": pid} for pid in everybody], "")
+    explained: dict[str, Any] = {"cause": cause, "sockets": rows, "holders": processes}
+    if cause == "time-wait":
+        explained["time_wait_s"] = max((one.expires_s for one in found if one.expires_s is not None), default=None)
+    elif missing or not processes:
+        explained["hint"] = missing or _hint(port, found)
+    return explained
+
+
+def _look(port: int) -> tuple[list[DiagSocket], dict[int, list[int]]]:
+    """The sockets on a port, and the processes of each inode; from psutil where the kernel has no sock_diag."""
+    try:
+        found = sock_diag.sockets_on(port)
+    except OSError:
+        return _look_with_psutil(port)
+    return found, holders.pids_by_inode({one.inode for one in found})
+
+
+def _look_with_psutil(port: int) -> tuple[list[DiagSocket], dict[int, list[int]]]:
+    """As :func:`_look`; a running number stands for the inode, which psutil does not tell."""
+    try:
+        psutil_memory.require()
+    except Unavailable:
+        return [], {}
+    import psutil
+
+    found, pids = [], {}
+    for number, one in enumerate(psutil.net_connections(kind="tcp"), 1):
+        if not one.laddr or one.laddr.port != port:
+            continue
+        inode = 0 if one.pid is None and one.status in CLOSING else number
+        remote = one.raddr or ("", 0)
+        found.append(DiagSocket(one.status, one.laddr.ip, port, remote[0], remote[1], inode, -1, None))
+        if one.pid is not None:
+            pids[inode] = [one.pid]
+    return found, pids
+
+
+def _row(one: DiagSocket, pid: int | None) -> dict[str, Any]:
+    """The JSON form of snapshot.TcpSocket; state "BOUND" is one that neither listens nor is connected."""
+    return {
+        "local_address": one.local_address,
+        "local_port": one.local_port,
+        "remote_address": one.remote_address if one.remote_port else None,
+        "remote_port": one.remote_port or None,
+        "state": one.state,
+        "pid": pid,
+    }
+
+
+def _describe(pids: list[int]) -> tuple[list[dict[str, Any]], str]:
+    """The processes that are still there; where psutil is missing, none and the reason."""
+    try:
+        described = [holders.describe(pid) for pid in pids]
+    except Unavailable as error:
+        return [], f"held by pid {', '.join(map(str, pids))}; {error}"
+    return [process for process in described if process is not None], ""
+
+
+def _hint(port: int, found: list[DiagSocket]) -> str:
+    command = f"sudo ss -tanp 'sport = :{port}'"
+    users = sorted({_user(one.uid) for one in found if one.inode and one.uid >= 0})
+    if users and os.getuid() == 0:
+        return f"a process of {', '.join(users)} that can't be seen from here: look outside this container"
+    if users:
+        return f"a process of {', '.join(users)} that only root may look at: {command}"
+    suspects = unlisted_holders()
+    if suspects:
+        return f"pid {', '.join(map(str, suspects))} has a TCP socket that no table lists and that may be bound to it"
+    return f"nothing of ours is on it; to see all: {command}"
+
+
+def unlisted_holders() -> list[int]:
+    """Processes with a TCP socket that no table lists: bound only, which kernels before 6.8 show nowhere, or unused.
+
+    The protocol of a socket is an extended attribute of its link in /proc/PID/fd (sockfs_xattr_get, net/socket.c).
+    """
+    try:
+        listed = {f"socket:[{one.inode}]" for one in sock_diag.sockets_on(0) if one.state != "BOUND"}
+    except OSError:
+        return []
+    found = set()
+    for pid, link, target in holders.open_files():
+        if target.startswith("socket:") and target not in listed and _protocol(link) in (b"TCP", b"TCPv6"):
+            found.add(pid)
+    return sorted(found)
+
+
+def _protocol(link: str) -> bytes:
+    try:
+        return os.getxattr(link, "system.sockprotoname").rstrip(b"\0")
+    except OSError:  # closed meanwhile
+        return b""
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
+def _first_unprivileged() -> int:
+    try:
+        with open("/proc/sys/net/ipv4/ip_unprivileged_port_start") as file:
+            return int(file.read())
+    except (OSError, ValueError):  # Linux before 4.11 has the fixed limit
+        return 1024
+
+
+def _ownerless(one: DiagSocket) -> bool:
+    return one.inode == 0 and one.state in CLOSING

@@ -1,0 +1,160 @@
+"""Processes as /proc/PID tells them in one short read each: beside psutil's, their group, session and start in ticks.
+
+The start in clock ticks since boot, with the PID, is what a process is known by: psutil turns it into a time of day,
+which moves when the clock is set.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+PF_KTHREAD = 0x00200000
+"""include/linux/sched.h."""
+STARTED = 19
+"""Where starttime, field 22 of /proc/PID/stat (proc_pid_stat(5)), stands behind the command's parenthesis."""
+COMMAND_LIMIT = 500
+
+
+class Proc(NamedTuple):
+    """A process.
+
+    Attributes:
+        name: the kernel's, at most 15 characters; a program can change its own.
+        state: one letter; "Z" is a zombie.
+        terminal: whether it has a controlling terminal.
+        kernel: whether it is a kernel thread.
+        started: clock ticks since boot.
+    """
+
+    pid: int
+    name: str
+    state: str
+    ppid: int
+    group: int
+    session: int
+    terminal: bool
+    kernel: bool
+    started: int
+
+
+def read(pid: int) -> Proc | None:
+    """A process; None where it is gone."""
+    try:
+        file = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        data = os.read(file, 4096)
+    except OSError:  # it ended meanwhile
+        return None
+    finally:
+        os.close(file)
+    # the name in parentheses may itself hold spaces and parentheses
+    head, _, tail = data.rpartition(b")")
+    fields = tail.split()
+    return Proc(
+        pid=pid,
+        name=head.partition(b"(")[2].decode(errors="replace"),
+        state=fields[0].decode(),
+        ppid=int(fields[1]),
+        group=int(fields[2]),
+        session=int(fields[3]),
+        terminal=fields[4] != b"0",
+        kernel=bool(int(fields[6]) & PF_KTHREAD),
+        started=int(fields[STARTED]),
+    )
+
+
+class Table:
+    """All processes at one moment, and what can be asked of each; every answer is read once.
+
+    Attributes:
+        procs: by PID.
+    """
+
+    def __init__(self) -> None:
+        found = (read(int(entry)) for entry in os.listdir("/proc") if entry.isdigit())
+        self.procs: dict[int, Proc] = {proc.pid: proc for proc in found if proc is not None}
+        self._children: dict[int, list[int]] = {}
+        for proc in self.procs.values():
+            self._children.setdefault(proc.ppid, []).append(proc.pid)
+        self._argv: dict[int, tuple[str, ...]] = {}
+        self._environ: dict[int, dict[str, str]] = {}
+        self._uids: dict[int, int] = {}
+
+    def descendants(self, root: int) -> list[int]:
+        """All below a process, parents before their children."""
+        found: list[int] = []
+        waiting = [root]
+        while waiting:
+            below = sorted(self._children.get(waiting.pop(0), []))
+            found += below
+            waiting += below
+        return found
+
+    def ancestors(self, pid: int) -> list[int]:
+        """The parent, its parent and so on."""
+        found: list[int] = []
+        proc = self.procs.get(pid)
+        while proc is not None and proc.ppid and proc.ppid not in found:
+            found.append(proc.ppid)
+            proc = self.procs.get(proc.ppid)
+        return found
+
+    def argv(self, pid: int) -> tuple[str, ...]:
+        """The arguments; empty for a kernel thread or a zombie, and where they are hidden."""
+        if pid not in self._argv:
+            words = _bytes(pid, "cmdline").rstrip(b"\0").split(b"\0")
+            self._argv[pid] = tuple(word.decode(errors="replace") for word in words) if words != [b""] else ()
+        return self._argv[pid]
+
+    def command(self, pid: int) -> str:
+        """The command line, or the name in brackets, in at most COMMAND_LIMIT characters."""
+        name = self.procs[pid].name if pid in self.procs else "?"
+        line = " ".join(self.argv(pid)) or f"[{name}]"
+        return line if len(line) <= COMMAND_LIMIT else line[: COMMAND_LIMIT - 1] + "…"
+
+    def environ(self, pid: int) -> dict[str, str]:
+        """The variables it was started with; empty where they are hidden."""
+        if pid not in self._environ:
+            entries = (entry.partition(b"=") for entry in _bytes(pid, "environ").split(b"\0"))
+            self._environ[pid] = {
+                name.decode(errors="replace"): value.decode(errors="replace") for name, mark, value in entries if mark
+            }
+        return self._environ[pid]
+
+    def uid(self, pid: int) -> int:
+        """The real user; -1 for one that is gone.
+
+        From the status file: the folder itself belongs to root where a program is not dumpable (proc(5)).
+        """
+        if pid not in self._uids:
+            lines = _bytes(pid, "status").split(b"\n")
+            self._uids[pid] = next((int(line.split()[1]) for line in lines if line.startswith(b"Uid:")), -1)
+        return self._uids[pid]
+
+    def executable(self, pid: int) -> str:
+        """The base name of the program that runs; of the first argument where the link may not be read."""
+        try:
+            path = os.readlink(f"/proc/{pid}/exe")
+        except OSError:
+            argv = self.argv(pid)
+            path = argv[0].partition(" ")[0] if argv else ""
+        return os.path.basename(path.replace(" (deleted)", "")) or (self.procs[pid].name if pid in self.procs else "")
+
+
+def folder(pid: int) -> str | None:
+    """The working directory; None where we may not see it."""
+    try:
+        return os.readlink(f"/proc/{pid}/cwd")
+    except OSError:
+        return None
+
+
+def _bytes(pid: int, name: str) -> bytes:
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read()
+    except OSError:  # gone, or another user's
+        return b""

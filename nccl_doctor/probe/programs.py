@@ -1,0 +1,84 @@
+"""What a process runs, as its command line tells: Python, a launcher of training jobs, one of its ranks, a service."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Sequence
+
+PYTHON = re.compile(r"(?:python|pypy)[0-9.]*[a-z]?")
+WITH_VALUE = frozenset({"-X", "-W", "--check-hash-based-pycs"})
+"""Options of the interpreter whose value is the next argument (python --help)."""
+
+LAUNCHERS = frozenset(
+    {
+        *("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "accelerate-launch"),
+        *("accelerate.commands.launch", "accelerate.commands.accelerate_cli", "deepspeed", "deepspeed.pt"),
+        *("deepspeed.launcher.launch", "deepspeed.launcher.runner", "mpirun", "mpiexec", "mpiexec.hydra", "orterun"),
+        *("prterun", "orted", "prted", "hydra_pmi_proxy", "pmi_proxy", "horovodrun", "horovod.runner", "colossalai"),
+    }
+)
+"""Programs and modules that start the ranks of a job and wait for them."""
+
+SERVICES = {
+    "http.server": "a web server",
+    "uvicorn": "a web server",
+    "gunicorn": "a web server",
+    "hypercorn": "a web server",
+    "waitress-serve": "a web server",
+    "flask": "a web server",
+    "manage.py": "a web server",
+    "streamlit": "a web server",
+    "tensorboard": "TensorBoard",
+    "tensorboard.main": "TensorBoard",
+    "jupyter": "a notebook server",
+    "jupyter-lab": "a notebook server",
+    "jupyter-notebook": "a notebook server",
+    "jupyterhub": "a notebook server",
+    "ipykernel_launcher": "a notebook's kernel",
+    "ipykernel": "a notebook's kernel",
+}
+"""Python programs that listen on ports and are no training, by what :func:`program` says of them."""
+
+SPAWNED = ("multiprocessing.spawn", "multiprocessing.forkserver", "multiprocessing.resource_tracker")
+"""In the command line of what Python's multiprocessing starts (Lib/multiprocessing)."""
+
+
+def is_python(executable: str) -> bool:
+    """Whether the base name of a program is a Python interpreter's."""
+    return PYTHON.fullmatch(executable) is not None
+
+
+def program(argv: Sequence[str]) -> str:
+    """What runs: the module behind ``-m``, the base name of the script, or of the program itself; "-c" for a text."""
+    if not argv:
+        return ""
+    name = os.path.basename(argv[0].partition(" ")[0].rstrip(":"))
+    if not is_python(name):
+        return name
+    words = iter(argv[1:])
+    for word in words:
+        if word == "-c":
+            return word
+        if word == "-m" or (word.startswith("-") and not word.startswith("--") and word.endswith("m")):
+            return next(words, "")
+        if word in WITH_VALUE:
+            next(words, "")
+        elif not word.startswith("-"):
+            return os.path.basename(word)
+    return name
+
+
+def is_launcher(argv: Sequence[str]) -> bool:
+    """Whether it starts ranks."""
+    return program(argv) in LAUNCHERS
+
+
+def service(argv: Sequence[str]) -> str | None:
+    """What service it is; None for none that we know."""
+    return SERVICES.get(program(argv))
+
+
+def is_spawned(argv: Sequence[str]) -> bool:
+    """Whether Python's multiprocessing started it."""
+    return any(mark in word for word in argv for mark in SPAWNED)

@@ -1,0 +1,107 @@
+"""TCP sockets on one port as the kernel itself tells them: netlink's sock_diag(7), which ``ss`` uses too.
+
+Beyond /proc/net/tcp it tells sockets that are bound and neither listen nor are connected (since Linux 6.8,
+TCP_BOUND_INACTIVE in include/net/tcp_states.h), and does not print the whole table to find one port.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from typing import Iterator, NamedTuple
+
+NETLINK_SOCK_DIAG = 4
+SOCK_DIAG_BY_FAMILY = 20
+NLM_F_REQUEST_DUMP = 0x1 | 0x300
+NLMSG_ERROR, NLMSG_DONE = 2, 3
+STATES = (
+    *("UNKNOWN", "ESTABLISHED", "SYN_SENT", "SYN_RECV", "FIN_WAIT1", "FIN_WAIT2", "TIME_WAIT", "BOUND", "CLOSE_WAIT"),
+    *("LAST_ACK", "LISTEN", "CLOSING", "SYN_RECV", "BOUND"),
+)
+"""Names by number, include/net/tcp_states.h, as psutil words them.
+
+13 (TCP_BOUND_INACTIVE) asks for sockets that are bound and no more; they are told as 7 (TCP_CLOSE), which no other
+socket with a port is in.
+"""
+ALL_STATES = (1 << len(STATES)) - 1
+TIMER_TIME_WAIT = 3
+
+_HEADER = struct.Struct("=IHHII")
+_REQUEST = struct.Struct("=BBBBI")
+_SOCKET_ID = struct.Struct("!HH16s16s12x")
+_MESSAGE = struct.Struct("=BBBB")
+_TAIL = struct.Struct("=IIIII")
+
+
+class DiagSocket(NamedTuple):
+    """A TCP socket.
+
+    Attributes:
+        inode: what /proc/PID/fd shows as "socket:[inode]"; 0 where no process has it any more.
+        uid: of its owner.
+        expires_s: seconds until the kernel forgets it, in TIME_WAIT; else None.
+    """
+
+    state: str
+    local_address: str
+    local_port: int
+    remote_address: str
+    remote_port: int
+    inode: int
+    uid: int
+    expires_s: float | None
+
+
+def sockets_on(port: int, timeout_s: float = 2.0) -> list[DiagSocket]:
+    """All TCP sockets of this network namespace whose local port this is, IPv4 before IPv6; 0 for every port.
+
+    Raises:
+        OSError: the kernel has no sock_diag, or refuses.
+    """
+    found: list[DiagSocket] = []
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as netlink:
+        netlink.settimeout(timeout_s)
+        for family in (socket.AF_INET, socket.AF_INET6):
+            request = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, ALL_STATES)
+            request += _SOCKET_ID.pack(port, 0, b"", b"")
+            head = _HEADER.pack(_HEADER.size + len(request), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST_DUMP, 1, 0)
+            netlink.send(head + request)
+            found += [parse(body) for body in _answers(netlink)]
+    # The kernel passes the port over where it dumps sockets that are only bound (seen on 6.18).
+    return [one for one in found if port in (0, one.local_port)]
+
+
+def parse(body: bytes) -> DiagSocket:
+    """One struct inet_diag_msg (include/uapi/linux/inet_diag.h)."""
+    family, state, timer, _ = _MESSAGE.unpack_from(body)
+    local_port, remote_port, local, remote = _SOCKET_ID.unpack_from(body, _MESSAGE.size)
+    expires_ms, _, _, uid, inode = _TAIL.unpack_from(body, _MESSAGE.size + _SOCKET_ID.size)
+    size = 4 if family == socket.AF_INET else 16
+    return DiagSocket(
+        state=STATES[state] if state < len(STATES) else f"state {state}",
+        local_address=socket.inet_ntop(family, local[:size]),
+        local_port=local_port,
+        remote_address=socket.inet_ntop(family, remote[:size]),
+        remote_port=remote_port,
+        inode=inode,
+        uid=uid,
+        expires_s=expires_ms / 1000 if timer == TIMER_TIME_WAIT else None,
+    )
+
+
+def _answers(netlink: socket.socket) -> Iterator[bytes]:
+    """The bodies of a dump's messages, until its end."""
+    while True:
+        data = netlink.recv(1 << 16)
+        at = 0
+        while at + _HEADER.size <= len(data):
+            length, kind, *_ = _HEADER.unpack_from(data, at)
+            body = data[at + _HEADER.size : at + length]
+            if kind == NLMSG_DONE:
+                return
+            if kind == NLMSG_ERROR:
+                number = -struct.unpack_from("=i", body)[0]
+                raise OSError(number, os.strerror(number))
+            yield body
+            at += (length + 3) & ~3

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from nccl_doctor.probe import facts, ports, psutil_memory
+from nccl_doctor.probe.facts import sockets
+from nccl_doctor.probe.unavailable import Unavailable
+from nccl_doctor.snapshot import HostFacts, Skipped, Unknown
+
+REQUEST: dict[str, Any] = {"names": ["localhost"], "trial_port": None, "deadline_s": 20.0, "env": {}}
+
+
+def collected(**changes: object) -> dict[str, Any]:
+    """The answer as the snapshot reads it; the clock, which it must have, is measured elsewhere."""
+    answer = json.loads(json.dumps(facts.collect({**REQUEST, **changes})))
+    read = HostFacts.model_validate({**answer, "clock": {"offset_s": 0.0, "error_s": 0.0}})
+    return {name: fact for name, fact in read if name in answer}
+
+
+def unknown(found: dict[str, Any]) -> dict[str, str]:
+    return {name: fact.reason for name, fact in found.items() if isinstance(fact, Unknown)}
+
+
+def test_the_answer_is_all_of_a_hosts_facts_and_all_are_known() -> None:
+    found = collected(trial_port=29517)
+    assert unknown(found) == {}
+    assert found["master_port"].port == 29517
+
+
+def test_the_trial_is_over_before_the_sockets_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = []
+    monkeypatch.setattr(ports, "bind_error", lambda port: order.append(f"trial {port}"))
+    monkeypatch.setattr(sockets, "collect", lambda watched: order.append(f"list {sorted(watched)}"))
+    facts.collect({**REQUEST, "trial_port": 29517, "master_port": 29500})
+    assert order == ["trial 29517", "list [29500, 29517]"]
+
+
+def test_the_port_is_tried_on_the_master_alone() -> None:
+    assert isinstance(collected()["master_port"], Skipped)
+
+
+def test_without_psutil_only_its_facts_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil_memory, "_version", lambda: None)
+    monkeypatch.setattr(psutil_memory, "_problem", None)
+    found = collected(trial_port=29517)
+    assert unknown(found) == dict.fromkeys(("interfaces", "sockets"), "psutil is not installed on the host")
+
+
+def test_a_crash_costs_its_own_fact_and_shows_where() -> None:
+    def crash() -> object:
+        return dict[str, int]()["shm"]
+
+    found = facts.run({"shm": crash, "limits": lambda: {"nofile_soft": 1}}, 5)
+    assert found["limits"] == {"nofile_soft": 1}
+    shm = Unknown.model_validate(found["shm"])
+    assert shm.reason == "KeyError: 'shm'"
+    assert shm.traceback is not None
+    assert "in crash" in shm.traceback
+
+
+def test_could_not_look_is_a_phrase_without_traceback() -> None:
+    def refused() -> object:
+        raise Unavailable("nvidia-smi gave no answer")
+
+    def forbidden() -> object:
+        raise PermissionError(13, "Permission denied", "/proc/net/route")
+
+    found = facts.run({"gpus": refused, "routes": forbidden}, 5)
+    assert found == {
+        "gpus": {"$unknown": "nvidia-smi gave no answer", "traceback": None},
+        "routes": {"$unknown": "Permission denied: /proc/net/route", "traceback": None},
+    }
+
+
+def test_what_hangs_is_left_behind_at_the_deadline() -> None:
+    never = threading.Event()
+    began = time.monotonic()
+    try:
+        found = facts.run({"gpus": never.wait, "python": lambda: "here"}, 0.2)
+    finally:
+        never.set()
+    assert time.monotonic() - began < 2
+    assert found == {"gpus": {"$unknown": "no answer in 0.2 s", "traceback": None}, "python": "here"}
+
+
+def test_bytes_that_are_no_utf8_survive_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environb, b"NCCL_DEBUG_FILE", b"/tmp/\xff.log")
+    assert collected()["env"]["NCCL_DEBUG_FILE"] == "/tmp/\\udcff.log"
+
+
+def test_a_thread_that_can_not_start_is_an_unknown_fact(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert facts.run({"shm": dict}, 5) == {"shm": {"$unknown": "can't start new thread", "traceback": None}}

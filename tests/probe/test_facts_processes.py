@@ -1,0 +1,69 @@
+"""Training jobs of this machine, real ones among them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from nccl_doctor.probe import gpu_processes
+from nccl_doctor.probe.facts import processes
+from nccl_doctor.probe.procs import Table
+from nccl_doctor.snapshot import GpuProcess, TrainingJob
+from tests.probe.tables import RUN, Fake, FakeTable, rank
+
+
+def collected(monkeypatch: pytest.MonkeyPatch, *fakes: Fake) -> list[TrainingJob]:
+    monkeypatch.setattr(processes, "Table", lambda: FakeTable(*fakes))
+    return [TrainingJob.model_validate(row) for row in processes.collect()]
+
+
+def test_a_running_job_an_orphan_and_what_is_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    running, left = collected(
+        monkeypatch,
+        Fake(20, 1, "python /opt/bin/torchrun train.py"),
+        rank(30, 20, 0),
+        rank(31, 20, 1),
+        Fake(40, 1, "python serve.py"),
+        Fake(41, 1, "bash", {"LOCAL_RANK": "0"}),
+        rank(50, 1, 0, MASTER_PORT="29511"),
+        Fake(60, 50, "nvidia-smi", {**RUN, "LOCAL_RANK": "0"}),
+    )
+    assert (running.pid, running.pids, running.ranks, running.launcher) == (20, (20, 30, 31), 2, "torchrun")
+    assert not running.left_behind
+    assert (left.pid, left.pids, left.ranks, left.launcher) == (50, (50, 60), 1, None)
+    assert left.left_behind
+
+
+@pytest.mark.parametrize("raylet", [True, False])
+def test_a_ray_worker_is_left_behind_where_no_raylet_runs(raylet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = [Fake(10, 1, "/ray/raylet --x", name="raylet", executable="raylet")] if raylet else []
+    (worker,) = collected(monkeypatch, *daemon, Fake(20, 10 if raylet else 1, "ray::train_func"))
+    assert (worker.kind, worker.left_behind) == ("ray-worker", not raylet)
+
+
+def test_a_zombie_whose_parent_lives_is_left_behind() -> None:
+    code = "import os, time\nif os.fork() == 0: os._exit(0)\nprint(flush=True); time.sleep(60)"
+    # a child of a child: what descends from the probe itself is none of the host's jobs
+    shell = ["sh", "-c", '"$0" -c "$1" & exec 1>&-; wait', sys.executable, code]
+    with subprocess.Popen([*shell], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        ask = "import json; from nccl_doctor.probe.facts import processes; print(json.dumps(processes.collect()))"
+        found = json.loads(subprocess.run([sys.executable, "-c", ask], capture_output=True, check=True).stdout)
+        below = set(Table().descendants(parent.pid))
+        for pid in below:
+            os.kill(pid, 9)
+    mine = [TrainingJob.model_validate(row) for row in found if row["pid"] in below]
+    assert [(row.kind, row.left_behind, row.command[:7]) for row in mine] == [("zombie", True, "[python")]
+
+
+def test_gpu_processes_are_told_with_their_owner_or_that_they_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    uses = [{"pid": pid, "gpu": 0, "uuid": "GPU-a", "memory_mib": 5} for pid in (os.getpid(), 4_000_000)]
+    monkeypatch.setattr(gpu_processes, "collect", lambda _deadline: uses)
+    mine, gone = (GpuProcess.model_validate(row) for row in processes.on_gpus(0.0))
+    assert (mine.alive, mine.own) == (True, True)
+    assert (gone.alive, gone.user, gone.command) == (False, None, None)

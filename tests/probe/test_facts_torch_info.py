@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nccl_doctor.probe.facts import torch_info
+from nccl_doctor.probe.unavailable import Unavailable
+from nccl_doctor.snapshot import TorchInfo
+
+VERSION_PY = """\
+from typing import Optional
+
+__all__ = ['__version__', 'debug', 'cuda', 'git_version', 'hip']
+__version__ = '2.7.0+cu128'
+debug = False
+cuda: Optional[str] = '12.8'
+git_version = '134179474539648ba7dee1317959529fbd0e7f89'
+hip: Optional[str] = None
+"""
+
+
+def look(env: dict[str, str], seconds: float = 20) -> TorchInfo | None:
+    found = torch_info.collect(env, time.monotonic() + seconds)
+    return None if found is None else TorchInfo.model_validate(found)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for PYTHONPATH with a torch that fails if somebody imports it; it hides what is installed here."""
+    hide = "import sys; sys.path[:] = [p for p in sys.path if 'site-packages' not in p]\n"
+    monkeypatch.setattr(torch_info, "SCRIPT", hide + torch_info.SCRIPT)
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text("raise AssertionError('imported')")
+    (tmp_path / "torch/version.py").write_text(VERSION_PY)
+    return tmp_path
+
+
+def library(folder: Path) -> str:
+    folder.mkdir(parents=True)
+    path = folder / torch_info.LIBRARY
+    path.touch()
+    return str(path)
+
+
+def test_a_wheel_of_nccl_is_what_torch_loads(site: Path) -> None:
+    wheel = library(site / "nvidia/nccl/lib")
+    library(site / "torch/lib")
+    (site / "nvidia_nccl_cu12-2.26.2.dist-info").mkdir()
+    assert look({"PYTHONPATH": str(site)}) == TorchInfo(
+        version="2.7.0+cu128",
+        cuda="12.8",
+        hip=None,
+        nccl="2.26.2",
+        nccl_library=wheel,
+        location=str(site / "torch"),
+    )
+
+
+def test_without_a_wheel_torchs_own_library_counts_and_a_left_over_record_does_not(site: Path) -> None:
+    own = library(site / "torch/lib")
+    (site / "nvidia_nccl_cu12-2.26.2.dist-info").mkdir()
+    found = look({"PYTHONPATH": str(site)})
+    assert found is not None
+    assert (found.nccl, found.nccl_library) == (None, own)
+
+
+def test_else_the_loaders_path_counts(site: Path, tmp_path: Path) -> None:
+    elsewhere = library(tmp_path / "opt")
+    found = look({"PYTHONPATH": str(site), "LD_LIBRARY_PATH": f":{tmp_path / 'opt'}"})
+    assert found is not None
+    assert found.nccl_library == elsewhere
+
+
+def test_else_the_loaders_cache_counts(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = torch_info._output
+    cache = "3 libs found\n\tlibnccl.so.2 (libc6,x86-64) => /usr/lib64/libnccl.so.2\n"
+    monkeypatch.setattr(torch_info, "_output", lambda argv, *rest: cache if "-p" in argv else ask(argv, *rest))
+    found = look({"PYTHONPATH": str(site)})
+    assert found is not None
+    assert found.nccl_library == "/usr/lib64/libnccl.so.2"
+
+
+def test_no_torch_is_none_and_neither_is_a_mere_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(bare))
+    assert look({}) is None
+    (tmp_path / "torch").mkdir()
+    assert look({"PYTHONPATH": str(tmp_path)}) is None
+
+
+def test_what_start_up_code_prints_is_passed_over(site: Path) -> None:
+    (site / "sitecustomize.py").write_text("import sys; print('hello', end=''); print('warning', file=sys.stderr)")
+    found = look({"PYTHONPATH": str(site)})
+    assert found is not None
+    assert found.version == "2.7.0+cu128"
+
+
+def test_an_interpreter_that_fails_is_told_in_its_words(site: Path) -> None:
+    (site / "sitecustomize.py").write_text("raise SystemExit('licence expired')")
+    with pytest.raises(Unavailable, match=r"did not say where torch is: .*licence expired"):
+        look({"PYTHONPATH": str(site)})
+
+
+def test_an_interpreter_that_hangs_is_ended(site: Path) -> None:
+    (site / "sitecustomize.py").write_text("import time; time.sleep(60)")
+    with pytest.raises(Unavailable, match=r"gave no answer in 0\.3 s"):
+        look({"PYTHONPATH": str(site)}, seconds=0.3)
+
+
+def test_a_torch_without_version_is_unknown(site: Path) -> None:
+    (site / "torch/version.py").write_text("")
+    with pytest.raises(Unavailable, match="names no version"):
+        look({"PYTHONPATH": str(site)})
+    (site / "torch/version.py").unlink()
+    with pytest.raises(Unavailable, match=r"has no version\.py"):
+        look({"PYTHONPATH": str(site)})
+
+
+def test_old_and_rocm_builds_are_read() -> None:
+    old = "__version__ = '1.13.1'\ndebug = False\ncuda = None\ngit_version = 'abc'\nhip = '5.2.21151-afdc89f8'\n"
+    assert torch_info.parse_version(old) == {"__version__": "1.13.1", "cuda": None, "hip": "5.2.21151-afdc89f8"}

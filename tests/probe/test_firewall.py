@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from nccl_doctor.probe import firewall
+from nccl_doctor.probe.unavailable import Unavailable
+from nccl_doctor.snapshot import Firewalld, FirewallFacts, IptablesSave, Unknown
+
+LISTING = '{"nftables": []}'
+XT = '{"nftables": [{"rule": {"expr": [{"xt": {}}]}}]}'
+SUDO = 'shift; exec "$@"'
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """A host whose only programs are the ones a test writes, besides a shell's own."""
+    monkeypatch.setattr(firewall, "PATH", str(tmp_path))
+    monkeypatch.setattr(firewall, "NF_TABLES", str(tmp_path / "nf_tables"))
+    monkeypatch.setattr(firewall, "LEGACY_TABLES", {name: f"{tmp_path}/{name}_tables_names" for name in ("ip", "ip6")})
+    host = Host(tmp_path)
+    for name in ("timeout", "cat", "true", "sleep", "head", "tr", "sh"):
+        real = next(Path(folder, name) for folder in ("/usr/bin", "/bin") if Path(folder, name).exists())
+        (tmp_path / name).symlink_to(real)
+    return host
+
+
+class Host:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def program(self, name: str, script: str) -> None:
+        path = self.folder / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(stat.S_IRWXU)
+
+
+def collect(*, sudo: bool = True, seconds: float = 10) -> FirewallFacts:
+    return FirewallFacts.model_validate(firewall.collect(time.monotonic() + seconds, sudo))
+
+
+def test_a_host_without_any_firewall_has_none(host: Host) -> None:
+    facts = collect()
+    assert (facts.nft, facts.iptables, facts.ipsets, facts.firewalld, facts.ufw) == (None, (), None, None, None)
+    assert "lo" in facts.groups
+
+
+def test_rules_that_only_a_missing_program_could_show_are_unknown(host: Host) -> None:
+    (host.folder / "nf_tables").mkdir()
+    (host.folder / "ip_tables_names").write_text("filter\n")
+    facts = collect()
+    assert isinstance(facts.nft, Unknown)
+    assert "nft is not installed" in facts.nft.reason
+    assert isinstance(facts.iptables, Unknown)
+    assert "legacy" in facts.iptables.reason
+
+
+def test_legacy_tables_are_read_beside_nftables(host: Host) -> None:
+    (host.folder / "ip_tables_names").write_text("filter\n")
+    host.program("nft", f"echo '{LISTING}'")
+    host.program("iptables-legacy-save", "echo '*filter'")
+    assert collect().iptables == (
+        IptablesSave(command="iptables-legacy", family="ip", backend="legacy", text="*filter\n"),
+    )
+
+
+def test_for_the_counters_nobody_but_the_kernel_is_asked(host: Host) -> None:
+    host.program("nft", f"[ $1 = -j ] && echo '{XT}' || exit 1")
+    host.program("iptables-nft-save", "echo '-A INPUT -m set --match-set s src -j DROP'")
+    for name in ("ipset", "firewall-cmd", "ufw"):
+        host.program(name, "exit 1")
+    facts = FirewallFacts.model_validate(firewall.collect(time.monotonic() + 10, again=True))
+    assert (facts.nft, facts.nft_text, facts.ipsets, facts.firewalld, facts.ufw) == (XT + "\n", None, None, None, None)
+    assert isinstance(facts.iptables, tuple)
+    assert len(facts.iptables) == 1
+
+
+def test_everything_is_captured(host: Host) -> None:
+    host.program("nft", f"[ $1 = -j ] && echo '{XT}' || echo 'table inet t'")
+    host.program("iptables-nft-save", "echo '-A INPUT -m set --match-set s src -j DROP'")
+    host.program("ipset", "echo 'create s hash:ip'")
+    host.program("firewall-cmd", '[ "$1" = --get-default-zone ] && echo public || echo "zones $1"')
+    host.program("ufw", "echo 'Status: active'")
+    facts = collect()
+    assert (facts.nft, facts.nft_text, facts.ipsets, facts.ufw) == (
+        XT + "\n", "table inet t\n", "create s hash:ip\n", "Status: active\n",
+    )  # fmt: skip
+    assert facts.iptables == (
+        IptablesSave(
+            command="iptables-nft", family="ip", backend="nft", text="-A INPUT -m set --match-set s src -j DROP\n"
+        ),
+    )
+    assert facts.firewalld == Firewalld(
+        default_zone="public", runtime="zones --list-all-zones\n", permanent="zones --permanent\n"
+    )
+
+
+def test_iptables_is_left_alone_where_it_wrote_nothing(host: Host) -> None:
+    host.program("nft", f"echo '{LISTING}'")
+    host.program("iptables-nft-save", f"echo > {host.folder}/asked; exit 1")
+    assert collect().iptables == ()
+    assert not (host.folder / "asked").exists()
+
+
+def test_the_plain_name_serves_where_it_is_of_the_right_kind(host: Host) -> None:
+    host.program("nft", f"echo '{XT}'")
+    host.program("iptables", "echo 'iptables v1.8.9 (nf_tables)'")
+    host.program("iptables-save", "echo '*filter'")
+    facts = collect()
+    assert isinstance(facts.iptables, tuple)
+    assert [(save.command, save.backend) for save in facts.iptables] == [("iptables", "nft")]
+
+
+def test_managers_that_do_not_run_are_none(host: Host) -> None:
+    host.program("firewall-cmd", "echo 'FirewallD is not running' >&2; exit 252")
+    host.program("ufw", "echo 'Status: inactive'")
+    facts = collect()
+    assert (facts.firewalld, facts.ufw) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("echo 'Operation not permitted' >&2; exit 1", "nft -j list ruleset: Operation not permitted"),
+        ("exec sleep 30", "nft did not end in"),
+        ("head -c 9000000 /dev/zero | tr '\\0' x", "more than 8 MiB"),
+    ],
+)
+def test_what_fails_hangs_or_floods_is_unknown_with_its_reason(host: Host, script: str, reason: str) -> None:
+    host.program("nft", script)
+    started = time.monotonic()
+    facts = collect(seconds=1)
+    assert isinstance(facts.nft, Unknown)
+    assert reason in facts.nft.reason
+    assert time.monotonic() - started < 4
+
+
+def as_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+
+
+def test_a_user_without_sudo_may_not_look(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_user(monkeypatch)
+    with pytest.raises(Unavailable, match="there is no sudo"):
+        collect()
+    with pytest.raises(Unavailable, match="only root may read the rules"):
+        collect(sudo=False)
+
+
+def test_sudo_never_asks_for_a_password(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_user(monkeypatch)
+    host.program("sudo", '[ "$1" = -n ] || exit 9; echo "sudo: a password is required" >&2; exit 1')
+    with pytest.raises(Unavailable, match=r"^sudo needs a password$"):
+        collect()
+
+
+def test_sudo_serves_where_it_needs_no_password(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_user(monkeypatch)
+    host.program("sudo", SUDO)
+    host.program("nft", f"echo '{LISTING}'")
+    assert collect().nft == LISTING + "\n"
+
+
+def test_bytes_that_are_no_text_do_no_harm(host: Host) -> None:
+    host.program("nft", "printf 'comment \\377'")
+    assert collect().nft == "comment \\xff"

@@ -1,0 +1,1 @@
+"""Pure models of what NCCL does, by version."""

@@ -1,0 +1,59 @@
+"""GLOO_SOCKET_IFNAME and TP_SOCKET_IFNAME: whole names only, unlike NCCL's prefixes.
+
+gloo: gloo/transport/tcp/device.cc ``lookupAddrForIface``; its list and its default are torch's
+(torch/csrc/distributed/c10d/ProcessGroupGloo.cpp and init.cpp). TensorPipe: tensorpipe/transport/uv/utility.cc, with
+torch/csrc/distributed/rpc/tensorpipe_agent.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nccl_doctor.nccl.interfaces import Chosen, Failure
+from nccl_doctor.snapshot import Interfaces, Resolution
+
+LOOPBACK = "127.0.0.1"
+
+
+def gloo_devices(
+    interfaces: Interfaces, variables: Mapping[str, str], hostname: Resolution | None
+) -> tuple[Chosen, ...] | Failure | None:
+    """The devices gloo binds to, or why it does not start.
+
+    Args:
+        interfaces: of the host.
+        variables: as the job will have them.
+        hostname: what the host makes of its own name; used where GLOO_SOCKET_IFNAME is not set.
+
+    Returns:
+        One device for each name of the comma-separated list. Without the variable, the first address of the host's
+        own name that is local, or 127.0.0.1 where there is none; None where that name's resolution is not known.
+    """
+    value = variables.get("GLOO_SOCKET_IFNAME", "")
+    if len(value) > 1:
+        devices = [exact(interfaces, name, "GLOO_SOCKET_IFNAME names it") for name in value.split(",")]
+        for name, device in zip(value.split(","), devices, strict=True):
+            if device is None:
+                return Failure(f"Unable to find address for: {name}", f"no interface is called {name!r}")
+        return tuple(device for device in devices if device is not None)
+    if hostname is None:
+        return None
+    owners = {entry.address: entry.interface for entry in interfaces.addresses}
+    for address in hostname.addresses:
+        if address in owners or address.startswith("127."):
+            return (Chosen(owners.get(address, "lo"), address, "the host's own name resolves to it"),)
+    return (Chosen("lo", LOOPBACK, "the host's own name resolves to none of its addresses"),)
+
+
+def tensorpipe_address(interfaces: Interfaces, name: str) -> Chosen:
+    """Where TensorPipe listens with TP_SOCKET_IFNAME set: a name that is not there silently gives 127.0.0.1."""
+    found = exact(interfaces, name, "TP_SOCKET_IFNAME names it")
+    return found or Chosen("lo", LOOPBACK, f"no interface is called {name!r}")
+
+
+def exact(interfaces: Interfaces, name: str, reason: str) -> Chosen | None:
+    """The first address of the interface that is called so, IPv4 before IPv6 as the kernel lists them."""
+    for entry in interfaces.addresses:
+        if entry.interface == name:
+            return Chosen(name, entry.address, reason)
+    return None

@@ -1,0 +1,121 @@
+"""What can be wrong with the interface that NCCL uses on a host, as one kind a host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from nccl_doctor.model import Severity
+from nccl_doctor.nccl.interfaces import Chosen, Failure
+from nccl_doctor.nccl.picture import Picture
+from nccl_doctor.nccl.reach import Answer, Cause, is_private
+from nccl_doctor.nccl.spec import parse_spec
+from nccl_doctor.nccl.survey import Survey
+
+
+class Kind(Enum):
+    """The faults, by the names of their diagnoses."""
+
+    NO_MATCH = "ifname-no-match"
+    WRONG = "ifname-wrong-interface"
+    NEEDED = "ifname-needed"
+    AMBIGUOUS = "ifname-ambiguous"
+    DOWN = "interface-down"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong on one host.
+
+    Attributes:
+        wanted: NCCL_SOCKET_IFNAME there, None where NCCL takes it for unset.
+        used: the interface at fault, None where NCCL finds none.
+        problem: what NCCL does there, to follow "NCCL on HOST".
+        evidence: what shows it, each with the hosts of which it is true.
+    """
+
+    host: str
+    kind: Kind
+    severity: Severity
+    wanted: str | None
+    used: Chosen | None
+    problem: str
+    evidence: Mapping[str, tuple[str, ...]]
+
+
+def faults(lot: Survey) -> Iterator[Fault]:
+    """The fault of each host that has one."""
+    for one in lot.pictures.values():
+        found = _no_interface(lot, one) if one.chosen is None else _bad_interface(lot, one, one.chosen)
+        if found is not None:
+            yield found
+
+
+def _no_interface(lot: Survey, one: Picture) -> Fault | None:
+    failure = one.choice.bootstrap
+    if not isinstance(failure, Failure) or "NCCL_COMM_ID" in one.variables:  # env-bad-value tells of that one
+        return None
+    wanted = lot.wanted(one.host)
+    idle = [
+        entry.interface
+        for entry in one.interfaces.addresses
+        for link in [one.link(entry.interface)]
+        if link is not None
+        and "running" not in link.flags
+        and (wanted is None or parse_spec(wanted).accepts(link.name))
+    ]
+    seen = f"finds {idle[0]} not running" if idle else "finds no interface"
+    problem = f"{seen}, and ends with “{failure.words}”"
+    names = ", ".join(dict.fromkeys(entry.interface for entry in one.interfaces.addresses)) or "none"
+    evidence = {f"{failure.reason}; with an address: {names}": (one.host,)}
+    kind = Kind.DOWN if idle else Kind.NO_MATCH
+    return Fault(one.host, kind, Severity.ERROR, wanted, None, problem, evidence)
+
+
+def _bad_interface(lot: Survey, one: Picture, chosen: Chosen) -> Fault | None:
+    wanted = lot.wanted(one.host)
+    uses = {f"NCCL uses {chosen.name} ({chosen.address}): {chosen.reason}": (one.host,)}
+    if lot.is_idle(one.host):
+        kind = Kind.NEEDED if wanted is None else Kind.DOWN
+        problem = f"will use {chosen.name} ({chosen.address}), which is not running"
+        return Fault(one.host, kind, Severity.ERROR, wanted, chosen, problem, uses)
+    standing = lot.bootstrap[one.host]
+    if standing.is_lost and not _is_anothers_fault(lot, one, chosen, standing.causes):
+        problem = f"will use {chosen.name} ({chosen.address}), {_unreached(standing.causes)}"
+        evidence = uses | standing.reasons(Answer.NO)
+        return Fault(one.host, _kind(lot, one, wanted), Severity.ERROR, wanted, chosen, problem, evidence)
+    devices = lot.lost_devices(one.host)
+    if devices:
+        names = ", ".join(f"{use.name} ({use.address})" for use in devices)
+        problem = f"will move data over {names} as well as {chosen.name}, and no other host can reach that"
+        kind = Kind.NEEDED if wanted is None else Kind.AMBIGUOUS
+        all_used = ", ".join(f"{use.name} ({use.address})" for use in one.choice.net_socket)
+        return Fault(
+            one.host, kind, Severity.WARNING, wanted, devices[0], problem, {f"NCCL uses {all_used}": (one.host,)}
+        )
+    return None
+
+
+def _kind(lot: Survey, one: Picture, wanted: str | None) -> Kind:
+    """Which of three: not set; a list that lets a good one through as well; a list that leads astray."""
+    if wanted is None:
+        return Kind.NEEDED
+    better = lot.suggestion.interfaces.get(one.host) if lot.suggestion is not None else None
+    through = {use.name for use in one.choice.net_socket}
+    return Kind.AMBIGUOUS if not wanted.startswith("^") and better in through else Kind.WRONG
+
+
+def _is_anothers_fault(lot: Survey, one: Picture, chosen: Chosen, causes: set[Cause]) -> bool:
+    """Whether it is duplicate-address, or route-missing: then no other interface would mend it."""
+    if is_private(one, chosen.name):
+        return False
+    return causes == {Cause.OWN_ADDRESS} or (causes == {Cause.NO_ROUTE} and lot.suggestion is None)
+
+
+def _unreached(causes: set[Cause]) -> str:
+    if causes == {Cause.LOOPBACK}:
+        return "the loopback interface: no other host can reach it"
+    if Cause.OWN_ADDRESS in causes:
+        return "an address that other hosts have as well: they would talk to themselves"
+    return "which the other hosts can't reach"

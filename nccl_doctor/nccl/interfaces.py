@@ -1,0 +1,221 @@
+"""Which interface NCCL uses: its choice as a pure function, for every version from 2.4 on.
+
+NCCL takes interfaces in the order of getifaddrs(3), all IPv4 addresses before all IPv6 ones. The bootstrap listens on
+the first that passes; NET/Socket uses all that pass, at most 16.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nccl_doctor.hostlist import quoted
+from nccl_doctor.nccl import versions
+from nccl_doctor.nccl.comm_id import INVALID, Remote, on_subnet, parse_comm_id
+from nccl_doctor.nccl.spec import Spec, is_read, parse_spec
+from nccl_doctor.nccl.versions import Behaviour, Version
+from nccl_doctor.snapshot import InterfaceAddress, Interfaces, Resolution, Unknown, unknown
+
+MAX_INTERFACES = 16
+"""NCCL 2.4 to 2.30, src/include/socket.h ``MAX_IFS``: NET/Socket uses no more."""
+
+OFF_SUBNET = "NET/Socket : No usable listening interface found"
+"""NCCL's own words (src/bootstrap.cc); until 2.26.6 a line about the remote address comes before them."""
+
+INVALID_ARGUMENT, SYSTEM_ERROR = 4, 2
+"""ncclResult_t (src/nccl.h.in)."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """An interface that NCCL uses, by which address, and why in one phrase."""
+
+    name: str
+    address: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The library ends here.
+
+    Attributes:
+        words: what it prints.
+        reason: why, in one phrase.
+        result: NCCL's ncclResult_t; None for gloo, which throws.
+    """
+
+    words: str
+    reason: str
+    result: int | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What NCCL makes of a host: where the bootstrap listens, and what NET/Socket moves data over."""
+
+    bootstrap: Chosen | Failure
+    net_socket: tuple[Chosen, ...]
+
+
+_NO_NAMES: Mapping[str, Resolution] = {}
+
+
+def choose(
+    interfaces: Interfaces,
+    variables: Mapping[str, str],
+    version: Version,
+    names: Mapping[str, Resolution] = _NO_NAMES,
+) -> Choice | Unknown:
+    """NCCL's choice on a host.
+
+    Args:
+        interfaces: links and addresses, in the kernel's order.
+        variables: as NCCL will have them, config files included.
+        version: of NCCL.
+        names: what the host makes of names; needed where NCCL_COMM_ID holds one.
+
+    Returns:
+        The choice; Unknown only where NCCL_COMM_ID can't be read from here.
+    """
+    return _choose(interfaces, variables, versions.behaviour(version), names)
+
+
+def choose_all(
+    interfaces: Interfaces, variables: Mapping[str, str], names: Mapping[str, Resolution] = _NO_NAMES
+) -> Choice | Unknown:
+    """The choice where the version is not known: the answer if all versions agree, else Unknown naming the parting.
+
+    They agree when bootstrap and NET/Socket use the same addresses; words and result codes are the newest version's.
+    """
+    answers = [(since, _choose(interfaces, variables, how, names)) for since, how in versions.CLASSES]
+    newest = answers[-1][1]
+    if isinstance(newest, Unknown):
+        return newest
+    for (_, before), (since, after) in itertools.pairwise(answers):
+        if _addresses(before) != _addresses(after):
+            return unknown(
+                f"the NCCL version is not known: before {versions.show(since)} it {_tell(before)}, "
+                f"from then on it {_tell(after)}"
+            )
+    return newest
+
+
+def _addresses(choice: Choice | Unknown) -> tuple[tuple[str, str] | None, ...]:
+    if isinstance(choice, Unknown):
+        return ()
+    used = (choice.bootstrap, *choice.net_socket)
+    return tuple(None if isinstance(one, Failure) else (one.name, one.address) for one in used)
+
+
+def _tell(choice: Choice | Unknown) -> str:
+    if isinstance(choice, Unknown):
+        return choice.reason
+    if isinstance(choice.bootstrap, Failure):
+        return "finds no interface"
+    others = ", ".join(one.name for one in choice.net_socket)
+    return f"uses {choice.bootstrap.name} ({choice.bootstrap.address}; NET/Socket: {others or 'none'})"
+
+
+def _choose(
+    interfaces: Interfaces, variables: Mapping[str, str], how: Behaviour, names: Mapping[str, Resolution]
+) -> Choice | Unknown:
+    """src/bootstrap.cc ``bootstrapNetInit``: with NCCL_COMM_ID set, its subnet alone decides about the bootstrap."""
+    comm_id = variables.get("NCCL_COMM_ID")
+    remote = parse_comm_id(comm_id, interfaces, names) if comm_id is not None else None
+    if isinstance(remote, Unknown):
+        return remote
+    if isinstance(remote, str):
+        reason = f"NCCL_COMM_ID={quoted(comm_id or '')} is no address and port"
+        return Choice(Failure(INVALID, reason, INVALID_ARGUMENT), ())
+    everywhere = _find_interfaces(interfaces, variables, how, remote)
+    if remote is None:
+        bootstrap: Chosen | Failure = (
+            everywhere[0]
+            if everywhere
+            else Failure(how.bootstrap_words, _why_none(interfaces, variables, how), how.nothing_found)
+        )
+        return Choice(bootstrap, everywhere)
+    beside = _same_subnet(interfaces, remote)
+    missing = Failure(OFF_SUBNET, f"no interface is on the subnet of NCCL_COMM_ID ({remote.address})", SYSTEM_ERROR)
+    return Choice(beside[0] if beside else missing, everywhere if beside else ())
+
+
+def _find_interfaces(
+    interfaces: Interfaces, variables: Mapping[str, str], how: Behaviour, remote: Remote | None
+) -> tuple[Chosen, ...]:
+    """src/misc/socket.cc ``ncclFindInterfaces``: the user's list or nothing; else the first guess that finds any."""
+    family = _FAMILIES.get(variables.get("NCCL_SOCKET_FAMILY", ""))
+    wanted = variables.get("NCCL_SOCKET_IFNAME")
+    if wanted is not None and is_read(wanted):
+        spec = parse_spec(wanted, both_signs=how.both_signs)
+        return _find(interfaces, spec, how, family, f"first that NCCL_SOCKET_IFNAME={quoted(wanted)} lets through")
+    found = _find(interfaces, parse_spec("ib"), how, family, "name begins with ib, which NCCL tries first")
+    if not found and remote is not None:
+        found = _same_subnet(interfaces, remote)
+    running = "running " if how.running_only else ""
+    guesses = [
+        ("^docker,lo,virbr", f"first {running}interface, not lo, docker or virbr")
+        if how.virbr_last
+        else ("^docker,lo", f"first {running}interface, not lo or docker"),
+        ("docker", "nothing else is there but docker's"),
+        ("lo", "nothing else is there but lo"),
+        *([("virbr", "nothing else is there but virbr")] if how.virbr_last else []),
+    ]
+    for text, reason in guesses:
+        found = found or _find(interfaces, parse_spec(text), how, family, reason)
+    return found
+
+
+_FAMILIES = {"AF_INET": "inet", "AF_INET6": "inet6"}
+"""NCCL_SOCKET_FAMILY; any other value counts as unset (src/misc/socket.cc ``envSocketFamily``)."""
+
+
+def _find(interfaces: Interfaces, spec: Spec, how: Behaviour, family: str | None, reason: str) -> tuple[Chosen, ...]:
+    """src/misc/socket.cc ``findInterfaces`` (src/os/linux.cc from 2.29.2): what passes, each name once."""
+    found: dict[str, Chosen] = {}
+    for entry in usable(interfaces, family, running_only=how.running_only):
+        if spec.accepts(entry.interface) and entry.interface not in found:
+            found[entry.interface] = Chosen(entry.interface, entry.address, reason)
+    return tuple(found.values())[:MAX_INTERFACES]
+
+
+def usable(interfaces: Interfaces, family: str | None, *, running_only: bool) -> list[InterfaceAddress]:
+    """The addresses that NCCL looks at: of the family, on a running interface, and not ``::1`` (127.0.0.1 is kept)."""
+    idle = {link.name for link in interfaces.links if "running" not in link.flags} if running_only else set()
+    return [
+        entry
+        for entry in interfaces.addresses
+        if family in (None, entry.family)
+        and entry.interface.partition(":")[0] not in idle
+        and not (entry.family == "inet6" and _is_ipv6_loopback(entry.address))
+    ]
+
+
+def _is_ipv6_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]) == ipaddress.IPv6Address(1)
+    except ValueError:
+        return False
+
+
+def _same_subnet(interfaces: Interfaces, remote: Remote) -> tuple[Chosen, ...]:
+    """``ncclFindInterfaceMatchSubnet``: the first alone; list, family and IFF_RUNNING do not count here."""
+    reason = f"on the subnet of NCCL_COMM_ID ({remote.address})"
+    hits = (Chosen(e.interface, e.address, reason) for e in interfaces.addresses if on_subnet(e, remote))
+    return tuple(hits)[:1]
+
+
+def _why_none(interfaces: Interfaces, variables: Mapping[str, str], how: Behaviour) -> str:
+    wanted = variables.get("NCCL_SOCKET_IFNAME")
+    family = variables.get("NCCL_SOCKET_FAMILY", "")
+    limit = f" with an address of NCCL_SOCKET_FAMILY={family}" if family in _FAMILIES else ""
+    if wanted is None or not is_read(wanted):
+        return f"no {'running ' if how.running_only else ''}interface{limit}"
+    spec = parse_spec(wanted, both_signs=how.both_signs)
+    idle = [e.interface for e in usable(interfaces, None, running_only=False) if spec.accepts(e.interface)]
+    if idle and not limit:
+        return f"NCCL_SOCKET_IFNAME={quoted(wanted)} leads to {idle[0]}, which is not running"
+    return f"NCCL_SOCKET_IFNAME={quoted(wanted)} lets no interface{limit} through"

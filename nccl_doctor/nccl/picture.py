@@ -1,0 +1,194 @@
+"""One host's side of the question: its addresses, its variables, and which interface NCCL uses there."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from nccl_doctor.model import NcclInterface
+from nccl_doctor.nccl.interfaces import Choice, Chosen, choose, choose_all
+from nccl_doctor.nccl.variables import Variable, resolve
+from nccl_doctor.nccl.versions import Version, parse_version, show
+from nccl_doctor.snapshot import Host, HostFacts, Interfaces, Link, Route, Unknown, unknown
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_AS_IT_IS: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What NCCL finds on a host, and what it makes of it.
+
+    Attributes:
+        machine: equal for two nodes on one machine and in one network namespace; None where not known. The boot id
+            alone won't do, for containers share it.
+        unreachable: addresses to which the kernel has no way, with the errno name that it gave.
+        choice: of libnccl where it was asked, else of the model.
+        dialled: the address that the port mesh dials on this host; None where it had no word of NCCL's choice.
+        disagreement: what libnccl and the model say, where they differ.
+    """
+
+    host: str
+    machine: str | None
+    interfaces: Interfaces
+    routes: tuple[Route, ...] | Unknown
+    unreachable: dict[str, str]
+    variables: dict[str, Variable]
+    version: Version | None
+    choice: Choice
+    source: Literal["libnccl", "model"]
+    dialled: str | None = None
+    disagreement: str | None = None
+
+    @property
+    def chosen(self) -> Chosen | None:
+        """Where the bootstrap listens; None where NCCL ends without an interface."""
+        return self.choice.bootstrap if isinstance(self.choice.bootstrap, Chosen) else None
+
+    @property
+    def summary(self) -> NcclInterface | None:
+        """The choice as reports show it."""
+        if self.chosen is None:
+            return None
+        version = show(self.version) if self.version is not None else None
+        return NcclInterface(
+            name=self.chosen.name, address=self.chosen.address, nccl_version=version, source=self.source
+        )
+
+    def link(self, interface: str) -> Link | None:
+        """The link of an interface or of its alias ("eth0:1")."""
+        name = interface.partition(":")[0]
+        return next((link for link in self.interfaces.links if link.name == name), None)
+
+    def networks(self, address: str) -> list[Network]:
+        """The networks of the entries that carry this address."""
+        return [
+            ipaddress.ip_network(f"{entry.address}/{prefix_length(entry.netmask)}", strict=False)
+            for entry in self.interfaces.addresses
+            if entry.address == address and entry.netmask is not None
+        ]
+
+    def owns(self, address: str) -> bool:
+        """Whether the address is one of the host's own."""
+        return any(entry.address == address for entry in self.interfaces.addresses)
+
+    def route_to(self, address: str) -> Route | None:
+        """The route of the main table that the kernel would take; None where there is none or none was read."""
+        there = ipaddress.ip_address(address)
+        fitting = (
+            route for network, route in self._routes_by_merit if network.version == there.version and there in network
+        )
+        return next(fitting, None)
+
+    @cached_property
+    def _routes_by_merit(self) -> list[tuple[Network, Route]]:
+        """Longest prefix first, then lowest metric: the first that fits is the kernel's."""
+        routes = () if isinstance(self.routes, Unknown) else self.routes
+        parsed = [(ipaddress.ip_network(route.destination, strict=False), route) for route in routes]
+        return sorted(parsed, key=lambda item: (-item[0].prefixlen, item[1].metric))
+
+
+def prefix_length(netmask: str) -> int:
+    """24 for "255.255.255.0", 64 for "ffff:ffff:ffff:ffff::"."""
+    return int(ipaddress.ip_address(netmask)).bit_count()
+
+
+def picture(host: Host, overrides: Mapping[str, str] = _AS_IT_IS, version: Version | None = None) -> Picture | Unknown:
+    """The picture of a host that was reached.
+
+    Args:
+        host: with its facts.
+        overrides: variables in addition to the hosts file's; libnccl was asked without them, so the model answers.
+        version: answer as this version would; the host's own where None.
+
+    Returns:
+        The picture; Unknown where a fact that it depends on is.
+    """
+    facts = host.facts
+    if facts is None:
+        return unknown(f"{host.name} was not reached")
+    asked_as_is = not overrides and version is None
+    version = version or nccl_version(facts)
+    variables = _variables(host, facts, overrides, version)
+    if isinstance(facts.interfaces, Unknown):
+        return facts.interfaces
+    if isinstance(variables, Unknown):
+        return variables
+    values = {name: variable.value for name, variable in variables.items()}
+    names = facts.resolution if isinstance(facts.resolution, dict) else {}
+    choice = (
+        choose_all(facts.interfaces, values, names)
+        if version is None
+        else choose(facts.interfaces, values, version, names)
+    )
+    told = facts.nccl_interface if isinstance(facts.nccl_interface, NcclInterface) else None
+    witness = told if asked_as_is and told is not None and told.source == "libnccl" else None
+    seen, disagreement = _with_witness(choice, witness)
+    if isinstance(seen, Unknown):
+        return seen
+    if asked_as_is and isinstance(facts.nccl_interface, Unknown) and isinstance(seen.bootstrap, Chosen):
+        disagreement = facts.nccl_interface.reason  # the model is sure, so it was libnccl that gave none
+    return Picture(
+        host=host.name,
+        machine=_machine(facts, facts.interfaces),
+        interfaces=facts.interfaces,
+        routes=facts.routes,
+        unreachable={
+            seen.addresses[0]: seen.source_error for seen in names.values() if seen.addresses and seen.source_error
+        },
+        variables=variables,
+        version=version,
+        choice=seen,
+        source="model" if witness is None else "libnccl",
+        dialled=None if told is None else told.address,
+        disagreement=disagreement,
+    )
+
+
+def _machine(facts: HostFacts, interfaces: Interfaces) -> str | None:
+    if isinstance(facts.identity, Unknown) or facts.identity.boot_id is None:
+        return None
+    return " ".join((facts.identity.boot_id, *sorted(f"{e.interface}={e.address}" for e in interfaces.addresses)))
+
+
+def _variables(
+    host: Host, facts: HostFacts, overrides: Mapping[str, str], version: Version | None
+) -> dict[str, Variable] | Unknown:
+    if isinstance(facts.env, Unknown):
+        return facts.env
+    if isinstance(facts.config_files, Unknown):
+        return facts.config_files
+    return resolve({**host.node.env, **overrides}, facts.env, facts.config_files, version)
+
+
+def _with_witness(choice: Choice | Unknown, witness: NcclInterface | None) -> tuple[Choice | Unknown, str | None]:
+    """The choice, with libnccl's own word over the model's, and how they differ."""
+    if witness is None:
+        return choice, None
+    said = Chosen(witness.name, witness.address, "libnccl itself says so")
+    if isinstance(choice, Unknown):
+        return Choice(said, (said,)), None
+    modelled = choice.bootstrap
+    if isinstance(modelled, Chosen) and (modelled.name, modelled.address) == (said.name, said.address):
+        return choice, None
+    expected = f"{modelled.name} ({modelled.address})" if isinstance(modelled, Chosen) else "none"
+    words = f"libnccl {witness.nccl_version} uses {said.name} ({said.address}); the model of it uses {expected}"
+    return replace(choice, bootstrap=said), words
+
+
+def nccl_version(facts: HostFacts) -> Version | None:
+    """The NCCL that the host's torch loads, or the one that was asked; None where nobody knows."""
+    told = [facts.torch.nccl] if facts.torch is not None and not isinstance(facts.torch, Unknown) else []
+    if isinstance(facts.nccl_interface, NcclInterface):
+        told.append(facts.nccl_interface.nccl_version)
+    for text in told:
+        if text is not None:
+            try:
+                return parse_version(text)
+            except ValueError:
+                continue
+    return None

@@ -1,0 +1,182 @@
+"""Whether hosts can reach the addresses that NCCL chose, as routes and the port mesh show.
+
+No list of bad names: docker0 is as good as any interface whose address the other hosts reach.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from nccl_doctor.nccl.picture import Network, Picture
+from nccl_doctor.snapshot import Dial, Mesh, Route, Unknown
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+PRIVATE_KINDS = ("bridge", "dummy", "loopback")
+"""Kinds of link that may stand in a host without leading out of it (snapshot.Link.kind)."""
+
+LOST = ("timed-out", "no-route", "unreachable")
+"""Outcomes of a dial that found nobody; a refusal comes from somebody."""
+
+
+class Answer(Enum):
+    """Can it be reached."""
+
+    YES = "yes"
+    NO = "no"
+    UNSURE = "unsure"
+
+
+class Cause(Enum):
+    """Why it can't."""
+
+    LOOPBACK = "loopback"
+    OWN_ADDRESS = "own address"
+    NO_ROUTE = "no route"
+    GATEWAY = "gateway"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether ``source`` reaches an address, what shows it (to follow its name and a colon), and why it can't."""
+
+    source: str
+    answer: Answer
+    why: str
+    cause: Cause | None = None
+
+
+def reach(source: Picture, target: Picture, address: str, mesh: Mesh | None) -> Verdict:
+    """Judges one direction of one pair.
+
+    Args:
+        source: who connects.
+        target: the host that NCCL's listener runs on.
+        address: which NCCL uses there.
+        mesh: where it was run.
+    """
+    there = ipaddress.ip_address(address)
+    if source.machine is not None and source.machine == target.machine:
+        return Verdict(source.host, Answer.YES, "the same machine")
+    if there.is_loopback:
+        return Verdict(source.host, Answer.NO, f"{address} is a loopback address", Cause.LOOPBACK)
+    if source.owns(address):
+        return Verdict(source.host, Answer.NO, f"{address} is an address of its own", Cause.OWN_ADDRESS)
+    dial = _dial(source, target, address, mesh)
+    if dial is True:
+        return Verdict(source.host, Answer.YES, f"connected to {address}")
+    return _by_route(source, target, there, dial if isinstance(dial, Dial) else None)
+
+
+def _dial(source: Picture, target: Picture, address: str, mesh: Mesh | None) -> Dial | bool:
+    """The dial that failed; True where all went well to this very address; False where nothing is known."""
+    if mesh is None:
+        return False
+    between = [dial for dial in mesh.failed if (dial.src, dial.dst) == (source.host, target.host)]
+    for dial in between:
+        if dial.address == address:
+            return dial
+    silent = {source.host, target.host} & set(mesh.not_listening)
+    whole = mesh.tested == mesh.pairs and bool(mesh.ports.get(target.host)) and not silent
+    return whole and address == target.dialled and not between
+
+
+def _by_route(source: Picture, target: Picture, there: Address, failed: Dial | None) -> Verdict:
+    who = source.host
+    if str(there) in source.unreachable:
+        return Verdict(who, Answer.NO, f"no route to {there} ({source.unreachable[str(there)]})", Cause.NO_ROUTE)
+    if isinstance(source.routes, Unknown):
+        return Verdict(who, Answer.UNSURE, f"routes are not known: {source.routes.reason}")
+    if there.is_link_local:
+        return Verdict(who, Answer.UNSURE, f"{there} is link-local: no route tells on which link it lies")
+    route = source.route_to(str(there))
+    if route is None:
+        return Verdict(who, Answer.NO, f"no route to {there}", Cause.NO_ROUTE)
+    if route.gateway is None:
+        return Verdict(who, Answer.YES, f"{there} is on {route.interface}")
+    return _by_gateway(source, target, there, route, failed)
+
+
+def _by_gateway(source: Picture, target: Picture, there: Address, route: Route, failed: Dial | None) -> Verdict:
+    who = source.host
+    if failed is not None and failed.outcome in LOST:
+        return Verdict(
+            who, Answer.NO, f"{there}:{failed.port} through {route.gateway}: {failed.outcome}", Cause.GATEWAY
+        )
+    by_default = ipaddress.ip_network(route.destination, strict=False).prefixlen == 0
+    if by_default and _is_island(source, target, there):
+        return Verdict(
+            who,
+            Answer.NO,
+            f"only the gateway {route.gateway} could know {there}, whose net has no way out",
+            Cause.GATEWAY,
+        )
+    return Verdict(who, Answer.UNSURE, f"{there} lies behind {route.gateway}, and was not tried")
+
+
+def _is_island(source: Picture, target: Picture, there: Address) -> bool:
+    """Whether the target's net ends in the target: no gateway on it, nobody else in it, and no way to the source."""
+    entry = next((entry for entry in target.interfaces.addresses if entry.address == str(there)), None)
+    if entry is None or isinstance(target.routes, Unknown):
+        return False
+    name = entry.interface.partition(":")[0]
+    if any(route.interface == name and route.gateway is not None for route in target.routes):
+        return False
+    networks = [net for net in target.networks(str(there)) if net.prefixlen < net.max_prefixlen]
+    shared = any(_inside(other.address, net) for other in source.interfaces.addresses for net in networks)
+    back = target.route_to(source.chosen.address) if source.chosen is not None else None
+    return bool(networks) and not shared and (back is None or back.interface != name)
+
+
+def _inside(address: str, network: Network) -> bool:
+    ip = ipaddress.ip_address(address)
+    return ip.version == network.version and ip in network
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How one address of a host stands with the other hosts."""
+
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def is_lost(self) -> bool:
+        """Some can't reach it and nobody provably can: the address is at fault, not a route of theirs."""
+        answers = {verdict.answer for verdict in self.verdicts}
+        return Answer.NO in answers and Answer.YES not in answers
+
+    @property
+    def is_unsure(self) -> bool:
+        """Nobody provably reaches it or fails to, and there is somebody who would have to."""
+        return bool(self.verdicts) and all(verdict.answer is Answer.UNSURE for verdict in self.verdicts)
+
+    @property
+    def causes(self) -> set[Cause]:
+        """Why it can't be reached, over all hosts that can't."""
+        return {verdict.cause for verdict in self.verdicts if verdict.cause is not None}
+
+    def reasons(self, answer: Answer) -> dict[str, tuple[str, ...]]:
+        """What shows it, each with the hosts of which it is true."""
+        found: dict[str, tuple[str, ...]] = {}
+        for verdict in self.verdicts:
+            if verdict.answer is answer:
+                found[verdict.why] = (*found.get(verdict.why, ()), verdict.source)
+        return found
+
+
+def standing(target: Picture, address: str, pictures: Mapping[str, Picture], mesh: Mesh | None) -> Standing:
+    """Asks every other host about an address of ``target``."""
+    peers = (peer for name, peer in pictures.items() if name != target.host)
+    return Standing(tuple(reach(peer, target, address, mesh) for peer in peers))
+
+
+def is_private(target: Picture, interface: str) -> bool:
+    """Whether an interface may well exist inside the host only: a bridge or the like that no gateway is behind."""
+    link = target.link(interface)
+    if link is None or link.kind not in PRIVATE_KINDS:
+        return False
+    routes = () if isinstance(target.routes, Unknown) else target.routes
+    return all(route.gateway is None or route.interface != link.name for route in routes)

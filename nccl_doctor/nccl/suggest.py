@@ -1,0 +1,159 @@
+"""What to set, so that NCCL uses interfaces by which all hosts reach each other.
+
+A suggestion is proven before anybody sees it: the model answers as if it stood in the hosts file, and every address
+that NCCL would then use must be reachable from every other host.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from nccl_doctor.model import Command, Fix
+from nccl_doctor.nccl.picture import Picture, picture
+from nccl_doctor.nccl.reach import Answer, is_private, reach
+from nccl_doctor.snapshot import Host, Mesh, Resolution, Unknown
+
+Plan = dict[str, str]
+"""The interface to use, by host."""
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """The interface that each host should use, by its name."""
+
+    interfaces: Plan
+
+    @property
+    def common(self) -> str | None:
+        """The one name that serves all hosts, None where they differ."""
+        names = set(self.interfaces.values())
+        return names.pop() if len(names) == 1 else None
+
+    def variables(self, host: str) -> dict[str, str]:
+        """What to set there; gloo knows whole names only, and no "="."""
+        name = self.interfaces[host]
+        return {"NCCL_SOCKET_IFNAME": f"={name}", "GLOO_SOCKET_IFNAME": name}
+
+
+def suggest(hosts: tuple[Host, ...], now: Mapping[str, Picture], mesh: Mesh | None) -> Suggestion | None:
+    """The best setting that provably works; None where none does or a host could not be looked at.
+
+    Args:
+        hosts: all that were reached.
+        now: their pictures as things stand, where those are known.
+        mesh: where it was run.
+    """
+    free = {host.name: picture(host, {"NCCL_SOCKET_IFNAME": "=lo"}) for host in hosts}
+    known = {name: one for name, one in free.items() if isinstance(one, Picture)}
+    if not known or len(known) < len(hosts):
+        return None
+    plans = sorted(_plans(hosts, known), key=lambda plan: _merit(plan, now, known), reverse=True)
+    for accepted in ((Answer.YES,), (Answer.YES, Answer.UNSURE)):
+        for plan in plans:
+            if works(hosts, plan, mesh, accepted):
+                return Suggestion(plan)
+    return None
+
+
+def works(hosts: tuple[Host, ...], plan: Plan, mesh: Mesh | None, accepted: tuple[Answer, ...]) -> bool:
+    """Whether NCCL, set so, uses the planned interfaces and no other, and all of them reach each other."""
+    after: dict[str, Picture] = {}
+    for host in hosts:
+        one = picture(host, {"NCCL_SOCKET_IFNAME": f"={plan[host.name]}"})
+        if isinstance(one, Unknown) or one.chosen is None:
+            return False
+        if {use.name for use in (one.chosen, *one.choice.net_socket)} != {plan[host.name]}:
+            return False
+        after[host.name] = one
+    return all(
+        reach(source, target, target.chosen.address, mesh).answer in accepted
+        for source in after.values()
+        for target in after.values()
+        if source is not target and target.chosen is not None
+    )
+
+
+def _plans(hosts: tuple[Host, ...], pictures: Mapping[str, Picture]) -> Iterator[Plan]:
+    """Candidates: what carries the addresses the hosts are known by, each net that all share, the way out of one."""
+    known_by = {host.name: _carrier(host, hosts, pictures[host.name]) for host in hosts}
+    if all(known_by.values()):
+        yield {name: interface for name, interface in known_by.items() if interface is not None}
+    nets = dict.fromkeys(
+        net for one in pictures.values() for e in one.interfaces.addresses for net in one.networks(e.address)
+    )
+    for net in nets:
+        inside = {name: _in_net(one, net) for name, one in pictures.items()}
+        if all(inside.values()):
+            yield {name: interface for name, interface in inside.items() if interface is not None}
+    ways_out = {name: _way_out(one) for name, one in pictures.items()}
+    if all(ways_out.values()):
+        yield {name: interface for name, interface in ways_out.items() if interface is not None}
+
+
+def _carrier(host: Host, hosts: tuple[Host, ...], one: Picture) -> str | None:
+    """The interface with the address that the hosts file, or the other hosts' resolvers, give for this host."""
+    known = {host.node.address}
+    for other in hosts:
+        resolution = other.facts.resolution if other.facts is not None else None
+        if isinstance(resolution, dict):
+            found = resolution.get(host.node.address, Resolution(addresses=()))
+            known.update(found.addresses)
+    return next((e.interface for e in one.interfaces.addresses if e.address in known and _fits(one, e.interface)), None)
+
+
+def _in_net(one: Picture, net: ipaddress.IPv4Network | ipaddress.IPv6Network) -> str | None:
+    for entry in one.interfaces.addresses:
+        address = ipaddress.ip_address(entry.address)
+        if address.version == net.version and address in net and _fits(one, entry.interface):
+            return entry.interface
+    return None
+
+
+def _way_out(one: Picture) -> str | None:
+    """The interface of the default route, or the first that is neither loopback nor a bridge without a gateway."""
+    routes = () if isinstance(one.routes, Unknown) else one.routes
+    default = [route.interface for route in routes if route.destination in ("0.0.0.0/0", "::/0")]
+    named = [entry.interface for entry in one.interfaces.addresses if not is_private(one, entry.interface)]
+    return next((name for name in (*default, *named) if _fits(one, name)), None)
+
+
+def _fits(one: Picture, interface: str) -> bool:
+    link = one.link(interface)
+    return link is not None and "running" in link.flags and "loopback" not in link.flags and ":" not in interface
+
+
+def _merit(plan: Plan, now: Mapping[str, Picture], known: Mapping[str, Picture]) -> tuple[int, int, int]:
+    """Rather what is no private bridge, then what most hosts use already, then what is fastest."""
+    public = sum(not is_private(known[host], name) for host, name in plan.items())
+    used = {host: one.chosen.name for host, one in now.items() if one.chosen is not None}
+    kept = sum(used.get(host) == name for host, name in plan.items())
+    links = [known[host].link(name) for host, name in plan.items()]
+    return public, kept, min((link.speed_mbps or 0 for link in links if link is not None), default=0)
+
+
+def fix(suggestion: Suggestion | None, otherwise: str) -> Fix:
+    """The remedy as a report shows it: a line for each host, or prose where nothing was proven to work."""
+    if suggestion is None:
+        return Fix(summary=otherwise, risk="manual")
+    common = suggestion.common
+    summary = (
+        f"Set this in the job's environment on every host (the hosts file's env): NCCL then uses {common} everywhere."
+        if common is not None
+        else "Set this in the job's environment, on each host its own (the hosts file's env of that host)."
+    )
+    commands = tuple(
+        Command(host=host, command=export("NCCL_SOCKET_IFNAME", suggestion.variables(host)["NCCL_SOCKET_IFNAME"]))
+        for host in suggestion.interfaces
+    )
+    return Fix(summary=summary, risk="safe", commands=commands)
+
+
+def export(name: str, value: str) -> str:
+    """A line for any shell; zsh looks up a command behind an unquoted "=", which :func:`shlex.quote` lets pass."""
+    if re.fullmatch(r"[\w.,:@-]+", value, re.ASCII):
+        return f"export {name}={value}"
+    quoted = value.replace("'", "'\"'\"'")
+    return f"export {name}='{quoted}'"

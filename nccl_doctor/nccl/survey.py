@@ -1,0 +1,91 @@
+"""All hosts' pictures side by side, made once for a snapshot and asked by every check about interfaces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from nccl_doctor.nccl.interfaces import Chosen
+from nccl_doctor.nccl.picture import Picture, picture
+from nccl_doctor.nccl.reach import Standing, standing
+from nccl_doctor.nccl.spec import is_read
+from nccl_doctor.nccl.suggest import Suggestion, suggest
+from nccl_doctor.snapshot import Mesh, Snapshot, Unknown
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What NCCL does on the hosts that were reached.
+
+    Attributes:
+        pictures: by host, where the choice is known.
+        unknown: by host, why it is not.
+    """
+
+    snapshot: Snapshot
+    pictures: dict[str, Picture]
+    unknown: dict[str, str]
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The port mesh, where it was run."""
+        return self.snapshot.mesh if isinstance(self.snapshot.mesh, Mesh) else None
+
+    @cached_property
+    def bootstrap(self) -> dict[str, Standing]:
+        """By host that has an interface, how its bootstrap's address stands with the others."""
+        return {
+            name: standing(one, one.chosen.address, self.pictures, self.mesh)
+            for name, one in self.pictures.items()
+            if one.chosen is not None
+        }
+
+    @cached_property
+    def suggestion(self) -> Suggestion | None:
+        """What to set, proven; None where nothing was proven to work."""
+        return suggest(self.snapshot.reached, self.pictures, self.mesh)
+
+    def lost_devices(self, host: str) -> tuple[Chosen, ...]:
+        """What NET/Socket would use beside the bootstrap's interface although other hosts can't reach it."""
+        one = self.pictures[host]
+        others = (use for use in one.choice.net_socket if one.chosen is None or use.name != one.chosen.name)
+        return tuple(use for use in others if standing(one, use.address, self.pictures, self.mesh).is_lost)
+
+    def wanted(self, host: str) -> str | None:
+        """NCCL_SOCKET_IFNAME as NCCL reads it there; None where that comes to unset."""
+        variable = self.pictures[host].variables.get("NCCL_SOCKET_IFNAME")
+        return variable.value if variable is not None and is_read(variable.value) else None
+
+    def is_idle(self, host: str) -> bool:
+        """Whether the bootstrap's interface has no carrier or is down; NCCL before 2.28.3 uses it all the same."""
+        one = self.pictures[host]
+        link = one.link(one.chosen.name) if one.chosen is not None else None
+        return link is not None and "running" not in link.flags
+
+
+class _Same:
+    """A snapshot as a key: equal to itself alone, and kept alive by the cache."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.snapshot is other.snapshot
+
+    def __hash__(self) -> int:
+        return id(self.snapshot)
+
+
+def survey(snapshot: Snapshot) -> Survey:
+    """The survey of a snapshot; asked again for the same one, the same."""
+    return _survey(_Same(snapshot))
+
+
+@lru_cache(maxsize=2)
+def _survey(key: _Same) -> Survey:
+    seen = {host.name: picture(host) for host in key.snapshot.reached}
+    return Survey(
+        key.snapshot,
+        {name: one for name, one in seen.items() if isinstance(one, Picture)},
+        {name: one.reason for name, one in seen.items() if isinstance(one, Unknown)},
+    )

@@ -1,0 +1,88 @@
+"""NCCL versions, and what changed between them in how an interface is chosen.
+
+A rule that changed is a field of :class:`Behaviour`; :data:`CLASSES` holds every combination there ever was, so that a
+version nobody knows can be answered by asking them all.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+Version = tuple[int, int, int]
+
+LAST_OF_SERIES = 999
+"""Stands for the patch level that "2.28" leaves out: each change known here came with the first release of a series."""
+
+_VERSION = re.compile(r"\s*v?(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3})(?:\.\S*)?)?(?:[-+]\S*)?\s*")
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """How one range of NCCL versions chooses.
+
+    Attributes:
+        both_signs: "^=" is read as "exclude" and "exact". Before 2.7.3 only the first character is a sign
+            (src/misc/utils.cc ``parseStringList`` of 2.4, taken for 2.5 and 2.6 too; src/include/socket.h
+            ``findInterfaces`` of 2.7.3).
+        bootstrap_words: what it prints where nothing is found. From 2.4.8 the bootstrap looks for itself
+            (src/bootstrap.cc ``bootstrapNetInit``), before it asked NET/Socket (src/transport/net_socket.cc).
+        nothing_found: the ncclResult_t then: 3 ncclInternalError, from 2.24.3 5 ncclInvalidUsage (src/bootstrap.cc).
+        running_only: interfaces without IFF_RUNNING are passed over, from 2.28.3 (src/misc/socket.cc, from 2.29.2
+            src/os/linux.cc ``ncclOsFindInterfaces``).
+        virbr_last: "virbr" stands behind "lo" in the default order, from 2.28.3 (src/misc/socket.cc
+            ``ncclFindInterfaces``).
+    """
+
+    both_signs: bool = False
+    bootstrap_words: str = "NET/Socket : no interface found"
+    nothing_found: int = 3
+    running_only: bool = False
+    virbr_last: bool = False
+
+
+def _classes() -> tuple[tuple[Version, Behaviour], ...]:
+    behaviour = Behaviour()
+    classes: list[tuple[Version, Behaviour]] = [((2, 4, 0), behaviour)]
+    changes: tuple[tuple[Version, dict[str, object]], ...] = (
+        ((2, 4, 8), {"bootstrap_words": "Bootstrap : no socket interface found"}),
+        ((2, 7, 3), {"both_signs": True}),
+        ((2, 24, 3), {"nothing_found": 5}),
+        ((2, 28, 3), {"running_only": True, "virbr_last": True}),
+    )
+    for since, change in changes:
+        behaviour = replace(behaviour, **change)  # type: ignore[arg-type]  # field names and types as in the class
+        classes.append((since, behaviour))
+    return tuple(classes)
+
+
+CLASSES = _classes()
+"""Each behaviour with the first version that has it, oldest first."""
+
+OLDEST = CLASSES[0][0]
+
+
+def parse_version(text: str) -> Version:
+    """The version in "2.27.7", "2.27.5-1", "2.21.5+cuda12.4" or "2.28".
+
+    Raises:
+        ValueError: it is no NCCL version from 2.4 on.
+    """
+    found = _VERSION.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no NCCL version; give it as in 2.27.7")
+    major, minor, patch = found.groups()
+    version = (int(major), int(minor), int(patch) if patch is not None else LAST_OF_SERIES)
+    if version < OLDEST:
+        raise ValueError(f"NCCL {text.strip()} is older than 2.4, the first one whose choice is known here")
+    return version
+
+
+def behaviour(version: Version) -> Behaviour:
+    """How this version chooses; anything older than 2.4 as 2.4 does."""
+    return max((entry for entry in CLASSES if entry[0] <= max(version, OLDEST)), key=lambda entry: entry[0])[1]
+
+
+def show(version: Version) -> str:
+    """As people write it: "2.27.7", or "2.28" where the patch level was left open."""
+    return ".".join(str(part) for part in version if part != LAST_OF_SERIES)

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from nccl_doctor.model import NcclInterface
+from nccl_doctor.nccl.ifname import exports, rows
+from nccl_doctor.nccl.picture import Picture, picture
+from nccl_doctor.nccl.survey import survey
+from nccl_doctor.nccl.witness_answer import nccl_interface
+from nccl_doctor.snapshot import Snapshot, Unknown
+from tests.checks.snapshots import load, patched
+
+FIXTURES = Path(__file__).parents[1] / "checks" / "interfaces"
+
+
+def alone(patch: dict[str, Any]) -> Snapshot:
+    whole = patched({"hosts": {"node1": patch}})
+    cluster = whole.cluster.model_copy(update={"nodes": whole.cluster.nodes[:1]})
+    return whole.model_copy(update={"hosts": whole.hosts[:1], "cluster": cluster})
+
+
+def test_a_healthy_cluster_needs_nothing() -> None:
+    answer = rows(patched({}))
+    assert [(row.host, row.interface and row.interface.name, row.set) for row in answer] == [
+        (name, "eno1", {}) for name in ("node1", "node2", "node3")
+    ]
+    assert exports(answer) == ()
+
+
+def test_one_host_with_a_bridge_in_front() -> None:
+    answer = rows(load(FIXTURES / "ifname_needed" / "fires-on-one-host.json"))
+    assert answer[1].reason == "comes before eno1 in the kernel's order; no other host can reach it"
+    assert answer[1].json()["nccl_interface"]["address"] == "172.19.0.1"
+    block = exports(answer)
+    assert [one.hosts for one in block] == [None]
+    assert block[0].lines == ("export NCCL_SOCKET_IFNAME='=eno1'", "export GLOO_SOCKET_IFNAME=eno1")
+
+
+def test_a_caret_that_lets_lo_through_is_called_what_it_is() -> None:
+    answer = rows(load(FIXTURES / "ifname_wrong_interface" / "fires.json"))
+    assert {row.interface.name for row in answer if row.interface} == {"lo"}
+    assert all("^docker" in row.reason and "no other host can reach it" in row.reason for row in answer)
+
+
+def test_no_match_ends_nccl() -> None:
+    answer = rows(load(FIXTURES / "ifname_no_match" / "fires.json"))
+    assert [row.json()["nccl_interface"] for row in answer] == [None] * 3
+    assert "Bootstrap : no socket interface found" in answer[0].reason
+
+
+def test_this_machine_alone() -> None:
+    fine = rows(alone({}))
+    assert (fine[0].interface and fine[0].interface.name, fine[0].set) == ("eno1", {})
+    loop = rows(alone({"node": {"env": {"NCCL_SOCKET_IFNAME": "^docker"}}}))
+    assert loop[0].reason.endswith("no other host could reach it")
+    assert loop[0].set["NCCL_SOCKET_IFNAME"] == "=eno1"
+
+
+def test_as_another_version_would() -> None:
+    down = load(FIXTURES / "interface_down" / "fires-before-2.28.json")
+    assert rows(down, (2, 27, 7))[1].interface is not None
+    assert rows(down, (2, 28, 9))[1].interface is None
+
+
+def test_what_nobody_can_tell_is_said() -> None:
+    answer = rows(patched({"hosts": {"node2": {"facts": {"interfaces": {"$unknown": "psutil is not there"}}}}}))
+    assert not answer[1].known
+    assert answer[1].reason == "not known: psutil is not there"
+
+
+def test_an_unknown_version_is_no_gap_where_all_versions_agree() -> None:
+    assert rows(patched({"hosts": {"node2": {"facts": {"torch": None}}}}))[1].known
+    bridged = load(FIXTURES / "interface_down" / "fires.json").hosts[1]
+    assert bridged.facts is not None
+    unversioned = bridged.model_copy(update={"facts": bridged.facts.model_copy(update={"torch": None})})
+    seen = picture(unversioned)
+    assert isinstance(seen, Unknown)
+    assert "2.28.3" in seen.reason
+
+
+def told(name: str, address: str) -> dict[str, Any]:
+    return {"version": "2.27.7", "interface": name, "address": address, "error": None}
+
+
+def test_the_witness_wins_and_a_disagreement_is_told() -> None:
+    host = patched({}).hosts[0]
+    assert host.facts is not None
+    fact = nccl_interface(host, told("eno9", "10.7.7.7"))
+    asked = host.model_copy(update={"facts": host.facts.model_copy(update={"nccl_interface": fact})})
+    seen = picture(asked)
+    assert isinstance(seen, Picture)
+    assert seen.source == "libnccl"
+    assert seen.chosen is not None
+    assert (seen.chosen.name, seen.chosen.address) == ("eno9", "10.7.7.7")
+    assert seen.disagreement == "libnccl 2.27.7 uses eno9 (10.7.7.7); the model of it uses eno1 (10.0.0.1)"
+    answer = rows(patched({}).model_copy(update={"hosts": (asked, *patched({}).hosts[1:])}))
+    assert answer[0].reason.startswith(seen.disagreement)
+
+
+def test_the_witness_and_the_model_agree() -> None:
+    host = patched({}).hosts[0]
+    assert host.facts is not None
+    fact = nccl_interface(host, told("eno1", "10.0.0.1"))
+    seen = picture(host.model_copy(update={"facts": host.facts.model_copy(update={"nccl_interface": fact})}))
+    assert isinstance(seen, Picture)
+    assert (seen.source, seen.disagreement) == ("libnccl", None)
+
+
+def test_without_libnccl_the_model_answers() -> None:
+    host = patched({}).hosts[0]
+    missing = {"version": None, "interface": None, "address": None, "error": "libnccl can't be loaded: …"}
+    for answer in (None, missing):
+        found = nccl_interface(host, answer)
+        assert found is not None
+        assert not isinstance(found, Unknown)
+        assert (found.name, found.source) == ("eno1", "model")
+
+
+def test_libnccl_that_fails_is_a_disagreement_unless_the_model_fails_as_well() -> None:
+    whole = patched({})
+    host = whole.hosts[0]
+    assert host.facts is not None
+    refused = {"version": "2.27.7", "interface": None, "address": None, "error": "Call to socket failed"}
+    found = nccl_interface(host, refused)
+    assert isinstance(found, Unknown)
+    assert found.reason == "libnccl 2.27.7 ended with “Call to socket failed”; the model of it uses eno1 (10.0.0.1)"
+    asked = host.model_copy(update={"facts": host.facts.model_copy(update={"nccl_interface": found})})
+    seen = picture(asked)
+    assert isinstance(seen, Picture)
+    assert (seen.source, seen.disagreement) == ("model", found.reason)
+    answer = rows(whole.model_copy(update={"hosts": (asked, *whole.hosts[1:])}))
+    assert answer[0].reason.endswith(f", but {found.reason}")
+    unmatched = host.model_copy(update={"node": host.node.model_copy(update={"env": {"NCCL_SOCKET_IFNAME": "none"}})})
+    assert nccl_interface(unmatched, refused) is None
+
+
+def test_an_answer_without_the_log_line_is_found_by_its_address() -> None:
+    host = patched({}).hosts[0]
+    found = nccl_interface(host, {"version": "2.99.1", "interface": None, "address": "10.0.0.1", "error": None})
+    assert isinstance(found, NcclInterface)
+    assert (found.name, found.source) == ("eno1", "libnccl")
+    elsewhere = nccl_interface(host, {"version": "2.99.1", "interface": None, "address": "10.9.9.9", "error": None})
+    assert isinstance(elsewhere, NcclInterface)
+    assert (elsewhere.name, elsewhere.source) == ("eno1", "model")
+
+
+def test_a_survey_is_made_once() -> None:
+    snapshot = patched({})
+    assert survey(snapshot) is survey(snapshot)
+    assert survey(snapshot) is not survey(patched({}))

@@ -1,0 +1,63 @@
+"""NCCL's warnings: how many have a meaning, and that each is found again in the text that it prints."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from nccl_doctor.checks.registry import all_checks
+from nccl_doctor.logs.diagnose import Source, diagnose
+from nccl_doctor.nccl.messages import Meaning, catalogue, meaning
+
+FILLED = {
+    "d": "7",
+    "i": "7",
+    "u": "7",
+    "x": "7f",
+    "X": "7F",
+    "s": "word",
+    "p": "0x7f",
+    "c": "c",
+    "f": "1.5",
+    "m": "word",
+}
+
+
+def printed(template: str) -> str:
+    text = re.sub(r"%[-+ #0]*\d*(?:\.\d+)?(?:hh|h|ll|l|z)?([a-zA-Z])", lambda match: FILLED[match[1]], template)
+    return text.replace("\\n", "").replace('\\"', '"').strip()
+
+
+def test_at_least_four_of_five_have_a_meaning() -> None:
+    known = [found for found in catalogue() if found.name != "nccl-unknown-error"]
+    assert len(catalogue()) > 1000
+    assert len(known) / len(catalogue()) >= 0.8
+
+
+def test_names_exist() -> None:
+    names = {found.name for found in catalogue()}
+    assert names <= {check.name for check in all_checks()} | {"benign"}
+
+
+@pytest.mark.parametrize("found", catalogue(), ids=lambda found: found.template[:40])
+def test_falls_to_a_diagnosis_or_is_benign(found: Meaning) -> None:
+    text = printed(found.template)
+    verdict = diagnose([Source("x", [f"n1:1:2 [0] a.cc:1 NCCL WARN {text}\n".encode()])])
+    names = [cause.name for cause in verdict.causes]
+    if found.name == "benign":
+        assert names == []
+    else:
+        assert len(names) == 1
+
+
+def test_the_longer_template_wins() -> None:
+    text = "Error while creating shared memory segment /dev/shm/nccl-x (size 4), error: No space left on device (28)"
+    found = meaning(text)
+    assert found is not None
+    assert found.template.endswith("error: %s (%d)")
+    assert (found.first, found.last) == ("2.22.3", "2.30.7")
+
+
+def test_other_text_has_none() -> None:
+    assert meaning("loss 0.5 at step 3") is None

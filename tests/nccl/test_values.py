@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nccl_doctor.nccl.known_variables import is_known, nearest, register
+from nccl_doctor.nccl.values import judge, strtoll
+
+libc = ctypes.CDLL(None)
+libc.strtoll.restype = ctypes.c_longlong
+
+
+@given(st.text(alphabet="0123456789xXabcfF+- \t", max_size=8).filter(lambda text: "\0" not in text))
+def test_numbers_are_read_as_c_reads_them(text: str) -> None:
+    number, _ = strtoll(text)
+    assert number == libc.strtoll(text.encode(), None, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reads"),
+    [
+        ("NCCL_IB_DISABLE", "true", "reads 0"),
+        ("NCCL_BUFFSIZE", "4M", "reads 4"),
+        ("NCCL_IB_TIMEOUT", "010x", "reads 8"),
+        ("NCCL_IB_TIMEOUT", "77", "has no meaning"),
+        ("NCCL_BUFFSIZE", "99999999999999999999", "default"),
+        ("NCCL_DEBUG", "DEBUG", "passes it over"),
+        ("NCCL_SOCKET_FAMILY", "IPv4", "passes it over"),
+        ("NCCL_P2P_LEVEL", "nvl", "passes it over"),
+        ("NCCL_ALGO", "Ring,Star", "'Star'"),
+        ("NCCL_IB_HCA", '"mlx5_0"', "quotes"),
+        ("NCCL_SOCKET_IFNAME", "e", "single character"),
+        ("NCCL_SOCKET_IFNAME", "eth0, eth1", "blanks"),
+        ("NCCL_SOCKET_IFNAME", "eth0,=eth1", "'=eth1'"),
+        ("NCCL_SOCKET_IFNAME", "=^eth0", "'^eth0'"),
+        ("NCCL_SOCKET_IFNAME", ",,", "every interface"),
+        ("NCCL_SOCKET_IFNAME", "^=", "no interface"),
+        ("NCCL_SOCKET_IFNAME", "'eth0'", "quotes"),
+        ("NCCL_SOCKET_IFNAME", ",".join("abcdefghijklmnopq"), "first 16"),
+    ],
+)
+def test_what_nccl_reads_otherwise_than_meant(name: str, value: str, reads: str) -> None:
+    bad = judge(name, value)
+    assert bad is not None
+    assert reads in bad.reads
+    assert ("1 for yes, 0 for no" in bad.allowed) == (value == "true")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NCCL_IB_DISABLE", "1"),
+        ("NCCL_IB_DISABLE", "1\r"),
+        ("NCCL_IB_DISABLE", ""),
+        ("NCCL_BUFFSIZE", "0x400000"),
+        ("NCCL_NVLS_ENABLE", "-2"),
+        ("NCCL_DEBUG", "info"),
+        ("NCCL_P2P_LEVEL", "NVL"),
+        ("NCCL_P2P_LEVEL", "2"),
+        ("NCCL_ALGO", "^ring,tree"),
+        ("NCCL_ALGO", "allreduce:tree;allgather:ring"),
+        ("NCCL_SOCKET_IFNAME", "^=eth0,lo"),
+        ("NCCL_SOCKET_IFNAME", "eth1:1"),
+        ("NCCL_OFI_ANYTHING", "true"),
+        ("PATH", "x"),
+    ],
+)
+def test_what_is_fine(name: str, value: str) -> None:
+    assert judge(name, value) is None
+
+
+@given(st.sampled_from(sorted(register())), st.text())
+def test_judging_never_raises(name: str, value: str) -> None:
+    judge(name, value)
+
+
+def test_the_register_knows_nccl_and_its_company() -> None:
+    known = [
+        "NCCL_SOCKET_IFNAME",
+        "NCCL_OFI_PROTOCOL",
+        "NCCL_ASYNC_ERROR_HANDLING",
+        "NCCL_HOME",
+        "TORCH_NCCL_X",
+        "PATH",
+    ]
+    assert [name for name in known if not is_known(name)] == []
+    assert len(register()) > 300
+    assert register()["NCCL_IB_DISABLE"].type == "int"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("NCCL_SOCKET_IFNAMES", "NCCL_SOCKET_IFNAME"),
+        ("NCCL_SOCKET_IF_NAME", "NCCL_SOCKET_IFNAME"),
+        ("nccl_debug", "NCCL_DEBUG"),
+        ("NCCL_IB_DISABLED", "NCCL_IB_DISABLE"),
+        ("NCCL_XYZZY", None),
+    ],
+)
+def test_the_nearest_name(wrong: str, right: str | None) -> None:
+    assert nearest(wrong) == right
+
+
+def test_names_that_a_version_does_not_know() -> None:
+    known = register()
+    assert known["NCCL_SOCKET_RETRY_CNT"].absent((2, 23, 4))
+    assert known["NCCL_SOCKET_RETRY_CNT"].absent((2, 24, 3)) is None
+    assert known["NCCL_TREE_THRESHOLD"].absent((2, 5, 6))
+    assert known["NCCL_TREE_THRESHOLD"].absent((2, 4, 8)) is None
+    assert known["NCCL_RINGS"].absent((2, 5, 6))

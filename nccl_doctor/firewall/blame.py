@@ -1,0 +1,199 @@
+"""Failed dials against the rules of both hosts: which host stops them, and by which rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from nccl_doctor.firewall.connection import Objection, handshake
+from nccl_doctor.firewall.describe import printable
+from nccl_doctor.firewall.manager import Manager, manager_of
+from nccl_doctor.firewall.opening import Opening, Remedy, merged
+from nccl_doctor.firewall.packet import Direction, Packet, RuleRef
+from nccl_doctor.firewall.remedy import remedy
+from nccl_doctor.firewall.routing import Path, ephemeral, numeric, path_of, source_address
+from nccl_doctor.firewall.ruleset import Ruleset, compile_rules
+from nccl_doctor.snapshot import Dial, FirewallFacts, Host, Mesh, Snapshot, Unknown
+
+
+@dataclass
+class Blame:
+    """One host that stops dials, in one direction.
+
+    Attributes:
+        rules: all that stops them, the one they meet first in front.
+        surprises: of the dials, those that did not fail as the rule would make them.
+        spared: dials to the same ports that passed, though the host's rules should stop them: source, port.
+    """
+
+    host: Host
+    direction: Direction
+    facts: FirewallFacts
+    dials: list[Dial] = field(default_factory=list)
+    rules: list[RuleRef] = field(default_factory=list)
+    rejects: bool = False
+    surprises: list[Dial] = field(default_factory=list)
+    spared: list[tuple[str, int]] = field(default_factory=list)
+
+    @property
+    def manager(self) -> Manager:
+        """Who manages the rule that the dials meet first."""
+        return manager_of(self.rules[0], self.facts)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A failed dial that rules may explain which nobody could read or evaluate."""
+
+    dial: Dial
+    hosts: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the rules explain of the failed dials, and what they might."""
+
+    blames: tuple[Blame, ...]
+    gaps: tuple[Gap, ...]
+
+
+_last: list[tuple[Snapshot, Judged]] = []
+
+
+def judge(snapshot: Snapshot) -> Judged:
+    """Compares every failed dial with the rules on its way; the latest answer is kept, for two checks ask.
+
+    A dial that all rules let through is in neither list: something between the hosts stops it.
+    """
+    if not _last or _last[0][0] is not snapshot:
+        _last[:] = [(snapshot, _judged(snapshot))]
+    return _last[0][1]
+
+
+def _judged(snapshot: Snapshot) -> Judged:
+    assert isinstance(snapshot.mesh, Mesh)
+    hosts = {host.name: host for host in snapshot.reached}
+    rules = {name: compiled(host) for name, host in hosts.items()}
+    blames: dict[tuple[str, Direction], Blame] = {}
+    gaps: dict[Gap, None] = {}
+
+    @cache
+    def path(source: str, target: str, address: str) -> Path | None:
+        known = source in hosts and target in hosts
+        return path_of(address, hosts[source], hosts[target]) if known else None
+
+    for dial in snapshot.mesh.failed:
+        way = path(dial.src, dial.dst, dial.address)
+        if way is None or dial.outcome == "no-source-address":
+            continue  # the last never left the program
+        found = handshake(_to(way, dial.port), way.ends, rules[dial.src], rules[dial.dst])
+        stopping = [objection for objection in found if objection.verdict.blocks]
+        if not stopping:
+            gaps |= dict.fromkeys(_gap(dial, objection) for objection in found)
+        for objection in stopping:
+            name = dial.src if objection.side == "dialler" else dial.dst
+            facts = rules[name].facts
+            direction = objection.packet.direction
+            if (name, direction) not in blames:
+                blames[name, direction] = Blame(hosts[name], direction, facts)
+            blame = blames[name, direction]
+            _enter(blame, dial, objection, stopping[0])
+    for blame in blames.values():
+        if blame.direction == "input" and snapshot.mesh.tested == snapshot.mesh.pairs:
+            blame.spared.extend(_spared(blame, snapshot.mesh, rules[blame.host.name], path))
+    return Judged(tuple(blames.values()), tuple(gaps))
+
+
+def unexplained(snapshot: Snapshot) -> tuple[Dial, ...]:
+    """The failed dials that no rule of either host is known to stop."""
+    assert isinstance(snapshot.mesh, Mesh)
+    stopped = {id(dial) for blame in judge(snapshot).blames for dial in blame.dials}
+    return tuple(dial for dial in snapshot.mesh.failed if id(dial) not in stopped)
+
+
+def compiled(host: Host, *, after: bool = False) -> Ruleset:
+    """The rules of a host as they were before the dials, or after them; without any where nobody could look."""
+    assert host.facts
+    facts = host.facts.firewall_after if after else host.facts.firewall
+    if isinstance(facts, FirewallFacts):
+        return compile_rules(facts)
+    reason = facts.reason if isinstance(facts, Unknown) else "the rules were not read again"
+    return Ruleset(FirewallFacts(nft=None, iptables=()), (), (reason,))
+
+
+def _enter(blame: Blame, dial: Dial, objection: Objection, first: Objection) -> None:
+    rule = objection.verdict.rule
+    if rule is not None and rule not in blame.rules:
+        blame.rules.append(rule)
+    blame.rejects |= objection.verdict.kind == "reject"
+    if not blame.dials or blame.dials[-1] is not dial:
+        blame.dials.append(dial)
+        if objection is first and dial.outcome not in objection.outcomes:
+            blame.surprises.append(dial)
+
+
+def _spared(
+    blame: Blame, mesh: Mesh, rules: Ruleset, path: Callable[[str, str, str], Path | None]
+) -> Iterator[tuple[str, int]]:
+    own = blame.host.name
+    failed = {(dial.src, dial.address, dial.port) for dial in mesh.failed if dial.dst == own}
+    without = Ruleset(rules.facts, ())
+    for address, port in sorted({(dial.address, dial.port) for dial in blame.dials if dial.dst == own}):
+        for source in sorted(mesh.ports.keys() - {own}):
+            way = path(source, own, address) if (source, address, port) not in failed else None
+            if way is None:
+                continue
+            found = handshake(_to(way, port), way.ends, without, rules)
+            if any(objection.verdict.blocks for objection in found):
+                yield source, port
+
+
+def _to(way: Path, port: int) -> Packet:
+    return replace(way.syn, dport=(port, port))
+
+
+def _gap(dial: Dial, objection: Objection) -> Gap:
+    name = dial.src if objection.side == "dialler" else dial.dst
+    rule, reason = objection.verdict.rule, objection.verdict.reason
+    if rule is not None:
+        return Gap(dial, (name,), f"{reason}: {printable(rule.text)}")
+    see = "as root, `nft list ruleset` and `iptables-save` show them"
+    return Gap(dial, (name,), f"rules not readable ({printable(reason)}); {see}")
+
+
+def opening(blame: Blame, snapshot: Snapshot) -> Opening:
+    """What a blamed host has to let through: the peers it stops; all of the cluster where the mesh was a sample."""
+    mesh = snapshot.mesh
+    assert isinstance(mesh, Mesh)
+    ports = merged(
+        [(snapshot.cluster.master_port,) * 2, *(ephemeral(host.facts) for host in snapshot.reached if host.facts)]
+    )
+    return Opening(blame.direction, tuple(dict.fromkeys(_peers(blame, snapshot, mesh))), ports)
+
+
+def _peers(blame: Blame, snapshot: Snapshot, mesh: Mesh) -> Iterator[str]:
+    hosts = {host.name: host for host in snapshot.reached}
+    own = blame.host.name
+    for dial in blame.dials:
+        if dial.dst == own:
+            yield source_address(hosts[dial.src], dial.address) or hosts[dial.src].node.address
+        else:
+            yield numeric(hosts[dial.src], dial.address) or dial.address
+    if mesh.tested < mesh.pairs:
+        address = blame.dials[0].address
+        yield from filter(None, (source_address(host, address) for name, host in hosts.items() if name != own))
+
+
+def remedies(blame: Blame, snapshot: Snapshot) -> Remedy:
+    """Lines for all rules in the way, and advice; no lines where one of them needs judgement."""
+    found = [remedy(rule, blame.facts, opening(blame, snapshot)) for rule in blame.rules]
+    advice = " ".join(_unique(part.advice for part in found if part.advice))
+    if any(not part.commands for part in found):
+        return Remedy(advice=advice)
+    return Remedy(tuple(_unique(line for part in found for line in part.commands)), advice)
+
+
+def _unique(lines: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(lines))

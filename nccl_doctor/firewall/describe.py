@@ -1,0 +1,65 @@
+"""A rule in words, for the evidence: its place, its text, its counter. All text of the host's is made printable."""
+
+from __future__ import annotations
+
+from nccl_doctor.firewall.manager import manager_of, zone_of, zones
+from nccl_doctor.firewall.packet import RuleRef
+from nccl_doctor.firewall.ruleset import Ruleset
+from nccl_doctor.snapshot import Firewalld, FirewallFacts
+
+LONGEST = 160
+
+
+def printable(text: str) -> str:
+    """One line of harmless characters, cut where it gets too long to read."""
+    line = "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
+    return line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
+
+
+def describe(rule: RuleRef, facts: FirewallFacts, after: Ruleset | None = None) -> str:
+    """The rule as its manager's user knows it, else as it stands in the kernel.
+
+    Args:
+        rule: what decided.
+        facts: of its host.
+        after: the rules as they were after the dials, for the counter.
+    """
+    words = _zone(rule, facts) if manager_of(rule, facts) == "firewalld" else None
+    return printable((words or _place(rule)) + _counter(rule, after))
+
+
+def _place(rule: RuleRef) -> str:
+    where = f"{rule.family} {rule.table}, chain {rule.chain}"
+    if rule.place is None:
+        return f"{where}: {rule.text} (no rule of it accepts the packet)"
+    if rule.origin == "nft":
+        return f"{where}, handle {rule.place}: {rule.text}"
+    return f"{'ip6tables' if rule.family == 'ip6' else 'iptables'} {rule.table}, rule {rule.place}: {rule.text}"
+
+
+def _zone(rule: RuleRef, facts: FirewallFacts) -> str | None:
+    known = facts.firewalld
+    if not isinstance(known, Firewalld):
+        return None
+    zone = zones(known.runtime).get(zone_of(rule, facts) or "")
+    if zone is None:
+        return None
+    what = {key: zone.settings.get(key, "") for key in ("services", "ports", "sources")}
+    listed = "; ".join(f"{key} {value}" for key, value in what.items() if value) or "nothing"
+    bound = zone.settings.get("interfaces") or ("the default" if zone.name == known.default_zone else "")
+    rest = "dropped" if zone.settings.get("target") == "DROP" else "rejected"
+    return f"zone {zone.name}{', ' + bound if bound else ''}: lets in {listed}; all else {rest}"
+
+
+def _counter(rule: RuleRef, after: Ruleset | None) -> str:
+    if rule.packets is None:
+        return ""
+    later = next((other.packets for other in after.rules() if _same(other, rule)), None) if after else None
+    return (
+        f" (counter {rule.packets} -> {later} packets)" if later is not None else f" (counter {rule.packets} packets)"
+    )
+
+
+def _same(one: RuleRef, other: RuleRef) -> bool:
+    place = (one.origin, one.family, one.table, one.chain, one.place)
+    return place == (other.origin, other.family, other.table, other.chain, other.place)

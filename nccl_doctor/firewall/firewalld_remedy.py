@@ -1,0 +1,73 @@
+"""What firewalld understands: sources of the zone "trusted", or rich rules where a zone already claims the peers."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from ipaddress import IPv4Network, IPv6Network, ip_network
+
+from nccl_doctor.firewall.manager import Zone, zone_of, zones
+from nccl_doctor.firewall.opening import Opening, Remedy, port_words
+from nccl_doctor.firewall.packet import RuleRef
+from nccl_doctor.snapshot import Firewalld, FirewallFacts
+
+_ZONE_NAME = re.compile(r"[A-Za-z0-9_/-]{1,64}")
+_OF_THE_INTERFACE = frozenset({"interfaces", "target", "forward"})
+"""Settings that NetworkManager and firewalld's own start change in force, without anybody's doing."""
+
+
+def firewalld(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
+    """The commands for one host; in force and permanent where the two differ, else permanent with a reload."""
+    known = facts.firewalld if isinstance(facts.firewalld, Firewalld) else None
+    runtime = zones(known.runtime) if known else {}
+    if opening.direction == "output" or "policy_" in rule.chain or "direct" in rule.chain:
+        return Remedy(
+            advice="A policy or a direct rule of firewalld does it: see `firewall-cmd --list-all-policies` and "
+            "`firewall-cmd --direct --get-all-rules`, and let the cluster's own addresses through there."
+        )
+    changes = [change for peer in opening.nets(4) + opening.nets(6) for change in _changes(peer, runtime, opening)]
+    if rule.chain.startswith(("filter_PRE", "raw_PRE", "PREROUTING")) or not changes:
+        return Remedy(advice="Let the cluster's own addresses through in firewalld, zone " + str(zone_of(rule, facts)))
+    permanent = [shlex.join(["firewall-cmd", "--permanent", *change]) for change in changes]
+    if known and _settings(runtime) != _settings(zones(known.permanent)):
+        # A reload would throw away what somebody changed in force only.
+        return Remedy((*permanent, *(shlex.join(["firewall-cmd", *change]) for change in changes)))
+    return Remedy((*permanent, "firewall-cmd --reload"))
+
+
+def _changes(peer: str, runtime: dict[str, Zone], opening: Opening) -> list[list[str]]:
+    claimed = [zone for zone in runtime.values() if zone.name != "trusted" and _claims(zone, peer)]
+    if not claimed:
+        return [["--zone=trusted", f"--add-source={peer}"]]
+    family = f"ipv{ip_network(peer).version}"
+    return [
+        [
+            f"--zone={zone.name}",
+            f'--add-rich-rule=rule family="{family}" source address="{peer}" port port="{port}" protocol="tcp" accept',
+        ]
+        for zone in claimed
+        if _ZONE_NAME.fullmatch(zone.name)
+        for port in port_words(opening.ports, "-")
+    ]
+
+
+def _claims(zone: Zone, peer: str) -> bool:
+    """The zone has the peer among its sources: it would win over "trusted", or not let it have the peer too."""
+    wanted = ip_network(peer)
+    nets = [net for net in map(_net, zone.sources) if net is not None and net.version == wanted.version]
+    return any(wanted.network_address in net for net in nets)
+
+
+def _net(source: str) -> IPv4Network | IPv6Network | None:
+    """The addresses of a source; None of a MAC address or an ipset."""
+    try:
+        return ip_network(source, strict=False)
+    except ValueError:
+        return None
+
+
+def _settings(found: dict[str, Zone]) -> dict[str, dict[str, str]]:
+    return {
+        name: {key: value for key, value in zone.settings.items() if key not in _OF_THE_INTERFACE and value}
+        for name, zone in found.items()
+    }

@@ -1,0 +1,81 @@
+"""Who manages a rule: whoever wrote it would write over what another tool changes there."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from nccl_doctor.firewall.packet import RuleRef
+from nccl_doctor.snapshot import Firewalld, FirewallFacts
+
+Manager = Literal["firewalld", "ufw", "docker", "nftables", "iptables"]
+
+_FIREWALLD_CHAIN = re.compile(r"(INPUT|OUTPUT|PREROUTING|IN|PRE)_")
+"""firewalld's chains with its iptables back end: INPUT_ZONES, IN_public_allow, … (firewalld/core/ipXtables.py)."""
+
+_FIREWALLD_ZONE = re.compile(r"(?:filter_)?IN_(?!policy_)([A-Za-z0-9_-]+?)(?:_(?:pre|log|deny|allow|post))?$")
+
+
+def manager_of(rule: RuleRef, facts: FirewallFacts) -> Manager:
+    """The tool in whose language the rule has to be changed."""
+    if rule.origin == "nft":
+        return "firewalld" if rule.table == "firewalld" else "nftables"
+    running = isinstance(facts.firewalld, Firewalld)
+    if running and (_FIREWALLD_CHAIN.match(rule.chain) or "--reject-with icmp-host-prohibited" in rule.text):
+        return "firewalld"
+    if rule.chain.startswith(("ufw-", "ufw6-")) or (rule.place is None and _ufw_writes_here(facts)):
+        return "ufw"
+    return "docker" if rule.chain.startswith("DOCKER") else "iptables"
+
+
+def managed_by(facts: FirewallFacts) -> str:
+    """Who keeps a host's rules, in a word: "firewalld", "ufw", "nftables", "iptables"; "" where there are none."""
+    if isinstance(facts.firewalld, Firewalld):
+        return "firewalld"
+    if isinstance(facts.ufw, str):
+        return "ufw"
+    if isinstance(facts.iptables, tuple) and facts.iptables:
+        return "iptables"
+    return "nftables" if isinstance(facts.nft, str) and '"chain"' in facts.nft else ""
+
+
+def _ufw_writes_here(facts: FirewallFacts) -> bool:
+    saves = facts.iptables if isinstance(facts.iptables, tuple) else ()
+    return isinstance(facts.ufw, str) or any("\n:ufw-user-input " in save.text for save in saves)
+
+
+def zone_of(rule: RuleRef, facts: FirewallFacts) -> str | None:
+    """The zone of firewalld that a rule belongs to; the default zone for its last words; None where nobody knows."""
+    if found := _FIREWALLD_ZONE.match(rule.chain):
+        return found[1]
+    return facts.firewalld.default_zone if isinstance(facts.firewalld, Firewalld) else None
+
+
+@dataclass(frozen=True)
+class Zone:
+    """A zone of firewalld, as ``--list-all-zones`` prints it: its settings by their names."""
+
+    name: str
+    settings: dict[str, str]
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Addresses and nets whose packets it takes, whatever interface they come by."""
+        return tuple(self.settings.get("sources", "").split())
+
+
+def zones(listing: str) -> dict[str, Zone]:
+    """The zones of a ``firewall-cmd --list-all-zones`` by name."""
+    found: dict[str, Zone] = {}
+    name = ""
+    for line in listing.splitlines():
+        if line and not line[0].isspace():
+            name = line.split()[0]
+            found[name] = Zone(name, {})
+        elif name and ":" in line:
+            key, _, value = line.strip().partition(":")
+            found[name].settings[key] = value.strip()
+        elif name and line.strip():  # rich rules stand on lines of their own
+            found[name].settings["rich rules"] = f"{found[name].settings.get('rich rules', '')}\n{line.strip()}"
+    return found

@@ -1,0 +1,108 @@
+"""Which addresses and interfaces a dial runs over, out of what the two hosts told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+
+from nccl_doctor.firewall.connection import Ends
+from nccl_doctor.firewall.packet import Packet, Span, syn
+from nccl_doctor.firewall.tri import Tri
+from nccl_doctor.snapshot import Host, HostFacts, Interfaces, PortRange
+
+DEFAULT_RANGE = (32768, 60999)
+"""Of net.ipv4.ip_local_port_range (linux/Documentation/networking/ip-sysctl.rst)."""
+
+
+@dataclass(frozen=True)
+class Path:
+    """The first packet of a dial, and the interfaces it runs over."""
+
+    syn: Packet
+    ends: Ends
+
+
+def path_of(address: str, source: Host, target: Host) -> Path | None:
+    """The way from one host to an address of another, to any port; None where the addresses are not known."""
+    assert source.facts
+    assert target.facts
+    found = numeric(source, address)
+    if found is None or (sender := source_address(source, address)) is None:
+        return None
+    address = found
+    packet = syn(sender, address, 0, ephemeral(source.facts))
+    if interface_of(source.facts, address) is not None:
+        return Path(packet, Ends("lo", "lo", True))
+    oif = route_to(source.facts, address) or interface_of(source.facts, sender)
+    iif = interface_of(target.facts, address)
+    back = route_to(target.facts, sender)
+    if oif is None or (iif or back) is None:
+        return None
+    same: Tri = None if back is None or iif is None else back == iif
+    return Path(packet, Ends(oif, iif or back or "", same))
+
+
+def numeric(host: Host, target: str) -> str | None:
+    """What a host takes a target for: an address is itself, a name its first address there; None for neither."""
+    if _is_address(target):
+        return target
+    assert host.facts
+    told = host.facts.resolution.get(target) if isinstance(host.facts.resolution, dict) else None
+    return next((text for text in (told.addresses if told else ()) if _is_address(text)), None)
+
+
+def source_address(host: Host, target: str) -> str | None:
+    """The address a host sends from to a target: as its kernel told, else the one of NCCL's interface or its own."""
+    facts = host.facts
+    assert facts
+    meant = numeric(host, target)
+    version = ip_address(meant).version if meant is not None else 4
+    told = facts.resolution.get(target) if isinstance(facts.resolution, dict) else None
+    nccl = getattr(facts.nccl_interface, "address", None)
+    for address in (told.source if told else None, nccl, host.node.address):
+        if address and _is_address(address) and ip_address(address).version == version:
+            return address
+    return None
+
+
+def ephemeral(facts: HostFacts) -> Span:
+    """The ports that a host draws its own from."""
+    known = facts.port_range
+    return (known.low, known.high) if isinstance(known, PortRange) else DEFAULT_RANGE
+
+
+def interface_of(facts: HostFacts, address: str) -> str | None:
+    """The interface that holds an address."""
+    if not isinstance(facts.interfaces, Interfaces):
+        return None
+    wanted = ip_address(address)
+    found = (own.interface for own in facts.interfaces.addresses if ip_address(own.address.split("%")[0]) == wanted)
+    label = next(found, None)
+    return label.split(":")[0] if label else None
+
+
+def route_to(facts: HostFacts, address: str) -> str | None:
+    """The interface of the narrowest route to an address in the main table; of equal ones, the least metric's."""
+    if not isinstance(facts.routes, tuple):
+        return None
+    wanted = ip_address(address)
+    fitting = [
+        (-_net(route.destination).prefixlen, route.metric, route.interface)
+        for route in facts.routes
+        if wanted in _net(route.destination)
+    ]
+    return min(fitting)[2] if fitting else None
+
+
+@lru_cache(maxsize=1024)
+def _net(text: str) -> IPv4Network | IPv6Network:
+    return ip_network(text, strict=False)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True

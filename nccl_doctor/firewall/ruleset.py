@@ -1,0 +1,100 @@
+"""All rules of one host, out of what was captured there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+from nccl_doctor.firewall import ipset, iptables_save, nft_load
+from nccl_doctor.firewall.ipset import Ipsets
+from nccl_doctor.firewall.packet import Journey, Origin, Packet, RuleRef, Verdict
+from nccl_doctor.firewall.prune import pruned
+from nccl_doctor.firewall.rules import BaseChain
+from nccl_doctor.firewall.walk import through
+from nccl_doctor.snapshot import FirewallFacts, IptablesSave, Unknown
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ruleset:
+    """The base chains of a host, and why some could not be read.
+
+    Attributes:
+        missing: a phrase for each part of the rules that nobody could read.
+    """
+
+    facts: FirewallFacts
+    bases: tuple[BaseChain, ...]
+    missing: tuple[str, ...] = ()
+
+    @cached_property
+    def deciding(self) -> tuple[BaseChain, ...]:
+        """The base chains that can stop a packet, cut down to what matters."""
+        return pruned(self.bases)
+
+    def rules(self) -> Iterator[RuleRef]:
+        """Every rule and policy there is, once a base chain that may reach it."""
+        for base in self.bases:
+            yield base.policy_ref
+            for chain in base.chains.values():
+                yield from (rule.ref for rule in chain)
+
+    def objections(self, packet: Packet) -> tuple[Verdict, ...]:
+        """What stops the packet, or may, on this host; empty where all rules let it through.
+
+        The first that surely stops it comes first: it does so whatever the unknown ones would say.
+        """
+        journey = Journey(groups=self.facts.groups, bridges=frozenset(self.facts.bridges))
+        found = through(self.deciding, packet, journey)
+        unread = tuple(Verdict("unknown", reason=reason) for reason in self.missing)
+        return tuple(sorted(found + unread, key=lambda verdict: not verdict.blocks))
+
+
+def compile_rules(facts: FirewallFacts) -> Ruleset:
+    """Parses what was captured; what can't be parsed is missing."""
+    missing: list[str] = []
+    saves = _known(facts.iptables, missing) or ()
+    sets = ipset.load(_known(facts.ipsets, missing) or "")
+    bases = [base for save in saves if save.backend == "legacy" for base in _iptables(save, sets)]
+    ruleset = _known(facts.nft, missing)
+    if ruleset is None:
+        bases += [base for save in saves if save.backend == "nft" for base in _iptables(save, sets)]
+    else:
+        try:
+            bases += _nft(facts, ruleset, [save for save in saves if save.backend == "nft"], sets)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            missing.append(f"`nft -j list ruleset` printed what can't be read ({type(error).__name__})")
+    return Ruleset(facts, tuple(sorted(bases, key=lambda base: base.priority)), tuple(missing))
+
+
+def _known(fact: Unknown | T | None, missing: list[str]) -> T | None:
+    if isinstance(fact, Unknown):
+        missing.append(fact.reason)
+        return None
+    return fact
+
+
+def _iptables(save: IptablesSave, sets: Ipsets) -> tuple[BaseChain, ...]:
+    origin: Origin = "iptables-legacy" if save.backend == "legacy" else "iptables-nft"
+    return iptables_save.load(save.text, 4 if save.family == "ip" else 6, origin, sets)
+
+
+def _nft(facts: FirewallFacts, ruleset: str, saves: list[IptablesSave], sets: Ipsets) -> list[BaseChain]:
+    """The chains of nftables; the tables whose matches nft hides behind ``xt`` are taken from iptables-save."""
+    listing = nft_load.objects(ruleset)
+    hidden = nft_load.xtables(listing)
+    read = {(save.family, table) for save in saves for table in iptables_save.table_names(save.text)}
+    text = facts.nft_text if isinstance(facts.nft_text, str) else ""
+    elsewhere = hidden & read
+    return [
+        *nft_load.load(listing, text, elsewhere),
+        *(
+            base
+            for save in saves
+            for base in _iptables(save, sets)
+            if (save.family, base.policy_ref.table) in elsewhere
+        ),
+    ]

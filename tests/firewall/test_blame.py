@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nccl_doctor.checks.ports.firewall_blocks_port import firewall_blocks_port
+from nccl_doctor.checks.registry import View
+from nccl_doctor.firewall.blame import judge, opening, remedies, unexplained
+from nccl_doctor.firewall.connection import Ends, handshake, reject_outcome
+from nccl_doctor.firewall.packet import syn
+from nccl_doctor.firewall.routing import path_of, route_to
+from nccl_doctor.firewall.ruleset import Ruleset, compile_rules
+from nccl_doctor.model import Finding
+from nccl_doctor.snapshot import Snapshot
+from tests.checks.snapshots import patched
+from tests.firewall.facts import ACCEPT, DROP, captured, iptables_facts, nft_facts, tcp
+
+OPEN = nft_facts()
+ESTABLISHED = {"match": {"op": "in", "left": {"ct": {"key": "state"}}, "right": ["established", "related"]}}
+
+
+def snapshot(firewalls: dict[str, Any], failed: list[tuple[str, str, int, str]], **mesh: Any) -> Snapshot:
+    hosts = {
+        name: {"facts": {"firewall": firewalls.get(name, OPEN).model_dump(by_alias=True, mode="json")}}
+        for name in ("node1", "node2", "node3")
+    }
+    dials = [
+        {"src": src, "dst": dst, "address": f"10.0.0.{dst[-1]}", "port": port, "outcome": outcome}
+        for src, dst, port, outcome in failed
+    ]
+    return patched({"hosts": hosts, "mesh": {"failed": dials, **mesh}})
+
+
+def test_the_listeners_rule_is_blamed_and_only_the_peers_it_stops_are_let_in() -> None:
+    seen = snapshot({"node1": captured("firewalld_public")}, [("node2", "node1", 29500, "no-route")])
+    (blame,) = judge(seen).blames
+    assert (blame.host.name, blame.direction, blame.manager, blame.surprises) == ("node1", "input", "firewalld", [])
+    assert opening(blame, seen).peers == ("10.0.0.2",)
+    assert opening(blame, seen).ports == ((29500, 29500), (32768, 60999))
+
+
+def test_a_mesh_that_was_a_sample_lets_the_whole_cluster_in() -> None:
+    seen = snapshot({"node1": nft_facts([DROP])}, [("node2", "node1", 29500, "timed-out")], tested=4)
+    (blame,) = judge(seen).blames
+    assert set(opening(blame, seen).peers) == {"10.0.0.2", "10.0.0.3"}
+
+
+def test_the_diallers_own_rule_is_blamed_on_the_dialler() -> None:
+    seen = snapshot({"node2": nft_facts([DROP], hook="output")}, [("node2", "node1", 29500, "timed-out")])
+    (blame,) = judge(seen).blames
+    assert (blame.host.name, blame.direction) == ("node2", "output")
+    assert opening(blame, seen).peers == ("10.0.0.1",)
+
+
+def test_answers_are_followed_back() -> None:
+    seen = snapshot({"node2": nft_facts(policy="drop")}, [("node2", "node1", 29500, "timed-out")])
+    (blame,) = judge(seen).blames
+    assert (blame.host.name, blame.direction) == ("node2", "input")
+    tracked = nft_facts([ESTABLISHED, ACCEPT], policy="drop")
+    assert judge(snapshot({"node2": tracked}, [("node2", "node1", 29500, "timed-out")])).blames == ()
+
+
+def test_what_no_rule_explains_is_nobodys_fault_here() -> None:
+    judged = judge(snapshot({}, [("node2", "node1", 29500, "timed-out")]))
+    assert (judged.blames, judged.gaps) == ((), ())
+
+
+def test_what_a_rule_stops_is_explained_and_the_rest_is_not() -> None:
+    failed = [("node2", "node1", 29500, "timed-out"), ("node1", "node3", 40005, "timed-out")]
+    seen = snapshot({"node1": nft_facts([tcp("dport", 29500), DROP])}, failed)
+    assert [dial.dst for dial in unexplained(seen)] == ["node3"]
+
+
+def test_a_dial_that_never_left_its_program_is_not_a_rules_fault() -> None:
+    seen = snapshot({"node1": nft_facts([DROP])}, [("node2", "node1", 29500, "no-source-address")])
+    assert judge(seen).blames == ()
+
+
+def test_a_sure_rule_counts_though_the_other_hosts_rules_are_unknown() -> None:
+    document = snapshot({"node1": nft_facts([DROP])}, [("node2", "node1", 29500, "timed-out")]).model_dump(
+        by_alias=True
+    )
+    document["hosts"][1]["facts"]["firewall"] = {"$unknown": "sudo needs a password"}
+    judged = judge(Snapshot.model_validate(document))
+    assert [blame.host.name for blame in judged.blames] == ["node1"]
+    assert judged.gaps == ()
+
+
+def test_a_dial_that_fails_otherwise_is_a_surprise() -> None:
+    seen = snapshot({"node1": nft_facts([DROP])}, [("node2", "node1", 29500, "refused")])
+    (blame,) = judge(seen).blames
+    assert [dial.outcome for dial in blame.surprises] == ["refused"]
+
+
+def test_a_dial_that_passes_against_the_rules_is_told() -> None:
+    ports = {"node1": [29500], "node2": [40000], "node3": [40000]}
+    everybody = nft_facts([tcp("dport", 29500), DROP])
+    seen = snapshot({"node1": everybody}, [("node2", "node1", 29500, "timed-out")], ports=ports)
+    (blame,) = judge(seen).blames
+    assert blame.spared == [("node3", 29500)]
+    (found,) = firewall_blocks_port(View(seen, seen.reached))
+    assert isinstance(found, Finding)
+    assert any(line.startswith("but     node3 -> node1:29500 passed") for line in map(str, found.evidence))
+    both = [("node2", "node1", 29500, "timed-out"), ("node3", "node1", 29500, "timed-out")]
+    assert judge(snapshot({"node1": everybody}, both, ports=ports)).blames[0].spared == []
+
+
+def test_every_rule_in_the_way_is_opened() -> None:
+    both = iptables_facts("-A INPUT -p tcp -j DROP").model_copy(update={"nft": nft_facts([DROP]).nft})
+    seen = snapshot({"node1": both}, [("node2", "node1", 29500, "timed-out")])
+    (blame,) = judge(seen).blames
+    programs = {line.split()[0] for line in remedies(blame, seen).commands}
+    assert programs == {"nft", "iptables-legacy"}
+
+
+def test_two_nodes_of_one_machine_talk_over_its_loopback() -> None:
+    host = patched({}).hosts[0]
+    path = path_of("10.0.0.1", host, host)
+    assert path
+    assert (path.ends.iif, path.ends.oif) == ("lo", "lo")
+
+
+def test_the_narrowest_route_is_taken() -> None:
+    facts = patched({}).hosts[0].facts
+    assert facts
+    assert isinstance(facts.routes, tuple)
+    narrow = facts.routes[0].model_copy(update={"destination": "10.0.0.2/32", "interface": "ib0"})
+    assert route_to(facts.model_copy(update={"routes": (*facts.routes, narrow)}), "10.0.0.2") == "ib0"
+    assert route_to(facts, "10.0.0.2") == "eno1"
+    assert route_to(facts.model_copy(update={"routes": ()}), "10.0.0.2") is None
+
+
+def rules(*expressions: list[dict[str, Any]], hook: str = "input") -> Ruleset:
+    return compile_rules(nft_facts(*expressions, hook=hook))
+
+
+def test_a_rejected_last_segment_shows_late_or_never() -> None:
+    acks = [tcp("flags", "ack", "in"), {"reject": {"type": "icmp", "expr": "host-unreachable"}}]
+    (found,) = handshake(syn("10.0.0.2", "10.0.0.1", 1), Ends("eno1", "eno1"), rules(), rules(acks))
+    assert (found.segment, sorted(found.outcomes)) == ("ACK", ["no-route", "timed-out"])
+
+
+@pytest.mark.parametrize(
+    ("how", "version", "outcome"),
+    [
+        ("tcp reset", 4, "refused"),
+        ("tcp-reset", 6, "refused"),
+        ("icmp-host-prohibited", 4, "no-route"),
+        ("icmpx admin-prohibited", 4, "no-route"),
+        ("icmpx admin-prohibited", 6, "failed"),
+        ("icmp6-adm-prohibited", 6, "failed"),
+        ("icmpv6 no-route", 6, "unreachable"),
+        ("icmpx port-unreachable", 4, "refused"),
+        ("icmp prot-unreachable", 4, "failed"),
+    ],
+)
+def test_each_reject_has_its_errno(how: str, version: int, outcome: str) -> None:
+    assert reject_outcome(how, version) == outcome

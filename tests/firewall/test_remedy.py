@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import shlex
+from ipaddress import ip_network
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nccl_doctor.firewall.describe import describe, printable
+from nccl_doctor.firewall.manager import zones
+from nccl_doctor.firewall.opening import Opening, merged
+from nccl_doctor.firewall.packet import RuleRef
+from nccl_doctor.firewall.remedy import remedy
+from nccl_doctor.snapshot import FirewallFacts
+from tests.firewall.facts import arriving, captured, iptables_facts, nft_facts, verdict
+
+IN = Opening("input", ("10.0.0.2", "10.0.0.3"), ((29500, 29500), (32768, 60999)))
+OUT = Opening("output", ("10.0.0.1",), ((29500, 29500),))
+NOTHING = FirewallFacts(nft=None, iptables=())
+
+
+def blamed(facts: FirewallFacts) -> RuleRef:
+    rule = verdict(facts, arriving(path_back=True)).rule
+    assert rule
+    return rule
+
+
+def test_firewalld_trusts_the_peers_and_reloads() -> None:
+    facts = captured("firewalld_public")
+    assert remedy(blamed(facts), facts, IN).commands == (
+        "firewall-cmd --permanent --zone=trusted --add-source=10.0.0.2",
+        "firewall-cmd --permanent --zone=trusted --add-source=10.0.0.3",
+        "firewall-cmd --reload",
+    )
+
+
+def test_firewalld_is_not_reloaded_where_that_would_lose_what_is_in_force_only() -> None:
+    facts = captured("firewalld_public")
+    assert facts.firewalld
+    changed = facts.firewalld.model_copy(
+        update={"runtime": facts.firewalld.runtime.replace("ports: ", "ports: 80/tcp", 1)}
+    )
+    commands = remedy(blamed(facts), facts.model_copy(update={"firewalld": changed}), IN).commands
+    assert "firewall-cmd --reload" not in commands
+    assert "firewall-cmd --zone=trusted --add-source=10.0.0.2" in commands
+
+
+def test_firewalld_gets_rich_rules_where_a_zone_claims_the_peers() -> None:
+    facts = captured("firewalld_internal")
+    opening = Opening("input", ("10.9.0.1",), ((29500, 29500),))
+    first = shlex.split(remedy(blamed(facts), facts, opening).commands[0])
+    assert first[2:] == [
+        "--zone=internal",
+        '--add-rich-rule=rule family="ipv4" source address="10.9.0.1" port port="29500" protocol="tcp" accept',
+    ]
+
+
+def test_a_policy_of_firewalld_is_left_to_judgement() -> None:
+    facts = captured("firewalld_public")
+    rule = RuleRef(
+        "nft", "inet", "firewalld", "filter_IN_policy_guard_deny", 3, "drop", base="filter_INPUT", hook="input"
+    )
+    assert remedy(rule, facts, IN).commands == ()
+    assert "list-all-policies" in remedy(rule, facts, IN).advice
+
+
+def test_ufw_speaks_its_own_language() -> None:
+    facts = captured("ufw_deny")
+    assert remedy(blamed(facts), facts, IN).commands[0] == (
+        "ufw allow proto tcp from 10.0.0.2 to any port 29500,32768:60999"
+    )
+    users = RuleRef("iptables-nft", "ip", "filter", "ufw-user-output", 1, "-j DROP", base="OUTPUT", hook="output")
+    assert remedy(users, facts, OUT).commands == ("ufw prepend allow out proto tcp from any to 10.0.0.1 port 29500",)
+    before = RuleRef("iptables-nft", "ip", "filter", "ufw-before-input", 1, "-j DROP", base="INPUT", hook="input")
+    assert remedy(before, facts, IN).commands == ()
+
+
+def test_nft_inserts_once() -> None:
+    facts = nft_facts([{"drop": None}])
+    (line,) = remedy(blamed(facts), facts, IN).commands
+    look, _, insert = line.partition(" || ")
+    words = shlex.split(insert)
+    assert words[:9] == ["nft", "insert", "rule", "inet", "t", "c", "ip", "saddr", "{ 10.0.0.2, 10.0.0.3 }"]
+    assert words[9:13] == ["tcp", "dport", "{ 29500, 32768-60999 }", "accept"]
+    assert words[-1].strip('"') in look
+
+
+def test_iptables_inserts_once_into_the_chain_the_kernel_enters() -> None:
+    facts = iptables_facts("-A INPUT -j U", "-A U -j DROP")
+    first = remedy(blamed(facts), facts, IN).commands[0]
+    rule = "INPUT -s 10.0.0.2 -p tcp -m multiport --dports 29500,32768:60999 -j ACCEPT"
+    assert first == f"iptables-legacy -w -C {rule} 2>/dev/null || iptables-legacy -w -I {rule}"
+
+
+@given(st.text(min_size=1), st.text(min_size=1), st.sampled_from(["input", "output"]))
+def test_names_of_the_hosts_own_never_reach_a_command_unless_they_are_plain(table: str, chain: str, hook: str) -> None:
+    hostile = RuleRef("nft", "inet", table, chain, 1, "drop", base=chain, hook=hook)
+    for line in remedy(hostile, NOTHING, IN).commands:
+        assert {table, chain} <= set(shlex.split(line.replace("|", " ")))
+        assert (table + chain).replace("/", "").replace("-", "").replace(".", "").replace("_", "").isalnum()
+        assert (table + chain).isascii()
+    legacy = RuleRef("iptables-legacy", "ip", table, chain, 1, "-j DROP", base=chain, hook=hook)
+    assert remedy(legacy, NOTHING, IN).commands == ()
+
+
+@given(st.text())
+def test_evidence_is_one_line_of_printable_characters(text: str) -> None:
+    rule = RuleRef("nft", "inet", text, text, 1, text)
+    shown = describe(rule, NOTHING)
+    assert shown.isprintable()
+    assert len(shown) <= 160
+    assert printable("\x1b[31mred\x07\nnext") == "?[31mred? next"
+
+
+@given(st.lists(st.tuples(st.integers(0, 65535), st.integers(0, 65535)).map(sorted).map(tuple), max_size=8))
+def test_merged_spans_hold_the_same_ports_once(spans: list[tuple[int, int]]) -> None:
+    joined = merged(spans)
+    assert all(first[1] + 1 < second[0] for first, second in pairwise(joined))
+    for port in {end for span in spans for end in span} | {0, 65535}:
+        assert any(low <= port <= high for low, high in spans) == any(low <= port <= high for low, high in joined)
+
+
+@pytest.mark.parametrize("count", [1, 8, 9, 200])
+def test_many_peers_are_joined_into_nets_that_hold_nobody_else(count: int) -> None:
+    peers = {f"10.0.{number // 256}.{number % 256}" for number in range(5, 5 + count)}
+    nets = Opening("input", tuple(peers), ()).nets(4)
+    assert {str(address) for net in nets for address in ip_network(net)} == peers
+    assert len(nets) <= max(8, count // 4)
+
+
+def test_zones_are_read_with_their_rich_rules() -> None:
+    found = zones(
+        'public (active)\n  target: default\n  services: ssh\n  rich rules: \n\trule family="ipv4" accept\n\ndrop\n'
+    )
+    assert found["public"].settings["services"] == "ssh"
+    assert 'rule family="ipv4" accept' in found["public"].settings["rich rules"]
+    assert list(found) == ["public", "drop"]

@@ -1,0 +1,100 @@
+"""Which of all the faults that a log shows is the cause, and what merely follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from nccl_doctor.logs.context import FOLLOW, Log, in_context
+from nccl_doctor.logs.events import Event
+from nccl_doctor.logs.recorded import recorded
+from nccl_doctor.logs.rule import Grade
+
+MOST_CAUSES = 3
+
+EXPLAINS: dict[str, frozenset[str]] = {
+    "cuda-driver-mismatch": frozenset({"cuda-error", "gpu-count-low", "torch-missing"}),
+    "cuda-error": frozenset({"ib-fault", "gdr-p2p-fault", "out-of-memory"}),
+    "duplicate-gpu": frozenset({"cuda-error"}),
+    "fabric-manager-down": frozenset({"cuda-error", "gpu-count-low", "cuda-driver-mismatch"}),
+    "gdr-p2p-fault": frozenset({"cuda-error", "ib-fault", "out-of-memory"}),
+    "gpu-count-low": frozenset({"cuda-error", "local-rank-invalid"}),
+    "hostname-loopback": frozenset({"no-route-to-host", "wrong-interface"}),
+    "hostname-unresolvable": frozenset({"ssh-unreachable", "port-in-use"}),
+    "ib-fault": frozenset({"cuda-error", "gdr-p2p-fault"}),
+    "ifname-no-match": frozenset({"plugin-fault", "ib-fault", "wrong-interface"}),
+    "local-rank-invalid": frozenset({"cuda-error", "gpu-count-low"}),
+    "memlock-low": frozenset({"ib-fault", "out-of-memory", "plugin-fault"}),
+    "nofile-low": frozenset({"plugin-fault", "shm-exhausted", "shm-attach-failed", "port-in-use"}),
+    "out-of-memory": frozenset({"cuda-error", "gdr-p2p-fault", "ib-fault"}),
+    "plugin-fault": frozenset({"ib-fault", "cuda-error"}),
+    "port-in-use": frozenset({"master-addr-not-local"}),
+    "shm-exhausted": frozenset({"shm-attach-failed"}),
+    "version-mismatch": frozenset({"collective-mismatch", "cuda-error", "torch-missing"}),
+    "wrong-interface": frozenset({"no-route-to-host", "hostname-loopback"}),
+}
+"""What else follows from a cause, beyond FOLLOW."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One cause: its events, most telling first, and the groups of events that follow from it."""
+
+    name: str
+    events: tuple[Event, ...]
+    follows: tuple[tuple[str, tuple[Event, ...]], ...] = ()
+    grade: Grade = Grade.ROOT
+
+
+def causes(log: Log) -> tuple[Cause, ...]:
+    """At most three causes, most likely first; none for a healthy log."""
+    events = in_context(log) + recorded(log.dumps)
+    if not events:
+        return ()
+    order = _order(events)
+    groups: dict[str, list[Event]] = {}
+    for event in sorted(events, key=order):
+        groups.setdefault(event.name, []).append(event)
+    first = _first(list(groups.values()))
+    others = [group for group in groups.values() if group is not first]
+    chosen, following = [first], []
+    for group in others:
+        if _follows(group, chosen) or len(chosen) == MOST_CAUSES:
+            following.append(group)
+        else:
+            chosen.append(group)
+    return tuple(
+        Cause(
+            group[0].name,
+            tuple(group),
+            tuple((g[0].name, tuple(g)) for g in following) if group is first else (),
+            group[0].grade,
+        )
+        for group in chosen
+    )
+
+
+def _first(groups: list[list[Event]]) -> list[Event]:
+    """The first group that no other of its weight explains: an adapter that failed for want of memory is no cause."""
+    equal = [group for group in groups if group[0].grade is groups[0][0].grade]
+    explained = {name for group in equal for name in EXPLAINS.get(group[0].name, ())}
+    return next((group for group in equal if group[0].name not in explained), groups[0])
+
+
+def _order(events: Sequence[Event]) -> Callable[[Event], tuple[int, bool, tuple[int, int, int], int]]:
+    """The key that puts the most blamed event first: its grade, then its time where all that compete have one."""
+    competing = [event for event in events if event.grade is max(e.grade for e in events)]
+    timed = all(event.prefix.time is not None for event in competing)
+
+    def key(event: Event) -> tuple[int, bool, tuple[int, int, int], int]:
+        time = event.prefix.time if timed and event.prefix.time else (0, 0, 0)
+        return -event.grade, event.name in FOLLOW, time, event.order
+
+    return key
+
+
+def _follows(group: list[Event], chosen: list[list[Event]]) -> bool:
+    name, grade = group[0].name, group[0].grade
+    if grade < Grade.LIKELY or name in FOLLOW:
+        return True
+    return any(name in EXPLAINS.get(cause[0].name, frozenset()) for cause in chosen)

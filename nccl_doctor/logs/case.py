@@ -1,0 +1,165 @@
+"""A cause made ready to be told: whom it concerns, which lines prove it, what it names."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from nccl_doctor.hostlist import fold
+from nccl_doctor.logs.blame import Cause
+from nccl_doctor.logs.context import Log
+from nccl_doctor.logs.events import Address, Event
+from nccl_doctor.logs.facts import Interface, Process
+from nccl_doctor.model import Command, LogLine
+
+MOST_LINES = 5
+"""Lines that are quoted of one cause."""
+
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+_LOCAL = re.compile(r"localhost(?:\.localdomain)?|ip6-localhost|127\..*|0\.0\.0\.0")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cause with the log it stands in."""
+
+    cause: Cause
+    log: Log
+
+    @property
+    def first(self) -> Event:
+        """The most telling event."""
+        return self.cause.events[0]
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Hosts whose lines show the fault."""
+        names = [event.prefix.host for event in self.cause.events if event.prefix.host]
+        return tuple(dict.fromkeys(names or self.log.facts.failed_hosts))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks that show the fault, sorted."""
+        return tuple(sorted({rank for rank in map(self.rank_of, self.cause.events) if rank is not None}))
+
+    @property
+    def address(self) -> Address:
+        """The first address that the events name."""
+        return next((e.address for e in self.cause.events if e.address != Address()), Address())
+
+    @property
+    def port(self) -> int | None:
+        """The first port that the events name."""
+        return next((e.address.port for e in self.cause.events if e.address.port), None)
+
+    @property
+    def count(self) -> int:
+        """Lines that show the fault, those that were not kept included."""
+        return max(self.log.counts[self.cause.name], len(self.cause.events))
+
+    def rank_of(self, event: Event) -> int | None:
+        """The rank of an event: its own, or that which NCCL gave its process."""
+        if event.rank is not None:
+            return event.rank
+        process = self.log.facts.process(event.prefix)
+        return process.rank if process else None
+
+    def interface(self) -> Interface | None:
+        """The interface that NCCL chose where the fault is."""
+        facts = self.log.facts
+        own = facts.process(self.first.prefix)
+        nearby: list[Process] = [own] if own else []
+        nearby += facts.of_host(self.first.prefix.host) or list(facts.processes.values())
+        return next((process.interfaces[0] for process in nearby if process.interfaces), None)
+
+    def entities(self) -> dict[str, Any]:
+        """What the contract asks for, as far as the log names it."""
+        facts, address, own = self.log.facts, self.address, self.interface()
+        ranks = [self.rank_of(event) for event in self.cause.events]
+        ranks += self._rank_that_follows()
+        found = {
+            "host": next(iter(self.hosts), None) or address.host,
+            "ip": address.ip or (own.address.partition("%")[0] if own else self.first.prefix.ip),
+            "port": self.port,
+            "iface": self._iface(address, own),
+            "rank": next((rank for rank in ranks if rank is not None), next(iter(facts.stated_ranks), None)),
+            "nccl_version": next(iter(facts.nccl_versions), None),
+            "torch_version": next(iter(facts.torch_versions), None),
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _rank_that_follows(self) -> list[int | None]:
+        """The rank that tells the consequences, where one alone does: it is the one whose log this is."""
+        found = {self.rank_of(event) for _, events in self.cause.follows for event in events} - {None}
+        return [*found] if len(found) == 1 else []
+
+    def _iface(self, address: Address, own: Interface | None) -> str | None:
+        if self.cause.name == "ifname-no-match" and self.log.facts.ifname:
+            return self.log.facts.ifname
+        theirs = self._of_address(address.ip) if self.cause.name == "wrong-interface" else None
+        return address.iface or theirs or (own.name if own else None) or self.log.facts.ifname
+
+    def _of_address(self, ip: str | None) -> str | None:
+        """The name that NCCL prints beside an address."""
+        found = (one for process in self.log.facts.processes.values() for one in process.interfaces)
+        return next((one.name for one in found if one.address.partition("%")[0] == ip), None)
+
+    def evidence(self) -> tuple[LogLine, ...]:
+        """The first line, the first of each other wording and rank, and the last."""
+        chosen: dict[tuple[str, int], Event] = {}
+        seen: set[tuple[str, object]] = set()
+        for event in self.cause.events:
+            keys = {("wording", event.wording), ("rank", self.rank_of(event))}
+            if not keys <= seen and len(chosen) < MOST_LINES - 1:
+                chosen.setdefault((event.file, event.line), event)
+            seen |= keys
+        last = self.cause.events[-1]
+        chosen.setdefault((last.file, last.line), last)
+        return tuple(LogLine(file=e.file, line=e.line, text=e.text) for e in chosen.values())
+
+    @property
+    def who(self) -> str:
+        """``rank 3 on gpu02``, ``ranks 8-15 on gpu[02-03]``, ``a rank`` where no line tells."""
+        ranks, hosts = self.ranks, self.hosts
+        folded = fold([str(rank) for rank in ranks]).strip("[]")
+        named = f"rank{'s' * (len(ranks) > 1)} {folded}" if ranks else ""
+        place = fold([host for host in hosts if _HOST.fullmatch(host)])
+        if named and place:
+            return f"{named} on {place}"
+        return named or place or "a rank"
+
+    @property
+    def target(self) -> str:
+        """The other end, ``10.0.0.1:53211 (gpu01)``; "another host" where no line names it."""
+        address = self.address
+        name = address.ip or address.host
+        if name is None:
+            return f"port {address.port}" if address.port else "another host"
+        place = f"{name}:{address.port}" if address.port else name
+        host = self.host_of(address.ip)
+        return f"{place} ({host})" if host and host != name else place
+
+    def host_of(self, ip: str | None) -> str | None:
+        """The host that NCCL says has this address."""
+        if ip is None:
+            return None
+        for process in self.log.facts.processes.values():
+            if any(interface.address.partition("%")[0] == ip for interface in process.interfaces):
+                return process.host
+        return None
+
+    def check(self, extra: Iterable[str] = ()) -> tuple[Command, ...]:
+        """``nccl-doctor check -w …`` over the hosts concerned and the other end; none where no host is named."""
+        address = self.address
+        actors = [event.prefix.ip for event in self.cause.events if event.prefix.ip and not event.prefix.host]
+        names = [*(self.hosts or actors), self.host_of(address.ip) or address.ip or address.host or "", *extra]
+        fit = [name for name in dict.fromkeys(names) if _HOST.fullmatch(name) and not _LOCAL.fullmatch(name)]
+        return run("nccl-doctor", "check", "-w", fold(fit)) if fit else ()
+
+
+def run(*argv: str, host: str | None = None) -> tuple[Command, ...]:
+    """A command for the machine that nccl-doctor runs on, or for ``host``."""
+    return (Command(host=host, command=shlex.join(argv)),)

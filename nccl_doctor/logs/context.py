@@ -1,0 +1,176 @@
+"""What events mean beside each other: retries that never succeeded, addresses that no other host has."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+from nccl_doctor.logs.collectives import mismatch
+from nccl_doctor.logs.events import Event, Reading
+from nccl_doctor.logs.facts import Facts
+from nccl_doctor.logs.flight import Dump
+from nccl_doctor.logs.rule import Grade
+from nccl_doctor.logs.stall import apart, came_together, complaints, interrupts, stalled
+
+FOLLOW: frozenset[str] = frozenset(
+    {
+        "collective-timeout",
+        "connection-refused",
+        "connection-timed-out",
+        "killed",
+        "nccl-unknown-error",
+        "peer-died",
+        "rendezvous-timeout",
+    }
+)
+"""What ranks see of any fault of another one."""
+
+_CONNECTION = frozenset({"connection-refused", "connection-timed-out", "no-route-to-host"})
+_RETRIED = _CONNECTION | {"rendezvous-timeout"}
+_NETWORK = frozenset({*FOLLOW, "no-route-to-host", "hostname-loopback", "ephemeral-ports-few"}) - {"collective-timeout"}
+
+_BESIDE: dict[str, tuple[frozenset[str], Grade]] = {
+    "connection-refused": (_NETWORK, Grade.ROOT),
+    "connection-timed-out": (_NETWORK, Grade.ROOT),
+    "no-route-to-host": (_NETWORK, Grade.ROOT),
+    "memlock-low": (FOLLOW | {"ib-fault", "plugin-fault"}, Grade.ROOT),
+    "shm-exhausted": (FOLLOW, Grade.LIKELY),
+    "collective-timeout": (FOLLOW, Grade.GENERIC),
+    "cuda-error": (FOLLOW, Grade.GENERIC),
+    "hostname-unresolvable": (FOLLOW, Grade.GENERIC),
+    "ib-fault": (FOLLOW, Grade.GENERIC),
+    "rendezvous-timeout": (FOLLOW, Grade.GENERIC),
+}
+"""Beside which other faults alone a hint counts, and how much: whatever explains the failure itself, silences it."""
+
+_ONLY_WITH: dict[str, set[str]] = {"memlock-low": {"ib-fault", "plugin-fault"}}
+"""Hints that need one of these faults beside them: healthy logs of hosts without RDMA complain of the limit, too."""
+
+_BARRIER = re.compile(r"world_size=(?P<size>\d+), worker_count=(?P<workers>\d+)")
+_RETRIES_AT_THE_END = 3
+"""A log that ends within this many lines of a retry shows no success after it."""
+
+
+@dataclass
+class Log:
+    """Everything that was read; dumps of the flight recorder by the file that they stand in.
+
+    Attributes:
+        joined: lines were joined that may not belong together, so that what follows what tells nothing.
+    """
+
+    facts: Facts
+    readings: list[Reading] = field(default_factory=list)
+    dumps: dict[str, Dump] = field(default_factory=dict)
+    joined: bool = False
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Lines of each diagnosis."""
+        total: Counter[str] = Counter()
+        for reading in self.readings:
+            for (name, grade), count in reading.counts.items():
+                total[name] += count if grade is not Grade.CLUE else 0
+        return total
+
+
+def in_context(log: Log) -> list[Event]:
+    """The events that stand for a fault, some under another name or of another weight than their line alone has."""
+    facts = log.facts
+    every = [event for reading in log.readings for event in reading.events]
+    events = [_renamed(event) for event in every if not _ras(event, facts)]
+    if facts.ended_well:
+        events = [event for event in events if event.grade is Grade.ROOT]
+    stuck = set() if facts.ended_well else _stuck_retries(log)
+    names = {event.name for event in events if event.grade > Grade.HINT}
+    weighed = [_weighed(event, names, stuck, facts) if event.grade is Grade.HINT else event for event in events]
+    kept = [event for event in weighed if event.grade > Grade.HINT]
+    if not facts.ended_well and not log.joined:
+        kept = _standing_still(log, kept)
+    kept = [_ended_after(event, kept) for event in kept]
+    differing = mismatch(kept)
+    return [replace(e, name="collective-mismatch", grade=Grade.ROOT) if e in differing else e for e in kept]
+
+
+def _standing_still(log: Log, kept: list[Event]) -> list[Event]:
+    """The events, and before them what shows a hang, where no other fault explains it."""
+    names = {event.name for event in kept}
+    if names <= _NETWORK | {"collective-timeout"}:
+        kept = [*apart(log.readings, log.facts), *kept]
+    return (stalled(log.readings, log.facts) or kept) if interrupts(kept) else kept
+
+
+def _ended_after(event: Event, events: list[Event]) -> Event:
+    """A process that a launcher ended once a collective had timed out: that it was killed tells no more."""
+    if event.name != "killed":
+        return event
+    waited = any(other.name == "collective-timeout" and _before(other, event) for other in events)
+    return replace(event, grade=min(event.grade, Grade.GENERIC)) if waited else event
+
+
+def _before(one: Event, other: Event) -> bool:
+    if one.prefix.time is not None and other.prefix.time is not None:
+        return one.prefix.time < other.prefix.time
+    return one.file == other.file and one.order < other.order
+
+
+def _ras(event: Event, facts: Facts) -> bool:
+    """A bind of NCCL's RAS service that failed, after which the job goes on (src/ras/client_support.cc)."""
+    return event.name == "ephemeral-ports-few" and facts.ras_failures > 0
+
+
+def _renamed(event: Event) -> Event:
+    """A barrier with too many workers, or a connection that failed at an address which no other host has."""
+    barrier = _BARRIER.search(event.text) if event.name == "rendezvous-timeout" else None
+    if barrier is not None and int(barrier["workers"]) > int(barrier["size"]):
+        return replace(event, name="world-size-mismatch", grade=Grade.ROOT)
+    if event.name in _CONNECTION and event.grade > Grade.HINT:
+        name = _nowhere(event)
+        return replace(event, name=name, grade=Grade.ROOT) if name else event
+    return event
+
+
+def _nowhere(event: Event) -> str | None:
+    """The diagnosis of a connection to a loopback, link-local or docker0 address; None for any other."""
+    try:
+        address = ipaddress.ip_address(event.address.ip or "")
+    except ValueError:
+        return None
+    if address.is_loopback and "gloo" in event.text:
+        return "hostname-loopback"
+    of_nccl = event.prefix.level is not None or "onnect to" in event.message
+    docker = address in ipaddress.ip_network("172.17.0.0/16")
+    return "wrong-interface" if address.is_link_local or docker or (address.is_loopback and of_nccl) else None
+
+
+def _weighed(event: Event, names: set[str], stuck: set[str], facts: Facts) -> Event:
+    """A hint, given what else the log shows."""
+    if event.name == "wrong-interface":
+        return replace(event, grade=Grade.ROOT) if _interface_matters(event, names | stuck, facts) else event
+    beside, grade = _BESIDE[event.name]
+    if event.name in _CONNECTION and came_together(facts):
+        return event
+    wanted = _ONLY_WITH.get(event.name, names)
+    matters = (bool(names & wanted) and names <= beside) or event.name in stuck
+    return replace(event, grade=grade) if matters else event
+
+
+def _interface_matters(event: Event, names: set[str], facts: Facts) -> bool:
+    """Whether an interface that others do not reach explains the failure; alone, only among several hosts."""
+    several = len(facts.hosts) > 1 or (facts.nodes or 1) > 1
+    if names:
+        failed = names & {*_CONNECTION, "rendezvous-timeout"}
+        return names <= _NETWORK | {"collective-timeout"} and (bool(failed) or several)
+    return several and "Bootstrap" in event.message and not came_together(facts)
+
+
+def _stuck_retries(log: Log) -> set[str]:
+    """Diagnoses whose retries were the last that a source said: nothing succeeded after them."""
+    stuck: set[str] = set()
+    for reading in log.readings:
+        hints = [event for event in reading.events if event.grade is Grade.HINT and event.name in _RETRIED]
+        if hints and (reading.lines - hints[-1].line <= _RETRIES_AT_THE_END or complaints([reading])):
+            stuck.add(hints[-1].name)
+    return stuck

@@ -1,0 +1,181 @@
+"""From sources to a verdict: the public face of this room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from nccl_doctor.logs import flight, unwrap
+from nccl_doctor.logs.blame import Cause, causes
+from nccl_doctor.logs.context import Log
+from nccl_doctor.logs.events import Event, Reader, Reading
+from nccl_doctor.logs.facts import Facts
+from nccl_doctor.logs.rule import Grade
+
+SMALL = 1 << 20
+"""Logs up to this size together are read again, with their lines joined, where the first reading shows no cause."""
+
+_SAMPLE = 64 << 10
+"""So much of the beginning shows whether a log was wrapped."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One log: the name to show, and its bytes block by block. Blocks may be cut anywhere."""
+
+    name: str
+    blocks: Iterable[bytes]
+
+
+@dataclass(frozen=True)
+class LogVerdict:
+    """What a set of logs says.
+
+    Attributes:
+        causes: at most three, most likely first.
+        log: the facts and all events, for those who want to know more.
+        files: sources read; ``bytes`` of all of them.
+    """
+
+    causes: tuple[Cause, ...]
+    log: Log
+    files: int
+    bytes: int
+
+
+class Investigation:
+    """A diagnosis that grows with what is read: feed it, and ask at any time.
+
+    Args:
+        live: somebody waits for the fatal line, so every block is read at once, wrapped or not.
+    """
+
+    def __init__(self, *, live: bool = False) -> None:
+        self.log = Log(Facts())
+        self._live = live
+        self._order = 0
+        self._reader: Reader | None = None
+        self._head: bytes | None = None
+        self._dump: list[bytes] | None = None
+        self._small: list[tuple[str, bytes]] | None = []
+        self._kept = 0
+        self._width: int | None = None
+        self._held = b""
+
+    def begin(self, name: str) -> None:
+        """Begins a source; the one before it must be closed."""
+        self._reader = Reader(name, self.log.facts, self._order)
+        self._head, self._dump = b"", None
+        self._width, self._held = None, b""
+        self.log.readings.append(self._reader.reading)
+
+    def feed(self, data: bytes) -> list[Event]:
+        """Takes a block of the current source; returns the events that it completes."""
+        if self._head is not None:
+            self._head += data
+            return self._begun() if self._live or len(self._head) >= _SAMPLE else []
+        return self._take(data)
+
+    def close(self) -> list[Event]:
+        """Ends the current source."""
+        assert self._reader is not None, "begin() comes first"
+        events = self._begun() if self._head is not None else []
+        reader, self._reader = self._reader, None
+        if self._dump is not None:
+            self._recorded(reader, b"".join(self._dump))
+            return []
+        if self._held:
+            events += reader.feed(self._held)
+        events += reader.close()
+        self._order = reader.order
+        return events
+
+    def add(self, reading: Reading) -> None:
+        """Takes a source that was read elsewhere."""
+        self._small = None
+        order = self._order
+        reading.events = [replace(event, order=event.order + order) for event in reading.events]
+        self._order += max((event.order for event in reading.events), default=order) - order
+        self.log.facts.merge(reading.facts)
+        self.log.readings.append(reading)
+
+    def _begun(self) -> list[Event]:
+        """Looks at the beginning of a source: a dump, a wrapped log, or lines as they were written."""
+        head, self._head = self._head or b"", None
+        if flight.looks_like_dump(head):
+            self._dump = []
+        elif not self._live:
+            self._width = unwrap.width(head)
+        return self._take(head)
+
+    def _take(self, data: bytes) -> list[Event]:
+        assert self._reader is not None, "begin() comes first"
+        if self._dump is not None:
+            self._dump.append(data)
+            return []
+        if self._small is not None:
+            self._small.append((self._reader.reading.name, data))
+            self._kept += len(data)
+            if self._kept > SMALL:
+                self._small = None
+        if self._width is None:
+            return self._reader.feed(data)
+        whole, end, self._held = (self._held + data).rpartition(b"\n")
+        return self._reader.feed(unwrap.join(whole, self._width) + end) if end else []
+
+    def _recorded(self, reader: Reader, data: bytes) -> None:
+        """Takes a dump of the flight recorder; what looked like one and is none is read as text."""
+        dump = flight.read(reader.reading.name, data)
+        if dump is not None:
+            self.log.dumps[reader.reading.name] = dump
+            reader.reading.bytes = len(data)
+        else:
+            reader.feed(data)
+            reader.close()
+
+    def verdict(self) -> LogVerdict:
+        """What is known so far."""
+        found = causes(self.log)
+        if self._small and self._reader is None and (not found or found[0].grade < Grade.LIKELY):
+            found = self._read_again(found)
+        readings = self.log.readings
+        return LogVerdict(found, self.log, len(readings), sum(reading.bytes for reading in readings))
+
+    def _read_again(self, found: tuple[Cause, ...]) -> tuple[Cause, ...]:
+        """The causes that show when lines are joined, where they weigh more than those that were found."""
+        sources = {
+            name: b"".join(data for owner, data in self._small or () if owner == name) for name, _ in self._small or ()
+        }
+        for glue in (b"", b" "):
+            again = Log(Facts(), dumps=self.log.dumps, joined=True)
+            for name, data in sources.items():
+                reader = Reader(name, again.facts)
+                reader.feed(unwrap.flow(data, glue))
+                reader.close()
+                again.readings.append(reader.reading)
+            better = causes(again)
+            if better and (not found or better[0].grade > found[0].grade):
+                return better
+        return found
+
+
+def diagnose(sources: Iterable[Source], progress: Callable[[int], None] = lambda _count: None) -> LogVerdict:
+    """Reads all sources and says what happened.
+
+    Args:
+        sources: read one after the other; no more than a block of one is held.
+        progress: called with the number of bytes of each block read.
+    """
+    investigation = Investigation()
+    for source in sources:
+        investigation.begin(source.name)
+        for block in _counted(source.blocks, progress):
+            investigation.feed(block)
+        investigation.close()
+    return investigation.verdict()
+
+
+def _counted(blocks: Iterable[bytes], progress: Callable[[int], None]) -> Iterator[bytes]:
+    for block in blocks:
+        progress(len(block))
+        yield block

@@ -1,0 +1,239 @@
+"""From candidate lines to events: what a line says, on which rank and host, about which address."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from nccl_doctor.logs import fact_rules
+from nccl_doctor.logs.facts import Facts
+from nccl_doctor.logs.prefix import Prefix, peel, records
+from nccl_doctor.logs.rule import Grade, Rule
+from nccl_doctor.logs.rules import ALL
+from nccl_doctor.logs.scan import Line, Scanner, table
+from nccl_doctor.logs.text import QUOTED, decode, quote
+from nccl_doctor.nccl.messages import Meaning, meaning
+
+KEPT = 512
+"""Events of one diagnosis and grade that are kept of one source; further ones are counted."""
+
+_Bytes = bytes
+"""The type, where a field has its name."""
+
+TAIL = 32 << 10
+"""Bytes that are kept of the end of a source."""
+
+_CATALOGUED = {
+    "nccl-unknown-error": Grade.GENERIC,
+    "peer-died": Grade.SYMPTOM,
+    "collective-timeout": Grade.SYMPTOM,
+}
+"""What a warning weighs that NCCL's catalogue knows and no rule does; others are LIKELY."""
+
+_PATTERNS = (*(rule.pattern for rule in ALL), *(rule.pattern for rule in fact_rules.RULES))
+
+_ADDRESSES: tuple[re.Pattern[str], ...] = tuple(
+    map(
+        re.compile,
+        (
+            r"remote=\[(?P<address>[^\]]+)\]:(?P<port>\d{1,5})",
+            r"(?<![\w.])(?P<address>[\w.:-]+(?:%(?P<iface>[\w.-]+))?)<(?P<port>\d{1,5})>",
+            r"\('?(?P<address>[\w.:-]+)'?, (?P<port>\d{1,5})\)",
+            r"\bipv4:(?P<address>\d{1,3}(?:\.\d{1,3}){3}):(?P<port>\d{1,5})",
+            r"\[(?P<address>[\w.:-]+(?:%(?P<iface>[\w.-]+))?)\]:(?P<port>\d{1,5})",
+            r"(?<![\w.:/])(?P<address>\d{1,3}(?:\.\d{1,3}){3}):(?P<port>\d{1,5})(?!\d)",
+            r"host (?P<address>[\w.-]+) port (?P<port>\d{1,5})",
+            r"(?<![\w.:/])(?P<address>\d{1,3}(?:\.\d{1,3}){3})(?![\w.])",
+        ),
+    )
+)
+_IP = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}|[0-9a-fA-F]*:[0-9a-fA-F:.]+")
+_UNSPECIFIED = {"0.0.0.0", "::", "?UNKNOWN?"}  # noqa: S104 - read in a log, not bound to
+_RANKS = re.compile(r"\b[Rr]ank[ :=]{1,2}(?P<rank>\d{1,6})\b(?P<bare>)")
+_RANKS_OTHERWISE = re.compile(r"\(rank=(?P<rank>\d+)|Error: \[(?P<bare>\d{1,6})\](?: is |: params)")
+
+
+@dataclass(frozen=True)
+class Address:
+    """What a line names as the other end, or as the port that it is about."""
+
+    host: str | None = None
+    ip: str | None = None
+    port: int | None = None
+    iface: str | None = None
+
+
+@dataclass(frozen=True)
+class Event:
+    """One fault that one line tells.
+
+    Attributes:
+        name: may still change when the whole log is known, as may the grade.
+        wording: the pattern or NCCL's template that the line fits.
+        order: its place among all lines read.
+    """
+
+    name: str
+    grade: Grade
+    wording: str
+    file: str
+    line: int
+    text: str
+    message: str
+    prefix: Prefix
+    address: Address
+    rank: int | None
+    order: int
+    catalogued: Meaning | None = None
+
+
+class Place(NamedTuple):
+    """Where a record stands: its line, and all of that line."""
+
+    number: int
+    text: str
+
+
+@dataclass
+class Reading:
+    """All that was read of one source.
+
+    Attributes:
+        counts: lines of each diagnosis and grade, those that were not kept included.
+        lines: lines that have ended.
+        tail: the last bytes.
+    """
+
+    name: str
+    facts: Facts
+    events: list[Event] = field(default_factory=list)
+    counts: Counter[tuple[str, Grade]] = field(default_factory=Counter)
+    bytes: int = 0
+    lines: int = 0
+    tail: _Bytes = b""
+
+
+class Reader:
+    """Reads one source block by block; :attr:`reading` grows with it."""
+
+    def __init__(self, name: str, facts: Facts, first_order: int = 0) -> None:
+        self.reading = Reading(name, facts)
+        self._scanner = Scanner(table(_PATTERNS))
+        self.order = first_order
+
+    def feed(self, data: bytes) -> list[Event]:
+        """Takes a block; returns the events that it completes."""
+        self.reading.tail = (self.reading.tail + data if len(data) < TAIL else data)[-TAIL:]
+        return self._take(self._scanner.feed(data))
+
+    def close(self) -> list[Event]:
+        """Takes the last line, where it has no end."""
+        return self._take(self._scanner.close())
+
+    def _take(self, lines: Iterator[Line]) -> list[Event]:
+        events = [event for line in lines for event in self._judge(line)]
+        self.reading.bytes, self.reading.lines = self._scanner.bytes, self._scanner.lines
+        self.reading.events += events
+        return events
+
+    def _judge(self, line: Line) -> Iterator[Event]:
+        text = decode(line.data)
+        for start, end in records(text):
+            self.order += 1
+            part = text[start:end]
+            prefix = peel(part)
+            told = self._told(line, part, prefix)
+            if told is not None:
+                yield from self._event(*told, prefix, Place(line.number, text))
+
+    def _told(self, line: Line, part: str, prefix: Prefix) -> tuple[Rule, re.Match[str]] | None:
+        """The weightiest rule that a record fits; facts are noted on the way."""
+        best: tuple[Rule, re.Match[str]] | None = None
+        for index in line.rules:
+            if index >= len(ALL):
+                fact = fact_rules.RULES[index - len(ALL)]
+                stated = fact.compiled.search(part)
+                if stated is not None:
+                    self.reading.facts.take(fact.kind, stated, prefix)
+            elif match := ALL[index].compiled.search(part):
+                if ALL[index].grade is Grade.BENIGN:
+                    return None
+                if best is None or ALL[index].grade > best[0].grade:
+                    best = (ALL[index], match)
+        return best
+
+    def _event(self, rule: Rule, match: re.Match[str], prefix: Prefix, place: Place) -> Iterator[Event]:
+        part = match.string
+        name, grade, message = rule.name, rule.grade, part[prefix.start :].strip() or part
+        doubtful = name == "nccl-unknown-error" or (prefix.level == "WARN" and grade <= Grade.LIKELY)
+        known = meaning(message) if doubtful else None
+        if known is not None and (known.name == "benign" or name == "nccl-unknown-error"):
+            name, grade = known.name, _CATALOGUED.get(known.name, Grade.LIKELY)
+        if name == "benign":
+            return
+        self.reading.counts[name, grade] += 1
+        if self.reading.counts[name, grade] > KEPT:
+            return
+        yield Event(
+            name=name,
+            grade=grade,
+            wording=known.template if known else rule.pattern,
+            file=self.reading.name,
+            line=place.number,
+            text=place.text.rstrip() if len(place.text) <= QUOTED else quote(part, match.start(), match.end()),
+            message=message,
+            prefix=prefix,
+            address=address_of(match),
+            rank=_rank_of(match, prefix),
+            order=self.order,
+            catalogued=known,
+        )
+
+
+def address_of(match: re.Match[str]) -> Address:
+    """The address that the matched line is about: what the rule itself names, else the first that stands there."""
+    named = match.groupdict()
+    found = _address_in(match.string, match.start())
+    port = named.get("port") or (found["port"] if found else None)
+    address = named.get("ip") or named.get("host") or (found["address"] if found else None)
+    iface = named.get("iface") or (found.get("iface") if found else None)
+    if address in _UNSPECIFIED:
+        address = None
+    if address is not None:
+        address = address.partition("%")[0].removeprefix("::ffff:")
+    numeric = address is not None and _IP.fullmatch(address) is not None
+    return Address(
+        host=None if numeric else address,
+        ip=address if numeric else None,
+        port=int(port) if port and 0 < int(port) < 65536 else None,
+        iface=iface,
+    )
+
+
+def _address_in(text: str, start: int) -> dict[str, str] | None:
+    """The first address from ``start`` on, by how plainly it is one; else the same before it."""
+    for piece in (text[start : start + 600], text[max(0, start - 200) : start]):
+        for pattern in _ADDRESSES:
+            match = pattern.search(piece)
+            if match is not None:
+                groups = match.groupdict()
+                return {
+                    "port": groups.get("port") or "",
+                    "address": groups["address"],
+                    "iface": groups.get("iface") or "",
+                }
+    return None
+
+
+def _rank_of(match: re.Match[str], prefix: Prefix) -> int | None:
+    """The rank that a line is about: named by the rule, by a prefix, or anywhere in the message."""
+    named = match.groupdict().get("rank")
+    if named is not None:
+        return int(named)
+    if prefix.rank is not None:
+        return prefix.rank
+    stated = _RANKS.search(match.string, prefix.start) or _RANKS_OTHERWISE.search(match.string)
+    return int(stated["rank"] or stated["bare"]) if stated else None

@@ -1,0 +1,65 @@
+"""How far the ranks came where none of them says why it went no further."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nccl_doctor.hostlist import fold
+from nccl_doctor.logs.facts import Facts, Milestone
+
+_WORDS = {
+    Milestone.STARTED: "had begun",
+    Milestone.INTERFACE: "had chosen their interface",
+    Milestone.NETWORK: "had chosen their network",
+    Milestone.INIT_START: "waited for the others in NCCL's bootstrap",
+    Milestone.BOOTSTRAPPED: "had met and were connecting their rings",
+    Milestone.CONNECTED: "had connected their rings",
+    Milestone.COMPLETE: "had their communicator",
+}
+_MOST = 64
+"""More missing ranks than this are those of hosts whose logs were not given."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where each rank stood when the log ended.
+
+    Attributes:
+        reached: milestone to its ranks, those that are behind first.
+        missing: ranks of which no line tells, though others do.
+    """
+
+    reached: dict[Milestone, tuple[int, ...]]
+    missing: tuple[int, ...]
+
+    @property
+    def finished(self) -> bool:
+        """Whether every rank that is seen came to its communicator."""
+        return set(self.reached) <= {Milestone.COMPLETE}
+
+    def told(self) -> str:
+        """A phrase for each milestone, those that are behind first."""
+        parts = [f"{ranks_of(ranks)} {_WORDS[milestone]}" for milestone, ranks in self.reached.items()]
+        if self.missing:
+            parts.append(f"of {ranks_of(self.missing)} there is no word")
+        return "; ".join(parts)
+
+
+def standing(facts: Facts) -> Standing:
+    """Where the ranks stood, as far as NCCL's lines name them."""
+    reached: dict[Milestone, set[int]] = {}
+    for process in facts.processes.values():
+        if process.rank is not None:
+            reached.setdefault(process.milestone, set()).add(process.rank)
+    seen = set().union(*reached.values()) if reached else set()
+    missing = sorted(set(range(facts.world_size or 0)) - seen) if seen else []
+    return Standing(
+        {milestone: tuple(sorted(reached[milestone])) for milestone in sorted(reached)},
+        tuple(missing) if len(missing) <= _MOST else (),
+    )
+
+
+def ranks_of(ranks: tuple[int, ...] | list[int]) -> str:
+    """``rank 3``, ``ranks 0-2,7``."""
+    folded = fold([str(rank) for rank in sorted(ranks)]).strip("[]")
+    return f"rank{'s' * (len(ranks) > 1)} {folded}"

@@ -1,0 +1,154 @@
+"""What stands before a message: launchers, containers and loggers stack their prefixes, NCCL adds its own.
+
+Each is peeled off and used: host, rank, process, time. NCCL's own (src/debug.cc):
+
+- 2.2 to 2.25: ``host:pid:tid [dev] NCCL INFO text`` and ``host:pid:tid [dev] file.cc:12 NCCL WARN text``
+- 2.26 on: WARN behind ``[2025-03-01 10:00:33] ``; any level and format with NCCL_DEBUG_TIMESTAMP_FORMAT and _LEVELS
+- 2.30.7 on: ``file.cc:12 (function) NCCL WARN text``; plugins put a C++ signature there
+- 2.31 on: ``host:pid NCCL DIAG [OK] text``, without thread and device
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+
+NCCL = re.compile(
+    r"(?:(?P<host>[A-Za-z0-9][A-Za-z0-9._-]*):(?P<pid>\d+)(?: (?=NCCL DIAG)|:(?P<tid>\d+) ))?(?:\[(?P<dev>-?\d+)\] )?"
+    r"(?P<where>(?:[^ \[\]]+(?::\d+| \d+)(?: \([^()]*\))? ?|.{0,200}?:\d+ )?)"
+    r"(?P<level>(?:NCCL|RCCL) (?:INFO|WARN|VERSION|CALL|TRACE|ABORT|DIAG))(?: |$)"
+)
+"""NCCL's prefix, anywhere in a line: ranks that share a terminal write into each other's lines."""
+
+_RECORD = re.compile(r"(?<![A-Za-z0-9._-])[A-Za-z0-9][A-Za-z0-9._-]*:\d+:\d+ \[-?\d+\] ")
+"""Where a record of NCCL begins, inside a line of several."""
+
+_TAGS: tuple[re.Pattern[str], ...] = tuple(
+    map(
+        re.compile,
+        (
+            # mpirun --tag-output, and SageMaker's: [1,3]<stdout>:  [1,mpirank:3,algo-2]<stderr>:
+            r"\[\d+,(?:mpirank:)?(?P<rank>\d+)(?:,(?P<host>[\w.-]+))?\]<\w+>:? ?",
+            # torchrun --tee and torch's excepthook: [rank3]:  [default3]:
+            r"\[rank(?P<rank>\d+)\]:? ?",
+            r"\[?(?:default|trainer|worker|role)\d+\]?: ?",
+            # Ray: (RayWorkerWrapper pid=233, ip=10.1.77.12)
+            r"\((?:[\w.<>-]+(?:\([^)]*\))? )?(?:rank=(?P<rank>\d+) )?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:]+))?\) ?",
+            # times, with or without brackets, zones and levels behind them
+            (
+                r"\|? ?[\[(]?(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T _](?P<clock>\d\d:\d\d:\d\d)(?:[.,]\d+)?"
+                r"(?:Z|[+-]\d\d:?\d\d| UTC)?(?: [A-Z]+\d+)*[\])]? ?\|? ?"
+            ),
+            r"(?:std(?:out|err) [FP] )",
+            r"(?:>+ )+",
+            # glog, torch: [E425 00:40:12.330102945 x.cpp:629]  W0228 09:02:41.936000 12814 api.py:766]
+            r"\[?[IWEFC](?P<monthday>\d{3,4}) (?P<clock>\d\d:\d\d:\d\d)(?:[.,]\d+)?(?: +\d+)?(?: [\w./<>-]+:\d+)?\] ?",
+            r"\[[IWEF] [\w.-]+\.(?:cpp|cc|hpp|h|py):\d+\] ?",
+            r"(?:INFO|WARN(?:ING)?|ERROR|DEBUG|CRITICAL)(?: \d\d-\d\d \d\d:\d\d:\d\d)? *(?:\[[^\]]*\] ?)?[:|-]? ?",
+            r"\[(?:INFO|WARN(?:ING)?|ERROR|DEBUG|CRITICAL)\] ?",
+            r"\[[\w./-]+\.py:\d+(?::\w+)?\] ?",
+            r"\[(?:[Rr]ank|RANK|GPU|gpu)[ :=]?(?P<rank>\d+)\]:? ?",
+            r"(?:[Rr]ank|RANK)[ :=]?(?P<rank>\d+) ?[:|] ",
+            # kubectl logs --prefix: [pod/worker-0/pytorch]   docker compose: worker-1  |
+            r"\[pod/(?P<host>[\w.-]+)/[\w.-]+\] ?",
+            r"(?P<host>[A-Za-z][\w.-]*) +\| ",
+            # srun -l: "12: "   pdsh, clush, DeepSpeed: "gpu02: "
+            r"(?P<rank>\d{1,5}): ",
+            r"(?P<host>(?=[\w.-]*[\d-])[A-Za-z][\w.-]{1,62}): (?! )",
+        ),
+    )
+)
+_NO_HOSTS = re.compile(
+    r"(?i:errno|error|warning|rank|python|train|main|line|step|epoch|loss|exit|code|utf|sha|cuda|nccl|version)"
+)
+_MOST_TAGS = 12
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What the prefixes of a line said; None where they did not.
+
+    Attributes:
+        level: "INFO", "WARN", … where it is a line of NCCL's.
+        where: NCCL's ``file.cc:12`` of a WARN.
+        time: (date or month and day, clock) as written; comparable between lines of one log.
+        start: where the message begins in the line.
+    """
+
+    host: str | None = None
+    rank: int | None = None
+    pid: str | None = None
+    ip: str | None = None
+    device: int | None = None
+    level: str | None = None
+    where: str = ""
+    time: tuple[int, int, int] | None = None
+    start: int = 0
+
+
+def records(line: str) -> list[tuple[int, int]]:
+    """Start and end of each record in a line: one, or several where ranks have written into one line."""
+    starts = [match.start() for match in _RECORD.finditer(line)] if line.count("NCCL") > 1 else []
+    if len(starts) < 2:
+        return [(0, len(line))]
+    edges = [0, *starts[1:], len(line)]
+    return list(pairwise(edges))
+
+
+def peel(record: str) -> Prefix:
+    """The prefixes of a record."""
+    found: dict[str, str] = {}
+    position = _peel_tags(record, found)
+    stop = position + 600
+    nccl = NCCL.search(record, position, stop) if record.find("CCL ", position, stop) >= 0 else None
+    if nccl is not None:
+        own = {name: value for name, value in nccl.groupdict().items() if value}
+        found = {**found, **own}
+        position = nccl.end()
+    host = found.get("host")
+    return Prefix(
+        host=None if host is None or (nccl is None and _NO_HOSTS.search(host)) else host,
+        rank=_number(found.get("rank")),
+        pid=found.get("pid"),
+        ip=found.get("ip"),
+        device=_number(found.get("dev")),
+        level=found["level"].split()[1] if "level" in found else None,
+        where=found.get("where", "").strip(),
+        time=_time(found),
+        start=position,
+    )
+
+
+def _peel_tags(record: str, found: dict[str, str]) -> int:
+    """Peels launchers' and loggers' prefixes into ``found``; returns where they end."""
+    position = 0
+    for _ in range(_MOST_TAGS):
+        while record.startswith(" ", position):
+            position += 1
+        tags = (tag.match(record, position) for tag in _TAGS)
+        tag = next((match for match in tags if match and match.end() > position), None)
+        if tag is None:
+            break
+        for name, value in tag.groupdict().items():
+            if value and (name == "rank" or name not in found):
+                # torch's own [rank25] stands behind mpirun's [1,3], which counts the launchers
+                found[name] = value
+        position = tag.end()
+    return position
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and len(text) < 10 else None
+
+
+def _time(found: dict[str, str]) -> tuple[int, int, int] | None:
+    """(month, day, second of the day): years are left out, since glog's times have none."""
+    if "clock" not in found:
+        return None
+    hours, minutes, seconds = (int(part) for part in found["clock"].split(":"))
+    if "date" in found:
+        month, day = int(found["date"][5:7]), int(found["date"][8:10])
+    else:
+        month, day = int(found["monthday"][:-2]), int(found["monthday"][-2:])
+    return month, day, hours * 3600 + minutes * 60 + seconds

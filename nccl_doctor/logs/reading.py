@@ -1,0 +1,148 @@
+"""Opens logs: files, folders, standard input, compressed or not. All of this room's I/O is here."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import os
+import select
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from nccl_doctor.errors import UsageError
+from nccl_doctor.logs.diagnose import Source
+
+BLOCK = 1 << 18
+"""Bytes read at once: they stay in a processor's cache over all passes, which halves the time against 4 MB."""
+
+_GZIP, _XZ, _ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
+_NOT_LOGS = frozenset(
+    {".py", ".so", ".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".png", ".jpg", ".tar", ".zip", ".pyc"}
+)
+
+
+def sources(names: Sequence[str]) -> Iterator[Source]:
+    """The logs that the command line names; ``-`` is standard input, a folder all files in it.
+
+    Raises:
+        UsageError: a name leads to no readable log.
+    """
+    for name in names:
+        if name == "-":
+            yield Source("-", stdin_blocks())
+        else:
+            for path in files(name):
+                yield Source(str(path), file_blocks(path))
+
+
+def files(name: str) -> list[Path]:
+    """The files behind a name, those of a folder sorted; what is plainly no log is left out.
+
+    Raises:
+        UsageError: there is no such file, or no log in the folder.
+    """
+    path = Path(name)
+    if not path.exists():
+        raise UsageError(f"{name}: no such file or folder")
+    if not path.is_dir():
+        return [path]
+    found = sorted(
+        inner
+        for inner in path.rglob("*")
+        if inner.is_file() and inner.suffix not in _NOT_LOGS and not inner.name.startswith(".")
+    )
+    if not found:
+        raise UsageError(f"{name}: no log in this folder")
+    return found
+
+
+def size(names: Sequence[str]) -> int:
+    """Bytes of all files, as they are on the disk; 0 for standard input."""
+    return sum(path.stat().st_size for name in names if name != "-" for path in files(name))
+
+
+def file_blocks(path: Path, *, follow_s: float | None = None) -> Iterator[bytes]:
+    """The content block by block, decompressed where its first bytes say that it is compressed.
+
+    Args:
+        path: the file.
+        follow_s: at the end of a file that is not compressed, waits for more: an empty block each so many seconds.
+
+    Raises:
+        UsageError: it can't be read, or is damaged where it is compressed.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.peek(len(_XZ))
+            if head.startswith(_ZSTD):
+                yield from _zstd_blocks(file)
+            elif head.startswith((_GZIP, _XZ)):
+                with gzip.open(file) if head.startswith(_GZIP) else lzma.open(file) as opened:
+                    yield from _blocks(opened.read1)
+            else:
+                yield from _growing(file.read1, follow_s)
+    except (zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise UsageError(f"{path}: is compressed but damaged: {error}") from error
+    except OSError as error:
+        raise UsageError(f"{path}: can't be read: {error.strerror or error}") from error
+
+
+def _blocks(read: Callable[[int], bytes]) -> Iterator[bytes]:
+    while True:
+        try:
+            block = read(BLOCK)
+        except EOFError:
+            # The log of a job that was killed while it compressed: what came before is worth reading.
+            return
+        if not block:
+            return
+        yield block
+
+
+def _growing(read: Callable[[int], bytes], follow_s: float | None) -> Iterator[bytes]:
+    while True:
+        block = read(BLOCK)
+        if block:
+            yield block
+        elif follow_s is None:
+            return
+        else:
+            time.sleep(follow_s)
+            yield b""
+
+
+def _zstd_blocks(file: BinaryIO) -> Iterator[bytes]:
+    import zstandard
+
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as opened:
+            yield from _blocks(opened.read1)
+    except zstandard.ZstdError as error:
+        raise UsageError(f"{file.name}: is compressed but damaged: {error}") from error
+
+
+def compressed(head: bytes) -> bool:
+    """Whether a file that begins so is compressed."""
+    return head.startswith((_GZIP, _XZ, _ZSTD))
+
+
+def stdin_blocks(patience_s: float | None = None) -> Iterator[bytes]:
+    """Standard input as it comes: a block is whatever has arrived.
+
+    Args:
+        patience_s: an empty block where nothing came for so many seconds; None waits for ever.
+    """
+    number = sys.stdin.fileno()
+    while True:
+        ready, _, _ = select.select([number], [], [], patience_s)
+        if not ready:
+            yield b""
+            continue
+        block = os.read(number, BLOCK)
+        if not block:
+            return
+        yield block

@@ -1,0 +1,31 @@
+"""All wordings, by topic; each stands beside a line that it is meant for."""
+
+from __future__ import annotations
+
+from nccl_doctor.logs.rule import Rule
+from nccl_doctor.logs.rules import (
+    bootstrap,
+    collectives,
+    devices,
+    launchers,
+    ports,
+    processes,
+    rendezvous,
+    sockets,
+    stalls,
+    transports,
+)
+
+ALL: tuple[Rule, ...] = (
+    *bootstrap.RULES,
+    *sockets.RULES,
+    *ports.RULES,
+    *rendezvous.RULES,
+    *launchers.RULES,
+    *devices.RULES,
+    *transports.RULES,
+    *collectives.RULES,
+    *stalls.RULES,
+    *processes.RULES,
+)
+"""In this order: between rules of one grade that match one line, the first speaks."""

@@ -1,0 +1,143 @@
+"""Finds the lines that any rule may match, in blocks, by one pass of Hyperscan over all rules' anchors.
+
+Measured on 500 MB of a 512-rank log on one core of an AMD EPYC, where ``grep -cE`` of five words takes 0.27 s:
+
+- Hyperscan: 0.15 s for 93 and for 303 strings, 0.30 s for 1,000; the rules' regular expressions themselves 0.6 to 1.0 s
+- ahocorasick-rs: 0.22 s up to 64 strings, from there on 0.72 s (DFA) or 1.07 s (contiguous NFA)
+- a Python loop over lines with one ``in``: 0.81 s, for one string
+- counting the line ends, for line numbers: 0.17 s in blocks of up to 1 MB, more in larger ones
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import hyperscan
+
+from nccl_doctor.logs.anchors import anchor
+from nccl_doctor.logs.text import plain
+
+MAX_LINE = 1 << 20
+"""A longer line is read in pieces of this size, so that a file without line ends needs no more memory than others."""
+
+QUOTA = 4096
+"""Lines of one source that an anchor may send to be judged. What is said that often has been said: counting goes on,
+reading does not, so that a log of a million equal errors costs no more than one of four thousand."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A candidate: its number from 1, its bytes without the line end, and the rules whose anchors it holds."""
+
+    number: int
+    data: bytes
+    rules: tuple[int, ...]
+
+
+class Table:
+    """Patterns made ready for the first pass."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        by_string: dict[tuple[str, bool], set[int]] = {}
+        for index, pattern in enumerate(patterns):
+            found = anchor(pattern)
+            if not found.worth:
+                raise ValueError(f"the pattern {pattern!r} has no anchor: every line would have to be read for it")
+            for string in found.strings:
+                by_string.setdefault((string, "(?i:" in pattern), set()).add(index)
+        self.rules = [tuple(sorted(rules)) for rules in by_string.values()]
+        expressions = [re.escape(string).encode() for string, _ in by_string]
+        self._database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
+        self._database.compile(
+            expressions=expressions,
+            ids=list(range(len(expressions))),
+            elements=len(expressions),
+            flags=[hyperscan.HS_FLAG_CASELESS if caseless else 0 for _, caseless in by_string],
+        )
+
+    def hits(self, data: memoryview) -> list[tuple[int, int]]:
+        """(end, anchor) of each anchor in ``data``, by place."""
+        found: list[tuple[int, int]] = []
+
+        def note(identity: int, _start: int, end: int, _flags: int, _context: object) -> None:
+            found.append((end, identity))
+
+        self._database.scan(data, match_event_handler=note)  # type: ignore[type-var]  # any buffer will do
+        found.sort()
+        return found
+
+
+@cache
+def table(patterns: tuple[str, ...]) -> Table:
+    """The table of these patterns, made once."""
+    return Table(patterns)
+
+
+class Scanner:
+    """Cuts one source into lines and yields those that are candidates.
+
+    Attributes:
+        bytes: how much was read.
+    """
+
+    def __init__(self, rules: Table) -> None:
+        self._table = rules
+        self._rest = b""
+        self._line = 1
+        self._spent = [0] * len(rules.rules)
+        self.bytes = 0
+
+    @property
+    def lines(self) -> int:
+        """Lines that have ended."""
+        return self._line - 1
+
+    def feed(self, data: bytes) -> Iterator[Line]:
+        """The candidates of the lines that ``data`` completes."""
+        self.bytes += len(data)
+        first, last = data.find(b"\n") + 1, data.rfind(b"\n") + 1
+        if not first:
+            self._rest += data
+            if len(self._rest) > MAX_LINE:
+                yield from self.close()
+            return
+        if self._rest:
+            yield from self._block(self._rest + data[:first], 0, len(self._rest) + first)
+        else:
+            first = 0
+        self._rest = data[last:]
+        yield from self._block(data, first, last)
+
+    def close(self) -> Iterator[Line]:
+        """The candidate that ends without a line end, if it is one."""
+        block, self._rest = self._rest, b""
+        yield from self._block(block, 0, len(block))
+
+    def _block(self, data: bytes, first: int, last: int) -> Iterator[Line]:
+        """The candidates in ``data`` from ``first`` to ``last``; not copied, which would cost as much as the scan."""
+        if data.find(b"\x1b", first, last) >= 0:
+            data = plain(data[first:last])
+            first, last = 0, len(data)
+        counted, start, end, rules = first, first, -1, set[int]()
+        for distance, identity in self._table.hits(memoryview(data)[first:last]):
+            place = first + distance
+            if self._spent[identity] >= QUOTA:
+                continue
+            if place > end:
+                if rules:
+                    yield Line(self._line, data[start:end], tuple(sorted(rules)))
+                start = max(data.rfind(b"\n", first, place) + 1, first)
+                self._line += data.count(b"\n", counted, start)
+                end = data.find(b"\n", place, last)
+                end = last if end < 0 else end
+                if end - start > MAX_LINE:
+                    start, end = max(start, place - MAX_LINE // 2), min(end, place + MAX_LINE // 2)
+                counted, rules = start, set()
+            self._spent[identity] += 1
+            rules.update(self._table.rules[identity])
+        if rules:
+            yield Line(self._line, data[start:end], tuple(sorted(rules)))
+        self._line += data.count(b"\n", counted, last)

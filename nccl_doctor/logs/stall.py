@@ -1,0 +1,130 @@
+"""Hangs: nothing failed, but the log shows where the run stood when somebody gave up on it, or when it ended."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import replace
+
+from nccl_doctor.logs.events import Event, Reading
+from nccl_doctor.logs.facts import Facts, Milestone
+from nccl_doctor.logs.rule import Grade
+from nccl_doctor.logs.rules import stalls
+
+_PLACES = frozenset({stalls.CHOSEN, stalls.STARTED, stalls.CONNECTED, stalls.TABLE, stalls.MEETING, stalls.TALKING})
+_NEAR = 25
+"""Lines between the place where a run stood and the interrupt: a stack trace, not the steps of a training."""
+_LATER = 3
+"""Lines of others than NCCL after which a log no longer ends with what NCCL said."""
+
+_NETS = tuple(
+    map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16"))
+)
+
+
+def came_together(facts: Facts) -> bool:
+    """Whether any rank came to its communicator, which needs all of them."""
+    return any(process.milestone is Milestone.COMPLETE for process in facts.processes.values())
+
+
+def guessed(event: Event) -> bool:
+    """Whether only the end of the log speaks for a hang, which may be the end of an excerpt."""
+    return event.wording == stalls.STARTED
+
+
+def complaints(readings: list[Reading]) -> bool:
+    """Whether somebody wrote that it hangs, or ended it from the keyboard."""
+    wordings = {stalls.COMPLAINED, stalls.BROKE_OFF}
+    return any(event.wording in wordings for reading in readings for event in reading.events)
+
+
+def interrupts(events: list[Event]) -> bool:
+    """Whether nothing but an interrupt stands among the faults."""
+    return all(event.wording == stalls.INTERRUPTED for event in events)
+
+
+def stalled(readings: list[Reading], facts: Facts) -> list[Event]:
+    """Where the run stood, and the words that say so; nothing where it may just have gone on."""
+    for reading in readings:
+        found = _complained(reading, facts) or _interrupted(reading) or _empty_table(reading, facts)
+        if found:
+            return found
+    return _left_waiting(readings, facts)
+
+
+def _complained(reading: Reading, facts: Facts) -> list[Event]:
+    words = [event for event in reading.events if event.wording == stalls.COMPLAINED]
+    if not words:
+        return []
+    places = [event for event in reading.events if event.wording in _PLACES]
+    name = "collective-timeout" if came_together(facts) else "rendezvous-timeout"
+    name = _name(places[-1]) if places else name
+    return [_blamed(event, name) for event in (*places[-1:], words[-1])]
+
+
+def _interrupted(reading: Reading) -> list[Event]:
+    ends = [event for event in reading.events if event.wording in {stalls.BROKE_OFF, stalls.INTERRUPTED}]
+    places = [event for event in reading.events if event.wording in _PLACES]
+    for end in ends:
+        before = [place for place in places if 0 <= end.line - place.line <= _NEAR]
+        if before:
+            return [_blamed(event, _name(before[-1])) for event in (before[-1], end)]
+    return []
+
+
+def _empty_table(reading: Reading, facts: Facts) -> list[Event]:
+    """The head of a benchmark's table that is followed by no row."""
+    heads = [event for event in reading.events if event.wording == stalls.TABLE]
+    return [_blamed(heads[-1], heads[-1].name)] if heads and not facts.rows else []
+
+
+def _left_waiting(readings: list[Reading], facts: Facts) -> list[Event]:
+    """The last line of a log, where it is a rank that waits for others that never came in any log."""
+    if came_together(facts):
+        return []
+    for reading in readings:
+        last = [event for event in reading.events if event.wording == stalls.STARTED][-1:]
+        if last and _ends_with_nccl(reading, last[0].line):
+            return [_blamed(last[0], last[0].name)]
+    return []
+
+
+def _ends_with_nccl(reading: Reading, line: int) -> bool:
+    """Whether NCCL alone spoke after a line, as far as the end that is kept reaches back."""
+    after = max(reading.lines - line, 0)
+    lines = reading.tail.split(b"\n")[-after - 1 :]
+    others = [one for one in lines if one.strip() and b"NCCL INFO" not in one]
+    return len(lines) > after and len(others) <= _LATER
+
+
+def apart(readings: list[Reading], facts: Facts) -> list[Event]:
+    """The interfaces of hosts that chose different nets, or such as no other host reaches."""
+    if came_together(facts):
+        return []
+    chosen: dict[str, Event] = {}
+    for reading in readings:
+        for event in reading.events:
+            if event.wording == stalls.CHOSEN and event.prefix.host:
+                chosen.setdefault(event.prefix.host, event)
+    nets = {_net(event.address.ip) for event in chosen.values()}
+    parted = len(nets - {None}) > 1 or (len(chosen) > 1 and str(_NETS[-1]) in nets)
+    return [_blamed(event, "wrong-interface", Grade.ROOT) for event in chosen.values()] if parted else []
+
+
+def _net(ip: str | None) -> str | None:
+    """The private range that holds an address, "public" for others; None for IPv6, which tells nothing here."""
+    try:
+        address = ipaddress.ip_address(ip or "")
+    except ValueError:
+        return None
+    if address.version == 6 or address.is_loopback:
+        return None
+    return next((str(net) for net in _NETS if address in net), "public")
+
+
+def _name(place: Event) -> str:
+    """What a run waits for that stands there: behind the choice of an interface, for the other ranks."""
+    return "rendezvous-timeout" if place.wording == stalls.CHOSEN else place.name
+
+
+def _blamed(event: Event, name: str, grade: Grade = Grade.LIKELY) -> Event:
+    return replace(event, name=name, grade=grade)

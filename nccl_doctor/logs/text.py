@@ -1,0 +1,42 @@
+"""Lines of a log as text that can be read, quoted and shown."""
+
+from __future__ import annotations
+
+import re
+
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[@-_]|\x9b[0-?]*[ -/]*[@-~]")
+"""Control sequences of ECMA-48 (colours, cursor), and the titles that terminals set."""
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\u200b-\u200f\ufeff]")
+
+QUOTED = 600
+"""Characters of a line that are quoted at most."""
+
+
+_ESCAPES_IN_BYTES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
+
+
+def plain(block: bytes) -> bytes:
+    """The block without colours, which would stand between the letters of a word."""
+    return _ESCAPES_IN_BYTES.sub(b"", block) if b"\x1b" in block else block
+
+
+def decode(line: bytes) -> str:
+    """A line as text: damaged UTF-8 replaced, escape sequences and control characters gone."""
+    text = line.decode("utf-8", "replace").rstrip("\r\n")
+    return text if text.isprintable() else tidy(text)
+
+
+def tidy(text: str) -> str:
+    """The text without escape sequences; tabs and other controls become a space."""
+    return _CONTROLS.sub(" ", _ESCAPES.sub("", text)).replace("\t", " ")
+
+
+def quote(text: str, start: int, end: int) -> str:
+    """The line, or of a long one the part around what stands from ``start`` to ``end``."""
+    text = text.rstrip()
+    if len(text) <= QUOTED:
+        return text
+    first = max(0, min(start - QUOTED // 3, len(text) - QUOTED))
+    last = max(min(first + QUOTED, len(text)), min(end, first + 2 * QUOTED))
+    return ("… " if first else "") + text[first:last].strip() + (" …" if last < len(text) else "")

@@ -1,0 +1,139 @@
+"""A verdict as the report that every judging command prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nccl_doctor import __version__
+from nccl_doctor.checks.registry import Check, entry
+from nccl_doctor.hostlist import fold
+from nccl_doctor.logs.advice import advice
+from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.diagnose import LogVerdict
+from nccl_doctor.logs.events import Event
+from nccl_doctor.logs.hang import Standing, standing
+from nccl_doctor.logs.rule import Grade
+from nccl_doctor.logs.stall import guessed
+from nccl_doctor.model import CheckResult, Consequence, Diagnosis, Finding, Fix, Outcome, Report, Severity
+
+
+def report(verdict: LogVerdict, seconds: float, selected: Callable[[Check], bool] = lambda _check: True) -> Report:
+    """The whole report; ``selected`` says which diagnoses the user wants to see."""
+    diagnoses = tuple(_diagnosis(Case(cause, verdict.log)) for cause in verdict.causes if selected(entry(cause.name)))
+    unfinished = None if diagnoses else _unfinished(verdict)
+    if unfinished is not None and selected(entry(unfinished.name)):
+        diagnoses = (unfinished,)
+    gravest = max((diagnosis.severity.rank for diagnosis in diagnoses), default=0)
+    return Report(
+        version=__version__,
+        command="logs",
+        status=("ok", "warning", "error")[gravest],
+        complete=True,
+        title=title(verdict),
+        diagnoses=diagnoses,
+        checks=tuple(
+            CheckResult(code=d.code, name=d.name, category=entry(d.name).category, outcome=Outcome.FOUND)
+            for d in diagnoses
+        ),
+        timings={"total": seconds},
+    )
+
+
+def finding(case: Case) -> Finding:
+    """The finding of one cause, as a live check would yield it."""
+    words = advice(case)
+    return Finding(
+        hosts=case.hosts,
+        message=_sentence(words.message),
+        evidence=case.evidence(),
+        facts={"ranks": list(case.ranks), "lines": case.count, "reached": _reached(standing(case.log.facts))},
+        fix=words.fix,
+        entities=case.entities(),
+    )
+
+
+def _sentence(text: str) -> str:
+    """Begins with a capital letter, but leaves a host's name as it is."""
+    return text[:1].upper() + text[1:] if text.startswith(("rank", "a rank")) else text
+
+
+def _diagnosis(case: Case) -> Diagnosis:
+    check, found = entry(case.cause.name), finding(case)
+    return Diagnosis(
+        code=check.code,
+        name=check.name,
+        severity=_severity(case),
+        explains=tuple(_consequence(name, events, case) for name, events in case.cause.follows),
+        **{name: getattr(found, name) for name in ("hosts", "message", "evidence", "facts", "fix", "entities")},
+    )
+
+
+def _reached(where: Standing) -> dict[str, list[int]]:
+    reached = {milestone.name.lower(): list(ranks) for milestone, ranks in where.reached.items()}
+    return reached | ({"missing": list(where.missing)} if where.missing else {})
+
+
+def _unfinished(verdict: LogVerdict) -> Diagnosis | None:
+    """A log without a fault that ends before all ranks have met: it may be a hang, or only a beginning."""
+    where = standing(verdict.log.facts)
+    if verdict.log.facts.ended_well or (where.finished and not (where.reached and where.missing)):
+        return None
+    check = entry("rendezvous-timeout")
+    return Diagnosis(
+        code=check.code,
+        name=check.name,
+        severity=Severity.INFO,
+        hosts=verdict.log.facts.hosts,
+        message=f"The log ends without an error before all ranks had met: {where.told()}.",
+        facts={"reached": _reached(where)},
+        fix=Fix(summary="If it hangs there: look at the ranks that are behind or of which there is no word first."),
+    )
+
+
+def _severity(case: Case) -> Severity:
+    """Less than an error where the log shows nothing worse: NCCL may have gone on without the plugin or the setting.
+
+    A warning that nobody knows, in a log where nothing failed, is worth knowing and no more.
+    """
+    cause, facts = case.cause, case.log.facts
+    if cause.follows or cause.grade > Grade.LIKELY:
+        return Severity.ERROR
+    if all(guessed(event) for event in cause.events):
+        return Severity.WARNING
+    if cause.grade is Grade.LIKELY and cause.name in {"plugin-fault", "env-bad-value"}:
+        return Severity.WARNING
+    only_warned = all(event.prefix.level == "WARN" for event in cause.events)
+    if cause.name == "nccl-unknown-error" and only_warned and not facts.gave_up:
+        return Severity.INFO
+    return Severity.ERROR
+
+
+def _consequence(name: str, events: tuple[Event, ...], case: Case) -> Consequence:
+    hosts = tuple(dict.fromkeys(event.prefix.host for event in events if event.prefix.host))
+    ranks = {rank for rank in map(case.rank_of, events) if rank is not None}
+    lines = max(case.log.counts[name], len(events))
+    who = f"{len(ranks)} rank{'s' * (len(ranks) != 1)}" if ranks else f"{lines} line{'s' * (lines != 1)}"
+    text = " ".join(events[0].message.split())
+    quote = text if len(text) <= 100 else text[:99] + "…"
+    return Consequence(code=entry(name).code, name=name, hosts=hosts, message=f"{who}: {quote}")
+
+
+def title(verdict: LogVerdict) -> str:
+    """``8 files, 61 MB, 16 ranks, NCCL 2.21.5, torch 2.4.1``."""
+    facts = verdict.log.facts
+    parts = [f"{verdict.files} file{'s' * (verdict.files != 1)}", _size(verdict.bytes)]
+    count = facts.world_size or len(facts.ranks)
+    parts += [f"{count} rank{'s' * (count != 1)}"] if count else []
+    parts += [fold(facts.hosts)] if 0 < len(facts.hosts) <= 16 else []
+    parts += [f"NCCL {'/'.join(list(facts.nccl_versions)[:3])}"] if facts.nccl_versions else []
+    parts += [f"torch {'/'.join(list(facts.torch_versions)[:3])}"] if facts.torch_versions else []
+    return ", ".join(parts)
+
+
+def _size(count: int) -> str:
+    value = float(count)
+    for unit in ("bytes", "kB", "MB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "bytes" or value >= 10 else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} GB"

@@ -1,0 +1,93 @@
+"""What is blamed when a log shows several faults."""
+
+from __future__ import annotations
+
+import pytest
+
+from nccl_doctor.logs.diagnose import Source, diagnose
+
+CLOSED = "n2:1:2 [0] NCCL WARN socketProgress: Connection closed by remote peer n1<4242>"
+WATCHDOG = (
+    "[rank{0}]:[E425 00:40:12.3 ProcessGroupNCCL.cpp:629] [Rank {0}] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum={1}, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600012 milliseconds"
+)
+REFUSED_BY_STORE = (
+    "[W socket.cpp:558] [c10d] The client socket has failed to connect to [n1]:29500 (errno: 111 - Connection refused)."
+)
+TIMED_OUT = (
+    "[E socket.cpp:793] [c10d] The client socket has timed out after 60s while trying to connect to (n1, 29500)."
+)
+RETRY = "n1:1:2 [0] NCCL INFO Call to connect returned Connection refused, retrying"
+COMPLETE = "n1:1:2 [0] NCCL INFO comm 0x5 rank 0 nranks 2 cudaDev 0 busId 1000 - Init COMPLETE"
+LOOPBACK = "n1:1:2 [0] NCCL INFO Bootstrap : Using lo:127.0.0.1<0>"
+OOM = "[rank3]: torch.OutOfMemoryError: CUDA out of memory."
+BIND = "n1:1:2 [0] misc/socket.cc:374 NCCL WARN Call to bind failed: Address already in use"
+HEARTBEAT = (
+    "WARNING:torch.distributed.elastic.rendezvous.dynamic_rendezvous:The node 'n7_18_0' has failed to send a keep-alive "
+    "heartbeat to the rendezvous 'none' due to an error of type RendezvousConnectionError."
+)
+IB = "n1:1:2 [0] misc/ibvwrap.cc:119 NCCL WARN Call to ibv_create_qp failed"
+MEMLOCK = "n1:1:2 [0] misc/ibvwrap.cc:99 NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory"
+REFUSED_BY_CLIENT = (
+    "[W TCPStore.cpp:340] [c10d] TCP client failed to connect/validate to host 10.0.0.1:29500 - retrying (try=0, "
+    "timeout=600000ms, delay=1ms): Connection refused"
+)
+RAS = "n1:1:2 [0] NCCL INFO RAS failed to establish a client listening socket at 127.0.0.1<28028>"
+BARRIER = "RuntimeError: Timed out initializing process group in store based barrier on rank: 3, for key: k (world_size=8, worker_count={})"
+TO_LOOPBACK = "n1:1:2 [0] NCCL WARN socketStartConnect: Connect to 127.0.0.1<41000> failed : Connection refused"
+TO_LINK_LOCAL = "n1:1:2 [0] NCCL WARN socketStartConnect: Connect to fe80::5%ib1<41000> failed : Connection timed out"
+
+
+def names(*lines: str) -> list[str]:
+    return [cause.name for cause in diagnose([Source("run.log", ["\n".join([*lines, ""]).encode()])]).causes]
+
+
+@pytest.mark.parametrize(
+    ("lines", "wanted"),
+    [
+        ([CLOSED, CLOSED, OOM], ["out-of-memory"]),
+        ([WATCHDOG.format(1, 7), CLOSED], ["collective-timeout"]),
+        ([REFUSED_BY_STORE, TIMED_OUT], ["connection-refused"]),
+        ([REFUSED_BY_STORE, OOM], ["out-of-memory"]),
+        ([REFUSED_BY_STORE, "step 1", "step 2", "step 3", "step 4"], []),
+        ([REFUSED_BY_STORE, REFUSED_BY_STORE], ["connection-refused"]),
+        ([REFUSED_BY_STORE, *map(str, range(9)), WATCHDOG.format(1, 7)], ["collective-timeout"]),
+        ([RETRY, COMPLETE, *map(str, range(9)), CLOSED], ["peer-died"]),
+        ([RETRY, COMPLETE], []),
+        ([LOOPBACK, TO_LOOPBACK], ["wrong-interface"]),
+        ([LOOPBACK], []),
+        ([LOOPBACK, LOOPBACK.replace("n1", "n2")], ["wrong-interface"]),
+        ([TO_LINK_LOCAL], ["wrong-interface"]),
+        ([BIND], ["ephemeral-ports-few"]),
+        ([BIND, RAS], []),
+        ([BARRIER.format(4)], ["rendezvous-timeout"]),
+        ([BARRIER.format(16)], ["world-size-mismatch"]),
+        ([WATCHDOG.format(0, 7), WATCHDOG.format(1, 7).replace("ALLREDUCE", "BROADCAST")], ["collective-mismatch"]),
+        ([WATCHDOG.format(0, 7), WATCHDOG.format(1, 7).replace("NumelIn=8", "NumelIn=9")], ["collective-mismatch"]),
+        ([WATCHDOG.format(0, 7), WATCHDOG.format(1, 8)], ["collective-timeout"]),
+        ([HEARTBEAT], ["peer-died"]),
+        ([IB, MEMLOCK], ["memlock-low"]),
+        ([REFUSED_BY_CLIENT], ["connection-refused"]),
+        ([OOM, "n9: Permission denied (publickey)."], ["out-of-memory", "ssh-auth-failed"]),
+    ],
+)
+def test_blame(lines: list[str], wanted: list[str]) -> None:
+    assert names(*lines) == wanted
+
+
+def test_the_earlier_time_is_blamed_over_the_earlier_file() -> None:
+    late = b"2025-01-01T10:00:09Z [rank1]: RuntimeError: CUDA error: device-side assert triggered\n"
+    early = b"2025-01-01T10:00:02Z [rank2]: OSError: [Errno 24] Too many open files\n"
+    verdict = diagnose([Source("rank1.log", [late]), Source("rank2.log", [early])])
+    assert verdict.causes[0].name == "nofile-low"
+
+
+def test_at_most_three() -> None:
+    faults = [
+        OOM,
+        "n9: Permission denied (publickey).",
+        "OSError: [Errno 24] Too many open files",
+        "n1:1:2 [0] NCCL WARN Bootstrap : no socket interface found",
+        "KeyError: 'LOCAL_RANK'",
+    ]
+    assert len(names(*faults)) == 3

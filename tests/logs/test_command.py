@@ -1,0 +1,121 @@
+"""The command itself: exit codes, JSON, passing through, following, and what a terminal gets to see."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+COMMAND = [sys.executable, "-c", "import typer; from nccl_doctor.cli.logs import logs; typer.run(logs)"]
+FAULT = "n1:1:2 [0] NCCL WARN Bootstrap : no socket interface found\n"
+HOSTILE = (
+    "\x1b]0;owned\x07\x1b[2J n1\x9b31m:1:2 [0] NCCL WARN Connect to 10.0.0.9<4242> failed : No route to host \x07\u202e\n"
+    "$(reboot):1:2 [0] NCCL WARN Bootstrap : no socket interface found\n"
+    "n1:1:2 [0] NCCL INFO NCCL_SOCKET_IFNAME set by environment to ;reboot\n"
+)
+
+
+def doctor(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *args], input=stdin, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_healthy_log_is_0_and_a_fault_is_1(tmp_path: Path) -> None:
+    healthy, broken = tmp_path / "a.log", tmp_path / "b.log"
+    healthy.write_text("step 1 loss 0.5\n")
+    broken.write_text(FAULT)
+    assert doctor(str(healthy)).returncode == 0
+    assert doctor(str(broken)).returncode == 1
+    assert doctor(str(broken), "--fail-on", "never").returncode == 0
+
+
+def test_what_cannot_be_read_is_2_and_one_sentence() -> None:
+    done = doctor("/nowhere/x.log")
+    assert (done.returncode, done.stderr) == (2, "/nowhere/x.log: no such file or folder\n")
+
+
+def test_json(tmp_path: Path) -> None:
+    path = tmp_path / "b.log"
+    path.write_text("fine\n" + FAULT)
+    document = json.loads(doctor(str(path), "-o", "json").stdout)
+    (diagnosis,) = document["diagnoses"]
+    assert (document["schema"], document["command"], document["status"]) == (1, "logs", "error")
+    assert (diagnosis["code"], diagnosis["name"], diagnosis["severity"]) == ("NCD206", "ifname-no-match", "error")
+    assert diagnosis["evidence"] == [{"file": str(path), "line": 2, "text": FAULT.strip()}]
+    assert diagnosis["entities"]["host"] == "n1"
+
+
+def test_selection(tmp_path: Path) -> None:
+    path = tmp_path / "b.log"
+    path.write_text(FAULT)
+    assert doctor(str(path), "--skip", "ifname-no-match").returncode == 0
+    assert doctor(str(path), "--only", "NCD206").returncode == 1
+
+
+def test_tee_passes_the_text_through() -> None:
+    text = "step 1\r\nstep 2 \x1b[31mred\x1b[0m\n"
+    done = doctor("-", "--tee", "-q", stdin=text)
+    assert done.returncode == 0
+    assert done.stdout.replace("\r\n", "\n") == text.replace("\r\n", "\n")
+
+
+def test_tee_leaves_stdout_to_json() -> None:
+    done = doctor("-", "--tee", "-o", "json", stdin=FAULT)
+    assert json.loads(done.stdout)["diagnoses"]
+    assert FAULT.strip() in done.stderr
+
+
+@pytest.mark.parametrize("tee", [False, True])
+def test_a_terminal_gets_no_control_character(tee: bool) -> None:
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, "-", "--color", "never", *(["--tee"] if tee else [])],
+        stdin=subprocess.PIPE,
+        stdout=follower,
+        stderr=follower,
+        close_fds=True,
+    )
+    os.close(follower)
+    assert process.stdin
+    process.stdin.write(HOSTILE.encode())
+    process.stdin.close()
+    seen = b""
+    while True:
+        try:
+            chunk = os.read(leader, 4096)
+        except OSError:
+            break
+        if not chunk:
+            break
+        seen += chunk
+    os.close(leader)
+    assert process.wait(30) == 1
+    text = seen.decode().replace("\r\n", "\n")
+    assert "no-route-to-host" in text
+    assert [char for char in text if char != "\n" and not char.isprintable()] == []
+    commands = [line for line in text.splitlines() if line.startswith("nccl-doctor ") and "-w" in line]
+    assert all("reboot" not in command for command in commands)
+
+
+def test_follow_reports_while_the_job_still_runs(tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    path.write_text("step 1\n")
+    process = subprocess.Popen([*COMMAND, str(path), "--follow", "-q"], stdout=subprocess.PIPE, text=True)
+    time.sleep(0.7)
+    assert process.poll() is None
+    with path.open("a") as file:
+        file.write(FAULT)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "ifname-no-match" in output
+
+
+def test_follow_takes_one_source(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("fine\n")
+    done = doctor(str(tmp_path), "--follow")
+    assert (done.returncode, done.stderr) == (2, "--follow takes one file, or - for standard input\n")

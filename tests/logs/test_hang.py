@@ -1,0 +1,102 @@
+"""Where ranks stood in a log that ends without an error."""
+
+from __future__ import annotations
+
+import pytest
+
+from nccl_doctor.logs.diagnose import Source, diagnose
+from nccl_doctor.logs.facts import Milestone, facts_of
+from nccl_doctor.logs.hang import standing
+from nccl_doctor.logs.verdict import report
+from nccl_doctor.model import LogLine, Severity
+
+START = (
+    "n{0}:1:2 [0] NCCL INFO ncclCommInitRank comm 0x5 rank {0} nranks 4 cudaDev 0 busId 1000 commId 0xa - Init START"
+)
+DONE = START.replace("START", "COMPLETE")
+
+
+def lines(*done: int, started: tuple[int, ...] = ()) -> list[str]:
+    return [START.format(rank) for rank in (*done, *started)] + [DONE.format(rank) for rank in done]
+
+
+def test_behind_and_missing() -> None:
+    where = standing(facts_of(lines(0, 1, started=(3,))))
+    assert where.reached == {Milestone.INIT_START: (3,), Milestone.COMPLETE: (0, 1)}
+    assert where.missing == (2,)
+    assert where.told() == (
+        "rank 3 waited for the others in NCCL's bootstrap; ranks 0-1 had their communicator; of rank 2 there is no word"
+    )
+
+
+def judged(*text: str) -> list[tuple[str, Severity]]:
+    verdict = diagnose([Source("run.log", ["\n".join([*text, ""]).encode()])])
+    return [(diagnosis.name, diagnosis.severity) for diagnosis in report(verdict, 0.1).diagnoses]
+
+
+def test_a_log_that_ends_with_ranks_that_wait_is_a_warning() -> None:
+    text = "\n".join(lines(started=(0, 1, 2))).encode()
+    (diagnosis,) = report(diagnose([Source("run.log", [text])]), 0.1).diagnoses
+    assert (diagnosis.name, diagnosis.severity) == ("rendezvous-timeout", Severity.WARNING)
+    assert [line.line for line in diagnosis.evidence if isinstance(line, LogLine)] == [3]
+
+
+def test_told_as_worth_knowing_where_other_lines_follow() -> None:
+    assert judged(*lines(started=(0, 1, 2)), *["loading"] * 9) == [("rendezvous-timeout", Severity.INFO)]
+
+
+def test_told_as_worth_knowing_where_some_came_together() -> None:
+    assert judged(*lines(0, 1, started=(3,))) == [("rendezvous-timeout", Severity.INFO)]
+
+
+def test_nothing_where_all_came_together() -> None:
+    text = "\n".join(lines(0, 1, 2, 3)).encode()
+    assert report(diagnose([Source("run.log", [text])]), 0.1).diagnoses == ()
+
+
+def test_nothing_without_lines_of_nccl() -> None:
+    assert report(diagnose([Source("run.log", [b"step 1\n"])]), 0.1).diagnoses == ()
+
+
+@pytest.mark.parametrize("words", ["(hangs here)", "# now it is stuck here", "... and no more output after this", "^C"])
+def test_words_that_say_so_make_it_a_fault(words: str) -> None:
+    assert judged(*lines(0, 1, 2, 3), words) == [("collective-timeout", Severity.ERROR)]
+    assert judged("n1:1:2 [0] NCCL INFO Bootstrap : Using eno1:10.0.0.1<0>", words) == [
+        ("rendezvous-timeout", Severity.ERROR)
+    ]
+
+
+def test_an_interrupt_long_after_the_start_is_none() -> None:
+    assert judged(*lines(0, 1, 2, 3), *[f"step {n}" for n in range(40)], "^C") == []
+
+
+def test_an_interrupt_shows_where_the_process_stood() -> None:
+    stack = (
+        'Traceback (most recent call last):\n  File "/v/torch/distributed/distributed_c10d.py", line 3145, in barrier'
+    )
+    assert judged("epoch 1", stack, "KeyboardInterrupt") == [("collective-timeout", Severity.ERROR)]
+    assert judged("epoch 1", "KeyboardInterrupt") == [("killed", Severity.ERROR)]
+
+
+def test_the_head_of_a_table_without_rows() -> None:
+    head = "#       size         count      type   redop    root     time   algbw   busbw #wrong"
+    row = "     1048576        262144     float     sum      -1   172.10    6.09   11.43      0"
+    assert judged(*lines(0, 1, 2, 3), head) == [("collective-timeout", Severity.ERROR)]
+    assert judged(*lines(0, 1, 2, 3), head, row) == []
+
+
+def chosen(*places: str) -> list[str]:
+    return [f"n{n}:1:1 [0] NCCL INFO Bootstrap : Using {place}<0>" for n, place in enumerate(places)]
+
+
+@pytest.mark.parametrize("places", [("eno1:192.168.0.1", "ib0:10.0.0.2"), ("usb0:169.254.9.1", "usb0:169.254.9.1")])
+def test_hosts_on_nets_that_do_not_meet(places: tuple[str, ...]) -> None:
+    assert judged(*chosen(*places)) == [("wrong-interface", Severity.ERROR)]
+    assert judged(*chosen(*places), *lines(0, 1, 2, 3)) == []
+
+
+@pytest.mark.parametrize(
+    "places", [("eno1:10.1.0.1", "eno1:10.2.0.1"), ("usb0:169.254.9.1",), ("ib0:fe80::1%ib0", "eno1:10.0.0.1")]
+)
+def test_hosts_on_nets_that_may_meet(places: tuple[str, ...]) -> None:
+    assert all(severity is Severity.INFO for _, severity in judged(*chosen(*places)))

@@ -1,0 +1,60 @@
+"""What launchers, containers, loggers and NCCL put before a message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nccl_doctor.logs.prefix import peel, records
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted", "message"),
+    [
+        ("n1:77:78 [3] NCCL INFO Using network IB", {"host": "n1", "pid": "77", "device": 3, "level": "INFO"}, "Using network IB"),
+        ("n1:77:78 [-1] misc/socket.cc:12 NCCL WARN x", {"device": -1, "level": "WARN", "where": "misc/socket.cc:12"}, "x"),
+        ("n1:77:78 [0] include/socket.h 398 NCCL WARN x", {"level": "WARN", "where": "include/socket.h 398"}, "x"),
+        ("[2025-03-01 10:00:33] n1:77:78 [0] a.cc:1 (f) NCCL WARN x", {"time": (3, 1, 36033), "where": "a.cc:1 (f)"}, "x"),
+        ("n1:77:78 [0] int f(void*, int):46 NCCL WARN NET/OFI x", {"level": "WARN", "host": "n1"}, "NET/OFI x"),
+        ("n1:77 NCCL DIAG [OK] x", {"host": "n1", "pid": "77", "level": "DIAG"}, "[OK] x"),
+        ("[3] include/shm.h:28 NCCL WARN x", {"host": None, "device": 3, "level": "WARN"}, "x"),
+        ("[1,3]<stdout>:n1:7:8 [0] NCCL INFO x", {"rank": 3, "host": "n1"}, "x"),
+        ("[1,mpirank:5,algo-2]<stderr>:boom", {"rank": 5, "host": "algo-2"}, "boom"),
+        ("[rank12]:[E425 00:40:12.33 ProcessGroupNCCL.cpp:629] x", {"rank": 12, "time": (4, 25, 2412)}, "x"),
+        ("[1,0]<stderr>:[rank25]: x", {"rank": 25}, "x"),
+        ("(RayWorkerWrapper pid=233, ip=10.1.77.12) [rank8]: x", {"rank": 8, "ip": "10.1.77.12", "pid": "233"}, "x"),
+        ("(EngineCore_DP0 pid=412) x", {"pid": "412"}, "x"),
+        ("12: gpu02:1:2 [0] NCCL INFO x", {"rank": 12, "host": "gpu02"}, "x"),
+        ("gpu-02: Traceback (most recent call last):", {"host": "gpu-02"}, "Traceback (most recent call last):"),
+        ("ValueError: x", {"host": None}, "ValueError: x"),
+        ("2022-03-03T11:40:02.118392713Z ValueError: x", {"time": (3, 3, 42002)}, "ValueError: x"),
+        ("2023/10/26 12:12:05 job-1:2:3 [0] NCCL INFO x", {"host": "job-1", "time": (10, 26, 43925)}, "x"),
+        ("2025-01-02T03:04:05.6Z stderr F x", {"time": (1, 2, 11045)}, "x"),
+        ("W0228 09:02:41.936000 12814 site-packages/torch/api.py:766] x", {"time": (2, 28, 32561)}, "x"),
+        ("[pod/worker-0/pytorch] x", {"host": "worker-0"}, "x"),
+        ("worker-1-1  | x", {"host": "worker-1-1"}, "x"),
+        ("[2025-02-24 14:09:34 TP14] x", {"time": (2, 24, 50974)}, "x"),
+        ("> > n1:1:2 [0] NCCL INFO x", {"host": "n1"}, "x"),
+    ],
+)  # fmt: skip
+def test_peeled_and_used(line: str, wanted: dict[str, Any], message: str) -> None:
+    prefix = peel(line)
+    assert {name: getattr(prefix, name) for name in wanted} == wanted
+    assert line[prefix.start :].strip() == message
+
+
+def test_ranks_that_wrote_into_one_line_are_told_apart() -> None:
+    line = "n1:1:2 [0] NCCL INFO Channel 0 n2:3:4 [1] a.cc:9 NCCL WARN boom"
+    assert [line[start:end] for start, end in records(line)] == [
+        "n1:1:2 [0] NCCL INFO Channel 0 ",
+        "n2:3:4 [1] a.cc:9 NCCL WARN boom",
+    ]
+
+
+@given(st.text(max_size=300))
+def test_any_text_is_peeled(text: str) -> None:
+    assert 0 <= peel(text).start <= len(text)
+    assert "".join(text[start:end] for start, end in records(text)) == text

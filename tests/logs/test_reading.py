@@ -1,0 +1,126 @@
+"""Files, folders, compression, damage, wrapping, and several processes."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from nccl_doctor.errors import UsageError
+from nccl_doctor.logs import parallel, unwrap
+from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.diagnose import LogVerdict, Source, diagnose
+from nccl_doctor.logs.session import Session
+
+NOISE = "[rank{0}]: step {1} loss 0.5\n"
+FAULT = "n1:1:2 [0] NCCL WARN Cuda failure 2 'out of memory'\n"
+
+
+def log(lines: int, fault_at: int) -> bytes:
+    rows = [NOISE.format(n % 8, n) for n in range(lines)]
+    rows[fault_at] = FAULT
+    return "".join(rows).encode()
+
+
+def place(verdict: LogVerdict) -> tuple[str, int]:
+    (line,) = Case(verdict.causes[0], verdict.log).evidence()
+    return Path(line.file).name, line.line
+
+
+@pytest.mark.parametrize(
+    ("suffix", "pack"),
+    [("log", bytes), ("gz", gzip.compress), ("xz", lzma.compress), ("zst", zstandard.ZstdCompressor().compress)],
+)
+def test_compressed(tmp_path: Path, suffix: str, pack: Callable[[bytes], bytes]) -> None:
+    (tmp_path / f"run.{suffix}").write_bytes(pack(log(5000, 4321)))
+    assert place(Session((str(tmp_path),)).read()) == (f"run.{suffix}", 4322)
+
+
+def test_an_archive_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    data = FAULT.encode() + b"".join(b"%030x\n" % rng.getrandbits(120) for _ in range(30_000))
+    path = tmp_path / "run.log.gz"
+    path.write_bytes(gzip.compress(data)[:-5000])
+    assert place(Session((str(path),)).read()) == ("run.log.gz", 1)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "pack"),
+    [("gz", gzip.compress), ("xz", lzma.compress), ("zst", zstandard.ZstdCompressor(write_checksum=True).compress)],
+)
+def test_a_damaged_archive_is_one_sentence(tmp_path: Path, suffix: str, pack: Callable[[bytes], bytes]) -> None:
+    data = bytearray(pack(random.Random(1).randbytes(50_000)))
+    data[20_000:20_100] = bytes(100)
+    path = tmp_path / f"run.{suffix}"
+    path.write_bytes(data)
+    with pytest.raises(UsageError, match="is compressed but damaged"):
+        Session((str(path),)).read()
+
+
+def test_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such file or folder"):
+        Session((str(tmp_path / "none.log"),)).read()
+    with pytest.raises(UsageError, match="no log in this folder"):
+        Session((str(tmp_path),)).read()
+
+
+def test_what_is_plainly_no_log_is_left_out_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "weights.pt").write_bytes(log(10, 3))
+    (tmp_path / "rank0.log").write_bytes(b"fine\n")
+    verdict = Session((str(tmp_path),)).read()
+    assert (verdict.files, verdict.causes) == (1, ())
+
+
+def test_memory_does_not_grow_with_a_line(tmp_path: Path) -> None:
+    blocks = [b"x" * 100_000] * 100 + [b"\n" + FAULT.encode()]
+    verdict = diagnose([Source("x", blocks)])
+    assert verdict.bytes > 10_000_000
+    assert place(verdict) == ("x", 2)
+
+
+def test_what_is_no_known_archive_is_read_as_text(tmp_path: Path) -> None:
+    path = tmp_path / "run.bz2"
+    path.write_bytes(bz2.compress(log(100, 3)))
+    assert Session((str(path),)).read().causes == ()
+
+
+@pytest.mark.parametrize("size", [997, 4096, 50_000])
+def test_several_processes_see_what_one_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(parallel, "_PART", size)
+    monkeypatch.setattr(parallel, "LONG", 1)
+    monkeypatch.setattr(parallel, "processes", lambda: 2)
+    rng = random.Random(size)
+    for name in "abc":
+        data = log(3000, rng.randrange(3000))
+        (tmp_path / f"{name}.log").write_bytes(data)
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(data))
+    names = tuple(str(path) for path in sorted(tmp_path.iterdir()))
+    counted: list[int] = []
+    session = Session(names, progress=counted.append)
+    session.begin()
+    together = session.read()
+    one = diagnose([Source(name, [gzip.decompress(Path(name).read_bytes()) if name.endswith("gz") else Path(name).read_bytes()])
+                    for name in names])  # fmt: skip
+    assert together.bytes == one.bytes
+    assert [(e.file, e.line, e.text) for e in together.causes[0].events] == [
+        (e.file, e.line, e.text) for e in one.causes[0].events
+    ]
+    assert sum(counted) >= together.bytes
+
+
+def test_wrapped_lines_are_joined_and_keep_their_numbers() -> None:
+    wrapped = b"ab\n" + b"x" * 60 + b"\nrest\nnext: " + b"y" * 54 + b"\nmore\nend\n"
+    assert unwrap.width(wrapped) == 60
+    assert unwrap.join(wrapped, 60).split(b"\n") == [
+        b"ab", b"x" * 60 + b"rest", b"", b"next: " + b"y" * 54 + b"more", b"", b"end", b"",
+    ]  # fmt: skip
+
+
+def test_equal_long_lines_of_ranks_are_no_wrapping() -> None:
+    assert unwrap.width(b"".join(b"[rank%d]: " % n + b"z" * 70 + b"\n" for n in range(9))) is None

@@ -1,0 +1,117 @@
+"""Every wording against the line beside it, against its near misses, and against what the first pass needs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from nccl_doctor.checks.registry import all_checks
+from nccl_doctor.logs import fact_rules
+from nccl_doctor.logs.advice import ADVICE
+from nccl_doctor.logs.anchors import anchor
+from nccl_doctor.logs.diagnose import Source, diagnose
+from nccl_doctor.logs.facts import Facts
+from nccl_doctor.logs.rule import Grade, Rule
+from nccl_doctor.logs.rules import ALL, stalls
+
+TABLES: list[Rule | fact_rules.FactRule] = [*ALL, *fact_rules.RULES]
+
+NEAR_MISSES = """\
+[W socket.cpp:601] [c10d] The client socket cannot be initialized to connect to [h]:29500 (errno: 97 - \
+Address family).
+[W socket.cpp:663] [c10d] The client socket has failed to connect to [::1]:29500 (errno: 101 - Network is \
+unreachable).
+[W socket.cpp:697] [c10d] The hostname of the client socket cannot be retrieved. err=-3
+[W socket.cpp:601] [c10d] The IPv6 network addresses of (h, 29500) cannot be retrieved (gai error: -2 - Name \
+or service not known).
+n1:1:2 [0] NCCL INFO NET/Plugin : Plugin load returned 17 : libnccl-net.so: cannot open shared object file: \
+No such file or directory.
+n1:1:2 [0] NCCL INFO Failed to open libibverbs.so[.1]
+n1:1:2 [0] NCCL INFO NET/IB : No device found.
+n1:1:2 [0] NCCL INFO [Service thread] Connection closed by localRank 3
+n1:1:2 [0] NCCL INFO socketProgressOpt: abort called
+n1:1:2 [0] NCCL INFO Multiple ranks on the same GPU detected and allowed. Disabling NVLS.
+n1:1:2 [0] NCCL INFO GPU Direct RDMA Disabled for GPU 0 / HCA 1 (distance 5 > 4)
+n1:1:2 [0] NCCL INFO misc/socket.cc:80 -> 6
+n1:1:2 [0] NCCL INFO dlvsym failed on mlx5dv_reg_dmabuf_mr - libmlx5.so: undefined symbol: \
+mlx5dv_reg_dmabuf_mr, version MLX5_1.25
+urllib3.exceptions.MaxRetryError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded \
+(Caused by NameResolutionError: Temporary failure in name resolution)
+requests.exceptions.ConnectionError: https://api.wandb.ai [Errno 111] Connection refused
+W0228 09:02:41 12814 torch/distributed/elastic/multiprocessing/api.py:766] Closing process 12866 via signal \
+SIGTERM
+WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 10401 closing signal SIGTERM
+# Out of bounds values : 0 OK
+epoch 3 error 0.17 refused samples 4 timed out workers 0
+the rank of the matrix is 8, world size unknown
+Setting OMP_NUM_THREADS environment variable for each process to be 1 in default
+[rank0]: WARNING: destroy_process_group() was not called before program exit, which can leak resources.
+Warning: Permanently added '[10.0.0.2]:2022' (RSA) to the list of known hosts.
+Authorization required, but no authorization protocol specified
+""".splitlines()
+
+
+@pytest.mark.parametrize("rule", ALL, ids=lambda rule: f"{rule.name}-{rule.sample[-24:]}")
+def test_fits_the_line_beside_it(rule: Rule) -> None:
+    assert rule.compiled.search(rule.sample)
+
+
+@pytest.mark.parametrize("rule", TABLES, ids=lambda rule: rule.pattern[:40])
+def test_its_sample_passes_the_first_pass(rule: Rule | fact_rules.FactRule) -> None:
+    found = anchor(rule.pattern)
+    assert found.worth >= 4 or rule.pattern == stalls.BROKE_OFF
+    assert any(string.lower() in rule.sample.lower() for string in found.strings)
+
+
+@pytest.mark.parametrize("rule", fact_rules.RULES + fact_rules.CHANNEL_RULES, ids=lambda rule: rule.pattern[:40])
+def test_fact_fits_the_line_beside_it(rule: fact_rules.FactRule) -> None:
+    match = rule.compiled.search(rule.sample)
+    assert match
+    assert hasattr(Facts, f"_{rule.kind}")
+
+
+@pytest.mark.parametrize("rule", [rule for rule in ALL if rule.grade > Grade.HINT], ids=lambda rule: rule.sample[-30:])
+def test_alone_it_yields_its_own_diagnosis(rule: Rule) -> None:
+    verdict = diagnose([Source("x.log", [rule.sample.encode() + b"\n"])])
+    names = [cause.name for cause in verdict.causes]
+    assert names == [rule.name]
+
+
+def test_near_misses_are_no_faults() -> None:
+    for line in NEAR_MISSES:
+        verdict = diagnose([Source("x.log", [line.encode() + b"\n"])])
+        assert [cause.name for cause in verdict.causes] == [], line
+
+
+def test_each_name_is_registered_and_has_words() -> None:
+    names = {rule.name for rule in ALL if rule.grade is not Grade.BENIGN}
+    assert names <= {check.name for check in all_checks()}
+    assert names <= set(ADVICE)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "strings"),
+    [
+        (r"plain text", {"plain text"}),
+        (r"(?:Net|Bootstrap) ?: no", {"Net: no", "Net : no", "Bootstrap: no", "Bootstrap : no"}),
+        (r"WARN .*Call to (?:recv|send) failed", {"Call to recv failed", "Call to send failed"}),
+        (r"rank (?P<rank>\d+) of \d+ ranks has", {" ranks has"}),
+        (r"\[Errno (?:98|48)\]", {"[Errno 98]", "[Errno 48]"}),
+        (r"(?i:World)size", {"worldsize"}),
+        (r"[Cc]onnect", {"Connect", "connect"}),
+        (r"a|longer", {"a", "longer"}),
+    ],
+)
+def test_anchor(pattern: str, strings: set[str]) -> None:
+    assert anchor(pattern).strings == strings
+
+
+@pytest.mark.parametrize("pattern", [r".*", r"(?:x|\d+)", r"\w+ ?"])
+def test_no_anchor(pattern: str) -> None:
+    assert anchor(pattern).worth == 0
+
+
+def test_no_pattern_runs_past_the_end_of_a_line() -> None:
+    for rule in TABLES:
+        assert not re.search(r"\\s|\\W|\\D|\[\^", rule.pattern), rule.pattern

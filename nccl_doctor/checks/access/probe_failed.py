@@ -1,0 +1,39 @@
+"""The host was reached, but what nccl-doctor runs there came to no answer.
+
+What it means: nothing is known of the host. The cause is mostly a login that can't run commands (a shell like
+nologin, a forced command, a profile that ends the shell or waits for input), a host out of memory or processes, or a
+defect of nccl-doctor's own.
+
+How we know: the probe is sent to the host's Python over the SSH session and answers with a mark of its own; the mark
+did not come, came broken, or the answers stopped before the last. The stage it got to and its last words are the
+evidence.
+
+Fix: run ``ssh HOST python3 -c 'print(1)'``: it must print 1 and nothing must wait. If it does, and this stays, it is
+a defect; please report it with the output of ``nccl-doctor check -v``.
+
+References: sshd(8), "LOGIN PROCESS". nologin(8). sshd_config(5): ForceCommand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.access._failures import FOLLOWS, findings
+from nccl_doctor.checks.registry import View, check
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.snapshot import AccessFailure
+
+_SUMMARY = (
+    "See whether ssh to the host runs a command (python3 -c 'print(1)') without waiting; the login shell, a forced "
+    "command or a full machine may prevent it."
+)
+
+
+@check("NCD106", severity=Severity.ERROR, explains=FOLLOWS)
+def probe_failed(view: View) -> Iterator[Finding]:
+    """One finding for the hosts that failed alike."""
+    return findings(view, "probe-failed", _remedy, joint=":")
+
+
+def _remedy(_: tuple[AccessFailure, ...]) -> Fix:
+    return Fix(summary=_SUMMARY)

@@ -1,0 +1,68 @@
+"""The host's sshd let the user in with none of the keys.
+
+What it means: the host is up and is the one it should be, but it knows none of the keys that this machine offered.
+nccl-doctor never asks for a password or a passphrase: a run over many hosts can't, and a launcher's can't either.
+
+How we know: every key was offered in OpenSSH's order (the identity file that was named, the agent's keys, the default
+files in ~/.ssh), and each was refused. The evidence names them, those that were passed over (a file with a passphrase
+that no agent holds), and the methods that the server would take.
+
+Fix: where a passphrase stands in the way, load the key into the agent. Where the server takes passwords, install the
+public key with ssh-copy-id, which asks for the password once. Else the key has to be added to ~/.ssh/authorized_keys
+on the host by someone who can get in; or another user or key is meant, and the hosts file (ssh: user, identity_file)
+or ~/.ssh/config should say so.
+
+References: ssh_config(5): IdentityFile, User. sshd_config(5): AuthorizedKeysFile, PermitRootLogin, MaxAuthTries. RFC
+4252, section 7.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from nccl_doctor.checks.access._failures import FOLLOWS, findings
+from nccl_doctor.checks.registry import View, check
+from nccl_doctor.model import Command, Finding, Fix, Severity
+from nccl_doctor.snapshot import AccessFailure
+
+_PASSWORDS = {"password", "keyboard-interactive"}
+
+
+@check("NCD102", severity=Severity.ERROR, explains=FOLLOWS)
+def ssh_auth_failed(view: View) -> Iterator[Finding]:
+    """One finding for the hosts that failed alike."""
+    return findings(view, "ssh-auth-failed", _remedy)
+
+
+def _remedy(failures: tuple[AccessFailure, ...]) -> Fix:
+    facts = failures[0].facts
+    if facts.get("encrypted"):
+        agent = () if facts.get("agent") else ('eval "$(ssh-agent -s)"',)
+        files = sorted({path for failure in failures for path in failure.facts["encrypted"]})
+        summary = "Load the key that needs a passphrase into the agent, and check again from the same shell:"
+        return _fix(summary, [*agent, shlex.join(["ssh-add", *files])])
+    if facts.get("identity_file") is None:
+        return Fix(
+            summary="Make a key with ssh-keygen -t ed25519, and add its public half to ~/.ssh/authorized_keys of that "
+            "user on the host; or name the key in the hosts file (ssh: identity_file)."
+        )
+    if _PASSWORDS & set(facts.get("methods", ())):
+        return _fix("Install the public key on the host; it asks for the user's password there:", _copies(failures))
+    return Fix(
+        summary="See that user and key are those meant (ssh: user, identity_file in the hosts file). The host takes no "
+        "password: somebody who can get in has to add the public key to that user's ~/.ssh/authorized_keys."
+    )
+
+
+def _copies(failures: tuple[AccessFailure, ...]) -> list[str]:
+    lines = []
+    for facts in (failure.facts for failure in failures):
+        login = f"{facts['user']}@{facts['target']}"
+        lines.append(shlex.join(["ssh-copy-id", "-p", str(facts["port"]), "-i", facts["identity_file"], login]))
+    return lines
+
+
+def _fix(summary: str, lines: list[str]) -> Fix:
+    commands = tuple(Command(host=None, command=line) for line in dict.fromkeys(lines))
+    return Fix(summary=summary, risk="safe", commands=commands)

@@ -1,0 +1,44 @@
+"""The host showed another key than the one that this machine knows it by, or one that is revoked.
+
+What it means: either the host was installed anew, or its address now belongs to another machine, or somebody stands
+in between. SSH can't tell which; so nccl-doctor does not log in.
+
+How we know: the known_hosts line that the message names holds another key for this host, or marks the shown one
+@revoked. The evidence gives both fingerprints. As OpenSSH does, a key of another type counts as changed once any key
+is known; the types that are known are asked for first, so a host that merely has several keys does not look changed.
+
+Fix: needs judgement, so there is no command. Find out whether the host was installed anew, and compare the
+fingerprint with ``ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub`` on its console. Only if they agree, take the
+line out of the file and add the new key as for ssh-host-key-unknown. A revoked key should not come back: give the
+host a new one.
+
+References: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT". ssh-keygen(1): -R, -F. OpenSSH hostfile.c, check_key_in_hostkeys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.access._failures import FOLLOWS, findings
+from nccl_doctor.checks.registry import View, check
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.snapshot import AccessFailure
+
+
+@check("NCD104", severity=Severity.ERROR, explains=FOLLOWS)
+def ssh_host_key_changed(view: View) -> Iterator[Finding]:
+    """One finding for each known_hosts line that does not agree."""
+    return findings(view, "ssh-host-key-changed", _remedy)
+
+
+def _remedy(failures: tuple[AccessFailure, ...]) -> Fix:
+    facts = failures[0].facts
+    if facts["revoked"]:
+        return Fix(
+            summary="Somebody marked this key as stolen or withdrawn: make the host a new one before you log in."
+        )
+    place = f"line {facts['line']} of {facts['file']}"
+    return Fix(
+        summary="Find out whether the host was installed anew, and compare the fingerprint with its own, on its "
+        f"console. Only if they agree, delete {place} and check again: the new key is then unknown and can be added."
+    )

@@ -1,0 +1,58 @@
+"""No SSH session with the host came about.
+
+What it means: nccl-doctor could not talk to an sshd on the host, so nothing is known of it. A launcher that starts
+ranks over SSH will fail the same way; and where the host is down, so is its part of the job.
+
+How we know: the host's name is resolved on this machine (getaddrinfo), a TCP connection is made to its SSH port, and
+sshd must greet. Which of these failed stands in the message: the name does not resolve; the connection was refused
+(the host is up, no sshd listens); "no route to host" (the host is down, or a firewall's REJECT); no answer at all
+(down, or a firewall's DROP); connected but silent; connected and closed before the greeting. The last is sshd's
+MaxStartups: with its default 10:30:100 it drops connections once ten wait for their login. It is tried again, with
+growing pauses, before this is reported.
+
+A host behind a jump host (ProxyJump) fails as that does; the message then names the jump host.
+
+Fix: depends on the reason and stands with the diagnosis. The address, user and port come from the hosts file and from
+~/.ssh/config, which ``ssh -G HOST`` shows.
+
+References: ssh_config(5): HostName, Port, ProxyJump. sshd_config(5): MaxStartups, AllowTcpForwarding. connect(2),
+"Errors".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.access._failures import FOLLOWS, findings
+from nccl_doctor.checks.registry import View, check
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.snapshot import AccessFailure
+
+_SUMMARY = {
+    "invalid-name": "Correct the address or the SSH user in the hosts file.",
+    "name-unresolved": "Give the host's address in the hosts file, or make its name known to this machine "
+    "(DNS or /etc/hosts).",
+    "refused": "Start sshd on the host, or give the port that it listens on, under ssh: port in the hosts file.",
+    "timed-out": "See that the host is up, that its address is right, and that no firewall drops the SSH port.",
+    "no-route": "See that the host is up and that no firewall on it or before it rejects the SSH port.",
+    "unreachable": "Give this machine a route to the host's network, or the host an address that can be reached.",
+    "no-banner": "See on the host's console whether sshd hangs (full disk, no memory), and what listens on that port.",
+    "dropped": "Check again in a minute. If it stays, raise MaxStartups in the host's sshd_config and reload sshd, or "
+    "see whether it bars this machine (PerSourcePenalties, fail2ban, hosts.deny).",
+    "not-ssh": "Give the port that sshd listens on, under ssh: port in the hosts file.",
+    "handshake": "See the host's sshd log (journalctl -u ssh -u sshd); ssh -v to the host shows where it stops.",
+    "proxy": "Correct the ProxyCommand in ~/.ssh/config.",
+    "forwarding": "Set AllowTcpForwarding yes (or local) in the jump host's sshd_config and reload sshd.",
+    "ssh-config": "Correct ~/.ssh/config; ssh -G with the host's name shows what it means.",
+}
+_OTHER = "See whether ssh with the host's name works; its -v shows where it stops."
+
+
+@check("NCD101", severity=Severity.ERROR, explains=FOLLOWS)
+def ssh_unreachable(view: View) -> Iterator[Finding]:
+    """One finding for the hosts that failed alike."""
+    return findings(view, "ssh-unreachable", _remedy)
+
+
+def _remedy(failures: tuple[AccessFailure, ...]) -> Fix:
+    return Fix(summary=_SUMMARY.get(str(failures[0].facts.get("reason")), _OTHER))

@@ -1,0 +1,81 @@
+"""A rank of the all-reduce failed or died.
+
+What it means: the job would fail in the same way: it was started as torchrun starts it, with the hosts file's
+interpreter, variables, master address and port.
+
+How we know: the rank was killed by a signal (torchrun tells which), reported an exception, or ended without a word; or
+its torchrun, or the connection to it, ended. What other ranks say ("Connection closed by peer") follows from it, and
+is told apart by what `nccl-doctor logs` knows of such words. A cause that the output names (a port that is taken, a
+full /dev/shm) is a diagnosis of its own, and this one stands under it.
+
+Fix: the quoted error decides. A rank killed by SIGKILL was mostly ended by the kernel for want of memory (`dmesg`), by
+a scheduler or by a person; SIGSEGV and SIGBUS point to torch's or the driver's libraries, or a full /dev/shm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.allreduce import isolated
+from nccl_doctor.checks.allreduce.culprits import MISSING, OWN_FAULT, Culprits, culprits, last_words, stages
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.snapshot import Smoke
+
+SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
+"""signal(7), x86 and ARM; the host's numbers, whatever this machine's are."""
+
+ADVICE = {
+    7: "SIGBUS mostly means that /dev/shm or a mapped file was full",
+    9: 'ask dmesg on that host whether the kernel ended it for want of memory ("Out of memory: Killed process")',
+    11: "a library of torch, CUDA or a plugin crashed: the host's versions differ from the others', or are broken",
+}
+
+
+@check("NCD702", severity=Severity.ERROR, needs=("smoke",))
+def allreduce_failed(view: View) -> Iterator[Finding | Unjudged]:
+    """Fires where a rank failed; names the rank whose error is no echo of another's."""
+    smoke = view.snapshot.smoke
+    assert isinstance(smoke, Smoke)
+    if smoke.outcome != "failed":
+        return
+    found = culprits(smoke)
+    first = found.ranks[0]
+    verdict = isolated.isolated(smoke)
+    hosts = verdict.hosts if verdict else found.hosts
+    message = f"The all-reduce failed: {isolated.sentence(verdict)}." if verdict else _message(smoke, found)
+    advice = ADVICE.get(first.signal or 0)
+    yield Finding(
+        hosts=hosts,
+        message=message,
+        evidence=(
+            *isolated.evidence(smoke),
+            *(f"rank {r.rank} ({r.host}), last stage {r.stage}: {r.error}" for r in found.ranks[:4] if r.error),
+            *stages(smoke),
+            *last_words(smoke, hosts),
+        ),
+        facts={
+            "ranks": [rank.rank for rank in found.ranks],
+            "stage": first.stage,
+            "why": found.why,
+            "signal": first.signal,
+            "unexplained": found.why not in OWN_FAULT and verdict is None,
+        },
+        fix=Fix(summary=f"On {fold(hosts)}: {advice}." if advice else isolated.advice(smoke, found, hosts)),
+    )
+
+
+def _message(smoke: Smoke, found: Culprits) -> str:
+    first = found.ranks[0]
+    if found.why == "signal":
+        name = SIGNALS.get(first.signal or 0, f"signal {first.signal}")
+        return f"Rank {first.rank} on {first.host} was killed by {name}; before that it {MISSING[first.stage]}."
+    if found.why == "launcher":
+        return f"{first.host} dropped out of the all-reduce: {smoke.launchers[first.host]}."
+    if first.error:
+        alike = len({rank.error for rank in found.ranks}) == 1
+        who = found.named if alike else f"rank {first.rank} on {first.host}"
+        return f"{who[:1].upper()}{who[1:]} failed: {first.error.splitlines()[0]}"
+    status = "" if first.exit_code is None else f" with status {first.exit_code}"
+    return f"Rank {first.rank} on {first.host} ended{status} without a word; before that it {MISSING[first.stage]}."

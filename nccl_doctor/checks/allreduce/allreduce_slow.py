@@ -1,0 +1,88 @@
+"""The all-reduce is far slower than the link between the hosts.
+
+What it means: training will spend its time waiting for gradients: a ring all-reduce needs T = 2(N-1)/N * K/B for K
+bytes over links of bandwidth B, nearly independent of the number N of ranks. Common causes: a cable or switch port that
+fell back to a lower rate, traffic over another interface than meant, one busy host, a small MTU, or a single TCP
+connection on a fast link (`NCCL_SOCKET_NTHREADS`, `NCCL_NSOCKS_PERTHREAD`).
+
+How we know: the best bus bandwidth of all sizes beside the speed that the slowest host's interface or RDMA device
+reports. It is called slow below a quarter of that. With gloo at most 10 Gbit/s are expected, whatever the link: one
+thread adds and copies there. It is not judged where the speed is not known, for virtual interfaces, on a single
+machine, and where no message was large enough for bandwidth to outweigh latency: the all-reduce worked, and how fast it
+should be nobody can say.
+
+A rank that took far more time of its own between the all-reduces than the others is named: they wait for it.
+
+Fix: `ethtool` on the named host shows the negotiated speed; run with other sizes (`nccl-doctor smoke --max-bytes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.allreduce.link import LinkSpeed, best, ideal_seconds, link
+from nccl_doctor.checks.allreduce.straggler import straggler
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.snapshot import Smoke
+
+SHARE = 0.25
+GLOO_GB_PER_S = 1.25
+LATENCIES = 10
+"""A message counts where its ideal time is this many times what the smallest one took."""
+
+
+@check("NCD704", severity=Severity.WARNING, needs=("smoke",))
+def allreduce_slow(view: View) -> Iterator[Finding | Unjudged]:
+    """Fires where less than a quarter of the link's speed was reached, or all wait for one rank."""
+    smoke = view.snapshot.smoke
+    assert isinstance(smoke, Smoke)
+    speed = link(view.snapshot)
+    late = straggler(smoke)
+    slow = speed is not None and _far_under(smoke, speed)
+    if smoke.outcome != "ok" or not (slow or late):
+        return
+    reached = best(smoke)
+    evidence = [] if speed is None else [f"{speed.name} on {speed.host} could give {speed.gb_per_s:.3g} GB/s"]
+    evidence.append(f"the best of {len(smoke.sizes)} sizes reached {reached:.3g} GB/s of bus bandwidth")
+    if late is not None:
+        others = sorted(rank.own_s or 0.0 for rank in smoke.ranks if rank is not late)
+        evidence.append(
+            f"rank {late.rank} ({late.host}) took {late.own_s:.1f} s of its own between the all-reduces, "
+            f"the others {others[0]:.1f} to {others[-1]:.1f} s"
+        )
+    yield Finding(
+        hosts=(late.host,) if late else (speed.host,) if speed else (),
+        message=_message(reached, speed, f"rank {late.rank} on {late.host}" if late else None),
+        evidence=tuple(evidence),
+        facts={
+            "busbw": reached,
+            "link": speed.gb_per_s if speed else None,
+            "straggler": late.rank if late else None,
+        },
+        fix=Fix(
+            summary="Look for what else that host is busy with."
+            if late
+            else "Look at the negotiated speed (ethtool), the MTU, and what else uses the link."
+        ),
+    )
+
+
+def _far_under(smoke: Smoke, speed: LinkSpeed) -> bool:
+    expected = min(speed.gb_per_s, GLOO_GB_PER_S) if smoke.backend == "gloo" else speed.gb_per_s
+    if len(smoke.sizes) < 2:
+        return False
+    latency = min(size.seconds for size in smoke.sizes)
+    largest = max(size.bytes for size in smoke.sizes)
+    counts = ideal_seconds(largest, smoke.world_size, expected) > LATENCIES * latency
+    return counts and best(smoke) < SHARE * expected
+
+
+def _message(reached: float, speed: LinkSpeed | None, late: str | None) -> str:
+    if late is not None:
+        return f"The other ranks wait for {late}, which is far slower than they are."
+    assert speed is not None
+    return (
+        f"The all-reduce reached {reached:.2g} of {speed.gb_per_s:.2g} GB/s, {100 * reached / speed.gb_per_s:.0f} % "
+        f"of {speed.name} on {speed.host}."
+    )

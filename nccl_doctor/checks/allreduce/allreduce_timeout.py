@@ -1,0 +1,86 @@
+"""The all-reduce did not end within its deadline: some ranks did not arrive.
+
+What it means: the job would hang in the same place, for NCCL's or gloo's time-out of 10 to 30 minutes.
+
+How we know: torchrun was started on every host with the hosts file's interpreter, variables, master address and port;
+each rank reported its stages (started, torch imported, store reached, process group up, first all-reduce, sizes
+measured, done). The deadline counts from the moment on when all had imported torch. Each rank that was still there
+was asked for its Python stack before it was ended. Named are, by the surest sign:
+
+- ranks that are suspended (SIGSTOP, a debugger, a frozen container) or sit in the kernel (a network file system, a
+  driver that does not answer),
+- ranks that never started, or whose import of torch did not end,
+- ranks that do something else while all others wait in a collective,
+- ranks that came less far than others: no store: the master's port can't be reached, or rank 0 never opened it. No
+  process group: the ranks can't connect to each other. No first all-reduce: the data connections do not work:
+  interface, firewall on ephemeral ports, RDMA.
+
+Where nothing tells, on three hosts and more, the all-reduce is repeated over groups of them (`check` does so by
+itself, `smoke` with `--isolate`), and the host or the pair is named that fails.
+
+Fix: it depends on the stage; where the ranks stood and what they printed last is quoted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.allreduce import isolated
+from nccl_doctor.checks.allreduce.culprits import MISSING, OWN_FAULT, Culprits, culprits, last_words, stacks, stages
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.snapshot import Smoke
+
+
+@check("NCD701", severity=Severity.ERROR, needs=("smoke",))
+def allreduce_timeout(view: View) -> Iterator[Finding | Unjudged]:
+    """Fires where the deadline came first; names the ranks to look at."""
+    smoke = view.snapshot.smoke
+    assert isinstance(smoke, Smoke)
+    if smoke.outcome != "timeout":
+        return
+    found = culprits(smoke)
+    verdict = isolated.isolated(smoke)
+    hosts = verdict.hosts if verdict else found.hosts
+    what = isolated.sentence(verdict) if verdict else _what(smoke, found)
+    yield Finding(
+        hosts=hosts,
+        message=f"The all-reduce had no end after {smoke.deadline_s:.0f} s: {what}.",
+        evidence=(
+            *isolated.evidence(smoke),
+            *stages(smoke),
+            *(() if verdict else stacks(found.ranks)),
+            *last_words(smoke, hosts),
+        ),
+        facts={
+            "ranks": [rank.rank for rank in found.ranks],
+            "stages": {str(rank.rank): rank.stage for rank in smoke.ranks},
+            "why": found.why,
+            "unexplained": found.why not in OWN_FAULT and verdict is None,
+        },
+        fix=Fix(summary=isolated.advice(smoke, found, hosts)),
+    )
+
+
+def _what(smoke: Smoke, found: Culprits) -> str:
+    """What the ranks did, as the rest of a sentence."""
+    first = found.ranks[0]
+    if found.why == "launcher":
+        return f"{first.host} was lost: {smoke.launchers[first.host]}"
+    if found.why == "stopped":
+        return f"{found.named} {_state(first.state or '')}"
+    if found.why == "elsewhere":
+        place = next(stacks(found.ranks, 1), "").partition(" stood in ")[2]
+        return f"{found.named} stood in {place} while the others waited"
+    if len(found.ranks) == len(smoke.ranks) and first.stage == "none":
+        return "no rank was started on any host: the torchruns did not all reach the master's port"
+    if len(found.ranks) == len(smoke.ranks):
+        return f"all {len(smoke.ranks)} ranks {MISSING[first.stage]}"
+    return f"{found.named} {MISSING[first.stage]}"
+
+
+def _state(state: str) -> str:
+    if state[0] == "D":
+        where = f" ({state[2:]})" if len(state) > 2 else ""
+        return f"waited in the kernel{where}, as for a file system or a driver that does not answer"
+    return "was suspended (SIGSTOP, a debugger, a frozen container)"

@@ -1,0 +1,69 @@
+"""The all-reduce ended, and its sum is wrong.
+
+What it means: training would run and compute nonsense. Memory or links that corrupt data, a broken driver, peer-to-peer
+transfers under an IOMMU or PCI ACS that redirects them.
+
+How we know: every rank filled its buffer with values that depend on its rank and on the position, so that a missing
+rank, a doubled one or mixed-up positions all give another sum. Then a small all-reduce was repeated on each rank alone
+and between neighbours: a rank that is wrong alone, or with both its neighbours, is named; else the pair; else all
+ranks whose sum is wrong.
+
+Fix: on GPUs, try again with `NCCL_P2P_DISABLE=1` in the hosts file's `env`: if the sum is then right, look at the IOMMU
+and ACS settings of the host. Without GPUs, suspect memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.snapshot import RankResult, Smoke
+
+
+@check("NCD703", severity=Severity.ERROR, needs=("smoke",))
+def allreduce_wrong_result(view: View) -> Iterator[Finding | Unjudged]:
+    """Fires where a rank found a sum that is not the one expected."""
+    smoke = view.snapshot.smoke
+    assert isinstance(smoke, Smoke)
+    wrong = [rank for rank in smoke.ranks if rank.error and rank.error.startswith("WrongSumError")]
+    if not wrong:
+        return
+    source = [smoke.ranks[rank] for rank in _source(smoke)]
+    message = f"The all-reduce over {smoke.world_size} ranks gave a wrong sum"
+    yield Finding(
+        hosts=tuple(dict.fromkeys(rank.host for rank in source or wrong)),
+        message=f"{message}; it comes from {_named(source)}." if source else f"{message}.",
+        evidence=(
+            *(f"rank {rank.rank} ({rank.host}): {rank.error}" for rank in wrong[:4]),
+            *(f"wrong again {_group(smoke, group)}" for group in smoke.wrong_groups[:4]),
+        ),
+        facts={"ranks": [rank.rank for rank in source or wrong]},
+        fix=Fix(
+            summary="On GPUs, put NCCL_P2P_DISABLE: 1 under env in the hosts file, and check again. Without GPUs, "
+            f"test the memory of {fold(dict.fromkeys(rank.host for rank in source or wrong))}."
+        ),
+    )
+
+
+def _source(smoke: Smoke) -> tuple[int, ...]:
+    """The ranks that are wrong alone; else the one that two wrong pairs share; else the pair, if it is only one."""
+    alone = tuple(group[0] for group in smoke.wrong_groups if len(group) == 1)
+    if alone:
+        return alone
+    pairs = [group for group in smoke.wrong_groups if len(group) == 2]
+    shared = tuple(rank for rank, count in Counter(rank for pair in pairs for rank in pair).items() if count > 1)
+    if len(shared) == 1:
+        return shared
+    return pairs[0] if len(pairs) == 1 else ()
+
+
+def _named(ranks: list[RankResult]) -> str:
+    return " and ".join(f"rank {rank.rank} on {rank.host}" for rank in ranks)
+
+
+def _group(smoke: Smoke, group: tuple[int, ...]) -> str:
+    ranks = [smoke.ranks[rank] for rank in group]
+    return f"on {_named(ranks)} alone" if len(group) == 1 else f"between {_named(ranks)}"

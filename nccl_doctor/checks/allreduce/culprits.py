@@ -1,0 +1,141 @@
+"""Which ranks an all-reduce failed because of, as far as the ranks themselves show it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from nccl_doctor.checks.allreduce.heard import is_echo
+from nccl_doctor.hostlist import fold
+from nccl_doctor.snapshot import RankResult, Smoke
+
+STAGES = ("none", "started", "torch", "store", "group", "allreduce", "sizes", "done")
+"""In the order in which ranks reach them (probe/allreduce_worker.py)."""
+
+MISSING = {
+    "none": "never started",
+    "started": "did not get through importing torch",
+    "torch": "did not reach the master's store",
+    "store": "waited for the others to join the process group",
+    "group": "waited in the first all-reduce",
+    "allreduce": "waited in a later all-reduce",
+    "sizes": "did not get through taking the process group down",
+    "done": "was done",
+}
+"""What a rank did that reached a stage and not the next one."""
+
+Why = Literal["signal", "error", "exit", "launcher", "stopped", "start", "elsewhere", "behind", "echo"]
+OWN_FAULT: frozenset[Why] = frozenset({"signal", "error", "exit", "launcher", "stopped", "start", "elsewhere"})
+"""Where it is clear that the ranks themselves are at fault, and not a connection between two of them."""
+
+_FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)')
+_SAYS_NOTHING = re.compile(
+    r"(?:\[rank\d+\]: )?"
+    r"(?:\s.*|Traceback.*|[=-]*|time *:.*|Root Cause.*|Failures:|\[\d+\]:|\S+ FAILED|.*\.ChildFailedError:.*)"
+)
+"""Bodies of tracebacks, and torchrun's table of failures: what they say of a rank is known."""
+_WAITING = ("/torch/distributed/", "/torch/nn/parallel/")
+_BETWEEN = ("/torch/", "<frozen ", "/fd/")
+"""Frames that tell nothing: torch's own, the import system's, and those of our worker."""
+
+
+@dataclass(frozen=True)
+class Culprits:
+    """The ranks to look at first.
+
+    Attributes:
+        why: "signal": they were killed; "error": they raised an error of their own; "exit": they left without one;
+            "launcher": their torchrun or the connection to it ended; "stopped": they are suspended, or sit in the
+            kernel; "start": they never started, or torch's import did not end; "elsewhere": while all others wait in
+            a collective, these do something else; "behind": they came less far than others; "echo": all that ranks
+            show is that they lost others.
+    """
+
+    ranks: tuple[RankResult, ...]
+    why: Why
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Their hosts, in order."""
+        return tuple(dict.fromkeys(rank.host for rank in self.ranks))
+
+    @property
+    def named(self) -> str:
+        """``rank 3 on node2``, ``ranks 8-15 on node[2-3]``."""
+        numbers = fold([str(rank.rank) for rank in self.ranks]).strip("[]")
+        return f"rank{'s' * (len(self.ranks) > 1)} {numbers} on {fold(self.hosts)}"
+
+
+def culprits(smoke: Smoke) -> Culprits:
+    """The ranks to look at first; the surest sign decides."""
+    unfinished = [rank for rank in smoke.ranks if not rank.ok]
+    lost = [rank for rank in unfinished if rank.host in smoke.launchers]
+    behind = furthest_behind(smoke)
+    signs: tuple[tuple[Why, list[RankResult]], ...] = (
+        # one that lost its peers may still be ended by an abort of its own on the way out
+        ("signal", [rank for rank in unfinished if rank.signal is not None and rank.error is None]),
+        ("error", [rank for rank in unfinished if rank.error and not is_echo(rank.error)]),
+        ("exit", [rank for rank in unfinished if rank.exit_code is not None and rank.error is None]),
+        ("launcher", lost),
+        ("stopped", [rank for rank in unfinished if rank.state is not None and rank.state[0] in "TtD"]),
+        ("start", behind if behind[0].stage in ("none", "started") and len(behind) < len(smoke.ranks) else []),
+        ("elsewhere", _elsewhere(unfinished)),
+        ("behind", behind if len(behind) < len(smoke.ranks) else []),
+    )
+    for why, ranks in signs:
+        if ranks:
+            return Culprits(tuple(ranks), why)
+    return Culprits(tuple(behind), "echo")
+
+
+def furthest_behind(smoke: Smoke) -> list[RankResult]:
+    """The ranks that reached the least."""
+    least = min(STAGES.index(rank.stage) for rank in smoke.ranks)
+    return [rank for rank in smoke.ranks if STAGES.index(rank.stage) == least]
+
+
+def _elsewhere(ranks: list[RankResult]) -> list[RankResult]:
+    """Ranks whose stack does not end in torch's communication, where that of some other does."""
+    seen = [rank for rank in ranks if rank.stack]
+    odd = [rank for rank in seen if not any(part in rank.stack[0] for part in _WAITING)]
+    return odd if len(odd) < len(seen) else []
+
+
+def stages(smoke: Smoke) -> Iterator[str]:
+    """A line for each stage at which ranks stopped."""
+    for stage in STAGES:
+        there = [rank for rank in smoke.ranks if rank.stage == stage]
+        if there:
+            numbers = fold([str(rank.rank) for rank in there]).strip("[]")
+            hosts = fold(list(dict.fromkeys(rank.host for rank in there)))
+            yield f"rank {numbers} ({hosts}): {MISSING[stage]}"
+
+
+def stacks(ranks: tuple[RankResult, ...], most: int = 2) -> Iterator[str]:
+    """Where the main thread of each rank stood: ``rank 1 in sleep (train.py:3), called by main (train.py:9)``."""
+    for rank in ranks[:most]:
+        frames = [match for line in rank.stack if (match := _FRAME.search(line))]
+        if frames:
+            outer = [f for f in frames[1:] if not any(part in f["file"] for part in _BETWEEN)]
+            places = map(_place, [frames[0], *outer[:2]])
+            yield f"rank {rank.rank} ({rank.host}) stood in {', called by '.join(places)}"
+
+
+def _place(frame: re.Match[str]) -> str:
+    return f"{frame['name']} ({frame['file'].rpartition('/')[2]}:{frame['line']})"
+
+
+def last_words(smoke: Smoke, hosts: tuple[str, ...]) -> Iterator[str]:
+    """The last lines that the hosts' ranks printed, NCCL's chatter left out."""
+    for name in hosts[:2]:
+        lines = smoke.output.get(name, ())
+        known = tuple(rank.error for rank in smoke.ranks if rank.error and rank.host == name)
+        said = [
+            line
+            for line in lines
+            if "NCCL INFO" not in line and not _SAYS_NOTHING.fullmatch(line) and not line.endswith(known or "\n")
+        ]
+        for line in said[-3:]:
+            yield f"{name} said: {line.strip()[:300]}"

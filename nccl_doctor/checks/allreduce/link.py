@@ -1,0 +1,120 @@
+"""What the network between the hosts could give to an all-reduce, and how much of it was reached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nccl_doctor.model import NcclInterface
+from nccl_doctor.snapshot import Host, HostFacts, Interfaces, Resolution, Smoke, Snapshot, Unknown
+
+REAL = ("physical", "bond")
+"""Kinds of interface whose speed means something; veth always says 10 Gbit/s (drivers/net/veth.c)."""
+
+
+@dataclass(frozen=True)
+class LinkSpeed:
+    """The slowest link of an all-reduce over several machines.
+
+    Attributes:
+        host: whose it is.
+        name: its interfaces or RDMA devices, "eno1".
+        gb_per_s: 10⁹ bytes a second, each way.
+    """
+
+    host: str
+    name: str
+    gb_per_s: float
+
+
+def link(snapshot: Snapshot) -> LinkSpeed | None:
+    """The slowest host's link; None on one machine, and where the speed of any host's is not known."""
+    smoke = snapshot.smoke
+    if not isinstance(smoke, Smoke) or machines(snapshot) < 2:
+        return None
+    speeds = [_of_host(host, smoke, snapshot) for host in snapshot.hosts]
+    known = [speed for speed in speeds if speed is not None]
+    return min(known, key=lambda speed: speed.gb_per_s) if known and len(known) == len(speeds) else None
+
+
+def best(smoke: Smoke) -> float:
+    """The highest bus bandwidth that was measured, in GB/s; 0 where nothing was."""
+    return max((size.busbw for size in smoke.sizes), default=0.0)
+
+
+def way(smoke: Smoke) -> str:
+    """How NCCL's channels go: the network where any of them uses one, "NET/IB", else "P2P" or "SHM"."""
+    ways = {one for rank in smoke.ranks for one in rank.transports}
+    networks = sorted({"/".join(one.split("/")[:2]) for one in ways if one.startswith("NET/")})
+    return networks[0] if networks else ", ".join(sorted({one.split("/")[0] for one in ways}))
+
+
+def ideal_seconds(size: int, ranks: int, gb_per_s: float) -> float:
+    """T = 2 (N - 1) / N * K / B: what a ring of N ranks needs for K bytes over links of bandwidth B, at best."""
+    return 2 * (ranks - 1) / ranks * size / (gb_per_s * 1e9)
+
+
+def machines(snapshot: Snapshot) -> int:
+    """Machines under the nodes: two nodes with one boot id are one."""
+    boots = set()
+    for host in snapshot.hosts:
+        identity = host.facts.identity if host.facts else None
+        known = identity is not None and not isinstance(identity, Unknown) and identity.boot_id
+        boots.add(known or host.name)
+    return len(boots)
+
+
+def _of_host(host: Host, smoke: Smoke, snapshot: Snapshot) -> LinkSpeed | None:
+    if host.facts is None:
+        return None
+    ranks = [rank for rank in smoke.ranks if rank.host == host.name]
+    if any(rank.network == "IB" for rank in ranks):
+        return _rdma(host, host.facts)
+    names = {one.partition(":")[0] for rank in ranks for one in rank.interfaces if rank.network == "Socket"}
+    if not names and smoke.backend == "gloo":
+        names = _gloo(host, host.facts, snapshot)
+    if not names and isinstance(host.facts.nccl_interface, NcclInterface) and smoke.backend == "nccl":
+        names = {host.facts.nccl_interface.name}
+    return _ethernet(host.name, host.facts, names)
+
+
+def _rdma(host: Host, facts: HostFacts) -> LinkSpeed | None:
+    """All active ports together: NCCL stripes its channels over them."""
+    if isinstance(facts.rdma, Unknown):
+        return None
+    active = {device.name: port.rate_gbps for device in facts.rdma for port in device.ports if port.state == "ACTIVE"}
+    rates = [rate for rate in active.values() if rate]
+    if not rates or len(rates) < len(active):
+        return None
+    return LinkSpeed(host.name, ",".join(active), sum(rates) / 8)
+
+
+def _ethernet(host: str, facts: HostFacts, names: set[str]) -> LinkSpeed | None:
+    """The named interfaces together."""
+    if isinstance(facts.interfaces, Unknown) or not names:
+        return None
+    links = [one for one in facts.interfaces.links if one.name in names]
+    speeds = [one.speed_mbps for one in links if one.kind in REAL and one.speed_mbps]
+    if not speeds or len(speeds) < len(names):
+        return None
+    return LinkSpeed(host, ",".join(sorted(names)), sum(speeds) / 8000)
+
+
+def _gloo(host: Host, facts: HostFacts, snapshot: Snapshot) -> set[str]:
+    """GLOO_SOCKET_IFNAME's interfaces; else that of the address which the host's own name has (torch's default)."""
+    named = host.node.env.get("GLOO_SOCKET_IFNAME")
+    if named:
+        return set(named.split(","))
+    if isinstance(facts.interfaces, Unknown) or isinstance(facts.resolution, Unknown):
+        return set()
+    return _interface_of(facts.interfaces, facts.resolution.get(_elsewhere(host, snapshot)))
+
+
+def _elsewhere(host: Host, snapshot: Snapshot) -> str:
+    """An address on another host, to which this one's traffic goes."""
+    return next(other.node.address for other in snapshot.hosts if other.name != host.name)
+
+
+def _interface_of(interfaces: Interfaces, way: Resolution | None) -> set[str]:
+    if way is None or way.source is None:
+        return set()
+    return {one.interface.partition(":")[0] for one in interfaces.addresses if one.address == way.source}

@@ -1,0 +1,100 @@
+"""NCCL uses a slower way than the hosts have: sockets although there is RDMA, shared memory although there is NVLink.
+
+What it means: the job runs, at a fraction of the speed. NCCL falls back without an error when libibverbs is missing in
+the training's environment, when no device or port fits `NCCL_IB_HCA`, when `NCCL_IB_DISABLE`, `NCCL_NET` or
+`NCCL_P2P_DISABLE` is set, or when a container does not show the devices.
+
+How we know: NCCL's own lines in the all-reduce ("Using network Socket", "Channel … via SHM") beside what the hosts
+have: active ports under /sys/class/infiniband on every host, NVSwitches on the PCI bus.
+
+Fix: take the variable away where one is named; else see what the rank says about "NET/IB" with `nccl-doctor smoke
+--save-logs DIR`, and whether `ibv_devinfo` works in the training's own environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.allreduce.link import machines
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.snapshot import Host, Smoke, Unknown
+
+NET_OFF = ("NCCL_IB_DISABLE", "NCCL_NET", "NCCL_IB_HCA")
+P2P_OFF = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL")
+
+
+@check("NCD705", severity=Severity.WARNING, needs=("smoke",), explains=("allreduce-slow",))
+def transport_fallback(view: View) -> Iterator[Finding | Unjudged]:
+    """Fires where NCCL's lines show a way that is slower than what the host has."""
+    smoke = view.snapshot.smoke
+    assert isinstance(smoke, Smoke)
+    if smoke.backend != "nccl":
+        return
+    if machines(view.snapshot) > 1:
+        yield from _sockets(view, smoke)
+    shared = [host for host in view.hosts if _has_nvswitch(host) and _goes(smoke, host, "SHM")]
+    if shared:
+        names = [host.name for host in shared]
+        yield Finding(
+            hosts=tuple(names),
+            message=f"Ranks of {fold(names)} talk through shared memory, although NVSwitch connects their GPUs.",
+            evidence=tuple(_reasons(shared, P2P_OFF)) or (f"channels go via SHM on {fold(names)}",),
+            facts={"transport": "SHM"},
+            fix=_fix(shared, P2P_OFF, "see whether the GPUs' fabric is up (nvidia-smi topo -p2p n) and IPC is allowed"),
+        )
+
+
+def _sockets(view: View, smoke: Smoke) -> Iterator[Finding | Unjudged]:
+    on = [host for host in view.hosts if any(r.network == "Socket" for r in smoke.ranks if r.host == host.name)]
+    if not on:
+        return
+    unknown = [host.name for host in view.hosts if host.facts and isinstance(host.facts.rdma, Unknown)]
+    if unknown:
+        yield Unjudged(tuple(unknown), "whether there are RDMA devices is not known")
+        return
+    if not all(_active(host) for host in view.hosts):
+        return
+    names = [host.name for host in on]
+    devices = sorted({device for host in on for device in _active(host)})
+    yield Finding(
+        hosts=tuple(names),
+        message=f"NCCL uses TCP sockets on {fold(names)}, although every host has active RDMA devices.",
+        evidence=(
+            *(f"{fold(names)}: NCCL said: Using network Socket" for _ in names[:1]),
+            f"active RDMA devices: {', '.join(devices)}",
+            *_reasons(on, NET_OFF),
+        ),
+        facts={"transport": "Socket", "devices": devices},
+        fix=_fix(on, NET_OFF, "see whether ibv_devinfo works there in the training's own environment"),
+    )
+
+
+def _active(host: Host) -> list[str]:
+    if host.facts is None or isinstance(host.facts.rdma, Unknown):
+        return []
+    return [device.name for device in host.facts.rdma if any(port.state == "ACTIVE" for port in device.ports)]
+
+
+def _has_nvswitch(host: Host) -> bool:
+    return host.facts is not None and not isinstance(host.facts.pci, Unknown) and host.facts.pci.nvswitches > 0
+
+
+def _goes(smoke: Smoke, host: Host, way: str) -> bool:
+    return any(one.startswith(way) for rank in smoke.ranks if rank.host == host.name for one in rank.transports)
+
+
+def _reasons(hosts: list[Host], variables: tuple[str, ...]) -> Iterator[str]:
+    """Variables of the hosts file that forbid the faster way."""
+    for variable in variables:
+        for value in dict.fromkeys(host.node.env[variable] for host in hosts if variable in host.node.env):
+            names = [host.name for host in hosts if host.node.env.get(variable) == value]
+            yield f"the hosts file sets {variable}={value} for {fold(names)}"
+
+
+def _fix(hosts: list[Host], variables: tuple[str, ...], otherwise: str) -> Fix:
+    named = [variable for variable in variables if any(variable in host.node.env for host in hosts)]
+    if named:
+        return Fix(summary=f"Take {' and '.join(named)} out of the hosts file's env, unless it is meant.")
+    return Fix(summary=f"On {fold([host.name for host in hosts])}: {otherwise}.")

@@ -1,0 +1,64 @@
+"""NCCL reads the value of one of its variables otherwise than it was meant.
+
+What it means: numbers are read as C's strtoll does, as far as it gets, and nothing is ever reported:
+NCCL_IB_DISABLE=true is 0, so InfiniBand stays on. Words that NCCL does not know are passed over. In a config file
+quotes and blanks belong to the value.
+
+How we know: the type of each variable in NCCL's source, the words and ranges that have a meaning, and what strtoll
+makes of the text. NCCL_COMM_ID must be an address and port on a subnet of the host.
+
+Fix: write the value as shown. Where it was set is shown too: the hosts file, the SSH environment, or a line of NCCL's
+config file.
+
+See NCCL's documentation of its environment variables, and src/misc/param.cc in its source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.lines import folded
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.hostlist import fold, quoted
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.nccl.interfaces import Failure
+from nccl_doctor.nccl.picture import Picture
+from nccl_doctor.nccl.survey import survey
+from nccl_doctor.nccl.values import BadValue, judge
+
+
+@check(
+    "NCD802",
+    severity=Severity.WARNING,
+    needs=("env", "config_files", "interfaces"),
+    explains=("allreduce-failed", "allreduce-timeout"),
+)
+def env_bad_value(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding a name and value; an error for NCCL_COMM_ID, without which NCCL does not start."""
+    lot = survey(view.snapshot)
+    found: dict[tuple[str, str], tuple[BadValue, dict[str, str]]] = {}
+    for host in view.hosts:
+        one = lot.pictures.get(host.name)
+        if one is None:
+            yield Unjudged((host.name,), lot.unknown[host.name])
+            continue
+        for name, variable in one.variables.items():
+            bad = _judge_comm_id(one) if name == "NCCL_COMM_ID" else judge(name, variable.value)
+            if bad is not None:
+                found.setdefault((name, variable.value), (bad, {}))[1][host.name] = variable.origin
+    for (name, value), (bad, origins) in found.items():
+        yield Finding(
+            hosts=tuple(origins),
+            message=f"{name}={quoted(value)}: NCCL {bad.reads}.",
+            evidence=folded((host, f"{name}={quoted(value)} ({origin})") for host, origin in origins.items()),
+            facts={"variable": name, "value": value, "reads": bad.reads, "allowed": bad.allowed, "origins": origins},
+            fix=Fix(summary=f"Allowed is {bad.allowed}. Set on {fold(origins)}: {', '.join(set(origins.values()))}."),
+            severity=Severity.ERROR if name == "NCCL_COMM_ID" else None,
+        )
+
+
+def _judge_comm_id(one: Picture) -> BadValue | None:
+    failure = one.choice.bootstrap
+    if not isinstance(failure, Failure):
+        return None
+    return BadValue(f"does not start: {failure.reason}", "IP:PORT or [IPv6]:PORT on a subnet of every host")

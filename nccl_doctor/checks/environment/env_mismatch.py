@@ -1,0 +1,91 @@
+"""An NCCL variable has different values on different hosts, or is set on some only.
+
+What it means: all ranks must agree on the algorithm, the protocol, the number of channels, the network. Where one host
+decides otherwise, NCCL hangs in its first collective, fails with "invalid usage" or mixes messages up. A forgotten
+/etc/nccl.conf on one machine is the usual cause; it is read by every NCCL job there.
+
+How we know: each host's variables as NCCL would see them: the hosts file's env, the SSH environment, and NCCL's config
+files, with the place where each was set. Variables that may well differ from host to host (names of interfaces and
+HCAs, paths, what is printed) are left out.
+
+Fix: make them the same; the hosts file's env wins over all other places.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.hostlist import fold, quoted
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.nccl.known_variables import is_known
+from nccl_doctor.nccl.survey import survey
+from nccl_doctor.nccl.variables import Variable
+
+MAY_DIFFER = frozenset(
+    {"NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "NCCL_IB_HCA", "NCCL_HOSTID", "NCCL_CONF_FILE", "NCCL_PROXY_CPUSET"}
+)
+"""Facts of one machine."""
+
+MAY_DIFFER_WITH = ("NCCL_DEBUG", "NCCL_TOPO_", "NCCL_GRAPH_", "NCCL_PROFILE", "NCCL_RAS_", "NCCL_IBVERBS_LIB")
+"""Beginnings of what is printed, and of paths."""
+
+MUST_AGREE = frozenset(
+    {
+        *("NCCL_ALGO", "NCCL_PROTO", "NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_DISABLE", "NCCL_COMM_ID", "NCCL_BUFFSIZE"),
+        *("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_NTHREADS", "NCCL_SOCKET_FAMILY", "NCCL_LL128_BUFFSIZE"),
+        *("NCCL_COLLNET_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_CROSS_NIC"),
+    }
+)
+"""Where these differ the job does not work; the others may cost speed."""
+
+
+@check(
+    "NCD803",
+    severity=Severity.WARNING,
+    needs=("env", "config_files", "interfaces"),
+    explains=("allreduce-failed", "allreduce-timeout", "allreduce-wrong-result"),
+)
+def env_mismatch(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding a variable; the hosts at fault are those that differ from most."""
+    lot = survey(view.snapshot)
+    judged = [host.name for host in view.hosts if host.name in lot.pictures]
+    for host in view.hosts:
+        if host.name in lot.unknown:
+            yield Unjudged((host.name,), lot.unknown[host.name])
+    names = dict.fromkeys(name for host in judged for name in lot.pictures[host].variables)
+    for name in names:
+        if not _matters(name):
+            continue
+        column = {host: lot.pictures[host].variables.get(name) for host in judged}
+        values = {host: variable.value if variable is not None else None for host, variable in column.items()}
+        if len(set(values.values())) > 1:
+            yield _finding(name, column, values)
+
+
+def _matters(name: str) -> bool:
+    """Whether NCCL's behaviour hangs on it; of names that nobody knows env-unknown-variable tells."""
+    return (
+        name.startswith("NCCL_") and is_known(name) and name not in MAY_DIFFER and not name.startswith(MAY_DIFFER_WITH)
+    )
+
+
+def _finding(name: str, column: dict[str, Variable | None], values: dict[str, str | None]) -> Finding:
+    usual, count = Counter(values.values()).most_common(1)[0]
+    has_usual = count * 2 > len(values)
+    odd = tuple(host for host, value in values.items() if not has_usual or value != usual)
+    groups: dict[str, list[str]] = {}
+    for host, variable in column.items():
+        text = f"{quoted(variable.value)} ({variable.origin})" if variable is not None else "not set"
+        groups.setdefault(text, []).append(host)
+    return Finding(
+        hosts=odd,
+        message=f"{name} is not the same on all hosts: {fold(odd)} differ{'s' if len(odd) == 1 else ''}.",
+        evidence=tuple(f"{fold(hosts)}: {name} is {text}" for text, hosts in groups.items()),
+        facts={"variable": name, "values": values},
+        fix=Fix(
+            summary=f"Set {name} to one value for all hosts, in the hosts file's env; it wins over the other places."
+        ),
+        severity=Severity.ERROR if name in MUST_AGREE else None,
+    )

@@ -1,0 +1,67 @@
+"""A variable is called NCCL_…, and nothing knows it: neither this NCCL nor a plugin, PyTorch or a build.
+
+What it means: NCCL never complains about a name that it does not know. A misspelt setting is as good as none, and the
+job runs with the default: NCCL_SOCKET_IFNAMES or NCCL_IB_DISABLED change nothing.
+
+How we know: the names that NCCL's source reads at its releases from 2.3 to 2.30 and those in the libraries of 2.31 and
+2.32, with the first and last release of each; the prefixes of known plugins (aws-ofi-nccl's NCCL_OFI_, Google's
+NCCL_FASTRAK_ and others); PyTorch's own old names.
+
+Fix: correct the name, or take the variable away. Where it was set is shown: the hosts file, the SSH environment, or a
+line of NCCL's config file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.lines import folded
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.hostlist import fold, quoted
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.nccl.known_variables import is_known, nearest, register
+from nccl_doctor.nccl.picture import Picture
+from nccl_doctor.nccl.survey import survey
+from nccl_doctor.nccl.versions import show
+
+
+@check("NCD801", severity=Severity.WARNING, needs=("env", "config_files", "interfaces"))
+def env_unknown_variable(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding a name; info where only this version of NCCL does not know it."""
+    lot = survey(view.snapshot)
+    found: dict[tuple[str, str | None], dict[str, str]] = {}
+    for host in view.hosts:
+        one = lot.pictures.get(host.name)
+        if one is None:
+            yield Unjudged((host.name,), lot.unknown[host.name])
+            continue
+        for name, variable in one.variables.items():
+            absent = _absent(one, name)
+            if absent is not None or not is_known(name):
+                found.setdefault((name, absent), {})[host.name] = variable.origin
+    for (name, absent), origins in found.items():
+        yield _finding(name, absent, origins)
+
+
+def _absent(one: Picture, name: str) -> str | None:
+    """Why the host's own version does not know a variable of NCCL's."""
+    known = register().get(name)
+    reason = known.absent(one.version) if known is not None and one.version is not None else None
+    return f"{reason}; this is {show(one.version)}" if reason is not None and one.version is not None else None
+
+
+def _finding(name: str, absent: str | None, origins: dict[str, str]) -> Finding:
+    meant = nearest(name) if absent is None else None
+    hint = f"; did you mean {meant}?" if meant is not None else "."
+    told = (
+        f"{quoted(name)} is no variable that NCCL knows{hint}" if absent is None else f"{name} has no effect: {absent}."
+    )
+    remedy = f"Write {meant} instead" if meant is not None else "Take it away"
+    return Finding(
+        hosts=tuple(origins),
+        message=told,
+        evidence=folded((host, f"{quoted(name)} ({origin})") for host, origin in origins.items()),
+        facts={"variable": name, "nearest": meant, "origins": origins},
+        fix=Fix(summary=f"{remedy} where it is set: {fold(origins)}: {', '.join(dict.fromkeys(origins.values()))}."),
+        severity=None if absent is None else Severity.INFO,
+    )

@@ -1,0 +1,98 @@
+"""What the two firewall checks share: which blames are whose, and a finding with its evidence and its commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from nccl_doctor.checks.ports.port_unreachable import MEANS
+from nccl_doctor.checks.registry import Unjudged
+from nccl_doctor.firewall.blame import Blame, Judged, compiled, opening, remedies
+from nccl_doctor.firewall.describe import describe
+from nccl_doctor.firewall.opening import port_words
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import Command, Finding, Fix
+from nccl_doctor.snapshot import Dial, Snapshot
+
+PORTS_SHOWN = 4
+
+
+def to_master(dial: Dial, snapshot: Snapshot) -> bool:
+    """The dial went to the master port on the master."""
+    cluster = snapshot.cluster
+    return dial.port == cluster.master_port and dial.dst == cluster.nodes[0].name
+
+
+def grouped(judged: Judged, snapshot: Snapshot, *, master: bool) -> list[list[Blame]]:
+    """The blames that stop the master port, or only other ports; hosts with the same rule together."""
+    groups: dict[tuple[object, ...], list[Blame]] = {}
+    for blame in judged.blames:
+        if any(to_master(dial, snapshot) for dial in blame.dials) is master:
+            rule = blame.rules[0]
+            key = (blame.manager, blame.direction, blame.rejects, rule.table, rule.chain, rule.text)
+            groups.setdefault(key, []).append(blame)
+    return list(groups.values())
+
+
+def gaps(judged: Judged, snapshot: Snapshot, *, master: bool) -> Iterator[Unjudged]:
+    """The hosts whose rules may explain a failed dial, but could not be read or evaluated."""
+    mine = [gap for gap in judged.gaps if to_master(gap.dial, snapshot) is master]
+    for hosts, reason in dict.fromkeys((gap.hosts, gap.reason) for gap in mine):
+        yield Unjudged(hosts, reason)
+
+
+def finding(blames: Sequence[Blame], snapshot: Snapshot, message: str) -> Finding:
+    """The finding for hosts that stop dials alike."""
+    first = blames[0]
+    way = opening(first, snapshot)
+    return Finding(
+        hosts=tuple(blame.host.name for blame in blames),
+        message=message,
+        evidence=tuple(_evidence(blames, snapshot)),
+        facts={
+            "manager": first.manager,
+            "direction": first.direction,
+            "port": snapshot.cluster.master_port,
+            "ports": port_words(way.ports, "-"),
+            "from": sorted({dial.src for blame in blames for dial in blame.dials}),
+            "to": sorted({dial.dst for blame in blames for dial in blame.dials}),
+        },
+        fix=_fix(blames, snapshot),
+    )
+
+
+def _evidence(blames: Sequence[Blame], snapshot: Snapshot) -> Iterator[str]:
+    seen: dict[tuple[bool, str], list[Dial]] = {}
+    for dial in (dial for blame in blames for dial in blame.dials):
+        seen.setdefault((not to_master(dial, snapshot), dial.outcome), []).append(dial)
+    for (_, outcome), dials in sorted(seen.items()):
+        sources, targets = sorted({dial.src for dial in dials}), sorted({dial.dst for dial in dials})
+        ports = sorted({dial.port for dial in dials})
+        which = ",".join(map(str, ports)) if len(ports) <= PORTS_SHOWN else f"{ports[0]}-{ports[-1]}"
+        yield f"seen    {fold(sources)} -> {fold(targets)}:{which}: {MEANS[outcome]}"
+    rules: dict[str, list[str]] = {}
+    for blame in blames:
+        after = compiled(blame.host, after=True)
+        for rule in blame.rules:
+            rules.setdefault(describe(rule, blame.facts, after), []).append(blame.host.name)
+    for words, names in rules.items():
+        yield f"rule    {fold(names)}: {words}"
+    surprises = {MEANS[dial.outcome] for blame in blames for dial in blame.surprises}
+    if surprises:
+        ways = ", ".join(sorted(surprises))
+        yield f"but     such a rule does not make a dial end so: {ways}; look for a second cause"
+    for blame in blames:
+        for port in dict.fromkeys(port for _, port in blame.spared):
+            passed = fold([source for source, to in blame.spared if to == port])
+            target = f"{blame.host.name}:{port}"
+            yield f"but     {passed} -> {target} passed, though by its rules it should not: they may have just changed"
+
+
+def _fix(blames: Sequence[Blame], snapshot: Snapshot) -> Fix:
+    found = [(blame.host.name, remedies(blame, snapshot)) for blame in blames]
+    commands = tuple(Command(host=name, command=line) for name, part in found for line in part.commands)
+    advice = " ".join(dict.fromkeys(part.advice for _, part in found if part.advice))
+    who = "the cluster's own addresses " + ("in" if blames[0].direction == "input" else "out")
+    if not commands:
+        where = fold([name for name, _ in found])
+        return Fix(summary=f"Let {who} (on {where}, as root). {advice}".strip(), needs_root=True)
+    return Fix(summary=f"Let {who}. {advice}".strip(), risk="safe", needs_root=True, commands=commands)

@@ -1,0 +1,84 @@
+"""Two machines have the same IP address on the net by which NCCL reaches them.
+
+What it means: packets for one end at the other, at the whim of ARP caches: connections are refused, reset or answered
+by a stranger, and it changes from minute to minute. A cloned machine or a copied static configuration does this.
+
+How we know: the address that NCCL uses on a host, or by which the hosts file knows it, is also one of another machine's
+(told apart by their boot ids). A bridge that exists inside each host only, as docker0 does, may have the same address
+everywhere; where NCCL uses such a one, that is ifname-needed or ifname-wrong-interface.
+
+Fix: give one of the machines another address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.nccl.picture import Picture
+from nccl_doctor.nccl.reach import is_private
+from nccl_doctor.nccl.survey import survey
+
+
+@check(
+    "NCD216",
+    severity=Severity.ERROR,
+    needs=(*NEEDS, "identity"),
+    explains=(*EXPLAINS, "ssh-host-key-changed", "ssh-host-key-unknown", "ssh-auth-failed", "ssh-unreachable"),
+)
+def duplicate_address(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding an address that several machines have, or that a host has although it is another node's."""
+    lot = survey(view.snapshot)
+    pictures = {host.name: lot.pictures[host.name] for host in view.hosts if host.name in lot.pictures}
+    nodes = known_addresses(view)
+    wanted = {address for some in nodes.values() for address in some}
+    wanted |= {one.chosen.address for one in pictures.values() if one.chosen is not None}
+    for address in sorted(wanted):
+        owners = {
+            name: where for name, one in pictures.items() for where in [_owner(one, address)] if where is not None
+        }
+        machines = {pictures[name].machine for name in owners}
+        away = [name for name, some in nodes.items() if address in some and name not in lot.pictures]
+        strangers = [name for name in owners if address not in nodes[name]]
+        if len(machines) > 1 or (away and strangers):
+            yield _finding(address, owners, away if strangers else [], tuple(nodes))
+    for host in view.hosts:
+        if host.name in lot.unknown:
+            yield Unjudged((host.name,), lot.unknown[host.name])
+
+
+def _finding(address: str, owners: dict[str, str], away: list[str], order: tuple[str, ...]) -> Finding:
+    hosts = tuple(name for name in order if name in owners or name in away)
+    return Finding(
+        hosts=hosts,
+        message=f"{fold(hosts)} have the same address, {address}.",
+        evidence=(
+            *(f"{name}: {address} is on {interface}" for name, interface in owners.items()),
+            *(f"{name}: the hosts file knows it by {address}, and it was not reached there" for name in away),
+        ),
+        facts={"address": address, "interfaces": owners},
+        fix=Fix(summary="Give each machine an address of its own."),
+    )
+
+
+def known_addresses(view: View) -> dict[str, set[str]]:
+    """By node, the addresses that the hosts file and the hosts' resolvers give for it; loopback left out."""
+    known = {node.name: {node.address} for node in view.snapshot.cluster.nodes}
+    for node in view.snapshot.cluster.nodes:
+        for _, facts in view.facts:
+            seen = facts.resolution.get(node.address) if isinstance(facts.resolution, dict) else None
+            known[node.name].update(seen.addresses if seen is not None else ())
+    return known
+
+
+def _owner(one: Picture, address: str) -> str | None:
+    """The interface with this address, where it leads out of the host."""
+    if address.startswith(("127.", "fe80:")) or address == "::1":
+        return None
+    return next(
+        (e.interface for e in one.interfaces.addresses if e.address == address and not is_private(one, e.interface)),
+        None,
+    )

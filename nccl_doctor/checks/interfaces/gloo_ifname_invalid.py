@@ -1,0 +1,75 @@
+"""GLOO_SOCKET_IFNAME names an interface that the host does not have.
+
+What it means: gloo knows neither prefixes nor "^" nor "=": a value copied from NCCL_SOCKET_IFNAME ends the job with
+"Unable to find address for: =eth0". torch uses gloo for CPU tensors, and in many jobs for a barrier beside NCCL.
+
+How we know: the host's interfaces with an address, and the variable as the job will have it. A list with commas means
+several devices, each of which must be there.
+
+Fix: give the whole name of the interface, without any sign.
+
+See gloo/transport/tcp/device.cc (lookupAddrForIface) and torch's ProcessGroupGloo.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.lines import folded
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.hostlist import fold, quoted
+from nccl_doctor.model import Command, Finding, Fix, Severity
+from nccl_doctor.nccl.exact_names import gloo_devices
+from nccl_doctor.nccl.interfaces import Failure
+from nccl_doctor.nccl.suggest import export
+from nccl_doctor.nccl.survey import Survey, survey
+from nccl_doctor.snapshot import Interfaces
+
+VARIABLE = "GLOO_SOCKET_IFNAME"
+
+
+@check(
+    "NCD210",
+    severity=Severity.ERROR,
+    needs=("interfaces", "env"),
+    explains=("allreduce-failed", "allreduce-timeout"),
+)
+def gloo_ifname_invalid(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding for each value that is no list of interface names on the hosts that have it."""
+    lot = survey(view.snapshot)
+    failed: dict[str, dict[str, str]] = {}
+    names: dict[str, str] = {}
+    for host, facts in view.facts:
+        assert isinstance(facts.env, dict)
+        assert isinstance(facts.interfaces, Interfaces)
+        value = {**facts.env, **host.node.env}.get(VARIABLE, "")
+        outcome = gloo_devices(facts.interfaces, {VARIABLE: value}, None)
+        if isinstance(outcome, Failure):
+            failed.setdefault(value, {})[host.name] = outcome.reason
+            names[host.name] = ", ".join(dict.fromkeys(entry.interface for entry in facts.interfaces.addresses))
+    for value, hosts in failed.items():
+        yield Finding(
+            hosts=tuple(hosts),
+            message=f"{VARIABLE}={quoted(value)} is no name of an interface of {fold(hosts)}: gloo will not start.",
+            evidence=folded((host, f"{reason}; there are {names[host]}") for host, reason in hosts.items()),
+            facts={VARIABLE: value},
+            fix=_fix(lot, tuple(hosts)),
+        )
+
+
+def _fix(lot: Survey, hosts: tuple[str, ...]) -> Fix:
+    better = {host: _better(lot, host) for host in hosts}
+    if not all(better.values()):
+        return Fix(summary=f"Set {VARIABLE} to the whole name of the interface that leads to the other hosts.")
+    commands = tuple(Command(host=host, command=export(VARIABLE, name)) for host, name in better.items() if name)
+    return Fix(
+        summary="Set the whole name in the job's environment (the hosts file's env).", risk="safe", commands=commands
+    )
+
+
+def _better(lot: Survey, host: str) -> str | None:
+    """The interface that NCCL uses there, where the others reach it; else the one that it should use."""
+    one = lot.pictures.get(host)
+    if one is not None and one.chosen is not None and not lot.bootstrap[host].is_lost and not lot.is_idle(host):
+        return one.chosen.name
+    return lot.suggestion.interfaces.get(host) if lot.suggestion is not None else None

@@ -1,0 +1,69 @@
+"""A name that the job uses does not resolve on a host.
+
+What it means: every rank looks up the master address; where that fails it ends with "The IPv4 network addresses of (…)
+cannot be retrieved (gai error: -2 - Name or service not known)". A host that can't resolve its own name makes gloo fall
+back to 127.0.0.1, which the others can't reach.
+
+How we know: getaddrinfo(3) on each host for the master address, for every host's address in the hosts file, and for
+the host's own name.
+
+Fix: add the name to the DNS or to /etc/hosts, or use IP addresses in the hosts file.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from nccl_doctor.checks.own_names import finding, is_without_gpus, own_names
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.hostlist import fold, quoted
+from nccl_doctor.model import Command, Finding, Fix, Severity
+from nccl_doctor.snapshot import Resolution
+
+
+@check(
+    "NCD204",
+    severity=Severity.WARNING,
+    needs=("resolution", "identity", "interfaces", "env"),
+    explains=("allreduce-failed", "allreduce-timeout", "master-addr-not-local"),
+)
+def hostname_unresolvable(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding for each name: an error for the master's, or a host's own where gloo must do. One for the rest."""
+    cluster = view.snapshot.cluster
+    seen: dict[str, dict[str, Resolution]] = {}
+    for host, facts in view.facts:
+        assert isinstance(facts.resolution, dict)
+        for name, resolution in facts.resolution.items():
+            seen.setdefault(name, {})[host.name] = resolution
+    own = [one for one in own_names(view) if not one.resolution.addresses]
+    names = dict.fromkeys((cluster.master_addr, *(node.address for node in cluster.nodes)))
+    for name in names:
+        lost = {host: r for host, r in seen.get(name, {}).items() if not r.addresses}
+        if lost:
+            is_fatal = name == cluster.master_addr or (is_without_gpus(view) and any(one.name == name for one in own))
+            yield _finding(name, lost, seen[name], is_fatal=is_fatal)
+    caught = [one for one in own if one.name not in names]
+    if caught:
+        hosts = tuple(one.host for one in caught)
+        yield finding(view, caught, f"{fold(hosts)} can't resolve the host's own name: gloo falls back to 127.0.0.1.")
+
+
+def _finding(name: str, lost: dict[str, Resolution], seen: dict[str, Resolution], *, is_fatal: bool) -> Finding:
+    known = {r.addresses for host, r in seen.items() if host not in lost}
+    told = known.pop() if len(known) == 1 else ()
+    routable = [address for address in told if not address.startswith("127.")]
+    line = shlex.quote(f"{routable[0]} {name}") if routable else ""
+    return Finding(
+        hosts=tuple(lost),
+        message=f"The name {quoted(name)} does not resolve on {fold(lost)}.",
+        evidence=tuple(f"{host}: {quoted(name)}: {resolution.error}" for host, resolution in lost.items()),
+        facts={"name": name},
+        fix=Fix(
+            summary="Add the name to the DNS or to /etc/hosts, or use IP addresses in the hosts file.",
+            risk="safe" if line else "manual",
+            needs_root=bool(line),
+            commands=tuple(Command(host=host, command=f"echo {line} >> /etc/hosts") for host in lost if line),
+        ),
+        severity=Severity.ERROR if is_fatal else None,
+    )

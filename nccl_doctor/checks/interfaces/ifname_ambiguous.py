@@ -1,0 +1,28 @@
+"""NCCL_SOCKET_IFNAME lets several interfaces through, and the other hosts can't reach some of them.
+
+What it means: a name without "=" is a prefix: "eth" means eth0, eth1 and eth10, "bond0" means bond0.2093 as well. NCCL
+listens on the first of them in the kernel's order, whatever the order in the variable, and moves data over all. One
+wrong one among them is enough for a hang or a failed connection.
+
+How we know: NCCL's rules over the host's interfaces, or libnccl's own answer; and for each address whether the other
+hosts have it themselves, have a route to it, and, behind a gateway, reached it.
+
+Fix: put "=" in front, and name the interfaces that are meant in full.
+
+See NCCL's documentation of NCCL_SOCKET_IFNAME, and src/misc/utils.cc in its source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS, findings
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.model import Finding, Severity
+from nccl_doctor.nccl.faults import Kind
+
+
+@check("NCD209", severity=Severity.ERROR, needs=NEEDS, explains=EXPLAINS)
+def ifname_ambiguous(view: View) -> Iterator[Finding | Unjudged]:
+    """Fires where the variable lets a good interface and a wrong one through."""
+    yield from findings(view, Kind.AMBIGUOUS)

@@ -1,0 +1,40 @@
+"""The host's own libnccl chose another interface than this tool's model of it, or failed where the model finds one.
+
+What it means: for the job, nothing by itself: the interface that libnccl answered is what NCCL will use, and all other
+diagnoses build on it. But either the model is wrong about this version of NCCL, or something changes NCCL's choice that
+was not seen: an NCCL environment plugin, or a patched build. Where libnccl failed, its own words are shown; the job's
+NCCL may well fail in the same way.
+
+How we know: the host's libnccl was loaded in a short-lived process under the job's variables and asked for a unique id,
+which names the interface; the model was given the same addresses, variables and version.
+
+Fix: please report it with the output of `nccl-doctor check --save`, so that the model can be mended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.lines import folded
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.nccl.survey import survey
+
+
+@check("NCD218", severity=Severity.INFO)
+def ifname_model_differs(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding for all hosts."""
+    differing = {
+        name: picture.disagreement
+        for name, picture in survey(view.snapshot).pictures.items()
+        if picture.disagreement is not None
+    }
+    if differing:
+        yield Finding(
+            hosts=tuple(differing),
+            message=f"On {fold(differing)} libnccl itself and this tool's model of it differ about the interface.",
+            evidence=folded(differing.items()),
+            facts=dict(differing),
+            fix=Fix(summary="Nothing to do for the job; please report it, with a snapshot from check --save."),
+        )

@@ -1,0 +1,31 @@
+"""NCCL_SOCKET_IFNAME is not set, and NCCL's own choice of interface is wrong.
+
+What it means: without the variable NCCL takes interfaces named ib…, else every one that is not called docker… or lo…
+(nor virbr… from 2.28.3), in the kernel's order. It does not know bridges of Docker Compose (br-…), Kubernetes or
+Podman, VPNs and management nets. It listens on the first and moves data over all of them, so the other hosts get
+addresses that they can't reach: the job hangs, or fails with "Connection refused" or "No route to host". Before 2.28.3
+it even takes interfaces that are down.
+
+How we know: NCCL's rules for the host's version over the host's interfaces, or libnccl's own answer; and for each
+address whether the other hosts have it themselves, have a route to it, and, behind a gateway, reached it.
+
+Fix: set the variable to "=" and the name of an interface that all hosts reach; what is offered was run through NCCL's
+rules first.
+
+See NCCL's documentation of NCCL_SOCKET_IFNAME, and src/misc/socket.cc in its source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS, findings
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.model import Finding, Severity
+from nccl_doctor.nccl.faults import Kind
+
+
+@check("NCD208", severity=Severity.ERROR, needs=NEEDS, explains=EXPLAINS)
+def ifname_needed(view: View) -> Iterator[Finding | Unjudged]:
+    """Fires where the variable is not set and an address of NCCL's choice can't be reached."""
+    yield from findings(view, Kind.NEEDED)

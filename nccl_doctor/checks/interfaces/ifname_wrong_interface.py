@@ -1,0 +1,31 @@
+"""NCCL_SOCKET_IFNAME leads NCCL to an interface by which the other hosts can't reach it.
+
+What it means: NCCL listens on the first interface that the variable lets through, in the kernel's order, and tells the
+others its address. Where that is lo, a bridge of a container engine, or a net that the others are not on, they try in
+vain: "Connection refused", "No route to host", or a hang. "^docker" is a frequent cause: a list with "^" replaces
+NCCL's own exceptions, lo among them, and lo comes first. "^docker0,lo" is what was meant.
+
+How we know: the address that NCCL will use, and for every other host: whether it has that address itself, has a route
+to it, and, where a gateway lies between, whether the test connections came through. An interface is never judged by
+its name.
+
+Fix: set the variable to "=" and the name of an interface that all hosts reach; what is offered was run through NCCL's
+rules first.
+
+See NCCL's documentation of NCCL_SOCKET_IFNAME, and src/misc/socket.cc in its source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS, findings
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.model import Finding, Severity
+from nccl_doctor.nccl.faults import Kind
+
+
+@check("NCD207", severity=Severity.ERROR, needs=NEEDS, explains=EXPLAINS)
+def ifname_wrong_interface(view: View) -> Iterator[Finding | Unjudged]:
+    """Fires where the variable is set and the bootstrap's address can't be reached."""
+    yield from findings(view, Kind.WRONG)

@@ -1,0 +1,56 @@
+"""The master address is a loopback address, and the job has more than one host.
+
+What it means: every host takes 127.0.0.1, ::1 or "localhost" for itself. The ranks on the other hosts look for the
+master on their own machine, are refused or wait until "The client socket has timed out".
+
+How we know: `master_addr` of the hosts file, and what each host resolves it to.
+
+Fix: set `master_addr` to the address of the first host's network interface. A name that /etc/hosts maps to
+127.0.1.1, as Debian and Ubuntu do with the machine's own name, is no good on that machine either.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.model import Finding, Fix, Severity
+
+
+def is_loopback(address: str) -> bool:
+    """True for 127.0.0.0/8, ::1 and their spellings; False for any name."""
+    try:
+        return ipaddress.ip_address(address.split("%", maxsplit=1)[0]).is_loopback
+    except ValueError:
+        return False
+
+
+@check(
+    "NCD201",
+    severity=Severity.ERROR,
+    needs=("resolution",),
+    explains=("port-unreachable", "allreduce-failed", "allreduce-timeout", "master-addr-not-local"),
+)
+def master_addr_loopback(view: View) -> Iterator[Finding | Unjudged]:
+    """Fires where any host but the first takes the master address for itself, or the first gives it out as such."""
+    nodes = view.snapshot.cluster.nodes
+    if len({node.address for node in nodes}) < 2:
+        return
+    address = view.snapshot.cluster.master_addr
+    seen: list[tuple[str, str]] = []
+    for host, facts in view.facts:
+        resolution = facts.resolution.get(address) if isinstance(facts.resolution, dict) else None
+        if resolution is not None and resolution.addresses and is_loopback(resolution.addresses[0]):
+            seen.append((host.name, resolution.addresses[0]))
+    if not seen and not is_loopback(address):
+        return
+    master = nodes[0]
+    better = "" if is_loopback(master.address) or master.address == address else f', for example "{master.address}"'
+    yield Finding(
+        hosts=tuple(name for name, _ in seen) or (master.name,),
+        message=f'The master address "{address}" is a loopback address: each host looks for the master on itself.',
+        evidence=tuple(f"{name}: {address} is {found}" for name, found in seen),
+        facts={"master_addr": address},
+        fix=Fix(summary=f"Set master_addr in the hosts file to an address of {master.name} that all reach{better}."),
+    )

@@ -1,0 +1,62 @@
+"""The master address is no address of the first host.
+
+What it means: rank 0 runs on the first host of the list and opens the TCPStore there; the other ranks connect to the
+master address, which is another machine or nobody. They wait until "The client socket has timed out", or are refused.
+
+How we know: the first host resolved the master address, and none of its interfaces has the result. An address that is
+translated on the way (a cloud's public address, NAT) looks the same; there the job works only if the translation also
+leads the first host's own ranks back to it, which it rarely does.
+
+Fix: put the master's host first in the list, or set `master_addr` to an address that `ip addr` shows on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.interfaces.master_addr_loopback import is_loopback
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.snapshot import HostFacts, Interfaces
+
+
+@check(
+    "NCD202",
+    severity=Severity.ERROR,
+    needs=("resolution", "interfaces"),
+    explains=("port-unreachable", "port-in-use", "allreduce-failed", "allreduce-timeout"),
+    scope="master",
+)
+def master_addr_not_local(view: View) -> Iterator[Finding | Unjudged]:
+    """Fires where no address that the first host resolves the master address to is its own."""
+    address = view.snapshot.cluster.master_addr
+    for host, facts in view.facts:
+        assert isinstance(facts.interfaces, Interfaces)
+        assert isinstance(facts.resolution, dict)
+        resolution = facts.resolution.get(address)
+        if resolution is None:
+            yield Unjudged((host.name,), f"the probe did not resolve {address}")
+            continue
+        own = [entry.address for entry in facts.interfaces.addresses]
+        if any(found in own or is_loopback(found) for found in resolution.addresses):
+            continue
+        became = ", ".join(resolution.addresses) or f"nothing ({resolution.error})"
+        yield Finding(
+            hosts=(host.name,),
+            message=f"The master address {address} is no address of {host.name}, where rank 0 will run.",
+            evidence=(f"{host.name} takes {address} for {became}", f"its own: {', '.join(_shown(facts))}"),
+            facts={"master_addr": address, "own": own},
+            fix=Fix(
+                summary=f"Set master_addr in the hosts file to one of {host.name}'s own addresses, or put the host "
+                f"that has {address} first in the list."
+            ),
+        )
+
+
+def _shown(facts: HostFacts) -> list[str]:
+    assert isinstance(facts.interfaces, Interfaces)
+    return [
+        f"{entry.address} ({entry.interface})"
+        for entry in facts.interfaces.addresses
+        if not is_loopback(entry.address) and not entry.address.startswith("fe80:")
+    ]

@@ -1,0 +1,74 @@
+"""Large packets vanish between two hosts, although small ones pass.
+
+What it means: connections open, and then hang at the first full packet: the job stalls while NCCL exchanges its first
+data, or at the first collective. Some link on the way (a switch, a tunnel, a VPN) passes less than the hosts' MTU, and
+the message that would tell them so is filtered.
+
+How we know: over a connection between the addresses that NCCL will use, packets of full size were sent with the "don't
+fragment" bit, as TCP always does, and never acknowledged.
+
+Fix: lower the interfaces' MTU to what the path passes (1500, or 1450 inside a tunnel), or raise it on the switches; let
+ICMP "fragmentation needed" through.
+
+See RFC 2923, and NVIDIA/nccl issues 1524, 1957 and 2135.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.snapshot import Mesh, Skipped, Stall, Unknown
+
+
+@check("NCD214", severity=Severity.ERROR, needs=("mesh",), explains=("allreduce-failed", "allreduce-timeout"))
+def mtu_blackhole(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding for each host that takes part in most of the stalled pairs that are left; one where that is most."""
+    mesh = view.snapshot.mesh
+    assert isinstance(mesh, Mesh)
+    if isinstance(mesh.stalls, Skipped):
+        return
+    if isinstance(mesh.stalls, Unknown):
+        yield Unjudged((), mesh.stalls.reason)
+        return
+    shares: dict[str, list[Stall]] = {}
+    rest = list(mesh.stalls)
+    while rest:
+        ends = [name for stall in rest for name in (stall.src, stall.dst)]
+        worst = max(sorted(set(ends)), key=ends.count)
+        shares[worst] = [stall for stall in rest if worst in (stall.src, stall.dst)]
+        rest = [stall for stall in rest if worst not in (stall.src, stall.dst)]
+    everybody = _ends(mesh.stalls)
+    if len(shares) > 1 and len(everybody) <= 2 * len(shares):
+        # No host stands out: a switch between them all, or a link between two groups of them.
+        yield _finding(everybody, fold(everybody), mesh.stalls)
+        return
+    for host, stalls in shares.items():
+        others = tuple(name for name in _ends(stalls) if name != host)
+        hosts = (host,) if len(others) > 1 else _ends(stalls)
+        yield _finding(hosts, f"{host} and {fold(others)}", stalls)
+
+
+def _ends(stalls: Iterable[Stall]) -> tuple[str, ...]:
+    return tuple(sorted({name for stall in stalls for name in (stall.src, stall.dst)}))
+
+
+def _finding(hosts: tuple[str, ...], where: str, stalls: Sequence[Stall]) -> Finding:
+    seen: dict[tuple[str, int, int, int], list[str]] = {}
+    for stall in stalls:
+        seen.setdefault((stall.src, stall.unacked, stall.sent, stall.segment), []).append(stall.address)
+    return Finding(
+        hosts=hosts,
+        message=f"Large packets vanish between {where}: connections open and then hang.",
+        evidence=tuple(
+            f"{src} -> {', '.join(addresses)}: {unacked} of {sent} bytes never arrived, in segments of {segment}"
+            for (src, unacked, sent, segment), addresses in seen.items()
+        ),
+        facts={"pairs": [{"src": stall.src, "dst": stall.dst, "segment": stall.segment} for stall in stalls]},
+        fix=Fix(
+            summary="Lower the MTU of NCCL's interfaces to what the path passes, or raise it on the switches and "
+            "tunnels between; and let ICMP “fragmentation needed” through."
+        ),
+    )

@@ -1,0 +1,85 @@
+"""More peers share a host's network than its kernel keeps addresses for.
+
+What it means: to send to a host on its own net, the kernel needs that host's hardware address in its neighbour table
+(ARP, NDP). The table holds `net.ipv4.neigh.default.gc_thresh3` entries, 1024 by default, for all interfaces and
+containers of the host together. Beyond that, connections to hosts that are well time out at random, and the kernel's
+log says "neighbour: arp_cache: neighbor table overflow!". Between gc_thresh2 and gc_thresh3 entries are thrown out
+early, which costs time alone.
+
+How we know: the limit, against the cluster's addresses on the nets of the host's interfaces.
+
+Fix: raise the three limits on every host. They cost memory only for entries in use.
+
+References: arp(7); the kernel's Documentation/networking/ip-sysctl.rst.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.model import Command, Finding, Fix, Severity
+from nccl_doctor.snapshot import HostFacts, Interfaces
+
+LIMIT = "net.ipv4.neigh.default.gc_thresh3"
+FEW = 128
+"""Linux' default for gc_thresh1: up to here nothing is ever thrown out, whatever the other limits are."""
+
+ROOM = 4
+"""How many times the peers the raised limit holds: gateways, storage and containers need entries too."""
+
+
+@check(
+    "NCD217",
+    severity=Severity.WARNING,
+    needs=("interfaces", "resolution"),
+    explains=("port-unreachable", "allreduce-timeout", "allreduce-failed"),
+)
+def neighbour_table_small(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding for all hosts with the same limit; an error where dials of theirs timed out besides."""
+    short: dict[tuple[int, int], list[str]] = {}
+    for host, facts in view.facts:
+        peers = _peers(facts, {node.address for node in view.snapshot.cluster.nodes})
+        limit = _limit(facts)
+        if limit is None and peers > FEW:
+            yield Unjudged((host.name,), f"{LIMIT} could not be read")
+        elif limit is not None and peers > limit:
+            short.setdefault((limit, peers), []).append(host.name)
+    for (limit, peers), hosts in short.items():
+        raised = 1 << (peers * ROOM).bit_length()
+        limits = ((3, raised), (2, raised // 2), (1, raised // 8))
+        settings = " ".join(f"net.ipv4.neigh.default.gc_thresh{number}={value}" for number, value in limits)
+        yield Finding(
+            hosts=tuple(hosts),
+            message=f"{peers} hosts of the cluster share its net, and its kernel keeps only {limit} addresses.",
+            evidence=(f"{LIMIT} is {limit}",),
+            facts={"limit": limit, "peers": peers},
+            fix=Fix(
+                summary="Raise the limits (for good: the same settings in /etc/sysctl.d/):",
+                risk="safe",
+                needs_root=True,
+                commands=tuple(Command(host=name, command=f"sysctl -w {settings}") for name in hosts),
+            ),
+        )
+
+
+def _limit(facts: HostFacts) -> int | None:
+    """gc_thresh3; None where nobody may see it: only the first network namespace shows it, no container does."""
+    text = facts.sysctls.get(LIMIT, "") if isinstance(facts.sysctls, dict) else ""
+    return int(text) if text.isdigit() else None
+
+
+def _peers(facts: HostFacts, wanted: set[str]) -> int:
+    """The cluster's IPv4 addresses that lie on a net of the host's own."""
+    assert isinstance(facts.interfaces, Interfaces)
+    assert isinstance(facts.resolution, dict)
+    nets = [
+        ipaddress.ip_interface(f"{entry.address}/{entry.netmask}").network
+        for entry in facts.interfaces.addresses
+        if entry.family == "inet" and entry.netmask
+    ]
+    own = {entry.address for entry in facts.interfaces.addresses}
+    found = {text for name in wanted if name in facts.resolution for text in facts.resolution[name].addresses}
+    addresses = [ipaddress.ip_address(text) for text in found - own if "." in text]
+    return sum(any(address in net for net in nets) for address in addresses)

@@ -1,0 +1,58 @@
+"""A host has no route to the address by which NCCL reaches another one.
+
+What it means: every connection to that host fails at once with "Network is unreachable". In a cluster of several
+subnets, a host whose default route or static route is missing is cut off from the hosts on the other subnets.
+
+How we know: the main routing table of the host, and the addresses that NCCL will use on the others. Where another
+interface would serve all hosts, NCCL's choice is at fault instead (ifname-wrong-interface, ifname-needed).
+
+Fix: add the route, as the other hosts of that subnet have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.nccl.faults import faults
+from nccl_doctor.nccl.reach import Cause
+from nccl_doctor.nccl.survey import Survey, survey
+
+
+@check("NCD215", severity=Severity.ERROR, needs=(*NEEDS, "routes"), explains=EXPLAINS)
+def route_missing(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding for each host that lacks routes to addresses which are not at fault themselves."""
+    lot = survey(view.snapshot)
+    judged = {host.name for host in view.hosts}
+    blamed = {fault.host for fault in faults(lot)}
+    lacking: dict[str, dict[str, str]] = {}
+    seen: dict[str, dict[str, None]] = {}
+    for target, standing in lot.bootstrap.items():
+        chosen = lot.pictures[target].chosen
+        for verdict in standing.verdicts:
+            if verdict.cause is Cause.NO_ROUTE and target not in blamed and chosen is not None:
+                lacking.setdefault(verdict.source, {})[target] = chosen.address
+                seen.setdefault(verdict.source, {})[verdict.why] = None
+    for source, targets in lacking.items():
+        if source in judged:
+            yield _finding(lot, source, targets, tuple(seen[source]))
+    for name in sorted(judged & set(lot.unknown)):
+        yield Unjudged((name,), lot.unknown[name])
+
+
+def _finding(lot: Survey, source: str, targets: dict[str, str], seen: tuple[str, ...]) -> Finding:
+    routes = lot.pictures[source].routes
+    table = [f"{r.destination} {'via ' + r.gateway + ' ' if r.gateway else ''}dev {r.interface}" for r in routes or ()]
+    return Finding(
+        hosts=(source,),
+        message=f"{source} has no route to {fold(targets)} ({', '.join(targets.values())}).",
+        evidence=(*(f"{source}: {why}" for why in seen), f"{source}: routes: {'; '.join(table) or 'none'}"),
+        facts={"to": targets},
+        fix=Fix(
+            summary=f"Add the route on {source}, as the other hosts of its subnet have it "
+            "(`ip route add NET via GATEWAY`), or its default route."
+        ),
+    )

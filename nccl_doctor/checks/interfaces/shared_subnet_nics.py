@@ -1,0 +1,87 @@
+"""Two interfaces that NCCL uses on a host are on the same subnet.
+
+What it means: Linux has one route to a subnet, so packets for both addresses leave through one interface, and by
+default either interface answers ARP for both. Traffic of the second one comes in where it is not expected: strict
+reverse-path filtering (rp_filter=1) drops it, and some pairs of hosts fail while others work; without it the second
+link just idles.
+
+How we know: the addresses that NCCL's bootstrap and NET/Socket use, and the host's rp_filter, arp_ignore and
+arp_announce. Where arp_ignore is 1, arp_announce 2 and rp_filter not 1, somebody set this up on purpose.
+
+Fix: put each interface on a subnet of its own, bond them, or let NCCL use one; or set the three sysctls and add source
+routing.
+
+See Documentation/networking/ip-sysctl.rst in the kernel's source, and NVIDIA/nccl issues 601, 1269 and 1581.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.nccl_choice import NEEDS
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.model import Finding, Severity
+from nccl_doctor.nccl.picture import Network, Picture
+from nccl_doctor.nccl.suggest import fix
+from nccl_doctor.nccl.survey import Survey, survey
+from nccl_doctor.snapshot import Unknown
+
+KEYS = ("rp_filter", "arp_ignore", "arp_announce")
+
+
+@check("NCD212", severity=Severity.WARNING, needs=NEEDS, explains=("port-unreachable", "allreduce-timeout"))
+def shared_subnet_nics(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding a host and subnet, unless the sysctls show that it is meant so."""
+    lot = survey(view.snapshot)
+    for host, facts in view.facts:
+        one = lot.pictures.get(host.name)
+        if one is None:
+            yield Unjudged((host.name,), lot.unknown[host.name])
+            continue
+        for network, links in shared(one).items():
+            if isinstance(facts.sysctls, Unknown):
+                yield Unjudged((host.name,), f"rp_filter and ARP settings: {facts.sysctls.reason}")
+                continue
+            settings = {link: {key: effective(facts.sysctls, key, link) for key in KEYS} for link in links}
+            if not all(is_meant(values) for values in settings.values()):
+                yield _finding(lot, host.name, network, settings)
+
+
+def shared(one: Picture) -> dict[Network, tuple[str, ...]]:
+    """The subnets on which NCCL uses several links; aliases of one link are one."""
+    found: dict[Network, dict[str, None]] = {}
+    for use in (*((one.chosen,) if one.chosen is not None else ()), *one.choice.net_socket):
+        for network in one.networks(use.address):
+            if not network.is_link_local and network.prefixlen < network.max_prefixlen:
+                found.setdefault(network, {})[use.name.partition(":")[0]] = None
+    return {network: tuple(links) for network, links in found.items() if len(links) > 1}
+
+
+def effective(sysctls: dict[str, str], key: str, link: str) -> int:
+    """The higher of conf.all and the link's own (ip-sysctl.rst); 0 where the kernel has no such file."""
+    return max(int(sysctls.get(f"net.ipv4.conf.{where}.{key}", "0")) for where in ("all", link))
+
+
+def is_meant(values: dict[str, int]) -> bool:
+    """Whether the settings keep two interfaces on one subnet apart."""
+    return values["rp_filter"] != 1 and values["arp_ignore"] >= 1 and values["arp_announce"] == 2
+
+
+def _finding(lot: Survey, host: str, network: Network, settings: dict[str, dict[str, int]]) -> Finding:
+    names = " and ".join(settings)
+    strict = any(values["rp_filter"] == 1 for values in settings.values())
+    effect = (
+        "reverse-path filtering drops what comes in by the wrong one"
+        if strict
+        else "one of them carries the traffic of both"
+    )
+    return Finding(
+        hosts=(host,),
+        message=f"On {host} NCCL uses {names}, both on {network}: {effect}.",
+        evidence=tuple(
+            f"{host}: {link}: " + ", ".join(f"{key}={value}" for key, value in values.items())
+            for link, values in settings.items()
+        ),
+        facts={"network": str(network), "sysctls": settings},
+        fix=fix(lot.suggestion, f"Let NCCL use one of {names}, bond them, or give each a subnet of its own."),
+    )

@@ -1,0 +1,87 @@
+"""What hosts make of their own names, which gloo listens on; two diagnoses share this."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nccl_doctor.checks.registry import View
+from nccl_doctor.hostlist import quoted
+from nccl_doctor.model import Command, Finding, Fix, Severity
+from nccl_doctor.nccl.exact_names import gloo_devices
+from nccl_doctor.nccl.interfaces import Failure
+from nccl_doctor.nccl.suggest import export
+from nccl_doctor.nccl.survey import survey
+from nccl_doctor.snapshot import Interfaces, Resolution, Unknown
+
+VARIABLE = "GLOO_SOCKET_IFNAME"
+
+
+@dataclass(frozen=True)
+class OwnName:
+    """A host's own name, what it makes of it, and the address that gloo would give to the others."""
+
+    host: str
+    name: str
+    resolution: Resolution
+    gloo: str
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether the name itself gives gloo a loopback address, so that the others look for it on themselves."""
+        return self.gloo in self.resolution.addresses and ipaddress.ip_address(self.gloo.partition("%")[0]).is_loopback
+
+
+def own_names(view: View) -> Iterator[OwnName]:
+    """The hosts whose own name matters: there are others, and GLOO_SOCKET_IFNAME does not take its place."""
+    if len({node.address for node in view.snapshot.cluster.nodes}) < 2:
+        return
+    for host, facts in view.facts:
+        assert isinstance(facts.resolution, dict)
+        assert isinstance(facts.env, dict)
+        assert isinstance(facts.interfaces, Interfaces)
+        assert not isinstance(facts.identity, Unknown)
+        resolution = facts.resolution.get(facts.identity.hostname)
+        if resolution is None or len({**facts.env, **host.node.env}.get(VARIABLE, "")) > 1:
+            continue
+        devices = gloo_devices(facts.interfaces, {}, resolution)
+        if devices and not isinstance(devices, Failure):
+            yield OwnName(host.name, facts.identity.hostname, resolution, devices[0].address)
+
+
+def finding(view: View, caught: list[OwnName], message: str) -> Finding:
+    """The finding for some of them: GLOO_SOCKET_IFNAME is the remedy where a good interface is known for each."""
+    lot = survey(view.snapshot)
+    good = {
+        name: one.chosen.name
+        for name, one in lot.pictures.items()
+        if one.chosen is not None and not lot.bootstrap[name].is_lost and not lot.is_idle(name)
+    }
+    if lot.suggestion is not None:
+        good = {**lot.suggestion.interfaces, **good}
+    lines = tuple(
+        Command(host=own.host, command=export(VARIABLE, good[own.host])) for own in caught if own.host in good
+    )
+    complete = len(lines) == len(caught)
+    return Finding(
+        hosts=tuple(own.host for own in caught),
+        message=message,
+        evidence=tuple(
+            f"{own.host}: {quoted(own.name)}: {', '.join(own.resolution.addresses) or own.resolution.error}"
+            for own in caught
+        ),
+        facts={own.host: list(own.resolution.addresses) for own in caught},
+        fix=Fix(
+            summary="Set this in the job's environment (the hosts file's env), or give each host's name its real "
+            "address in /etc/hosts there.",
+            risk="safe" if complete else "manual",
+            commands=lines if complete else (),
+        ),
+        severity=Severity.ERROR if is_without_gpus(view) else None,
+    )
+
+
+def is_without_gpus(view: View) -> bool:
+    """Whether the job can't be NCCL's: no host shows a GPU."""
+    return all(facts.gpus == () for _, facts in view.facts)

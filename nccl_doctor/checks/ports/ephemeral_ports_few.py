@@ -1,0 +1,76 @@
+"""A host may give out fewer ephemeral ports than this job can need.
+
+What it means: NCCL has no port setting: every listener and every connection of every rank takes a port from
+`net.ipv4.ip_local_port_range`. When they are used up, NCCL ends with "Call to bind failed: Address already in use",
+which is not about the master port, or with "Cannot assign requested address".
+
+How we know: the range, less the reserved ports, against an estimate for the job's world size. A rank keeps about six
+ports for itself (bootstrap's listeners, the proxy, gloo) and, where it talks to every other rank over the network, as
+all-to-all does, one to listen and one to connect for each of them:
+
+    ports of a host = ranks on it * (6 + 2 * world size)
+
+An all-reduce alone needs far fewer, so this is a warning. 256 hosts of 8 ranks exhaust Linux' default range of 28,232
+ports in this way (public issue NVIDIA/nccl#1882).
+
+Fix: widen the range on every host. Where the master port then lies in it, it is reserved on the master in one go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor import ranks
+from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.model import Command, Finding, Fix, Severity
+from nccl_doctor.snapshot import Host, PortRange
+
+OWN_PORTS = 6
+WIDE = (15000, 65000)
+"""A range of 50,001 ports that leaves most services' own ports alone."""
+
+
+@check("NCD307", severity=Severity.WARNING, needs=("port_range",), explains=("port-in-use",))
+def ephemeral_ports_few(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding for all hosts with the same range that is too small."""
+    world = ranks.world_size(view.snapshot)
+    local = ranks.counts(view.snapshot)
+    short: dict[tuple[int, int, int, int], list[Host]] = {}
+    for host, facts in view.facts:
+        own = facts.port_range
+        assert isinstance(own, PortRange)
+        needed = needed_ports(local[host.name], world)
+        if needed > own.size:
+            short.setdefault((own.low, own.high, own.size, needed), []).append(host)
+    for (low, high, size, needed), hosts in short.items():
+        enough = needed <= WIDE[1] - WIDE[0] + 1
+        yield Finding(
+            hosts=tuple(host.name for host in hosts),
+            message=f"{size} ephemeral ports ({low} to {high}) are fewer than the {needed} that the job can need.",
+            evidence=(f"{needed} = ranks on the host * (6 + 2 * {world}), if every rank talks to every other one",),
+            facts={"low": low, "high": high, "size": size, "needed": needed, "world_size": world},
+            fix=Fix(
+                summary="Widen the range on every host (for good: the same line in /etc/sysctl.d/):"
+                if enough
+                else "No range holds so many: keep traffic between hosts on few connections (NCCL's PXN), or use RDMA.",
+                risk="safe",
+                needs_root=enough,
+                commands=tuple(_widen(host, view.snapshot.cluster.master_port) for host in hosts) if enough else (),
+            ),
+        )
+
+
+def _widen(host: Host, master_port: int) -> Command:
+    assert host.facts
+    own = host.facts.port_range
+    assert isinstance(own, PortRange)
+    settings = f"net.ipv4.ip_local_port_range='{WIDE[0]} {WIDE[1]}'"
+    if host.node.node_rank == 0 and WIDE[0] <= master_port <= WIDE[1] and master_port not in own.reserved_ports:
+        settings += f" {reserving(own, master_port)}"
+    return Command(host=host.name, command=f"sysctl -w {settings}")
+
+
+def needed_ports(local_ranks: int, world: int) -> int:
+    """The estimate of the page above."""
+    return local_ranks * (OWN_PORTS + 2 * world)

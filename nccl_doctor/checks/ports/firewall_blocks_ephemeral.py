@@ -1,0 +1,43 @@
+"""A firewall rule on a host keeps the others from the ports that NCCL and gloo pick for themselves.
+
+What it means: opening the master port is not enough. NCCL and gloo have no port setting: each rank listens on a port
+of the kernel's choice, out of `net.ipv4.ip_local_port_range`, and all hosts connect to each other there, in both
+directions. With a rule in between, the job passes its rendezvous and hangs at the first collective.
+
+How we know: every host listened on such ports and every other host dialled them; a dial failed, and the rules that the
+kernel really has on both hosts, evaluated for that very packet, stop it. See firewall-blocks-port, which tells how.
+
+Fix: the commands let the cluster's own addresses reach the whole range, in the language of whatever manages the rules.
+
+References: ip-sysctl (ip_local_port_range); NCCL's ncclSocketListen binds port 0 (src/misc/socket.cc).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.firewall_findings import finding, gaps, grouped
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.firewall.blame import judge
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import Finding, Severity
+
+
+@check(
+    "NCD302",
+    severity=Severity.ERROR,
+    needs=("mesh",),
+    explains=("port-unreachable", "allreduce-timeout", "allreduce-failed"),
+)
+def firewall_blocks_ephemeral(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding for all hosts that stop these ports alike, unless they stop the master port too."""
+    snapshot = view.snapshot
+    judged = judge(snapshot)
+    for blames in grouped(judged, snapshot, master=False):
+        first = blames[0]
+        names = fold([blame.host.name for blame in blames])
+        verb = "rejects" if first.rejects else "drops"
+        whose = "the other hosts'" if first.direction == "input" else "its own"
+        where = "to the ports that NCCL picks" if first.direction == "input" else "to the ports that the others pick"
+        yield finding(blames, snapshot, f"{first.manager} on {names} {verb} {whose} connections {where}.")
+    yield from gaps(judged, snapshot, master=False)

@@ -1,0 +1,49 @@
+"""A firewall rule on a host keeps the others from the master port.
+
+What it means: every rank connects to the master port first (torch's TCPStore). With a rule that drops the packets, the
+ranks wait until they time out; with one that rejects them, they fail with "No route to host" or "Connection refused".
+
+How we know: every host dialled the master port while nccl-doctor itself listened there, and the dial failed. The rules
+that the kernel really has on both hosts (nftables, both kinds of iptables, ipset) were then evaluated for that very
+packet: out of the dialler, into the listener, and the answers back. The rule named is the one the packet meets first;
+its counter is shown as it was before and after the dials.
+
+Fix: the commands let the cluster's own addresses reach the master port and the ports that NCCL and gloo pick for
+themselves (`net.ipv4.ip_local_port_range`), in the language of whatever manages the rules: firewalld, ufw, nftables or
+iptables. They may be pasted twice. Do not switch the firewall off: it keeps everybody else out, and that is its job.
+
+References: nft(8), iptables-extensions(8), firewall-cmd(1), ufw(8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.firewall_findings import finding, gaps, grouped
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.firewall.blame import judge
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import Finding, Severity
+
+
+@check(
+    "NCD301",
+    severity=Severity.ERROR,
+    needs=("mesh",),
+    explains=("port-unreachable", "allreduce-timeout", "allreduce-failed"),
+)
+def firewall_blocks_port(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding for all hosts that stop the master port alike."""
+    snapshot = view.snapshot
+    judged = judge(snapshot)
+    for blames in grouped(judged, snapshot, master=True):
+        first = blames[0]
+        names = fold([blame.host.name for blame in blames])
+        verb = "rejects" if first.rejects else "drops"
+        port = snapshot.cluster.master_port
+        if first.direction == "input":
+            what = f"{verb} the other hosts' connections to port {port}"
+        else:
+            what = f"{verb} its own connections to port {port} of the master"
+        yield finding(blames, snapshot, f"{first.manager} on {names} {what}, so the ranks can't meet.")
+    yield from gaps(judged, snapshot, master=True)

@@ -1,0 +1,52 @@
+"""The master port lies in the range from which the kernel gives ports to outgoing connections.
+
+What it means: any program's outgoing connection on the master, NCCL's and gloo's own listeners among them, may hold
+that port at the moment when the job starts, and torch then ends with "Address already in use" although nobody listens
+there. It comes and goes, which makes it hard to see.
+
+How we know: `net.ipv4.ip_local_port_range` and `net.ipv4.ip_local_reserved_ports` of the first host. torchrun's default
+29500 lies below Linux' default range, 32768 to 60999, but within 1024 to 65535, which some guides recommend.
+
+Fix: take a master port below the range, or have root reserve the port: the kernel then gives it to nobody who does not
+ask for it by number.
+
+References: the kernel's Documentation/networking/ip-sysctl.rst.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.model import Command, Finding, Fix, Severity
+from nccl_doctor.snapshot import PortRange
+
+
+@check("NCD306", severity=Severity.WARNING, needs=("port_range",), explains=("port-in-use",), scope="master")
+def port_in_ephemeral_range(view: View) -> Iterator[Finding | Unjudged]:
+    """Fires where the kernel may give the master port away."""
+    port = view.snapshot.cluster.master_port
+    for host, facts in view.facts:
+        own = facts.port_range
+        assert isinstance(own, PortRange)
+        if not own.low <= port <= own.high or port in own.reserved_ports:
+            continue
+        yield Finding(
+            hosts=(host.name,),
+            message=f"{host.name} gives ports {own.low} to {own.high} to outgoing connections: one may hold "
+            f"master port {port} when the job starts.",
+            evidence=(f"ip_local_port_range is {own.low} {own.high}; reserved: {own.reserved.strip() or 'none'}",),
+            facts={"port": port, "low": own.low, "high": own.high},
+            fix=Fix(
+                summary="Set a master_port outside of that range in the hosts file, or have the kernel reserve this "
+                "one (for good: the same line in /etc/sysctl.d/):",
+                risk="safe",
+                needs_root=True,
+                commands=(Command(host=host.name, command=f"sysctl -w {reserving(own, port)}"),),
+            ),
+        )
+
+
+def reserving(own: PortRange, port: int) -> str:
+    """The sysctl setting that reserves a port beside those that are reserved already."""
+    return f"net.ipv4.ip_local_reserved_ports={','.join(filter(None, (own.reserved.strip(), str(port))))}"

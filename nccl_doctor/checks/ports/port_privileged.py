@@ -1,0 +1,43 @@
+"""The master port is one that only root may open.
+
+What it means: rank 0 can't bind a port below `net.ipv4.ip_unprivileged_port_start` (1024 unless changed) and ends
+with "Permission denied" (errno 13, EACCES).
+
+How we know: the bind that torch's TCPStore makes was tried on the first host as the user that SSH logs in as.
+
+Fix: choose a master port from 1024 up, outside of the ephemeral range: torchrun's own default is 29500.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.snapshot import PortTrial
+
+
+@check(
+    "NCD305",
+    severity=Severity.WARNING,
+    needs=("master_port",),
+    explains=("allreduce-failed", "allreduce-timeout"),
+    scope="master",
+)
+def port_privileged(view: View) -> Iterator[Finding | Unjudged]:
+    """An error where the bind was refused; a warning where it only works because we are root."""
+    for host, facts in view.facts:
+        trial = facts.master_port
+        assert isinstance(trial, PortTrial)
+        refused = trial.error == "EACCES"
+        if not refused and trial.port >= 1024:
+            continue
+        why = "may not be opened by this user" if refused else "is below 1024: only root may open it"
+        yield Finding(
+            hosts=(host.name,),
+            message=f"Master port {trial.port} on {host.name} {why}.",
+            evidence=(f"bind to port {trial.port}: {trial.error or 'worked, as root'}",),
+            facts={"port": trial.port, "error": trial.error},
+            severity=Severity.ERROR if refused else Severity.WARNING,
+            fix=Fix(summary="Set master_port in the hosts file to one from 1024 up; torchrun's default is 29500."),
+        )

@@ -1,0 +1,117 @@
+"""A host can't open a TCP connection to another one, and no firewall rule that could be read explains it.
+
+What it means: NCCL and gloo connect every host to others, in both directions, on ports that the kernel picks from
+`ip_local_port_range`, and all ranks connect to the master port. Where such a connection fails, the job hangs at its
+first collective or while its ranks meet.
+
+How we know: every host listened on the master port (the master) and on three ephemeral ports, and every other host
+dialled them; each listener proves by a random word that it is ours. How a dial fails is a hint:
+
+- timed out: something drops the packets without a word: a firewall's DROP, a cloud's security group.
+- no route to host: a firewall's REJECT between hosts that can otherwise talk, or a host that does not answer ARP.
+- refused: the host answered that nobody listens: a REJECT with tcp-reset, or address translation.
+- network unreachable: the dialling host has no route there.
+- stranger: somebody else answered at that address: two hosts with one address, or a proxy.
+
+Fix: ask whoever runs what lies between the two hosts to let all TCP ports through among the cluster's addresses, both
+ways. In a cloud that is the security group of both instances (a rule whose source is the group itself) and the network
+ACL of the subnet, which keeps no state and must let the answers back, too. Elsewhere it is a firewall between two nets,
+an ACL of a switch or port isolation on it. Where nobody could read a host's own rules, look at those first, as root:
+`nft list ruleset` and `iptables-save`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import permutations
+
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.firewall.blame import judge, unexplained
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.snapshot import Dial, FirewallFacts, Mesh, Snapshot
+
+MEANS = {
+    "refused": "connection refused",
+    "timed-out": "no answer (timed out)",
+    "no-route": "no route to host (a firewall's REJECT looks so)",
+    "unreachable": "network is unreachable",
+    "stranger": "somebody else answered",
+    "reset": "connection reset",
+    "no-source-address": "no source port or address left (EADDRNOTAVAIL)",
+    "failed": "could not be dialled",
+}
+
+
+@check(
+    "NCD303",
+    severity=Severity.ERROR,
+    needs=("mesh",),
+    explains=("allreduce-failed", "allreduce-timeout"),
+)
+def port_unreachable(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding a host that can't be reached, or a host that reaches nobody."""
+    mesh = view.snapshot.mesh
+    assert isinstance(mesh, Mesh)
+    for name, reason in mesh.not_listening.items():
+        yield Unjudged((name,), reason)
+    rest = list(unexplained(view.snapshot))
+    everybody = set(mesh.ports)
+    if len(everybody) > 2 and {(dial.src, dial.dst) for dial in rest} == set(permutations(everybody, 2)):
+        names = tuple(mesh.ports)
+        yield _finding(view.snapshot, names, f"Of {fold(names)}, none can reach any other.", rest)
+        return
+    for name in sorted(everybody):
+        outgoing = [dial for dial in rest if dial.src == name]
+        cut_off = {dial.dst for dial in outgoing} == everybody - {name} and len(everybody) > 2
+        incoming = [dial for dial in rest if dial.dst == name]
+        if cut_off and len({dial.src for dial in incoming}) < len(everybody) - 1:
+            yield _finding(view.snapshot, (name,), f"{name} reaches no other host.", outgoing)
+            rest = [dial for dial in rest if dial.src != name]
+    for name, _ in Counter(dial.dst for dial in rest).most_common():
+        incoming = [dial for dial in rest if dial.dst == name]
+        back = [dial for dial in rest if dial.src == name]
+        if not incoming:
+            continue
+        sources = sorted({dial.src for dial in incoming})
+        ports = sorted({dial.port for dial in incoming})
+        both = {dial.dst for dial in back} == set(sources)
+        verb = "and" if both else "can't reach"
+        tail = "can't reach each other" if both else f"on port{'s' * (len(ports) > 1)} {', '.join(map(str, ports))}"
+        hosts = (name, *sources) if both else (name,)
+        yield _finding(view.snapshot, hosts, f"{fold(sources)} {verb} {name} {tail}.", incoming + back)
+        rest = [dial for dial in rest if name not in (dial.src, dial.dst)]
+
+
+def _finding(snapshot: Snapshot, hosts: tuple[str, ...], message: str, dials: Sequence[Dial]) -> Finding:
+    groups: dict[tuple[str, str, str], list[Dial]] = {}
+    for dial in dials:
+        groups.setdefault((dial.dst, dial.address, dial.outcome), []).append(dial)
+    evidence = []
+    for (_dst, address, outcome), members in groups.items():
+        sources = fold(sorted({dial.src for dial in members}))
+        ports = ",".join(map(str, sorted({dial.port for dial in members})))
+        evidence.append(f"{sources} -> {address}:{ports}: {MEANS[outcome]}")
+    ends = {name for dial in dials for name in (dial.src, dial.dst)}
+    judged = {host.name for host in snapshot.reached if host.facts and isinstance(host.facts.firewall, FirewallFacts)}
+    shown = set(map(id, dials))
+    doubtful = {name for gap in judge(snapshot).gaps if id(gap.dial) in shown for name in gap.hosts}
+    unread = (ends - judged) | (ends & doubtful)
+    evidence.append(
+        f"the firewall rules of {fold(sorted(unread))} could not be judged"
+        if unread
+        else "the firewall rules of both ends let it through"
+    )
+    pairs = {(dial.src, dial.dst) for dial in dials}
+    return Finding(
+        hosts=hosts,
+        message=message,
+        evidence=tuple(evidence),
+        facts={"failed": [{"src": src, "dst": dst} for src, dst in sorted(pairs)]},
+        fix=Fix(
+            summary="Ask whoever runs the network between them to let all TCP ports through among these hosts, both "
+            "ways, since NCCL picks its own: in a cloud, the security group of both and the network ACL of the subnet; "
+            "else a firewall between two nets, or the switch (an ACL, port isolation)."
+        ),
+    )

@@ -1,0 +1,94 @@
+"""A GPU that the job needs is taken by another process.
+
+What it means: the job's rank on that GPU runs out of memory, or is slowed down by the other one; with the compute mode
+EXCLUSIVE_PROCESS it can't start at all ("CUDA-capable device(s) is/are busy or unavailable").
+
+How we know: nvidia-smi lists the processes that hold memory of each GPU. Needed are the GPUs that the hosts file names
+(`cuda_visible_devices`), else the first `nproc_per_node`, else all. A process counts that holds a gibibyte or more, or
+as much as nobody tells; CUDA's own context takes a few hundred mebibytes, and a monitor that has no more does no
+harm. Two gibibytes or more in use where no process shows count too: their process is in another container, or gone.
+
+Whether it is a leftover or a colleague's running job is told by its parent: see stale-process.
+
+Fix: a leftover of yours can be ended; of a running job its owner decides. Else name other GPUs in the hosts file
+(`cuda_visible_devices`).
+
+References: nvidia-smi(1), --query-compute-apps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.model import Finding, Fix, Node, Severity
+from nccl_doctor.snapshot import Gpu, GpuProcess, Host, TrainingJob, Unknown
+
+TAKEN_MIB = 1024
+"""Less is a context and little more."""
+UNSEEN_MIB = 2048
+"""Less is what a driver keeps for itself, which some count as used."""
+
+
+@check(
+    "NCD602",
+    severity=Severity.ERROR,
+    needs=("gpus", "gpu_processes"),
+    explains=("out-of-memory", "allreduce-failed", "allreduce-timeout"),
+)
+def gpu_in_use(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding a host whose needed GPUs are taken."""
+    for host, facts in view.facts:
+        assert not isinstance(facts.gpus, Unknown)
+        assert not isinstance(facts.gpu_processes, Unknown)
+        needed = _needed(host.node, facts.gpus)
+        uuids = {gpu.uuid for gpu in needed}
+        taken = [use for use in facts.gpu_processes if use.uuid in uuids and _counts(use)]
+        held = {use.uuid for use in facts.gpu_processes}
+        unseen = [gpu for gpu in needed if gpu.uuid not in held and (gpu.memory_used_mib or 0) >= UNSEEN_MIB]
+        if taken or unseen:
+            jobs = () if isinstance(facts.processes, Unknown) else facts.processes
+            yield _finding(host, taken, unseen, {pid: job for job in jobs for pid in job.pids})
+
+
+def _finding(host: Host, taken: list[GpuProcess], unseen: list[Gpu], jobs: dict[int, TrainingJob]) -> Finding:
+    numbers = sorted({use.gpu for use in taken if use.gpu is not None} | {gpu.index for gpu in unseen})
+    several = len(numbers) > 1
+    names = f"GPU{'s' * several} {', '.join(map(str, numbers))}"
+    return Finding(
+        hosts=(host.name,),
+        message=f"{names} on {host.name}, which the job needs, {'are' if several else 'is'} taken.",
+        evidence=(
+            *(_evidence(use, jobs.get(use.pid)) for use in taken),
+            *(f"GPU {gpu.index}: {gpu.memory_used_mib} MiB in use, and no process shows" for gpu in unseen),
+        ),
+        facts={"gpus": numbers, "pids": sorted({use.pid for use in taken})},
+        fix=Fix(
+            summary="Wait for the other job, ask its owner, or name other GPUs in the hosts file "
+            "(cuda_visible_devices). If it is a leftover of yours: nccl-doctor fix-port --pid N --kill."
+        ),
+    )
+
+
+def _evidence(use: GpuProcess, job: TrainingJob | None) -> str:
+    memory = "memory" if use.memory_mib is None else f"{use.memory_mib} MiB"
+    if not use.alive:
+        return f"GPU {use.gpu}: {memory} under pid {use.pid}, which does not show here"
+    state = "" if job is None else ", left behind" if job.left_behind else ", of a job that runs"
+    return f"GPU {use.gpu}: {memory}, pid {use.pid} of {use.user}{state}: {use.command}"
+
+
+def _needed(node: Node, gpus: tuple[Gpu, ...]) -> list[Gpu]:
+    if node.cuda_visible_devices is not None:
+        wanted = {part.strip() for part in node.cuda_visible_devices.split(",")}
+        return [gpu for gpu in gpus if str(gpu.index) in wanted or any(_names(one, gpu) for one in wanted)]
+    return list(gpus if node.nproc_per_node is None else gpus[: node.nproc_per_node])
+
+
+def _names(wanted: str, gpu: Gpu) -> bool:
+    """CUDA_VISIBLE_DEVICES takes the beginning of a UUID too (CUDA C++ Programming Guide, environment variables)."""
+    return wanted.startswith("GPU-") and gpu.uuid.startswith(wanted)
+
+
+def _counts(use: GpuProcess) -> bool:
+    return use.memory_mib is None or use.memory_mib >= TAKEN_MIB

@@ -1,0 +1,61 @@
+"""Processes started over SSH may lock too little memory for RDMA.
+
+What it means: NCCL's InfiniBand transport ends with "Call to ibv_reg_mr failed … Cannot allocate memory" or
+"ibv_create_qp failed", for every buffer that a network card reads is locked in memory.
+
+How we know: RLIMIT_MEMLOCK as a command over SSH has it, on hosts with an RDMA port that is up. The kernel counts all
+buffers of a process against it, and NCCL alone registers some tens of MiB a channel. Root is not bound by it outside
+containers (CAP_IPC_LOCK). A login by hand may show another limit than the job gets: this one is of a non-interactive
+session, which is how launchers start.
+
+Fix: `* - memlock unlimited` in /etc/security/limits.d, then log in anew; `--ulimit memlock=-1` for Docker;
+`LimitMEMLOCK=infinity` for systemd units such as Slurm's slurmd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.snapshot import HostFacts, Limits, Unknown
+
+MIB = 1 << 20
+FATAL = 64 * MIB
+"""What one communicator registers at least with NCCL's default buffers (4 MiB a channel and direction, several
+channels)."""
+ENOUGH = 1024 * MIB
+
+
+@check(
+    "NCD604", severity=Severity.WARNING, needs=("limits", "rdma"), explains=("allreduce-failed", "allreduce-timeout")
+)
+def memlock_low(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding a limit, folded over hosts."""
+    low: dict[int, list[str]] = {}
+    for host, facts in view.facts:
+        assert isinstance(facts.limits, Limits)
+        assert not isinstance(facts.rdma, Unknown)
+        limit = facts.limits.memlock_soft
+        up = any(port.state == "ACTIVE" for device in facts.rdma for port in device.ports)
+        if up and limit is not None and limit < ENOUGH and not _is_exempt(facts):
+            low.setdefault(limit, []).append(host.name)
+    for limit, hosts in low.items():
+        yield Finding(
+            hosts=tuple(hosts),
+            message=f"A process on {fold(hosts)} may lock {limit // MIB} MiB of memory, too little for RDMA buffers.",
+            evidence=(f"soft limit {limit} bytes, as a command over SSH has it",),
+            facts={"memlock_soft": limit},
+            severity=Severity.ERROR if limit < FATAL else None,
+            fix=Fix(
+                summary="Write * - memlock unlimited into a file in /etc/security/limits.d and log in anew (Docker: "
+                "--ulimit memlock=-1).",
+                needs_root=True,
+            ),
+        )
+
+
+def _is_exempt(facts: HostFacts) -> bool:
+    """Whether the kernel does not count: root outside a container has CAP_IPC_LOCK."""
+    return not isinstance(facts.identity, Unknown) and facts.identity.uid == 0 and facts.identity.container is None

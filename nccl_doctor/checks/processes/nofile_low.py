@@ -1,0 +1,61 @@
+"""Processes started over SSH may open fewer files than a job of this size needs.
+
+What it means: "Too many open files", mostly from some number of hosts on: NCCL's bootstrap, the store and gloo hold
+sockets to the other ranks in one process ("Accept failed: Too many open files", "unhandled system error"), and data
+loaders hold files besides.
+
+How we know: RLIMIT_NOFILE as a command over SSH has it. What is needed is estimated: 256 for Python, torch and its
+libraries, and 16 for each rank of the world, since NCCL opens several sockets to a peer (and more with
+NCCL_NSOCKS_PERTHREAD), and the first rank's process serves the store and the bootstrap of all. With the common limit
+of 1024 that is 48 ranks; jobs of 32 were seen to fail at it, with more communicators than one. The soft limit counts:
+NCCL raises it to the hard one only in the thread that serves the bootstrap.
+
+Fix: raise it in the shell that starts the job, `ulimit -n "$(ulimit -Hn)"`, as far as the hard limit goes; and for
+good in /etc/security/limits.d (`* - nofile 1048576`), then log in anew. systemd units and Slurm have settings of
+their own (`LimitNOFILE=`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.ranks import world_size
+from nccl_doctor.snapshot import Limits
+
+BASE = 256
+PER_RANK = 16
+CERTAIN = 2
+"""Sockets for each rank that the store's process holds at least: below that no job of this size can start."""
+
+
+@check("NCD603", severity=Severity.WARNING, needs=("limits",), explains=("allreduce-failed", "allreduce-timeout"))
+def nofile_low(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding a pair of limits, folded over hosts."""
+    world = world_size(view.snapshot)
+    need = BASE + PER_RANK * world
+    low: dict[tuple[int, int | None], list[str]] = {}
+    for host, facts in view.facts:
+        assert isinstance(facts.limits, Limits)
+        soft = facts.limits.nofile_soft
+        if soft is not None and soft < need:
+            low.setdefault((soft, facts.limits.nofile_hard), []).append(host.name)
+    for (soft, hard), hosts in low.items():
+        enough = hard is None or hard >= need
+        yield Finding(
+            hosts=tuple(hosts),
+            message=f"A process on {fold(hosts)} may open {soft} files; a job of {world} ranks wants about {need}.",
+            evidence=(f"soft limit {soft}, hard limit {'none' if hard is None else hard}",),
+            facts={"nofile_soft": soft, "nofile_hard": hard, "needed": need, "world_size": world},
+            severity=Severity.ERROR if soft < CERTAIN * world else None,
+            fix=Fix(
+                summary=(
+                    'Put ulimit -n "$(ulimit -Hn)" before the command that starts the job there.'
+                    if enough
+                    else "Raise the limit in /etc/security/limits.d (* - nofile 1048576) and log in anew."
+                ),
+                needs_root=not enough,
+            ),
+        )

@@ -1,0 +1,103 @@
+"""A training process was left behind: its launcher is gone, and nobody watches over it.
+
+What it means: it goes on holding memory of GPUs, ports and shared memory until somebody ends it. It does no harm to a
+job that needs none of these, so it is a warning; it is an error where it holds the master port or a GPU that the job
+needs.
+
+How we know: on every host the processes were listed, and joined to jobs by parents, and by what a launcher gives to
+each of its ranks. Left behind are
+
+- ranks whose launcher is gone: they were started by torchrun, torch.distributed.launch, DeepSpeed, Accelerate, MPI or
+  multiprocessing (`LOCAL_RANK`, `--local_rank`, `multiprocessing.spawn`), and their parent is now pid 1 or another
+  process that adopts orphans;
+- Ray's workers on a host without a raylet;
+- zombies whose parent lives and does not ask for them: they hold nothing but their place, unless a thread of theirs
+  hangs in the driver;
+- memory of a GPU under a PID that no process has any more.
+
+A job whose launcher lives is a running job, however old it is, and nothing is said of it here.
+
+Fix: `nccl-doctor fix-port --host node2 --pid N --kill` ends the whole job, after it has made sure that it is yours. A
+zombie goes when its parent asks for it or ends. Memory without a process is given back when the last process that
+holds the device file ends (`fuser -v /dev/nvidia*` names them), or when root resets the GPU (`nvidia-smi --gpu-reset`).
+
+References: proc_pid_stat(5); torch/distributed/elastic/agent/server/local_elastic_agent.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.job_words import described, endable, fix_port
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.snapshot import GpuProcess, Host, HostFacts, TrainingJob, Unknown
+
+
+@check("NCD601", severity=Severity.WARNING, needs=("processes",), explains=("gpu-in-use",))
+def stale_process(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding a host: all that was left there."""
+    for host, facts in view.facts:
+        assert not isinstance(facts.processes, Unknown)
+        left = [job for job in facts.processes if job.left_behind]
+        gone = _gone(facts)
+        if left or gone:
+            yield _finding(view, host, left, gone)
+
+
+def _finding(view: View, host: Host, left: list[TrainingJob], gone: list[GpuProcess]) -> Finding:
+    ending = endable(left)
+    commands = tuple(fix_port(view.snapshot.cluster, host.node, "--pid", str(job.pid)) for job in ending)
+    pids = sorted({pid for job in left for pid in job.pids} | {use.pid for use in gone})
+    lost = [f"GPU {use.gpu}: {use.memory_mib} MiB under pid {use.pid}, which is gone" for use in gone]
+    return Finding(
+        hosts=(host.name,),
+        message=f"{_what(left, gone)} left behind on {host.name}.",
+        evidence=(*map(_evidence, left), *lost),
+        facts={"pids": pids, "jobs": [job.model_dump() for job in left], "gpus": [use.model_dump() for use in gone]},
+        fix=Fix(
+            summary=" ".join(_remedies(left, gone, whole=len(ending) == len(left))),
+            risk="disruptive" if commands else "manual",
+            commands=commands if len(ending) == len(left) and not gone else (),
+        ),
+    )
+
+
+def _what(left: list[TrainingJob], gone: list[GpuProcess]) -> str:
+    processes = sum(len(job.pids) for job in left)
+    words = [f"{processes} training process{'es' * (processes > 1)}"] if left else []
+    words += ["memory of a GPU that no process holds"] if gone else []
+    several = processes > 1 or len(words) > 1
+    return f"{' and '.join(words)} {'were' if several else 'was'}".capitalize()
+
+
+def _evidence(job: TrainingJob) -> str:
+    if job.kind == "zombie":
+        return f"pid {job.pid} of {job.user} is a zombie; its parent is pid {job.ppid}: {job.parent}"
+    why = "no raylet runs here" if job.kind == "ray-worker" else "its launcher is gone"
+    return f"{described(job)} ({why})"
+
+
+def _remedies(left: list[TrainingJob], gone: list[GpuProcess], *, whole: bool) -> Iterator[str]:
+    running = [job for job in left if job.kind != "zombie"]
+    if running and whole and not gone:
+        yield "Nothing waits for them any more. End them:" if len(running) > 1 else "Nothing waits for it. End it:"
+    elif running:
+        own = [f"nccl-doctor fix-port --pid {job.pid} --kill" for job in running if job.own]
+        if own:
+            yield f"End what is yours ({'; '.join(own)})."
+        others = sorted({job.user for job in running if not job.own})
+        if others:
+            yield f"Ask {', '.join(others)}, or root, to end the others."
+    parents = sorted({job.ppid for job in left if job.kind == "zombie"})
+    if parents:
+        yield f"A zombie goes with its parent: end pid {', '.join(map(str, parents))} if it hangs."
+    if gone:
+        yield 'See with "fuser -v /dev/nvidia*" as root who still has the GPU open; else it has to be reset.'
+
+
+def _gone(facts: HostFacts) -> list[GpuProcess]:
+    """GPU memory of processes that are no more; in a container, those outside only seem to be gone."""
+    if isinstance(facts.gpu_processes, Unknown) or isinstance(facts.identity, Unknown) or facts.identity.container:
+        return []
+    return [use for use in facts.gpu_processes if not use.alive]

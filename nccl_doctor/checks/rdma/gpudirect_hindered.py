@@ -1,0 +1,68 @@
+"""GPUs and RDMA devices are there, and something keeps data from going directly between them.
+
+What it means: every byte takes a detour through the host's memory or the processor's root complex, and bandwidth
+falls to a fraction (180 to 10 GB/s was seen). With ACS on between GPUs, peer-to-peer copies may hang or, in a few
+reports, arrive wrong.
+
+How we know: on a host with GPUs and an RDMA port that is up: whether nvidia_peermem is loaded or the driver's kernel
+modules are the open ones on Linux 5.12 or later (DMA-BUF); whether PCI bridges redirect traffic by Access Control
+Services (`lspci -vvv`, which only root can read); whether the IOMMU translates the GPUs' addresses. On a virtual
+machine ACS and the IOMMU have to be on: there the host's owner arranges for the direct path. What can't be read is
+passed over: the job starts either way, and the all-reduce measures what it costs.
+
+Fix: `modprobe nvidia_peermem` (and /etc/modules-load.d), or the driver's open kernel modules; `iommu=pt` on the
+kernel's command line; ACS off in the firmware's settings, or by `setpci` as NCCL's troubleshooting page shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import Command, Finding, Fix, Severity
+from nccl_doctor.snapshot import HostFacts, Unknown
+
+LOAD = "modprobe nvidia_peermem"
+NO_WAY = "neither nvidia_peermem is loaded nor DMA-BUF to be had"
+
+
+@check("NCD402", severity=Severity.WARNING, needs=("rdma", "pci", "gpus"))
+def gpudirect_hindered(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding a set of hindrances, folded over hosts."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for host, facts in view.facts:
+        lines = tuple(_hindrances(facts))
+        if lines:
+            groups.setdefault(lines, []).append(host.name)
+    for lines, hosts in groups.items():
+        loads = lines == (NO_WAY,)
+        yield Finding(
+            hosts=tuple(hosts),
+            message=f"Data between GPUs and the network takes a detour on {fold(hosts)}.",
+            evidence=lines,
+            fix=Fix(
+                summary="Load the module (and name it in /etc/modules-load.d):"
+                if loads
+                else "See the page for what to change in the firmware's settings and on the kernel's command line.",
+                risk="safe" if loads else "manual",
+                needs_root=True,
+                commands=tuple(Command(host=name, command=LOAD) for name in hosts) if loads else (),
+            ),
+        )
+
+
+def _hindrances(facts: HostFacts) -> Iterator[str]:
+    assert not isinstance(facts.rdma, Unknown)
+    assert not isinstance(facts.pci, Unknown)
+    assert not isinstance(facts.gpus, Unknown)
+    up = any(port.state == "ACTIVE" for device in facts.rdma for port in device.ports)
+    if not up or not facts.gpus:
+        return
+    if not facts.pci.peermem and facts.pci.dmabuf is False:
+        yield NO_WAY
+    if facts.pci.acs:
+        yield f"ACS redirects traffic at {len(facts.pci.acs)} PCI bridges: {', '.join(facts.pci.acs[:4])}"
+    translating = [kind for kind in facts.pci.iommu if kind != "identity"]
+    if translating:
+        yield f"the IOMMU translates the GPUs' addresses ({', '.join(translating)}); iommu=pt lets them through"

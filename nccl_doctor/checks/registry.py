@@ -1,0 +1,153 @@
+"""How a check declares itself, and how all checks are found.
+
+A live check::
+
+    @check("NCD501", severity=Severity.ERROR, needs=("torch",), explains=("allreduce-failed",))
+    def torch_missing(view: View) -> Iterator[Finding | Unjudged]: ...
+
+A diagnosis that only logs show declares itself with :func:`from_logs`, so that it has a code, a page and a severity.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal
+
+from nccl_doctor import checks
+from nccl_doctor.model import Finding, Severity
+from nccl_doctor.snapshot import Host, HostFacts, Mesh, Phased, Smoke, Snapshot
+
+
+@dataclass(frozen=True)
+class Unjudged:
+    """Yielded by a check that finds, while it looks, that the verdict on some hosts hangs on an unknown fact."""
+
+    hosts: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class View:
+    """What a check sees: the snapshot, and the reached hosts whose needed facts are all known."""
+
+    snapshot: Snapshot
+    hosts: tuple[Host, ...]
+
+    @property
+    def facts(self) -> Iterator[tuple[Host, HostFacts]]:
+        """Each host of this view with its facts."""
+        for host in self.hosts:
+            if host.facts is not None:
+                yield host, host.facts
+
+
+Scope = Literal["all", "master"]
+CheckFunction = Callable[[View], Iterator[Finding | Unjudged]]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A register entry.
+
+    Attributes:
+        code: "NCD" and three digits, never renumbered or reused.
+        needs: names of :class:`~nccl_doctor.snapshot.HostFacts` fields without which a host can't be judged; "mesh"
+            and "smoke" stand for those phases.
+        explains: names of the diagnoses that merely follow from this one.
+        scope: "master" judges the first host only.
+        function: None for a diagnosis that only logs show.
+    """
+
+    code: str
+    name: str
+    category: str
+    page: str
+    severity: Severity
+    explains: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    scope: Scope = "all"
+    function: CheckFunction | None = None
+
+
+_register: dict[str, Check] = {}
+
+
+def check(
+    code: str,
+    *,
+    severity: Severity,
+    needs: tuple[str, ...] = (),
+    explains: tuple[str, ...] = (),
+    scope: Scope = "all",
+) -> Callable[[CheckFunction], CheckFunction]:
+    """Registers the decorated function as the check of its module."""
+
+    def enter(function: CheckFunction) -> CheckFunction:
+        entry = _entry(function.__module__, code, severity, explains)
+        _enter(replace(entry, needs=needs, scope=scope, function=function))
+        return function
+
+    return enter
+
+
+def from_logs(module: str, code: str, *, severity: Severity = Severity.ERROR, explains: tuple[str, ...] = ()) -> None:
+    """Registers the calling module (pass ``__name__``) as a diagnosis that only logs show."""
+    _enter(_entry(module, code, severity, explains))
+
+
+def _entry(module: str, code: str, severity: Severity, explains: tuple[str, ...]) -> Check:
+    *_, category, stem = module.split(".")
+    return Check(
+        code=code,
+        name=stem.replace("_", "-"),
+        category=category.replace("_", "-"),
+        page=inspect.cleandoc(sys.modules[module].__doc__ or ""),
+        severity=severity,
+        explains=explains,
+    )
+
+
+def _enter(entry: Check) -> None:
+    taken = _register.get(entry.code)
+    if taken is not None and taken.name != entry.name:
+        raise ValueError(f"{entry.code} is both {taken.name} and {entry.name}")
+    _register[entry.code] = entry
+
+
+@cache
+def all_checks() -> tuple[Check, ...]:
+    """Every diagnosis there is, by code."""
+    for module in pkgutil.walk_packages(checks.__path__, checks.__name__ + "."):
+        importlib.import_module(module.name)
+    return tuple(_register[code] for code in sorted(_register))
+
+
+@cache
+def entry(name: str) -> Check:
+    """The diagnosis of this name; its module alone is imported, which is ten times as fast as all of them.
+
+    Raises:
+        KeyError: there is none of this name.
+    """
+    stem = name.replace("-", "_")
+    for module in pkgutil.walk_packages(checks.__path__, checks.__name__ + "."):
+        if module.name.endswith(f".{stem}"):
+            importlib.import_module(module.name)
+    by_name = {check.name: check for check in _register.values()}
+    return by_name[name]
+
+
+def find(word: str) -> tuple[Check, ...]:
+    """The checks that a code, a name or a category means; empty where it means none."""
+    return tuple(c for c in all_checks() if word.lower() in (c.code.lower(), c.name, c.category))
+
+
+def phase(snapshot: Snapshot, need: str) -> Phased[Mesh] | Phased[Smoke]:
+    """The phase that a need of a check names."""
+    return snapshot.mesh if need == "mesh" else snapshot.smoke

@@ -1,0 +1,1 @@
+"""Diagnoses of what only logs show."""

@@ -1,0 +1,1 @@
+"""Diagnoses of GPUs, software and versions."""

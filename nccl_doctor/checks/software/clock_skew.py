@@ -1,0 +1,53 @@
+"""The hosts' clocks differ.
+
+What it means: log lines of different ranks can't be put in order. From 15 s on, `torchrun --rdzv_backend=c10d` takes
+a host for dead whose clock is behind: it compares the time that a host wrote into the store with its own, and drops
+one whose last sign of life is three intervals of 5 s old
+(torch/distributed/elastic/rendezvous/dynamic_rendezvous.py). A static start (`--master_addr`) does not mind.
+Certificates and Kerberos tickets fail from some minutes on.
+
+How we know: each host was asked for its time over the open connection; half the exchange's length is the error, and
+only what exceeds it counts. The median of all hosts is taken for right.
+
+Fix: let the host keep time from the network: `timedatectl set-ntp true`, or chrony.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median_low
+
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.snapshot import Clock
+
+MUCH_S = 2.0
+C10D_S = 15.0
+"""keep_alive_interval times keep_alive_max_attempt of torch's dynamic rendezvous."""
+
+
+@check("NCD507", severity=Severity.WARNING, needs=("clock",))
+def clock_skew(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding for all hosts off the median."""
+    clocks = {host.name: facts.clock for host, facts in view.facts if isinstance(facts.clock, Clock)}
+    if len(clocks) < 2:
+        return
+    middle = median_low(clock.offset_s for clock in clocks.values())
+    off = {
+        name: clock.offset_s - middle
+        for name, clock in clocks.items()
+        if abs(clock.offset_s - middle) - clock.error_s > MUCH_S
+    }
+    if not off:
+        return
+    worst = max(map(abs, off.values()))
+    breaks = " With --rdzv_backend=c10d torchrun takes hosts so far apart for dead." if worst > C10D_S else ""
+    yield Finding(
+        hosts=tuple(off),
+        message=f"The clock{'s' * (len(off) > 1)} of {fold(off)} {'is' if len(off) == 1 else 'are'} off by up to "
+        f"{worst:.0f} s.{breaks}",
+        evidence=tuple(f"{name}: {abs(s):.1f} s {'ahead' if s > 0 else 'behind'}" for name, s in off.items()),
+        facts={"offset_s": {name: round(s, 3) for name, s in off.items()}},
+        fix=Fix(summary="Let them keep time from the network: timedatectl set-ntp true, or chrony.", needs_root=True),
+    )

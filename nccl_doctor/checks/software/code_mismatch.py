@@ -1,0 +1,97 @@
+"""A file or folder that has to be the same on all hosts is not.
+
+What it means: ranks run different programs or read different data. Collectives then don't match (a hang, or "Detected
+mismatch between collectives on ranks"), or the job computes something that nobody wrote.
+
+How we know: the hosts file names what has to be the same: `same: [train.py, data/index.json, src]`. A relative path
+starts from the home directory, where a command over SSH starts. SHA-256 and sizes of files are compared, and of every
+file in a folder (`__pycache__` left out); a folder with `.git` is compared by its commit and by the tracked files
+that were changed in it. A path that is missing on all hosts is a difference too: it was named to be there.
+
+Fix: copy from one host to the others (`rsync -a`, `git pull`), or keep code and data on a shared file system.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+from nccl_doctor.checks.majority import Difference, difference
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.snapshot import Unknown
+from nccl_doctor.snapshot.equipment import SameEntry
+
+SHOWN = 8
+
+
+@check("NCD508", severity=Severity.ERROR, needs=("same",), explains=("allreduce-failed", "allreduce-timeout"))
+def code_mismatch(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding a path."""
+    for path in view.snapshot.cluster.same:
+        found: dict[str, SameEntry] = {}
+        for host, facts in view.facts:
+            assert not isinstance(facts.same, Unknown)
+            entry = next((one for one in facts.same if one.path == path), None)
+            if entry is None or entry.problem is not None:
+                yield Unjudged((host.name,), f"{path}: {entry.problem if entry else 'was not looked at'}")
+            else:
+                found[host.name] = entry
+        differs = difference(path, {name: _summary(entry) for name, entry in found.items()})
+        if differs is not None:
+            yield _different(differs, found)
+        elif found and all(entry.kind == "missing" for entry in found.values()):
+            yield _missing(path, found)
+
+
+def _summary(entry: SameEntry) -> str:
+    """What is compared, in words that tell like from unlike."""
+    if entry.kind == "missing":
+        return "missing"
+    changed = hashlib.sha256(repr(sorted(entry.files.items())).encode()).hexdigest()[:12] if entry.files else ""
+    if entry.kind == "checkout":
+        return f"commit {(entry.commit or '')[:12]}" + (f" with changes ({changed})" if changed else "")
+    digest = entry.files.get("", "")[:12] if entry.kind == "file" else changed
+    return f"{entry.kind} of {entry.size} bytes ({digest or 'empty'})"
+
+
+def _different(differs: Difference, found: dict[str, SameEntry]) -> Finding:
+    usual = found[next(iter(differs.groups.values()))[0]]
+    lines = [f"{value}: {fold(hosts)}" for value, hosts in differs.groups.items()]
+    files: dict[str, list[str]] = {}
+    for name in differs.outliers:
+        for file in _unlike(usual, found[name]):
+            files.setdefault(file, []).append(name)
+    shown = [f"{file}: differs on {fold(hosts)}" for file, hosts in list(files.items())[:SHOWN]]
+    more = [f"and {len(files) - SHOWN} more files"] if len(files) > SHOWN else []
+    return Finding(
+        hosts=differs.outliers,
+        message=f"{differs.subject} on {fold(differs.outliers)} is not what the other hosts have.",
+        evidence=(*lines, *shown, *more),
+        facts={"path": differs.subject, "resolved": usual.resolved, "files": sorted(files)},
+        fix=Fix(
+            summary=f"Copy {usual.resolved} from one host to the others (rsync, git pull), or keep it on a file system "
+            "that all share."
+        ),
+    )
+
+
+def _unlike(usual: SameEntry, other: SameEntry) -> list[str]:
+    """The files within a folder that are not the same in both; a single file needs no list."""
+    names = sorted({*usual.files, *other.files} - {""})
+    return [name for name in names if usual.files.get(name) != other.files.get(name)]
+
+
+def _missing(path: str, found: dict[str, SameEntry]) -> Finding:
+    return Finding(
+        hosts=tuple(found),
+        message=f"{path} has to be the same on all hosts, and is on none of them.",
+        evidence=tuple(dict.fromkeys(f"looked at {entry.resolved}" for entry in found.values())),
+        facts={"path": path, "files": []},
+        severity=Severity.WARNING,
+        fix=Fix(
+            summary='Correct the path under "same" in the hosts file: a relative one starts from the home directory of '
+            "the user who logs in."
+        ),
+    )

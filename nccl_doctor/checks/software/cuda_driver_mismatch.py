@@ -1,0 +1,91 @@
+"""The NVIDIA driver is older than the CUDA that torch was built for needs, or its parts are of two versions.
+
+What it means: `torch.cuda.is_available()` is False with "The NVIDIA driver on your system is too old", or CUDA ends
+with "driver version is insufficient for CUDA runtime version"; with parts of two versions nothing that uses a GPU
+starts ("Driver/library version mismatch": the driver was updated and the host not rebooted).
+
+How we know: the driver's version from nvidia-smi against the least that torch's CUDA needs: 580 for CUDA 13,
+525.60.13 for CUDA 12, 450.80.02 for CUDA 11, and the toolkit's own for each release before (NVIDIA, "CUDA
+Compatibility", minor version compatibility). A forward-compatibility package (`cuda-compat`) on LD_LIBRARY_PATH lifts
+that; then the check is silent. Where torch is built without CUDA, there is nothing to compare.
+
+Fix: update the driver on the host (and reboot it), or install a torch that is built for an older CUDA.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.snapshot import Host, HostFacts, TorchInfo, Unknown
+
+LEAST = {
+    "13": "580.65.06",
+    "12": "525.60.13",
+    "11": "450.80.02",
+    "10.2": "440.33",
+    "10.1": "418.39",
+    "10.0": "410.48",
+    "9.2": "396.26",
+    "9.1": "387.26",
+    "9.0": "384.81",
+}
+"""The least driver for Linux by CUDA's major version, by release before 11 (CUDA Toolkit release notes)."""
+TWO_VERSIONS = "version mismatch"
+
+
+@check("NCD505", severity=Severity.ERROR, needs=("torch",), explains=("allreduce-failed", "allreduce-timeout"))
+def cuda_driver_mismatch(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding a pair of versions that do not fit, folded over hosts."""
+    old: dict[tuple[str, str, str], list[str]] = {}
+    broken: dict[str, list[str]] = {}
+    for host, facts in view.facts:
+        if not isinstance(facts.torch, TorchInfo) or facts.torch.cuda is None:
+            continue
+        if isinstance(facts.gpus, Unknown):
+            if TWO_VERSIONS in facts.gpus.reason:
+                broken.setdefault(facts.gpus.reason, []).append(host.name)
+            else:
+                yield Unjudged((host.name,), facts.gpus.reason)
+            continue
+        least = needed(facts.torch.cuda)
+        if facts.gpus and least and _before(facts.gpus[0].driver, least) and not _lifted(host, facts):
+            old.setdefault((facts.gpus[0].driver, facts.torch.cuda, least), []).append(host.name)
+    for (driver, cuda, least), hosts in old.items():
+        yield Finding(
+            hosts=tuple(hosts),
+            message=f"Driver {driver} on {fold(hosts)} is too old for torch's CUDA {cuda}, which needs {least}.",
+            evidence=(f"nvidia-smi: driver {driver}", f"torch is built for CUDA {cuda}"),
+            facts={"driver": driver, "cuda": cuda, "least_driver": least},
+            fix=Fix(summary="Update the driver there and reboot, or install a torch that is built for an older CUDA."),
+        )
+    for reason, hosts in broken.items():
+        yield Finding(
+            hosts=tuple(hosts),
+            message=f"The driver's library on {fold(hosts)} is of another version than its kernel module.",
+            evidence=(reason,),
+            fix=Fix(summary="Reboot: the driver was updated while its old module stayed loaded.", risk="disruptive"),
+        )
+
+
+def needed(cuda: str) -> str | None:
+    """The least driver for a CUDA release, "12.8"; None for one that is not in the table."""
+    major, _, minor = cuda.partition(".")
+    return LEAST.get(major) or LEAST.get(f"{major}.{minor.partition('.')[0]}")
+
+
+def _before(version: str, least: str) -> bool:
+    return _numbers(version) < _numbers(least)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+
+
+def _lifted(host: Host, facts: HostFacts) -> bool:
+    """Whether a forward-compatibility package may stand in for the driver's own library."""
+    env = {} if isinstance(facts.env, Unknown) else facts.env
+    return "compat" in {**env, **host.node.env}.get("LD_LIBRARY_PATH", "")

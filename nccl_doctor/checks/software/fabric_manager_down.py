@@ -1,0 +1,62 @@
+"""The host has NVSwitches, and the service that makes them usable does not run.
+
+What it means: CUDA does not start at all: "CUDA error: system not yet initialized" (error 802), or
+`torch.cuda.is_available()` is False, though nvidia-smi shows all GPUs.
+
+How we know: NVSwitches on the PCI bus (A100 and H100 boards), and systemd's answer about nvidia-fabricmanager. In a
+container, where systemd can't be asked, the GPUs' own word counts: their fabric registration is "Completed" once the
+service has done its work. Where neither can be had, this can't be judged. GB200 racks keep their switches outside the
+host, and nothing is checked there.
+
+Fix: install nvidia-fabricmanager of exactly the driver's version, and start it: `systemctl enable --now
+nvidia-fabricmanager`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import Command, Finding, Fix, Severity
+from nccl_doctor.snapshot import HostFacts, Unknown
+
+START = "systemctl enable --now nvidia-fabricmanager"
+STARTABLE = ("inactive", "failed")
+
+
+@check("NCD506", severity=Severity.ERROR, needs=("pci",), explains=("allreduce-failed", "allreduce-timeout"))
+def fabric_manager_down(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding a state of the service, folded over hosts."""
+    down: dict[str, list[str]] = {}
+    for host, facts in view.facts:
+        assert not isinstance(facts.pci, Unknown)
+        if not facts.pci.nvswitches or facts.pci.fabric_manager == "active":
+            continue
+        if _registered(facts):
+            continue
+        if facts.pci.fabric_manager is None:
+            yield Unjudged((host.name,), "has NVSwitches, and systemd can't be asked about nvidia-fabricmanager")
+        else:
+            down.setdefault(facts.pci.fabric_manager, []).append(host.name)
+    for state, hosts in down.items():
+        startable = state in STARTABLE
+        yield Finding(
+            hosts=tuple(hosts),
+            message=f"{fold(hosts)} {'has' if len(hosts) == 1 else 'have'} NVSwitches, and nvidia-fabricmanager is "
+            f"{'not installed' if state == 'missing' else state}: CUDA can't start.",
+            evidence=(f"systemctl: nvidia-fabricmanager is {state}",),
+            facts={"state": state},
+            fix=Fix(
+                summary="Start it:" if startable else "Install nvidia-fabricmanager of the driver's version.",
+                risk="safe" if startable else "manual",
+                needs_root=True,
+                commands=tuple(Command(host=name, command=START) for name in hosts) if startable else (),
+            ),
+        )
+
+
+def _registered(facts: HostFacts) -> bool:
+    """Whether every GPU says that it is part of the fabric."""
+    health = () if isinstance(facts.gpu_health, Unknown) else facts.gpu_health
+    return bool(health) and all(gpu.fabric == "Completed" for gpu in health)

@@ -1,0 +1,96 @@
+"""A node is to start more ranks than it has GPUs, or has fewer GPUs than the other nodes.
+
+What it means: the ranks beyond the last GPU end with "CUDA error: invalid device ordinal", and the others wait for
+them until the rendezvous or the first collective times out. Where the number of ranks is not set in the hosts file, a
+node with fewer GPUs starts fewer ranks: the world is smaller than meant, and NCCL slower or, with an odd number on
+one node, unable to form its rings.
+
+How we know: `nvidia-smi` on each host against `nproc_per_node` and `cuda_visible_devices` of the hosts file. One GPU
+less than on like machines is mostly one that fell off the bus: see Xid 79 in the kernel's log. Where no host has a
+GPU, the job runs on CPUs, and nothing is missing.
+
+Fix: set `nproc_per_node` and `cuda_visible_devices` to what the host has, or bring the missing GPU back
+(`nvidia-smi`, `dmesg`; often a power cycle).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import Finding, Fix, Node, Severity
+from nccl_doctor.ranks import devices, nproc, visible
+from nccl_doctor.snapshot import Gpu, Unknown
+
+
+@check("NCD503", severity=Severity.ERROR, needs=("gpus",), explains=("allreduce-failed", "allreduce-timeout"))
+def gpu_count_low(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding a node that can't serve its ranks; one for all that have fewer GPUs than most."""
+    if all(facts.gpus == () for _, facts in view.facts):
+        return
+    uneven: dict[str, int] = {}
+    for host, facts in view.facts:
+        assert not isinstance(facts.gpus, Unknown)
+        ranks = nproc(host.node, facts, alone=len(view.snapshot.cluster.nodes) == 1)
+        missing = _missing(host.node, facts.gpus)
+        seen = visible(host.node, facts.gpus)
+        if missing or (len(seen) < ranks and not _parts(host.node)):
+            yield _short(host.node, facts.gpus, ranks, missing)
+        elif host.node.nproc_per_node is None and host.node.cuda_visible_devices is None:
+            uneven[host.name] = len(facts.gpus)
+    yield from _uneven(uneven)
+
+
+def _missing(node: Node, gpus: tuple[Gpu, ...]) -> list[str]:
+    """Indexes in CUDA_VISIBLE_DEVICES that no GPU has: CUDA hides those and all behind them."""
+    there = {str(gpu.index) for gpu in gpus}
+    return [part for part in devices(node) if part.isdigit() and part not in there]
+
+
+def _parts(node: Node) -> bool:
+    """Whether the node names parts of GPUs, whose number nvidia-smi's list does not tell."""
+    return any(part.startswith("MIG-") for part in devices(node))
+
+
+def _short(node: Node, gpus: tuple[Gpu, ...], ranks: int, missing: list[str]) -> Finding:
+    has = f"{len(gpus)} GPU{'s' * (len(gpus) != 1)}"
+    named = f" with CUDA_VISIBLE_DEVICES={node.cuda_visible_devices}" if node.cuda_visible_devices is not None else ""
+    wants = f"use GPU {', '.join(missing)}" if missing else f"start {ranks} ranks"
+    models: dict[str, list[str]] = {}
+    for gpu in gpus:
+        models.setdefault(gpu.name, []).append(str(gpu.index))
+    seen = [f"GPU {fold(indexes).strip('[]')}: {name}" for name, indexes in models.items()]
+    return Finding(
+        hosts=(node.name,),
+        message=f"{node.name} is to {wants}{named}, and has {has}.",
+        evidence=tuple(seen or ["nvidia-smi shows no GPU"]),
+        facts={"gpus": len(gpus), "nproc_per_node": ranks, "cuda_visible_devices": node.cuda_visible_devices},
+        fix=Fix(
+            summary="Set nproc_per_node and cuda_visible_devices in the hosts file to what the host has, or bring back "
+            "the GPU that it lacks (its kernel log says whether one fell off the bus)."
+        ),
+    )
+
+
+def _uneven(counts: dict[str, int]) -> Iterator[Finding]:
+    if not counts:
+        return
+    usual = max(Counter(counts.values()).items(), key=lambda item: (item[1], item[0]))[0]
+    fewer = tuple(name for name, count in counts.items() if count < usual)
+    if not fewer:
+        return
+    rest = [name for name, count in counts.items() if count == usual]
+    yield Finding(
+        hosts=fewer,
+        message=f"{fold(fewer)} {'has' if len(fewer) == 1 else 'have'} fewer GPUs than the others, so the job would be "
+        "smaller there.",
+        evidence=(*(f"{name}: {counts[name]}" for name in fewer), f"{fold(rest)}: {usual}"),
+        facts={"gpus": counts},
+        severity=Severity.WARNING,
+        fix=Fix(
+            summary="Bring back the GPU that is missing (the kernel log says whether one fell off the bus), or set "
+            "nproc_per_node in the hosts file, so that it is said to be meant."
+        ),
+    )

@@ -1,0 +1,53 @@
+"""The job's GPUs are of different models, or have different amounts of memory.
+
+What it means: every step lasts as long as on the slowest GPU, and a batch that fits into the largest memory may not
+fit into the smallest. NCCL takes its choices (algorithm, NVLink, SHARP) from what all ranks can do.
+
+How we know: the names and memory sizes in `nvidia-smi` on all hosts, of the GPUs that the job's ranks see. A GPU in
+multi-instance mode tells no memory of its own and counts by its name alone.
+
+Fix: leave the unlike hosts out, or choose the batch size for the smallest. With unlike GPUs in one machine, set
+`CUDA_DEVICE_ORDER=PCI_BUS_ID`, so that CUDA numbers them as nvidia-smi does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from nccl_doctor.checks.majority import difference, ordered
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.ranks import visible
+from nccl_doctor.snapshot import Gpu, Unknown
+
+GIB = 1024
+
+
+@check("NCD509", severity=Severity.WARNING, needs=("gpus",))
+def gpu_model_mismatch(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding: hosts whose GPUs are not the others', or unlike among themselves."""
+    kinds = {}
+    for host, facts in view.facts:
+        assert not isinstance(facts.gpus, Unknown)
+        seen = visible(host.node, facts.gpus)
+        if seen:
+            kinds[host.name] = Counter(map(_kind, seen))
+    mixed = {name for name, found in kinds.items() if len(found) > 1}
+    between = difference("GPUs", {name: next(iter(found)) for name, found in kinds.items() if name not in mixed})
+    hosts = ordered(kinds, mixed | set(between.outliers if between else ()))
+    if not hosts:
+        return
+    within = [f"{name}: {', '.join(f'{n} x {kind}' for kind, n in kinds[name].items())}" for name in sorted(mixed)]
+    yield Finding(
+        hosts=hosts,
+        message=f"The GPUs on {fold(hosts)} are not like the others, and the slowest sets the pace of all.",
+        evidence=(*([str(between)] if between else []), *within),
+        facts={"gpus": {name: dict(found) for name, found in kinds.items()}},
+        fix=Fix(summary="Leave the unlike hosts out (-x), or choose the batch size for the smallest memory."),
+    )
+
+
+def _kind(gpu: Gpu) -> str:
+    return gpu.name if gpu.memory_total_mib is None else f"{gpu.name} with {round(gpu.memory_total_mib / GIB)} GiB"

@@ -1,0 +1,49 @@
+"""Two nodes of the job use the same GPU.
+
+What it means: NCCL ends with "Duplicate GPU detected : rank 0 and rank 2 both on CUDA device …", or both ranks fight
+for the GPU's memory until one runs out of it.
+
+How we know: the identifiers (UUIDs) of the GPUs that each node's ranks see, through `cuda_visible_devices` of the
+hosts file. The same identifier on two nodes means that they are one machine under two names or addresses: what the
+hosts file shows of that by itself is refused before any host is contacted. nvidia-smi numbers GPUs by their place on
+the bus, and so does CUDA where CUDA_DEVICE_ORDER=PCI_BUS_ID is set; otherwise it may put the fastest first.
+
+Fix: give each node GPUs of its own: `cuda_visible_devices: "0,1"` on one and `"2,3"` on the other; or take one of the
+two out of the list.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.ranks import nproc, visible
+from nccl_doctor.snapshot import Unknown
+
+
+@check("NCD504", severity=Severity.ERROR, needs=("gpus",), explains=("allreduce-failed", "allreduce-timeout"))
+def gpu_overlap(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding a pair of nodes that share GPUs."""
+    used: dict[str, dict[str, str]] = {}
+    for host, facts in view.facts:
+        assert not isinstance(facts.gpus, Unknown)
+        ranks = nproc(host.node, facts, alone=len(view.snapshot.cluster.nodes) == 1)
+        mine = visible(host.node, facts.gpus)[:ranks]
+        used[host.name] = {gpu.uuid: f"{gpu.index} ({gpu.name})" for gpu in mine if gpu.uuid.startswith("GPU-")}
+    for one, other in itertools.combinations(used, 2):
+        shared = [uuid for uuid in used[one] if uuid in used[other]]
+        if not shared:
+            continue
+        yield Finding(
+            hosts=(one, other),
+            message=f"{one} and {other} are one machine, and both use GPU "
+            f"{', '.join(used[one][uuid].partition(' ')[0] for uuid in shared)}.",
+            evidence=tuple(f"GPU {used[one][uuid]}, {uuid}: on {one} and on {other}" for uuid in shared),
+            facts={"uuids": shared},
+            fix=Fix(
+                summary="Set cuda_visible_devices on each of the two in the hosts file, to GPUs of its own, or take "
+                "one of them out."
+            ),
+        )

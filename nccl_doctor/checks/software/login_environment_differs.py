@@ -1,0 +1,81 @@
+"""What you get when you log in by hand is not what a command over SSH gets.
+
+What it means: the check judged one interpreter or one set of variables, and a training that you start from your own
+terminal uses another; or a launcher over SSH (mpirun, DeepSpeed, pdsh) misses variables that are set in `.bashrc`
+behind the line that returns for non-interactive shells. NCCL_SOCKET_IFNAME set there on one host and not on another
+is a classic.
+
+How we know: the user's shell was started once as an interactive login shell, without a terminal, and asked which
+interpreter it finds by the hosts file's name and which variables of training it has (NCCL_*, CUDA_*, LD_LIBRARY_PATH
+and the like). What the hosts file itself sets counts for both. It is asked where it matters: where torch was not
+found, or where there are GPUs or RDMA devices. Shells of the csh family can't be asked so; where a start file does
+not come to its end without a terminal, that is told only where the interpreter's name depends on PATH.
+
+A difference in search paths alone (LD_LIBRARY_PATH, PYTHONPATH) is only worth knowing: torch's wheels find their own
+libraries.
+
+Fix: name the interpreter by its path in the hosts file (`python: /opt/conda/envs/train/bin/python`) and put the
+variables under its `env`: then both are the same everywhere, and `nccl-doctor launch` writes them into its lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.hostlist import fold, quoted
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.snapshot import Host, PythonInfo, Unknown
+from nccl_doctor.snapshot.equipment import LoginShell
+
+SEARCHED = frozenset({"LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH"})
+
+
+@check("NCD511", severity=Severity.WARNING, needs=("python",))
+def login_environment_differs(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding a set of differences, folded over hosts."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    matters: set[tuple[str, ...]] = set()
+    for host, facts in view.facts:
+        assert isinstance(facts.python, PythonInfo)
+        if host.node.local:
+            continue
+        if isinstance(facts.login_shell, Unknown):
+            if "/" not in host.node.python:
+                yield Unjudged((host.name,), facts.login_shell.reason)
+        elif facts.login_shell is not None:
+            lines = tuple(_lines(host, facts.python, facts.login_shell))
+            if lines and _matters(host, facts.python, facts.login_shell):
+                matters.add(lines)
+            if lines:
+                groups.setdefault(lines, []).append(host.name)
+    for lines, hosts in groups.items():
+        yield Finding(
+            hosts=tuple(hosts),
+            message=f"On {fold(hosts)} a login shell differs from a command over SSH, which is what was judged.",
+            evidence=lines,
+            severity=None if lines in matters else Severity.INFO,
+            fix=Fix(
+                summary="Name the interpreter by its path (python: /path/to/python) and put the variables under env in "
+                "the hosts file, so that both are the same."
+            ),
+        )
+
+
+def _matters(host: Host, judged: PythonInfo, login: LoginShell) -> bool:
+    """Whether more differs than where libraries and modules are looked for, which torch's own wheels don't need."""
+    names = set(login.differing) - set(host.node.env) - SEARCHED
+    return bool(names) or (login.prefix is not None and login.prefix != judged.prefix)
+
+
+def _lines(host: Host, judged: PythonInfo, login: LoginShell) -> Iterator[str]:
+    if login.prefix is not None and login.prefix != judged.prefix:
+        where = f" (environment {login.environment})" if login.environment else ""
+        yield f"{host.node.python} is {judged.executable} over SSH and {login.python} in a login shell{where}"
+    for name, (ssh, shell) in login.differing.items():
+        if name not in host.node.env:
+            yield f"{name} is {_said(ssh)} over SSH and {_said(shell)} in a login shell"
+
+
+def _said(value: str | None) -> str:
+    return "unset" if value is None else quoted(value)

@@ -1,0 +1,43 @@
+"""The interpreter that training uses has no torch.
+
+What it means: `python -m torch.distributed.run` on this host ends at once with "No module named torch", while the
+other hosts wait for it until their rendezvous times out.
+
+How we know: the host's training interpreter was asked for the metadata of its installed packages, in the way a
+non-interactive SSH command runs it. A conda environment or virtual environment that your login shell activates in
+`.bashrc` is not active there.
+
+Fix: name the interpreter of the environment in the hosts file (`python: /opt/train/bin/python`, for all hosts or for
+one), or install torch for the interpreter that is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.snapshot import PythonInfo, TorchInfo
+
+
+@check("NCD501", severity=Severity.ERROR, needs=("torch", "python"), explains=("allreduce-failed", "allreduce-timeout"))
+def torch_missing(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding an interpreter that lacks torch, folded over its hosts."""
+    lacking: dict[str, list[str]] = {}
+    present: dict[str, list[str]] = {}
+    for host, facts in view.facts:
+        assert isinstance(facts.python, PythonInfo)
+        seen = present if isinstance(facts.torch, TorchInfo) else lacking
+        seen.setdefault(facts.python.executable, []).append(host.name)
+    for executable, hosts in lacking.items():
+        others = [f"torch is there: {', '.join(names)} ({path})" for path, names in present.items()]
+        yield Finding(
+            hosts=tuple(hosts),
+            message=f"{executable} has no torch, so torchrun can't start there.",
+            evidence=(f"asked {executable}: no package torch in its metadata", *others),
+            facts={"python": executable},
+            fix=Fix(
+                summary='Name the interpreter that has torch in the hosts file ("python: /path/to/python") or with '
+                "--python, or install torch for this one."
+            ),
+        )

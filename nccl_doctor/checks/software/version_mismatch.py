@@ -1,0 +1,104 @@
+"""Hosts differ in the Python, torch, CUDA, NCCL, NCCL plugin or driver that training will use.
+
+What it means: NCCL refuses to form a communicator from different builds (from 2.23 on with "Mismatched NCCL version
+detected", before that by a hang or "Message truncated"). Different torch releases disagree about the store's and
+gloo's wire formats, and differ in their numbers where they do start.
+
+What differs and matters:
+
+- torch's release (2.9 against 2.8, 2.9.0 against 2.9.1) and its CUDA: an error.
+- NCCL's version, as the library says that torch really loads, else as torch's wheel names it: an error.
+- NCCL's plugins (aws-ofi-nccl and the like): there on one host and not on another, or another version: an error, for
+  the two ends of a connection would speak different transports.
+- Python's minor version (3.10 against 3.11): a warning, since pickled objects and compiled extensions may not fit.
+- The driver's branch (570 against 580): a warning; what a newer one offers, such as NVLink SHARP, NCCL then uses on
+  some ranks only.
+
+What does not matter, and is not reported: Python's patch release, the driver's minor releases within a branch, the
+kernel, and the build tag behind torch's version ("+cu128"; its CUDA version is compared by itself).
+
+How we know: the metadata of each host's training interpreter, without importing torch; libnccl's own answer; the
+digests of the plugins' files; nvidia-smi; and where the all-reduce ran, what its ranks really loaded. The majority is
+taken for right, and the others are named.
+
+Fix: install the same versions everywhere, or name interpreters in the hosts file that have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.majority import difference, ordered
+from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import Finding, Fix, NcclInterface, Severity
+from nccl_doctor.snapshot import HostFacts, PythonInfo, Smoke, TorchInfo, Unknown
+
+MATTERS = {
+    "torch": Severity.ERROR,
+    "CUDA": Severity.ERROR,
+    "NCCL": Severity.ERROR,
+    "NCCL plugins": Severity.ERROR,
+    "Python": Severity.WARNING,
+    "driver": Severity.WARNING,
+}
+
+
+@check("NCD502", severity=Severity.ERROR, needs=("python", "torch"), explains=("allreduce-failed", "allreduce-timeout"))
+def version_mismatch(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding for all that differs: the outliers against the majority."""
+    versions = {host.name: {**_versions(facts), **_in_the_all_reduce(view, host.name)} for host, facts in view.facts}
+    found = [
+        (one, severity)
+        for subject, severity in MATTERS.items()
+        if (one := difference(subject, {name: v[subject] for name, v in versions.items() if subject in v}))
+    ]
+    if not found:
+        return
+    hosts = ordered(versions, {name for one, _ in found for name in one.outliers})
+    subjects = ", ".join(one.subject for one, _ in found)
+    verb = "is" if len(found) == 1 and not subjects.endswith("s") else "are"
+    yield Finding(
+        hosts=hosts,
+        message=f"{subjects} on {fold(hosts)} {verb} not the others'.",
+        evidence=tuple(str(one) for one, _ in found),
+        facts={"versions": {one.subject: one.groups for one, _ in found}},
+        severity=max((severity for _, severity in found), key=lambda each: each.rank),
+        fix=Fix(
+            summary="Install the same versions on all hosts, or name interpreters in the hosts file that have them."
+        ),
+    )
+
+
+def _in_the_all_reduce(view: View, host: str) -> dict[str, str]:
+    """What the host's first rank really loaded, which an LD_LIBRARY_PATH may have changed."""
+    smoke = view.snapshot.smoke
+    ranks = [rank for rank in smoke.ranks if rank.host == host] if isinstance(smoke, Smoke) else []
+    torch = next((rank.torch.split("+")[0] for rank in ranks if rank.torch), None)
+    loaded = {"torch": torch, "NCCL": next((rank.nccl for rank in ranks if rank.nccl), None)}
+    return {subject: version for subject, version in loaded.items() if version is not None}
+
+
+def _versions(facts: HostFacts) -> dict[str, str]:
+    """What is compared; a host without torch has a diagnosis of its own."""
+    assert isinstance(facts.python, PythonInfo)
+    found = {"Python": ".".join(facts.python.version.split(".")[:2])}
+    if isinstance(facts.torch, TorchInfo):
+        found["torch"] = facts.torch.version.split("+")[0]
+        found["CUDA"] = facts.torch.cuda or facts.torch.hip or "none"
+        nccl = _loaded_nccl(facts) or facts.torch.nccl
+        if nccl:
+            found["NCCL"] = nccl
+    if not isinstance(facts.plugins, Unknown):
+        found["NCCL plugins"] = ", ".join(
+            f"{one.name} {one.version or one.digest[:12]}" for one in sorted(facts.plugins, key=lambda p: p.name)
+        ) or "none"  # fmt: skip
+    if not isinstance(facts.gpus, Unknown) and facts.gpus:
+        found["driver"] = facts.gpus[0].driver.split(".")[0]
+    return found
+
+
+def _loaded_nccl(facts: HostFacts) -> str | None:
+    """The version that libnccl itself told when it was asked for its interface."""
+    told = facts.nccl_interface
+    return told.nccl_version if isinstance(told, NcclInterface) and told.source == "libnccl" else None

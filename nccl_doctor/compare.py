@@ -1,0 +1,104 @@
+"""What changed between two snapshots: facts, host by host. Pure.
+
+What differs from one run to the next by its nature (times, sockets, ports the kernel chose, free memory) is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from nccl_doctor.snapshot import Host, Snapshot
+
+FLEETING = frozenset(
+    {"clock", "sockets", "age_s", "memory_used_mib", "free_bytes", "timings", "firewall_after", "pid", "ppid"}
+)
+"""Names of fields that are never the same twice."""
+KEYS = ("name", "path", "interface", "uuid", "index", "destination", "number", "port")
+"""The field by which an entry of a list is known; the first that it has."""
+ABSENT = "nothing"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One fact that is not what it was.
+
+    Attributes:
+        what: its place, "torch.version" or "interfaces.links[eno1].mtu".
+        hosts: who has this change; empty for the cluster as a whole.
+    """
+
+    what: str
+    before: str
+    after: str
+    hosts: tuple[str, ...] = ()
+
+
+def changes(before: Snapshot, after: Snapshot) -> tuple[Change, ...]:
+    """All changes, those of the cluster first; the same change on several hosts once."""
+    cluster = [Change(*one) for one in _differences(_cluster(before), _cluster(after))]
+    old = {host.name: host for host in before.hosts}
+    new = {host.name: host for host in after.hosts}
+    hosts: dict[tuple[str, str, str], list[str]] = {}
+    for name in dict.fromkeys([*old, *new]):
+        for one in _differences(_host(old.get(name)), _host(new.get(name))):
+            hosts.setdefault(one, []).append(name)
+    return (*cluster, *(Change(*one, hosts=tuple(names)) for one, names in hosts.items()))
+
+
+def _cluster(snapshot: Snapshot) -> dict[str, str]:
+    tree = {
+        "master_addr": snapshot.cluster.master_addr,
+        "master_port": snapshot.cluster.master_port,
+        "same": list(snapshot.cluster.same),
+        "nccl-doctor": snapshot.version,
+    }
+    return dict(_leaves(tree, ""))
+
+
+def _host(host: Host | None) -> dict[str, str]:
+    if host is None:
+        return {"in the list": "no"}
+    if host.facts is None:
+        reason = host.failure.kind if host.failure is not None else "not reached"
+        return {"in the list": "yes", "reached": f"no ({reason})"}
+    tree = host.facts.model_dump(mode="json", by_alias=True)
+    node = host.node.model_dump(mode="json", exclude={"name", "node_rank", "local"})
+    return {"in the list": "yes", "reached": "yes", **dict(_leaves({"node": node, **tree}, ""))}
+
+
+def _differences(old: dict[str, str], new: dict[str, str]) -> Iterator[tuple[str, str, str]]:
+    # Of a host that was or is away nothing more can be compared than that.
+    together = old.get("reached") == new.get("reached") and old.get("in the list") == new.get("in the list")
+    for what in dict.fromkeys([*old, *new]):
+        before, after = old.get(what, ABSENT), new.get(what, ABSENT)
+        if before != after and (together or what in ("reached", "in the list")):
+            yield what, before, after
+
+
+def _leaves(tree: Any, path: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - JSON
+    """Every value with its place; a fact that is unknown is one value, and so is an empty collection."""
+    if isinstance(tree, dict) and "$unknown" in tree:
+        yield path, f"unknown: {tree['$unknown']}"
+    elif isinstance(tree, dict) and "$skipped" in tree:
+        yield path, f"skipped: {tree['$skipped']}"
+    elif isinstance(tree, dict):
+        for name, value in tree.items():
+            if name not in FLEETING:
+                yield from _leaves(value, f"{path}.{name}" if path else name)
+    elif isinstance(tree, list) and any(isinstance(value, dict) for value in tree):
+        for name, value in _named(tree):
+            yield from _leaves(value, f"{path}[{name}]")
+    else:
+        yield path, tree if isinstance(tree, str) else json.dumps(tree, ensure_ascii=False)
+
+
+def _named(entries: list[Any]) -> Iterator[tuple[str, Any]]:
+    """Entries of a list by the name that they go by; one that comes again gets a number."""
+    seen: dict[str, int] = {}
+    for entry in entries:
+        own = next((str(entry[key]) for key in KEYS if isinstance(entry, dict) and key in entry), "")
+        seen[own] = seen.get(own, 0) + 1
+        yield (own if seen[own] == 1 and own else f"{own}#{seen[own]}"), entry

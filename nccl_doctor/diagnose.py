@@ -1,0 +1,222 @@
+"""Runs the checks over a snapshot, hangs what merely follows under its cause, and makes the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from nccl_doctor import summary
+from nccl_doctor.checks.allreduce.heard import heard
+from nccl_doctor.checks.registry import Check, Unjudged, View, all_checks
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import (
+    CheckResult,
+    Consequence,
+    Diagnosis,
+    Finding,
+    HostSummary,
+    NcclInterface,
+    Outcome,
+    Report,
+    Severity,
+)
+from nccl_doctor.snapshot import Host, Skipped, Smoke, Snapshot, Unknown
+
+Selection = Callable[[Check], bool]
+
+FAULTS = ("allreduce-failed", "allreduce-timeout")
+SETTLED = ("interfaces", "environment", "software")
+"""Categories of what does not change between the look at a host and the all-reduce: their checks know better than a
+log, which guesses. A port may be taken in between."""
+
+
+@dataclass
+class _Judged:
+    """One check's yield."""
+
+    check: Check
+    outcome: Outcome
+    reason: str | None = None
+    findings: list[Finding] = field(default_factory=list)
+
+
+def judge(snapshot: Snapshot, command: str, selected: Selection = lambda _check: True) -> Report:
+    """The report of a snapshot; ``selected`` says which checks run."""
+    judged = [
+        _run(check, snapshot) if selected(check) else _Judged(check, Outcome.SKIP, summary.NOT_SELECTED)
+        for check in all_checks()
+        if check.function is not None
+    ]
+    judged = _with_heard(judged, snapshot)
+    diagnoses = hang((j.check, finding) for j in judged for finding in j.findings)
+    results = tuple(
+        CheckResult(code=j.check.code, name=j.check.name, category=j.check.category, outcome=j.outcome, reason=j.reason)
+        for j in judged
+    )
+    return summary.report(snapshot, command, diagnoses, results, [_host(host) for host in snapshot.hosts])
+
+
+def _with_heard(judged: list[_Judged], snapshot: Snapshot) -> list[_Judged]:
+    """The same with what the output of a failed all-reduce shows as its cause.
+
+    A cause that a live check has found takes that as its consequence, as it takes the all-reduce's failure.
+    """
+    failed = {j.check.name for j in judged if j.check.name in FAULTS and j.findings}
+    if not failed or not isinstance(snapshot.smoke, Smoke):
+        return judged
+    by_name = {j.check.name: j for j in judged}
+    entries = {check.name: check for check in all_checks()}
+    for name, finding in heard(snapshot.smoke):
+        entry, live = entries[name], by_name.get(name)
+        settled = entry.category in SETTLED and entry.function is not None
+        if live is not None and (live.findings or (settled and _run(entry, snapshot).outcome is Outcome.PASS)):
+            continue
+        cause = replace(entry, explains=(*entry.explains, *failed))
+        by_name = {n: replace(j, check=_explaining(j.check, failed, name)) for n, j in by_name.items()}
+        by_name[name] = _Judged(cause, Outcome.FOUND, None, [finding])
+    return sorted(by_name.values(), key=lambda j: j.check.code)
+
+
+def _explaining(check: Check, failed: set[str], name: str) -> Check:
+    """A check that explains the all-reduce's failure explains what its output says, too."""
+    return replace(check, explains=(*check.explains, name)) if failed & set(check.explains) else check
+
+
+def _host(host: Host) -> HostSummary:
+    node = host.node
+    chosen = host.facts.nccl_interface if host.facts else None
+    return HostSummary(
+        name=node.name,
+        address=node.address,
+        node_rank=node.node_rank,
+        reached=host.facts is not None,
+        nccl_interface=chosen if isinstance(chosen, NcclInterface) else None,
+    )
+
+
+def _run(check: Check, snapshot: Snapshot) -> _Judged:
+    """One check over all hosts; a crash is its outcome and nobody else's."""
+    phase_reason = _phase_reason(check, snapshot)
+    if phase_reason is not None:
+        outcome, reason = phase_reason
+        return _Judged(check, outcome, reason)
+    hosts, gaps = _known(check, snapshot)
+    findings: list[Finding] = []
+    try:
+        assert check.function is not None
+        for result in check.function(View(snapshot, tuple(hosts))):
+            if isinstance(result, Unjudged):
+                gaps.append(result)
+            else:
+                findings.append(result)
+    except Exception as error:  # noqa: BLE001 - a fault of one check must not silence the others
+        return _Judged(check, Outcome.CRASH, f"{type(error).__name__}: {error}", findings)
+    if findings:
+        return _Judged(check, Outcome.FOUND, None, findings)
+    if gaps:
+        return _Judged(check, Outcome.UNKNOWN, "; ".join(_merged(gaps)))
+    return _Judged(check, Outcome.PASS)
+
+
+def _phase_reason(check: Check, snapshot: Snapshot) -> tuple[Outcome, str] | None:
+    """Why a check can't run at all: a phase that it needs was skipped or could not be carried out."""
+    for need in check.needs:
+        if need in ("mesh", "smoke"):
+            value = snapshot.mesh if need == "mesh" else snapshot.smoke
+            if isinstance(value, Skipped):
+                return Outcome.SKIP, value.reason
+            if isinstance(value, Unknown):
+                return Outcome.UNKNOWN, value.reason
+    return None
+
+
+def _known(check: Check, snapshot: Snapshot) -> tuple[list[Host], list[Unjudged]]:
+    """The hosts whose needed facts are known, and why the others can't be judged."""
+    scope = snapshot.hosts[:1] if check.scope == "master" else snapshot.hosts
+    hosts: list[Host] = []
+    gaps: list[Unjudged] = []
+    for host in scope:
+        if host.facts is None:
+            # Its absence is a diagnosis already; a gap only where the check is about this host alone.
+            if check.scope == "master" and check.needs:
+                gaps.append(Unjudged((host.name,), "not reached"))
+            continue
+        missing = [getattr(host.facts, need) for need in check.needs if need not in ("mesh", "smoke")]
+        reasons = [value.reason for value in missing if isinstance(value, Unknown)]
+        if reasons:
+            gaps.append(Unjudged((host.name,), reasons[0]))
+        else:
+            hosts.append(host)
+    return hosts, gaps
+
+
+def _merged(gaps: Iterable[Unjudged]) -> list[str]:
+    """Gaps with the same reason folded over their hosts."""
+    by_reason: dict[str, list[str]] = {}
+    for gap in gaps:
+        by_reason.setdefault(gap.reason, []).extend(gap.hosts)
+    return [f"{fold(hosts)}: {reason}" if hosts else reason for reason, hosts in by_reason.items()]
+
+
+def hang(found: Iterable[tuple[Check, Finding]]) -> tuple[Diagnosis, ...]:
+    """Diagnoses, gravest first; a finding that another one explains stands under it.
+
+    A finding follows from another where that one's check names it in ``explains`` and they share a host, or where it
+    is the all-reduce's or a log's: those suffer from every host's faults.
+    """
+    rows = list(found)
+    order = sorted(rows, key=lambda row: (-_severity(*row).rank, row[0].code))
+    cause_of: dict[int, tuple[Check, Finding]] = {}
+    for check, finding in rows:
+        for cause in order:
+            if cause[1] is not finding and id(cause[1]) not in cause_of and _explains(cause, (check, finding)):
+                cause_of[id(finding)] = cause
+                break
+    causes = [row for row in order if id(row[1]) not in cause_of]
+    return tuple(_diagnosis(row, [r for r in rows if _root(cause_of, r) is row[1]]) for row in causes)
+
+
+def _root(cause_of: dict[int, tuple[Check, Finding]], row: tuple[Check, Finding]) -> Finding | None:
+    """The cause at the end of the chain, None for a cause itself."""
+    cause = cause_of.get(id(row[1]))
+    while cause is not None and id(cause[1]) in cause_of:
+        cause = cause_of[id(cause[1])]
+    return cause[1] if cause else None
+
+
+def _explains(cause: tuple[Check, Finding], effect: tuple[Check, Finding]) -> bool:
+    if effect[0].name not in cause[0].explains:
+        return False
+    if effect[0].code[3] in "79":
+        return True
+    mine, theirs = cause[1].facts.get("failed"), effect[1].facts.get("failed")
+    if mine is not None and theirs is not None:
+        # Both name the dials that failed. The effect blames the host that was not reached, and the cause may be the
+        # other end: one that looked up a wrong address, say.
+        return all(pair in mine for pair in theirs)
+    return bool(set(cause[1].hosts) & set(effect[1].hosts)) and _same_processes(cause[1], effect[1])
+
+
+def _same_processes(cause: Finding, effect: Finding) -> bool:
+    """Whether two findings can be about one process: a host has many, and each finding may name its own ("pids")."""
+    mine, theirs = cause.facts.get("pids"), effect.facts.get("pids")
+    return mine is None or theirs is None or bool(set(mine) & set(theirs))
+
+
+def _severity(check: Check, finding: Finding) -> Severity:
+    return finding.severity or check.severity
+
+
+def _diagnosis(row: tuple[Check, Finding], effects: list[tuple[Check, Finding]]) -> Diagnosis:
+    check, finding = row
+    gravest = max((row, *effects), key=lambda r: _severity(*r).rank)
+    consequences = tuple(
+        Consequence(code=c.code, name=c.name, hosts=effect.hosts, message=effect.message) for c, effect in effects
+    )
+    return Diagnosis(
+        code=check.code,
+        name=check.name,
+        severity=_severity(*gravest),
+        explains=consequences,
+        **{name: getattr(finding, name) for name in ("hosts", "message", "evidence", "facts", "fix", "entities")},
+    )

@@ -1,0 +1,279 @@
+"""A snapshot and its diagnoses as a report: status, the screen's rows and what to do next.
+
+Stands beside diagnose.py because the report layer knows the model alone and no facts.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any, Literal
+
+from nccl_doctor import __version__
+from nccl_doctor.checks.allreduce.link import best, link, way
+from nccl_doctor.firewall.manager import managed_by
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import CheckResult, Cluster, Diagnosis, HostSummary, Outcome, Phase, Report, Severity
+from nccl_doctor.snapshot import (
+    FirewallFacts,
+    Isolation,
+    Mesh,
+    PortTrial,
+    PythonInfo,
+    Smoke,
+    Snapshot,
+    TorchInfo,
+    Unknown,
+)
+
+NOT_SELECTED = "not selected"
+"""Why a check was skipped that the call does not ask for; a row of such checks is not shown."""
+
+ROWS: dict[str, tuple[str, ...]] = {
+    "access": ("access",),
+    "software": ("software", "rdma"),
+    "interfaces": ("interfaces", "environment"),
+    "ports": ("ports",),
+    "firewall": ("firewall",),
+    "processes": ("processes",),
+    "limits": ("limits",),
+    "all-reduce": ("allreduce",),
+}
+"""The screen's rows, each with the categories that it folds."""
+
+NO_FILE = ("-w", "SLURM_JOB_NODELIST")
+"""Sources of hosts that are no file (inventory/load.py); a pipe is gone by now."""
+OUTCOMES: dict[Severity, Literal["FAIL", "warn", "ok"]] = {
+    Severity.ERROR: "FAIL",
+    Severity.WARNING: "warn",
+    Severity.INFO: "ok",
+}
+LIMITS = ("nofile-low", "memlock-low", "shm-small")
+HOLDERS = ("port-in-use", "port-privileged")
+
+
+def report(
+    snapshot: Snapshot,
+    command: str,
+    diagnoses: tuple[Diagnosis, ...],
+    checks: tuple[CheckResult, ...],
+    hosts: Sequence[HostSummary],
+) -> Report:
+    """The whole report of one snapshot."""
+    gaps = any(check.outcome in (Outcome.UNKNOWN, Outcome.CRASH) for check in checks)
+    complete = not gaps and all(host.reached for host in hosts)
+    return Report(
+        version=__version__,
+        command=command,
+        status=status(diagnoses),
+        complete=complete,
+        title=_title(snapshot),
+        hosts=tuple(hosts),
+        diagnoses=diagnoses,
+        checks=checks,
+        phases=tuple(_phases(snapshot, diagnoses, checks)),
+        mesh=_mesh(snapshot),
+        smoke=_smoke(snapshot),
+        timings=snapshot.timings,
+        next_step=_next_step(snapshot, diagnoses) if complete and command == "check" else None,
+    )
+
+
+def status(diagnoses: Iterable[Diagnosis]) -> Literal["ok", "warning", "error"]:
+    """The gravest diagnosis; what is merely worth knowing leaves it at ok."""
+    gravest = max((diagnosis.severity.rank for diagnosis in diagnoses), default=0)
+    words: tuple[Literal["ok", "warning", "error"], ...] = ("ok", "warning", "error")
+    return words[gravest]
+
+
+def row_of(category: str, name: str) -> str:
+    """The screen's row that a check belongs to."""
+    if category == "ports" and name.startswith("firewall-"):
+        return "firewall"
+    if name in LIMITS:
+        return "limits"
+    if name in HOLDERS:
+        return "processes"
+    return next((row for row, categories in ROWS.items() if category in categories), category)
+
+
+def _title(snapshot: Snapshot) -> str:
+    cluster = snapshot.cluster
+    count = len(cluster.nodes)
+    hosts = "1 host" if count == 1 else f"{count} hosts"
+    ranks = f", {snapshot.smoke.world_size} ranks" if isinstance(snapshot.smoke, Smoke) else ""
+    if count == 1 and cluster.nodes[0].local:
+        return f"this machine ({cluster.nodes[0].name}){ranks}, master port {cluster.master_port}"
+    first = cluster.nodes[0].name
+    place = f"{cluster.master_addr}:{cluster.master_port}"
+    return f"{hosts}{ranks}, master {place if first == cluster.master_addr else f'{first} ({place})'}"
+
+
+def _phases(snapshot: Snapshot, diagnoses: Sequence[Diagnosis], checks: Sequence[CheckResult]) -> Iterator[Phase]:
+    texts = _Texts(snapshot)
+    severity = {diagnosis.code: diagnosis.severity for diagnosis in diagnoses}
+    consequences = {effect.code for diagnosis in diagnoses for effect in diagnosis.explains}
+    for row in ROWS:
+        mine = [check for check in checks if row_of(check.category, check.name) == row]
+        if all(check.reason == NOT_SELECTED for check in mine):
+            continue
+        found = [check for check in mine if check.outcome is Outcome.FOUND]
+        gaps = [check for check in mine if check.outcome in (Outcome.UNKNOWN, Outcome.CRASH)]
+        text = texts.of(row)
+        if row == "ports" and isinstance(snapshot.mesh, Mesh) and snapshot.mesh.failed:
+            # Also where a firewall's rule explains it, which the row below says.
+            yield Phase(name=row, outcome="FAIL", text=text)
+        elif found:
+            gravest = max((severity.get(check.code, Severity.ERROR) for check in found), key=lambda s: s.rank)
+            own = any(check.code not in consequences for check in found)
+            yield Phase(name=row, outcome=OUTCOMES[gravest], text=text if own else f"{text} (follows)")
+        elif gaps:
+            yield Phase(name=row, outcome="?", text=gaps[0].reason or "")
+        elif all(check.outcome is Outcome.SKIP for check in mine):
+            yield Phase(name=row, outcome="skip", text=mine[0].reason or "")
+        else:
+            clean = any(check.name == "stale-process" and check.outcome is Outcome.PASS for check in mine)
+            yield Phase(name=row, outcome="ok", text=f"{text}; nothing left behind" if clean and text else text)
+
+
+class _Texts:
+    """One phrase for each row: what was seen."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._facts = [host.facts for host in snapshot.hosts if host.facts is not None]
+
+    def of(self, row: str) -> str:
+        """The phrase of a row, "" where it has none."""
+        method = getattr(self, f"_{row.replace('-', '')}", None)
+        return method() if method else ""
+
+    def _access(self) -> str:
+        hosts = self._snapshot.hosts
+        away = [host.name for host in hosts if host.facts is None]
+        seconds = self._snapshot.timings.get("connect", 0.0)
+        if away:
+            return f"{len(hosts) - len(away)} of {len(hosts)} hosts answered; not {fold(away)}"
+        if len(hosts) == 1 and hosts[0].node.local:
+            return "this machine, without SSH"
+        return f"{len(hosts)} host{'s' * (len(hosts) > 1)} answered in {seconds:.1f} s"
+
+    def _software(self) -> str:
+        python = _values(f.python.version for f in self._facts if isinstance(f.python, PythonInfo))
+        torch = _values(f.torch.version for f in self._facts if isinstance(f.torch, TorchInfo))
+        nccl = _values(f.torch.nccl for f in self._facts if isinstance(f.torch, TorchInfo) and f.torch.nccl)
+        parts = [("python", python), ("torch", torch), ("NCCL", nccl)]
+        return ", ".join(f"{name} {value}" for name, value in parts if value)
+
+    def _interfaces(self) -> str:
+        chosen: dict[str, list[str]] = {}
+        for host in self._snapshot.hosts:
+            interface = host.facts.nccl_interface if host.facts else None
+            if interface is not None and not isinstance(interface, Unknown):
+                chosen.setdefault(interface.name, []).append(host.name)
+        return "; ".join(f"NCCL will use {name} on {fold(hosts)}" for name, hosts in chosen.items())
+
+    def _ports(self) -> str:
+        mesh = self._snapshot.mesh
+        if not isinstance(mesh, Mesh):
+            return ""
+        if mesh.failed:
+            bad = {(dial.src, dial.dst) for dial in mesh.failed}
+            return f"{len(bad)} of {mesh.pairs} pairs failed: into {fold(sorted({dst for _, dst in bad}))}"
+        share = "" if mesh.tested == mesh.pairs else f" ({100 * mesh.tested / mesh.pairs:.0f} %, a sample)"
+        return f"{mesh.tested} of {mesh.pairs} pairs{share}, master port and 3 ephemeral ports each"
+
+    def _firewall(self) -> str:
+        managed: dict[str, list[str]] = {}
+        hidden: list[str] = []
+        for host in self._snapshot.hosts:
+            seen = host.facts.firewall if host.facts else None
+            if isinstance(seen, FirewallFacts):
+                managed.setdefault(managed_by(seen), []).append(host.name)
+            elif seen is not None:
+                hidden.append(host.name)
+        free = managed.pop("", [])
+        parts = [f"{name} on {fold(hosts)}" for name, hosts in managed.items()]
+        if hidden:
+            parts.append(f"rules not readable on {fold(hidden)}")
+        if free:
+            parts.append("none elsewhere" if parts else "no rules on any host")
+        return "; ".join(parts)
+
+    def _processes(self) -> str:
+        master = self._snapshot.hosts[0].facts
+        trial = master.master_port if master else None
+        if not isinstance(trial, PortTrial):
+            return ""
+        return f"port {trial.port} is {'free' if trial.free else 'not free'}"
+
+    def _allreduce(self) -> str:
+        smoke = self._snapshot.smoke
+        if not isinstance(smoke, Smoke):
+            return ""
+        if smoke.outcome != "ok":
+            return {"failed": "failed", "timeout": f"no end in {smoke.deadline_s:.0f} s"}.get(
+                smoke.outcome, "wrong result"
+            )
+        how = f"NCCL over {way(smoke)}" if smoke.backend == "nccl" and way(smoke) else smoke.backend
+        speed = link(self._snapshot)
+        if speed is None:
+            return f"{smoke.world_size} ranks over {how}, right sums, up to {best(smoke):.2g} GB/s"
+        share = f"{100 * best(smoke) / speed.gb_per_s:.0f} % of {speed.name}"
+        return f"{smoke.world_size} ranks over {how}, {best(smoke):.2g} of {speed.gb_per_s:.3g} GB/s ({share})"
+
+
+def _values(values: Iterable[str]) -> str:
+    seen = sorted(set(values))
+    return seen[0] if len(seen) == 1 else " / ".join(seen[:3])
+
+
+def _next_step(snapshot: Snapshot, diagnoses: Sequence[Diagnosis]) -> str | None:
+    """What to run next when nothing stands in the way."""
+    if any(diagnosis.severity is Severity.ERROR for diagnosis in diagnoses):
+        return None
+    if len(snapshot.cluster.nodes) == 1 and snapshot.cluster.nodes[0].local:
+        return "Several machines:  nccl-doctor check hosts.yaml"
+    return f"Start with:  nccl-doctor launch {_named(snapshot.cluster)} -- train.py"
+
+
+def _named(cluster: Cluster) -> str:
+    """The hosts as a command line names them: by their file, else one by one."""
+    if cluster.source in NO_FILE or cluster.source.startswith(("/dev/", "/proc/")):
+        return f"-w {shlex.quote(fold([node.name for node in cluster.nodes]))}"
+    return shlex.quote(cluster.source)
+
+
+def _mesh(snapshot: Snapshot) -> dict[str, Any] | None:
+    if not isinstance(snapshot.mesh, Mesh):
+        return None
+    mesh = snapshot.mesh
+    keep = ("src", "dst", "address", "port", "outcome", "error")
+    return {
+        "hosts": mesh.hosts,
+        "pairs": mesh.pairs,
+        "tested": mesh.tested,
+        "ports": {name: list(ports) for name, ports in mesh.ports.items()},
+        "failed": [{name: getattr(dial, name) for name in keep} for dial in mesh.failed],
+    }
+
+
+def _smoke(snapshot: Snapshot) -> dict[str, Any] | None:
+    if not isinstance(snapshot.smoke, Smoke):
+        return None
+    smoke = snapshot.smoke
+    speed = link(snapshot)
+    return {
+        "backend": smoke.backend,
+        "reason": smoke.reason,
+        "world_size": smoke.world_size,
+        "ok": smoke.outcome == "ok",
+        "outcome": smoke.outcome,
+        "ranks": [rank.model_dump() for rank in smoke.ranks],
+        "sizes": [size.model_dump() for size in smoke.sizes],
+        "link": speed and {**asdict(speed), "share": best(smoke) / speed.gb_per_s},
+        "rings": smoke.rings,
+        "trees": {str(rank): text for rank, text in smoke.trees.items()},
+        "isolation": smoke.isolation.model_dump() if isinstance(smoke.isolation, Isolation) else None,
+    }

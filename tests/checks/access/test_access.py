@@ -1,0 +1,99 @@
+"""The words and the commands of the access diagnoses."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from nccl_doctor.diagnose import judge
+from nccl_doctor.model import Diagnosis
+from tests.checks.snapshots import load
+
+HERE = Path(__file__).parent
+
+
+def diagnoses(fixture: str) -> list[Diagnosis]:
+    name = fixture.partition("/")[0].replace("_", "-")
+    return [each for each in judge(load(HERE / f"{fixture}.json"), "check").diagnoses if each.name == name]
+
+
+@pytest.mark.parametrize(
+    ("fixture", "messages"),
+    [
+        ("ssh_unreachable/fires", ["node3 (10.0.0.3:22) gave no answer to a TCP connection in 10 s."]),
+        ("ssh_unreachable/fires-refused", ["node[2-3] refused the TCP connection: no sshd listens there."]),
+        (
+            "ssh_unreachable/fires-jump-host",
+            ["The jump host bastion (192.0.2.1:22), on the way to node[2-3], answered, but not as an SSH server."],
+        ),
+        (
+            "ssh_host_key_changed/fires",
+            [
+                "node2 (10.0.0.2:22) showed another host key than /home/ann/.ssh/known_hosts:7 holds.",
+                "node3 (10.0.0.3:22) showed another host key than /home/ann/.ssh/known_hosts:8 holds.",
+            ],
+        ),
+        ("python_missing/fires", ['node[2-3]: there is no interpreter "/opt/train/bin/python".']),
+        ("probe_failed/fires", ["node2: the probe gave no facts: no answer in time."]),
+    ],
+)
+def test_messages(fixture: str, messages: list[str]) -> None:
+    assert [each.message for each in diagnoses(fixture)] == messages
+
+
+@pytest.mark.parametrize(
+    ("fixture", "commands"),
+    [
+        ("ssh_unreachable/fires", []),
+        (
+            "ssh_auth_failed/fires",
+            [
+                "ssh-copy-id -p 22 -i /home/ann/.ssh/id_ed25519 ubuntu@node2",
+                "ssh-copy-id -p 22 -i /home/ann/.ssh/id_ed25519 ubuntu@node3",
+            ],
+        ),
+        ("ssh_auth_failed/fires-no-password", []),
+        ("ssh_auth_failed/fires-no-key", []),
+        ("ssh_auth_failed/fires-passphrase", ['eval "$(ssh-agent -s)"', "ssh-add /home/ann/.ssh/id_ed25519"]),
+        (
+            "ssh_host_key_unknown/fires",
+            ["ssh-keyscan -p 22 -t ed25519 10.0.0.2 10.0.0.3 >> /home/ann/.ssh/known_hosts"],
+        ),
+        (
+            "ssh_host_key_unknown/fires-first-use",
+            [
+                "install -d -m 700 '/home/ann b/.ssh'",
+                "ssh-keyscan -p 2222 -t ecdsa 10.0.0.2 >> '/home/ann b/.ssh/known_hosts'",
+            ],
+        ),
+        (
+            "ssh_host_key_unknown/fires-behind-a-jump-host",
+            ["echo '10.0.0.2 ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA==' >> /home/ann/.ssh/known_hosts"],
+        ),
+        ("ssh_host_key_unknown/fires-behind-a-jump-host-by-openssh", []),
+        ("ssh_host_key_changed/fires", []),
+        ("ssh_host_key_changed/fires-revoked", []),
+        ("python_missing/fires", []),
+        ("probe_failed/fires", []),
+    ],
+)
+def test_commands(fixture: str, commands: list[str]) -> None:
+    found = [command for each in diagnoses(fixture) for command in each.fix.commands]
+    assert [command.command for command in found] == commands
+    assert {command.host for command in found} <= {None}
+    assert all(shlex.split(command.command) for command in found)
+
+
+def test_facts_keep_what_differs_by_host() -> None:
+    (found,) = diagnoses("ssh_host_key_unknown/fires")
+    assert found.facts["key_type"] == "ssh-ed25519"
+    assert found.facts["by_host"]["node3"]["address"] == "10.0.0.3"
+    assert found.evidence[0].startswith("node2: ssh-ed25519 SHA256:")  # type: ignore[union-attr]  # no log line
+
+
+def test_one_finding_for_hosts_that_fail_alike() -> None:
+    (found,) = diagnoses("ssh_unreachable/fires-refused")
+    assert found.hosts == ("node2", "node3")
+    assert found.evidence == ("connect: Connection refused",)

@@ -1,0 +1,200 @@
+"""Whom the all-reduce's diagnoses name, and what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nccl_doctor.checks.allreduce.culprits import last_words
+from nccl_doctor.checks.allreduce.link import ideal_seconds, link, way
+from nccl_doctor.diagnose import judge
+from nccl_doctor.model import Diagnosis
+from nccl_doctor.snapshot import Smoke
+from tests.checks.snapshots import load, patched
+
+HERE = Path(__file__).parent
+
+
+def diagnosis(fixture: str) -> Diagnosis:
+    (found,) = judge(load(HERE / f"{fixture}.json"), "smoke").diagnoses
+    return found
+
+
+NAMED = [
+    ("allreduce_failed/fires-killed", ["node2"], "Rank 1 on node2 was killed by SIGKILL"),
+    ("allreduce_failed/fires-killed-and-an-abort", ["node2"], "Rank 1 on node2 was killed by SIGKILL"),
+    ("allreduce_failed/fires-without-a-word", ["node2"], "Rank 1 on node2 ended with status 7 without a word"),
+    ("allreduce_failed/fires-connection-lost", ["node3"], "node3 dropped out of the all-reduce: the connection ended"),
+    ("allreduce_failed/fires-isolated-pair", ["node1", "node2"], "node1 and node2 fail with each other"),
+    ("allreduce_timeout/fires-suspended", ["node2"], "rank 1 on node2 was suspended"),
+    ("allreduce_timeout/fires-in-the-kernel", ["node3"], "in the kernel (nfs4_wait_clnt_recover)"),
+    (
+        "allreduce_timeout/fires-elsewhere",
+        ["node2"],
+        "stood in get (queue.py:171), called by wait_for_disk (hook.py:12)",
+    ),
+    ("allreduce_timeout/fires-everybody", ["node1", "node2", "node3"], "all 3 ranks waited for the others to join"),
+    ("allreduce_timeout/fires-isolated-host", ["node3"], "node3 fails with hosts that work with each other"),
+    ("allreduce_wrong_result/fires-alone", ["node2"], "it comes from rank 1 on node2"),
+    ("allreduce_wrong_result/fires-with-both-neighbours", ["node2"], "it comes from rank 1 on node2"),
+    ("allreduce_wrong_result/fires-between-two", ["node2", "node3"], "from rank 1 on node2 and rank 2 on node3"),
+    ("allreduce_slow/fires", ["node1"], "0.099 of 1.2 GB/s, 8 % of eno1 on node1"),
+    ("allreduce_slow/fires-straggler", ["node2"], "wait for rank 1 on node2"),
+    ("transport_fallback/fires", ["node1", "node2", "node3"], "TCP sockets on node[1-3]"),
+    ("transport_fallback/fires-shared-memory", ["node2"], "through shared memory"),
+]
+
+
+@pytest.mark.parametrize(("fixture", "hosts", "words"), NAMED, ids=[fixture for fixture, _, _ in NAMED])
+def test_names_the_host_and_says_what_it_did(fixture: str, hosts: list[str], words: str) -> None:
+    found = diagnosis(fixture)
+    assert list(found.hosts) == hosts
+    assert words in found.message
+
+
+@pytest.mark.parametrize(
+    ("fixture", "unexplained"),
+    [
+        ("allreduce_failed/fires-killed", False),
+        ("allreduce_failed/fires", True),
+        ("allreduce_timeout/fires", False),
+        ("allreduce_timeout/fires-elsewhere", False),
+        ("allreduce_timeout/fires-everybody", True),
+        ("allreduce_timeout/fires-isolated-host", False),
+    ],
+)
+def test_says_whether_it_is_worth_repeating_over_groups(fixture: str, unexplained: bool) -> None:
+    assert diagnosis(fixture).facts["unexplained"] is unexplained
+
+
+def test_where_nothing_tells_the_repetition_is_offered() -> None:
+    assert "--isolate" in diagnosis("allreduce_timeout/fires-everybody").fix.summary
+    assert "--isolate" not in diagnosis("allreduce_timeout/fires-no-verdict").fix.summary
+    assert "--isolate" not in diagnosis("allreduce_timeout/fires-suspended").fix.summary
+
+
+def test_of_a_traceback_and_torchruns_table_only_what_tells_is_quoted() -> None:
+    said = """\
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "/opt/train.py", line 3, in main
+[rank1]: ImportError: libcudart.so.12: cannot open shared object file
+E0101 12:00:00.100 71 torch/distributed/elastic/multiprocessing/api.py:984] failed (exitcode: 1) local_rank: 0 (pid: 9)
+Traceback (most recent call last):
+    return launch_agent(
+           ^^^^^^^^^^^^^
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+/proc/71/fd/7 FAILED
+------------------------------------------------------------
+Failures:
+  <NO_OTHER_FAILURES>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-01-01_12:00:00
+  error_file: <N/A>
+"""
+    smoke = patched({"smoke": {"output": {"node2": said.splitlines()}}}).smoke
+    assert isinstance(smoke, Smoke)
+    first, second = last_words(smoke, ("node2",))
+    assert first == "node2 said: [rank1]: ImportError: libcudart.so.12: cannot open shared object file"
+    assert "failed (exitcode: 1)" in second
+
+
+def test_a_search_without_a_verdict_says_how_far_it_came() -> None:
+    evidence = diagnosis("allreduce_timeout/fires-no-verdict").evidence
+    assert evidence[:2] == (
+        "node[1-2] alone: worked",
+        "repeated over groups of hosts, without a verdict: there was no time for more",
+    )
+
+
+def test_a_variable_that_forbids_rdma_is_named() -> None:
+    found = diagnosis("transport_fallback/fires-by-a-variable")
+    assert "the hosts file sets NCCL_IB_DISABLE=1 for node[1-3]" in found.evidence
+    assert "NCCL_IB_DISABLE" in found.fix.summary
+
+
+TAKEN = (
+    "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
+    "port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
+)
+TAKEN_BEFORE_2_7 = (
+    "RuntimeError: The server socket has failed to listen on any local network address. The server socket has failed "
+    "to bind to [::]:29500 (errno: 98 - Address already in use)."
+)
+MESH = "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error"
+
+
+def failed(said: str, **change: object) -> dict[str, object]:
+    ranks = [{"rank": r, "host": f"node{r + 1}", "local_rank": 0, "stage": "none", "ok": False} for r in range(3)]
+    launchers = {"node1": "torchrun ended with status 1"}
+    return {
+        "smoke": {
+            "outcome": "failed",
+            "ranks": ranks,
+            "sizes": [],
+            "output": {"node1": [said]},
+            "launchers": launchers,
+        },
+        **change,
+    }
+
+
+@pytest.mark.parametrize("said", [TAKEN, TAKEN_BEFORE_2_7], ids=["torch 2.7", "torch 1.11"])
+def test_a_port_that_was_taken_since_the_check_is_the_cause(said: str) -> None:
+    (found,) = judge(patched(failed(said)), "check").diagnoses
+    assert (found.name, found.hosts) == ("port-in-use", ("node1",))
+    assert [effect.name for effect in found.explains] == ["allreduce-failed"]
+
+
+def test_a_cause_that_was_seen_before_takes_what_the_output_says() -> None:
+    docker = {"facts": {"resolution": {"node1": {"addresses": ["127.0.1.1"], "source": "127.0.0.1"}}}}
+    (found,) = judge(patched(failed(MESH, hosts={"node1": docker})), "check").diagnoses
+    assert found.name == "hostname-loopback"
+    assert "allreduce-failed" in {effect.name for effect in found.explains}
+
+
+def test_what_a_log_would_guess_gives_way_to_what_was_looked_at() -> None:
+    assert [found.name for found in judge(patched(failed(MESH)), "check").diagnoses] == ["allreduce-failed"]
+
+
+def test_an_output_without_a_cause_adds_nothing() -> None:
+    assert [found.name for found in judge(patched(failed("nothing to see")), "check").diagnoses] == ["allreduce-failed"]
+
+
+@pytest.mark.parametrize(
+    ("transports", "words"),
+    [
+        ({"P2P/CUMEM": 12}, "P2P"),
+        ({"P2P/CUMEM": 12, "NET/IB/0/GDRDMA": 4}, "NET/IB"),
+        ({"NET/Socket/0": 4, "SHM/direct/direct": 2}, "NET/Socket"),
+        ({}, ""),
+    ],
+)
+def test_the_way_is_the_network_where_there_is_one(transports: dict[str, int], words: str) -> None:
+    rank = {"rank": 0, "host": "node1", "local_rank": 0, "stage": "done", "ok": True, "transports": transports}
+    smoke = patched({"smoke": {"backend": "nccl", "ranks": [rank]}}).smoke
+    assert isinstance(smoke, Smoke)
+    assert way(smoke) == words
+
+
+def test_the_ideal_time_follows_the_formula() -> None:
+    assert ideal_seconds(1_000_000_000, 4, 1.0) == pytest.approx(1.5)
+
+
+def test_the_slowest_host_is_the_link() -> None:
+    slow = {"name": "eno1", "index": 2, "flags": ["up"], "mtu": 1500, "speed_mbps": 1000, "kind": "physical"}
+    snapshot = patched({"hosts": {"node3": {"facts": {"interfaces": {"links": [slow]}}}}})
+    found = link(snapshot)
+    assert found is not None
+    assert (found.host, found.name, found.gb_per_s) == ("node3", "eno1", 0.125)
+
+
+def test_with_rdma_the_devices_are_the_link() -> None:
+    snapshot = load(HERE / "transport_fallback" / "quiet.json")
+    assert isinstance(snapshot.smoke, Smoke)
+    found = link(snapshot)
+    assert found is not None
+    assert (found.name, found.gb_per_s) == ("mlx5_0", 25.0)

@@ -1,0 +1,79 @@
+"""Leftovers, running jobs, and what they hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nccl_doctor.diagnose import judge
+from nccl_doctor.model import Diagnosis, Severity
+from nccl_doctor.redact import redact
+from tests.checks.snapshots import load, patched
+
+HERE = Path(__file__).parent
+
+
+def only(path: str) -> Diagnosis:
+    (found,) = judge(load(HERE / path), "check", lambda check: check.category == "processes").diagnoses
+    return found
+
+
+def leftover() -> dict[str, Any]:
+    job: dict[str, Any] = json.loads((HERE / "stale_process/fires.json").read_text())["hosts"]["node2"]["facts"]
+    return job
+
+
+def test_a_leftover_of_ones_own_is_a_warning_with_the_command_that_ends_it() -> None:
+    found = only("stale_process/fires.json")
+    assert (found.name, found.severity) == ("stale-process", Severity.WARNING)
+    assert found.message == "2 training processes were left behind on node2."
+    (command,) = found.fix.commands
+    assert command.host is None
+    assert command.command == "nccl-doctor fix-port --hosts hosts.yaml --host node2 --pid 48112 --kill --yes"
+
+
+def test_it_is_an_error_where_it_holds_a_gpu_that_the_job_needs() -> None:
+    found = only("stale_process/fires-needed-gpu.json")
+    assert (found.name, found.severity) == ("stale-process", Severity.ERROR)
+    assert [effect.name for effect in found.explains] == ["gpu-in-use"]
+
+
+@pytest.mark.parametrize("name", ["another-user", "zombie", "memory-of-nobody"])
+def test_what_takes_judgement_has_no_command(name: str) -> None:
+    found = only(f"stale_process/fires-{name}.json")
+    assert found.fix.commands == ()
+    assert found.fix.summary
+
+
+def holder(pid: int) -> dict[str, Any]:
+    process = {"pid": pid, "ppid": 1, "user": "ubuntu", "command": "python train.py", "started": 1.0, "age_s": 10800.0}
+    trial = {"port": 29500, "free": False, "error": "EADDRINUSE", "cause": "listener"}
+    return {"master_port": {**trial, "holders": [{**process, "orphan": True, "own": True}]}, **leftover()}
+
+
+def test_a_leftover_that_holds_the_master_port_is_one_diagnosis() -> None:
+    (found,) = judge(patched({"hosts": {"node1": {"facts": holder(48113)}}}), "check").diagnoses
+    assert (found.name, found.severity) == ("port-in-use", Severity.ERROR)
+    assert [effect.name for effect in found.explains] == ["stale-process"]
+    assert [command.command for command in found.fix.commands] == [
+        "nccl-doctor fix-port --hosts hosts.yaml --host node1 29500 --kill --yes"
+    ]
+
+
+def test_a_leftover_beside_another_holder_is_a_diagnosis_of_its_own() -> None:
+    found = judge(patched({"hosts": {"node1": {"facts": holder(7)}}}), "check").diagnoses
+    assert [one.name for one in found] == ["port-in-use", "stale-process"]
+    assert [one.explains for one in found] == [(), ()]
+
+
+def test_arguments_of_a_leftover_and_of_its_parent_do_not_travel() -> None:
+    facts = leftover()
+    facts["processes"][0] |= {"command": "python train.py --key abc123", "parent": "bash -c abc123", "user": "alice"}
+    kept, _ = redact(patched({"hosts": {"node2": {"facts": facts}}}))
+    text = kept.model_dump_json()
+    assert "train.py --key" in text
+    assert "abc123" not in text
+    assert "alice" not in text

@@ -1,0 +1,101 @@
+"""The register is whole: every diagnosis has a code, a page, fixtures, and is emitted by the ones that must fire."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from nccl_doctor.checks.registry import Check, all_checks
+from nccl_doctor.diagnose import judge
+from nccl_doctor.model import Outcome
+from tests.checks.snapshots import load, patched
+
+HERE = Path(__file__).parent
+LIVE = [check for check in all_checks() if check.function is not None]
+PREFIX = {
+    "access": "1",
+    "interfaces": "2",
+    "ports": "3",
+    "rdma": "4",
+    "software": "5",
+    "processes": "6",
+    "allreduce": "7",
+    "environment": "8",
+    "seen-in-logs": "9",
+}
+
+
+def fixtures(kind: str) -> list[tuple[Check, Path]]:
+    return [(check, path) for check in LIVE for path in sorted(folder(check).glob(f"{kind}*.json"))]
+
+
+def folder(check: Check) -> Path:
+    return HERE / check.category.replace("-", "_") / check.name.replace("-", "_")
+
+
+def names(value: list[tuple[Check, Path]]) -> list[str]:
+    return [f"{check.name}/{path.stem}" for check, path in value]
+
+
+def test_a_healthy_cluster_is_judged_whole_and_nothing_is_found() -> None:
+    report = judge(patched({}), "check")
+    assert [diagnosis.name for diagnosis in report.diagnoses] == []
+    assert {c.name: (c.outcome, c.reason) for c in report.checks if c.outcome is not Outcome.PASS} == {}
+    assert report.complete
+
+
+@pytest.mark.parametrize("check", all_checks(), ids=lambda check: check.name)
+def test_is_registered_and_documented(check: Check) -> None:
+    assert re.fullmatch(r"NCD\d{3}", check.code)
+    assert check.code[3] == PREFIX[check.category]
+    first, _, rest = check.page.partition("\n\n")
+    assert len(first.replace("\n", " ")) < 160
+    assert first.endswith(".")
+    assert len(rest) > 200
+
+
+@pytest.mark.parametrize("check", all_checks(), ids=lambda check: check.name)
+def test_explains_only_what_exists(check: Check) -> None:
+    known = {other.name for other in all_checks()}
+    assert set(check.explains) <= known - {check.name}
+
+
+def test_codes_are_not_shared() -> None:
+    names_by_code = [check.name for check in all_checks()]
+    assert len(set(names_by_code)) == len(names_by_code)
+
+
+@pytest.mark.parametrize("check", LIVE, ids=lambda check: check.name)
+def test_has_fixtures(check: Check) -> None:
+    kinds = {path.stem.split("-")[0] for path in folder(check).glob("*.json")}
+    wanted = {"fires", "quiet", "unknown"} if check.needs else {"fires", "quiet"}
+    assert wanted <= kinds
+
+
+@pytest.mark.parametrize(("check", "path"), fixtures("fires"), ids=names(fixtures("fires")))
+def test_fires(check: Check, path: Path) -> None:
+    report = judge(load(path), "check")
+    outcome = next(result for result in report.checks if result.code == check.code)
+    assert outcome.outcome is Outcome.FOUND, outcome.reason
+    shown = {diagnosis.code for diagnosis in report.diagnoses}
+    shown |= {effect.code for diagnosis in report.diagnoses for effect in diagnosis.explains}
+    assert check.code in shown
+    assert not [result.name for result in report.checks if result.outcome is Outcome.CRASH]
+
+
+@pytest.mark.parametrize(("check", "path"), fixtures("quiet"), ids=names(fixtures("quiet")))
+def test_stays_quiet(check: Check, path: Path) -> None:
+    report = judge(load(path), "check", lambda each: each.code == check.code)
+    outcome = next(result for result in report.checks if result.code == check.code)
+    assert outcome.outcome in (Outcome.PASS, Outcome.SKIP), outcome.reason
+
+
+@pytest.mark.parametrize(("check", "path"), fixtures("unknown"), ids=names(fixtures("unknown")))
+def test_says_that_it_does_not_know(check: Check, path: Path) -> None:
+    report = judge(load(path), "check", lambda each: each.code == check.code)
+    outcome = next(result for result in report.checks if result.code == check.code)
+    assert outcome.outcome is Outcome.UNKNOWN
+    assert outcome.reason
+    assert not report.complete

@@ -1,0 +1,130 @@
+"""What the diagnoses of hosts that differ say; that they fire and stay quiet is shown by the fixtures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nccl_doctor.checks.majority import difference
+from nccl_doctor.checks.software.cuda_driver_mismatch import needed
+from nccl_doctor.diagnose import judge
+from nccl_doctor.model import Diagnosis, Severity
+from tests.checks.snapshots import load, patched
+
+HERE = Path(__file__).parent
+
+
+def only(name: str, fixture: str) -> Diagnosis:
+    """The diagnosis of that name in one of its fixtures."""
+    (folder,) = HERE.glob(f"*/{name.replace('-', '_')}")
+    report = judge(load(folder / f"{fixture}.json"), "check", lambda check: check.name == name)
+    (found,) = report.diagnoses
+    return found
+
+
+def test_the_majority_comes_first_and_outliers_are_folded() -> None:
+    values = {f"node{n:02}": "2.8.0" if n in (3, 16) else "2.9.1" for n in range(1, 17)}
+    found = difference("torch", values)
+    assert found is not None
+    assert str(found) == "torch: 2.9.1 on node[01-02,04-15], 2.8.0 on node[03,16]"
+    assert found.outliers == ("node03", "node16")
+    assert difference("torch", dict.fromkeys(values, "2.9.1")) is None
+
+
+SEVERITIES = [
+    ("version-mismatch", "fires-plugin", Severity.ERROR),
+    ("version-mismatch", "fires-driver-branch", Severity.WARNING),
+    ("gpu-count-low", "fires", Severity.ERROR),
+    ("gpu-count-low", "fires-one-gpu-less", Severity.WARNING),
+    ("gpu-errors", "fires", Severity.WARNING),
+    ("gpu-errors", "fires-fallen-off-the-bus", Severity.ERROR),
+    ("memlock-low", "fires", Severity.ERROR),
+    ("memlock-low", "fires-a-warning", Severity.WARNING),
+    ("shm-small", "fires", Severity.WARNING),
+    ("shm-small", "fires-dockers-default", Severity.ERROR),
+    ("nofile-low", "fires", Severity.WARNING),
+    ("clock-skew", "fires-so-much-that-c10d-breaks", Severity.WARNING),
+    ("rdma-mismatch", "fires-gid-index", Severity.WARNING),
+    ("rdma-mismatch", "fires-the-gid-index-that-is-set", Severity.ERROR),
+    ("code-mismatch", "fires", Severity.ERROR),
+    ("code-mismatch", "fires-missing-on-all", Severity.WARNING),
+    ("login-environment-differs", "fires", Severity.WARNING),
+    ("login-environment-differs", "fires-a-search-path", Severity.INFO),
+]
+
+
+@pytest.mark.parametrize(("name", "fixture", "severity"), SEVERITIES)
+def test_severity_follows_the_effect(name: str, fixture: str, severity: Severity) -> None:
+    assert only(name, fixture).severity is severity
+
+
+OUTLIERS = [
+    ("version-mismatch", "fires-plugin", ("node3",)),
+    ("version-mismatch", "fires-nccl-that-is-really-loaded", ("node3",)),
+    ("gpu-model-mismatch", "fires", ("node3",)),
+    ("gpu-model-mismatch", "fires-within-one-host", ("node1",)),
+    ("rdma-mismatch", "fires-fewer-devices", ("node3",)),
+    ("rdma-mismatch", "fires-half-the-rate", ("node2",)),
+    ("code-mismatch", "fires-another-commit", ("node3",)),
+    ("clock-skew", "fires", ("node2",)),
+    ("gpu-overlap", "fires", ("node1", "node2")),
+]
+
+
+@pytest.mark.parametrize(("name", "fixture", "hosts"), OUTLIERS)
+def test_the_ones_that_differ_are_named(name: str, fixture: str, hosts: tuple[str, ...]) -> None:
+    assert only(name, fixture).hosts == hosts
+
+
+def test_differing_files_are_listed() -> None:
+    found = only("code-mismatch", "fires-a-file-in-a-folder")
+    assert found.facts["files"] == ["b.py"]
+    assert "b.py: differs on node2" in found.evidence
+
+
+def test_hosts_with_the_same_fault_share_a_finding() -> None:
+    low = {"facts": {"limits": {"nofile_soft": 256, "nofile_hard": 256}}}
+    report = judge(patched({"hosts": {"node1": low, "node3": low}}), "check")
+    (found,) = report.diagnoses
+    assert found.hosts == ("node1", "node3")
+    assert found.facts["needed"] == 256 + 16 * 3
+
+
+def test_commands_are_only_what_mends_it() -> None:
+    inside = only("shm-small", "fires-dockers-default")
+    assert inside.fix.commands == ()
+    assert "--ipc=host" in inside.fix.summary
+    (start,) = only("fabric-manager-down", "fires").fix.commands
+    assert (start.host, start.command) == ("node2", "systemctl enable --now nvidia-fabricmanager")
+    assert only("fabric-manager-down", "fires-not-installed").fix.commands == ()
+    (loading,) = only("gpudirect-hindered", "fires").fix.commands
+    assert loading.command == "modprobe nvidia_peermem"
+
+
+@pytest.mark.parametrize(
+    ("cuda", "driver"),
+    [
+        ("13.0", "580.65.06"),
+        ("12.8", "525.60.13"),
+        ("11.3", "450.80.02"),
+        ("10.2", "440.33"),
+        ("99.1", None),
+        ("9", None),
+    ],
+)
+def test_the_least_driver(cuda: str, driver: str | None) -> None:
+    assert needed(cuda) == driver
+
+
+def test_the_next_step_names_the_hosts_as_they_were_named() -> None:
+    def step(patch: dict[str, Any], command: str = "check") -> str | None:
+        return judge(patched(patch), command).next_step
+
+    assert step({}) == "Start with:  nccl-doctor launch hosts.yaml -- train.py"
+    assert step({"cluster": {"source": "-w"}}) == "Start with:  nccl-doctor launch -w 'node[1-3]' -- train.py"
+    assert step({"cluster": {"source": "my hosts"}}) == "Start with:  nccl-doctor launch 'my hosts' -- train.py"
+    assert step({"cluster": {"master_addr": "127.0.0.1"}}) is None
+    assert step({"hosts": {"node2": {"facts": {"limits": {"$unknown": "x"}}}}}) is None
+    assert step({}, "smoke") is None

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nccl_doctor import diagnose
+from nccl_doctor.checks.registry import Check, Unjudged, View, all_checks, find
+from nccl_doctor.model import Finding, Fix, Outcome, Severity
+from nccl_doctor.snapshot import Unknown, unknown
+from tests.checks.snapshots import patched
+
+
+def entry(name: str, **change: Any) -> Check:
+    return replace(find(name)[0], **change)
+
+
+def finding(*hosts: str, **change: Any) -> Finding:
+    return Finding(hosts=hosts, message=f"on {' '.join(hosts)}", fix=Fix(summary="mend it"), **change)
+
+
+def test_what_follows_stands_under_its_cause() -> None:
+    cause, effect = finding("node1"), finding("node3")
+    (only,) = diagnose.hang([(entry("allreduce-timeout"), effect), (entry("port-in-use"), cause)])
+    assert only.name == "port-in-use"
+    assert [(row.name, row.hosts) for row in only.explains] == [("allreduce-timeout", ("node3",))]
+
+
+def test_a_chain_hangs_under_its_first_cause() -> None:
+    first, second, third = finding("node1"), finding("node1"), finding("node2")
+    rows = [
+        (entry("allreduce-timeout"), third),
+        (entry("port-in-use"), second),
+        (entry("master-addr-not-local"), first),
+    ]
+    (only,) = diagnose.hang(rows)
+    assert only.name == "master-addr-not-local"
+    assert {row.name for row in only.explains} == {"port-in-use", "allreduce-timeout"}
+
+
+def test_a_fault_of_another_host_does_not_swallow_one_that_is_no_all_reduce() -> None:
+    rows = [(entry("port-in-use"), finding("node2")), (entry("master-addr-not-local"), finding("node1"))]
+    assert len(diagnose.hang(rows)) == 2
+
+
+@pytest.mark.parametrize(
+    ("named", "standing"),
+    [
+        ([{"src": "node2", "dst": "node1"}], ["hostname-mismatch"]),
+        ([{"src": "node2", "dst": "node3"}], ["hostname-mismatch", "port-unreachable"]),
+        ([], ["hostname-mismatch", "port-unreachable"]),
+    ],
+)
+def test_a_cause_that_names_dials_explains_those_alone(named: list[dict[str, str]], standing: list[str]) -> None:
+    cause = finding("node2", facts={"failed": named}, severity=Severity.ERROR)
+    effect = finding("node1", "node2", facts={"failed": [{"src": "node2", "dst": "node1"}]})
+    elsewhere = finding("node1", facts={"failed": [{"src": "node2", "dst": "node1"}]})
+    for one in (effect, elsewhere):
+        rows = [(entry("port-unreachable"), one), (entry("hostname-mismatch"), cause)]
+        assert [row.name for row in diagnose.hang(rows)] == standing
+
+
+def test_a_cause_is_as_grave_as_what_it_causes() -> None:
+    rows = [
+        (entry("version-mismatch"), finding("node2", severity=Severity.WARNING)),
+        (entry("allreduce-failed"), finding("node2")),
+    ]
+    (only,) = diagnose.hang(rows)
+    assert only.severity is Severity.ERROR
+
+
+def test_unlike_faults_stand_apart_gravest_first() -> None:
+    rows = [
+        (entry("port-privileged"), finding("node1", severity=Severity.WARNING)),
+        (entry("torch-missing"), finding("node2")),
+    ]
+    assert [row.name for row in diagnose.hang(rows)] == ["torch-missing", "port-privileged"]
+
+
+def test_a_crash_of_one_check_is_its_outcome_and_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crashes(_view: View) -> Iterator[Finding | Unjudged]:
+        nothing: dict[str, Finding] = {}
+        yield nothing["eno1"]
+
+    checks = tuple(replace(c, function=crashes) if c.name == "torch-missing" else c for c in all_checks())
+    monkeypatch.setattr(diagnose, "all_checks", lambda: checks)
+    report = diagnose.judge(patched({}), "check")
+    outcomes = {result.name: result for result in report.checks}
+    assert outcomes["torch-missing"].outcome is Outcome.CRASH
+    assert outcomes["torch-missing"].reason == "KeyError: 'eno1'"
+    assert outcomes["version-mismatch"].outcome is Outcome.PASS
+    assert not report.complete
+
+
+def test_an_unreached_host_is_a_diagnosis_and_no_gap_of_the_others() -> None:
+    away = {"facts": None, "failure": {"kind": "ssh-unreachable", "detail": "no answer in 10 s"}}
+    report = diagnose.judge(patched({"hosts": {"node2": away}}), "check")
+    assert [row.name for row in report.diagnoses] == ["ssh-unreachable"]
+    assert not [row.name for row in report.checks if row.outcome is Outcome.UNKNOWN]
+    assert not report.complete
+
+
+def test_an_unreached_master_leaves_what_only_it_can_tell_unknown() -> None:
+    away = {"facts": None, "failure": {"kind": "ssh-unreachable", "detail": "no answer in 10 s"}}
+    report = diagnose.judge(patched({"hosts": {"node1": away}}), "check")
+    unjudged = {row.name for row in report.checks if row.outcome is Outcome.UNKNOWN}
+    assert {"port-in-use", "port-privileged", "master-addr-not-local"} <= unjudged
+
+
+def test_gaps_with_one_reason_are_folded_over_hosts() -> None:
+    missing = {"facts": {"torch": {"$unknown": "no answer in 5 s"}}}
+    report = diagnose.judge(patched({"hosts": {"node1": missing, "node2": missing}}), "check")
+    reason = next(row.reason for row in report.checks if row.name == "torch-missing")
+    assert reason == "node[1-2]: no answer in 5 s"
+
+
+def test_unknown_is_neither_true_nor_false() -> None:
+    with pytest.raises(TypeError, match="no root"):
+        bool(unknown("no root"))
+    assert isinstance(unknown("x"), Unknown)
+
+
+def test_checks_left_out_are_skipped_and_no_gap() -> None:
+    report = diagnose.judge(patched({}), "check", lambda check: check.name == "torch-missing")
+    assert {row.outcome for row in report.checks if row.name != "torch-missing"} == {Outcome.SKIP}
+    assert report.complete

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nccl_doctor.diagnose import judge
+from tests.checks.snapshots import patched
+
+
+def rows(patch: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    return {phase.name: (phase.outcome, phase.text) for phase in judge(patched(patch), "check").phases}
+
+
+def test_a_healthy_cluster_says_what_was_seen() -> None:
+    seen = rows({})
+    assert seen["access"] == ("ok", "3 hosts answered in 0.4 s")
+    assert seen["software"] == ("ok", "python 3.11.7, torch 2.9.1+cu128, NCCL 2.27.7")
+    assert seen["ports"] == ("ok", "6 of 6 pairs, master port and 3 ephemeral ports each")
+    assert seen["processes"] == ("ok", "port 29500 is free; nothing left behind")
+    assert seen["all-reduce"] == ("ok", "3 ranks over gloo, 0.67 of 1.25 GB/s (54 % of eno1)")
+    assert {outcome for outcome, _ in seen.values()} == {"ok"}
+
+
+def test_a_failed_dial_shows_where_it_was_going() -> None:
+    dial = {"src": "node2", "dst": "node1", "address": "10.0.0.1", "port": 29500, "outcome": "timed-out"}
+    seen = rows({"mesh": {"failed": [dial]}, "smoke": {"$skipped": "could not succeed"}})
+    assert seen["ports"] == ("FAIL", "1 of 6 pairs failed: into node1")
+    assert seen["all-reduce"] == ("skip", "could not succeed")
+
+
+def test_a_gap_shows_its_reason() -> None:
+    seen = rows({"hosts": {"node1": {"facts": {"master_port": {"$unknown": "no answer in 8 s"}}}}})
+    assert seen["processes"] == ("?", "node1: no answer in 8 s")
+
+
+def test_a_row_that_only_suffers_says_so() -> None:
+    taken = {"facts": {"master_port": {"port": 29500, "free": False, "error": "EADDRINUSE", "cause": "listener"}}}
+    smoke = {
+        "outcome": "failed",
+        "ranks": [{"rank": 0, "host": "node1", "local_rank": 0, "stage": "none", "ok": False}],
+    }
+    assert rows({"hosts": {"node1": taken}, "smoke": smoke})["all-reduce"] == ("FAIL", "failed (follows)")
+
+
+@pytest.mark.parametrize(
+    ("patch", "title"),
+    [
+        ({}, "3 hosts, 3 ranks, master node1 (10.0.0.1:29500)"),
+        ({"cluster": {"master_addr": "node1"}}, "3 hosts, 3 ranks, master node1:29500"),
+        ({"smoke": {"$skipped": "--no-smoke"}}, "3 hosts, master node1 (10.0.0.1:29500)"),
+    ],
+)
+def test_the_title_names_hosts_ranks_and_master(patch: dict[str, Any], title: str) -> None:
+    assert judge(patched(patch), "check").title == title
+
+
+def test_the_mesh_stands_in_the_report_as_promised() -> None:
+    dial = {"src": "node2", "dst": "node1", "address": "10.0.0.1", "port": 29500, "outcome": "timed-out"}
+    mesh = judge(patched({"mesh": {"failed": [dial]}}), "check").mesh
+    assert mesh is not None
+    assert mesh["pairs"] == 6
+    assert mesh["ports"]["node1"] == [29500, 32768, 60999, 40001]
+    assert {"src", "dst", "address", "port", "outcome"} <= set(mesh["failed"][0])
+
+
+def test_dials_that_a_rule_explains_are_failed_dials_all_the_same() -> None:
+    dial = {"src": "node2", "dst": "node1", "address": "10.0.0.1", "port": 29500, "outcome": "timed-out"}
+    report = judge(patched({"mesh": {"failed": [dial]}}), "check", lambda check: check.name != "port-unreachable")
+    assert next(phase for phase in report.phases if phase.name == "ports").outcome == "FAIL"

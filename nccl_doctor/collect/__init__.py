@@ -1,0 +1,1 @@
+"""From hosts to a snapshot: connect, facts, mesh, all-reduce."""

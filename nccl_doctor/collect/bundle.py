@@ -1,0 +1,45 @@
+"""What is sent to a host: one shell line that starts Python, and behind it, over stdin, the probe's source.
+
+``python -`` would read stdin to its end before it runs anything, so a loader stands on the command line and reads
+exactly the bundle's length; the rest of stdin then carries requests.
+"""
+
+from __future__ import annotations
+
+import shlex
+import zlib
+from functools import cache
+from pathlib import Path
+
+from nccl_doctor import probe
+
+LOADER = "import sys,zlib;exec(compile(zlib.decompress(sys.stdin.buffer.read({size})),'<nccl-doctor>','exec'))"
+
+
+@cache
+def bundle() -> bytes:
+    """The probe, compressed: bootstrap.py's text and a call that hands it every module's source."""
+    root = Path(probe.__file__).parent
+    sources = {"nccl_doctor.__init__": ""}
+    _gather(root, "nccl_doctor.probe", sources)
+    program = f"{(root / 'bootstrap.py').read_text()}\n\nstart({sources!r})\n"
+    return zlib.compress(program.encode(), 9)
+
+
+def command(python: str) -> str:
+    """The line that starts the probe under a host's interpreter.
+
+    ``exec`` spares a shell that would have to die too. Double quotes without $, ` and ! mean the same to sh, csh and
+    fish. ``-I``: no file in somebody's home and no PYTHON* variable can shadow a module.
+    """
+    loader = LOADER.format(size=len(bundle()))
+    interpreter = "~/" + shlex.quote(python[2:]) if python.startswith("~/") else shlex.quote(python)
+    return f'exec {interpreter} -I -c "{loader}"'
+
+
+def _gather(folder: Path, package: str, sources: dict[str, str]) -> None:
+    for entry in sorted(folder.iterdir(), key=lambda item: item.name):
+        if entry.is_dir() and (entry / "__init__.py").is_file():
+            _gather(entry, f"{package}.{entry.name}", sources)
+        elif entry.name.endswith(".py"):
+            sources[f"{package}.{entry.name[:-3]}"] = entry.read_text()

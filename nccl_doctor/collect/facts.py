@@ -1,0 +1,107 @@
+"""Asks every host for its facts and types them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from nccl_doctor.collect.fanout import fan_out
+from nccl_doctor.collect.session import ProbeError, Session
+from nccl_doctor.model import Cluster
+from nccl_doctor.snapshot import AccessFailure, Clock, Fact, FirewallFacts, HostFacts, Unknown, unknown
+
+GRACE_S = 2.0
+"""What the answer may take beyond the deadline that the collectors on the host keep."""
+
+_RULES: TypeAdapter[Fact[FirewallFacts]] = TypeAdapter(Fact[FirewallFacts])
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long collectors may take, in seconds, and whether ``sudo -n`` may be tried on the hosts."""
+
+    timeout_s: float = 8.0
+    sudo: bool = False
+
+
+def gather(
+    sessions: list[Session], cluster: Cluster, limits: Limits, on_done: Callable[[Session], None]
+) -> dict[str, HostFacts | AccessFailure]:
+    """The facts of each host by name; a host that gave none, why."""
+    results = fan_out(lambda session: _ask(session, cluster, limits), sessions, on_done)
+    gathered: dict[str, HostFacts | AccessFailure] = {}
+    for session, result in zip(sessions, results, strict=True):
+        gathered[session.node.name] = _failure(result) if isinstance(result, Exception) else result
+    return gathered
+
+
+def firewalls_again(sessions: list[Session], facts: dict[str, HostFacts], limits: Limits) -> dict[str, HostFacts]:
+    """The facts with the firewalls' rules as they are now: their counters have moved since."""
+
+    def ask(session: Session) -> HostFacts:
+        deadline = time.monotonic() + limits.timeout_s + GRACE_S
+        answer = session.ask("firewall", deadline, deadline_s=limits.timeout_s, sudo=limits.sudo)
+        after = _RULES.validate_python(answer["firewall"])
+        return facts[session.node.name].model_copy(update={"firewall_after": after})
+
+    results = fan_out(ask, sessions)
+    named = {session.node.name: result for session, result in zip(sessions, results, strict=True)}
+    return {name: result for name, result in named.items() if isinstance(result, HostFacts)}
+
+
+def _ask(session: Session, cluster: Cluster, limits: Limits) -> HostFacts:
+    deadline = time.monotonic() + limits.timeout_s + GRACE_S
+    names = sorted({cluster.master_addr, *(node.address for node in cluster.nodes)})
+    answer = session.ask(
+        "facts",
+        deadline,
+        names=names,
+        trial_port=cluster.master_port if session.node.node_rank == 0 else None,
+        master_port=cluster.master_port,
+        deadline_s=limits.timeout_s,
+        sudo=limits.sudo,
+        env=session.node.env,
+        python=session.node.python,
+        same=list(cluster.same),
+    )
+    answer["clock"] = _clock(session, deadline).model_dump(by_alias=True)
+    return typed(answer)
+
+
+def _clock(session: Session, deadline: float) -> Clock | Unknown:
+    """The host's clock against ours, by one short exchange as in NTP: the error is half the round trip."""
+    sent = time.time()
+    try:
+        there = float(session.ask("clock", deadline))
+    except ProbeError as error:
+        return unknown(str(error))
+    received = time.time()
+    return Clock(offset_s=there - (sent + received) / 2, error_s=(received - sent) / 2)
+
+
+def typed(answer: dict[str, Any]) -> HostFacts:
+    """The probe's answer as facts; a field that does not fit its type is unknown, the others stand.
+
+    Raises:
+        ProbeError: what came is no set of facts at all.
+    """
+    for _ in HostFacts.model_fields:
+        try:
+            return HostFacts.model_validate(answer)
+        except ValidationError as error:
+            for problem in error.errors():
+                field = str(problem["loc"][0])
+                if field not in HostFacts.model_fields:
+                    raise ProbeError(f"unexpected fact {field!r}") from error
+                answer = {**answer, field: {"$unknown": f"the probe's answer does not fit: {problem['msg']}"}}
+    raise ProbeError("the facts do not fit their types")
+
+
+def _failure(error: Exception) -> AccessFailure:
+    lines = (getattr(error, "traceback", None) or "").strip().splitlines()[-5:]
+    detail = f"the probe gave no facts: {error}"
+    return AccessFailure(kind="probe-failed", detail=detail, evidence=tuple(lines), facts={"stage": "facts"})

@@ -1,0 +1,179 @@
+"""What ``fix-port`` does: look, end a job, wait for the kernel, find a port that is free on every host."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
+from typing import Any
+
+from nccl_doctor.collect.fanout import fan_out
+from nccl_doctor.collect.port_machine import Machine, sleep
+from nccl_doctor.port_model import Elsewhere, GpuUse, Holder, Job, Member, PortReport, Socket, Suggestion
+
+Tell = Callable[[str], None]
+"""Shows what is waited for; the next call replaces it."""
+
+POLL_S = 0.1
+KILL_S = 5.0
+"""What a process may take to go after SIGKILL: the kernel gives back its memory, a GPU's driver its own."""
+SETTLE_S = 1.0
+"""What sockets may take to go after their last process."""
+LAST = 65535
+FIRST = 1024
+FEW, MANY = 16, 512
+"""Ports that a host is asked for at once: the first ones are mostly free, and each costs a trial."""
+WELL_KNOWN = frozenset(
+    {
+        *(2049, 2222, 3000, 3306, 4444, 5000, 5432, 5555, 6006, 6379, 6443, 6817, 6818, 6819, 7860, 8000, 8080, 8265),
+        *(8443, 8787, 8786, 8888, 8889, 9000, 9090, 9100, 9400, 10001, 10250, 11211, 11434, 19999, 27017, 28028, 29400),
+    }
+)
+"""Ports on which hosts of training clusters often run something, whether it runs now or not.
+
+Among them NFS, Slurm's daemons, Ray, Dask, Kubernetes' agent, notebooks and dashboards, NCCL's own RAS (28028) and
+torchrun's c10d rendezvous (29400).
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What became of a job: PIDs that are gone, PIDs that still live, and why some were not signalled."""
+
+    gone: tuple[int, ...]
+    left: tuple[int, ...]
+    denied: tuple[str, ...]
+
+
+def look(machine: Machine, port: int | None, pid: int | None, grace_s: float) -> PortReport:
+    """Who holds a port on a machine, or what job a process of it belongs to."""
+    told = machine.ask("port", port=port, pid=pid, grace_s=grace_s)
+    trial = told["trial"] or {"free": not told["jobs"]}
+    return PortReport(
+        host=machine.name or told["host"],
+        here=not machine.name,
+        port=port,
+        pid=pid,
+        free=trial["free"],
+        cause=trial.get("cause"),
+        error=trial.get("error"),
+        hint=trial.get("hint"),
+        time_wait_s=trial.get("time_wait_s"),
+        jobs=tuple(map(_job, told["jobs"])),
+        sockets=tuple(Socket(**sock) for sock in trial.get("sockets", ())),
+        elsewhere=tuple(Elsewhere(**one) for one in told["elsewhere"]),
+        root=told["uid"] == 0,
+        reserved=(told["range"] or {}).get("reserved"),
+    )
+
+
+def end(machine: Machine, jobs: Iterable[Job], grace_s: float, *, force: bool, tell: Tell) -> Ended:
+    """Ends whole jobs: SIGTERM, a grace period, SIGKILL; each process is looked at again right before each signal."""
+    named = [(member.pid, member.started) for job in jobs for member in job.members]
+    answer = machine.ask("signal", processes=named, signal="TERM", force=force)
+    denied = [why for _, why in answer["denied"]]
+    known = dict.fromkeys([*named, *_identities(answer)])
+
+    def alive() -> list[tuple[int, int]]:
+        # what a launcher started while it was ending belongs to the job too
+        living = _identities(machine.ask("signal", processes=list(known), signal=None, force=force))
+        known.update(dict.fromkeys(living))
+        return living
+
+    left = _wait(alive, grace_s, lambda pids, s: tell(f"SIGTERM sent; SIGKILL to pid {pids} in {s:.0f} s"))
+    if left:
+        answer = machine.ask("signal", processes=list(known), signal="KILL", force=force)
+        denied += [why for _, why in answer["denied"]]
+        left = _wait(alive, KILL_S, lambda pids, s: tell(f"SIGKILL sent; waiting for pid {pids}, {s:.0f} s"))
+    staying = {pid for pid, _ in left}
+    gone = tuple(pid for pid, _ in known if pid not in staying)
+    return Ended(gone, tuple(sorted(staying)), tuple(dict.fromkeys(denied)))
+
+
+def wait_until_free(machine: Machine, report: PortReport, tell: Tell, *, settle_s: float = SETTLE_S) -> PortReport:
+    """Tries the port again as long as waiting can help: the kernel ends a TIME_WAIT by itself, no process."""
+    settled = time.monotonic() + settle_s
+    began = time.monotonic()
+    while not report.free:
+        waiting = report.cause == "time-wait"
+        if waiting and time.monotonic() - began > 2 * (report.time_wait_s or 60) + 60:
+            return report
+        if not waiting and time.monotonic() > settled:
+            return report
+        if waiting and report.time_wait_s is not None:
+            tell(f"port {report.port}: TIME_WAIT, free in {report.time_wait_s:.0f} s")
+        sleep(min(1.0, (report.time_wait_s or 0) + 0.05) if waiting else POLL_S)
+        report = look(machine, report.port, None, 0)
+    return report
+
+
+def next_port(machines: Sequence[Machine], after: int) -> int | None:
+    """The first port behind ``after``, then from 1024 on, that is fit and free on all machines; None where none is."""
+    candidates = (port for port in chain(range(after + 1, LAST + 1), range(FIRST, after)) if port >= FIRST)
+    wanted = (port for port in candidates if port not in WELL_KNOWN)
+    for batch in _batches(wanted):
+        free = set(batch)
+        for answer in fan_out(partial(_free, batch), machines):
+            if isinstance(answer, Exception):
+                raise answer
+            free &= answer
+        if free:
+            return next(port for port in batch if port in free)
+    return None
+
+
+def suggestion(machines: Sequence[Machine], after: int) -> Suggestion | None:
+    """The next port, and the line that sets it for what is started next from the same shell.
+
+    torchrun and torch.distributed.launch read PET_MASTER_PORT (torch/distributed/argparse_util.py), ``env://`` reads
+    MASTER_PORT (torch/distributed/rendezvous.py).
+    """
+    port = next_port(machines, after)
+    if port is None:
+        return None
+    command = f"export MASTER_PORT={port} PET_MASTER_PORT={port}"
+    return Suggestion(port, command, tuple(machine.name for machine in machines))
+
+
+def _free(ports: list[int], machine: Machine) -> set[int]:
+    return set(machine.ask("free", ports=ports)["free"])
+
+
+def _batches(ports: Iterator[int]) -> Iterator[list[int]]:
+    size = FEW
+    while batch := list(islice(ports, size)):
+        yield batch
+        size = MANY
+
+
+def _wait(
+    alive: Callable[[], list[tuple[int, int]]], seconds: float, tell: Callable[[str, float], None]
+) -> list[tuple[int, int]]:
+    """Those that still live after so many seconds; returns at once when nobody does."""
+    deadline = time.monotonic() + seconds
+    while (living := alive()) and (left := deadline - time.monotonic()) > 0:
+        tell(" ".join(str(pid) for pid, _ in living[:8]) + (" …" if len(living) > 8 else ""), left)
+        sleep(POLL_S)
+    return living
+
+
+def _identities(answer: dict[str, Any]) -> list[tuple[int, int]]:
+    return [(pid, started) for pid, started in answer["alive"]]
+
+
+def _job(told: dict[str, Any]) -> Job:
+    members = tuple(
+        Member(**{**one, "gpus": tuple(GpuUse(use["gpu"], use["uuid"], use["memory_mib"]) for use in one["gpus"])})
+        for one in told["processes"]
+    )
+    return Job(
+        root=told["root"],
+        orphan=told["orphan"],
+        unit=told["unit"],
+        holders=tuple(Holder(**{**one, "tree": tuple(one["tree"])}) for one in told["holders"]),
+        members=members,
+        refusal=told["refusal"],
+        final=told["final"],
+    )

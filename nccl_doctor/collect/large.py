@@ -1,0 +1,59 @@
+"""Whether full-size packets pass between hosts whose ports can be reached: one connection a pair, 32 KiB."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from nccl_doctor.collect.fanout import fan_out
+from nccl_doctor.collect.mesh_plan import Target
+from nccl_doctor.collect.session import Session
+from nccl_doctor.snapshot import Stall, Unknown, unknown
+
+PARTNERS = 8
+"""Hosts that each one tries, the next in the list; every host is tried by as many."""
+
+DEADLINE_S = 1.5
+"""The kernel's first retransmission comes after 0.2 s; ten of them fit in."""
+
+ANSWER_S = 3.0
+
+
+def run(sessions: list[Session], targets: dict[str, list[Target]], dials: list[Any]) -> tuple[Stall, ...] | Unknown:
+    """The pairs between which large packets vanish.
+
+    Args:
+        sessions: the hosts.
+        targets: by host, where it dialled.
+        dials: each session's answer to its dials; only what answered there is tried.
+    """
+    names = [session.node.name for session in sessions]
+    chosen: dict[str, list[Target]] = {}
+    for place, (name, answer) in enumerate(zip(names, dials, strict=True)):
+        if not isinstance(answer, Exception):
+            near = {names[(place + step) % len(names)] for step in range(1, PARTNERS + 1)}
+            unreached = {row[0] for row in answer["failed"]}
+            reached = {t.dst: t for index, t in reversed([*enumerate(targets[name])]) if index not in unreached}
+            chosen[name] = [target for dst, target in reached.items() if dst in near]
+
+    def ask(session: Session) -> tuple[Stall, ...]:
+        mine = chosen.get(session.node.name, [])
+        wanted = [[target.address, target.ports[-1]] for target in mine]
+        if not wanted:
+            return ()
+        answers = session.ask("large", time.monotonic() + DEADLINE_S + ANSWER_S, targets=wanted, deadline_s=DEADLINE_S)
+        return tuple(
+            Stall(
+                src=session.node.name,
+                dst=target.dst,
+                address=target.address,
+                **{key: answer[key] for key in ("sent", "unacked", "segment")},
+            )
+            for target, answer in zip(mine, answers, strict=True)
+            if answer["outcome"] == "stalled"
+        )
+
+    found = fan_out(ask, sessions)
+    stalls = tuple(stall for result in found if not isinstance(result, Exception) for stall in result)
+    broken = [f"{name}: {result}" for name, result in zip(names, found, strict=True) if isinstance(result, Exception)]
+    return unknown(f"large packets could not be tried: {broken[0]}") if broken and not stalls else stalls

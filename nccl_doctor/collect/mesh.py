@@ -1,0 +1,129 @@
+"""The port mesh: every host listens, every host dials every other one, in both directions.
+
+Each host listens on a sample of its own ephemeral range, from which NCCL's and gloo's listeners come, and the master
+also on the master port, where nobody holds it. A port that another program holds is never dialled: NCCL before 2.27.3
+dies of a stranger's connection. The controller sends each host two requests, however many pairs there are.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from nccl_doctor.collect import large
+from nccl_doctor.collect.fanout import fan_out
+from nccl_doctor.collect.mesh_plan import MeshSize, Target, own_nonce, partners, sample
+from nccl_doctor.collect.session import Session
+from nccl_doctor.model import Cluster, NcclInterface
+from nccl_doctor.snapshot import Dial, HostFacts, Mesh, PortTrial, Resolution
+
+AT_ONCE = 256
+"""Dials that a host makes at once (probe/mesh.py)."""
+
+ANSWER_S = 5.0
+"""What listening, and reporting after the last dial timed out, may take."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much is dialled: seconds for one connection, and which pairs."""
+
+    dial_s: float = 3.0
+    size: MeshSize = "auto"
+
+
+def run(
+    sessions: list[Session],
+    facts: dict[str, HostFacts],
+    cluster: Cluster,
+    limits: Limits,
+    on_done: Callable[[Session], None],
+) -> Mesh:
+    """Opens the listeners, dials them all, closes them."""
+    nonce = secrets.token_hex(16)
+    names = [session.node.name for session in sessions]
+    opened = fan_out(lambda s: _listen(s, facts[s.node.name], cluster, nonce), sessions)
+    ports, silent = _listening(names, opened)
+    plan = partners(names, limits.size, nonce)
+    targets = {name: _targets(plan[name], cluster, facts, ports) for name in names}
+    answers = fan_out(lambda s: _dial(s, targets[s.node.name], nonce, limits.dial_s), sessions, on_done)
+    stalls = large.run(sessions, targets, answers)
+    fan_out(lambda s: s.ask("unlisten", time.monotonic() + ANSWER_S), sessions)
+    failed: list[Dial] = []
+    tested = 0
+    for name, answer in zip(names, answers, strict=True):
+        if isinstance(answer, Exception):
+            silent[name] = f"did not report its dials: {answer}"
+            continue
+        tested += len({target.dst for target in targets[name]})
+        for index, port, outcome, error in answer["failed"]:
+            to = targets[name][index]
+            failed.append(Dial(src=name, dst=to.dst, address=to.address, port=port, outcome=outcome, error=error))
+    return Mesh(
+        hosts=len(names),
+        pairs=len(names) * (len(names) - 1),
+        tested=tested,
+        ports=ports,
+        failed=tuple(failed),
+        not_listening=silent,
+        stalls=stalls,
+    )
+
+
+def _listen(session: Session, facts: HostFacts, cluster: Cluster, nonce: str) -> Any:  # noqa: ANN401 - JSON
+    trial = facts.master_port
+    free = session.node.node_rank == 0 and isinstance(trial, PortTrial) and trial.free
+    mine = own_nonce(nonce, session.node.name)
+    sockets = sample(facts, cluster.master_port if free else None, mine)
+    return session.ask("listen", time.monotonic() + ANSWER_S, nonce=mine, sockets=sockets)
+
+
+def _listening(names: list[str], opened: list[Any]) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+    """By host, the ports it listens on, and why it does not listen on some."""
+    ports: dict[str, tuple[int, ...]] = {}
+    silent: dict[str, str] = {}
+    for name, answer in zip(names, opened, strict=True):
+        if isinstance(answer, Exception):
+            silent[name] = f"could not listen: {answer}"
+            continue
+        ports[name] = tuple(port for port in answer["ports"] if port is not None)
+        if answer["errors"]:
+            silent[name] = f"could not listen on all ports: {', '.join(answer['errors'].values())}"
+    return ports, silent
+
+
+def _dial(session: Session, targets: list[Target], nonce: str, timeout_s: float) -> Any:  # noqa: ANN401 - JSON
+    wanted = [[target.address, list(target.ports), own_nonce(nonce, target.dst)] for target in targets]
+    # Dials beyond the number that a host makes at once wait for their turn, at worst a time-out each.
+    rounds = 1 + sum(len(target.ports) for target in targets) // AT_ONCE
+    deadline = time.monotonic() + rounds * timeout_s + ANSWER_S
+    return session.ask("dial", deadline, targets=wanted, timeout_s=timeout_s)
+
+
+def _targets(
+    partners_of: list[str], cluster: Cluster, facts: dict[str, HostFacts], ports: dict[str, tuple[int, ...]]
+) -> list[Target]:
+    """Each partner's own address with all its ports; and the master address as the job will use it."""
+    nodes = {node.name: node for node in cluster.nodes}
+    targets: list[Target] = []
+    for name in partners_of:
+        if name not in ports:
+            continue
+        address = address_of(nodes[name].address, facts[name])
+        targets.append(Target(name, address, ports[name]))
+        if nodes[name].node_rank == 0 and cluster.master_addr != address and cluster.master_port in ports[name]:
+            targets.append(Target(name, cluster.master_addr, (cluster.master_port,)))
+    return targets
+
+
+def address_of(address: str, facts: HostFacts) -> str:
+    """Where NCCL will listen on a host: its interface's address, else what the host itself makes of its name."""
+    if isinstance(facts.nccl_interface, NcclInterface):
+        return facts.nccl_interface.address
+    own = facts.resolution.get(address) if isinstance(facts.resolution, dict) else None
+    if isinstance(own, Resolution) and own.addresses and not own.addresses[0].startswith("127."):
+        return own.addresses[0]
+    return address

@@ -1,0 +1,84 @@
+"""Who dials whom on which ports: pure planning of the port mesh."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from nccl_doctor.snapshot import HostFacts, PortRange
+
+MeshSize = Literal["auto", "full", "none"]
+
+ALL_PAIRS_UP_TO = 128
+"""Hosts up to which every pair is dialled; beyond, each host is dialled by :data:`DIALLED_BY` others."""
+
+DIALLED_BY = 16
+RANDOM_PORTS = 1
+"""Besides both ends of a host's ephemeral range: three ports in all."""
+
+TRIES = 16
+"""How far a listener may step aside from a port that somebody holds."""
+
+WHOLE = PortRange(low=32768, high=60999, reserved="")
+"""Linux' default for net.ipv4.ip_local_port_range, for hosts whose own could not be read."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where one host dials: a host's address, and the ports on it that are ours."""
+
+    dst: str
+    address: str
+    ports: tuple[int, ...]
+
+
+def own_nonce(nonce: str, name: str) -> str:
+    """What one host's listeners say: of this run, and of this host alone."""
+    return hashlib.sha256(f"{nonce} {name}".encode()).hexdigest()[:32]
+
+
+def partners(names: list[str], size: MeshSize, seed: str) -> dict[str, list[str]]:
+    """For each host, whom it dials.
+
+    Beyond 128 hosts the pairs are drawn as a circle with fixed distances: every host dials as many as dial it, and
+    everybody dials the first, the master.
+    """
+    count = len(names)
+    if size == "full" or count <= ALL_PAIRS_UP_TO:
+        return {name: [other for other in names if other != name] for name in names}
+    distances = [1, count - 1, *random.Random(seed).sample(range(2, count - 1), DIALLED_BY - 2)]  # noqa: S311 - no secret
+    plan: dict[str, list[str]] = {}
+    for place, name in enumerate(names):
+        chosen = {(place + distance) % count for distance in distances} | {0}
+        plan[name] = [names[other] for other in sorted(chosen - {place})]
+    return plan
+
+
+def sample(facts: HostFacts, master_port: int | None, seed: str) -> list[dict[str, Any]]:
+    """The listeners that a host is asked for: the master port where it is given, and a sample of its ephemeral range.
+
+    NCCL and gloo bind port 0, so any port of the range may be theirs except the reserved ones; rules and cloud ACLs
+    often open a part of the range only, hence both ends. Each is ``{"address", "port", "step", "tries"}``: a port that
+    somebody holds is left for the next one in direction ``step``.
+    """
+    own = facts.port_range if isinstance(facts.port_range, PortRange) else WHOLE
+    draw = random.Random(seed)  # noqa: S311 - no secret
+    middle = draw.sample(range(own.low, own.high + 1), min(RANDOM_PORTS, own.high - own.low + 1))
+    wanted = [(own.low, 1), (own.high, -1), *((port, 1) for port in middle)]
+    taken = own.reserved_ports
+    listeners = [
+        {"address": "", "port": _unreserved(port, step, taken, own), "step": step, "tries": TRIES}
+        for port, step in wanted
+    ]
+    if master_port is not None:
+        listeners.insert(0, {"address": "", "port": master_port, "step": 0, "tries": 1})
+    return listeners
+
+
+def _unreserved(port: int, step: int, taken: set[int], own: PortRange) -> int:
+    """The first port from here that may be given out; 0, the kernel's own choice, where none is left this way."""
+    while port in taken:
+        port += step
+    return port if own.low <= port <= own.high else 0

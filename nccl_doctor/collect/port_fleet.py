@@ -1,0 +1,97 @@
+"""The host that ``fix-port`` is about, and the others of its job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from nccl_doctor.collect.port_machine import Machine, ThisMachine
+from nccl_doctor.errors import UsageError
+
+if TYPE_CHECKING:
+    from nccl_doctor.model import Cluster, Node
+    from nccl_doctor.transport.base import Kind, Transport
+
+
+class Fleet:
+    """This machine alone; or one host, by default the master, of a hosts file; or one named directly.
+
+    Args:
+        hosts: the hosts file.
+        host: name or address of the host that is meant.
+        kind: how hosts are reached.
+        grace_s: what a host must be patient for, beyond an ordinary request.
+
+    Attributes:
+        target: the host that is meant; this machine until :meth:`connect`.
+        master_port: of the hosts file.
+
+    Raises:
+        UsageError, HostsFileError: the file or the name means no host.
+    """
+
+    def __init__(self, hosts: str | None, host: str | None, kind: Kind, grace_s: float) -> None:
+        self.target: Machine = ThisMachine()
+        self.master_port: int | None = None
+        self._grace_s = grace_s
+        self._opened: list[Machine] = []
+        self._transport: Transport | None = None
+        self._target: Node | None = None
+        self._nodes: tuple[Node, ...] = ()
+        if hosts is not None or host is not None:
+            self._name_hosts(hosts, host, kind)
+
+    def connect(self) -> None:
+        """Reaches the target.
+
+        Raises:
+            NotReachedError: it did not answer.
+        """
+        if self._target is not None:
+            (self.target,) = self._connect((self._target,))
+
+    def all(self) -> list[Machine]:
+        """Every host of the job, the target first; the others are connected to now.
+
+        Raises:
+            NotReachedError: one of them did not answer.
+        """
+        others = tuple(node for node in self._nodes if self._target is None or node.name != self._target.name)
+        return [self.target, *(self._connect(others) if others else ())]
+
+    def close(self) -> None:
+        """Leaves every host."""
+        for machine in self._opened:
+            machine.close()
+        if self._transport is not None:
+            self._transport.close()
+
+    def _name_hosts(self, hosts: str | None, host: str | None, kind: Kind) -> None:
+        from nccl_doctor.inventory.load import load
+        from nccl_doctor.transport.base import make_transport
+
+        cluster = load(hosts, where=host if hosts is None else None, exclude=None, environ=os.environ)
+        if hosts is not None:
+            self.master_port, self._nodes = cluster.master_port, cluster.nodes
+        self._target = _named(cluster, hosts, host)
+        self._transport = make_transport(kind, cluster)
+
+    def _connect(self, nodes: Sequence[Node]) -> Sequence[Machine]:
+        from nccl_doctor.collect.port_sessions import connect
+
+        assert self._transport is not None, "hosts are named"
+        machines = connect(nodes, self._transport, self._grace_s)
+        self._opened += machines
+        return machines
+
+
+def _named(cluster: Cluster, hosts: str | None, host: str | None) -> Node:
+    if hosts is None:
+        if len(cluster.nodes) > 1:
+            raise UsageError(f"--host {host} names {len(cluster.nodes)} hosts; name one")
+        return cluster.nodes[0]
+    found = [node for node in cluster.nodes if host in (None, node.name, node.address)]
+    if not found:
+        raise UsageError(f"--host {host} is no host of {hosts}")
+    return found[0]

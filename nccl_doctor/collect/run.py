@@ -1,0 +1,226 @@
+"""From a cluster to a snapshot: connect, facts, mesh, all-reduce; whatever happens, everything is closed at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from typing import Protocol
+
+from nccl_doctor import __version__
+from nccl_doctor.collect import facts as facts_phase
+from nccl_doctor.collect import mesh as mesh_phase
+from nccl_doctor.collect import smoke as smoke_phase
+from nccl_doctor.collect import witness
+from nccl_doctor.collect.fanout import fan_out
+from nccl_doctor.collect.session import ProbeError, Session
+from nccl_doctor.collect.smoke import trials
+from nccl_doctor.model import Cluster, Node
+from nccl_doctor.snapshot import (
+    AccessFailure,
+    FirewallFacts,
+    Host,
+    HostFacts,
+    Isolation,
+    Mesh,
+    Phased,
+    Smoke,
+    Snapshot,
+    skipped,
+    unknown,
+)
+from nccl_doctor.transport.base import AccessError, Transport
+
+
+class Progress(Protocol):
+    """Who is told how far the run is."""
+
+    def phase(self, name: str, hosts: list[str]) -> None:
+        """A phase begins, and these hosts are awaited."""
+
+    def done(self, host: str) -> None:
+        """A host has finished the phase."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Bounds of a run, in seconds. ``total_s`` ends everything: a phase that no longer fits in is not begun.
+
+    ``isolate`` is asked of a failed all-reduce, and says whether to repeat it over groups of hosts.
+    """
+
+    connect_s: float = 10.0
+    facts_limits: facts_phase.Limits = field(default_factory=facts_phase.Limits)
+    total_s: float = 300.0
+    smoke: bool = True
+    mesh_limits: mesh_phase.Limits = field(default_factory=mesh_phase.Limits)
+    smoke_limits: smoke_phase.Limits = field(default_factory=smoke_phase.Limits)
+    isolate: Callable[[Snapshot], bool] = lambda _snapshot: False
+
+
+def take_snapshot(cluster: Cluster, transport: Transport, options: Options, progress: Progress) -> Snapshot:
+    """Looks at every host; one that fails is recorded and the others are looked at all the same."""
+    run = _Run(cluster, transport, options, progress)
+    try:
+        run.connect()
+        run.facts()
+        run.mesh()
+        run.smoke()
+        run.isolate()
+    finally:
+        run.close()
+    return run.snapshot()
+
+
+class _Run:
+    def __init__(self, cluster: Cluster, transport: Transport, options: Options, progress: Progress) -> None:
+        self._cluster, self._transport, self._options, self._progress = cluster, transport, options, progress
+        self._began = time.monotonic()
+        self._taken_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self._sessions: list[Session] = []
+        self._failures: dict[str, AccessFailure] = {}
+        self._facts: dict[str, HostFacts] = {}
+        self._mesh: Phased[Mesh] = skipped("not reached")
+        self._smoke: Phased[Smoke] = skipped("not reached")
+        self._timings: dict[str, float] = {}
+
+    def connect(self) -> None:
+        self._progress.phase("connecting", [node.name for node in self._cluster.nodes])
+        began = time.monotonic()
+
+        def open_session(node: Node) -> None:
+            deadline = time.monotonic() + self._within(self._options.connect_s)
+            lifetime = self._left() + 10
+            try:
+                # appended here, not by the caller: what Ctrl-C interrupts must be closed too
+                self._sessions.append(Session.open(self._transport, node, deadline, lifetime))
+            except AccessError as error:
+                self._failures[node.name] = error.failure
+
+        results = fan_out(open_session, self._cluster.nodes, lambda node: self._progress.done(node.name))
+        for node, result in zip(self._cluster.nodes, results, strict=True):
+            if isinstance(result, Exception):
+                self._failures[node.name] = AccessFailure(
+                    kind="probe-failed", detail=f"{type(result).__name__}: {result}", facts={"stage": "connect"}
+                )
+        self._sessions.sort(key=lambda session: session.node.node_rank)
+        self._timings["connect"] = time.monotonic() - began
+
+    def facts(self) -> None:
+        began = time.monotonic()
+        self._start("asking")
+        limits = replace(self._options.facts_limits, timeout_s=self._within(self._options.facts_limits.timeout_s))
+        for name, result in facts_phase.gather(self._sessions, self._cluster, limits, self._session_done).items():
+            if isinstance(result, AccessFailure):
+                self._failures[name] = result
+            else:
+                self._facts[name] = result
+        self._sessions = [session for session in self._sessions if session.node.name in self._facts]
+        self._facts.update(witness.run(self._sessions, self._facts))
+        self._timings["probe"] = time.monotonic() - began
+
+    def mesh(self) -> None:
+        limits = self._options.mesh_limits
+        if limits.size == "none":
+            self._mesh = skipped("not asked for (--mesh none)")
+            return
+        if len(self._sessions) < 2:
+            alone = len(self._cluster.nodes) == 1
+            self._mesh = skipped("one host has nobody to dial" if alone else "fewer than two hosts were reached")
+            return
+        if self._left() < limits.dial_s:
+            # Cut short, a dial that only takes long would look like a firewall's work.
+            self._mesh = unknown("no time was left of --timeout")
+            return
+        began = time.monotonic()
+        self._start("dialling")
+        self._mesh = mesh_phase.run(self._sessions, self._facts, self._cluster, limits, self._session_done)
+        self._read_counters(self._mesh)
+        self._timings["mesh"] = time.monotonic() - began
+
+    def _read_counters(self, mesh: Mesh) -> None:
+        """Where dials failed, reads the firewalls of both ends again: the counters tell which rule they met."""
+        ends = {name for dial in mesh.failed for name in (dial.src, dial.dst)}
+        concerned = [
+            session
+            for session in self._sessions
+            if session.node.name in ends and isinstance(self._facts[session.node.name].firewall, FirewallFacts)
+        ]
+        self._facts.update(facts_phase.firewalls_again(concerned, self._facts, self._options.facts_limits))
+
+    def smoke(self) -> None:
+        limits = self._options.smoke_limits
+        if not self._options.smoke:
+            self._smoke = skipped("not asked for (--no-smoke)")
+            return
+        reason = smoke_phase.why_not(self._cluster, self._facts, self._mesh)
+        if reason is not None:
+            self._smoke = reason
+            return
+        if self._left() < limits.deadline_s:
+            self._smoke = unknown("no time was left of --timeout")
+            return
+        began = time.monotonic()
+        self._start("all-reduce")
+        try:
+            self._smoke = smoke_phase.run(
+                self._sessions,
+                self._facts,
+                self._cluster,
+                limits,
+                self._began + self._options.total_s,
+                self._session_done,
+            )
+        except ProbeError as error:
+            self._smoke = unknown(f"could not be started: {error}")
+        self._timings["smoke"] = time.monotonic() - began
+
+    def isolate(self) -> None:
+        smoke = self._smoke
+        failed = isinstance(smoke, Smoke) and smoke.outcome in ("failed", "timeout")
+        if len(self._sessions) < 3 or not failed or not self._options.isolate(self.snapshot()):
+            return
+        assert isinstance(smoke, Smoke)
+        began = time.monotonic()
+        self._start("isolating")
+        until = self._began + self._options.total_s
+        found: Phased[Isolation]
+        try:
+            found = trials.run(self._sessions, self._facts, self._cluster, self._options.smoke_limits, until)
+        except ProbeError as error:
+            found = unknown(f"could not be repeated: {error}")
+        self._smoke = smoke.model_copy(update={"isolation": found})
+        self._timings["isolate"] = time.monotonic() - began
+
+    def close(self) -> None:
+        fan_out(lambda session: session.close(), self._sessions)
+        self._transport.close()
+
+    def snapshot(self) -> Snapshot:
+        self._timings["total"] = time.monotonic() - self._began
+        hosts = tuple(
+            Host(node=node, facts=self._facts.get(node.name), failure=self._failures.get(node.name))
+            for node in self._cluster.nodes
+        )
+        return Snapshot(
+            version=__version__,
+            taken_at=self._taken_at,
+            cluster=self._cluster,
+            hosts=hosts,
+            mesh=self._mesh,
+            smoke=self._smoke,
+            timings={name: round(seconds, 3) for name, seconds in self._timings.items()},
+        )
+
+    def _start(self, phase: str) -> None:
+        self._progress.phase(phase, [session.node.name for session in self._sessions])
+
+    def _session_done(self, session: Session) -> None:
+        self._progress.done(session.node.name)
+
+    def _left(self) -> float:
+        return max(self._began + self._options.total_s - time.monotonic(), 0.1)
+
+    def _within(self, seconds: float) -> float:
+        return min(seconds, self._left())

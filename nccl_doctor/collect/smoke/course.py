@@ -1,0 +1,150 @@
+"""The course of an all-reduce that runs: what its ranks have reported, and when it has to end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from nccl_doctor.collect.smoke.plan import Plan
+from nccl_doctor.snapshot import SizeResult
+
+GRACE_S = 3.0
+"""After the first failure, the time the other ranks get to say what they saw of it."""
+
+ACCUSE_S = 15.0
+"""After a wrong sum, the time the ranks get to find which of them it comes from."""
+
+START_S = 20.0
+"""What torchrun gets to start the first rank at least: it imports torch itself, and its agents meet before they do."""
+
+IMPORT_TIMES = 2.0
+"""How much longer than the slowest yet a rank may take to import torch."""
+
+ANSWER_S = 6.0
+"""What a host may take to take stacks, to end its ranks and to say so."""
+
+
+@dataclass
+class Rank:
+    """What one rank has reported; the names are those of :class:`~nccl_doctor.snapshot.RankResult`."""
+
+    host: str
+    local_rank: int
+    stage: str = "none"
+    error: str | None = None
+    wrong: bool = False
+    pid: int | None = None
+    torch: str | None = None
+    nccl: str | None = None
+    state: str | None = None
+    stack: tuple[str, ...] = ()
+    own_s: float | None = None
+    times: dict[str, float] = field(default_factory=dict)
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Notes a report."""
+        if "stage" in event:
+            self.stage = event["stage"]
+            self.times[self.stage] = round(event["since"], 3)
+        for name in ("error", "wrong", "pid", "torch", "nccl", "state", "own_s"):
+            if event.get(name) is not None:
+                setattr(self, name, event[name])
+        if "stack" in event:
+            self.stack = tuple(event["stack"])
+
+
+class Course:
+    """Shared by the threads that listen to the hosts and the one that watches the clock.
+
+    Attributes:
+        ranks: in torchrun's order: node by node, local rank by local rank.
+        ends: by host, its probe's last answer, or ``{"broken": why there is none}``.
+        timed_out: the deadline came before any failure.
+    """
+
+    def __init__(self, plan: Plan, until: float) -> None:
+        """Begins now.
+
+        Args:
+            plan: gives ranks and limits.
+            until: value of :func:`time.monotonic` at which it ends in any case.
+        """
+        self.ranks: list[Rank] = []
+        self.sizes: list[SizeResult] = []
+        self.wrong_groups: set[tuple[int, ...]] = set()
+        self.ends: dict[str, dict[str, Any]] = {}
+        self.timed_out = False
+        self._offsets: dict[str, int] = {}
+        for host, count in plan.counts.items():
+            self._offsets[host] = len(self.ranks)
+            self.ranks += [Rank(host, local) for local in range(count)]
+        self._limits, self._until = plan.limits, until
+        self._began = time.monotonic()
+        self._stop_at = min(until, self._began + max(plan.limits.deadline_s, START_S))
+        self._failed = False
+        self._stopped_at: float | None = None
+        self._changed = threading.Condition()
+
+    def event(self, host: str, event: dict[str, Any]) -> None:
+        """Takes a rank's report."""
+        with self._changed:
+            if "size" in event:
+                self.sizes.append(SizeResult(**event["size"]))
+                return
+            if "wrong_group" in event:
+                self.wrong_groups.add(tuple(event["wrong_group"]))
+                return
+            self.ranks[self._offsets[host] + event["local_rank"]].take(event)
+            if "error" in event:
+                self._fail(ACCUSE_S if event["wrong"] else GRACE_S)
+            if event.get("stage") in ("started", "torch") and not self._failed:
+                self._set_deadline()
+
+    def end(self, host: str, answer: dict[str, Any]) -> None:
+        """Takes a host's last answer."""
+        with self._changed:
+            self.ends[host] = answer
+            if answer.get("exit") != 0:
+                self._fail(GRACE_S)
+            self._changed.notify_all()
+
+    def watch(self, stop: Callable[[], None]) -> None:
+        """Calls ``stop`` once, at the deadline or a moment after the first failure; returns when all hosts ended."""
+        with self._changed:
+            while len(self.ends) < len(self._offsets):
+                left = self._stop_at - time.monotonic()
+                if self._stopped_at is None and left <= 0:
+                    self._stopped_at = time.monotonic()
+                    self.timed_out = not self._failed
+                    # not in this thread: a host that takes nothing must not keep the clock from being watched
+                    threading.Thread(target=stop, daemon=True).start()
+                self._changed.wait(left if self._stopped_at is None else ANSWER_S)
+                if self.given_up:
+                    return
+
+    @property
+    def given_up(self) -> bool:
+        """Whether a host that has still not answered is no longer waited for."""
+        return self._stopped_at is not None and time.monotonic() > self._stopped_at + ANSWER_S
+
+    def _set_deadline(self) -> None:
+        """A rank has started, or has imported torch."""
+        now, limits = time.monotonic(), self._limits
+        latest = self._began + max(limits.imports_s, limits.deadline_s)
+        there = sum("torch" in rank.times for rank in self.ranks)
+        if there == len(self.ranks):
+            latest = now + limits.deadline_s
+        elif there:
+            # those that have not get as long again, and no less than the deadline
+            latest = min(latest, now + max(limits.deadline_s, IMPORT_TIMES * (now - self._began)))
+        self._stop_at = min(latest, self._until)
+        self._changed.notify_all()
+
+    def _fail(self, grace_s: float) -> None:
+        if not self._failed:
+            self._failed = True
+            self._stop_at = min(self._stop_at, time.monotonic() + grace_s)
+            self._changed.notify_all()

@@ -1,0 +1,105 @@
+"""Starts the all-reduce on all hosts at once and follows it to its end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nccl_doctor.collect.fanout import fan_out
+from nccl_doctor.collect.session import NoAnswerError, ProbeError, Session
+from nccl_doctor.collect.smoke.course import ANSWER_S, Course
+from nccl_doctor.collect.smoke.outcome import result
+from nccl_doctor.collect.smoke.plan import Limits, plan
+from nccl_doctor.errors import DoctorError
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import Cluster
+from nccl_doctor.snapshot import HostFacts, Mesh, Phased, PortTrial, Skipped, Smoke, skipped
+
+SEND_S = 10.0
+POLL_S = 0.25
+
+
+def why_not(cluster: Cluster, facts: dict[str, HostFacts], mesh: Phased[Mesh]) -> Skipped | None:
+    """The reason for which the all-reduce could not succeed and is spared; None where it is worth trying."""
+    away = [node.name for node in cluster.nodes if node.name not in facts]
+    if away:
+        return skipped(f"needs every host; not reached: {fold(away)}")
+    without = [node.name for node in cluster.nodes if facts[node.name].torch is None]
+    if without:
+        return skipped(f"needs torch, which is missing on {fold(without)}")
+    trial = facts[cluster.nodes[0].name].master_port
+    if isinstance(trial, PortTrial) and not trial.free:
+        return skipped(f"could not succeed while port {trial.port} is not free")
+    if isinstance(mesh, Mesh) and mesh.failed:
+        return skipped(f"could not succeed while ports are closed on {fold(sorted({d.dst for d in mesh.failed}))}")
+    return None
+
+
+def run(
+    sessions: list[Session],
+    facts: dict[str, HostFacts],
+    cluster: Cluster,
+    limits: Limits,
+    until: float,
+    on_done: Callable[[Session], None],
+) -> Smoke:
+    """Starts every node's torchrun at once and follows all ranks to the end or the deadline.
+
+    Args:
+        sessions: of all nodes of the cluster.
+        facts: by host.
+        cluster: what is run.
+        limits: its bounds.
+        until: value of :func:`time.monotonic` at which the last host has answered, or is given up.
+        on_done: told of each host that has ended.
+
+    Raises:
+        ProbeError: it could not be started on a host.
+        DoctorError: the logs can't be written.
+    """
+    what = plan(cluster, facts, limits)
+    course = Course(what, until - ANSWER_S)
+    numbers = {s.node.name: s.send("smoke", time.monotonic() + SEND_S, **what.request(s.node)) for s in sessions}
+
+    def stop() -> None:
+        fan_out(lambda session: session.send("stop", time.monotonic() + ANSWER_S), sessions)
+
+    def follow(session: Session) -> None:
+        name = session.node.name
+        course.end(name, _answer(session, numbers[name], course))
+
+    threading.Thread(target=course.watch, args=(stop,), daemon=True).start()
+    fan_out(follow, sessions, on_done, at_once=len(sessions))
+    if limits.save_logs is not None:
+        _save(limits.save_logs, {name: end.get("output", []) for name, end in course.ends.items()})
+    return result(what, course)
+
+
+def _answer(session: Session, number: int, course: Course) -> dict[str, Any]:
+    """The last answer of a host's probe, or why there is none."""
+    while True:
+        try:
+            answer: dict[str, Any] = session.wait(
+                number, time.monotonic() + POLL_S, lambda event: course.event(session.node.name, event)
+            )
+        except NoAnswerError:
+            if course.given_up:
+                return {"broken": "it gave no answer when it was told to stop"}
+        except ProbeError as error:
+            return {"broken": str(error)}
+        else:
+            return answer
+
+
+def _save(folder: Path, output: dict[str, list[str]]) -> None:
+    """A file a host, named after it; a name that is no file name is changed into one."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for host, lines in output.items():
+            name = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in host).lstrip(".")
+            (folder / f"{name}.log").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    except OSError as error:
+        raise DoctorError(f"{folder}: the logs can't be written: {error.strerror}") from error

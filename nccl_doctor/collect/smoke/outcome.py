@@ -1,0 +1,121 @@
+"""From all that ranks and hosts told to what checks judge. Pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from nccl_doctor.collect.smoke.course import Course, Rank
+from nccl_doctor.collect.smoke.plan import Plan
+from nccl_doctor.logs.facts import Facts, facts_of
+from nccl_doctor.snapshot import RankResult, Smoke
+
+KEPT_LINES = 400
+KEPT_CHATTER = 200
+"""Of what a host's ranks print the snapshot keeps the last lines, and of NCCL's INFO lines fewer."""
+
+_EXITED = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+) \(pid: \d+\)")
+"""torchrun's word of the first rank that failed on a host (elastic/multiprocessing/api.py, torch 1.9 to 2.13). A
+negative code is a signal. Ranks that torchrun then ends are not named."""
+
+
+def result(plan: Plan, course: Course) -> Smoke:
+    """The all-reduce as it went."""
+    output = {name: end.get("output", []) for name, end in course.ends.items()}
+    codes = {name: exit_codes(lines) for name, lines in output.items()}
+    facts = {name: facts_of(lines) for name, lines in output.items()} if plan.backend == "nccl" else {}
+    ranks = tuple(
+        _rank(number, rank, codes.get(rank.host, {}).get(rank.local_rank), facts.get(rank.host))
+        for number, rank in enumerate(course.ranks)
+    )
+    rings = next((one.rings for one in facts.values() if one.rings), {})
+    return Smoke(
+        backend=plan.backend,
+        reason=plan.reason,
+        world_size=len(ranks),
+        outcome=_outcome(course),
+        deadline_s=plan.limits.deadline_s,
+        ranks=ranks,
+        sizes=tuple(course.sizes),
+        wrong_groups=tuple(sorted(course.wrong_groups)),
+        output={name: tuple(kept(lines)) for name, lines in output.items()},
+        launchers=_launchers(plan, course, ranks),
+        rings=tuple(rings[channel] for channel in sorted(rings)),
+        trees={rank: text for one in facts.values() for rank, text in one.trees.items()},
+    )
+
+
+def exit_codes(lines: Iterable[str]) -> dict[int, int]:
+    """Local ranks that died by themselves, and their exit codes; negative for a signal."""
+    found = (_EXITED.search(line) for line in lines)
+    return {int(match["rank"]): int(match["code"]) for match in found if match}
+
+
+def kept(lines: Iterable[str]) -> list[str]:
+    """The lines worth keeping, in their order."""
+    said: deque[tuple[int, str]] = deque(maxlen=KEPT_LINES)
+    chatter: deque[tuple[int, str]] = deque(maxlen=KEPT_CHATTER)
+    for number, line in enumerate(lines):
+        (chatter if "NCCL INFO" in line else said).append((number, line))
+    return [line for _, line in sorted((*said, *chatter))]
+
+
+def _rank(number: int, rank: Rank, code: int | None, facts: Facts | None) -> RankResult:
+    own = None
+    if facts is not None and rank.pid is not None:
+        own = next((p for p in facts.processes.values() if p.pid == str(rank.pid)), None)
+    return RankResult(
+        rank=number,
+        host=rank.host,
+        local_rank=rank.local_rank,
+        stage=rank.stage,
+        ok=rank.stage == "done",
+        error=rank.error,
+        pid=rank.pid,
+        torch=rank.torch,
+        nccl=rank.nccl,
+        times=rank.times,
+        exit_code=code if code is not None and code >= 0 else None,
+        signal=-code if code is not None and code < 0 else None,
+        state=rank.state,
+        stack=rank.stack,
+        own_s=rank.own_s,
+        interfaces=tuple(f"{one.name}:{one.address}" for one in own.interfaces) if own else (),
+        network=own.network if own else None,
+        transports=dict(own.transports) if own else {},
+    )
+
+
+def _outcome(course: Course) -> Literal["ok", "failed", "timeout", "wrong-result"]:
+    if all(rank.stage == "done" for rank in course.ranks):
+        return "ok"
+    if any(rank.wrong for rank in course.ranks):
+        return "wrong-result"
+    hanging = course.timed_out or any(end.get("timed_out") for end in course.ends.values())
+    return "timeout" if hanging else "failed"
+
+
+def _launchers(plan: Plan, course: Course, ranks: Iterable[RankResult]) -> dict[str, str]:
+    """How each torchrun ended that did not do so because of its ranks or of us."""
+    explained = {rank.host for rank in ranks if rank.error or rank.exit_code is not None or rank.signal is not None}
+    found: dict[str, str] = {}
+    for name in plan.counts:
+        end: dict[str, Any] = course.ends.get(name, {"broken": "it gave no answer"})
+        if "broken" in end:
+            found[name] = end["broken"]
+        elif end["signal"] is not None:
+            found[name] = f"torchrun was killed by {signal_name(end['signal'])}"
+        elif end["exit"] not in (0, None) and name not in explained:
+            found[name] = f"torchrun ended with status {end['exit']}"
+    return found
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL``; ``signal 64`` where it has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

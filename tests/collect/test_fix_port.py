@@ -1,0 +1,142 @@
+"""What fix-port does, on machines that are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nccl_doctor.collect import fix_port
+from nccl_doctor.collect.port_machine import ThisMachine
+from nccl_doctor.errors import NotReachedError
+from nccl_doctor.port_model import Job, Member, PortReport
+
+Answer = Callable[[dict[str, Any]], Any]
+
+
+class FakeMachine:
+    """Answers from functions, and keeps what it was asked."""
+
+    def __init__(self, name: str = "node1", **answers: Answer) -> None:
+        self.name = name
+        self.asked: list[dict[str, Any]] = []
+        self._answers = answers
+
+    def ask(self, do: str, **arguments: Any) -> Any:
+        self.asked.append({"do": do, **arguments})
+        return self._answers[do](arguments)
+
+    def close(self) -> None:
+        return
+
+
+def free_but(*taken: int) -> Answer:
+    return lambda arguments: {"free": [port for port in arguments["ports"] if port not in taken]}
+
+
+def test_the_next_port_is_free_on_all_of_five_hosts_of_which_three_hold_candidates() -> None:
+    machines = [
+        FakeMachine(f"node{n}", free=free_but(*taken)) for n, taken in enumerate([[29501], [29502], [29504], [], []])
+    ]
+    assert fix_port.next_port(machines, 29500) == 29503
+
+
+def test_well_known_ports_are_passed_over_and_the_end_goes_on_at_1024() -> None:
+    assert fix_port.next_port([FakeMachine(free=free_but())], 29399) == 29401
+    assert fix_port.next_port([FakeMachine(free=free_but())], 65535) == 1024
+    assert fix_port.next_port([FakeMachine(free=free_but())], 22) == 1024
+
+
+def test_no_port_is_none_and_none_is_asked_twice() -> None:
+    machine = FakeMachine(free=lambda _: {"free": []})
+    assert fix_port.next_port([machine], 29500) is None
+    ports = [port for call in machine.asked for port in call["ports"]]
+    assert len(ports) == len(set(ports)) > 64000
+    assert 29500 not in ports
+
+
+def test_a_host_that_does_not_answer_ends_the_search() -> None:
+    def lost(_: dict[str, Any]) -> Any:
+        raise NotReachedError("node2: no answer in time")
+
+    with pytest.raises(NotReachedError, match="node2"):
+        fix_port.next_port([FakeMachine(free=free_but()), FakeMachine("node2", free=lost)], 29500)
+
+
+def test_a_port_of_this_machine_is_fit() -> None:
+    port = fix_port.next_port([ThisMachine()], 29500)
+    assert port is not None
+    assert fix_port.look(ThisMachine(), port, None, 0).free
+
+
+class Processes:
+    """A host's processes, that end when a signal says so; each signal is kept."""
+
+    def __init__(self, *alive: tuple[int, int], stubborn: bool = False, child: tuple[int, int] | None = None) -> None:
+        self.alive = list(alive)
+        self.signals: list[tuple[str, list[tuple[int, int]]]] = []
+        self._stubborn, self._child = stubborn, child
+
+    def signal(self, arguments: dict[str, Any]) -> Any:
+        family = [one for one in self.alive if one in arguments["processes"] or one == self._child]
+        if arguments["signal"]:
+            self.signals.append((arguments["signal"], family))
+        if arguments["signal"] == "TERM" and self._child:
+            self.alive.append(self._child)
+        if arguments["signal"] == "KILL" or (arguments["signal"] == "TERM" and not self._stubborn):
+            self.alive = [one for one in self.alive if one not in family]
+        return {"alive": family, "sent": [pid for pid, _ in family], "denied": []}
+
+
+def job(*members: tuple[int, int]) -> Job:
+    processes = tuple(Member(pid, started, "python", None, rank=True) for pid, started in members)
+    return Job(members[0][0], True, None, (), processes, None, final=False)
+
+
+def end(processes: Processes, grace_s: float = 0.0) -> fix_port.Ended:
+    machine = FakeMachine(signal=processes.signal)
+    return fix_port.end(machine, [job((10, 1), (11, 2))], grace_s, force=False, tell=lambda _: None)
+
+
+def test_a_job_that_obeys_is_not_killed() -> None:
+    processes = Processes((10, 1), (11, 2), (12, 3))
+    assert end(processes, 5).gone == (10, 11)
+    assert processes.signals == [("TERM", [(10, 1), (11, 2)])]
+    assert processes.alive == [(12, 3)]
+
+
+def test_one_that_does_not_is_killed_with_what_it_started_meanwhile() -> None:
+    processes = Processes((10, 1), (11, 2), stubborn=True, child=(20, 9))
+    ended = end(processes)
+    assert (set(ended.gone), ended.left) == ({10, 11, 20}, ())
+    assert processes.signals[-1] == ("KILL", [(10, 1), (11, 2), (20, 9)])
+
+
+def test_a_pid_that_is_used_again_is_another_process() -> None:
+    processes = Processes((10, 7), (11, 2))
+    assert end(processes).gone == (10, 11)
+    assert processes.alive == [(10, 7)]
+
+
+def trial(**told: Any) -> Any:
+    return {"trial": {"port": 29500, **told}, "jobs": [], "elsewhere": [], "range": None, "host": "node1", "uid": 0}
+
+
+def test_waiting_lasts_as_long_as_a_time_wait_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(fix_port, "sleep", slept.append)
+    waits = {"free": False, "error": "EADDRINUSE", "cause": "time-wait", "time_wait_s": 0.2}
+    answers = iter([trial(**waits), trial(**waits), trial(free=True)])
+    report = PortReport("node1", here=False, port=29500, free=False, cause="time-wait", time_wait_s=30.0)
+    told: list[str] = []
+    assert fix_port.wait_until_free(FakeMachine(port=lambda _: next(answers)), report, told.append).free
+    assert slept == [1.0, 0.25, 0.25]
+    assert told[0] == "port 29500: TIME_WAIT, free in 30 s"
+
+
+def test_no_process_is_waited_for() -> None:
+    held = trial(free=False, error="EADDRINUSE", cause="listener")
+    report = PortReport("node1", here=False, port=29500, free=False, cause="listener")
+    answer = fix_port.wait_until_free(FakeMachine(port=lambda _: held), report, lambda _: None, settle_s=0.0)
+    assert (answer.free, answer.cause) == (False, "listener")

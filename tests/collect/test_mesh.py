@@ -1,0 +1,133 @@
+"""Two real probes on loopback dial each other."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from nccl_doctor.collect import facts as facts_phase
+from nccl_doctor.collect import mesh
+from nccl_doctor.collect.session import Session
+from nccl_doctor.model import Cluster
+from nccl_doctor.snapshot import HostFacts
+from nccl_doctor.transport.local import LocalTransport
+from tests.collect.nodes import node
+
+ANY = {"address": "127.0.0.1", "port": 0, "step": 0, "tries": 1}
+LIMITS = mesh.Limits(dial_s=2)
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    nodes = (node(name="a", rank=0), node(name="b", rank=1))
+    return Cluster(nodes=nodes, master_addr="127.0.0.1", master_port=free_port())
+
+
+@pytest.fixture
+def sessions(cluster: Cluster) -> Iterator[list[Session]]:
+    sessions = [Session.open(LocalTransport(), n, time.monotonic() + 10, 60) for n in cluster.nodes]
+    yield sessions
+    for session in sessions:
+        session.close()
+
+
+def gather(sessions: list[Session], cluster: Cluster) -> dict[str, HostFacts]:
+    answers = facts_phase.gather(sessions, cluster, facts_phase.Limits(), lambda _session: None)
+    return {name: answer for name, answer in answers.items() if isinstance(answer, HostFacts)}
+
+
+def test_all_dial_all_and_only_the_master_listens_on_the_master_port(sessions: list[Session], cluster: Cluster) -> None:
+    result = mesh.run(sessions, gather(sessions, cluster), cluster, LIMITS, lambda _session: None)
+    assert (result.hosts, result.pairs, result.tested, result.failed) == (2, 2, 2, ())
+    assert cluster.master_port in result.ports["a"]
+    assert cluster.master_port not in result.ports["b"]
+    assert {len(ports) for ports in result.ports.values()} == {3, 4}
+
+
+def test_the_listeners_are_gone_afterwards_and_leave_no_time_wait(sessions: list[Session], cluster: Cluster) -> None:
+    result = mesh.run(sessions, gather(sessions, cluster), cluster, LIMITS, lambda _session: None)
+    for port in [port for ports in result.ports.values() for port in ports]:
+        with socket.socket() as sock:
+            sock.bind(("0.0.0.0", port))  # without SO_REUSEADDR: a TIME_WAIT would refuse it
+
+
+def test_a_port_that_somebody_holds_is_never_dialled(sessions: list[Session], cluster: Cluster) -> None:
+    visits = []
+    with socket.create_server(("127.0.0.1", cluster.master_port)) as server:
+        server.settimeout(0.2)
+        done = threading.Event()
+
+        def count() -> None:
+            while not done.is_set():
+                try:
+                    connection, _ = server.accept()
+                except TimeoutError:
+                    continue
+                visits.append(connection)
+                connection.close()
+
+        counter = threading.Thread(target=count)
+        counter.start()
+        result = mesh.run(sessions, gather(sessions, cluster), cluster, LIMITS, lambda _session: None)
+        done.set()
+        counter.join()
+    assert cluster.master_port not in result.ports["a"]
+    assert result.failed == ()
+    assert visits == []
+
+
+def test_outcomes_are_told_apart(sessions: list[Session]) -> None:
+    sessions[0].ask("listen", time.monotonic() + 5, nonce="ours", sockets=[ANY])
+    with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as other:
+
+        def greet() -> None:
+            connection, _ = other.accept()
+            connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+            connection.close()
+
+        greeter = threading.Thread(target=greet)
+        greeter.start()
+        ports = [silent.getsockname()[1], other.getsockname()[1], free_port()]
+        answer = sessions[0].ask("dial", time.monotonic() + 8, targets=[["127.0.0.1", ports, "ours"]], timeout_s=0.5)
+        greeter.join()
+    assert [(port, outcome) for _, port, outcome, _ in answer["failed"]] == list(
+        zip(ports, ["timed-out", "stranger", "refused"], strict=True)
+    )
+
+
+def test_the_dialling_host_itself_is_a_stranger(sessions: list[Session]) -> None:
+    """As behind docker0's address, which every host has."""
+    deadline = time.monotonic() + 8
+    (port,) = sessions[0].ask("listen", deadline, nonce="mine", sockets=[ANY])["ports"]
+    answer = sessions[0].ask("dial", deadline, targets=[["127.0.0.1", [port], "yours"]], timeout_s=2)
+    assert answer["failed"][0][2] == "stranger"
+
+
+def test_a_listener_takes_what_is_sent(sessions: list[Session]) -> None:
+    deadline = time.monotonic() + 8
+    (port,) = sessions[0].ask("listen", deadline, nonce="ours", sockets=[ANY])["ports"]
+    (answer,) = sessions[1].ask("large", deadline, targets=[["127.0.0.1", port]], deadline_s=2)
+    assert (answer["outcome"], answer["unacked"]) == ("passed", 0)
+
+
+def test_a_name_is_resolved(sessions: list[Session]) -> None:
+    deadline = time.monotonic() + 8
+    (port,) = sessions[0].ask("listen", deadline, nonce="ours", sockets=[{**ANY, "address": ""}])["ports"]
+    answer = sessions[0].ask("dial", deadline, targets=[["localhost", [port], "ours"]], timeout_s=5)
+    assert answer == {"connected": 1, "failed": []}
+
+
+def test_a_name_that_does_not_resolve_is_no_timeout(sessions: list[Session]) -> None:
+    sessions[0].ask("listen", time.monotonic() + 5, nonce="ours", sockets=[])
+    answer = sessions[0].ask("dial", time.monotonic() + 8, targets=[["nowhere.invalid", [9], "ours"]], timeout_s=5)
+    assert answer["failed"][0][2] == "failed"

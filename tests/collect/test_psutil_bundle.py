@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nccl_doctor.collect import psutil_bundle
+
+
+def test_the_bundle_is_json_small_and_says_what_it_is_for() -> None:
+    bundle = psutil_bundle.pack()
+    assert len(json.dumps(bundle)) < 250_000
+    assert bundle["machine"] == os.uname().machine
+    assert bundle["libc"] in ("glibc", "musl")
+    assert {"__init__.py", "_common.py", "_pslinux.py", psutil_bundle.EXTENSION} <= set(bundle["files"])
+
+
+@pytest.mark.parametrize(
+    ("machine", "needed", "expected"),
+    [
+        (62, b"libc.so.6", ("x86_64", "glibc")),
+        (183, b"libc.musl-aarch64.so.1", ("aarch64", "musl")),
+        (8, b"libc.so.6", ("ELF machine 8", "glibc")),
+    ],
+)
+def test_a_library_tells_machine_and_libc(machine: int, needed: bytes, expected: tuple[str, str]) -> None:
+    header = b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x03\x00" + machine.to_bytes(2, "little")
+    assert psutil_bundle.built_for(header + bytes(44) + needed + b"\0") == expected
+
+
+def test_a_build_that_no_host_could_load_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(psutil, "__file__", str(tmp_path / "__init__.py"))
+    psutil_bundle.pack.cache_clear()
+    try:
+        assert psutil_bundle.EXTENSION in psutil_bundle.pack()["missing"]
+    finally:
+        psutil_bundle.pack.cache_clear()

@@ -1,0 +1,152 @@
+"""A probe that runs for real, on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nccl_doctor.collect import bundle
+from nccl_doctor.collect.session import ProbeError, Session
+from nccl_doctor.model import Node
+from nccl_doctor.snapshot import AccessFailure
+from nccl_doctor.transport.base import AccessError
+from nccl_doctor.transport.local import LocalTransport
+from tests.collect.nodes import interpreter, node
+
+
+def opened(where: Node, seconds: float = 10) -> Session:
+    return Session.open(LocalTransport(), where, time.monotonic() + seconds, lifetime_s=30)
+
+
+def refused(where: Node, seconds: float = 10) -> AccessFailure:
+    with pytest.raises(AccessError) as caught:
+        opened(where, seconds)
+    return caught.value.failure
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    session = opened(node())
+    yield session
+    session.close()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def assert_gone(pid: int) -> None:
+    deadline = time.monotonic() + 5
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not alive(pid)
+
+
+def test_the_probe_says_who_it_is(session: Session) -> None:
+    assert session.hello["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert abs(session.ask("clock", time.monotonic() + 5) - time.time()) < 5
+
+
+def test_it_leaves_with_its_connection(session: Session) -> None:
+    assert alive(session.hello["pid"])
+    session.close()
+    assert_gone(session.hello["pid"])
+
+
+def test_a_request_that_fails_brings_its_real_traceback(session: Session) -> None:
+    with pytest.raises(ProbeError, match="KeyError") as caught:
+        session.ask("facts", time.monotonic() + 5)
+    assert "nccl_doctor/probe/" in (caught.value.traceback or "")
+    assert session.ask("clock", time.monotonic() + 5)
+
+
+def test_a_probe_that_is_killed_ends_the_wait(session: Session) -> None:
+    os.kill(session.hello["pid"], signal.SIGKILL)
+    with pytest.raises(ProbeError, match="connection"):
+        session.ask("clock", time.monotonic() + 10)
+
+
+def test_no_answer_ends_at_the_deadline(session: Session) -> None:
+    os.kill(session.hello["pid"], signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(ProbeError, match="no answer in time"):
+        session.ask("clock", began + 0.3)
+    assert time.monotonic() - began < 5
+    os.kill(session.hello["pid"], signal.SIGCONT)
+
+
+def test_an_answer_that_comes_late_is_not_taken_for_the_next(session: Session) -> None:
+    deadline = time.monotonic() + 5
+    first = session.send("clock", deadline)
+    second = session.send("facts", deadline, names=[], deadline_s=3, trial_port=None)
+    assert "identity" in session.wait(second, deadline)
+    assert isinstance(session.wait(first, deadline), float)
+
+
+def test_its_lifetime_is_bounded_by_the_kernel() -> None:
+    session = Session.open(LocalTransport(), node(), time.monotonic() + 10, lifetime_s=0.5)
+    assert_gone(session.hello["pid"])
+    session.close()
+
+
+def test_noise_before_and_between_does_no_harm(tmp_path: Path) -> None:
+    noise = 'echo "Welcome!"; printf "no newline {\\"id\\": 1}"; echo warning >&2; exec "$PYTHON" "$@"'
+    session = opened(node(interpreter(tmp_path, noise)))
+    assert session.ask("clock", time.monotonic() + 5)
+    session.close()
+
+
+def test_no_interpreter() -> None:
+    failure = refused(node("/opt/none/bin/python"))
+    assert failure.kind == "python-missing"
+    assert failure.facts["python"] == "/opt/none/bin/python"
+
+
+def test_an_interpreter_that_hangs(tmp_path: Path) -> None:
+    began = time.monotonic()
+    failure = refused(node(interpreter(tmp_path, "sleep 60")), 0.5)
+    assert failure.kind == "probe-failed"
+    assert "no answer in time" in failure.detail
+    assert time.monotonic() - began < 10
+
+
+def test_an_interpreter_that_breaks_shows_its_words(tmp_path: Path) -> None:
+    failure = refused(node(interpreter(tmp_path, "echo 'libpython3.so: cannot open' >&2; exit 1")))
+    assert failure.kind == "probe-failed"
+    assert any("libpython3.so" in line for line in failure.evidence)
+
+
+def test_an_interpreter_that_is_too_old_is_told_so(tmp_path: Path) -> None:
+    old = "import sys; sys.version_info = (3, 6, 15, 'final', 0);"
+    script = f'loader="{old}$3"; exec "$PYTHON" "$1" "$2" "$loader"'
+    failure = refused(node(interpreter(tmp_path, script)))
+    assert failure.kind == "probe-failed"
+    assert "Python 3.8 or later is needed, this is 3.6.15" in failure.detail
+
+
+def test_hostile_interpreter_names_are_quoted(tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    assert refused(node(f"/nowhere/python; touch {trap} #$(touch {trap})`touch {trap}`")).kind == "python-missing"
+    assert not trap.exists()
+
+
+def test_a_tilde_is_the_hosts_home() -> None:
+    assert bundle.command("~/venv/bin/my python").startswith("exec ~/'venv/bin/my python' -I -c ")
+
+
+def test_nothing_of_the_python_environment_shadows_the_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('shadowed')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    session = opened(node())
+    assert session.ask("clock", time.monotonic() + 5)
+    session.close()

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+from nccl_doctor.collect.smoke import course as course_module
+from nccl_doctor.collect.smoke.course import Course
+from nccl_doctor.collect.smoke.outcome import exit_codes, kept, result
+from nccl_doctor.collect.smoke.plan import Limits, Plan
+from tests.checks.snapshots import patched
+
+PLAN = Plan(patched({}).cluster, Limits(deadline_s=60), {"node1": 2, "node2": 1}, "gloo", "no GPU")
+LEFT: dict[str, Any] = {"exit": 0, "signal": None, "timed_out": False, "output": []}
+
+
+def begun(until: float = 1000.0, imports_s: float = 120.0) -> Course:
+    return Course(replace(PLAN, limits=replace(PLAN.limits, imports_s=imports_s)), time.monotonic() + until)
+
+
+def reach(course: Course, stage: str, *ranks: tuple[str, int]) -> None:
+    for host, local in ranks or (("node1", 0), ("node1", 1), ("node2", 0)):
+        course.event(host, {"local_rank": local, "stage": stage, "since": 1.0})
+
+
+def left_s(course: Course) -> float:
+    return course._stop_at - time.monotonic()
+
+
+def test_ranks_are_numbered_node_by_node() -> None:
+    course = begun()
+    course.event("node2", {"local_rank": 0, "stage": "store", "since": 2.5})
+    course.event("node1", {"local_rank": 1, "error": "ValueError: x", "wrong": False, "since": 3.0})
+    course.event("node1", {"local_rank": 0, "state": "S", "stack": ["a", "b"]})
+    assert [(rank.host, rank.local_rank) for rank in course.ranks] == [("node1", 0), ("node1", 1), ("node2", 0)]
+    assert course.ranks[2].times == {"store": 2.5}
+    assert course.ranks[1].error == "ValueError: x"
+    assert course.ranks[0].stack == ("a", "b")
+
+
+def test_the_deadline_counts_from_the_last_import() -> None:
+    course = begun(imports_s=600)
+    assert 50 < left_s(course) <= 60
+    reach(course, "started", ("node1", 0))
+    assert 590 < left_s(course) <= 600
+    reach(course, "torch", ("node1", 0), ("node1", 1))
+    assert 50 < left_s(course) <= 60
+    course._began -= 100  # the imports took that long
+    reach(course, "torch", ("node1", 0))
+    assert 190 < left_s(course) <= 201
+    reach(course, "torch", ("node2", 0))
+    assert 50 < left_s(course) <= 60
+
+
+def test_the_end_of_the_run_comes_before_any_deadline() -> None:
+    course = begun(until=5)
+    reach(course, "torch")
+    assert left_s(course) <= 5
+
+
+def test_a_failure_leaves_the_others_a_moment() -> None:
+    course = begun()
+    reach(course, "torch")
+    course.event("node1", {"local_rank": 0, "error": "ValueError", "wrong": False, "since": 1.0})
+    assert left_s(course) <= course_module.GRACE_S
+    reach(course, "torch")
+    assert left_s(course) <= course_module.GRACE_S
+
+
+def test_a_wrong_sum_leaves_time_to_find_its_source() -> None:
+    course = begun()
+    reach(course, "torch")
+    course.event("node1", {"local_rank": 0, "error": "WrongSumError", "wrong": True, "since": 1.0})
+    assert course_module.GRACE_S < left_s(course) <= course_module.ACCUSE_S
+    course.event("node1", {"local_rank": 0, "wrong_group": [0, 1], "since": 1.0})
+    course.event("node1", {"local_rank": 1, "wrong_group": [0, 1], "since": 1.0})
+    assert course.wrong_groups == {(0, 1)}
+
+
+def watched(course: Course) -> tuple[threading.Thread, threading.Event]:
+    stopped = threading.Event()
+    thread = threading.Thread(target=course.watch, args=(stopped.set,), daemon=True)
+    thread.start()
+    return thread, stopped
+
+
+def test_the_watch_says_stop_at_the_deadline_and_ends_with_the_last_host() -> None:
+    course = begun(until=0.1)
+    thread, stopped = watched(course)
+    assert stopped.wait(5)
+    assert course.timed_out
+    for host in ("node1", "node2"):
+        course.end(host, {**LEFT, "exit": None})
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_the_watch_ends_without_a_word_where_all_went_well() -> None:
+    course = begun()
+    thread, stopped = watched(course)
+    for host in ("node1", "node2"):
+        course.end(host, LEFT)
+    thread.join(5)
+    assert not thread.is_alive()
+    assert not stopped.is_set()
+
+
+def test_a_host_that_does_not_answer_is_given_up(monkeypatch: Any) -> None:
+    monkeypatch.setattr(course_module, "ANSWER_S", 0.1)
+    course = begun(until=0.05)
+    course.end("node1", LEFT)
+    thread, stopped = watched(course)
+    thread.join(5)
+    assert stopped.is_set()
+    assert course.given_up
+    smoke = result(PLAN, course)
+    assert smoke.launchers == {"node2": "it gave no answer"}
+
+
+DIED = (
+    "E0101 12:00:00.100 71 torch/distributed/elastic/multiprocessing/api.py:984] failed (exitcode: -11) local_rank: 1 "
+    "(pid: 98) of binary: /usr/bin/python3"
+)
+DIED_IN_1_13 = (
+    "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 0 (pid: 4242) of binary: "
+    "/usr/bin/python3"
+)
+
+
+def test_torchrun_tells_how_a_rank_died() -> None:
+    assert exit_codes([DIED, "noise", DIED_IN_1_13]) == {1: -11, 0: 1}
+
+
+def test_what_became_of_it() -> None:
+    course = begun()
+    reach(course, "done")
+    for host in ("node1", "node2"):
+        course.end(host, LEFT)
+    assert result(PLAN, course).outcome == "ok"
+
+    course = begun()
+    reach(course, "group")
+    course.end("node1", {**LEFT, "exit": 1, "output": [DIED]})
+    course.end("node2", {**LEFT, "exit": None, "signal": 9})
+    smoke = result(PLAN, course)
+    assert smoke.outcome == "failed"
+    assert [rank.signal for rank in smoke.ranks] == [None, 11, None]
+    assert smoke.launchers == {"node2": "torchrun was killed by SIGKILL"}
+
+    course = begun()
+    course.end("node1", {**LEFT, "exit": 1})
+    course.end("node2", {"broken": "the connection ended"})
+    smoke = result(PLAN, course)
+    assert smoke.launchers == {"node1": "torchrun ended with status 1", "node2": "the connection ended"}
+
+    course = begun()
+    course.timed_out = True
+    assert result(PLAN, course).outcome == "timeout"
+
+
+def test_the_last_words_are_kept_and_the_chatter_is_cut() -> None:
+    lines = [f"n:1:1 [0] NCCL INFO {number}" for number in range(1000)]
+    lines[3:3] = ["n:1:1 [0] net.cc:1 NCCL WARN early"]
+    found = kept(lines)
+    assert found[0].endswith("early")
+    assert found[-1].endswith("999")
+    assert len(found) == 201
+
+
+NCCL = """\
+n1:98:98 [0] NCCL INFO Bootstrap: Using eno1:10.0.0.1<0>
+n1:98:120 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eno1:10.0.0.1<0>
+n1:98:120 [0] NCCL INFO Using network IB
+n1:98:120 [0] NCCL INFO ncclCommInitRank comm 0x55 rank 0 nranks 3 cudaDev 0 nvmlDev 0 busId 1000 commId 0x7 - Init START
+n1:98:120 [0] NCCL INFO Channel 00/02 :    0   1   2
+n1:98:120 [0] NCCL INFO Channel 01/02 :    0   2   1
+n1:98:120 [0] NCCL INFO Trees [0] 1/-1/-1->0->-1 [1] 1/-1/-1->0->-1
+n1:98:121 [0] NCCL INFO Channel 00/0 : 2[0] -> 0[0] [receive] via NET/IB/0/GDRDMA
+n1:98:121 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM
+"""
+
+
+def test_nccls_lines_tell_each_ranks_network_and_rings() -> None:
+    course = begun()
+    course.event("node1", {"local_rank": 0, "stage": "started", "since": 0.1, "pid": 98})
+    course.end("node1", {**LEFT, "output": NCCL.splitlines()})
+    smoke = result(replace(PLAN, backend="nccl"), course)
+    first = smoke.ranks[0]
+    assert first.network == "IB"
+    assert first.interfaces == ("eno1:10.0.0.1",)
+    assert first.transports == {"NET/IB/0/GDRDMA": 1, "P2P/CUMEM": 1}
+    assert smoke.rings == ((0, 1, 2), (0, 2, 1))
+    assert smoke.trees[0].startswith("[0] 1/-1/-1->0->-1")
+    assert smoke.ranks[1].network is None

@@ -1,0 +1,1 @@
+"""A report as text: pure functions of :mod:`nccl_doctor.model`."""

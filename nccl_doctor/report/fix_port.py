@@ -1,0 +1,280 @@
+"""``fix-port`` on a screen and as JSON: who holds the port, and the two ways out as lines to paste.
+
+The lines are measured with rich's table of cell widths alone: :mod:`nccl_doctor.report.text` imports ten times as long
+as this command may take.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timezone
+from typing import Any
+
+from rich.cells import cell_len, set_cell_size
+
+from nccl_doctor import __version__
+from nccl_doctor.hostlist import fold
+from nccl_doctor.port_model import Holder, Job, PortReport, Socket, age_words
+from nccl_doctor.report.safe import clean, pasteable
+
+_WIDTH = 80
+_OWNER = 36
+"""Cells that a holder's command gets at least, left of its owner and age."""
+_SOCKETS = 4
+_HOLDERS = 2
+_PIDS = 12
+_LABEL = 14
+"""Cells before what a label is of."""
+
+_CAUSES = {
+    "listener": "is held",
+    "bound": "is held by a socket that does not listen (ss -l does not show it)",
+    "outbound": "is the source port of an outgoing connection",
+    "time-wait": "is kept by the kernel after a connection has ended",
+    "unknown": "is not to be had",
+}
+_STATES = {"LISTEN": "listening", "BOUND": "bound, not listening", "TIME_WAIT": "TIME_WAIT"}
+
+
+def document(report: PortReport) -> str:
+    """The JSON document; its fields are promised to scripts, and only added to."""
+    suggestion = report.suggestion
+    fields: dict[str, Any] = {
+        "schema": 1,
+        "version": __version__,
+        "command": "fix-port",
+        "host": report.host,
+        "port": report.port,
+        "free": report.free,
+        "cause": report.cause,
+        "error": report.error,
+        "hint": report.hint,
+        "time_wait_s": report.time_wait_s,
+        "holders": [_holder_fields(holder, job) for job in report.jobs for holder in job.holders],
+        "sockets": [vars(sock) for sock in report.sockets],
+        "elsewhere": [vars(one) for one in report.elsewhere],
+        "ended": list(report.ended),
+        "left": list(report.left),
+        "suggestion": suggestion and {"port": suggestion.port, "command": suggestion.command},
+        "instead_of": report.instead_of,
+    }
+    import json
+
+    return json.dumps(fields, indent=2) + "\n"
+
+
+def screen(report: PortReport, *, refused: str | None = None, asking: bool = False) -> str:
+    """What a person sees; the last lines are what to do.
+
+    Args:
+        report: what is shown.
+        refused: why something was not ended that was to be ended.
+        asking: a question comes behind it, and no advice.
+    """
+    blocks = [[_title(report)], *_ended(report)]
+    blocks += [list(_job(job, report)) for job in report.jobs]
+    if not report.jobs:
+        blocks += [list(_sockets(report.sockets))]
+    blocks += [list(_notes(report))]
+    if refused:
+        blocks += [list(_wrap(f"{'Not all' if report.ended else 'Nothing'} was ended: {refused}."))]
+    if not asking:
+        blocks += _ways_out(report, refused=refused is not None)
+    return "\n\n".join("\n".join(clean(line) for line in block) for block in blocks if block) + "\n"
+
+
+def confirmation(jobs: tuple[Job, ...]) -> str:
+    """The question before a job is ended."""
+    pids = [member.pid for job in jobs for member in job.members]
+    what = "this process" if len(pids) == 1 else f"these {len(pids)} processes"
+    return clean(f"End {what} ({_pids(pids)})? [y/N] ")
+
+
+def _holder_fields(holder: Holder, job: Job) -> dict[str, Any]:
+    gpus = [{"pid": member.pid, **vars(use)} for member in job.members for use in member.gpus]
+    started = datetime.fromtimestamp(holder.started, timezone.utc).isoformat(timespec="seconds")
+    return {
+        **vars(holder),
+        "started": started,
+        "age_s": round(holder.age_s, 3),
+        "tree": list(holder.tree),
+        "unit": job.unit,
+        "gpus": gpus,
+        "refusal": job.refusal,
+    }
+
+
+def _title(report: PortReport) -> str:
+    place = f"on this machine ({report.host})" if report.here else f"on {report.host}"
+    if report.port is None:
+        state = "is running" if not report.free else "has been ended" if report.ended else "is not there"
+        return f"pid {report.pid} {place} {state}"
+    return f"port {report.port} {place} {'is free' if report.free else _CAUSES[report.cause or 'unknown']}"
+
+
+def _ended(report: PortReport) -> Iterator[list[str]]:
+    if report.ended:
+        yield [f"  ended     {_pids(report.ended)}"]
+    if report.left:
+        yield [f"  left      {_pids(report.left)}: SIGKILL does not end what waits in the kernel (a driver, NFS)"]
+
+
+def _job(job: Job, report: PortReport) -> Iterator[str]:
+    yield from map(_holder_line, job.holders[:_HOLDERS])
+    if len(job.holders) > _HOLDERS:
+        yield f"  and {len(job.holders) - _HOLDERS} more, which inherited it"
+    first = job.holders[0]
+    if first.cwd:
+        yield f"    folder    {first.cwd}"
+    if first.parent and not job.orphan:
+        yield _cut(f"    parent    {first.ppid} {first.parent}")
+    yield f"    job       {_job_words(job)}"
+    if job.unit:
+        yield f"    in        {job.unit}"
+    uses = [use for member in job.members for use in member.gpus]
+    if uses:
+        shown = (f"{'?' if use.gpu is None else use.gpu}: {_gigabytes(use.memory_mib)}" for use in uses)
+        yield _cut(f"    GPU       {', '.join(shown)}")
+    pids = {member.pid for member in job.members}
+    yield from _sockets(sock for sock in report.sockets if sock.pid in pids)
+
+
+def _sockets(sockets: Iterable[Socket]) -> Iterator[str]:
+    """Each once, however many processes have it."""
+    shown = list(dict.fromkeys(map(_socket, sockets)))
+    yield from (f"    socket    {text}" for text in shown[:_SOCKETS])
+    if len(shown) > _SOCKETS:
+        yield f"              and {len(shown) - _SOCKETS} more"
+
+
+def _holder_line(holder: Holder) -> str:
+    owner = clean(f"{holder.user}, started {age_words(holder.age_s)} ago")
+    left = f"  pid {holder.pid:<7} {clean(holder.command)}"
+    room = max(_WIDTH - cell_len(owner) - 2, _OWNER)
+    return f"{_cut(left, room) if cell_len(left) > room else left + ' ' * (room - cell_len(left))}  {owner}"
+
+
+def _job_words(job: Job) -> str:
+    launchers = [member for member in job.members if member.launcher]
+    ranks = [member for member in job.members if member.rank and not member.launcher]
+    others = len(job.members) - len(launchers) - len(ranks)
+    parts = [member.launcher or "" for member in launchers]
+    parts += [f"{len(ranks)} rank{'s' * (len(ranks) > 1)}"] if ranks else []
+    parts += [f"{others} {'other ' if parts else ''}process{'es' * (others > 1)}"] if others else []
+    gone = ", orphaned: its launcher is gone" if job.orphan else ""
+    return f"{' and '.join(parts)} ({_pids([member.pid for member in job.members])}){gone}"
+
+
+def _notes(report: PortReport) -> Iterator[str]:
+    if report.time_wait_s is not None and not report.free:
+        yield f"    free in   {report.time_wait_s:.0f} s"
+    if report.source:
+        yield from _labelled("from", report.source)
+    if report.hint and not report.free:
+        yield from _labelled("note", report.hint.partition(": sudo ")[0])
+    for one in report.elsewhere[:_SOCKETS]:
+        where = f" ({one.unit})" if one.unit else ""
+        yield from _wrap(f"In another network namespace{where} pid {one.pid} has this port: {one.command}. A job that "
+                         "runs in there can't get it; to look from inside:")  # fmt: skip
+        yield f"{'' if report.root else 'sudo '}nsenter -t {one.pid} -n ss -tanp 'sport = :{report.port}'"
+
+
+def _ways_out(report: PortReport, *, refused: bool) -> Iterator[list[str]]:
+    if report.free or (report.port is None and report.ended):
+        return
+    call = ["nccl-doctor", "fix-port", *report.arguments]
+    yield from _end_it(report, call, refused=refused)
+    if report.error == "EADDRINUSE" and not report.jobs and report.cause != "time-wait":
+        yield ["To see who it is, as root:"]
+        yield [_command(["ss", "-tanp", f"sport = :{report.port}"])]
+    if report.cause == "time-wait":
+        yield ["Wait for it:"]
+        yield [_command([*call, "--wait"])]
+    if report.cause == "outbound":
+        kept = ",".join(filter(None, (report.reserved, str(report.port))))
+        yield [
+            *_wrap("So that no outgoing connection takes it again, reserve it (as root, and in /etc/sysctl.d to last):")
+        ]
+        yield [_command(["sysctl", "-w", f"net.ipv4.ip_local_reserved_ports={kept}"])]
+    yield from _move_away(report)
+
+
+def _end_it(report: PortReport, call: list[str], *, refused: bool) -> Iterator[list[str]]:
+    if not report.jobs:
+        return
+    refusal = next((job.refusal for job in report.jobs if job.refusal), None)
+    if refusal is None and not refused:
+        orphan = all(job.orphan for job in report.jobs)
+        yield ["It is your own and nothing watches over it. End it:" if orphan else "It is your own. To end it:"]
+        yield [_command([*call, "--kill"])]
+    elif refusal is None or any(job.final for job in report.jobs):
+        if not refused:
+            yield [*_wrap(f"It will not be ended: {refusal}.")]
+    else:
+        why = "" if refused else f"It is not ended just like that: {refusal}. "
+        yield [*_wrap(f"{why}If it has to go all the same:")]
+        yield [_command([*call, "--kill", "--force"])]
+
+
+def _move_away(report: PortReport) -> Iterator[list[str]]:
+    found = report.suggestion
+    if found is None or report.port is None:
+        return
+    hosts = [name for name in found.hosts if name]
+    where = f"all {len(hosts)} hosts" if len(hosts) > 1 else fold(hosts) if hosts else "this machine"
+    yield [*_wrap(f"Or start on port {found.port}, which is free on {where}:")]
+    yield [found.command]
+    yield [
+        f"torchrun --master_port {found.port} …",
+        f"python -m torch.distributed.launch --master_port {found.port} …",
+        f"init_method=tcp://{report.host}:{found.port}",
+    ]
+
+
+def _command(words: list[str]) -> str:
+    line = shlex.join(words)
+    return line if pasteable(line) else "(a name in it holds characters that a terminal hides or obeys)"
+
+
+def _socket(sock: Socket) -> str:
+    remote = f" to {_endpoint(sock.remote_address, sock.remote_port)}" if sock.remote_port else ""
+    state = _STATES.get(sock.state, sock.state)
+    return f"{_endpoint(sock.local_address, sock.local_port)}{remote}, {state}"
+
+
+def _endpoint(address: str | None, port: int | None) -> str:
+    return f"[{address}]:{port}" if address and ":" in address else f"{address}:{port}"
+
+
+def _pids(pids: list[int] | tuple[int, ...]) -> str:
+    shown = " ".join(map(str, pids[:_PIDS]))
+    return f"{shown} …" if len(pids) > _PIDS else shown
+
+
+def _gigabytes(mib: int | None) -> str:
+    return "memory in use" if mib is None else f"{mib * 2**20 / 1e9:.1f} GB"
+
+
+def _cut(line: str, width: int = _WIDTH) -> str:
+    line = clean(line)
+    return line if cell_len(line) <= width else set_cell_size(line, width - 1) + "…"
+
+
+def _labelled(label: str, text: str) -> Iterator[str]:
+    """The text behind its label, in lines that hang behind it."""
+    for line in _wrap(text, _WIDTH - _LABEL):
+        yield f"    {label}".ljust(_LABEL) + line
+        label = ""
+
+
+def _wrap(text: str, width: int = _WIDTH) -> Iterator[str]:
+    """Lines of whole words."""
+    line = ""
+    for word in clean(text).split():
+        if line and cell_len(line) + 1 + cell_len(word) > width:
+            yield line
+            line = word
+        else:
+            line = f"{line} {word}" if line else word
+    yield line

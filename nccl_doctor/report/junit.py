@@ -1,0 +1,98 @@
+"""The report as JUnit XML, in the dialect that Jenkins and GitLab read: a suite per category, a case per check.
+
+A check that found something is a failure. One that could not be judged is an error, not "skipped": skipped cases count
+as fine there, and "could not look" is not fine.
+"""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable
+
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import CheckResult, Consequence, Diagnosis, LogLine, Outcome, Report
+from nccl_doctor.report.safe import clean
+
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What the Char production of XML 1.0 (section 2.2) leaves out; no escape can bring it in either."""
+
+
+def junit(report: Report) -> str:
+    """The report's XML; what only logs show, and so has no check, stands in a suite named after the command."""
+    suites: dict[str, list[ET.Element]] = {}
+    for check in report.checks:
+        suites.setdefault(check.category, []).append(_case(check, report))
+    checked = {check.code for check in report.checks}
+    seen = {found.code: found for found in report.diagnoses if found.code not in checked}
+    for found in seen.values():
+        check = CheckResult(code=found.code, name=found.name, category=report.command, outcome=Outcome.FOUND)
+        suites.setdefault(report.command, []).append(_case(check, report))
+
+    root = _element("testsuites", name=f"nccl-doctor {report.command}")
+    root.attrib |= _counts(case for cases in suites.values() for case in cases)
+    if "total" in report.timings:
+        root.set("time", f"{report.timings['total']:.3f}")
+    for category, cases in suites.items():
+        suite = _element("testsuite", name=category)
+        suite.attrib |= _counts(cases)
+        suite.extend(cases)
+        root.append(suite)
+    ET.indent(root)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
+
+
+def _counts(cases: Iterable[ET.Element]) -> dict[str, str]:
+    cases = list(cases)
+    kinds = {"failures": "failure", "errors": "error", "skipped": "skipped"}
+    return {"tests": str(len(cases))} | {
+        count: str(sum(case.find(kind) is not None for case in cases)) for count, kind in kinds.items()
+    }
+
+
+def _case(check: CheckResult, report: Report) -> ET.Element:
+    case = _element("testcase", name=f"{check.code} {check.name}", classname=f"nccl-doctor.{check.category}")
+    match check.outcome:
+        case Outcome.FOUND:
+            case.append(_failure(check, report))
+        case Outcome.SKIP:
+            case.append(_element("skipped", message=check.reason or "skipped"))
+        case Outcome.UNKNOWN | Outcome.CRASH:
+            case.append(_element("error", message=check.reason or check.outcome.value, type=check.outcome.value))
+        case Outcome.PASS:
+            pass
+    return case
+
+
+def _failure(check: CheckResult, report: Report) -> ET.Element:
+    """The diagnoses of this check, or those under which its findings hang."""
+    own = [found for found in report.diagnoses if found.code == check.code]
+    under = [(one, cause) for cause in report.diagnoses for one in cause.explains if one.code == check.code]
+    messages = [found.message for found in own] + [one.message for one, _ in under]
+    severity = max((found.severity for found in own), key=lambda each: each.rank, default=None)
+    failure = _element("failure", message=" ".join(messages), type=severity.value if severity else "consequence")
+    blocks = [_diagnosis(found) for found in own] + [_consequence(one, cause) for one, cause in under]
+    failure.text = "\n\n".join("\n".join(map(_text, lines)) for lines in blocks)
+    return failure
+
+
+def _diagnosis(found: Diagnosis) -> list[str]:
+    seen = [f"{line.file}:{line.line}  {line.text}" if isinstance(line, LogLine) else line for line in found.evidence]
+    commands = [f"{one.host}: {one.command}" if one.host else one.command for one in found.fix.commands]
+    return [_at(found.hosts) + found.message, *seen, found.fix.summary, *commands]
+
+
+def _consequence(one: Consequence, cause: Diagnosis) -> list[str]:
+    return [_at(one.hosts) + one.message, f"follows from {cause.code} {cause.name}: {_at(cause.hosts)}{cause.message}"]
+
+
+def _at(hosts: tuple[str, ...]) -> str:
+    return f"{fold(hosts)}: " if hosts else ""
+
+
+def _element(tag: str, **attributes: str) -> ET.Element:
+    return ET.Element(tag, {name: _text(value) for name, value in attributes.items()})
+
+
+def _text(text: str) -> str:
+    return _NOT_XML.sub("", clean(text))

@@ -1,0 +1,67 @@
+"""How a job is started, for people and for machines.
+
+What is no command begins with "#", so that the whole can be kept as a script.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import Launch, RankPlace
+from nccl_doctor.report.safe import clean
+from nccl_doctor.report.text import plural, table
+
+_WIDTH = 100
+_ROWS = 64
+"""Beyond so many ranks a row stands for a whole node."""
+
+
+def launch(plan: Launch) -> str:
+    """The ranks, then each host's line, which stands alone; a batch script as it is."""
+    if plan.launcher == "slurm":
+        return plan.commands[0].command
+    ranks: dict[str, list[RankPlace]] = {}
+    for place in plan.ranks:
+        ranks.setdefault(place.host, []).append(place)
+    master = f"master {plan.master_addr}:{plan.master_port}"
+    blocks = [[f"# {plural(len(ranks), 'node')}, {plural(plan.world_size, 'rank')}, {master}", *_drawn(plan.ranks)]]
+    blocks += [
+        [f"# on {clean(one.host or 'this machine')}, {_span(ranks[one.host or ''])}:", one.command]
+        for one in plan.commands
+    ]
+    return "\n".join("\n".join([*block, ""]) for block in blocks)
+
+
+def launch_document(plan: Launch) -> str:
+    """The same as the one JSON document that scripts read."""
+    return json.dumps(json.loads(plan.model_dump_json(by_alias=True)), indent=2) + "\n"
+
+
+def _span(places: list[RankPlace]) -> str:
+    numbers = fold([str(place.rank) for place in places]).strip("[]")
+    return f"rank{'s' * (len(places) > 1)} {numbers}"
+
+
+def _ends(places: list[RankPlace], name: str) -> str:
+    """The first and the last of a node's numbers."""
+    first, last = (getattr(place, name) for place in (places[0], places[-1]))
+    return "-" if first is None else str(first) if len(places) == 1 else f"{first} to {last}"
+
+
+def _drawn(places: tuple[RankPlace, ...]) -> Iterator[str]:
+    """A row a rank, its node named once."""
+    nodes: dict[int, list[RankPlace]] = {}
+    for place in places:
+        nodes.setdefault(place.node_rank, []).append(place)
+    rows: list[tuple[str, ...]] = []
+    for node, its in nodes.items():
+        if len(places) > _ROWS:
+            rows.append((str(node), its[0].host, *(_ends(its, name) for name in ("local_rank", "rank", "gpu"))))
+            continue
+        for place in its:
+            head = ("", "") if place.local_rank else (str(node), place.host)
+            rows.append((*head, str(place.local_rank), str(place.rank), "-" if place.gpu is None else place.gpu))
+    for line in table(("node", "host", "local rank", "global rank", "GPU"), rows, _WIDTH):
+        yield f"#   {line}".rstrip()

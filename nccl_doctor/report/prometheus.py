@@ -1,0 +1,67 @@
+"""The report as metrics, for node_exporter's textfile collector.
+
+Its files are in Prometheus' text format 0.0.4 and must hold no timestamps and no series twice; the time of the run is
+a metric of its own, so that an alert can see that no run has come for long.
+"""
+
+from __future__ import annotations
+
+from nccl_doctor.model import Report, Severity
+from nccl_doctor.report.safe import clean
+
+Sample = tuple[dict[str, str], float]
+
+
+def metrics(report: Report, taken_at: float | None) -> str:
+    """The report's metrics, all gauges.
+
+    Args:
+        report: what is shown.
+        taken_at: when the facts were taken, in seconds since 1970-01-01 UTC; None leaves that metric out.
+    """
+    found = [
+        ({"code": each.code, "name": each.name, "severity": each.severity.value, "host": host}, 1.0)
+        for each in report.diagnoses
+        for host in each.hosts or ("",)
+    ]
+    counts = [
+        ({"severity": severity.value}, float(sum(each.severity is severity for each in report.diagnoses)))
+        for severity in Severity
+    ]
+    outcomes = [
+        ({"code": each.code, "name": each.name, "category": each.category, "outcome": each.outcome.value}, 1.0)
+        for each in report.checks
+    ]
+    sizes = (report.smoke or {}).get("sizes", ())
+    bandwidths = [({"bytes": str(size["bytes"])}, size["busbw"] * 1e9) for size in sizes]
+    families: tuple[tuple[str, str, list[Sample]], ...] = (
+        ("info", "What ran; always 1.", [({"version": report.version, "command": report.command}, 1.0)]),
+        ("up", "Whether the host was reached.", [({"host": each.name}, float(each.reached)) for each in report.hosts]),
+        ("complete", "Whether everything could be judged.", [({}, float(report.complete))]),
+        ("diagnoses", "Diagnoses of this severity.", counts),
+        ("diagnosis", "A diagnosis, on each host at fault; always 1.", found),
+        ("check_outcome", "What became of a check; always 1.", outcomes),
+        ("phase_duration_seconds", "How long a phase took.", [({"phase": k}, v) for k, v in report.timings.items()]),
+        ("allreduce_bus_bandwidth_bytes_per_second", "Bus bandwidth as nccl-tests defines it.", bandwidths),
+        ("last_run_timestamp_seconds", "When the facts were taken.", [] if taken_at is None else [({}, taken_at)]),
+    )
+    return "".join(_family(f"nccl_doctor_{name}", text, samples) for name, text, samples in families)
+
+
+def _family(name: str, text: str, samples: list[Sample]) -> str:
+    """One metric with its samples; nothing where it has none."""
+    series = {_labels(labels): value for labels, value in samples}
+    if not series:
+        return ""
+    lines = [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
+    lines += [f"{name}{labels} {value!r}" for labels, value in series.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _labels(labels: dict[str, str]) -> str:
+    return "{" + ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items()) + "}" if labels else ""
+
+
+def _escape(value: str) -> str:
+    """Backslashes and quotes as the format wants them; line breaks are gone after cleaning."""
+    return clean(value).replace("\\", "\\\\").replace('"', '\\"')

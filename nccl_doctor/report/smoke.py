@@ -1,0 +1,119 @@
+"""The all-reduce on the screen: over what it went, its ring over the hosts, and what each size reached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from nccl_doctor.hostlist import fold
+from nccl_doctor.report.text import Screen, plural, table, wrap
+
+_HOPS = 16
+"""Hosts of a ring that are drawn; of a longer one the first of these and the last."""
+
+
+def smoke(result: dict[str, Any], screen: Screen) -> Iterator[list[str]]:
+    """Blocks of lines about an all-reduce that was run.
+
+    Args:
+        result: the report's ``smoke``.
+        screen: where it is shown.
+    """
+    ranks = result.get("ranks") or ()
+    yield [
+        *wrap(f"{len(ranks)} ranks, {_backend(result)}", screen.prose, "backend  "),
+        *_labelled("uses     ", _uses(ranks), screen),
+        *_labelled("ways     ", _ways(ranks), screen),
+        *_labelled("ring     ", _ring(result), screen),
+        *_labelled("link     ", _link(result.get("link")), screen),
+    ]
+    sizes = result.get("sizes") or ()
+    if sizes:
+        header, *rows = _sizes(sizes, result.get("link"))
+        yield table(header, rows, screen.prose)
+
+
+def _labelled(label: str, text: str, screen: Screen) -> list[str]:
+    return wrap(text, screen.prose, label) if text else []
+
+
+def _backend(result: dict[str, Any]) -> str:
+    versions = sorted({rank["nccl"] for rank in result.get("ranks") or () if rank.get("nccl")})
+    name = " ".join(("NCCL" if result["backend"] == "nccl" else result["backend"], *versions))
+    return f"{name} ({result['reason']})" if result.get("reason") else name
+
+
+def _uses(ranks: Sequence[dict[str, Any]]) -> str:
+    """Networks and interfaces, folded over hosts: ``IB, eno1 on node[1-2]``."""
+    hosts: dict[str, list[str]] = {}
+    for rank in ranks:
+        names = dict.fromkeys(one.partition(":")[0] for one in rank.get("interfaces") or ())
+        what = ", ".join([*([f"NET/{rank['network']}"] if rank.get("network") else []), *names])
+        if what:
+            hosts.setdefault(what, []).append(rank["host"])
+    return "; ".join(f"{what} on {fold(names)}" for what, names in hosts.items())
+
+
+def _ways(ranks: Sequence[dict[str, Any]]) -> str:
+    """Channels by the way they go, those with most first."""
+    counts: dict[str, int] = {}
+    for rank in ranks:
+        for way, count in (rank.get("transports") or {}).items():
+            counts[way] = counts.get(way, 0) + count
+    return ", ".join(f"{way} {counts[way]}" for way in sorted(counts, key=lambda way: -counts[way]))
+
+
+def _ring(result: dict[str, Any]) -> str:
+    """``node1 (rank 0-3) -> node2 (rank 4-7) -> node1``; gloo's ring goes by rank (gloo/allreduce.cc)."""
+    ranks = {rank["rank"]: rank["host"] for rank in result.get("ranks") or ()}
+    rings = result.get("rings") or []
+    drawn = result["backend"] == "gloo" and result["ok"]
+    order = rings[0] if rings else sorted(ranks) if drawn else []
+    if len(order) < 2 or any(rank not in ranks for rank in order):
+        return ""
+    hops = [
+        f"{host} (rank {fold([str(rank) for rank in group]).strip('[]')})"
+        for host, group in ((host, list(group)) for host, group in groupby(order, key=lambda rank: ranks[rank]))
+    ]
+    if len(hops) > _HOPS:
+        hops = [*hops[: _HOPS - 1], f"{len(hops) - _HOPS} more", hops[-1]]
+    more = f"; {plural(len(rings) - 1, 'more ring')}" if len(rings) > 1 else ""
+    return " -> ".join([*hops, ranks[order[0]]]) + more
+
+
+def _link(link: dict[str, Any] | None) -> str:
+    if link is None:
+        return ""
+    return (
+        f"{link['name']} on {link['host']} could give {link['gb_per_s']:.3g} GB/s, {100 * link['share']:.0f} % reached"
+    )
+
+
+def _sizes(sizes: Sequence[dict[str, Any]], link: dict[str, Any] | None) -> list[tuple[str, ...]]:
+    """The header and a row a size; the type where there is more than one, the link's own time where that is known."""
+    typed = len({size.get("dtype") for size in sizes}) > 1
+    best = "link's best" if link else ""
+    rows = [("size", "type" if typed else "", "time", "algbw GB/s", "busbw GB/s", best)]
+    for size in sizes:
+        # T = 2 (N - 1) / N * K / B, and busbw = algbw * 2 (N - 1) / N
+        best = _time(size["seconds"] * size["busbw"] / link["gb_per_s"]) if link else ""
+        kind = size["dtype"] if typed else ""
+        time = _time(size["seconds"])
+        rows.append((_bytes(size["bytes"]), kind, time, f"{size['algbw']:.2f}", f"{size['busbw']:.2f}", best))
+    return [tuple(cell for cell, title in zip(row, rows[0], strict=True) if title) for row in rows]
+
+
+def _bytes(count: int) -> str:
+    """In the largest binary unit that leaves a whole number: 1 MiB, but 1000 B."""
+    units = ("B", "KiB", "MiB", "GiB")
+    power = 0
+    while power < len(units) - 1 and count and count % 1024 == 0:
+        count, power = count // 1024, power + 1
+    return f"{count} {units[power]}"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -1,0 +1,89 @@
+"""What could not be judged, how much was, and what to do next."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from rich.cells import cell_len
+
+from nccl_doctor.model import CheckResult, Diagnosis, Outcome, Report, Severity
+from nccl_doctor.report.safe import pasteable
+from nccl_doctor.report.text import SEVERITY_STYLES, Screen, plural, wrap
+
+_NAMES = 6
+_NO_REASON = "no reason given"
+
+
+def unjudged(checks: tuple[CheckResult, ...], screen: Screen) -> Iterator[str]:
+    """The checks without a verdict, folded by reason; then those that crashed."""
+    reasons: dict[str, list[str]] = {}
+    for check in checks:
+        if check.outcome is Outcome.UNKNOWN:
+            reasons.setdefault(check.reason or _NO_REASON, []).append(check.name)
+    if reasons:
+        yield screen.paint("Could not be judged:", "yellow")
+    for reason, names in reasons.items():
+        shown = names if screen.verbose else names[:_NAMES]
+        more = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
+        yield from wrap(f"{reason} ({', '.join(shown)}{more})", screen.prose, "  ", "    ")
+    crashed = [check for check in checks if check.outcome is Outcome.CRASH]
+    if crashed:
+        yield screen.paint("Crashed, which is a mistake of nccl-doctor's own:", "yellow")
+    for check in crashed:
+        yield from wrap(f"{check.code} {check.name}: {check.reason or _NO_REASON}", screen.prose, "  ", "    ")
+
+
+def summary(report: Report, cause: Diagnosis | None, screen: Screen) -> Iterator[str]:
+    """One line that counts and names the page of the cause, and the next step.
+
+    Args:
+        report: what is summed up.
+        cause: the gravest diagnosis, the last on the screen.
+        screen: where it is shown.
+    """
+    outcomes = Counter(check.outcome for check in report.checks)
+    gaps = outcomes[Outcome.UNKNOWN] + outcomes[Outcome.CRASH]
+    grave = cause is not None and cause.severity is not Severity.INFO
+    ready = report.complete and outcomes[Outcome.PASS] > 0 and not gaps and not grave
+
+    counts = _counts(report.diagnoses, outcomes)
+    if not ready and cause is None:
+        counts.insert(0, "Nothing found")
+    total = report.timings.get("total")
+    took = "" if total is None else f"{',' if gaps else ''} in {total:.1f} s"
+    line = ("Ready. " if ready else "") + ", ".join(counts) + took + "."
+    if not report.complete and not gaps:
+        line += " Not everything could be looked at."
+    page = f"More: nccl-doctor explain {cause.code}" if cause else ""
+    fits = cell_len(line) + 1 + cell_len(page) <= screen.width
+
+    first, *others = wrap(f"{line} {page}" if page and fits else line, screen.width)
+    head = "Ready." if ready else counts[0]
+    style = "bold green" if ready else SEVERITY_STYLES[cause.severity] if cause else "bold yellow"
+    yield screen.paint(head, style) + first.removeprefix(head)
+    yield from others
+    if page and not fits:
+        yield from wrap(page, screen.width)
+    if report.next_step and pasteable(report.next_step):
+        yield report.next_step
+
+
+def _counts(diagnoses: tuple[Diagnosis, ...], outcomes: Counter[Outcome]) -> list[str]:
+    """``1 error``, ``0 warnings``, ``56 checks passed``, and so on; most of what is none is left out."""
+    found = Counter(each.severity for each in diagnoses)
+    gaps = outcomes[Outcome.UNKNOWN] + outcomes[Outcome.CRASH]
+    counts = []
+    if found[Severity.ERROR]:
+        counts.append(plural(found[Severity.ERROR], "error"))
+    if found[Severity.WARNING] or (found[Severity.ERROR] and not gaps):
+        counts.append(plural(found[Severity.WARNING], "warning"))
+    if found[Severity.INFO]:
+        counts.append(plural(found[Severity.INFO], "note"))
+    if outcomes[Outcome.PASS]:
+        counts.append(f"{plural(outcomes[Outcome.PASS], 'check')} passed")
+    if outcomes[Outcome.UNKNOWN]:
+        counts.append(f"{outcomes[Outcome.UNKNOWN]} could not be judged")
+    if outcomes[Outcome.CRASH]:
+        counts.append(f"{outcomes[Outcome.CRASH]} crashed")
+    return counts

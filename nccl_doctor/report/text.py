@@ -1,0 +1,104 @@
+"""Lines, tables and colour; the only place of the room that measures text.
+
+Widths are in terminal cells, not characters: an ideograph takes two. Whatever goes in is cleaned
+(:mod:`nccl_doctor.report.safe`), so that no caller can forget to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from io import StringIO
+
+from rich.cells import cell_len
+from rich.color import ColorSystem
+from rich.console import Console
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from nccl_doctor.model import Severity
+from nccl_doctor.report.safe import clean
+
+SEVERITY_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold"}
+
+Paint = Callable[[str, str], str]
+"""Text and a style of rich ("bold red") to text that a terminal colours."""
+
+
+def painter(color: bool) -> Paint:
+    """Colours with the terminal's own sixteen colours, which its user chose to be readable; or not at all."""
+
+    def paint(text: str, style: str) -> str:
+        return Style.parse(style).render(text, color_system=ColorSystem.STANDARD) if color else text
+
+    return paint
+
+
+def wrap(text: str, width: int, first: str = "", rest: str | None = None) -> list[str]:
+    """Breaks text into lines of at most ``width`` cells.
+
+    Args:
+        text: any text; a word that is longer than a line is cut.
+        width: in cells, the prefixes included.
+        first: stands before the first line.
+        rest: stands before the others; by default as many spaces as ``first`` has cells.
+    """
+    first = clean(first)
+    rest = " " * cell_len(first) if rest is None else rest
+    room = max(width - max(cell_len(first), cell_len(rest)), 2)
+    pieces = Text(clean(text)).wrap(_console(room), room, overflow="fold")
+    lines = [piece.plain.rstrip() for piece in pieces] or [""]
+    return [(prefix + line).rstrip() for prefix, line in zip([first] + [rest] * len(lines), lines, strict=False)]
+
+
+def apart(left: str, right: str, width: int) -> list[str]:
+    """``left`` and ``right`` at the two ends of a line; on lines of their own where they don't fit on one."""
+    left, right = clean(left), clean(right)
+    gap = width - cell_len(left) - cell_len(right)
+    if gap >= 2:
+        return [(left + " " * gap + right).rstrip()]
+    return wrap(left, width) + (wrap(right, width, "  ") if right else [])
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> list[str]:
+    """Columns two spaces apart; a cell that is too long goes on in its column, but the first, a name, stays whole."""
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="", show_edge=False)
+    for number, title in enumerate(header):
+        named = number == 0
+        grid.add_column(Text(clean(title)), no_wrap=named, overflow="ellipsis" if named else "fold")
+    for row in rows:
+        grid.add_row(*(Text(clean(cell)) for cell in row))
+    console = _console(width)
+    with console.capture() as capture:
+        console.print(grid)
+    return [line.rstrip() for line in capture.get().split("\n")][:-1]
+
+
+def _console(width: int) -> Console:
+    return Console(file=StringIO(), width=width, color_system=None, force_jupyter=False, legacy_windows=False)
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 error``, ``2 errors``."""
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
+@dataclass(frozen=True)
+class Screen:
+    """Where a report is shown.
+
+    Attributes:
+        paint: colours, or leaves as it is.
+        width: of the terminal, in cells; no line but a command is wider.
+        verbose: whether details are wanted.
+    """
+
+    paint: Paint
+    width: int = 80
+    verbose: bool = False
+
+    @property
+    def prose(self) -> int:
+        """The right edge of prose: a margin as wide as its indent stays free."""
+        return self.width - 2

@@ -1,0 +1,161 @@
+"""The screen and the document of fix-port."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from nccl_doctor.port_model import Elsewhere, GpuUse, Holder, Job, Member, PortReport, Socket, Suggestion
+from nccl_doctor.report.fix_port import confirmation, document, screen
+from nccl_doctor.report.safe import clean
+
+HOLDER = Holder(
+    pid=48112,
+    user="alice",
+    command="python -u train.py --local_rank=0",
+    started=1767225600.0,
+    age_s=10800.0,
+    ppid=1,
+    orphan=True,
+    own=True,
+    tree=(48112, 48113),
+    parent="/sbin/init",
+    cwd="/home/alice",
+    terminal=False,
+)
+MEMBERS = (
+    Member(48112, 900, HOLDER.command, None, rank=True, gpus=(GpuUse(0, "GPU-a", 21074),)),
+    Member(48113, 901, HOLDER.command, None, rank=True, gpus=(GpuUse(1, "GPU-b", None),)),
+)
+JOB = Job(48112, True, None, (HOLDER,), MEMBERS, None, final=False)
+REPORT = PortReport(
+    host="node1",
+    here=True,
+    port=29500,
+    free=False,
+    cause="listener",
+    error="EADDRINUSE",
+    jobs=(JOB,),
+    sockets=(Socket("0.0.0.0", 29500, None, None, "LISTEN", 48112),),
+    suggestion=Suggestion(29511, "export MASTER_PORT=29511 PET_MASTER_PORT=29511", ("node1", "node2")),
+    arguments=("29500", "--hosts", "my hosts.yaml"),
+)
+
+SCREEN = """\
+port 29500 on this machine (node1) is held
+
+  pid 48112   python -u train.py --local_rank=0           alice, started 3 h ago
+    folder    /home/alice
+    job       2 ranks (48112 48113), orphaned: its launcher is gone
+    GPU       0: 22.1 GB, 1: memory in use
+    socket    0.0.0.0:29500, listening
+
+It is your own and nothing watches over it. End it:
+
+nccl-doctor fix-port 29500 --hosts 'my hosts.yaml' --kill
+
+Or start on port 29511, which is free on all 2 hosts:
+
+export MASTER_PORT=29511 PET_MASTER_PORT=29511
+
+torchrun --master_port 29511 …
+python -m torch.distributed.launch --master_port 29511 …
+init_method=tcp://node1:29511
+"""
+
+
+def test_a_leftover_on_the_screen() -> None:
+    assert screen(REPORT) == SCREEN
+
+
+def test_the_document_has_what_is_promised() -> None:
+    told = json.loads(document(REPORT))
+    promised = {"schema", "command", "host", "port", "free", "cause", "holders", "ended", "suggestion"}
+    assert promised <= set(told)
+    assert (told["schema"], told["command"], told["cause"]) == (1, "fix-port", "listener")
+    (holder,) = told["holders"]
+    assert {name: holder[name] for name in ("pid", "user", "age_s", "ppid", "orphan", "own", "tree")} == {
+        "pid": 48112,
+        "user": "alice",
+        "age_s": 10800.0,
+        "ppid": 1,
+        "orphan": True,
+        "own": True,
+        "tree": [48112, 48113],
+    }
+    assert holder["started"] == "2026-01-01T00:00:00+00:00"
+    assert holder["gpus"][0] == {"pid": 48112, "gpu": 0, "uuid": "GPU-a", "memory_mib": 21074}
+    assert told["suggestion"] == {"port": 29511, "command": "export MASTER_PORT=29511 PET_MASTER_PORT=29511"}
+
+
+def test_a_free_port_is_one_line() -> None:
+    assert screen(PortReport("node1", here=False, port=29500, free=True)) == "port 29500 on node1 is free\n"
+
+
+@pytest.mark.parametrize(("final", "offer"), [(False, True), (True, False)])
+def test_a_refusal_is_named_and_force_offered_where_it_helps(final: bool, offer: bool) -> None:
+    report = replace(REPORT, jobs=(replace(JOB, refusal="pid 48112 belongs to bob", final=final),))
+    for text in (screen(report), screen(report, refused="pid 48112 belongs to bob")):
+        assert "pid 48112 belongs to bob" in text
+        assert ("--kill --force" in text) is offer
+        assert "--kill\n" not in text
+
+
+def test_outbound_is_cured_by_reserving_the_port_beside_those_that_are() -> None:
+    text = screen(replace(REPORT, cause="outbound", reserved="8080,9000-9005"))
+    assert "\nsysctl -w net.ipv4.ip_local_reserved_ports=8080,9000-9005,29500\n" in text
+
+
+def test_a_holder_that_is_hidden_can_be_seen_as_root() -> None:
+    hint = "a process of bob that only root may look at: sudo ss -tanp 'sport = :29500'"
+    text = screen(replace(REPORT, jobs=(), hint=hint))
+    assert "    note      a process of bob that only root may look at\n" in text
+    assert "\nss -tanp 'sport = :29500'\n" in text
+
+
+def test_a_time_wait_can_be_waited_for() -> None:
+    text = screen(replace(REPORT, cause="time-wait", jobs=(), sockets=(), time_wait_s=41.2))
+    assert "free in   41 s" in text
+    assert "\nnccl-doctor fix-port 29500 --hosts 'my hosts.yaml' --wait\n" in text
+
+
+def test_another_network_namespace_is_told_with_the_way_to_look_inside() -> None:
+    report = PortReport(
+        "node1", here=True, port=29500, free=True, elsewhere=(Elsewhere(77, "python x.py", "docker container 3f"),)
+    )
+    assert "sudo nsenter -t 77 -n ss -tanp 'sport = :29500'" in screen(report)
+    assert "sudo" not in screen(replace(report, root=True))
+
+
+@pytest.mark.parametrize(
+    ("report", "title"),
+    [
+        (PortReport("node2", here=False, port=None, pid=7, free=True), "pid 7 on node2 is not there"),
+        (PortReport("node2", here=False, port=None, pid=7, free=True, ended=(7,)), "pid 7 on node2 has been ended"),
+        (PortReport("node2", here=False, port=None, pid=7, free=False, jobs=(JOB,)), "pid 7 on node2 is running"),
+    ],
+)
+def test_a_process_has_a_title_of_its_own(report: PortReport, title: str) -> None:
+    assert screen(report).splitlines()[0] == title
+
+
+@given(st.text(max_size=300), st.text(max_size=60), st.text(max_size=120))
+def test_hostile_names_neither_break_lines_nor_reach_the_terminal(command: str, user: str, folder: str) -> None:
+    holder = replace(HOLDER, command=command, user=user, cwd=folder, parent=command, orphan=False)
+    report = replace(
+        REPORT, jobs=(replace(JOB, holders=(holder,), orphan=False),), arguments=("29500", "--hosts", folder)
+    )
+    text = screen(report)
+    assert [line for line in text.split("\n") if clean(line) != line] == []
+    assert json.loads(document(report))["holders"][0]["command"] == command
+    (line,) = [line for line in text.split("\n") if line.startswith("  pid ")]
+    assert cell_len(line) <= 80 or cell_len(user) > 20
+
+
+def test_the_question_names_the_processes() -> None:
+    assert confirmation((JOB,)) == "End these 2 processes (48112 48113)? [y/N] "

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from nccl_doctor.model import Command, Consequence, Fix, LogLine, Report, Severity
+from nccl_doctor.report.render import render
+from nccl_doctor.report.safe import clean, pasteable
+from tests.report.reports import ALL, FIREWALL, STALE, UNREACHABLE, healthy, host_away, log, one_fault
+from tests.report.strategies import REPORTS
+
+GOLDEN = Path(__file__).parent / "golden"
+SGR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def screen(report: Report, *, verbose: bool = False, quiet: bool = False) -> str:
+    return render(report, "human", color=False, verbose=verbose, quiet=quiet)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_screen_is_the_golden_text(name: str) -> None:
+    assert screen(ALL[name]()) == (GOLDEN / f"{name}.txt").read_text()
+
+
+def test_the_verbose_screen_is_the_golden_text() -> None:
+    assert screen(one_fault(), verbose=True).replace(interfaces(), "") == (GOLDEN / "one_fault_verbose.txt").read_text()
+
+
+def interfaces() -> str:
+    """The rows of the checks that passed, of which there are too many for a golden text."""
+    return "".join(f"NCD{200 + n}  {f'fault-{n}':<20}  pass\n" for n in range(56))
+
+
+def test_the_verbose_screen_has_the_bandwidths() -> None:
+    assert "64 MiB  25.50 ms  2.63        4.60\n" in screen(healthy(), verbose=True)
+
+
+def test_the_verbose_screen_tells_how_far_each_rank_came() -> None:
+    ranks = [
+        {"rank": 0, "host": "node1", "stage": "rendezvous", "ok": False, "error": None},
+        {"rank": 1, "host": "node2", "stage": "start", "ok": False, "error": "No module named 'torch'"},
+    ]
+    report = healthy().model_copy(update={"smoke": {"backend": "gloo", "ok": False, "ranks": ranks, "sizes": []}})
+    assert "1     node2  start           No module named 'torch'\n" in screen(report, verbose=True)
+
+
+def test_quiet_has_nothing_to_say_of_a_healthy_cluster() -> None:
+    assert not screen(healthy(), quiet=True)
+
+
+def test_quiet_has_no_more_than_the_diagnoses() -> None:
+    _title, diagnosis, command, _summary = screen(log()).split("\n\n")
+    assert screen(log(), quiet=True) == f"{diagnosis}\n\n{command}\n"
+
+
+def test_quiet_still_says_what_could_not_be_judged() -> None:
+    assert screen(host_away(), quiet=True).startswith("Could not be judged:\n  node[2,4]: rules not readable")
+
+
+def test_the_gravest_comes_last_and_the_first_of_equals() -> None:
+    second = UNREACHABLE.model_copy(update={"code": "NCD102"})
+    note = STALE.model_copy(update={"severity": Severity.INFO, "code": "NCD603"})
+    report = healthy().model_copy(update={"diagnoses": (UNREACHABLE, second, STALE, note)})
+    codes = re.findall(r"^(?:error|warning|info)  (NCD\d+)", screen(report), re.MULTILINE)
+    assert codes == ["NCD603", "NCD601", "NCD102", "NCD101"]
+
+
+def test_hosts_that_do_not_fit_beside_the_name_stand_below() -> None:
+    names = tuple(f"{word}-{number}" for word in ("alpha", "beta", "gamma", "delta") for number in (1, 3, 5))
+    report = healthy().model_copy(update={"diagnoses": (UNREACHABLE.model_copy(update={"hosts": names}),)})
+    assert "error  NCD101 ssh-unreachable\n  alpha-[1,3,5],beta-[1,3,5]," in screen(report)
+
+
+def test_many_lines_of_evidence_are_cut() -> None:
+    report = healthy().model_copy(
+        update={"diagnoses": (UNREACHABLE.model_copy(update={"evidence": tuple(f"line {n}" for n in range(25))}),)}
+    )
+    assert "    line 9\n    … and 15 more; -v shows them\n" in screen(report)
+    assert "    line 24\n" in screen(report, verbose=True)
+
+
+def test_a_long_log_line_is_cut() -> None:
+    evidence = (LogLine(file="a.log", line=7, text="word " * 100),)
+    report = healthy().model_copy(update={"diagnoses": (UNREACHABLE.model_copy(update={"evidence": evidence}),)})
+    lines = screen(report).split("\n")
+    first = next(number for number, line in enumerate(lines) if line.startswith("    a.log:7  word"))
+    assert lines[first + 2].endswith("word …")
+    assert lines[first + 3].startswith("  Look whether")
+    assert screen(report, verbose=True).count("word") == 100
+
+
+def test_many_consequences_are_cut() -> None:
+    explains = tuple(Consequence(code=f"NCD70{n}", name="x", hosts=(), message=f"Effect {n}.") for n in range(5))
+    report = healthy().model_copy(update={"diagnoses": (FIREWALL.model_copy(update={"explains": explains}),)})
+    assert "  What follows: Effect 2. (NCD702 x)\n  … and 2 more; -v shows them\n" in screen(report)
+
+
+@pytest.mark.parametrize(
+    ("commands", "root", "text"),
+    [
+        ([(None, "a")], False, "  Do.\n\na\n"),
+        ([(None, "a")], True, "  Do.\n  On this machine, as root:\n\na\n"),
+        ([("n1", "a"), ("n1", "b")], False, "  Do.\n  On n1:\n\na\nb\n"),
+        ([("n1", "a"), ("n2", "a")], True, "  Do.\n  On each of n[1-2], as root:\n\na\n"),
+        ([("n1", "a"), (None, "a")], False, "  Do.\n  On n1 and on this machine:\n\na\n"),
+        ([("n1", "a"), (None, "b")], False, "  Do.\n  On n1:\n\na\n\n  On this machine:\n\nb\n"),
+        ([("n1", "a"), ("n2", "b"), ("n1", "c")], False, "  Do.\n  On n1:\n\na\nc\n\n  On n2:\n\nb\n"),
+    ],
+)
+def test_commands_stand_under_the_place_where_they_run(
+    commands: list[tuple[str | None, str]], root: bool, text: str
+) -> None:
+    fix = Fix(summary="Do.", needs_root=root, commands=tuple(Command(host=h, command=c) for h, c in commands))
+    report = healthy().model_copy(update={"diagnoses": (UNREACHABLE.model_copy(update={"fix": fix}),)})
+    assert text + "\n1 error" in screen(report)
+
+
+def test_a_command_with_a_hidden_character_is_refused() -> None:
+    fix = Fix(summary="Do.", commands=(Command(host=None, command="rm '\u202e'"), Command(host=None, command="ls")))
+    report = healthy().model_copy(update={"diagnoses": (UNREACHABLE.model_copy(update={"fix": fix}),)})
+    assert "so it is not shown here" in " ".join(screen(report).split())
+    assert "\nrm" not in screen(report)
+    assert "\nls\n" not in screen(report), "half of what belongs together would do something else"
+
+
+def test_a_command_is_never_wrapped() -> None:
+    command = "echo " + "x" * 300
+    fix = Fix(summary="Do.", commands=(Command(host="node1", command=command),))
+    report = healthy().model_copy(update={"diagnoses": (UNREACHABLE.model_copy(update={"fix": fix}),)})
+    assert f"\n{command}\n" in screen(report)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("verbose", [False, True])
+def test_colour_adds_nothing_but_colour(name: str, verbose: bool) -> None:
+    report = ALL[name]()
+    coloured = render(report, "human", color=True, verbose=verbose)
+    assert "\x1b[" in coloured
+    assert SGR.sub("", coloured) == screen(report, verbose=verbose)
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(REPORTS, st.booleans(), st.booleans())
+def test_whatever_the_text_the_screen_is_safe(report: Report, verbose: bool, quiet: bool) -> None:
+    text = screen(report, verbose=verbose, quiet=quiet)
+    assert all(clean(line) == line for line in text.split("\n"))
+    commands = {command.command for found in report.diagnoses for command in found.fix.commands} | {report.next_step}
+    assert all(cell_len(line) <= 80 for line in text.split("\n") if line not in commands)
+    assert SGR.sub("", render(report, "human", color=True, verbose=verbose, quiet=quiet)) == text
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(REPORTS)
+def test_commands_stand_verbatim_on_their_own_line(report: Report) -> None:
+    lines = screen(report).split("\n")
+    for found in report.diagnoses:
+        for host in {command.host for command in found.fix.commands}:
+            own = [command.command for command in found.fix.commands if command.host == host]
+            if all(map(pasteable, own)):
+                assert set(own) <= set(lines)

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from nccl_doctor.model import Report
+from nccl_doctor.report.render import render
+from tests.report.reports import ALL, healthy, host_away, log
+from tests.report.strategies import REPORTS
+
+KEPT = Path(__file__).with_name("schema.json")
+
+
+def schema() -> dict[str, Any]:
+    """The models' schema: every field is there but ``entities``, which only logs have, and more may come."""
+    exported = Report.model_json_schema(mode="serialization")
+    for noun in (exported, *exported["$defs"].values()):
+        if "properties" in noun:
+            noun["required"] = [field for field in noun["properties"] if field != "entities"]
+            del noun["additionalProperties"]
+    return exported
+
+
+def document(report: Report) -> dict[str, Any]:
+    parsed: dict[str, Any] = json.loads(render(report, "json"))
+    return parsed
+
+
+def test_the_kept_schema_is_the_models() -> None:
+    assert json.loads(KEPT.read_text()) == schema(), "the JSON has changed: fields may be added, never changed"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_documents_are_valid(name: str) -> None:
+    jsonschema.Draft202012Validator.check_schema(schema())
+    jsonschema.validate(document(ALL[name]()), json.loads(KEPT.read_text()), jsonschema.Draft202012Validator)
+
+
+def test_a_document_without_a_promised_field_is_not_valid() -> None:
+    lacking = document(healthy())
+    del lacking["complete"]
+    with pytest.raises(jsonschema.ValidationError, match="'complete' is a required property"):
+        jsonschema.validate(lacking, json.loads(KEPT.read_text()), jsonschema.Draft202012Validator)
+
+
+def test_the_promised_fields_are_there() -> None:
+    promised = "schema version command status complete hosts diagnoses checks mesh smoke timings"
+    assert set(promised.split()) <= set(document(healthy()))
+    found = document(host_away())["diagnoses"][0]
+    assert list(found) == ["code", "name", "severity", "hosts", "message", "evidence", "facts", "fix", "explains"]
+    assert list(found["fix"]) == ["summary", "risk", "needs_root", "commands"]
+    assert document(host_away())["checks"][0]["reason"] is None
+    assert document(healthy())["hosts"][0]["nccl_interface"] == {
+        "name": "eno1",
+        "address": "10.0.0.1",
+        "nccl_version": "2.27.7",
+        "source": "libnccl",
+    }
+
+
+def test_a_log_s_diagnosis_has_its_entities_and_lines() -> None:
+    found = document(log())["diagnoses"][0]
+    assert found["entities"] == {"host": "gpu02", "rank": [8, 9, 10, 11, 12, 13, 14, 15]}
+    assert set(found["evidence"][0]) == {"file", "line", "text"}
+
+
+def test_numbers_that_json_does_not_know_are_null() -> None:
+    report = healthy().model_copy(update={"smoke": {"busbw": float("inf")}})
+    assert document(report)["smoke"] == {"busbw": None}
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(REPORTS)
+def test_the_document_holds_the_whole_report_in_ascii(report: Report) -> None:
+    text = render(report, "json")
+    assert text.isascii()
+    assert text.replace("\n", "").isprintable()
+    assert Report.model_validate_json(text) == report

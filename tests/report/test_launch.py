@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+
+from nccl_doctor.model import Command, Diagnosis, Fix, Launch, RankPlace, Severity
+from nccl_doctor.report.diff import diff
+from nccl_doctor.report.launch import launch, launch_document
+
+
+def made(counts: dict[str, int], gpus: bool = True) -> Launch:
+    ranks: list[RankPlace] = []
+    for node_rank, (host, count) in enumerate(counts.items()):
+        for local in range(count):
+            place = RankPlace(
+                rank=len(ranks), node_rank=node_rank, host=host, local_rank=local, gpu=str(local) if gpus else None
+            )
+            ranks.append(place)
+    return Launch(
+        version="0.1.0",
+        launcher="torchrun",
+        master_addr="10.0.0.1",
+        master_port=29500,
+        world_size=len(ranks),
+        ranks=tuple(ranks),
+        commands=tuple(Command(host=host, command=f"start on {host}") for host in counts),
+        warnings=("old",),
+    )
+
+
+SHELL = """\
+# 2 nodes, 3 ranks, master 10.0.0.1:29500
+#   node  host   local rank  global rank  GPU
+#   0     node1  0           0            0
+#                1           1            1
+#   1     node2  0           2            0
+
+# on node1, ranks 0-1:
+start on node1
+
+# on node2, rank 2:
+start on node2
+"""
+
+
+def test_ranks_are_drawn_and_each_command_stands_alone() -> None:
+    assert launch(made({"node1": 2, "node2": 1})) == SHELL
+
+
+def test_on_cpus_no_gpu_is_named() -> None:
+    assert "#   0     node1  0           0            -\n" in launch(made({"node1": 1}, gpus=False))
+
+
+def test_many_ranks_take_a_row_a_node() -> None:
+    text = launch(made({f"node{n}": 8 for n in range(1, 17)}))
+    assert "#   15    node16  0 to 7      120 to 127   0 to 7\n" in text
+    assert text.count("\n#   ") == 17
+
+
+def test_a_batch_script_is_shown_as_it_is() -> None:
+    plan = made({"node1": 1}).model_copy(
+        update={"launcher": "slurm", "commands": (Command(host=None, command="#!/bin/bash\nsrun x\n"),)}
+    )
+    assert launch(plan) == "#!/bin/bash\nsrun x\n"
+
+
+def test_the_document_holds_all_of_it() -> None:
+    document = json.loads(launch_document(made({"node1": 2})))
+    assert document["schema"] == 1
+    assert document["command"] == "launch"
+    assert document["ranks"][1] == {"rank": 1, "node_rank": 0, "host": "node1", "local_rank": 1, "gpu": "1"}
+    assert document["commands"] == [{"host": "node1", "command": "start on node1"}]
+    assert document["warnings"] == ["old"]
+
+
+def test_a_difference_names_diagnoses_before_facts() -> None:
+    found = Diagnosis(
+        code="NCD603",
+        name="nofile-low",
+        severity=Severity.WARNING,
+        hosts=("node2",),
+        message="Few files.",
+        fix=Fix(summary=""),
+    )
+    rows = [("limits.nofile_soft", "65536", "256", ("node2", "node3")), ("master_port", "29500", "29501", ())]
+    assert diff(rows, [], [found]) == (
+        "new   warning NCD603 nofile-low on node2: Few files.\n"
+        "\n"
+        "node[2-3]  limits.nofile_soft: 65536 -> 256\n"
+        "master_port: 29500 -> 29501\n"
+        "\n"
+        "2 facts changed.\n"
+    )
+    assert diff([], [], []) == "Nothing changed in what is compared.\n"

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from typing import Any
+
+from nccl_doctor.report.smoke import smoke
+from nccl_doctor.report.text import Screen, painter
+
+SCREEN = Screen(painter(color=False))
+
+
+def rank(number: int, host: str, **more: Any) -> dict[str, Any]:
+    return {"rank": number, "host": host, "stage": "done", "ok": True, **more}
+
+
+def shown(**result: Any) -> str:
+    base = {"backend": "gloo", "reason": "node[1-2] without a GPU", "ok": True, "sizes": [], "ranks": []}
+    return "\n".join("\n".join(block) for block in smoke({**base, **result}, SCREEN))
+
+
+def test_gloos_ring_goes_by_rank() -> None:
+    ranks = [rank(0, "node1"), rank(1, "node1"), rank(2, "node2")]
+    assert shown(ranks=ranks) == (
+        "backend  3 ranks, gloo (node[1-2] without a GPU)\nring     node1 (rank 0-1) -> node2 (rank 2) -> node1"
+    )
+
+
+def test_nccls_ring_is_the_one_it_printed() -> None:
+    own = {"nccl": "2.27.7", "network": "IB", "interfaces": ["eno1:10.0.0.1"], "transports": {"NET/IB/0/GDRDMA": 2}}
+    ranks = [rank(number, f"node{number + 1}", **own) for number in range(3)]
+    text = shown(backend="nccl", reason="every rank has a GPU", ranks=ranks, rings=[(0, 2, 1), (0, 1, 2)])
+    assert "backend  3 ranks, NCCL 2.27.7 (every rank has a GPU)\n" in text
+    assert "uses     NET/IB, eno1 on node[1-3]\n" in text
+    assert "ways     NET/IB/0/GDRDMA 6\n" in text
+    assert "node1 (rank 0) -> node3 (rank 2) -> node2 (rank 1) -> node1; 1 more ring" in " ".join(text.split())
+
+
+def test_a_long_ring_is_cut_and_no_line_is_too_long() -> None:
+    text = shown(ranks=[rank(number, f"gpu{number:03}") for number in range(300)])
+    assert "-> 284 more -> gpu299 (rank 299) -> gpu000" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_an_all_reduce_that_failed_has_no_ring() -> None:
+    assert "ring" not in shown(ok=False, ranks=[rank(0, "node1"), rank(1, "node2")])
+
+
+def test_sizes_stand_beside_what_the_link_could_do() -> None:
+    sizes = [{"bytes": 1 << 20, "seconds": 0.002, "algbw": 0.524288, "busbw": 0.78, "dtype": "float32"}]
+    text = shown(sizes=sizes, link={"host": "node2", "name": "eno1", "gb_per_s": 1.25, "share": 0.624})
+    assert "link     eno1 on node2 could give 1.25 GB/s, 62 % reached" in text
+    assert "1 MiB  2.00 ms  0.52        0.78        1.25 ms" in text
+    assert "type" not in text
+
+
+def test_two_types_are_told_apart() -> None:
+    size = {"bytes": 1 << 20, "seconds": 0.002, "algbw": 0.524288, "busbw": 0.78}
+    text = shown(sizes=[{**size, "dtype": "float32"}, {**size, "dtype": "bfloat16"}])
+    assert "1 MiB  bfloat16  2.00 ms" in text

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nccl_doctor.model import CheckResult, Outcome, Severity
+from nccl_doctor.report.render import render
+from tests.report.reports import STALE, UNREACHABLE, healthy, passed
+
+NOTE = STALE.model_copy(update={"severity": Severity.INFO})
+
+
+def check(outcome: Outcome, reason: str | None = None, code: str = "NCD305") -> CheckResult:
+    return CheckResult(code=code, name=f"fault-{code}", category="ports", outcome=outcome, reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("update", "end"),
+    [
+        ({}, "Ready. 57 checks passed in 6.2 s."),
+        ({"timings": {}}, "Ready. 57 checks passed."),
+        ({"checks": passed(1)}, "Ready. 1 check passed in 6.2 s."),
+        ({"checks": ()}, "Nothing found in 6.2 s."),
+        ({"checks": (), "timings": {}}, "Nothing found."),
+        ({"complete": False}, "Nothing found, 57 checks passed in 6.2 s. Not everything could be looked at."),
+        (
+            {"diagnoses": (NOTE,)},
+            "Ready. 1 note, 57 checks passed in 6.2 s. More: nccl-doctor explain NCD601",
+        ),
+        (
+            {"diagnoses": (STALE,)},
+            "1 warning, 57 checks passed in 6.2 s. More: nccl-doctor explain NCD601",
+        ),
+        (
+            {"diagnoses": (UNREACHABLE, UNREACHABLE)},
+            "2 errors, 0 warnings, 57 checks passed in 6.2 s.\nMore: nccl-doctor explain NCD101",
+        ),
+        (
+            {"checks": (*passed(3), check(Outcome.UNKNOWN, "no root"), check(Outcome.SKIP)), "complete": False},
+            "Nothing found, 3 checks passed, 1 could not be judged, in 6.2 s.",
+        ),
+        (
+            {"checks": (*passed(3), check(Outcome.CRASH, "KeyError: 'x'"))},
+            "Nothing found, 3 checks passed, 1 crashed, in 6.2 s.",
+        ),
+    ],
+)
+def test_the_last_line_counts(update: dict[str, Any], end: str) -> None:
+    report = healthy().model_copy(update={"next_step": None, **update})
+    assert render(report, "human", color=False).endswith(f"\n\n{end}\n")
+
+
+def test_the_next_step_is_the_very_last() -> None:
+    report = healthy().model_copy(update={"next_step": "Start with:  train"})
+    assert render(report, "human", color=False).endswith("in 6.2 s.\nStart with:  train\n")
+
+
+def test_a_next_step_that_hides_something_is_not_shown() -> None:
+    report = healthy().model_copy(update={"next_step": "Start with:  \u202etrain"})
+    assert render(report, "human", color=False).endswith("in 6.2 s.\n")
+
+
+def test_what_could_not_be_judged_is_folded_by_reason() -> None:
+    many = tuple(check(Outcome.UNKNOWN, "no root", f"NCD6{n:02}") for n in range(8))
+    report = healthy().model_copy(update={"checks": (*many, check(Outcome.UNKNOWN, "no psutil", "NCD701"))})
+    text = " ".join(render(report, "human", color=False).split())
+    assert "Could not be judged: no root (fault-NCD600, fault-NCD601, fault-NCD602, fault-NCD603" in text
+    assert "fault-NCD605 and 2 more) no psutil (fault-NCD701)" in text
+    assert "fault-NCD607)" in " ".join(render(report, "human", color=False, verbose=True).split())
+
+
+def test_a_crashed_check_is_named() -> None:
+    report = healthy().model_copy(update={"checks": (check(Outcome.CRASH, "KeyError: 'x'"),)})
+    assert ("Crashed, which is a mistake of nccl-doctor's own:\n  NCD305 fault-NCD305: KeyError: 'x'\n") in render(
+        report, "human", color=False
+    )
+
+
+def test_ready_is_green_and_an_error_red() -> None:
+    assert "\x1b[1;32mReady.\x1b[0m 57 checks" in render(healthy(), "human", color=True)
+    report = healthy().model_copy(update={"diagnoses": (UNREACHABLE,)})
+    assert "\x1b[1;31m1 error\x1b[0m, 0 warnings" in render(report, "human", color=True)

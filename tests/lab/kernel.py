@@ -1,0 +1,49 @@
+"""The few Linux calls that Python has no word for before 3.12: namespaces, mounts, the parent-death signal."""
+
+import ctypes
+import os
+
+CLONE_FS = 0x00000200
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+MS_RDONLY = 0x1
+MS_NOSUID = 0x2
+MS_REMOUNT = 0x20
+MS_BIND = 0x1000
+MS_MOVE = 0x2000
+MS_REC = 0x4000
+MS_PRIVATE = 0x40000
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _call(function: str, subject: str, *arguments: object) -> None:
+    if getattr(_libc, function)(*arguments) == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{function} {subject}: {os.strerror(number)}")
+
+
+def unshare(flags: int) -> None:
+    """Give the calling thread namespaces of its own; `CLONE_NEWPID` counts for its children only (unshare(2))."""
+    _call("unshare", hex(flags), flags)
+
+
+def setns(descriptor: int, flags: int) -> None:
+    """Move the calling thread into the namespaces that a namespace file or a pidfd names (setns(2), Linux 5.8)."""
+    _call("setns", hex(flags), descriptor, flags)
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
+    """Mount, bind, move or remount, as mount(2)."""
+    text = [part.encode() or None for part in (source, target, kind, options)]
+    _call("mount", target, text[0], text[1], text[2], ctypes.c_ulong(flags), text[3])
+
+
+def die_with_parent(signal_number: int) -> None:
+    """Have the kernel send this process the signal as soon as its parent ends (prctl(2), `PR_SET_PDEATHSIG`)."""
+    _call("prctl", "PR_SET_PDEATHSIG", _PR_SET_PDEATHSIG, ctypes.c_ulong(signal_number), 0, 0, 0)

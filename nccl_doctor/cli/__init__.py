@@ -1,0 +1,1 @@
+"""Commands: flags in, exit code out; no logic."""

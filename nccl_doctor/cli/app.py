@@ -1,0 +1,45 @@
+"""The command line: registers the commands. Their modules import the rest only when they run, so `--help` is quick."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from nccl_doctor import __version__
+from nccl_doctor.cli.check import check
+from nccl_doctor.cli.diff import diff
+from nccl_doctor.cli.fix_port import fix_port
+from nccl_doctor.cli.hosts import hosts
+from nccl_doctor.cli.ifname import ifname
+from nccl_doctor.cli.launch import launch
+from nccl_doctor.cli.logs import logs
+from nccl_doctor.cli.pages import codes, explain
+from nccl_doctor.cli.smoke import smoke
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"nccl-doctor {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def doctor(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="The version, and leave.")
+    ] = False,
+) -> None:
+    """Cluster preflight and NCCL diagnostics for PyTorch jobs: one cause, the host, and a command to paste."""
+
+
+for command in (check, fix_port, smoke, logs, ifname, hosts, launch, diff, explain, codes):
+    app.command()(command)

@@ -1,0 +1,64 @@
+"""``nccl-doctor check``."""
+
+from __future__ import annotations
+
+from nccl_doctor.cli import options
+from nccl_doctor.cli.output import Out, finish
+
+
+def check(
+    hosts: options.Hosts = None,
+    where: options.Where = None,
+    exclude: options.Exclude = None,
+    output: options.Output = options.Form.HUMAN,
+    output_file: options.OutputFile = None,
+    color: options.ColorWhen = options.Color.AUTO,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    fail_on: options.FailOnLevel = options.FailOn.ERROR,
+    only: options.Only = None,
+    skip: options.Skip = None,
+    timeout: options.Timeout = 300.0,
+    transport: options.Transport = "auto",
+    python: options.Python = None,
+    mesh: options.Mesh = "auto",
+    sudo: options.Sudo = False,
+    no_smoke: options.NoSmoke = False,
+    smoke_timeout: options.SmokeTimeout = 60.0,
+    save: options.Save = None,
+    save_whole: options.SaveWhole = False,
+    write_hosts: options.WriteHosts = None,
+    write_failed: options.WriteFailed = None,
+    load_from: options.From = None,
+) -> None:
+    """Preflight: connect, look, test the ports, judge, run a small all-reduce, report."""
+
+    def work() -> int:
+        from nccl_doctor.cli.run import Request, check_cluster
+        from nccl_doctor.collect.smoke import Limits
+
+        request = Request(
+            hosts=hosts,
+            where=where,
+            exclude=exclude,
+            only=tuple(only or ()),
+            skip=tuple(skip or ()),
+            timeout_s=timeout,
+            transport=transport,
+            python=python,
+            mesh=mesh,
+            sudo=sudo,
+            smoke=not no_smoke,
+            # It proves that the job will start; `smoke` takes its time to measure.
+            smoke_limits=Limits(deadline_s=smoke_timeout, budget_s=2.0),
+            isolate=True,
+            save=save,
+            save_whole=save_whole,
+            passed=write_hosts,
+            failed=write_failed,
+            load_from=load_from,
+        )
+        return check_cluster(request, out)
+
+    out = Out("check", output, output_file, color, quiet, verbose, fail_on)
+    finish(out, work)

@@ -1,0 +1,31 @@
+"""What options choose from; apart from options.py, so that whoever only writes a report need not import typer."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Form(str, Enum):
+    """Forms of a report."""
+
+    HUMAN = "human"
+    JSON = "json"
+    JUNIT = "junit"
+    PROMETHEUS = "prometheus"
+
+
+class Color(str, Enum):
+    """When to colour."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class FailOn(str, Enum):
+    """The least severity that makes the exit code 1."""
+
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    NEVER = "never"

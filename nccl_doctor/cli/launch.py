@@ -1,0 +1,134 @@
+"""``nccl-doctor launch``: the exact command to start on each host."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+from nccl_doctor.cli import options
+from nccl_doctor.cli.output import Out, finish
+
+
+class Launcher(str, Enum):
+    """Forms of the line."""
+
+    TORCHRUN = "torchrun"
+    C10D = "c10d"
+    LAUNCH = "launch"
+    ENV = "env"
+    TCP = "tcp"
+
+
+class LaunchForm(str, Enum):
+    """Forms of the output."""
+
+    SHELL = "shell"
+    JSON = "json"
+    SLURM = "slurm"
+
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="HOSTS -- SCRIPT [ARGS]...", help="Hosts file (unless -w), and behind -- the script."),
+]
+
+
+def split(words: list[str], argv: list[str], *, named: bool) -> tuple[str | None, list[str]]:
+    """The hosts file, and the script with its arguments.
+
+    Args:
+        words: the arguments that are no options.
+        argv: the whole command line: click drops the "--" that says where the script begins.
+        named: hosts are named by an option, so that without a "--" all words are the script's.
+
+    Raises:
+        UsageError: several words stand before the "--".
+    """
+    from nccl_doctor.errors import UsageError
+
+    behind = len(argv) - argv.index("--") - 1 if "--" in argv else len(words) - (not named)
+    before, script = words[: len(words) - behind], words[len(words) - behind :]
+    if len(before) > 1:
+        raise UsageError(f"one hosts file stands before --, and the script behind it; {before[1]} is too much")
+    return (before[0] if before else None), script
+
+
+def launch(
+    words: Words = None,
+    where: options.Where = None,
+    exclude: options.Exclude = None,
+    launcher: Annotated[
+        Launcher | None,
+        typer.Option(
+            "--launcher",
+            help="torchrun (static rendezvous; the default), c10d, launch (torch.distributed.launch, for PyTorch below "
+            "1.9), env (a process a rank, env://), tcp (scripts that spawn their own processes: --dist-url, "
+            "--world-size and --rank are added, or {url}, {world_size}, {rank}, {nnodes}, {node_rank} filled in).",
+        ),
+    ] = None,
+    rdzv: Annotated[bool, typer.Option("--rdzv", help="As --launcher c10d.")] = False,
+    use_env: Annotated[bool, typer.Option("--use-env", help="With launch: no --local_rank argument.")] = False,
+    master_port: Annotated[int | None, typer.Option("--master-port", min=1, max=65535, help="Another port.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", min=1, help="Check that this divides by the number of ranks.")
+    ] = None,
+    form: Annotated[LaunchForm, typer.Option("--format", help="Form of the output.")] = LaunchForm.SHELL,
+) -> None:
+    """Print for each host the line that starts the job there; no host is contacted."""
+
+    def work() -> int:
+        import os
+        import sys
+        import time
+
+        from nccl_doctor import __version__
+        from nccl_doctor.errors import UsageError
+        from nccl_doctor.inventory.last_check import Hosts, doubts, recall
+        from nccl_doctor.inventory.launch import commands, default_launcher
+        from nccl_doctor.inventory.load import load
+        from nccl_doctor.inventory.plan import divides, plan
+        from nccl_doctor.inventory.slurm_job import script as slurm_script
+        from nccl_doctor.model import Command, Launch
+        from nccl_doctor.report.launch import launch as text
+        from nccl_doctor.report.launch import launch_document
+        from nccl_doctor.report.safe import clean
+
+        hosts, given = split(list(words or ()), sys.argv, named=where is not None)
+        if not given:
+            raise UsageError("which script is to be started? nccl-doctor launch hosts.yaml -- train.py --epochs 3")
+        if rdzv and launcher not in (None, Launcher.C10D):
+            raise UsageError("--rdzv is --launcher c10d; give one of them")
+        cluster = load(hosts, where=where, exclude=exclude, environ=os.environ)
+        if master_port is not None:
+            cluster = cluster.model_copy(update={"master_port": master_port})
+        these = Hosts(hosts, cluster)
+        last = recall(these, os.environ)
+        job = plan(cluster, last.seen if last else {}, tuple(given), last.torch if last else None)
+        if batch_size is not None:
+            divides(batch_size, job.world_size)
+        chosen = "c10d" if rdzv else launcher.value if launcher else default_launcher(job.torch)
+        if form is LaunchForm.SLURM:
+            chosen = "slurm"
+            lines: tuple[Command, ...] = (Command(host=None, command=slurm_script(job)),)
+        else:
+            lines = commands(job, chosen, use_env=use_env)
+        warnings = doubts(last, these, time.time())
+        result = Launch(
+            version=__version__,
+            launcher=chosen,
+            master_addr=cluster.master_addr,
+            master_port=cluster.master_port,
+            world_size=job.world_size,
+            ranks=job.ranks,
+            commands=lines,
+            warnings=warnings,
+        )
+        for warning in warnings:
+            sys.stderr.write(f"warning: {clean(warning)}\n")
+        out.write(launch_document(result) if form is LaunchForm.JSON else text(result))
+        return 0
+
+    out = Out("launch", options.Form.JSON if form is LaunchForm.JSON else options.Form.HUMAN)
+    finish(out, work)

@@ -1,0 +1,88 @@
+"""``nccl-doctor logs``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from nccl_doctor.cli import options
+from nccl_doctor.cli.output import Out, finish
+
+LONG = 64 << 20
+"""Bytes from which on a bar is shown: less is read before one could look at it."""
+
+Files = Annotated[
+    list[str], typer.Argument(metavar="FILE… | -", help="Logs, folders of logs, .gz, .xz, .zst; - is standard input.")
+]
+Tee = Annotated[bool, typer.Option("--tee", help="Pass the text through to stdout (to stderr where JSON goes there).")]
+Follow = Annotated[bool, typer.Option("--follow", help="Report as soon as the fatal line comes.")]
+
+
+def logs(
+    files: Files,
+    tee: Tee = False,
+    follow: Follow = False,
+    output: options.Output = options.Form.HUMAN,
+    output_file: options.OutputFile = None,
+    color: options.ColorWhen = options.Color.AUTO,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    fail_on: options.FailOnLevel = options.FailOn.ERROR,
+    only: options.Only = None,
+    skip: options.Skip = None,
+) -> None:
+    """Diagnose training or NCCL logs: what happened first, where, and what to do."""
+
+    def work() -> int:
+        from nccl_doctor.logs.session import Session, passage
+
+        began = time.monotonic()
+        chosen = _selection(only, skip)
+        to_stderr = out.form is not options.Form.HUMAN and out.file is None
+        session = Session(tuple(files), passage(to_stderr=to_stderr) if tee else None, follow=follow)
+        session.begin()
+        # Other processes read while this one loads what the report needs.
+        from nccl_doctor.logs.verdict import report
+
+        with _bar(files, quiet=quiet) as session.progress:
+            verdict = session.read()
+        code = out.report(
+            report(verdict, time.monotonic() - began, lambda check: chosen is None or check.code in chosen)
+        )
+        session.drain()
+        return code
+
+    out = Out("logs", output, output_file, color, quiet, verbose, fail_on)
+    finish(out, work)
+
+
+def _selection(only: list[str] | None, skip: list[str] | None) -> set[str] | None:
+    """Codes that are wanted, None for all."""
+    if not only and not skip:
+        return None
+    from nccl_doctor.cli.run import selection
+
+    return selection(tuple(only or ()), tuple(skip or ()))
+
+
+@contextmanager
+def _bar(files: list[str], *, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A bar with bytes on stderr where it is a terminal and the input is long; yields what takes the counts."""
+    from nccl_doctor.logs.reading import size
+
+    total = size(files)
+    if quiet or total < LONG or not sys.stderr.isatty():
+        yield lambda _count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading", total=total)
+        yield lambda count: bar.advance(task, count)

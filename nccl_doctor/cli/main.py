@@ -1,0 +1,29 @@
+"""The console script; cli/app.py registers the commands.
+
+``fix-port`` with nothing but a port goes past typer: it is to answer within twice the time of ``ss -tanp``, and typer
+takes longer than that to import and to read the arguments (0.29 builds a pydantic validator for each).
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Runs the command that the arguments name."""
+    match sys.argv[1:]:
+        case ["fix-port"]:
+            sys.exit(_fix_port(None))
+        case ["fix-port", port] if port.isdecimal():
+            sys.exit(_fix_port(port))
+    from nccl_doctor.cli.app import app
+
+    app()
+
+
+def _fix_port(port: str | None) -> int:
+    from nccl_doctor.cli.output import Out, exit_code_of
+    from nccl_doctor.cli.port_run import Request, run
+
+    out = Out("fix-port")
+    return exit_code_of(out, lambda: run(Request(port=port), out))

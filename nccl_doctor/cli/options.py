@@ -1,0 +1,80 @@
+"""The options that commands share, with their help texts; typer reads them from annotations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from nccl_doctor.cli import forms
+
+Form = forms.Form
+Color = forms.Color
+FailOn = forms.FailOn
+
+TransportKind = Literal["auto", "paramiko", "openssh", "local"]
+
+
+Hosts = Annotated[
+    str | None,
+    typer.Argument(metavar="HOSTS", help="Hosts file; else -w, SLURM_JOB_NODELIST, or this machine alone."),
+]
+Where = Annotated[str | None, typer.Option("-w", metavar="LIST", help="Hosts by name: 'node[01-04,07]'.")]
+Exclude = Annotated[str | None, typer.Option("-x", metavar="LIST", help="Hosts to leave out.")]
+Output = Annotated[Form, typer.Option("-o", "--output", help="Form of the report.")]
+OutputFile = Annotated[
+    Path | None, typer.Option("--output-file", metavar="FILE", help="Write the report here, not to stdout.")
+]
+ColorWhen = Annotated[Color, typer.Option("--color", help="Colour; NO_COLOR is honoured.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Only what was found; no progress.")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Every check, and all that was seen.")]
+FailOnLevel = Annotated[FailOn, typer.Option("--fail-on", help="Exit 1 from this severity on.")]
+Only = Annotated[list[str] | None, typer.Option("--only", metavar="CHECK", help="Only this code, name or category.")]
+Skip = Annotated[list[str] | None, typer.Option("--skip", metavar="CHECK", help="Not this code, name or category.")]
+Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="For the whole run.", min=1)]
+Transport = Annotated[TransportKind, typer.Option("--transport", help="How hosts are reached.")]
+Mesh = Annotated[
+    Literal["auto", "full", "none"],
+    typer.Option("--mesh", help="Which pairs are dialled; auto is all of them up to 128 hosts."),
+]
+Sudo = Annotated[
+    bool, typer.Option("--sudo", help="Try sudo -n on the hosts to read firewall rules; never asks for a password.")
+]
+NoSmoke = Annotated[bool, typer.Option("--no-smoke", help="Leave out the all-reduce.")]
+Save = Annotated[Path | None, typer.Option("--save", metavar="SNAPSHOT", help="Keep all that was seen in this file.")]
+SaveWhole = Annotated[
+    bool, typer.Option("--save-whole", help="With --save: also user names, all variables and command lines.")
+]
+WriteHosts = Annotated[
+    Path | None, typer.Option("--write-hosts", metavar="FILE", help="Write the hosts that passed here, a name a line.")
+]
+WriteFailed = Annotated[Path | None, typer.Option("--write-failed", metavar="FILE", help="Write the other hosts here.")]
+From = Annotated[
+    Path | None, typer.Option("--from", metavar="SNAPSHOT", help="Judge what --save kept; no host is contacted.")
+]
+Python = Annotated[
+    str | None, typer.Option("--python", metavar="PATH", help="The interpreter that training uses, on every host.")
+]
+SmokeTimeout = Annotated[
+    float, typer.Option("--smoke-timeout", metavar="SECONDS", help="Deadline of the all-reduce.", min=1)
+]
+SmokeBudget = Annotated[
+    float, typer.Option("--smoke-budget", metavar="SECONDS", help="Time for measuring message sizes.", min=0)
+]
+MaxBytes = Annotated[
+    int | None,
+    typer.Option("--max-bytes", metavar="BYTES", help="Largest message; 1 GiB with NCCL, 64 MiB with gloo.", min=8),
+]
+Backend = Annotated[
+    Literal["auto", "nccl", "gloo"],
+    typer.Option("--backend", help="auto is NCCL where every rank has a GPU, else gloo."),
+]
+Isolate = Annotated[
+    bool,
+    typer.Option("--isolate", help="Where nothing explains a failure, repeat it over groups of hosts."),
+]
+SaveLogs = Annotated[
+    Path | None,
+    typer.Option("--save-logs", metavar="DIR", help="Keep all that the ranks print, a file a host.", file_okay=False),
+]

@@ -1,0 +1,144 @@
+"""Where a report goes, what the exit code is, and how every command ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from nccl_doctor.cli.files import write_text
+from nccl_doctor.cli.forms import Color, FailOn, Form
+from nccl_doctor.errors import DoctorError
+
+if TYPE_CHECKING:
+    from nccl_doctor.model import Report
+
+
+@dataclass(frozen=True)
+class Out:
+    """The output options of one call."""
+
+    command: str
+    form: Form = Form.HUMAN
+    file: Path | None = None
+    color: Color = Color.AUTO
+    quiet: bool = False
+    verbose: bool = False
+    fail_on: FailOn = FailOn.ERROR
+
+    @property
+    def colored(self) -> bool:
+        """Whether stdout gets colour: asked for, or a terminal and not refused (no-color.org)."""
+        if self.color is not Color.AUTO:
+            return self.color is Color.ALWAYS
+        return self.file is None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+    @property
+    def width(self) -> int:
+        """Cells of a line: the terminal's, 100 at most, and 80 elsewhere."""
+        import shutil
+
+        return min(shutil.get_terminal_size((80, 24)).columns, 100) if sys.stdout.isatty() else 80
+
+    def write(self, text: str) -> None:
+        """Prints the text, or writes it to the file."""
+        if self.file is None:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            return
+        write_text(self.file, text)
+
+    def report(self, report: Report, taken_at: float | None = None) -> int:
+        """Shows a report and returns the exit code."""
+        from nccl_doctor.report.render import render
+
+        self.write(
+            render(
+                report,
+                self.form.value,
+                color=self.colored,
+                width=self.width,
+                verbose=self.verbose,
+                quiet=self.quiet,
+                taken_at=taken_at,
+            )
+        )
+        return exit_code(report, self.fail_on)
+
+
+def exit_code(report: Report, fail_on: FailOn) -> int:
+    """1 with a diagnosis at or above ``fail_on``, else 3 where something could not be judged, else 0."""
+    if fail_on is not FailOn.NEVER:
+        from nccl_doctor.model import Severity
+
+        least = Severity(fail_on.value).rank
+        if any(diagnosis.severity.rank >= least for diagnosis in report.diagnoses):
+            return 1
+    return 0 if report.complete else 3
+
+
+def finish(out: Out, work: Callable[[], int]) -> NoReturn:
+    """Ends a command of typer's with :func:`exit_code_of` its work."""
+    import typer
+
+    raise typer.Exit(exit_code_of(out, work))
+
+
+def exit_code_of(out: Out, work: Callable[[], int]) -> int:
+    """The exit code of a command's work: its own, 2 with one sentence for a fault of ours, 130 for Ctrl-C."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        code = work()
+    except DoctorError as error:
+        code = _fail(out, str(error), error.exit_code)
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted; nothing is left running on any host\n")
+        code = 130
+    except BrokenPipeError:
+        # The reader of our output left (a pager, head): nobody to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
+    except Exception as error:  # noqa: BLE001 - the promise is one message and no traceback
+        import traceback
+
+        if os.environ.get("NCDOCTOR_TRACEBACK"):
+            traceback.print_exc()
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(where.filename).name}:{where.lineno}"
+        message = f"a fault of nccl-doctor itself: {type(error).__name__}: {error} ({place})"
+        code = _fail(out, f"{message}; NCDOCTOR_TRACEBACK=1 shows where", 2)
+    return code
+
+
+def _interrupt(_number: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _fail(out: Out, message: str, code: int) -> int:
+    from nccl_doctor.report.safe import clean
+
+    sys.stderr.write(clean(message) + "\n")
+    if out.form is Form.JSON:
+        # One document on stdout, whatever happened.
+        import json
+
+        from nccl_doctor import __version__
+
+        document = {
+            "schema": 1,
+            "version": __version__,
+            "command": out.command,
+            "status": "error",
+            "complete": False,
+            "error": message,
+            "hosts": [],
+            "diagnoses": [],
+            "checks": [],
+            "timings": {},
+        }
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    return code

@@ -1,0 +1,115 @@
+"""What ``check`` and ``smoke`` share: from options to a judged report."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from nccl_doctor.checks.registry import Check, all_checks, find
+from nccl_doctor.cli.options import FailOn
+from nccl_doctor.cli.output import Out
+from nccl_doctor.cli.progress import progress
+from nccl_doctor.cli.snapshots import read_snapshot, save_snapshot, write_hosts
+from nccl_doctor.collect import facts, mesh
+from nccl_doctor.collect.mesh_plan import MeshSize
+from nccl_doctor.collect.run import Options, take_snapshot
+from nccl_doctor.collect.smoke import Limits
+from nccl_doctor.diagnose import judge
+from nccl_doctor.errors import UsageError
+from nccl_doctor.inventory.last_check import Hosts, remember
+from nccl_doctor.inventory.load import load
+from nccl_doctor.model import Report, Severity
+from nccl_doctor.snapshot import Snapshot
+from nccl_doctor.transport.base import Kind, make_transport
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call, as the options say."""
+
+    hosts: str | None = None
+    where: str | None = None
+    exclude: str | None = None
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    timeout_s: float = 300.0
+    transport: Kind = "auto"
+    python: str | None = None
+    mesh: MeshSize = "auto"
+    sudo: bool = False
+    smoke: bool = True
+    smoke_limits: Limits = field(default_factory=Limits)
+    isolate: bool = False
+    save: Path | None = None
+    save_whole: bool = False
+    passed: Path | None = None
+    failed: Path | None = None
+    load_from: Path | None = None
+
+
+def check_cluster(request: Request, out: Out) -> int:
+    """Looks, judges, reports; returns the exit code."""
+    selected = selection(request.only, request.skip)
+    snapshot = read_snapshot(request.load_from) if request.load_from else look(request, selected, out)
+    if request.save:
+        save_snapshot(snapshot, request.save, whole=request.save_whole)
+    report = judge(snapshot, out.command, lambda check: check.code in selected)
+    taken_at = datetime.fromisoformat(snapshot.taken_at).timestamp()
+    least = None if out.fail_on is FailOn.NEVER else Severity(out.fail_on.value)
+    write_hosts(report, request.passed, request.failed, least)
+    if out.command == "check" and not (request.load_from or request.only or request.skip):
+        remember(Hosts(request.hosts, snapshot.cluster), snapshot, report, taken_at, os.environ)
+    return out.report(report, taken_at)
+
+
+def look(request: Request, selected: set[str], out: Out) -> Snapshot:
+    """Contacts the hosts; phases that no selected check needs are left out."""
+    cluster = load(request.hosts, where=request.where, exclude=request.exclude, environ=os.environ)
+    if request.python is not None:
+        nodes = tuple(node.model_copy(update={"python": request.python}) for node in cluster.nodes)
+        cluster = cluster.model_copy(update={"nodes": nodes})
+    needs = {need for check in all_checks() if check.code in selected for need in check.needs}
+    options = Options(
+        total_s=request.timeout_s,
+        facts_limits=facts.Limits(sudo=request.sudo),
+        mesh_limits=mesh.Limits(size=request.mesh if "mesh" in needs else "none"),
+        smoke=request.smoke and "smoke" in needs,
+        smoke_limits=request.smoke_limits,
+        isolate=lambda snapshot: (
+            request.isolate and unexplained(judge(snapshot, out.command, lambda check: check.code in selected))
+        ),
+    )
+    lines = progress(quiet=out.quiet)
+    try:
+        return take_snapshot(cluster, make_transport(request.transport, cluster), options, lines)
+    finally:
+        lines.close()
+
+
+def unexplained(report: Report) -> bool:
+    """Whether the all-reduce failed and nothing tells whose fault it is."""
+    return any(diagnosis.facts.get("unexplained") for diagnosis in report.diagnoses)
+
+
+def selection(only: tuple[str, ...], skip: tuple[str, ...]) -> set[str]:
+    """Codes of the checks that run.
+
+    Raises:
+        UsageError: a word is no code, name or category.
+    """
+    chosen = {check.code for word in only for check in _meant(word)} if only else {c.code for c in all_checks()}
+    return chosen - {check.code for word in skip for check in _meant(word)}
+
+
+def _meant(word: str) -> tuple[Check, ...]:
+    found = find(word)
+    if not found:
+        import difflib
+
+        names = [text for check in all_checks() for text in (check.code, check.name, check.category)]
+        near = difflib.get_close_matches(word, names, 1)
+        hint = f'; did you mean "{near[0]}"?' if near else '; "nccl-doctor codes" lists them'
+        raise UsageError(f'"{word}" is no code, name or category of a check{hint}')
+    return found

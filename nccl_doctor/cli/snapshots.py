@@ -1,0 +1,69 @@
+"""Snapshots and lists of hosts, read from files and written to them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from nccl_doctor.cli.files import write_text
+from nccl_doctor.errors import SnapshotError
+from nccl_doctor.model import Report, Severity
+from nccl_doctor.redact import redact
+from nccl_doctor.report.safe import clean
+from nccl_doctor.snapshot import Snapshot
+
+
+def read_snapshot(path: Path) -> Snapshot:
+    """A snapshot that ``--save`` wrote.
+
+    Raises:
+        SnapshotError: it can't be read, or is none.
+    """
+    try:
+        return Snapshot.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise SnapshotError(f"{path}: can't be read: {error.strerror}") from error
+    except ValueError as error:
+        first = str(error).splitlines()
+        raise SnapshotError(f"{path}: is no snapshot of nccl-doctor: {' '.join(first[1:3]) or first[0]}") from error
+
+
+def save_snapshot(snapshot: Snapshot, path: Path, *, whole: bool) -> None:
+    """Writes a snapshot for ``--from``, readable by its owner only, and says what was left out of it.
+
+    Args:
+        snapshot: what was seen.
+        path: the file.
+        whole: leave nothing out.
+    """
+    kept, done = (snapshot, None) if whole else redact(snapshot)
+    write_text(path, kept.model_dump_json(by_alias=True, indent=1) + "\n", 0o600)
+    if done is not None and str(done):
+        sys.stderr.write(clean(f"{path}: left out {done}; --save-whole keeps them") + "\n")
+
+
+def write_hosts(report: Report, passed: Path | None, failed: Path | None, least: Severity | None) -> None:
+    """Writes the hosts that passed and those that failed, a name a line, as Slurm, mpirun and our own ``HOSTS`` read.
+
+    Args:
+        report: what was found.
+        passed: file for the hosts that were reached and are at fault in no diagnosis from ``least`` on.
+        failed: file for the others.
+        least: None takes no diagnosis for a failure.
+    """
+    guilty = {
+        host
+        for diagnosis in report.diagnoses
+        if least is not None and diagnosis.severity.rank >= least.rank
+        for host in diagnosis.hosts
+    } | {host.name for host in report.hosts if not host.reached}
+    names = [host.name for host in report.hosts]
+    if passed is not None:
+        write_text(passed, _lines(name for name in names if name not in guilty))
+    if failed is not None:
+        write_text(failed, _lines(name for name in names if name in guilty))
+
+
+def _lines(names: Iterable[str]) -> str:
+    return "".join(f"{name}\n" for name in names)

@@ -1,0 +1,55 @@
+"""Runs nccl-doctor on a lab's controller, as a user would."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from tests.lab.cluster import Lab
+from tests.lab.host import LabHost
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one call left: its exit code, its JSON document, and stderr."""
+
+    code: int
+    report: dict[str, Any]
+    stderr: str
+
+    @property
+    def names(self) -> list[str]:
+        """The diagnoses, gravest first."""
+        return [diagnosis["name"] for diagnosis in self.report["diagnoses"]]
+
+    @property
+    def first(self) -> dict[str, Any]:
+        """The gravest diagnosis."""
+        first: dict[str, Any] = self.report["diagnoses"][0]
+        return first
+
+    def check(self, name: str) -> dict[str, Any]:
+        """What became of one check."""
+        return next(check for check in self.report["checks"] if check["name"] == name)
+
+
+def doctor(lab: Lab, *arguments: str, hosts: str | None = None, timeout: float = 60) -> Run:
+    """``nccl-doctor ARGUMENTS`` with a hosts file of all the lab's hosts, or the text given, and JSON read back."""
+    lab.controller.write("/root/hosts.yaml", hosts if hosts is not None else lab.hosts_file())
+    command, *rest = arguments
+    done = lab.controller.run(["nccl-doctor", command, "hosts.yaml", *rest, "-o", "json"], check=False, timeout=timeout)
+    assert "Traceback" not in done.stderr, done.stderr
+    return Run(done.returncode, json.loads(done.stdout), done.stderr)
+
+
+def ours(host: LabHost) -> list[tuple[int, str]]:
+    """Processes of nccl-doctor that still run on a host."""
+    marks = ("nccl-doctor", "zlib.decompress", "torch.distributed.run", "/proc/self/fd/", "multiprocessing")
+    return [(pid, line) for pid, line in host.processes() if any(mark in line for mark in marks)]
+
+
+def files(host: LabHost) -> set[str]:
+    """Every file in the places where a program might leave one."""
+    found = host.run("find /tmp /root /home /dev/shm /var/tmp -xdev -not -name .bash_history 2>/dev/null; true")
+    return set(found.stdout.split("\n"))

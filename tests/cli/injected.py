@@ -1,0 +1,116 @@
+"""Faults inside a rank, without a word of them in the product: Python's own ``sitecustomize``, on one host's PYTHONPATH."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.lab.host import LabHost
+
+FOLDER = "/opt/injected"
+
+PROGRAM = '''\
+"""Acts on the local rank $INJECT_RANK at the moment when it reports the stage $INJECT_AT; "none" is its start."""
+
+import atexit
+import importlib.util
+import os
+import signal
+import sys
+import time
+
+ACT, AT = os.environ["INJECT"], os.environ["INJECT_AT"]
+
+
+def act():
+    if ACT == "hang":
+        time.sleep(86400)
+    elif ACT == "raise":
+        raise ValueError("injected")
+    elif ACT == "leave":
+        os._exit(7)
+    elif ACT == "segment":
+        open("/dev/shm/nccl-Ab3dE6", "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    else:
+        os.kill(os.getpid(), getattr(signal, ACT))
+
+
+def watch_reports():
+    write = os.write
+
+    def patched(file, data):
+        written = write(file, data)
+        if file == 1 and b'"stage": "%s"' % AT.encode() in data:
+            act()
+        return written
+
+    os.write = patched
+
+
+class AllReduce:
+    """Imports torch.distributed, and hands out an all_reduce that does more than it should."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "torch.distributed":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            module.all_reduce = CHANGES[ACT](module.all_reduce)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+def wrong(real):
+    def all_reduce(tensor, *arguments, **named):
+        tensor[0] += 1
+        return real(tensor, *arguments, **named)
+
+    return all_reduce
+
+
+def timed(real):
+    """Our own stop-watch around the same calls: type, number and seconds of each, written down at the end."""
+    lines = []
+
+    def all_reduce(tensor, *arguments, **named):
+        began = time.perf_counter()
+        result = real(tensor, *arguments, **named)
+        lines.append(f"{tensor.dtype} {tensor.numel()} {time.perf_counter() - began!r}")
+        return result
+
+    def write_down():
+        with open("/run/timed", "w") as file:
+            file.write("\\n".join(lines))
+
+    atexit.register(write_down)
+
+    return all_reduce
+
+
+CHANGES = {"wrong": wrong, "timed": timed}
+
+if "NCDOCTOR_ALLREDUCE" in os.environ and os.environ.get("LOCAL_RANK") == os.environ["INJECT_RANK"]:
+    if ACT in CHANGES:
+        sys.meta_path.insert(0, AllReduce())
+    elif AT == "none":
+        act()
+    else:
+        watch_reports()
+'''
+
+
+def inject(host: LabHost, act: str, at: str = "none", local_rank: int = 0) -> dict[str, Any]:
+    """Prepares a host; the variables that its entry in the hosts file needs."""
+    host.write(f"{FOLDER}/sitecustomize.py", PROGRAM)
+    return {
+        "PYTHONPATH": FOLDER,
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "INJECT": act,
+        "INJECT_AT": at,
+        "INJECT_RANK": str(local_rank),
+    }

@@ -1,0 +1,74 @@
+"""Whatever ends the controller, nothing of ours stays on any host: no process, no file, no shared memory, no port."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.cli.doctor import doctor, files, ours
+from tests.lab.cluster import Lab
+from tests.lab.faults import fault
+
+pytestmark = pytest.mark.lab
+
+PHASES = ["connecting", "dialling", "all-reduce"]
+
+
+def start_and_wait_for(lab: Lab, phase: str, delay: float) -> subprocess.Popen[str]:
+    lab.controller.write("/root/hosts.yaml", lab.hosts_file())
+    process = lab.controller.popen(
+        ["nccl-doctor", "check", "hosts.yaml"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith(phase):
+            break
+    time.sleep(delay)
+    return process
+
+
+def assert_clean(lab: Lab, before: dict[str, set[str]], patience_s: float) -> None:
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline and any(ours(host) for host in lab.hosts):
+        time.sleep(0.05)
+    assert {host.name: ours(host) for host in lab.hosts} == {host.name: [] for host in lab.hosts}
+    assert {host.name: files(host) - before[host.name] for host in lab.hosts} == {h.name: set() for h in lab.hosts}
+    assert {host.name: {port for _, port in host.listeners()} for host in lab.hosts} == {
+        h.name: {22} for h in lab.hosts
+    }
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_kill_9_of_the_controller_leaves_nothing_after_five_seconds(fresh_lab: Lab, phase: str) -> None:
+    if phase == "dialling":
+        fault("cut-off")(fresh_lab, fresh_lab.host("node2"))  # so that the dials last
+    before = {host.name: files(host) for host in fresh_lab.hosts}
+    process = start_and_wait_for(fresh_lab, phase, {"connecting": 0.0, "dialling": 0.5, "all-reduce": 3.0}[phase])
+    with process:
+        if phase == "all-reduce":
+            assert any(ours(host) for host in fresh_lab.hosts), "nothing ran yet, so this test shows nothing"
+        process.kill()
+    assert_clean(fresh_lab, before, 5)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_ctrl_c_ends_at_once_with_130_and_leaves_nothing(fresh_lab: Lab, phase: str) -> None:
+    if phase == "dialling":
+        fault("cut-off")(fresh_lab, fresh_lab.host("node2"))
+    before = {host.name: files(host) for host in fresh_lab.hosts}
+    process = start_and_wait_for(fresh_lab, phase, {"connecting": 0.0, "dialling": 0.5, "all-reduce": 3.0}[phase])
+    with process:
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+        assert time.monotonic() - began < 3
+    assert_clean(fresh_lab, before, 1)
+
+
+def test_a_whole_run_leaves_nothing(fresh_lab: Lab) -> None:
+    before = {host.name: files(host) for host in fresh_lab.hosts}
+    assert doctor(fresh_lab, "check").code == 0
+    assert_clean(fresh_lab, before, 1)

@@ -1,0 +1,367 @@
+"""``nccl-doctor fix-port`` on real processes and real torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cli.holders import (
+    DOCTOR,
+    HEAD,
+    START_S,
+    TORCHRUN,
+    Answer,
+    alive,
+    fix_port,
+    hold,
+    new_port,
+    torch_binds,
+)
+from tests.lab.cluster import Lab, MakeLab
+from tests.lab.host import LabHost
+
+pytestmark = pytest.mark.lab
+
+AT_ONCE = ("--kill", "--yes", "--force")
+"""The holders of these tests are younger than any grace period."""
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[LabHost]:
+    with Lab.up(1) as lab:
+        yield lab.hosts[0]
+
+
+CAUSES = [
+    ("listener", "keep = listen()"),
+    ("listener", "keep = listen(socket.AF_INET6, '::')"),
+    ("listener", "keep = listen(address='127.0.0.2')"),
+    ("bound", "keep = socket.socket(); keep.bind(('0.0.0.0', PORT))"),
+    (
+        "outbound",
+        """
+        service = socket.create_server(("127.0.0.1", 0))
+        keep = socket.create_connection(service.getsockname(), source_address=("127.0.0.1", PORT))
+        other, _ = service.accept()
+        """,
+    ),
+]
+
+
+@pytest.mark.parametrize(("cause", "body"), CAUSES)
+def test_each_cause_is_told_and_its_holder_ended(node: LabHost, cause: str, body: str) -> None:
+    port = new_port()
+    pid = hold(node, body, port)
+    seen = fix_port(node, port)
+    assert (seen.code, seen.document["cause"]) == (1, cause)
+    assert [holder["pid"] for holder in seen.document["holders"]] == [pid]
+    ended = fix_port(node, port, *AT_ONCE)
+    assert (ended.code, ended.document["free"], ended.document["ended"]) == (0, True, [pid])
+    assert alive(node, {pid}) == set()
+
+
+def test_a_holder_on_ipv6_alone_does_not_keep_torch_from_the_port(node: LabHost) -> None:
+    port = new_port()
+    pid = hold(node, "keep = listen(socket.AF_INET6, '::', v6only=1)", port)
+    answer = fix_port(node, port, *AT_ONCE)
+    assert (answer.code, answer.document["free"], answer.document["ended"]) == (0, True, [])
+    assert alive(node, {pid}) == {pid}
+
+
+def test_wait_waits_for_a_time_wait(node: LabHost) -> None:
+    port = new_port()
+    body = """
+    server = listen(reuse=0)
+    client = socket.create_connection(("127.0.0.1", PORT))
+    accepted, _ = server.accept()
+    accepted.close(); client.close(); server.close()
+    """
+    pid = hold(node, body, port)
+    node.run(["kill", "-9", str(pid)])
+    seen = fix_port(node, port)
+    assert (seen.code, seen.document["cause"], seen.document["holders"]) == (1, "time-wait", [])
+    assert 0 < seen.document["time_wait_s"] <= 60
+    with node.popen([DOCTOR, "fix-port", str(port), "--wait"], stdout=-1, stderr=-1) as waiting:
+        assert waiting.stderr is not None
+        assert "TIME_WAIT, free in" in waiting.stderr.readline()
+        node.run(["ss", "-K", "state", "time-wait", "sport", "=", f":{port}"])
+        assert waiting.wait(10) == 0
+
+
+def test_a_real_store_is_ended_and_torch_gets_the_port(node: LabHost) -> None:
+    port = new_port()
+    body = """
+    import torch.distributed as d
+    keep = d.TCPStore("127.0.0.1", PORT, is_master=True, wait_for_workers=False)
+    """
+    pid = hold(node, body, port)
+    answer = fix_port(node, port, *AT_ONCE)
+    assert (answer.code, answer.document["ended"]) == (0, [pid])
+    assert torch_binds(node, port)
+
+
+RANK = """
+import os, sys, time, torch.distributed as dist
+dist.init_process_group("gloo")
+if os.environ["RANK"] == "0":
+    keep = dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=True, wait_for_workers=False)
+open(f"/tmp/rank{os.environ['RANK']}.ready", "w").close()
+time.sleep(86400)
+"""
+
+
+def test_orphans_of_a_killed_torchrun_are_one_job(node: LabHost) -> None:
+    port = new_port()
+    node.write("/root/train.py", RANK)
+    words = ["--nproc_per_node", "2", "--master_port", str(new_port()), "/root/train.py", str(port)]
+    agent = node.background([TORCHRUN, *words])
+    ready = ["test", "-e", "/tmp/rank0.ready", "-a", "-e", "/tmp/rank1.ready"]
+    node.wait_until(lambda: node.run(ready, check=False).returncode == 0, "the ranks' start", START_S)
+    whole = fix_port(node, port)
+    ranks = {pid for pid, line in node.processes() if "/root/train.py" in line and "torchrun" not in line}
+    assert len(ranks) == 2
+    assert whole.pids == {agent, *ranks}
+    assert [holder["orphan"] for holder in whole.document["holders"]] == [False]
+    node.run(["kill", "-9", str(agent)])
+    left = fix_port(node, port)
+    (holder,) = left.document["holders"]
+    assert (holder["orphan"], set(holder["tree"]), holder["ppid"]) == (True, ranks, 1)
+    answer = fix_port(node, port, *AT_ONCE)
+    assert (answer.code, set(answer.document["ended"])) == (0, ranks)
+    assert alive(node, ranks) == set()
+    assert torch_binds(node, port)
+
+
+def test_a_holder_that_ignores_sigterm_is_killed_after_the_grace_period(node: LabHost) -> None:
+    port = new_port()
+    pid = hold(node, "signal.signal(signal.SIGTERM, signal.SIG_IGN); keep = listen()", port)
+    done = node.run([DOCTOR, "fix-port", str(port), *AT_ONCE, "--grace", "1"], check=False)
+    assert done.returncode == 0
+    assert f"SIGTERM sent; SIGKILL to pid {pid}" in done.stderr
+    assert alive(node, {pid}) == set()
+
+
+def test_twenty_children_that_ignore_sigterm_end_with_their_parent(node: LabHost) -> None:
+    port = new_port()
+    body = """
+    keep = listen()
+    for _ in range(20):
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(86400)
+    time.sleep(0.2)
+    """
+    pid = hold(node, body, port)
+    before = {one for one, line in node.processes() if f" {port}" in line and "time.sleep" in line}
+    assert len(before) == 21
+    answer = fix_port(node, port, *AT_ONCE, "--grace", "0.5")
+    assert (answer.code, set(answer.document["ended"])) == (0, before)
+    assert pid in before
+    assert alive(node, before) == set()
+
+
+def unharmed(node: LabHost, answer: Answer, pids: set[int]) -> None:
+    assert (answer.code, answer.document["free"], answer.document["ended"]) == (1, False, [])
+    assert "nothing was ended" in answer.stderr
+    assert alive(node, pids) == pids
+
+
+NOTES = (
+    "for number in (1, 2, 3, 15): signal.signal(number, lambda got, _: open('/tmp/signalled', 'a').write(f'{got} '))\n"
+)
+
+
+def test_a_process_of_another_user_goes_by_force_of_root_alone(node: LabHost) -> None:
+    port = new_port()
+    pid = hold(node, f"{NOTES}keep = listen()", port)
+    hidden = fix_port(node, port, *AT_ONCE, user="alice")
+    unharmed(node, hidden, {pid})
+    assert hidden.document["cause"] == "listener"
+    assert "root" in hidden.document["hint"]
+    assert node.run(["test", "-e", "/tmp/signalled"], check=False).returncode == 1
+    other = new_port()
+    hers = hold(node, "keep = listen()", other, user="alice")
+    refused = fix_port(node, other, "--kill", "--yes", "--grace", "0")
+    unharmed(node, refused, {hers})
+    assert f"pid {hers} belongs to alice, and you are root" in refused.stderr
+    assert fix_port(node, other, *AT_ONCE).code == 0
+
+
+def test_a_web_server_and_what_is_no_python_are_refused(node: LabHost) -> None:
+    web = new_port()
+    server = node.background([sys.executable, "-m", "http.server", str(web)])
+    node.wait_until(lambda: web in {port for _, port in node.listeners()}, "the web server's start")
+    refused = fix_port(node, web, "--kill", "--yes", "--grace", "0")
+    unharmed(node, refused, {server})
+    assert "is a web server (http.server)" in refused.stderr
+    port = new_port()
+    body = "keep = listen(); os.set_inheritable(keep.fileno(), True); open(f'/tmp/{PORT}.ready', 'w')\nos.execv('/bin/sleep', ['sleep', '600'])"
+    pid = hold(node, body, port)
+    unharmed(node, fix_port(node, port, "--kill", "--yes", "--grace", "0"), {pid})
+    assert fix_port(node, port, *AT_ONCE).code == 0
+
+
+def test_what_was_just_started_is_refused_and_named(node: LabHost) -> None:
+    port = new_port()
+    pid = hold(node, "keep = listen()", port)
+    refused = fix_port(node, port, "--kill", "--yes")
+    unharmed(node, refused, {pid})
+    assert "younger than 10 s" in refused.stderr
+    assert refused.document["holders"][0]["refusal"] in refused.stderr
+
+
+def test_nothing_lifts_the_refusal_of_sshd_of_pid_1_and_of_ourselves(node: LabHost) -> None:
+    sshd = {pid for pid, line in node.processes() if line.startswith("sshd")}
+    unharmed(node, fix_port(node, 22, *AT_ONCE), sshd)
+    init = node.run([DOCTOR, "fix-port", "--pid", "1", *AT_ONCE], check=False)
+    assert (init.returncode, "pid 1 is the system's own" in init.stdout) == (1, True)
+    code = (
+        f"{HEAD}keep = listen()\nsys.exit(subprocess.run({[DOCTOR, 'fix-port', *AT_ONCE]!r} + [str(PORT)]).returncode)"
+    )
+    ours = node.run([sys.executable, "-c", code, str(new_port())], check=False)
+    assert (ours.returncode, "nccl-doctor itself runs under pid" in ours.stdout) == (1, True)
+
+
+def test_without_a_terminal_it_never_asks(node: LabHost) -> None:
+    port = new_port()
+    pid = hold(node, "keep = listen()", port)
+    done = node.run([DOCTOR, "fix-port", str(port), "--kill", "--force"], check=False, input="y\n")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--yes answers for scripts" in done.stderr
+    assert alive(node, {pid}) == {pid}
+
+
+@pytest.mark.parametrize(("answer", "gone"), [("n\n", False), ("y\n", True)])
+def test_on_a_terminal_it_asks_first(node: LabHost, answer: str, gone: bool) -> None:
+    port = new_port()
+    pid = hold(node, "keep = listen()", port)
+    ours, theirs = os.openpty()
+    try:
+        command = [DOCTOR, "fix-port", str(port), "--kill", "--force"]
+        with node.popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            os.write(ours, answer.encode())
+            out, err = process.communicate(timeout=20)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert f"End this process ({pid})? [y/N]" in err
+    assert alive(node, {pid}) == (set() if gone else {pid})
+    assert (process.returncode, "you said no" in out) == ((0, False) if gone else (1, True))
+
+
+CHURN = """
+import os, signal, time
+log = os.open("/tmp/churn", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+signal.signal(signal.SIGTERM, lambda number, _: os.write(log, f"{os.getpid()} got {number}\\n".encode()))
+started = running = 0
+while running or started < 1000 or not os.path.exists("/tmp/stop"):
+    if started < 1000 or not os.path.exists("/tmp/stop"):
+        started, running = started + 1, running + 1
+        if os.fork() == 0:
+            time.sleep(0.002 * (started % 4))
+            os._exit(0)
+    while running and (ended := os.waitpid(-1, 0 if running > 20 else os.WNOHANG))[0]:
+        running -= 1
+        if ended[1]:
+            os.write(log, f"{ended[0]} ended with {ended[1]}\\n".encode())
+os.write(log, b"done\\n")
+"""
+
+
+def test_a_thousand_short_lived_processes_get_no_signal(make_lab: MakeLab) -> None:
+    """PIDs run out at 400 here, so that each is used again several times while the job's processes end."""
+    node = make_lab(1).hosts[0]
+    node.run("echo 400 > /proc/sys/kernel/pid_max")
+    port = new_port()
+    body = """
+    keep = listen()
+    for number in range(20):
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.02 * number), os._exit(0)))
+            time.sleep(86400)
+    time.sleep(0.2)
+    """
+    hold(node, body, port)
+    with node.popen([sys.executable, "-c", CHURN]) as churn:
+        answer = fix_port(node, port, *AT_ONCE, "--grace", "2")
+        assert (answer.code, len(answer.document["ended"])) == (0, 21)
+        assert churn.poll() is None, "the churn ended first, so this test shows nothing"
+        node.write("/tmp/stop", "")
+        assert churn.wait(60) == 0
+    assert node.read("/tmp/churn") == "done\n"
+
+
+HOSTS = """\
+# our five
+master_addr: node1   # by name
+master_port: 29500   # torch's own
+hosts:
+  - node[1-5]
+"""
+
+
+def test_next_is_free_on_all_hosts_and_write_changes_that_value_alone(make_lab: MakeLab) -> None:
+    lab = make_lab(5)
+    ctl = lab.controller
+    for number, host in enumerate(lab.hosts[:3]):
+        hold(host, "keep = listen()", 29501 + number)
+    lab.host("node4").run("echo 29504 > /proc/sys/net/ipv4/ip_local_reserved_ports")
+    lab.host("node5").run("echo 29505 60999 > /proc/sys/net/ipv4/ip_local_port_range")
+    ctl.write("/root/hosts.yaml", f"python: {sys.executable}\n{HOSTS}")
+    before = ctl.read("/root/hosts.yaml")
+    # all that is left behind 29504 is ephemeral on node5 up to 60999
+    done = ctl.run(["nccl-doctor", "fix-port", "--hosts", "hosts.yaml", "--next", "--write"])
+    port = int(done.stdout)
+    assert port >= 61000
+    assert ctl.read("/root/hosts.yaml") == before.replace("29500", str(port))
+    document = json.loads(ctl.run(["nccl-doctor", "fix-port", "--hosts", "hosts.yaml", "--next", "-o", "json"]).stdout)
+    assert document["free"]
+    assert document["instead_of"] == port
+    assert document["suggestion"]["port"] == document["port"] != port
+    away = ctl.run(["nccl-doctor", "fix-port", "--host", "nowhere"], check=False)
+    assert (away.returncode, "nowhere: ssh-unreachable" in away.stderr) == (3, True)
+    held = ctl.run(["nccl-doctor", "fix-port", "29501", "--hosts", "hosts.yaml"], check=False)
+    assert held.returncode == 1
+    assert "free on all 5 hosts" in held.stdout
+    pid = json.loads(
+        ctl.run(
+            ["nccl-doctor", "fix-port", "29502", "--hosts", "hosts.yaml", "--host", "node2", *AT_ONCE, "-o", "json"]
+        ).stdout
+    )["ended"]
+    assert alive(lab.host("node2"), set(pid)) == set()
+    assert len(pid) == 1
+
+
+def test_a_leftover_that_check_finds_goes_by_the_command_that_it_prints(make_lab: MakeLab) -> None:
+    lab = make_lab(2)
+    ctl = lab.controller
+    ctl.write("/root/hosts.yaml", lab.hosts_file())
+    node = lab.host("node2")
+    pid = node.background([sys.executable, "-c", "import time; time.sleep(86400)", "--local_rank=0"])
+    look = ["nccl-doctor", "check", "hosts.yaml", "--no-smoke", "--only", "processes", "-o", "json"]
+    (found,) = json.loads(ctl.run(look).stdout)["diagnoses"]
+    assert (found["name"], found["severity"], found["hosts"]) == ("stale-process", "warning", ["node2"])
+    assert found["facts"]["pids"] == [pid]
+    assert found["fix"]["commands"] == [], "younger than the grace period"
+    command = ["nccl-doctor", "fix-port", "--hosts", "hosts.yaml", "--host", "node2", "--pid", str(pid), *AT_ONCE]
+    assert ctl.run(command).returncode == 0
+    assert json.loads(ctl.run(look).stdout)["diagnoses"] == []
+
+
+def test_ctrl_c_while_it_waits_ends_with_130(node: LabHost) -> None:
+    port = new_port()
+    pid = hold(node, "signal.signal(signal.SIGTERM, signal.SIG_IGN); keep = listen()", port)
+    command = [DOCTOR, "fix-port", str(port), *AT_ONCE, "--grace", "30"]
+    with node.popen(command, stdout=-1, stderr=-1, start_new_session=True) as process:
+        assert process.stderr is not None
+        assert "SIGTERM sent" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+    assert alive(node, {pid}) == {pid}
+    assert fix_port(node, port, *AT_ONCE, "--grace", "0").code == 0

@@ -1,0 +1,116 @@
+"""``launch`` and ``diff`` on the command line, without any host."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nccl_doctor.cli.snapshots import read_snapshot, save_snapshot, write_hosts
+from nccl_doctor.diagnose import judge
+from nccl_doctor.errors import DoctorError
+from nccl_doctor.model import Severity
+from tests.checks.snapshots import patched
+from tests.cli.test_usage import assert_one_sentence, run
+
+HOSTS = "nproc_per_node: 2\nhosts: [node1, node2]\n"
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Path:
+    (tmp_path / "hosts.yaml").write_text(HOSTS)
+    return tmp_path
+
+
+def started(folder: Path, *arguments: str) -> tuple[str, str]:
+    done = run("launch", *arguments, cwd=folder, XDG_STATE_HOME=str(folder / "state"))
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def test_lines_go_to_stdout_and_doubts_to_stderr(hosts: Path) -> None:
+    out, err = started(hosts, "hosts.yaml", "--", "train.py", "--epochs", "3")
+    assert "python3 -m torch.distributed.run --nnodes=2 --node_rank=1 " in out
+    assert out.rstrip().endswith("train.py --epochs 3")
+    assert err == "warning: no check of hosts.yaml is known; nccl-doctor check hosts.yaml makes one\n"
+
+
+def test_names_stand_for_a_file(hosts: Path) -> None:
+    done = run("launch", "-w", "node[1-2]", "--", "train.py", cwd=hosts, XDG_STATE_HOME=str(hosts))
+    assert_one_sentence(done, "how many ranks node[1-2] should start is not known")
+
+
+def test_slurms_own_list_stands_for_a_file(hosts: Path) -> None:
+    slurm = {"SLURM_JOB_NODELIST": "gpu[1-2]", "SLURM_GPUS_ON_NODE": "2", "XDG_STATE_HOME": str(hosts)}
+    done = run("launch", "--", "train.py", cwd=hosts, **slurm)
+    assert "gpu[1-2]" in done.stdout + done.stderr
+    assert "train.py: " not in done.stderr
+
+
+def test_json_is_a_document(hosts: Path) -> None:
+    document = json.loads(started(hosts, "hosts.yaml", "--format", "json", "--rdzv", "--", "train.py")[0])
+    assert document["launcher"] == "c10d"
+    assert [one["host"] for one in document["commands"]] == ["node1", "node2"]
+
+
+def test_slurm_is_a_script(hosts: Path) -> None:
+    out, _ = started(hosts, "hosts.yaml", "--format", "slurm", "--master-port", "29511", "--", "train.py")
+    assert out.startswith("#!/bin/bash\n#SBATCH --job-name=train\n")
+    assert "MASTER_PORT=29511" in out
+
+
+WRONG: list[tuple[tuple[str, ...], str]] = [
+    (("hosts.yaml",), "which script is to be started?"),
+    (("hosts.yaml", "--batch-size", "65", "--", "t.py"), "the nearest that do: 64 and 68"),
+    (("hosts.yaml", "--rdzv", "--launcher", "env", "--", "t.py"), "--rdzv is --launcher c10d"),
+    (("nope.yaml", "--", "t.py"), "nope.yaml: no such file"),
+    (("hosts.yaml", "t.py", "--", "--epochs"), "t.py is too much"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), WRONG)
+def test_a_slip_is_one_sentence(hosts: Path, arguments: tuple[str, ...], words: str) -> None:
+    assert_one_sentence(run("launch", *arguments, cwd=hosts), words)
+
+
+def test_diff_of_two_snapshots(tmp_path: Path) -> None:
+    save_snapshot(patched({}), tmp_path / "a.json", whole=True)
+    save_snapshot(patched({"hosts": {"node2": {"facts": {"torch": None}}}}), tmp_path / "b.json", whole=True)
+    same = run("diff", "a.json", "a.json", cwd=tmp_path)
+    assert (same.returncode, same.stdout) == (0, "Nothing changed in what is compared.\n")
+    other = run("diff", "a.json", "b.json", cwd=tmp_path)
+    assert other.returncode == 1
+    assert other.stdout.startswith("new   error NCD501 torch-missing on node2: ")
+    assert "node2  torch.version: 2.9.1+cu128 -> nothing" in other.stdout
+    assert_one_sentence(run("diff", "a.json", "nope.json", cwd=tmp_path), "nope.json: can't be read")
+
+
+def test_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    snapshot = patched({"hosts": {"node1": {"node": {"env": {"HF_TOKEN": "hush"}}}}})
+    save_snapshot(snapshot, tmp_path / "seen.json", whole=False)
+    assert (
+        "left out user names (1), values of variables (1: HF_TOKEN); --save-whole keeps them" in capsys.readouterr().err
+    )
+    assert "hush" not in (tmp_path / "seen.json").read_text()
+    assert read_snapshot(tmp_path / "seen.json").cluster == snapshot.cluster
+    assert (tmp_path / "seen.json").stat().st_mode & 0o777 == 0o600
+
+
+AWAY: dict[str, Any] = {"facts": None, "failure": {"kind": "ssh-unreachable", "detail": "x", "facts": {"port": 22}}}
+LOW = {"facts": {"limits": {"nofile_soft": 256}}}
+
+
+@pytest.mark.parametrize(
+    ("least", "passed"),
+    [(Severity.ERROR, ["node1", "node2"]), (Severity.WARNING, ["node1"]), (None, ["node1", "node2"])],
+)
+def test_hosts_that_passed_and_failed(tmp_path: Path, least: Severity | None, passed: list[str]) -> None:
+    patch = {"hosts": {"node2": LOW, "node3": AWAY}, "mesh": {"$skipped": "x"}, "smoke": {"$skipped": "x"}}
+    report = judge(patched(patch), "check")
+    write_hosts(report, tmp_path / "passed.txt", tmp_path / "failed.txt", least)
+    assert (tmp_path / "passed.txt").read_text().split() == passed
+    assert (tmp_path / "failed.txt").read_text().split() == sorted({"node1", "node2", "node3"} - set(passed))
+    with pytest.raises(DoctorError, match="can't be written"):
+        write_hosts(report, tmp_path / "no" / "passed.txt", None, least)

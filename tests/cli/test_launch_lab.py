@@ -1,0 +1,65 @@
+"""Each form of ``nccl-doctor launch``: its lines, run as printed, train a model on real hosts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.cli.doctor import doctor
+from tests.cli.training import launch, run_lines
+from tests.lab.cluster import Lab
+
+pytestmark = pytest.mark.lab
+
+
+def nodes(*counts: int) -> list[dict[str, Any]]:
+    return [{"name": f"node{n}", "nproc_per_node": count} for n, count in enumerate(counts, start=1)]
+
+
+TWO_IN_ONE = [
+    {"name": "big", "address": "node1", "nproc_per_node": 1, "cuda_visible_devices": "0"},
+    {"name": "big-b", "address": "node1", "nproc_per_node": 1, "cuda_visible_devices": "1"},
+    {"name": "node2", "nproc_per_node": 1},
+]
+
+FORMS = {
+    "torchrun-uneven": (nodes(2, 1), ("--launcher", "torchrun")),
+    "torchrun-one-machine-as-two-nodes": (TWO_IN_ONE, ()),
+    "c10d": (nodes(1, 1, 1), ("--rdzv",)),
+    "launch": (nodes(1, 1), ("--launcher", "launch")),
+    "env-two-ranks-a-host": (nodes(2, 2), ("--launcher", "env")),
+    "tcp": (nodes(1, 1, 1), ("--launcher", "tcp")),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_its_lines_train_a_model(lab: Lab, form: str) -> None:
+    hosts, options = FORMS[form]
+    document = launch(lab, lab.hosts_file(hosts=hosts), *options)
+    said = run_lines(lab, document, {"big": "node1", "big-b": "node1"})
+    world = document["world_size"]
+    assert sorted(said) == list(range(world))
+    assert {worlds for worlds, _, _ in said.values()} == {str(world)}
+    assert len({loss for _, loss, _ in said.values()}) == 1
+    if hosts is TWO_IN_ONE:
+        assert [said[rank][2] for rank in range(3)] == ["0", "1", "-"]
+
+
+def test_a_check_makes_the_counts_known_and_its_failure_is_told(lab: Lab) -> None:
+    lab.controller.run("rm -rf /root/.local/state/nccl-doctor")
+    lab.controller.write("/root/hosts.yaml", lab.hosts_file(master_port=29511))
+    command = ["nccl-doctor", "launch", "hosts.yaml", "--", "train.py"]
+    before = lab.controller.run(command, check=False)
+    assert before.returncode == 2
+    assert "nccl-doctor check" in before.stderr
+
+    assert doctor(lab, "check", "--no-smoke", hosts=lab.hosts_file(master_port=29511)).code == 0
+    after = lab.controller.run(command)
+    assert after.stderr == ""
+    assert "# on node3, rank 2:" in after.stdout
+    assert lab.controller.run("stat -c %a .local/state/nccl-doctor/*.json").stdout.split() == ["600"]
+
+    assert doctor(lab, "check", "--no-smoke", hosts=lab.hosts_file(master_addr="node2")).code == 1
+    failed = lab.controller.run(command)
+    assert "master-addr-not-local (node1)" in failed.stderr

@@ -1,0 +1,158 @@
+"""What a user gets for a slip of the finger: one sentence, exit 2, no traceback, nobody contacted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.checks.snapshots import patched
+
+
+def run(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    program = [str(Path(sys.executable).parent / "nccl-doctor"), *arguments]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    return subprocess.run(
+        program, cwd=cwd, env={**clean, **env}, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def assert_one_sentence(done: subprocess.CompletedProcess[str], words: str) -> None:
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+MALFORMED = [
+    ("hosts: [a]\nmaster_prot: 1\n", 'hosts.yaml:2: unknown key "master_prot"; did you mean "master_port"?'),
+    ("hosts:\n\t- a\n", "hosts.yaml:2:"),
+    ("hosts: [a]\nhosts: [b]\n", "hosts.yaml:2:"),
+    ("hosts: [a]\nmaster_port: many\n", "hosts.yaml:2:"),
+    ("hosts: !!python/object/apply:os.system [id]\n", "hosts.yaml:1:"),
+    ("a: &a [x]\nb: &b [*a, *a]\nhosts: *b\n", "hosts.yaml:"),
+    ("hosts: [-oProxyCommand=id]\n", "hosts.yaml:1:"),
+    ("hosts: ['a;id']\n", "hosts.yaml:1:"),
+    ("", "hosts.yaml"),
+    ("\x00\x01\x7fELF", "hosts.yaml"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), MALFORMED)
+def test_a_malformed_hosts_file(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "hosts.yaml").write_text(text)
+    assert_one_sentence(run("check", "hosts.yaml", cwd=tmp_path), words)
+
+
+def test_a_hosts_file_that_is_not_there(tmp_path: Path) -> None:
+    assert_one_sentence(run("check", "hosts.yaml", cwd=tmp_path), "hosts.yaml")
+
+
+def test_json_is_one_document_even_then(tmp_path: Path) -> None:
+    done = run("check", "hosts.yaml", "-o", "json", cwd=tmp_path)
+    assert done.returncode == 2
+    document = json.loads(done.stdout)
+    assert document["status"] == "error"
+    assert document["complete"] is False
+    assert "hosts.yaml" in document["error"]
+
+
+@pytest.mark.parametrize("option", ["--only", "--skip"])
+def test_an_unknown_check_gets_the_nearest_name(tmp_path: Path, option: str) -> None:
+    done = run("check", option, "port-in-us", cwd=tmp_path)
+    assert_one_sentence(done, '"port-in-us" is no code, name or category of a check; did you mean "port-in-use"?')
+
+
+def test_explain_takes_a_code_or_a_name(tmp_path: Path) -> None:
+    by_code = run("explain", "NCD304", cwd=tmp_path)
+    by_name = run("explain", "port-in-use", cwd=tmp_path)
+    assert by_code.returncode == 0
+    assert by_code.stdout == by_name.stdout
+    assert "TIME_WAIT" in by_code.stdout
+    assert max(map(len, by_code.stdout.splitlines())) <= 80
+
+
+def test_explain_does_not_know_every_word(tmp_path: Path) -> None:
+    assert_one_sentence(run("explain", "port-in-us", cwd=tmp_path), 'did you mean "port-in-use"?')
+
+
+def test_codes_lists_all(tmp_path: Path) -> None:
+    done = run("codes", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "NCD304" in done.stdout
+    assert "port-in-use" in done.stdout
+
+
+def test_hosts_contacts_nobody_and_shows_where_values_come_from(tmp_path: Path) -> None:
+    (tmp_path / "hosts.yaml").write_text("master_port: 29501\nhosts: ['node[1-2]']\n")
+    done = run("hosts", "hosts.yaml", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "29501" in done.stdout
+    assert "hosts.yaml:1" in done.stdout
+    document = json.loads(run("hosts", "hosts.yaml", "-o", "json", cwd=tmp_path).stdout)
+    assert [node["name"] for node in document["nodes"]] == ["node1", "node2"]
+
+
+def saved(folder: Path, patch: dict[str, object]) -> str:
+    path = folder / "seen.json"
+    path.write_text(patched(patch).model_dump_json(by_alias=True))
+    return str(path)
+
+
+TAKEN = {"port": 29500, "free": False, "error": "EADDRINUSE", "cause": "listener"}
+CODES: list[tuple[dict[str, object], list[str], int]] = [
+    ({}, [], 0),
+    ({"hosts": {"node1": {"facts": {"master_port": TAKEN}}}}, [], 1),
+    ({"hosts": {"node1": {"facts": {"master_port": TAKEN}}}}, ["--fail-on", "never"], 0),
+    ({"hosts": {"node1": {"facts": {"master_port": TAKEN}}}}, ["--skip", "port-in-use"], 0),
+    ({"hosts": {"node1": {"facts": {"master_port": {"$unknown": "no answer in 8 s"}}}}}, [], 3),
+    (
+        {"cluster": {"master_port": 80}, "hosts": {"node1": {"facts": {"master_port": {"port": 80, "free": True}}}}},
+        [],
+        0,
+    ),
+    (
+        {"cluster": {"master_port": 80}, "hosts": {"node1": {"facts": {"master_port": {"port": 80, "free": True}}}}},
+        ["--fail-on", "warning"],
+        1,
+    ),
+]
+
+
+@pytest.mark.parametrize(("patch", "options", "code"), CODES)
+def test_exit_codes(tmp_path: Path, patch: dict[str, object], options: list[str], code: int) -> None:
+    done = run("check", "--from", saved(tmp_path, dict(patch)), *options, cwd=tmp_path)
+    assert done.returncode == code, done.stdout
+
+
+def test_from_needs_a_snapshot(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("{}")
+    assert_one_sentence(run("check", "--from", "x.json", cwd=tmp_path), "x.json: is no snapshot of nccl-doctor")
+
+
+def test_the_report_goes_to_a_file_whole_or_not_at_all(tmp_path: Path) -> None:
+    seen = saved(tmp_path, {})
+    assert run("check", "--from", seen, "-o", "json", "--output-file", "report.json", cwd=tmp_path).stdout == ""
+    assert json.loads((tmp_path / "report.json").read_text())["status"] == "ok"
+    assert_one_sentence(run("check", "--from", seen, "--output-file", "no/where", cwd=tmp_path), "no/where")
+    assert {path.name for path in tmp_path.iterdir()} == {"seen.json", "report.json"}
+
+
+@pytest.mark.parametrize(("when", "env", "escapes"), [("always", {}, True), ("auto", {}, False), ("never", {}, False)])
+def test_colour_only_where_asked_or_on_a_terminal(
+    tmp_path: Path, when: str, env: dict[str, str], escapes: bool
+) -> None:
+    done = run("check", "--from", saved(tmp_path, {}), "--color", when, cwd=tmp_path, **env)
+    assert ("\x1b[" in done.stdout) is escapes
+
+
+def test_a_reader_that_leaves_early_is_no_fault(tmp_path: Path) -> None:
+    program = Path(sys.executable).parent / "nccl-doctor"
+    line = f"{program} check --from {saved(tmp_path, {})} -v | head -1"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=True)
+    assert "Traceback" not in done.stderr

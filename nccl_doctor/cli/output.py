@@ -6,20 +6,18 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from nccl_doctor.cli.files import write_text
 from nccl_doctor.cli.forms import Color, FailOn, Form
 from nccl_doctor.errors import DoctorError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from nccl_doctor.model import Report
 
 
-@dataclass(frozen=True)
-class Out:
+class Out(NamedTuple):
     """The output options of one call."""
 
     command: str
@@ -50,6 +48,8 @@ class Out:
             sys.stdout.write(text)
             sys.stdout.flush()
             return
+        from nccl_doctor.cli.files import write_text
+
         write_text(self.file, text)
 
     def report(self, report: Report, taken_at: float | None = None) -> int:
@@ -104,6 +104,7 @@ def exit_code_of(out: Out, work: Callable[[], int]) -> int:
         code = 141
     except Exception as error:  # noqa: BLE001 - the promise is one message and no traceback
         import traceback
+        from pathlib import Path
 
         if os.environ.get("NCDOCTOR_TRACEBACK"):
             traceback.print_exc()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from nccl_doctor.cli.countdown import Countdown
 from nccl_doctor.cli.forms import Form
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
     from nccl_doctor.transport.base import Kind
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """One call, as the options say."""
 
     port: str | None = None
@@ -61,8 +59,7 @@ def run(request: Request, out: Out) -> int:
         fleet.close()
 
 
-@dataclass(frozen=True)
-class _Answer:
+class _Answer(NamedTuple):
     report: PortReport
     refused: str | None = None
 
@@ -78,22 +75,22 @@ def _check_usage(request: Request, out: Out) -> None:
 
 def _about_port(request: Request, port: int, source: str | None, fleet: Fleet, countdown: Countdown) -> _Answer:
     report = fix_port.look(fleet.target, port, request.pid, request.grace_s)
-    report = replace(report, arguments=_arguments(request, port), source=source)
+    report = report._replace(arguments=_arguments(request, port), source=source)
     answer = _Answer(report)
     if request.kill and not report.free:
         answer = _kill(request, report, fleet.target, countdown)
         report = answer.report
     if request.wait or report.ended:
         waited = fix_port.wait_until_free(fleet.target, report, countdown)
-        report = replace(waited, **{name: getattr(report, name) for name in ("ended", "left", "arguments", "source")})
+        report = waited._replace(**{name: getattr(report, name) for name in ("ended", "left", "arguments", "source")})
     if not report.free:
-        report = replace(report, suggestion=_suggestion(fleet, port, countdown))
-    return replace(answer, report=report)
+        report = report._replace(suggestion=_suggestion(fleet, port, countdown))
+    return answer._replace(report=report)
 
 
 def _about_process(request: Request, fleet: Fleet, countdown: Countdown) -> _Answer:
     report = fix_port.look(fleet.target, None, request.pid, request.grace_s)
-    report = replace(report, arguments=_arguments(request, None))
+    report = report._replace(arguments=_arguments(request, None))
     return _kill(request, report, fleet.target, countdown) if request.kill and report.jobs else _Answer(report)
 
 
@@ -108,8 +105,8 @@ def _kill(request: Request, report: PortReport, machine: Machine, countdown: Cou
     countdown.close()
     refused = "; ".join(ended.denied) or None
     if report.port is None:
-        return _Answer(replace(report, free=not ended.left, jobs=(), ended=ended.gone, left=ended.left), refused)
-    return _Answer(replace(report, ended=ended.gone, left=ended.left), refused)
+        return _Answer(report._replace(free=not ended.left, jobs=(), ended=ended.gone, left=ended.left), refused)
+    return _Answer(report._replace(ended=ended.gone, left=ended.left), refused)
 
 
 def _why_not(request: Request, report: PortReport) -> str | None:
@@ -124,7 +121,7 @@ def _why_not(request: Request, report: PortReport) -> str | None:
 def _confirmed(report: PortReport) -> bool:
     if not sys.stdin.isatty():
         raise UsageError("--kill asks first, and there is no terminal to ask on; --yes answers for scripts")
-    sys.stderr.write(screen(replace(report, arguments=()), asking=True) + "\n" + confirmation(report.jobs))
+    sys.stderr.write(screen(report._replace(arguments=()), asking=True) + "\n" + confirmation(report.jobs))
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 

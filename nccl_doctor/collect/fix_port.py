@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
-from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.port_machine import Machine, sleep
-from nccl_doctor.port_model import Elsewhere, GpuUse, Holder, Job, Member, PortReport, Socket, Suggestion
+from nccl_doctor.port_model import LAST_PORT, Elsewhere, GpuUse, Holder, Job, Member, PortReport, Socket, Suggestion
 
 Tell = Callable[[str], None]
 """Shows what is waited for; the next call replaces it."""
@@ -21,7 +19,6 @@ KILL_S = 5.0
 """What a process may take to go after SIGKILL: the kernel gives back its memory, a GPU's driver its own."""
 SETTLE_S = 1.0
 """What sockets may take to go after their last process."""
-LAST = 65535
 FIRST = 1024
 FEW, MANY = 16, 512
 """Ports that a host is asked for at once: the first ones are mostly free, and each costs a trial."""
@@ -38,8 +35,7 @@ torchrun's c10d rendezvous (29400).
 """
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(NamedTuple):
     """What became of a job: PIDs that are gone, PIDs that still live, and why some were not signalled."""
 
     gone: tuple[int, ...]
@@ -111,13 +107,11 @@ def wait_until_free(machine: Machine, report: PortReport, tell: Tell, *, settle_
 
 def next_port(machines: Sequence[Machine], after: int) -> int | None:
     """The first port behind ``after``, then from 1024 on, that is fit and free on all machines; None where none is."""
-    candidates = (port for port in chain(range(after + 1, LAST + 1), range(FIRST, after)) if port >= FIRST)
+    candidates = (port for port in chain(range(after + 1, LAST_PORT + 1), range(FIRST, after)) if port >= FIRST)
     wanted = (port for port in candidates if port not in WELL_KNOWN)
     for batch in _batches(wanted):
         free = set(batch)
-        for answer in fan_out(partial(_free, batch), machines):
-            if isinstance(answer, Exception):
-                raise answer
+        for answer in _everywhere(partial(_free, batch), machines):
             free &= answer
         if free:
             return next(port for port in batch if port in free)
@@ -135,6 +129,20 @@ def suggestion(machines: Sequence[Machine], after: int) -> Suggestion | None:
         return None
     command = f"export MASTER_PORT={port} PET_MASTER_PORT={port}"
     return Suggestion(port, command, tuple(machine.name for machine in machines))
+
+
+def _everywhere(ask: Callable[[Machine], set[int]], machines: Sequence[Machine]) -> Iterator[set[int]]:
+    """The answers of all machines, asked at once; the first that fails is raised."""
+    if len(machines) == 1:
+        # without the import of threads and queues, which takes a tenth of the command's time
+        yield ask(machines[0])
+        return
+    from nccl_doctor.collect.fanout import fan_out
+
+    for answer in fan_out(ask, machines):
+        if isinstance(answer, Exception):
+            raise answer
+        yield answer
 
 
 def _free(ports: list[int], machine: Machine) -> set[int]:

@@ -7,6 +7,7 @@ import re
 
 from nccl_doctor.hostlist import has_control, quoted
 from nccl_doctor.inventory.draft import Place
+from nccl_doctor.port_model import LAST_PORT, as_port
 
 MAX_NPROC = 1024
 """No machine has more GPUs; a bigger number is a slip of the finger, and would start as many processes."""
@@ -58,9 +59,10 @@ def user(text: str, place: Place) -> str:
 
 def port(text: str, place: Place) -> int:
     """A TCP port."""
-    if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= 65535:
-        raise place.error(f"{quoted(text)} is no port: a whole number from 1 to 65535")
-    return int(text)
+    number = as_port(text)
+    if number is None:
+        raise place.error(f"{quoted(text)} is no port: a whole number from 1 to {LAST_PORT}")
+    return number
 
 
 def nproc(text: str, place: Place) -> int:

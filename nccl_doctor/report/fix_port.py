@@ -1,20 +1,16 @@
 """``fix-port`` on a screen and as JSON: who holds the port, and the two ways out as lines to paste.
 
-The lines are measured with rich's table of cell widths alone: :mod:`nccl_doctor.report.text` imports ten times as long
-as this command may take.
+The lines are measured with rich's table of cell widths alone, and only where a character may be wide:
+:mod:`nccl_doctor.report.text` imports ten times as long as this command may take.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator
-from datetime import datetime, timezone
 from typing import Any
 
-from rich.cells import cell_len, set_cell_size
-
 from nccl_doctor import __version__
-from nccl_doctor.hostlist import fold
 from nccl_doctor.port_model import Holder, Job, PortReport, Socket, age_words
 from nccl_doctor.report.safe import clean, pasteable
 
@@ -52,8 +48,8 @@ def document(report: PortReport) -> str:
         "hint": report.hint,
         "time_wait_s": report.time_wait_s,
         "holders": [_holder_fields(holder, job) for job in report.jobs for holder in job.holders],
-        "sockets": [vars(sock) for sock in report.sockets],
-        "elsewhere": [vars(one) for one in report.elsewhere],
+        "sockets": [sock._asdict() for sock in report.sockets],
+        "elsewhere": [one._asdict() for one in report.elsewhere],
         "ended": list(report.ended),
         "left": list(report.left),
         "suggestion": suggestion and {"port": suggestion.port, "command": suggestion.command},
@@ -92,10 +88,12 @@ def confirmation(jobs: tuple[Job, ...]) -> str:
 
 
 def _holder_fields(holder: Holder, job: Job) -> dict[str, Any]:
-    gpus = [{"pid": member.pid, **vars(use)} for member in job.members for use in member.gpus]
+    from datetime import datetime, timezone
+
+    gpus = [{"pid": member.pid, **use._asdict()} for member in job.members for use in member.gpus]
     started = datetime.fromtimestamp(holder.started, timezone.utc).isoformat(timespec="seconds")
     return {
-        **vars(holder),
+        **holder._asdict(),
         "started": started,
         "age_s": round(holder.age_s, 3),
         "tree": list(holder.tree),
@@ -151,8 +149,8 @@ def _sockets(sockets: Iterable[Socket]) -> Iterator[str]:
 def _holder_line(holder: Holder) -> str:
     owner = clean(f"{holder.user}, started {age_words(holder.age_s)} ago")
     left = f"  pid {holder.pid:<7} {clean(holder.command)}"
-    room = max(_WIDTH - cell_len(owner) - 2, _OWNER)
-    return f"{_cut(left, room) if cell_len(left) > room else left + ' ' * (room - cell_len(left))}  {owner}"
+    room = max(_WIDTH - _cells(owner) - 2, _OWNER)
+    return f"{_cut(left, room) if _cells(left) > room else left + ' ' * (room - _cells(left))}  {owner}"
 
 
 def _job_words(job: Job) -> str:
@@ -222,7 +220,7 @@ def _move_away(report: PortReport) -> Iterator[list[str]]:
     if found is None or report.port is None:
         return
     hosts = [name for name in found.hosts if name]
-    where = f"all {len(hosts)} hosts" if len(hosts) > 1 else fold(hosts) if hosts else "this machine"
+    where = f"all {len(hosts)} hosts" if len(hosts) > 1 else "".join(hosts) or "this machine"
     yield [*_wrap(f"Or start on port {found.port}, which is free on {where}:")]
     yield [found.command]
     yield [
@@ -258,7 +256,22 @@ def _gigabytes(mib: int | None) -> str:
 
 def _cut(line: str, width: int = _WIDTH) -> str:
     line = clean(line)
-    return line if cell_len(line) <= width else set_cell_size(line, width - 1) + "…"
+    if _cells(line) <= width:
+        return line
+    if line.isascii():
+        return line[: width - 1] + "…"
+    from rich.cells import set_cell_size
+
+    return set_cell_size(line, width - 1) + "…"
+
+
+def _cells(text: str) -> int:
+    """Cells that the text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
 
 
 def _labelled(label: str, text: str) -> Iterator[str]:
@@ -272,7 +285,7 @@ def _wrap(text: str, width: int = _WIDTH) -> Iterator[str]:
     """Lines of whole words."""
     line = ""
     for word in clean(text).split():
-        if line and cell_len(line) + 1 + cell_len(word) > width:
+        if line and _cells(line) + 1 + _cells(word) > width:
             yield line
             line = word
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.bench.timing import median
+from tests.bench.timing import medians
 from tests.cli.holders import DOCTOR, hold
 from tests.lab.cluster import Lab
 from tests.lab.host import LabHost
@@ -39,10 +39,8 @@ def main() -> None:
         for state in ("free", "held"):
             if state == "held":
                 hold(host, "keep = listen()", PORT)
-            ss = median(host, ["ss", "-tanp"], 9).seconds
-            interpreter = median(host, START, 9).seconds
-            own = median(host, [DOCTOR, "--version"], 9).seconds
-            doctor = median(host, [DOCTOR, "fix-port", str(PORT)], 9).seconds
+            commands = [["ss", "-tanp"], START, [DOCTOR, "--version"], [DOCTOR, "fix-port", str(PORT)]]
+            ss, interpreter, own, doctor = (run.seconds for run in medians(host, commands, 15))
             print(
                 f"port {state}: fix-port {doctor:.3f} s (at most {LIMIT_S}), ss -tanp {ss:.3f} s; python -c pass "
                 f"{interpreter:.3f} s, nccl-doctor --version {own:.3f} s; ratio {doctor / (ss + interpreter):.2f} to ss and "

@@ -33,6 +33,14 @@ def cost(host: LabHost, command: list[str]) -> Cost:
 
 def median(host: LabHost, command: list[str], times: int = 5) -> Cost:
     """The median of several runs, after one that warms the page cache."""
-    cost(host, command)
-    runs = [cost(host, command) for _ in range(times)]
-    return Cost(statistics.median(run.seconds for run in runs), max(run.rss_mib for run in runs))
+    (one,) = medians(host, [command], times)
+    return one
+
+
+def medians(host: LabHost, commands: list[list[str]], times: int) -> list[Cost]:
+    """The median of several runs of each command, in turns, so that a busy moment meets them all alike."""
+    _, *rounds = [[cost(host, command) for command in commands] for _ in range(times + 1)]
+    return [
+        Cost(statistics.median(run.seconds for run in runs), max(run.rss_mib for run in runs))
+        for runs in zip(*rounds, strict=True)
+    ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -99,7 +98,7 @@ def test_a_free_port_is_one_line() -> None:
 
 @pytest.mark.parametrize(("final", "offer"), [(False, True), (True, False)])
 def test_a_refusal_is_named_and_force_offered_where_it_helps(final: bool, offer: bool) -> None:
-    report = replace(REPORT, jobs=(replace(JOB, refusal="pid 48112 belongs to bob", final=final),))
+    report = REPORT._replace(jobs=(JOB._replace(refusal="pid 48112 belongs to bob", final=final),))
     for text in (screen(report), screen(report, refused="pid 48112 belongs to bob")):
         assert "pid 48112 belongs to bob" in text
         assert ("--kill --force" in text) is offer
@@ -107,19 +106,19 @@ def test_a_refusal_is_named_and_force_offered_where_it_helps(final: bool, offer:
 
 
 def test_outbound_is_cured_by_reserving_the_port_beside_those_that_are() -> None:
-    text = screen(replace(REPORT, cause="outbound", reserved="8080,9000-9005"))
+    text = screen(REPORT._replace(cause="outbound", reserved="8080,9000-9005"))
     assert "\nsysctl -w net.ipv4.ip_local_reserved_ports=8080,9000-9005,29500\n" in text
 
 
 def test_a_holder_that_is_hidden_can_be_seen_as_root() -> None:
     hint = "a process of bob that only root may look at: sudo ss -tanp 'sport = :29500'"
-    text = screen(replace(REPORT, jobs=(), hint=hint))
+    text = screen(REPORT._replace(jobs=(), hint=hint))
     assert "    note      a process of bob that only root may look at\n" in text
     assert "\nss -tanp 'sport = :29500'\n" in text
 
 
 def test_a_time_wait_can_be_waited_for() -> None:
-    text = screen(replace(REPORT, cause="time-wait", jobs=(), sockets=(), time_wait_s=41.2))
+    text = screen(REPORT._replace(cause="time-wait", jobs=(), sockets=(), time_wait_s=41.2))
     assert "free in   41 s" in text
     assert "\nnccl-doctor fix-port 29500 --hosts 'my hosts.yaml' --wait\n" in text
 
@@ -129,7 +128,7 @@ def test_another_network_namespace_is_told_with_the_way_to_look_inside() -> None
         "node1", here=True, port=29500, free=True, elsewhere=(Elsewhere(77, "python x.py", "docker container 3f"),)
     )
     assert "sudo nsenter -t 77 -n ss -tanp 'sport = :29500'" in screen(report)
-    assert "sudo" not in screen(replace(report, root=True))
+    assert "sudo" not in screen(report._replace(root=True))
 
 
 @pytest.mark.parametrize(
@@ -146,9 +145,9 @@ def test_a_process_has_a_title_of_its_own(report: PortReport, title: str) -> Non
 
 @given(st.text(max_size=300), st.text(max_size=60), st.text(max_size=120))
 def test_hostile_names_neither_break_lines_nor_reach_the_terminal(command: str, user: str, folder: str) -> None:
-    holder = replace(HOLDER, command=command, user=user, cwd=folder, parent=command, orphan=False)
-    report = replace(
-        REPORT, jobs=(replace(JOB, holders=(holder,), orphan=False),), arguments=("29500", "--hosts", folder)
+    holder = HOLDER._replace(command=command, user=user, cwd=folder, parent=command, orphan=False)
+    report = REPORT._replace(
+        jobs=(JOB._replace(holders=(holder,), orphan=False),), arguments=("29500", "--hosts", folder)
     )
     text = screen(report)
     assert [line for line in text.split("\n") if clean(line) != line] == []

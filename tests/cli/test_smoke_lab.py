@@ -7,48 +7,19 @@ import signal
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import pytest
 
-from tests.cli.doctor import Run, doctor, files, ours
+from tests.cli.doctor import doctor, ours
 from tests.cli.injected import inject
+from tests.cli.smoking import SMALL, leaves_nothing, smoke, with_env
 from tests.lab.cluster import Lab, MakeLab
 from tests.lab.faults import fault
 from tests.lab.faults.ssh import stop_sshd
 from tests.lab.host import LabHost
 
 pytestmark = pytest.mark.lab
-
-SMALL = ("--max-bytes", "65536", "--smoke-timeout", "4")
-
-
-@contextmanager
-def leaves_nothing(lab: Lab) -> Iterator[None]:
-    """No process of ours, no port, no file and no shared memory is there that was not there before."""
-    hosts = [host for host in lab.hosts if host.alive()]
-    before = {host.name: (files(host), host.listeners()) for host in hosts}
-    yield
-    deadline = time.monotonic() + 5
-    hosts = [host for host in hosts if host.alive()]
-    while time.monotonic() < deadline and any(ours(host) for host in hosts):
-        time.sleep(0.05)
-    assert {host.name: ours(host) for host in hosts} == {host.name: [] for host in hosts}
-    assert {host.name: files(host) - before[host.name][0] for host in hosts} == {host.name: set() for host in hosts}
-    fresh = {host.name: set(host.listeners()) - set(before[host.name][1]) for host in hosts}
-    assert fresh == {host.name: set() for host in hosts}
-
-
-def smoke(lab: Lab, *arguments: str, **change: Any) -> Run:
-    with leaves_nothing(lab):
-        return doctor(lab, "smoke", *SMALL, *arguments, hosts=lab.hosts_file(**change), timeout=150)
-
-
-def with_env(lab: Lab, name: str, env: dict[str, str]) -> list[Any]:
-    return [{"name": host.name, "env": env} if host.name == name else host.name for host in lab.hosts]
 
 
 def test_two_nodes_on_one_machine_and_uneven_ranks(lab: Lab) -> None:
@@ -95,18 +66,9 @@ def _by_hand(lab: Lab, size: int) -> float:
     return size / max(medians) / 1e9 * 2 * (3 - 1) / 3
 
 
-DEATHS = [("SIGSEGV", "torch", "SIGSEGV"), ("segment", "allreduce", "SIGKILL")]
-"""The second leaves a segment of shared memory behind, as NCCL does between its making and its peer's attaching."""
-
-
-@pytest.mark.parametrize(("act", "at", "name"), DEATHS)
-def test_a_rank_that_is_killed(lab: Lab, act: str, at: str, name: str) -> None:
-    env = inject(lab.host("node2"), act, at)
-    run = smoke(lab, hosts=with_env(lab, "node2", env))
-    assert run.names == ["allreduce-failed"]
-    assert run.first["hosts"] == ["node2"]
-    assert run.first["facts"]["ranks"] == [1]
-    assert f"Rank 1 on node2 was killed by {name}" in run.first["message"]
+def test_eight_healthy_hosts(make_lab: MakeLab) -> None:
+    run = smoke(make_lab(8))
+    assert (run.names, run.code, run.report["smoke"]["world_size"]) == ([], 0, 8)
 
 
 def test_a_rank_that_hangs_after_the_start_is_shown_with_its_stack(lab: Lab) -> None:
@@ -230,6 +192,17 @@ def test_a_pair_that_cant_talk_is_isolated(make_lab: MakeLab) -> None:
     assert run.names == ["allreduce-timeout"]
     assert run.first["hosts"] == ["node2", "node4"]
     assert run.report["smoke"]["isolation"]["culprit"] == "pair"
+
+
+def test_one_bad_host_of_eight_is_isolated(make_lab: MakeLab) -> None:
+    """The mesh is not asked: `smoke` starts the all-reduce alone."""
+    lab = make_lab(8)
+    for other in lab.hosts:
+        if other.name != "node6":
+            part(lab, "node6", other.name)
+    run = smoke(lab, "--isolate")
+    assert (run.names, run.first["hosts"]) == (["allreduce-timeout"], ["node6"])
+    assert run.report["smoke"]["isolation"]["culprit"] == "host"
 
 
 def test_ctrl_c_while_groups_are_tried(make_lab: MakeLab) -> None:

@@ -1,0 +1,38 @@
+"""Runs ``nccl-doctor smoke`` on a lab, and holds it to leaving nothing behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tests.cli.doctor import Run, doctor, files, ours
+from tests.lab.cluster import Lab
+
+SMALL = ("--max-bytes", "65536", "--smoke-timeout", "4")
+
+
+@contextmanager
+def leaves_nothing(lab: Lab) -> Iterator[None]:
+    """No process of ours, no port, no file and no shared memory is there that was not there before."""
+    hosts = [host for host in lab.hosts if host.alive()]
+    before = {host.name: (files(host), host.listeners()) for host in hosts}
+    yield
+    deadline = time.monotonic() + 5
+    hosts = [host for host in hosts if host.alive()]
+    while time.monotonic() < deadline and any(ours(host) for host in hosts):
+        time.sleep(0.05)
+    assert {host.name: ours(host) for host in hosts} == {host.name: [] for host in hosts}
+    assert {host.name: files(host) - before[host.name][0] for host in hosts} == {host.name: set() for host in hosts}
+    fresh = {host.name: set(host.listeners()) - set(before[host.name][1]) for host in hosts}
+    assert fresh == {host.name: set() for host in hosts}
+
+
+def smoke(lab: Lab, *arguments: str, **change: Any) -> Run:
+    with leaves_nothing(lab):
+        return doctor(lab, "smoke", *SMALL, *arguments, hosts=lab.hosts_file(**change), timeout=150)
+
+
+def with_env(lab: Lab, name: str, env: dict[str, str]) -> list[Any]:
+    return [{"name": host.name, "env": env} if host.name == name else host.name for host in lab.hosts]

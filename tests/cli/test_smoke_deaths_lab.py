@@ -1,0 +1,44 @@
+"""A rank of the all-reduce that dies: it is named with its host, whatever stage it had reached."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.doctor import Run
+from tests.cli.injected import inject
+from tests.cli.smoking import smoke, with_env
+from tests.lab.cluster import MakeLab
+
+pytestmark = pytest.mark.lab
+
+STAGES = ("none", "started", "torch", "store", "group", "allreduce", "sizes")
+"""Of a rank (probe/allreduce_worker.py) before its last, "done"; "none" is its interpreter's start."""
+
+
+@pytest.mark.parametrize("at", STAGES)
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV"])
+def test_a_rank_that_is_killed(make_lab: MakeLab, name: str, at: str) -> None:
+    lab = make_lab(2)
+    env = inject(lab.host("node2"), name, at)
+    assert_killed(smoke(lab, hosts=with_env(lab, "node2", env)), name)
+
+
+def test_a_rank_that_is_killed_with_a_segment_of_shared_memory(make_lab: MakeLab) -> None:
+    """As NCCL has one between its making and its peer's attaching."""
+    lab = make_lab(2)
+    env = inject(lab.host("node2"), "segment", "allreduce")
+    assert_killed(smoke(lab, hosts=with_env(lab, "node2", env)), "SIGKILL")
+
+
+def assert_killed(run: Run, name: str) -> None:
+    assert run.names == ["allreduce-failed"]
+    assert run.first["hosts"] == ["node2"]
+    assert run.first["facts"]["ranks"] == [1]
+    assert f"Rank 1 on node2 was killed by {name}" in run.first["message"]
+
+
+def test_a_death_after_the_last_result_spoils_nothing(make_lab: MakeLab) -> None:
+    """Its sums are checked and told; torch itself aborts at its exit now and then."""
+    lab = make_lab(2)
+    run = smoke(lab, hosts=with_env(lab, "node2", inject(lab.host("node2"), "SIGKILL", "done")))
+    assert (run.names, run.code, run.report["smoke"]["ok"]) == ([], 0, True)

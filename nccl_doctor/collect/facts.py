@@ -12,7 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.session import ProbeError, Session
 from nccl_doctor.model import Cluster
-from nccl_doctor.snapshot import AccessFailure, Clock, Fact, FirewallFacts, HostFacts, Unknown, unknown
+from nccl_doctor.nccl.witness_answer import nccl_interface
+from nccl_doctor.snapshot import AccessFailure, Clock, Fact, FirewallFacts, Host, HostFacts, Unknown, unknown
 
 GRACE_S = 2.0
 """What the answer may take beyond the deadline that the collectors on the host keep."""
@@ -69,7 +70,12 @@ def _ask(session: Session, cluster: Cluster, limits: Limits) -> HostFacts:
         same=list(cluster.same),
     )
     answer["clock"] = _clock(session, deadline).model_dump(by_alias=True)
-    return typed(answer)
+    witness = answer.pop("witness")
+    facts = typed(answer)
+    # what kept libnccl from answering is no answer: the model's stands, and the report says whose it is
+    told = None if witness is None or "$unknown" in witness else witness
+    chosen = nccl_interface(Host(node=session.node, facts=facts), told)
+    return facts.model_copy(update={"nccl_interface": chosen})
 
 
 def _clock(session: Session, deadline: float) -> Clock | Unknown:

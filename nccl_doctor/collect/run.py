@@ -12,7 +12,6 @@ from nccl_doctor import __version__
 from nccl_doctor.collect import facts as facts_phase
 from nccl_doctor.collect import mesh as mesh_phase
 from nccl_doctor.collect import smoke as smoke_phase
-from nccl_doctor.collect import witness
 from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.session import ProbeError, Session
 from nccl_doctor.collect.smoke import trials
@@ -117,7 +116,6 @@ class _Run:
             else:
                 self._facts[name] = result
         self._sessions = [session for session in self._sessions if session.node.name in self._facts]
-        self._facts.update(witness.run(self._sessions, self._facts))
         self._timings["probe"] = time.monotonic() - began
 
     def mesh(self) -> None:

@@ -14,7 +14,7 @@ def nccl_interface(host: Host, answer: dict[str, Any] | None) -> NcclInterface |
 
     Args:
         host: with its facts; ``nccl_interface`` among them does not count.
-        answer: of :func:`nccl_doctor.probe.witness.ask`; None where the host was not asked.
+        answer: of :func:`nccl_doctor.probe.witness.understand`; None where the host was not asked.
 
     Returns:
         The interface and who says so; None where NCCL ends without one; Unknown where neither can tell, or where

@@ -25,7 +25,9 @@ def become_subreaper() -> None:
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def start(argv: list[str], env: dict[str, str], output: int) -> subprocess.Popen[bytes]:
+def start(
+    argv: list[str], env: dict[str, str], output: int, stdin: int = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
     """Starts a program in its own session, to be killed with the probe; stdout and stderr go to ``output``.
 
     Must be called from the probe's main thread: PDEATHSIG fires when the *thread* that forked ends.
@@ -41,7 +43,7 @@ def start(argv: list[str], env: dict[str, str], output: int) -> subprocess.Popen
         argv,
         env=env,
         cwd="/",
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         stdout=output,
         stderr=output,
         start_new_session=True,

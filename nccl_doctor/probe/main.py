@@ -54,7 +54,6 @@ class Server:
             "dial": self._dial,
             "unlisten": self._unlisten,
             "smoke": self._smoke,
-            "witness": self._witness,
             "large": self._large,
             "port": self._fix_port,
             "signal": self._fix_port,
@@ -143,11 +142,6 @@ class Server:
         if self._mesh is not None:
             self._mesh.close()
             self._mesh = None
-
-    def _witness(self, request: dict[str, Any]) -> dict[str, Any]:
-        from nccl_doctor.probe import witness
-
-        return witness.ask(request["library"], {**os.environ, **request["env"]}, request["deadline_s"])
 
     def _large(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         from nccl_doctor.probe import pmtu

@@ -4,7 +4,8 @@
 It does so once per process, from the environment it finds, and leaves a thread behind: so a child process asks, and
 ends by ``os._exit``. Nothing is written on the host; the child dies with the probe and after its deadline.
 
-This module is its own child: :func:`ask` hands its source to a fresh interpreter, which runs :func:`main`.
+This module is its own child: probe/interpreter.py hands its source to the interpreter that training would run, which
+then runs :func:`main`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,8 @@ import ctypes
 import json
 import os
 import re
-import select
 import socket
 import sys
-import time
 from typing import Any
 
 UNIQUE_ID_BYTES = 128
@@ -40,42 +39,30 @@ class _UniqueId(ctypes.Structure):
     _fields_ = (("internal", ctypes.c_ubyte * UNIQUE_ID_BYTES),)
 
 
-def ask(library: str | None, environment: dict[str, str], deadline_s: float) -> dict[str, Any]:
-    """What libnccl answers under these variables.
+def variables(job: dict[str, str]) -> dict[str, str]:
+    """The environment of the child: the process's, the job's own over it, and the line that we read on stdout."""
+    merged = {**os.environ, **job}
+    return {**{name: value for name, value in merged.items() if name not in HIDES_THE_LINE}, "NCCL_DEBUG": "INFO"}
 
-    Args:
-        library: path of libnccl.so.2; None for the one that the loader finds.
-        environment: of the job: the process environment and the hosts file's variables over it.
-        deadline_s: seconds until the child is killed.
+
+def program(library: str) -> str:
+    """The text that an interpreter with :func:`variables` runs to ask a libnccl.so.2, by its path."""
+    source = __loader__.get_source(__name__)  # type: ignore[name-defined]  # every module has it; typeshed lacks it
+    return f"{source}\nmain({library!r})\n"
+
+
+def failed(error: str) -> dict[str, Any]:
+    """The answer where none came."""
+    return _answer(error=error)
+
+
+def understand(output: bytes) -> dict[str, Any]:
+    """The answer, out of all that the child printed.
 
     Returns:
         ``{"version": "2.27.7" | None, "interface": name | None, "address": str | None, "error": str | None}``:
         the error is NCCL's own words, or why it could not be asked.
     """
-    from nccl_doctor.probe import children
-
-    source = __loader__.get_source(__name__)  # type: ignore[name-defined]  # every module has it; typeshed lacks it
-    env = {name: value for name, value in environment.items() if name not in HIDES_THE_LINE}
-    env["NCCL_DEBUG"] = "INFO"
-    code = f"{source}\nmain({library!r})\n"
-    reading, writing = os.pipe()
-    try:
-        child = children.start([sys.executable, "-I", "-c", code], env, writing)
-    finally:
-        os.close(writing)
-    try:
-        output, ended = _read(reading, time.monotonic() + deadline_s)
-    finally:
-        os.close(reading)
-        child.kill()
-        child.wait()
-    if not ended:
-        return _answer(error=f"libnccl gave no answer in {deadline_s:g} s")
-    return understand(output)
-
-
-def understand(output: bytes) -> dict[str, Any]:
-    """The answer, out of all that the child printed."""
     log, found, answer = output.rpartition(_ANSWER)
     if not found:
         lines = output.decode(errors="replace").strip().splitlines()
@@ -90,9 +77,9 @@ def understand(output: bytes) -> dict[str, Any]:
     return result
 
 
-def main(library: str | None) -> None:
+def main(library: str) -> None:
     """The child: asks, prints the answer on stdout after NCCL's own lines, and ends without further ado."""
-    answer = json.dumps(call(library or "libnccl.so.2")).encode()
+    answer = json.dumps(call(library)).encode()
     ctypes.CDLL(None).fflush(None)  # NCCL prints through C's stdout, which os._exit would not flush
     data = _ANSWER + answer
     while data:
@@ -142,16 +129,3 @@ def _answer(
     version: str | None = None, interface: str | None = None, address: str | None = None, error: str | None = None
 ) -> dict[str, Any]:
     return {"version": version, "interface": interface, "address": address, "error": error}
-
-
-def _read(descriptor: int, deadline: float) -> tuple[bytes, bool]:
-    """All until the other end is closed, and whether that came before the deadline."""
-    output = b""
-    while True:
-        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
-            return output, False
-        chunk = os.read(descriptor, 65536)
-        if not chunk:
-            return output, True
-        output += chunk

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from nccl_doctor.probe import interpreter
 from nccl_doctor.probe.facts import torch_info
+from nccl_doctor.probe.interpreter import Interpreter
 from nccl_doctor.probe.unavailable import Unavailable
 from nccl_doctor.snapshot import TorchInfo
 
@@ -23,7 +25,12 @@ hip: Optional[str] = None
 
 
 def look(env: dict[str, str], seconds: float = 20) -> TorchInfo | None:
-    found = torch_info.collect(env, time.monotonic() + seconds)
+    deadline = time.monotonic() + seconds
+    asked = Interpreter(env, deadline)
+    try:
+        found = torch_info.collect(env, asked, deadline)
+    finally:
+        asked.nccl()
     return None if found is None else TorchInfo.model_validate(found)
 
 
@@ -31,7 +38,7 @@ def look(env: dict[str, str], seconds: float = 20) -> TorchInfo | None:
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for PYTHONPATH with a torch that fails if somebody imports it; it hides what is installed here."""
     hide = "import sys; sys.path[:] = [p for p in sys.path if 'site-packages' not in p]\n"
-    monkeypatch.setattr(torch_info, "SCRIPT", hide + torch_info.SCRIPT)
+    monkeypatch.setattr(interpreter, "SCRIPT", hide + interpreter.SCRIPT)
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").write_text("raise AssertionError('imported')")
     (tmp_path / "torch/version.py").write_text(VERSION_PY)

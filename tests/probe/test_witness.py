@@ -10,38 +10,54 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nccl_doctor.probe import witness
+from nccl_doctor.probe.interpreter import Interpreter
+from nccl_doctor.probe.unavailable import Unavailable
 
 PACKAGE = "nvidia-nccl-cu13"
 LIBRARY = str(importlib.metadata.distribution(PACKAGE).locate_file("nvidia/nccl/lib/libnccl.so.2"))
 VERSION = importlib.metadata.version(PACKAGE)
-ENV = {name: value for name, value in os.environ.items() if not name.startswith("NCCL_")}
 OK = b'{"version": "2.21.5", "interface": null, "address": "10.0.0.5", "error": null}'
 
 
+@pytest.fixture(autouse=True)
+def _none_of_our_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("NCCL_")]:
+        monkeypatch.delenv(name)
+
+
+def ask(library: str, env: dict[str, str], seconds: float = 20) -> dict[str, Any]:
+    child = Interpreter(env, time.monotonic() + seconds)
+    child.decide(library)
+    answer = child.nccl()
+    assert answer is not None
+    return answer
+
+
 def test_libnccl_tells_interface_and_address() -> None:
-    answer = witness.ask(LIBRARY, {**ENV, "NCCL_SOCKET_IFNAME": "^docker"}, 20)
+    answer = ask(LIBRARY, {"NCCL_SOCKET_IFNAME": "^docker"})
     assert answer == {"version": VERSION, "interface": "lo", "address": "127.0.0.1", "error": None}
 
 
 def test_libnccls_own_words_where_it_finds_none() -> None:
-    answer = witness.ask(LIBRARY, {**ENV, "NCCL_SOCKET_IFNAME": "=nosuch0"}, 20)
+    answer = ask(LIBRARY, {"NCCL_SOCKET_IFNAME": "=nosuch0"})
     assert answer["error"] == "Bootstrap : no socket interface found"
     assert (answer["version"], answer["interface"], answer["address"]) == (VERSION, None, None)
 
 
 def test_with_comm_id_it_tells_the_local_address() -> None:
-    answer = witness.ask(LIBRARY, {**ENV, "NCCL_COMM_ID": "127.0.0.77:29600"}, 20)
+    answer = ask(LIBRARY, {"NCCL_COMM_ID": "127.0.0.77:29600"})
     assert (answer["interface"], answer["address"]) == ("lo", "127.0.0.1")
 
 
 def test_the_users_debug_settings_neither_hide_the_answer_nor_leave_a_file(tmp_path: Path) -> None:
     log = tmp_path / "nccl.log"
-    env = {**ENV, "NCCL_DEBUG_FILE": str(log), "NCCL_DEBUG_SUBSYS": "COLL", "NCCL_SOCKET_IFNAME": "=lo"}
-    assert witness.ask(LIBRARY, env, 20)["interface"] == "lo"
+    env = {"NCCL_DEBUG_FILE": str(log), "NCCL_DEBUG_SUBSYS": "COLL", "NCCL_SOCKET_IFNAME": "=lo"}
+    assert ask(LIBRARY, env)["interface"] == "lo"
     assert not log.exists()
 
 
@@ -49,15 +65,15 @@ def test_a_library_that_is_not_there_or_is_none(tmp_path: Path) -> None:
     text = tmp_path / "libnccl.so.2"
     text.write_text("no library")
     for path in (str(tmp_path / "missing.so"), str(text)):
-        answer = witness.ask(path, ENV, 20)
+        answer = ask(path, {})
         assert answer["version"] is None
         assert answer["error"].startswith("libnccl can't be loaded: ")
 
 
 def test_the_deadline_ends_it() -> None:
     began = time.monotonic()
-    answer = witness.ask(LIBRARY, ENV, 0.0)
-    assert answer["error"] == "libnccl gave no answer in 0 s"
+    answer = ask(LIBRARY, {}, 0.0)
+    assert "gave no answer in 0.0 s" in answer["error"]
     assert time.monotonic() - began < 2
 
 
@@ -103,14 +119,31 @@ def test_versions_are_spelt_out(number: int, text: str) -> None:
 
 def test_it_also_runs_from_memory_as_on_a_host() -> None:
     folder = Path(witness.__file__).parent
+    names = ("witness", "children", "interpreter", "unavailable")
     sources = {"nccl_doctor.__init__": "", "nccl_doctor.probe.__init__": ""}
-    sources |= {f"nccl_doctor.probe.{name}": (folder / f"{name}.py").read_text() for name in ("witness", "children")}
+    sources |= {f"nccl_doctor.probe.{name}": (folder / f"{name}.py").read_text() for name in names}
     code = f"""{(folder / "bootstrap.py").read_text()}
+import time
 sys.meta_path.insert(0, MemoryImporter({sources!r}))
-from nccl_doctor.probe import witness
-print(json.dumps(witness.ask({LIBRARY!r}, {{"NCCL_SOCKET_IFNAME": "=lo"}}, 20)))
+from nccl_doctor.probe.interpreter import Interpreter
+from nccl_doctor.probe.unavailable import Unavailable
+child = Interpreter({{"NCCL_SOCKET_IFNAME": "=lo"}}, time.monotonic() + 20)
+child.decide({LIBRARY!r})
+print(json.dumps(child.nccl()))
 """
     done = subprocess.run(
         [sys.executable, "-I", "-"], input=code, capture_output=True, text=True, check=True, timeout=60
     )
     assert json.loads(done.stdout)["interface"] == "lo"
+
+
+def test_where_no_process_can_be_started_only_its_answers_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    child = Interpreter({}, time.monotonic() + 5)
+    with pytest.raises(Unavailable, match=r"did not say where torch is: .*temporarily unavailable"):
+        child.torch()
+    child.decide(None)
+    assert child.nccl() is None

@@ -32,6 +32,7 @@ from nccl_doctor.probe.facts import (
     sysctls,
     torch_info,
 )
+from nccl_doctor.probe.interpreter import Interpreter
 from nccl_doctor.probe.unavailable import Unavailable
 
 Collector = Callable[[], object]
@@ -41,7 +42,7 @@ NO_TRIAL = {"$skipped": "only the master's port is tried"}
 
 
 def collect(request: dict[str, Any]) -> dict[str, object]:
-    """All facts but clock and nccl_interface, by field of snapshot.HostFacts, in JSON form.
+    """All facts but clock and nccl_interface, by field of snapshot.HostFacts, in JSON form, and ``witness``.
 
     Args:
         request: ``names`` to resolve; ``deadline_s`` for everything; optional: ``trial_port`` to bind, or None;
@@ -50,12 +51,14 @@ def collect(request: dict[str, Any]) -> dict[str, object]:
             be tried to read firewall rules.
 
     Returns:
-        For each field its value, or ``{"$unknown": reason, "traceback": text or None}``.
+        For each field its value, or ``{"$unknown": reason, "traceback": text or None}``; for ``witness`` what libnccl
+        answered (:func:`witness.understand`), None where there is none.
     """
     deadline_s = request["deadline_s"]
     began = time.monotonic()
     deadline = began + max(deadline_s - MARGIN_S, deadline_s / 2)
-    facts = run(collectors(request, deadline), deadline_s)
+    interpreter = Interpreter(request.get("env") or {}, deadline)
+    facts = run(collectors(request, interpreter, deadline), deadline_s)
     facts["login_shell"] = None
     if facts["torch"] is None or facts["gpus"] or facts["rdma"]:
         # A login shell takes 100 ms. What it has besides matters where torch is not found, or where NCCL will run.
@@ -64,11 +67,12 @@ def collect(request: dict[str, Any]) -> dict[str, object]:
     return facts
 
 
-def collectors(request: dict[str, Any], deadline: float) -> dict[str, Collector]:
+def collectors(request: dict[str, Any], interpreter: Interpreter, deadline: float) -> dict[str, Collector]:
     """The collector of each field; those that start a program stand first, for they take longest.
 
     Args:
         request: as for :func:`collect`.
+        interpreter: the one that training would run.
         deadline: on the clock of ``time.monotonic``, for what a collector waits for itself.
     """
     env = request.get("env") or {}
@@ -79,7 +83,8 @@ def collectors(request: dict[str, Any], deadline: float) -> dict[str, Collector]
         (lambda: NO_TRIAL) if trial_port is None else partial(ports.explain, trial_port, ports.bind_error(trial_port))
     )
     return {
-        "torch": partial(torch_info.collect, env, deadline),
+        "torch": partial(torch_info.collect, env, interpreter, deadline),
+        "witness": interpreter.nccl,
         "gpus": partial(gpus.collect, deadline),
         "firewall": partial(firewall.collect, deadline, bool(request.get("sudo"))),
         "gpu_processes": partial(processes.on_gpus, deadline),

@@ -1,40 +1,42 @@
-"""torch as training would get it, asked of a second interpreter and read from files; torch is never imported.
-
-The probe itself runs isolated (``-I``) and does not see what PYTHONPATH or a user's own packages provide; training
-does. The second interpreter only says where it would take torch from.
-"""
+"""torch as training would get it, asked of a second interpreter and read from files; torch is never imported."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
-import sys
 import time
 from typing import Any, Mapping
 
+from nccl_doctor.probe.interpreter import Interpreter
 from nccl_doctor.probe.unavailable import Unavailable
 
-MARK = "nccl-doctor-torch "
-SCRIPT = (
-    "import sys, json\n"
-    "from importlib.util import find_spec\n"
-    "s = find_spec('torch')\n"
-    f"print('\\n' + {MARK!r} + json.dumps([s and s.origin, sys.path, sys.prefix]))\n"
-)
 LIBRARY = "libnccl.so.2"
 NCCL_WHEEL = re.compile(r"nvidia_nccl_cu[0-9]+-([^-]+)\.dist-info", re.ASCII)
 
 
-def collect(env: Mapping[str, str], deadline: float) -> dict[str, Any] | None:
-    """snapshot.TorchInfo; None where torch is not installed. ``env`` holds the job's own variables.
+def collect(env: Mapping[str, str], interpreter: Interpreter, deadline: float) -> dict[str, Any] | None:
+    """snapshot.TorchInfo; None where torch is not installed. Tells the interpreter which libnccl torch will load.
+
+    Args:
+        env: the job's own variables.
+        interpreter: the one that training would run.
+        deadline: on the clock of ``time.monotonic``.
 
     Raises:
         Unavailable: the interpreter fails or does not end, or torch has no version.py.
     """
-    environ = {**os.environ, **env}
-    origin, path, prefix = _where(environ, deadline)
+    library: str | None = None
+    try:
+        found = _collect({**os.environ, **env}, interpreter, deadline)
+        library = found["nccl_library"] if found else None
+    finally:
+        interpreter.decide(library)
+    return found
+
+
+def _collect(environ: dict[str, str], interpreter: Interpreter, deadline: float) -> dict[str, Any] | None:
+    origin, path, prefix = interpreter.torch()
     if not origin:  # a mere folder of that name has none
         return None
     location = os.path.dirname(origin)
@@ -87,16 +89,6 @@ def wheel_version(folders: list[str]) -> str | None:
             if match:
                 return match.group(1)
     return None
-
-
-def _where(environ: dict[str, str], deadline: float) -> tuple[str | None, list[str], str]:
-    """Path of torch's __init__.py, sys.path and sys.prefix of the interpreter that training would run."""
-    said = _output([sys.executable, "-c", SCRIPT], environ, deadline)
-    lines = [line for line in said.splitlines() if line.startswith(MARK)]
-    if not lines:
-        raise Unavailable(f"{sys.executable} did not say where torch is: {' '.join(said.split())[-200:]}")
-    origin, path, prefix = json.loads(lines[-1][len(MARK) :])
-    return origin, path, prefix
 
 
 def _system_library(environ: dict[str, str], prefix: str, deadline: float) -> str | None:

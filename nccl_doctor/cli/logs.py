@@ -12,6 +12,7 @@ import typer
 
 from nccl_doctor.cli import options
 from nccl_doctor.cli.output import Out, finish
+from nccl_doctor.cli.selection import among, selection
 
 LONG = 64 << 20
 """Bytes from which on a bar is shown: less is read before one could look at it."""
@@ -42,7 +43,7 @@ def logs(
         from nccl_doctor.logs.session import Session, passage
 
         began = time.monotonic()
-        chosen = _selection(only, skip)
+        chosen = among(selection(only or (), skip or ()))
         to_stderr = out.form is not options.Form.HUMAN and out.file is None
         session = Session(tuple(files), passage(to_stderr=to_stderr) if tee else None, follow=follow)
         session.begin()
@@ -51,23 +52,12 @@ def logs(
 
         with _bar(files, quiet=quiet) as session.progress:
             verdict = session.read()
-        code = out.report(
-            report(verdict, time.monotonic() - began, lambda check: chosen is None or check.code in chosen)
-        )
+        code = out.report(report(verdict, time.monotonic() - began, chosen))
         session.drain()
         return code
 
     out = Out("logs", output, output_file, color, quiet, verbose, fail_on)
     finish(out, work)
-
-
-def _selection(only: list[str] | None, skip: list[str] | None) -> set[str] | None:
-    """Codes that are wanted, None for all."""
-    if not only and not skip:
-        return None
-    from nccl_doctor.cli.run import selection
-
-    return selection(tuple(only or ()), tuple(skip or ()))
 
 
 @contextmanager

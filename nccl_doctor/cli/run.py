@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from nccl_doctor.checks.registry import Check, all_checks, find
+from nccl_doctor.checks.registry import all_checks
 from nccl_doctor.cli.options import FailOn
 from nccl_doctor.cli.output import Out
 from nccl_doctor.cli.progress import progress
+from nccl_doctor.cli.selection import Codes, among, selection
 from nccl_doctor.cli.snapshots import read_snapshot, save_snapshot, write_hosts
 from nccl_doctor.collect import facts, mesh
 from nccl_doctor.collect.mesh_plan import MeshSize
 from nccl_doctor.collect.run import Options, take_snapshot
 from nccl_doctor.collect.smoke import Limits
 from nccl_doctor.diagnose import judge
-from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory.last_check import Hosts, remember
 from nccl_doctor.inventory.load import load
 from nccl_doctor.model import Report, Severity
@@ -55,7 +56,7 @@ def check_cluster(request: Request, out: Out) -> int:
     snapshot = read_snapshot(request.load_from) if request.load_from else look(request, selected, out)
     if request.save:
         save_snapshot(snapshot, request.save, whole=request.save_whole)
-    report = judge(snapshot, out.command, lambda check: check.code in selected)
+    report = judge(snapshot, out.command, among(selected))
     taken_at = datetime.fromisoformat(snapshot.taken_at).timestamp()
     least = None if out.fail_on is FailOn.NEVER else Severity(out.fail_on.value)
     write_hosts(report, request.passed, request.failed, least)
@@ -64,22 +65,25 @@ def check_cluster(request: Request, out: Out) -> int:
     return out.report(report, taken_at)
 
 
-def look(request: Request, selected: set[str], out: Out) -> Snapshot:
+def look(request: Request, selected: Codes, out: Out) -> Snapshot:
     """Contacts the hosts; phases that no selected check needs are left out."""
     cluster = load(request.hosts, where=request.where, exclude=request.exclude, environ=os.environ)
     if request.python is not None:
         nodes = tuple(node.model_copy(update={"python": request.python}) for node in cluster.nodes)
         cluster = cluster.model_copy(update={"nodes": nodes})
-    needs = {need for check in all_checks() if check.code in selected for need in check.needs}
+    if selected is None:
+        needs = {"mesh", "smoke"}
+        # while the hosts are waited for: reading a hundred modules takes as long as a host's answer
+        threading.Thread(target=all_checks, daemon=True).start()
+    else:
+        needs = {need for check in all_checks() if check.code in selected for need in check.needs}
     options = Options(
         total_s=request.timeout_s,
         facts_limits=facts.Limits(sudo=request.sudo),
         mesh_limits=mesh.Limits(size=request.mesh if "mesh" in needs else "none"),
         smoke=request.smoke and "smoke" in needs,
         smoke_limits=request.smoke_limits,
-        isolate=lambda snapshot: (
-            request.isolate and unexplained(judge(snapshot, out.command, lambda check: check.code in selected))
-        ),
+        isolate=lambda snapshot: request.isolate and unexplained(judge(snapshot, out.command, among(selected))),
     )
     lines = progress(quiet=out.quiet)
     try:
@@ -91,25 +95,3 @@ def look(request: Request, selected: set[str], out: Out) -> Snapshot:
 def unexplained(report: Report) -> bool:
     """Whether the all-reduce failed and nothing tells whose fault it is."""
     return any(diagnosis.facts.get("unexplained") for diagnosis in report.diagnoses)
-
-
-def selection(only: tuple[str, ...], skip: tuple[str, ...]) -> set[str]:
-    """Codes of the checks that run.
-
-    Raises:
-        UsageError: a word is no code, name or category.
-    """
-    chosen = {check.code for word in only for check in _meant(word)} if only else {c.code for c in all_checks()}
-    return chosen - {check.code for word in skip for check in _meant(word)}
-
-
-def _meant(word: str) -> tuple[Check, ...]:
-    found = find(word)
-    if not found:
-        import difflib
-
-        names = [text for check in all_checks() for text in (check.code, check.name, check.category)]
-        near = difflib.get_close_matches(word, names, 1)
-        hint = f'; did you mean "{near[0]}"?' if near else '; "nccl-doctor codes" lists them'
-        raise UsageError(f'"{word}" is no code, name or category of a check{hint}')
-    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 import warnings
@@ -20,7 +21,14 @@ from nccl_doctor.transport.settings import HostSettings
 
 with warnings.catch_warnings():  # cryptography warns of ciphers that paramiko merely lists
     warnings.simplefilter("ignore")
+    # paramiko does without invoke, which only its reader of ~/.ssh/config wants and which takes a third of its import
+    hidden = "invoke" not in sys.modules
+    if hidden:
+        sys.modules["invoke"] = None  # type: ignore[assignment]  # the import system's word for "not to be had"
     import paramiko
+
+    if hidden:
+        del sys.modules["invoke"]
 
 from nccl_doctor.transport.paramiko_channel import ParamikoChannel
 from nccl_doctor.transport.session import ends_at, establish

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nccl_doctor.logs.context import FOLLOW, Log, in_context
 from nccl_doctor.logs.events import Event
 from nccl_doctor.logs.recorded import recorded
-from nccl_doctor.logs.rule import Grade
+from nccl_doctor.logs.rule import SCRIPT, Grade
 
 MOST_CAUSES = 3
 
@@ -81,20 +81,21 @@ def _first(groups: list[list[Event]]) -> list[Event]:
     return next((group for group in equal if group[0].name not in explained), groups[0])
 
 
-def _order(events: Sequence[Event]) -> Callable[[Event], tuple[int, bool, tuple[int, int, int], int]]:
+def _order(events: Sequence[Event]) -> Callable[[Event], tuple[int, int, tuple[int, int, int], int]]:
     """The key that puts the most blamed event first: its grade, then its time where all that compete have one."""
     competing = [event for event in events if event.grade is max(e.grade for e in events)]
     timed = all(event.prefix.time is not None for event in competing)
 
-    def key(event: Event) -> tuple[int, bool, tuple[int, int, int], int]:
+    def key(event: Event) -> tuple[int, int, tuple[int, int, int], int]:
         time = event.prefix.time if timed and event.prefix.time else (0, 0, 0)
-        return -event.grade, event.name in FOLLOW, time, event.order
+        late = 2 if event.name == SCRIPT and event.grade is Grade.GENERIC else event.name in FOLLOW
+        return -event.grade, late, time, event.order
 
     return key
 
 
 def _follows(group: list[Event], chosen: list[list[Event]]) -> bool:
     name, grade = group[0].name, group[0].grade
-    if grade < Grade.LIKELY or name in FOLLOW:
+    if grade < Grade.LIKELY or name in FOLLOW or name == SCRIPT:
         return True
     return any(name in EXPLAINS.get(cause[0].name, frozenset()) for cause in chosen)

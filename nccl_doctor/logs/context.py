@@ -11,7 +11,7 @@ from nccl_doctor.logs.collectives import mismatch
 from nccl_doctor.logs.events import Event, Reading
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.flight import Dump
-from nccl_doctor.logs.rule import Grade
+from nccl_doctor.logs.rule import SCRIPT, Grade
 from nccl_doctor.logs.stall import apart, came_together, complaints, interrupts, stalled
 
 FOLLOW: frozenset[str] = frozenset(
@@ -53,6 +53,10 @@ _RETRIES_AT_THE_END = 3
 """A log that ends within this many lines of a retry shows no success after it."""
 
 
+_LAST_WORDS = 1
+"""Lines that may stand behind the one that names an exception at the end of a source."""
+
+
 @dataclass
 class Log:
     """Everything that was read; dumps of the flight recorder by the file that they stand in.
@@ -84,7 +88,9 @@ def in_context(log: Log) -> list[Event]:
     if facts.ended_well:
         events = [event for event in events if event.grade is Grade.ROOT]
     stuck = set() if facts.ended_well else _stuck_retries(log)
-    names = {event.name for event in events if event.grade > Grade.HINT}
+    if _given_up(log, events):
+        stuck.add(SCRIPT)
+    names = _telling(events)
     weighed = [_weighed(event, names, stuck, facts) if event.grade is Grade.HINT else event for event in events]
     kept = [event for event in weighed if event.grade > Grade.HINT]
     if not facts.ended_well and not log.joined:
@@ -94,9 +100,14 @@ def in_context(log: Log) -> list[Event]:
     return [replace(e, name="collective-mismatch", grade=Grade.ROOT) if e in differing else e for e in kept]
 
 
+def _telling(events: list[Event]) -> set[str]:
+    """The faults that say something beyond that a process gave up."""
+    return {e.name for e in events if e.grade > Grade.HINT and (e.name != SCRIPT or e.grade > Grade.GENERIC)}
+
+
 def _standing_still(log: Log, kept: list[Event]) -> list[Event]:
     """The events, and before them what shows a hang, where no other fault explains it."""
-    names = {event.name for event in kept}
+    names = _telling(kept)
     if names <= _NETWORK | {"collective-timeout"}:
         kept = [*apart(log.readings, log.facts), *kept]
     return (stalled(log.readings, log.facts) or kept) if interrupts(kept) else kept
@@ -149,6 +160,8 @@ def _weighed(event: Event, names: set[str], stuck: set[str], facts: Facts) -> Ev
     """A hint, given what else the log shows."""
     if event.name == "wrong-interface":
         return replace(event, grade=Grade.ROOT) if _interface_matters(event, names | stuck, facts) else event
+    if event.name == SCRIPT:
+        return replace(event, grade=Grade.GENERIC) if SCRIPT in stuck else event
     beside, grade = _BESIDE[event.name]
     if event.name in _CONNECTION and came_together(facts):
         return event
@@ -174,3 +187,11 @@ def _stuck_retries(log: Log) -> set[str]:
         if hints and (reading.lines - hints[-1].line <= _RETRIES_AT_THE_END or complaints([reading])):
             stuck.add(hints[-1].name)
     return stuck
+
+
+def _given_up(log: Log, events: list[Event]) -> bool:
+    """Whether an exception ended its process, and was not caught: a launcher says so, or its source says no more."""
+    exceptions = {event.file: event.line for event in events if event.name == SCRIPT and event.grade is Grade.HINT}
+    ends = {reading.name: reading.lines for reading in log.readings}
+    at_the_end = any(ends.get(file, 0) - line <= _LAST_WORDS for file, line in exceptions.items())
+    return at_the_end or any(event.name == SCRIPT and event.grade > Grade.HINT for event in events)

@@ -11,6 +11,10 @@ NOT_WEB = r"^(?!.*(?:https?:|HTTPS?Connection|urllib3|huggingface|wandb|pypi|IPv
 """Not about a host of the job: on clusters, downloads and trackers fail to connect every day, and IPv6 to resolve."""
 
 
+SCRIPT = "script-failed"
+"""The diagnosis of what the training script itself did: its exit code alone says less than any other line."""
+
+
 class Grade(IntEnum):
     """How much a line says about the cause. Between two lines the higher grade is blamed, then the earlier one."""
 

@@ -6,6 +6,7 @@ from nccl_doctor.logs.advice.words import Said, said
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.collectives import never_started, waiting
 from nccl_doctor.logs.hang import ranks_of, standing
+from nccl_doctor.logs.rule import SCRIPT, Grade
 
 
 def _collective_timeout(case: Case) -> Said:
@@ -56,6 +57,20 @@ def _peer_died(case: Case) -> Said:
         "ranks' logs "
         "to nccl-doctor logs together.",
         case.check(),
+    )
+
+
+def _script(case: Case) -> Said:
+    raised = case.cause.grade is not Grade.GENERIC or "rror: " in case.first.message
+    if raised:
+        return said(
+            f"The script itself failed on {case.who}: {' '.join(case.first.message.split())[:160]}",
+            "Read the traceback above that line; nothing in the log points at NCCL or the network.",
+        )
+    return said(
+        "A process ended with an exit code that no signal gives, and the log does not hold its last words.",
+        "Look into that rank's own output: torchrun --log-dir DIR --tee 3 keeps it, and @record on main() "
+        "(torch.distributed.elastic.multiprocessing.errors) puts the traceback into torchrun's summary.",
     )
 
 
@@ -117,6 +132,7 @@ ADVICE = {
     "collective-mismatch": _collective_mismatch,
     "peer-died": _peer_died,
     "killed": _killed,
+    SCRIPT: _script,
     "world-size-mismatch": _world_size,
     "launcher-env-missing": _env_missing,
     "env-bad-value": _env_bad,

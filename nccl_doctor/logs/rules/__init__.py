@@ -11,6 +11,7 @@ from nccl_doctor.logs.rules import (
     ports,
     processes,
     rendezvous,
+    scripts,
     sockets,
     stalls,
     transports,
@@ -27,5 +28,6 @@ ALL: tuple[Rule, ...] = (
     *collectives.RULES,
     *stalls.RULES,
     *processes.RULES,
+    *scripts.RULES,
 )
 """In this order: between rules of one grade that match one line, the first speaks."""

@@ -1,0 +1,45 @@
+"""The training script's own failures: exceptions that no library of this field raises, and bare exit codes."""
+
+from __future__ import annotations
+
+from nccl_doctor.logs.rule import NOT_WEB, SCRIPT, Rule, generic, hint, likely
+
+_PLAIN = (
+    r"(?:Value|Type|Key|Index|Attribute|Name|UnboundLocal|Assertion|ZeroDivision|FileNotFound|IsADirectory"
+    r"|NotImplemented|ModuleNotFound|Import|Unicode\w+|JSONDecode|Recursion|Overflow|FloatingPoint|EOF|Unpickling)Error"
+)
+
+RULES: tuple[Rule, ...] = (
+    # torch's excepthook writes the rank before the lines of an exception that nobody caught (torch 2.4,
+    # torch/distributed/distributed_c10d.py)
+    likely(
+        SCRIPT,
+        r"\[rank(?P<rank>\d+)\]: (?:[\w.]+\.)?" + _PLAIN + r"(?:: |$)",
+        "[rank1]: ValueError: bad shape",
+    ),
+    likely(
+        SCRIPT,
+        r"RuntimeError: (?:The size of tensor a|mat1 and mat2 shapes|shape '|Sizes of tensors must match"
+        r"|Expected all tensors to be on the same device|Error\(s\) in loading state_dict"
+        r"|element 0 of tensors does not require grad|Trying to backward through the graph"
+        r"|one of the variables needed for gradient|stack expects each tensor|Given groups="
+        r"|[Ee]xpected scalar type|a leaf Variable that requires grad)",
+        "RuntimeError: The size of tensor a (32) must match the size of tensor b (16) at non-singleton dimension 0",
+    ),
+    # torchrun, DeepSpeed, Slurm, torch.distributed.launch and Accelerate; 128 and more is a signal
+    generic(
+        SCRIPT,
+        r"(?:failed \(exitcode: (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\)"
+        r"|exits with return code = (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\b"
+        r"|srun: error: (?P<host>\S+): tasks? \S+: Exited with exit code (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\b"
+        r"|returned non-zero exit status (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\.)",
+        "E1120 10:00:05.456000 1234 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 1) "
+        "local_rank: 1 (pid: 1301) of binary: /opt/py/bin/python",
+    ),
+    hint(
+        SCRIPT,
+        NOT_WEB + r"(?:^|\] |\]: |> |\) |\| |\d: )(?!torch\.distributed\.elastic|subprocess\.Called)(?:[\w.]+\.)?\w*"
+        r"(?:Error|Exception): ",
+        "ValueError: bad shape",
+    ),
+)

@@ -6,7 +6,7 @@ from nccl_doctor.logs.rule import NOT_WEB, SCRIPT, Rule, generic, hint, likely
 
 _PLAIN = (
     r"(?:Value|Type|Key|Index|Attribute|Name|UnboundLocal|Assertion|ZeroDivision|FileNotFound|IsADirectory"
-    r"|NotImplemented|ModuleNotFound|Import|Unicode\w+|JSONDecode|Recursion|Overflow|FloatingPoint|EOF|Unpickling)Error"
+    r"|NotImplemented|ModuleNotFound|Import|UnicodeDecode|UnicodeEncode|JSONDecode|Recursion|Overflow|FloatingPoint|EOF|Unpickling)Error"
 )
 
 RULES: tuple[Rule, ...] = (

@@ -12,6 +12,7 @@ from nccl_doctor.logs.events import Event, Reading
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.flight import Dump
 from nccl_doctor.logs.rule import SCRIPT, Grade
+from nccl_doctor.logs.rules.sockets import RETURN_CODE
 from nccl_doctor.logs.stall import apart, came_together, complaints, interrupts, stalled
 
 FOLLOW: frozenset[str] = frozenset(
@@ -92,12 +93,18 @@ def in_context(log: Log) -> list[Event]:
         stuck.add(SCRIPT)
     names = _telling(events)
     weighed = [_weighed(event, names, stuck, facts) if event.grade is Grade.HINT else event for event in events]
-    kept = [event for event in weighed if event.grade > Grade.HINT]
+    kept = _without_return_codes([event for event in weighed if event.grade > Grade.HINT])
     if not facts.ended_well and not log.joined:
         kept = _standing_still(log, kept)
     kept = [_ended_after(event, kept) for event in kept]
     differing = mismatch(kept)
     return [replace(e, name="collective-mismatch", grade=Grade.ROOT) if e in differing else e for e in kept]
+
+
+def _without_return_codes(events: list[Event]) -> list[Event]:
+    """The events without the codes that a process passed up after a line that says what failed."""
+    told = {(e.prefix.host, e.prefix.pid) for e in events if e.wording != RETURN_CODE}
+    return [e for e in events if e.wording != RETURN_CODE or (e.prefix.host, e.prefix.pid) not in told]
 
 
 def _telling(events: list[Event]) -> set[str]:

@@ -37,6 +37,11 @@ RULES: tuple[FactRule, ...] = (
         "n1:1:2 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>",
     ),
     FactRule("interface", r"; OOB ", "n1:1:2 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:10.0.0.1<0>"),
+    FactRule(
+        "plugin",
+        r"NET/Plugin: Loaded net plugin (?P<plugin>\w.*\(v\d+\))",
+        "n1:1:2 [0] NCCL INFO NET/Plugin: Loaded net plugin Libfabric (v8)",
+    ),
     FactRule("network", r"Using network (?P<network>\w.*)", "n1:1:2 [0] NCCL INFO Using network Socket"),
     FactRule(
         "init",

@@ -41,7 +41,13 @@ class Interface:
 
 @dataclass
 class Process:
-    """One process of the job; ``rank`` is the first that NCCL gave it, None where no line says it."""
+    """One process of the job.
+
+    Attributes:
+        rank: the first that NCCL gave it, None where no line says it.
+        network: what NCCL sends by, "Socket", "IB" or a plugin's name.
+        plugin: the network plugin that it loaded, with the version of its interface: "Libfabric (v8)".
+    """
 
     host: str
     pid: str
@@ -49,6 +55,7 @@ class Process:
     world_size: int | None = None
     interfaces: list[Interface] = field(default_factory=list)
     network: str | None = None
+    plugin: str | None = None
     milestone: Milestone = Milestone.STARTED
     transports: Counter[str] = field(default_factory=Counter)
 
@@ -58,6 +65,7 @@ class Process:
             self.rank, self.world_size = other.rank, other.world_size
         self.interfaces += [interface for interface in other.interfaces if interface not in self.interfaces]
         self.network = self.network or other.network
+        self.plugin = self.plugin or other.plugin
         self.milestone = max(self.milestone, other.milestone)
         self.transports += other.transports
 
@@ -173,6 +181,11 @@ class Facts:
         process = self._reached(prefix, Milestone.NETWORK)
         if process is not None:
             process.network = match["network"]
+
+    def _plugin(self, match: re.Match[str], prefix: Prefix) -> None:
+        process = self._reached(prefix, Milestone.INTERFACE)
+        if process is not None:
+            process.plugin = match["plugin"]
 
     def _init(self, match: re.Match[str], prefix: Prefix) -> None:
         done = match["end"] == "COMPLETE"

@@ -49,7 +49,8 @@ def _uses(ranks: Sequence[dict[str, Any]]) -> str:
     hosts: dict[str, list[str]] = {}
     for rank in ranks:
         names = dict.fromkeys(one.partition(":")[0] for one in rank.get("interfaces") or ())
-        what = ", ".join([*([f"NET/{rank['network']}"] if rank.get("network") else []), *names])
+        plugin = f" (plugin {rank['plugin']} loaded)" if rank.get("plugin") else ""
+        what = ", ".join([*([f"NET/{rank['network']}{plugin}"] if rank.get("network") else []), *names])
         if what:
             hosts.setdefault(what, []).append(rank["host"])
     return "; ".join(f"{what} on {fold(names)}" for what, names in hosts.items())

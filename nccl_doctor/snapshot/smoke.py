@@ -22,6 +22,7 @@ class RankResult(Noun):
         stack: of a rank that had to be ended: its main thread's Python frames, innermost first.
         own_s: seconds it took outside of the timed all-reduces, while others may have waited for it.
         interfaces: "eth0:10.0.0.1", as NCCL prints them; ``network``: "IB", "Socket" or a plugin's name.
+        plugin: the network plugin that NCCL loaded, "Libfabric (v8)"; one that finds no device is not used.
         transports: channels by the way they go: "P2P/CUMEM", "SHM/direct/direct", "NET/IB/0/GDRDMA", …
     """
 
@@ -42,6 +43,7 @@ class RankResult(Noun):
     own_s: float | None = None
     interfaces: tuple[str, ...] = ()
     network: str | None = None
+    plugin: str | None = None
     transports: dict[str, int] = Field(default_factory=dict)
 
 

@@ -170,6 +170,7 @@ def test_the_last_words_are_kept_and_the_chatter_is_cut() -> None:
 
 NCCL = """\
 n1:98:98 [0] NCCL INFO Bootstrap: Using eno1:10.0.0.1<0>
+n1:98:120 [0] NCCL INFO NET/Plugin: Loaded net plugin IBext_v8 (v8)
 n1:98:120 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eno1:10.0.0.1<0>
 n1:98:120 [0] NCCL INFO Using network IB
 n1:98:120 [0] NCCL INFO ncclCommInitRank comm 0x55 rank 0 nranks 3 cudaDev 0 nvmlDev 0 busId 1000 commId 0x7 - Init START
@@ -187,7 +188,7 @@ def test_nccls_lines_tell_each_ranks_network_and_rings() -> None:
     course.end("node1", {**LEFT, "output": NCCL.splitlines()})
     smoke = result(replace(PLAN, backend="nccl"), course)
     first = smoke.ranks[0]
-    assert first.network == "IB"
+    assert (first.network, first.plugin) == ("IB", "IBext_v8 (v8)")
     assert first.interfaces == ("eno1:10.0.0.1",)
     assert first.transports == {"NET/IB/0/GDRDMA": 1, "P2P/CUMEM": 1}
     assert smoke.rings == ((0, 1, 2), (0, 2, 1))

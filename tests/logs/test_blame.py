@@ -42,6 +42,14 @@ def names(*lines: str) -> list[str]:
     return [cause.name for cause in diagnose([Source("run.log", ["\n".join([*lines, ""]).encode()])]).causes]
 
 
+SHAPES = "RuntimeError: The size of tensor a (32) must match the size of tensor b (16) at non-singleton dimension 0"
+EXITED = (
+    "torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 1) local_rank: 0 (pid: 77) of binary: p"
+)
+RAISED = "[rank1]: IndexError: list index out of range"
+RETURNED = "n2:1:2 [0] NCCL INFO misc/socket.cc:567 -> 2"
+
+
 @pytest.mark.parametrize(
     ("lines", "wanted"),
     [
@@ -68,11 +76,25 @@ def names(*lines: str) -> list[str]:
         ([HEARTBEAT], ["peer-died"]),
         ([IB, MEMLOCK], ["memlock-low"]),
         ([REFUSED_BY_CLIENT], ["connection-refused"]),
+        ([SHAPES, CLOSED], ["script-failed"]),
+        ([RAISED, WATCHDOG.format(0, 7)], ["script-failed"]),
+        ([RAISED, OOM], ["out-of-memory"]),
+        ([CLOSED, EXITED], ["peer-died"]),
+        ([RETRY, EXITED], ["connection-refused"]),
+        ([EXITED], ["script-failed"]),
+        (["KeyError: 'model'", EXITED], ["script-failed"]),
+        (["KeyError: 'model'", "tried again", "step 1"], []),
+        ([RETURNED], ["connection-timed-out"]),
         ([OOM, "n9: Permission denied (publickey)."], ["out-of-memory", "ssh-auth-failed"]),
     ],
 )
 def test_blame(lines: list[str], wanted: list[str]) -> None:
     assert names(*lines) == wanted
+
+
+def test_a_return_code_behind_its_reason_is_no_consequence() -> None:
+    (cause,) = diagnose([Source("run.log", [f"{OOM}\n{CLOSED}\n{RETURNED}\n".encode()])]).causes
+    assert [name for name, _ in cause.follows] == ["peer-died"]
 
 
 def test_the_earlier_time_is_blamed_over_the_earlier_file() -> None:

@@ -34,6 +34,12 @@ def test_nccls_ring_is_the_one_it_printed() -> None:
     assert "node1 (rank 0) -> node3 (rank 2) -> node2 (rank 1) -> node1; 1 more ring" in " ".join(text.split())
 
 
+def test_a_plugin_stands_beside_the_network_that_is_in_use() -> None:
+    own = {"network": "AWS Libfabric", "plugin": "Libfabric (v8)", "interfaces": ["eno1:10.0.0.1"]}
+    text = shown(backend="nccl", ranks=[rank(0, "node1", **own), rank(1, "node2", **own)])
+    assert "NET/AWS Libfabric (plugin Libfabric (v8) loaded), eno1 on node[1-2]" in " ".join(text.split())
+
+
 def test_a_long_ring_is_cut_and_no_line_is_too_long() -> None:
     text = shown(ranks=[rank(number, f"gpu{number:03}") for number in range(300)])
     assert "-> 284 more -> gpu299 (rank 299) -> gpu000" in " ".join(text.split())

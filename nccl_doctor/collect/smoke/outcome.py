@@ -85,6 +85,7 @@ def _rank(number: int, rank: Rank, code: int | None, facts: Facts | None) -> Ran
         own_s=rank.own_s,
         interfaces=tuple(f"{one.name}:{one.address}" for one in own.interfaces) if own else (),
         network=own.network if own else None,
+        plugin=own.plugin if own else None,
         transports=dict(own.transports) if own else {},
     )
 

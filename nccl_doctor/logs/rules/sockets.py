@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from nccl_doctor.logs.rule import NOT_WEB, Grade, Rule, generic, hint, likely, root, symptom
 
+RETURN_CODE = r"INFO misc/socket\.cc:\d+ -> 2\b"
+"""ncclSystemError, on its way up: what failed stands before it, in a line that may be lost."""
+
 _ERRNOS: tuple[tuple[str, Grade, str, str], ...] = (
     (
         "no-route-to-host",
@@ -157,7 +160,7 @@ RULES: tuple[Rule, ...] = (
     ),
     generic(
         "connection-timed-out",
-        r"INFO misc/socket\.cc:\d+ -> 2\b",
+        RETURN_CODE,
         "n1:1:2 [0] NCCL INFO misc/socket.cc:564 -> 2",
     ),
     symptom(

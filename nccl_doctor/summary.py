@@ -179,7 +179,7 @@ class _Texts:
         if not isinstance(mesh, Mesh):
             return ""
         if mesh.failed:
-            bad = {(dial.src, dial.dst) for dial in mesh.failed}
+            bad = mesh.failures.keys()
             return f"{len(bad)} of {mesh.pairs} pairs failed: into {fold(sorted({dst for _, dst in bad}))}"
         share = "" if mesh.tested == mesh.pairs else f" ({100 * mesh.tested / mesh.pairs:.0f} %, a sample)"
         return f"{mesh.tested} of {mesh.pairs} pairs{share}, master port and 3 ephemeral ports each"

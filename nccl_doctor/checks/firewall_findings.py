@@ -8,7 +8,7 @@ from nccl_doctor.checks.ports.port_unreachable import MEANS
 from nccl_doctor.checks.registry import Unjudged
 from nccl_doctor.firewall.blame import Blame, Judged, compiled, opening, remedies
 from nccl_doctor.firewall.describe import describe
-from nccl_doctor.firewall.opening import port_words
+from nccl_doctor.firewall.opening import Opening, port_words
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Command, Finding, Fix
 from nccl_doctor.snapshot import Dial, Snapshot
@@ -22,15 +22,22 @@ def to_master(dial: Dial, snapshot: Snapshot) -> bool:
     return dial.port == cluster.master_port and dial.dst == cluster.nodes[0].name
 
 
+def stops_master(blame: Blame, snapshot: Snapshot) -> bool:
+    """The host stops dials to the master port."""
+    return any(to_master(dial, snapshot) for dial in blame.dials)
+
+
 def grouped(judged: Judged, snapshot: Snapshot, *, master: bool) -> list[list[Blame]]:
-    """The blames that stop the master port, or only other ports; hosts with the same rule together."""
+    """Hosts with the same rule together: where it stops the master port on one of them, or only other ports.
+
+    One rule that was rolled out to all hosts is one fault, whichever ports each of them happens to listen on.
+    """
     groups: dict[tuple[object, ...], list[Blame]] = {}
-    for blame in judged.blames:
-        if any(to_master(dial, snapshot) for dial in blame.dials) is master:
-            rule = blame.rules[0]
-            key = (blame.manager, blame.direction, blame.rejects, rule.table, rule.chain, rule.text)
-            groups.setdefault(key, []).append(blame)
-    return list(groups.values())
+    for blame in sorted(judged.blames, key=lambda one: one.host.node.node_rank):
+        rule = blame.rules[0]
+        key = (blame.manager, blame.direction, blame.rejects, rule.table, rule.chain, rule.text)
+        groups.setdefault(key, []).append(blame)
+    return [blames for blames in groups.values() if any(stops_master(one, snapshot) for one in blames) is master]
 
 
 def gaps(judged: Judged, snapshot: Snapshot, *, master: bool) -> Iterator[Unjudged]:
@@ -43,7 +50,7 @@ def gaps(judged: Judged, snapshot: Snapshot, *, master: bool) -> Iterator[Unjudg
 def finding(blames: Sequence[Blame], snapshot: Snapshot, message: str) -> Finding:
     """The finding for hosts that stop dials alike."""
     first = blames[0]
-    way = opening(first, snapshot)
+    way = opening(blames, snapshot)
     return Finding(
         hosts=tuple(blame.host.name for blame in blames),
         message=message,
@@ -56,7 +63,7 @@ def finding(blames: Sequence[Blame], snapshot: Snapshot, message: str) -> Findin
             "from": sorted({dial.src for blame in blames for dial in blame.dials}),
             "to": sorted({dial.dst for blame in blames for dial in blame.dials}),
         },
-        fix=_fix(blames, snapshot),
+        fix=_fix(blames, way),
     )
 
 
@@ -87,8 +94,8 @@ def _evidence(blames: Sequence[Blame], snapshot: Snapshot) -> Iterator[str]:
             yield f"but     {passed} -> {target} passed, though by its rules it should not: they may have just changed"
 
 
-def _fix(blames: Sequence[Blame], snapshot: Snapshot) -> Fix:
-    found = [(blame.host.name, remedies(blame, snapshot)) for blame in blames]
+def _fix(blames: Sequence[Blame], way: Opening) -> Fix:
+    found = [(blame.host.name, remedies(blame, way)) for blame in blames]
     commands = tuple(Command(host=name, command=line) for name, part in found for line in part.commands)
     advice = " ".join(dict.fromkeys(part.advice for _, part in found if part.advice))
     who = "the cluster's own addresses " + ("in" if blames[0].direction == "input" else "out")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -163,14 +163,19 @@ def _gap(dial: Dial, objection: Objection) -> Gap:
     return Gap(dial, (name,), f"rules not readable ({printable(reason)}); {see}")
 
 
-def opening(blame: Blame, snapshot: Snapshot) -> Opening:
-    """What a blamed host has to let through: the peers it stops; all of the cluster where the mesh was a sample."""
+def opening(blames: Sequence[Blame], snapshot: Snapshot) -> Opening:
+    """What hosts that are blamed alike have to let through, in one direction.
+
+    The peers that one of them stops, so that the same lines serve them all, though each then names its own address
+    too; all of the cluster where the mesh was a sample.
+    """
     mesh = snapshot.mesh
     assert isinstance(mesh, Mesh)
     ports = merged(
         [(snapshot.cluster.master_port,) * 2, *(ephemeral(host.facts) for host in snapshot.reached if host.facts)]
     )
-    return Opening(blame.direction, tuple(dict.fromkeys(_peers(blame, snapshot, mesh))), ports)
+    peers = dict.fromkeys(peer for blame in blames for peer in _peers(blame, snapshot, mesh))
+    return Opening(blames[0].direction, tuple(peers), ports)
 
 
 def _peers(blame: Blame, snapshot: Snapshot, mesh: Mesh) -> Iterator[str]:
@@ -186,9 +191,9 @@ def _peers(blame: Blame, snapshot: Snapshot, mesh: Mesh) -> Iterator[str]:
         yield from filter(None, (source_address(host, address) for name, host in hosts.items() if name != own))
 
 
-def remedies(blame: Blame, snapshot: Snapshot) -> Remedy:
+def remedies(blame: Blame, way: Opening) -> Remedy:
     """Lines for all rules in the way, and advice; no lines where one of them needs judgement."""
-    found = [remedy(rule, blame.facts, opening(blame, snapshot)) for rule in blame.rules]
+    found = [remedy(rule, blame.facts, way) for rule in blame.rules]
     advice = " ".join(_unique(part.advice for part in found if part.advice))
     if any(not part.commands for part in found):
         return Remedy(advice=advice)

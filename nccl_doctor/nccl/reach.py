@@ -75,7 +75,7 @@ def _dial(source: Picture, target: Picture, address: str, mesh: Mesh | None) -> 
     """The dial that failed; True where all went well to this very address; False where nothing is known."""
     if mesh is None:
         return False
-    between = [dial for dial in mesh.failed if (dial.src, dial.dst) == (source.host, target.host)]
+    between = mesh.failures.get((source.host, target.host), ())
     for dial in between:
         if dial.address == address:
             return dial

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Literal
 
 from pydantic import Field
@@ -67,3 +68,11 @@ class Mesh(Noun):
     failed: tuple[Dial, ...] = ()
     not_listening: dict[str, str] = Field(default_factory=dict)
     stalls: Phased[tuple[Stall, ...]] = skipped("large packets were not tried")
+
+    @cached_property
+    def failures(self) -> dict[tuple[str, str], tuple[Dial, ...]]:
+        """The failed dials of each ordered pair of hosts that has some: a large mesh is asked pair by pair."""
+        found: dict[tuple[str, str], list[Dial]] = {}
+        for dial in self.failed:
+            found.setdefault((dial.src, dial.dst), []).append(dial)
+        return {pair: tuple(dials) for pair, dials in found.items()}

@@ -187,6 +187,21 @@ def test_rules_that_let_the_cluster_through_are_no_fault(fresh_lab: Lab, name: s
     assert {run.check(name)["outcome"] for name in (PORT, EPHEMERAL)} == {"pass"}
 
 
+@pytest.mark.parametrize("rolled_out", ["nftables-policy-drop", "ufw-deny", "firewalld-public"])
+def test_one_rule_on_all_hosts_is_one_fault_with_one_remedy(fresh_lab: Lab, rolled_out: str) -> None:
+    for host in fresh_lab.hosts:
+        fault(rolled_out)(fresh_lab, host)
+    run = check(fresh_lab)
+    assert run.names == [PORT], json.dumps(run.report["diagnoses"], indent=1)
+    assert run.first["hosts"] == ["node1", "node2", "node3"]
+    commands: dict[str, list[str]] = {host.name: [] for host in fresh_lab.hosts}
+    for command in run.first["fix"]["commands"]:
+        commands[command["host"]].append(command["command"])
+    assert commands["node1"] == commands["node2"] == commands["node3"]
+    paste(fresh_lab, run.first)
+    assert check(fresh_lab).names == []
+
+
 def test_a_rule_on_the_sender_is_the_senders_fault(fresh_lab: Lab) -> None:
     fault("nftables-output-drop")(fresh_lab, fresh_lab.host("node3"))
     run = check(fresh_lab)

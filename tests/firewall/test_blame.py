@@ -36,21 +36,21 @@ def test_the_listeners_rule_is_blamed_and_only_the_peers_it_stops_are_let_in() -
     seen = snapshot({"node1": captured("firewalld_public")}, [("node2", "node1", 29500, "no-route")])
     (blame,) = judge(seen).blames
     assert (blame.host.name, blame.direction, blame.manager, blame.surprises) == ("node1", "input", "firewalld", [])
-    assert opening(blame, seen).peers == ("10.0.0.2",)
-    assert opening(blame, seen).ports == ((29500, 29500), (32768, 60999))
+    assert opening([blame], seen).peers == ("10.0.0.2",)
+    assert opening([blame], seen).ports == ((29500, 29500), (32768, 60999))
 
 
 def test_a_mesh_that_was_a_sample_lets_the_whole_cluster_in() -> None:
     seen = snapshot({"node1": nft_facts([DROP])}, [("node2", "node1", 29500, "timed-out")], tested=4)
     (blame,) = judge(seen).blames
-    assert set(opening(blame, seen).peers) == {"10.0.0.2", "10.0.0.3"}
+    assert set(opening([blame], seen).peers) == {"10.0.0.2", "10.0.0.3"}
 
 
 def test_the_diallers_own_rule_is_blamed_on_the_dialler() -> None:
     seen = snapshot({"node2": nft_facts([DROP], hook="output")}, [("node2", "node1", 29500, "timed-out")])
     (blame,) = judge(seen).blames
     assert (blame.host.name, blame.direction) == ("node2", "output")
-    assert opening(blame, seen).peers == ("10.0.0.1",)
+    assert opening([blame], seen).peers == ("10.0.0.1",)
 
 
 def test_answers_are_followed_back() -> None:
@@ -110,7 +110,7 @@ def test_every_rule_in_the_way_is_opened() -> None:
     both = iptables_facts("-A INPUT -p tcp -j DROP").model_copy(update={"nft": nft_facts([DROP]).nft})
     seen = snapshot({"node1": both}, [("node2", "node1", 29500, "timed-out")])
     (blame,) = judge(seen).blames
-    programs = {line.split()[0] for line in remedies(blame, seen).commands}
+    programs = {line.split()[0] for line in remedies(blame, opening([blame], seen)).commands}
     assert programs == {"nft", "iptables-legacy"}
 
 

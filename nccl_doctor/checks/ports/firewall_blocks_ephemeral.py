@@ -30,7 +30,7 @@ from nccl_doctor.model import Finding, Severity
     explains=("port-unreachable", "allreduce-timeout", "allreduce-failed"),
 )
 def firewall_blocks_ephemeral(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding for all hosts that stop these ports alike, unless they stop the master port too."""
+    """One finding for all hosts that stop these ports alike, unless that rule stops the master port too."""
     snapshot = view.snapshot
     judged = judge(snapshot)
     for blames in grouped(judged, snapshot, master=False):

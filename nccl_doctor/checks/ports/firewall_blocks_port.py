@@ -19,11 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.firewall_findings import finding, gaps, grouped
+from nccl_doctor.checks.firewall_findings import finding, gaps, grouped, stops_master
 from nccl_doctor.checks.registry import Unjudged, View, check
-from nccl_doctor.firewall.blame import judge
+from nccl_doctor.firewall.blame import Blame, judge
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Severity
+from nccl_doctor.snapshot import Snapshot
 
 
 @check(
@@ -33,17 +34,26 @@ from nccl_doctor.model import Finding, Severity
     explains=("port-unreachable", "allreduce-timeout", "allreduce-failed"),
 )
 def firewall_blocks_port(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding for all hosts that stop the master port alike."""
+    """One finding for all hosts that have the same rule, where it stops the master port on one of them."""
     snapshot = view.snapshot
     judged = judge(snapshot)
     for blames in grouped(judged, snapshot, master=True):
         first = blames[0]
         names = fold([blame.host.name for blame in blames])
         verb = "rejects" if first.rejects else "drops"
-        port = snapshot.cluster.master_port
-        if first.direction == "input":
-            what = f"{verb} the other hosts' connections to port {port}"
-        else:
-            what = f"{verb} its own connections to port {port} of the master"
-        yield finding(blames, snapshot, f"{first.manager} on {names} {what}, so the ranks can't meet.")
+        whose = "the other hosts'" if first.direction == "input" else "its own"
+        what = _ports(blames, snapshot)
+        yield finding(
+            blames, snapshot, f"{first.manager} on {names} {verb} {whose} connections {what}, so the ranks can't meet."
+        )
     yield from gaps(judged, snapshot, master=True)
+
+
+def _ports(blames: list[Blame], snapshot: Snapshot) -> str:
+    """Where to; hosts with the same rule that does not meet the master port stop the ports that NCCL picks."""
+    master = f"to port {snapshot.cluster.master_port}"
+    if blames[0].direction == "output":
+        master += " of the master"
+    if all(stops_master(blame, snapshot) for blame in blames):
+        return master
+    return f"to the ports that NCCL picks and {master}"

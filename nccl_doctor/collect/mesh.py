@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nccl_doctor.collect import large
+from nccl_doctor.collect import large, redial
 from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.mesh_plan import MeshSize, Target, own_nonce, partners, sample
 from nccl_doctor.collect.session import Session
@@ -49,7 +49,12 @@ def run(
     ports, silent = _listening(names, opened)
     plan = partners(names, limits.size, nonce)
     targets = {name: _targets(plan[name], cluster, facts, ports) for name in names}
-    answers = fan_out(lambda s: _dial(s, targets[s.node.name], nonce, limits.dial_s), sessions, on_done)
+
+    def dial(session: Session, wanted: list[Target]) -> Any:  # noqa: ANN401 - JSON
+        return _dial(session, wanted, nonce, limits.dial_s)
+
+    answers = fan_out(lambda s: dial(s, targets[s.node.name]), sessions, on_done)
+    answers = redial.run(sessions, targets, answers, dial)
     stalls = large.run(sessions, targets, answers)
     fan_out(lambda s: s.ask("unlisten", time.monotonic() + ANSWER_S), sessions)
     failed: list[Dial] = []

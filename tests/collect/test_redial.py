@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from nccl_doctor.collect import redial
+from nccl_doctor.collect.mesh_plan import Target
+from nccl_doctor.collect.session import ProbeError, Session
+from tests.collect.nodes import node
+
+LOST, REFUSED = [0, 29500, "timed-out", "ETIMEDOUT"], [1, 40000, "refused", "ECONNREFUSED"]
+TARGETS = {
+    name: [Target("c", "10.0.0.3", (29500, 40000)), Target("d", "10.0.0.4", (40000,))] for name in ("a", "b", "silent")
+}
+
+
+class Somebody:
+    def __init__(self, name: str, rank: int) -> None:
+        self.node = node(name=name, rank=rank)
+
+
+SESSIONS = cast("list[Session]", [Somebody("a", 0), Somebody("b", 1), Somebody("silent", 2)])
+
+
+def redialled(failed: list[list[Any]], second: list[list[Any]], connected: int = 1000) -> tuple[list[Any], list[Any]]:
+    asked: list[Any] = []
+
+    def dial(session: Session, targets: list[Target]) -> dict[str, Any]:
+        asked.append((session.node.name, targets))
+        return {"connected": len(targets) - len(second), "failed": second}
+
+    answers = [{"connected": connected, "failed": failed}, {"connected": connected, "failed": []}, ProbeError("gone")]
+    return asked, redial.run(SESSIONS, TARGETS, answers, dial)
+
+
+def test_a_lost_dial_is_tried_once_more_and_no_other() -> None:
+    asked, (first, second, silent) = redialled([LOST, REFUSED], [])
+    assert asked == [("a", [Target("c", "10.0.0.3", (29500,))])]
+    assert first == {"connected": 1001, "failed": [REFUSED]}
+    assert second == {"connected": 1000, "failed": []}
+    assert isinstance(silent, ProbeError)
+
+
+def test_what_fails_again_stays_as_it_was_seen_first() -> None:
+    _, (first, *_) = redialled([LOST], [[0, 29500, "refused", "ECONNREFUSED"]])
+    assert first == {"connected": 1000, "failed": [LOST]}
+
+
+@pytest.mark.parametrize("failed", [[], [REFUSED], [LOST] * 21])
+def test_none_many_or_told_failures_cost_no_second_try(failed: list[list[Any]]) -> None:
+    asked, (first, *_) = redialled(failed, [])
+    assert (asked, first["failed"]) == ([], failed)
+
+
+def test_in_a_small_mesh_a_time_out_is_believed() -> None:
+    asked, _ = redialled([LOST], [], connected=20)
+    assert asked == []

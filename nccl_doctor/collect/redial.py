@@ -1,7 +1,7 @@
 """A second try for the few dials among very many that timed out: a lost packet or a busy host is no firewall.
 
-Seen with 64 hosts on two processors: 3 of 12,159 dials took longer than their three seconds. Where a rule or a switch
-drops packets, the second try fails as the first did, and has cost one more time-out.
+Seen with 64 hosts on two processors: 3, and once 229, of 12,159 dials took longer than their three seconds. Where a
+rule or a switch drops packets, the second try fails as the first did, and has cost one more time-out.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.mesh_plan import Target
 from nccl_doctor.collect.session import Session
 
-FEW = 0.01
-"""Share of all dials up to which those that timed out are tried again; of a small mesh none."""
+FEW = 0.05
+"""Share of all dials up to which those that timed out are tried again; of three hosts, one dial."""
 
 Row = list[Any]
 """``[target's index, port, outcome, error]``, see probe/mesh.py."""

@@ -22,6 +22,10 @@ FIREWALLD_DOWN = 252
 """NOT_RUNNING: firewall-cmd's exit status where the daemon is not there (firewall/errors.py of firewalld)."""
 XTABLES = ('"xt"', '"PREROUTING"', '"INPUT"', '"OUTPUT"', '"POSTROUTING"')
 """What betrays that iptables-nft wrote a table; nft can't show all of such a rule."""
+FIREWALLD = ("firewalld", "_ZONES", "_direct")
+"""The table of its nftables back end, and chains of its iptables one (firewall/core/nftables.py, ipXtables.py)."""
+UFW = ("ufw-", "ufw6-")
+"""How ufw's chains begin (/usr/share/ufw)."""
 RULES = ('"table"', '"chain"', '"rule"')
 """What every rule set that does something holds in nft's JSON."""
 NF_TABLES = "/sys/module/nf_tables"
@@ -127,7 +131,6 @@ def collect(deadline: float, sudo: bool = True, again: bool = False) -> dict[str
     nft = _part(lambda: _nft(root, "-j"))
     hidden = not isinstance(nft, str) or any(sign in nft for sign in XTABLES)
     iptables = _part(lambda: _iptables(root, hidden))
-    # A manager that runs has rules in force. Without any there is nobody to ask: each is a Python program of 60 ms.
     brief = again or (isinstance(nft, str) and not any(sign in nft for sign in RULES) and iptables == [])
     wants_sets = not again and isinstance(iptables, list) and any("--match-set" in save["text"] for save in iptables)
     return {
@@ -135,12 +138,22 @@ def collect(deadline: float, sudo: bool = True, again: bool = False) -> dict[str
         "nft_text": _part(lambda: None if brief else _nft(root, "-a")),
         "iptables": iptables,
         "ipsets": _part(lambda: root.output("ipset", "save") if wants_sets else None),
-        "firewalld": _part(lambda: None if brief else _firewalld(root)),
-        "ufw": _part(lambda: None if brief else _ufw(root)),
+        "firewalld": _part(lambda: _firewalld(root) if not brief and _signed(FIREWALLD, nft, iptables) else None),
+        "ufw": _part(lambda: _ufw(root) if not brief and _signed(UFW, nft, iptables) else None),
         "docker": os.path.exists("/var/run/docker.sock") or os.path.exists("/sys/class/net/docker0"),
         "groups": {name: int(_read("/sys/class/net/%s/netdev_group" % name) or 0) for name in _interfaces()},
         "bridges": [name for name in _interfaces() if os.path.isdir("/sys/class/net/%s/bridge" % name)],
     }
+
+
+def _signed(signs: tuple[str, ...], nft: object, iptables: object) -> bool:
+    """Whether a manager's own names stand in the rules, or rules could not be read.
+
+    One that runs has its chains in force; else there is nobody to ask, and each is a Python program of 100 ms or more.
+    """
+    if not isinstance(nft, str) or not isinstance(iptables, list):
+        return True
+    return any(sign in text for text in (nft, *(save["text"] for save in iptables)) for sign in signs)
 
 
 def _part(reader: Reader) -> object:

@@ -79,9 +79,12 @@ def test_for_the_counters_nobody_but_the_kernel_is_asked(host: Host) -> None:
     assert len(facts.iptables) == 1
 
 
+MANAGED = "-A INPUT -m set --match-set s src -j DROP\\n-A INPUT -j INPUT_ZONES\\n-A INPUT -j ufw-before-input\\n"
+
+
 def test_everything_is_captured(host: Host) -> None:
     host.program("nft", f"[ $1 = -j ] && echo '{XT}' || echo 'table inet t'")
-    host.program("iptables-nft-save", "echo '-A INPUT -m set --match-set s src -j DROP'")
+    host.program("iptables-nft-save", f"printf %b '{MANAGED}'")
     host.program("ipset", "echo 'create s hash:ip'")
     host.program("firewall-cmd", '[ "$1" = --get-default-zone ] && echo public || echo "zones $1"')
     host.program("ufw", "echo 'Status: active'")
@@ -90,13 +93,21 @@ def test_everything_is_captured(host: Host) -> None:
         XT + "\n", "table inet t\n", "create s hash:ip\n", "Status: active\n",
     )  # fmt: skip
     assert facts.iptables == (
-        IptablesSave(
-            command="iptables-nft", family="ip", backend="nft", text="-A INPUT -m set --match-set s src -j DROP\n"
-        ),
+        IptablesSave(command="iptables-nft", family="ip", backend="nft", text=MANAGED.replace("\\n", "\n")),
     )
     assert facts.firewalld == Firewalld(
         default_zone="public", runtime="zones --list-all-zones\n", permanent="zones --permanent\n"
     )
+
+
+def test_managers_that_have_no_rule_in_force_are_not_asked(host: Host) -> None:
+    host.program("nft", f"[ $1 = -j ] && echo '{XT}' || echo 'table inet t'")
+    host.program("iptables-nft-save", "echo '-A INPUT -p tcp --dport 22 -j ACCEPT'")
+    for name in ("firewall-cmd", "ufw"):
+        host.program(name, f"echo > {host.folder}/asked; exit 1")
+    facts = collect()
+    assert (facts.firewalld, facts.ufw) == (None, None)
+    assert not (host.folder / "asked").exists()
 
 
 def test_iptables_is_left_alone_where_it_wrote_nothing(host: Host) -> None:

@@ -9,6 +9,7 @@ from nccl_doctor.logs.context import FOLLOW, Log, in_context
 from nccl_doctor.logs.events import Event
 from nccl_doctor.logs.recorded import recorded
 from nccl_doctor.logs.rule import SCRIPT, Grade
+from nccl_doctor.logs.rules.scripts import EXITED
 
 MOST_CAUSES = 3
 
@@ -88,7 +89,8 @@ def _order(events: Sequence[Event]) -> Callable[[Event], tuple[int, int, tuple[i
 
     def key(event: Event) -> tuple[int, int, tuple[int, int, int], int]:
         time = event.prefix.time if timed and event.prefix.time else (0, 0, 0)
-        late = 2 if event.name == SCRIPT and event.grade is Grade.GENERIC else event.name in FOLLOW
+        given_up = event.name == SCRIPT and event.grade is Grade.GENERIC
+        late = 2 + (event.wording == EXITED) if given_up else event.name in FOLLOW
         return -event.grade, late, time, event.order
 
     return key

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from nccl_doctor.logs.advice import advice
+from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.diagnose import Source, diagnose
 
 CLOSED = "n2:1:2 [0] NCCL WARN socketProgress: Connection closed by remote peer n1<4242>"
@@ -90,6 +92,13 @@ RETURNED = "n2:1:2 [0] NCCL INFO misc/socket.cc:567 -> 2"
 )
 def test_blame(lines: list[str], wanted: list[str]) -> None:
     assert names(*lines) == wanted
+
+
+def test_an_exception_is_told_before_the_exit_code_that_follows_it() -> None:
+    said = f"{EXITED}\nmine.OddException: no such shard\n"
+    verdict = diagnose([Source("run.log", [said.encode()])])
+    words = advice(Case(verdict.causes[0], verdict.log))
+    assert words.message == "The script itself failed on a rank: mine.OddException: no such shard"
 
 
 def test_a_return_code_behind_its_reason_is_no_consequence() -> None:

@@ -6,7 +6,8 @@ from nccl_doctor.logs.advice.words import Said, said
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.collectives import never_started, waiting
 from nccl_doctor.logs.hang import ranks_of, standing
-from nccl_doctor.logs.rule import SCRIPT, Grade
+from nccl_doctor.logs.rule import SCRIPT
+from nccl_doctor.logs.rules.scripts import EXITED
 
 
 def _collective_timeout(case: Case) -> Said:
@@ -61,8 +62,7 @@ def _peer_died(case: Case) -> Said:
 
 
 def _script(case: Case) -> Said:
-    raised = case.cause.grade is not Grade.GENERIC or "rror: " in case.first.message
-    if raised:
+    if case.first.wording != EXITED:
         return said(
             f"The script itself failed on {case.who}: {' '.join(case.first.message.split())[:160]}",
             "Read the traceback above that line; nothing in the log points at NCCL or the network.",

@@ -9,6 +9,15 @@ _PLAIN = (
     r"|NotImplemented|ModuleNotFound|Import|UnicodeDecode|UnicodeEncode|JSONDecode|Recursion|Overflow|FloatingPoint|EOF|Unpickling)Error"
 )
 
+EXITED = (
+    r"(?:failed \(exitcode: (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\)"
+    r"|exits with return code = (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\b"
+    r"|srun: error: (?P<host>\S+): tasks? \S+: Exited with exit code (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\b"
+    r"|returned non-zero exit status (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\.)"
+)
+"""The bare exit code that torchrun, DeepSpeed, Slurm, torch.distributed.launch and Accelerate tell; 128 and more is a
+signal's."""
+
 RULES: tuple[Rule, ...] = (
     # torch's excepthook writes the rank before the lines of an exception that nobody caught (torch 2.4,
     # torch/distributed/distributed_c10d.py)
@@ -26,13 +35,9 @@ RULES: tuple[Rule, ...] = (
         r"|[Ee]xpected scalar type|a leaf Variable that requires grad)",
         "RuntimeError: The size of tensor a (32) must match the size of tensor b (16) at non-singleton dimension 0",
     ),
-    # torchrun, DeepSpeed, Slurm, torch.distributed.launch and Accelerate; 128 and more is a signal
     generic(
         SCRIPT,
-        r"(?:failed \(exitcode: (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\)"
-        r"|exits with return code = (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\b"
-        r"|srun: error: (?P<host>\S+): tasks? \S+: Exited with exit code (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\b"
-        r"|returned non-zero exit status (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\.)",
+        EXITED,
         "E1120 10:00:05.456000 1234 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 1) "
         "local_rank: 1 (pid: 1301) of binary: /opt/py/bin/python",
     ),

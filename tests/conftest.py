@@ -1,11 +1,18 @@
 """The lab as fixtures. Where the machine can't hold one they fail, with a sentence that says what to install."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from tests.lab.cluster import Lab, MakeLab
 from tests.lab.errors import LabError
+
+
+def pytest_configure() -> None:
+    """A shell that starts the suite in the background ignores Ctrl-C for it and all its children; the tests send it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _up(hosts: int = 3, *, shm_size: str = "1g") -> Lab:

@@ -203,7 +203,10 @@ def test_signals_reach_a_program(lab: Lab) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=5) == 7
+        try:
+            assert process.wait(timeout=5) == 7
+        finally:
+            process.kill()
 
 
 def test_large_lab_raises_the_neighbour_table_and_puts_it_back(make_lab: MakeLab) -> None:

@@ -72,7 +72,7 @@ CASES = {
         "ufw default reject outgoing; ufw default allow incoming; ufw --force enable",
         ("ufw", "rejects its own"), outcome="refused", host="node2", reload="ufw reload",
     ),
-    "nft-drop": Case(nft(f"tcp dport 29500 counter drop {HOSTILE}"), ("nftables", "counter 0 -> ")),
+    "nft-drop": Case(nft(f"tcp dport 29500 counter drop {HOSTILE}"), ("nftables", " packets)")),
     "nft-reject-reset": Case(nft("tcp dport 29500 reject with tcp reset"), ("nftables", "handle"), outcome="refused"),
     "nft-set": Case(
         nft("ip saddr != { 10.8.0.0/16, 192.168.0.1-192.168.0.9 } tcp dport 1024-65535 drop"), ("nftables", "10.8.0.0/16"),

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 from nccl_doctor.checks.ports.port_unreachable import MEANS
 from nccl_doctor.checks.registry import Unjudged
 from nccl_doctor.firewall.blame import Blame, Judged, compiled, opening, remedies
-from nccl_doctor.firewall.describe import describe
+from nccl_doctor.firewall.describe import counted, describe
 from nccl_doctor.firewall.opening import Opening, port_words
+from nccl_doctor.firewall.packet import RuleRef
+from nccl_doctor.firewall.ruleset import Ruleset
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Command, Finding, Fix
 from nccl_doctor.snapshot import Dial, Snapshot
@@ -76,13 +78,14 @@ def _evidence(blames: Sequence[Blame], snapshot: Snapshot) -> Iterator[str]:
         ports = sorted({dial.port for dial in dials})
         which = ",".join(map(str, ports)) if len(ports) <= PORTS_SHOWN else f"{ports[0]}-{ports[-1]}"
         yield f"seen    {fold(sources)} -> {fold(targets)}:{which}: {MEANS[outcome]}"
-    rules: dict[str, list[str]] = {}
+    rules: dict[str, list[tuple[str, RuleRef, Ruleset]]] = {}
     for blame in blames:
         after = compiled(blame.host, after=True)
         for rule in blame.rules:
-            rules.setdefault(describe(rule, blame.facts, after), []).append(blame.host.name)
-    for words, names in rules.items():
-        yield f"rule    {fold(names)}: {words}"
+            rules.setdefault(describe(rule, blame.facts), []).append((blame.host.name, rule, after))
+    for words, found in rules.items():
+        counts = counted([(rule, after) for _, rule, after in found])
+        yield f"rule    {fold([name for name, *_ in found])}: {words}{counts}"
     surprises = {MEANS[dial.outcome] for blame in blames for dial in blame.surprises}
     if surprises:
         ways = ", ".join(sorted(surprises))

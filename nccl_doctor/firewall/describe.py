@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from nccl_doctor.firewall.manager import manager_of, zone_of, zones
 from nccl_doctor.firewall.packet import RuleRef
 from nccl_doctor.firewall.ruleset import Ruleset
@@ -16,16 +18,24 @@ def printable(text: str) -> str:
     return line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
 
 
-def describe(rule: RuleRef, facts: FirewallFacts, after: Ruleset | None = None) -> str:
-    """The rule as its manager's user knows it, else as it stands in the kernel.
-
-    Args:
-        rule: what decided.
-        facts: of its host.
-        after: the rules as they were after the dials, for the counter.
-    """
+def describe(rule: RuleRef, facts: FirewallFacts) -> str:
+    """The rule as its manager's user knows it, else as it stands in the kernel."""
     words = _zone(rule, facts) if manager_of(rule, facts) == "firewalld" else None
-    return printable((words or _place(rule)) + _counter(rule, after))
+    return printable(words or _place(rule))
+
+
+def counted(rules: Sequence[tuple[RuleRef, Ruleset]]) -> str:
+    """What the counters of one rule on some hosts counted together, each with its host's rules after the dials.
+
+    Nothing where it has none.
+    """
+    pairs = [(rule.packets, _later(rule, after)) for rule, after in rules if rule.packets is not None]
+    if not pairs:
+        return ""
+    before, name = sum(first for first, _ in pairs), "counter" + "s" * (len(pairs) > 1)
+    later = [second for _, second in pairs if second is not None]
+    grown = f" -> {sum(later)}" if len(later) == len(pairs) else ""
+    return f" ({name} {before}{grown} packets)"
 
 
 def _place(rule: RuleRef) -> str:
@@ -51,13 +61,8 @@ def _zone(rule: RuleRef, facts: FirewallFacts) -> str | None:
     return f"zone {zone.name}{', ' + bound if bound else ''}: lets in {listed}; all else {rest}"
 
 
-def _counter(rule: RuleRef, after: Ruleset | None) -> str:
-    if rule.packets is None:
-        return ""
-    later = next((other.packets for other in after.rules() if _same(other, rule)), None) if after else None
-    return (
-        f" (counter {rule.packets} -> {later} packets)" if later is not None else f" (counter {rule.packets} packets)"
-    )
+def _later(rule: RuleRef, after: Ruleset) -> int | None:
+    return next((other.packets for other in after.rules() if _same(other, rule)), None)
 
 
 def _same(one: RuleRef, other: RuleRef) -> bool:

@@ -198,6 +198,7 @@ def test_one_rule_on_all_hosts_is_one_fault_with_one_remedy(fresh_lab: Lab, roll
     for command in run.first["fix"]["commands"]:
         commands[command["host"]].append(command["command"])
     assert commands["node1"] == commands["node2"] == commands["node3"]
+    assert sum(line.startswith("rule") for line in run.first["evidence"]) == 1
     paste(fresh_lab, run.first)
     assert check(fresh_lab).names == []
 

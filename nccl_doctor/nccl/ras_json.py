@@ -1,0 +1,154 @@
+"""The JSON form of an answer of RAS (NCCL 2.28.7 on).
+
+It comes from a host: numbers in range and short plain words alone are believed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import BaseModel, Field, StringConstraints, ValidationError
+
+from nccl_doctor.nccl.ras_answer import Communicator, MalformedAnswerError, RankGroup, RasAnswer, RasProcess, RasRank
+
+_ERRORS = {
+    1: "Unhandled CUDA error",
+    2: "System error",
+    3: "Internal error",
+    4: "Invalid argument",
+    5: "Invalid usage",
+    6: "Remote process error",
+    8: "Timeout",
+}
+"""ncclResult_t in the words of the text form."""
+
+_IN_PROGRESS = 7
+_MISSING_COMMA = re.compile(r"\}(\s*)\{")
+"""Between missing ranks, NCCL 2.28.7 to 2.28.9."""
+
+_Count = Annotated[int, Field(ge=0, lt=1 << 64)]
+_Small = Annotated[int, Field(ge=-1, lt=1 << 31)]
+_Word = Annotated[str, StringConstraints(max_length=64, pattern=r"^[\w.:%+-]*$")]
+
+
+class _Status(BaseModel):
+    init_state: _Small = 0
+    async_error: _Small = 0
+    finalize_called: bool = False
+    destroy_flag: bool = False
+    abort_flag: bool = False
+    considered_dead: bool = False
+
+    def word(self) -> str:
+        if self.abort_flag:
+            return "ABORT"
+        if self.finalize_called or self.destroy_flag:
+            return "FINALIZE"
+        return "RUNNING" if self.init_state == 0 else "INIT"
+
+    def error(self) -> str:
+        codes = (code for code in (self.async_error, self.init_state) if code not in (0, _IN_PROGRESS))
+        return next((_ERRORS.get(code, f"error {code}") for code in codes), "")
+
+
+class _Rank(BaseModel):
+    rank: _Small
+    host: _Word = ""
+    pid: _Small = -1
+    cuda_dev: _Small = -1
+    status: _Status = _Status()
+    collective_counts: dict[_Word, _Count] = Field(default_factory=dict, max_length=64)
+
+    def told(self, *, missing: bool) -> RasRank:
+        return RasRank(
+            rank=self.rank,
+            host=None if self.host in ("", "unknown") else self.host,
+            pid=None if self.pid < 0 else self.pid,
+            gpu=self.cuda_dev,
+            status="" if missing else self.status.word(),
+            error="" if missing else self.status.error(),
+            counts=self.collective_counts,
+            dead=self.status.considered_dead,
+        )
+
+
+class _Communicator(BaseModel):
+    hash: Annotated[str, StringConstraints(pattern=r"^(0x)?[0-9a-fA-F]{1,16}$")]
+    size: _Small
+    missing_ranks_count: _Small = 0
+    ranks: tuple[_Rank, ...] = ()
+    missing_ranks: tuple[_Rank, ...] = ()
+
+    def told(self) -> Communicator:
+        ranks = tuple(rank.told(missing=False) for rank in self.ranks)
+        return Communicator(
+            hash=f"{int(self.hash, 16):016x}",
+            size=self.size,
+            ranks=ranks,
+            missing=tuple(rank.told(missing=True) for rank in self.missing_ranks),
+            missing_count=max(self.missing_ranks_count, len(self.missing_ranks)),
+            groups=tuple(_groups(ranks)),
+        )
+
+
+class _Ras(BaseModel):
+    timeouts_count: _Count = 0
+
+
+class _Answer(BaseModel):
+    nccl_version: _Word
+    communicators: tuple[_Communicator, ...]
+    ras: _Ras = _Ras()
+
+
+def parse_json(text: str) -> RasAnswer:
+    """The answer to ``STATUS`` after ``SET FORMAT json``.
+
+    Raises:
+        MalformedAnswerError: it holds what RAS never says.
+    """
+    try:
+        try:
+            tree = json.loads(text)
+        except json.JSONDecodeError:
+            tree = json.loads(_MISSING_COMMA.sub(r"},\1{", text))
+        answer = _Answer.model_validate(tree)
+    except (ValueError, RecursionError) as error:
+        where = error.errors()[0]["loc"] if isinstance(error, ValidationError) else "not JSON"
+        raise MalformedAnswerError(f"RAS answered what it never says: {where}") from error
+    communicators = tuple(one.told() for one in answer.communicators)
+    dead = {
+        (rank.host, rank.pid): RasProcess(
+            host=rank.host, pid=rank.pid, gpus=(rank.gpu,) if rank.gpu is not None else ()
+        )
+        for one in communicators
+        for rank in one.missing
+        if rank.dead and rank.host is not None and rank.pid is not None
+    }
+    return RasAnswer(
+        nccl_version=answer.nccl_version,
+        communicators=communicators,
+        dead=tuple(dead.values()),
+        dead_count=len(dead),
+        timeouts=answer.ras.timeouts_count,
+    )
+
+
+def _groups(ranks: tuple[RasRank, ...]) -> Iterator[RankGroup]:
+    """How the ranks differ; errors are told even where all have the same."""
+    topics = list(dict.fromkeys(name for rank in ranks for name in rank.counts))
+    values: dict[str, list[int | str]] = {topic: [rank.counts.get(topic, 0) for rank in ranks] for topic in topics}
+    values |= {"status": [rank.status for rank in ranks], "error": [rank.error for rank in ranks]}
+    for topic, found in values.items():
+        groups: dict[int | str, list[RasRank]] = {}
+        for rank, value in zip(ranks, found, strict=True):
+            groups.setdefault(value, []).append(rank)
+        if topic == "error":
+            groups.pop("", None)
+        elif len(groups) < 2:
+            continue
+        for value, members in sorted(groups.items(), key=lambda item: -len(item[1])):
+            yield RankGroup(topic, value, len(members), tuple(members))

@@ -25,6 +25,9 @@ TAIL_LINES = 16000
 LINE_BYTES = 2000
 """NCCL_DEBUG=INFO prints about 150 lines a rank on 8 GPUs: both its beginning and the last words are kept."""
 
+WORD_S = 2.0
+"""What torchrun gets at the deadline to say how a rank died that it has already waited for."""
+
 Emit = Callable[[Dict[str, Any]], None]
 
 
@@ -98,8 +101,8 @@ def run(request: dict[str, Any], worker: str, emit: Emit, stop: threading.Event)
             # torchrun's own end counts too: a rank may outlive one that is killed
             gone = output.follow(read_end, deadline, lambda: stop.is_set() or process.poll() is not None)
             gone = gone or process.poll() is not None
-            if not gone:
-                ranks.look()
+            if not gone and ranks.look():
+                output.follow(read_end, time.monotonic() + WORD_S, lambda: process.poll() is not None)
             status = _end(process, patience_s=1.0 if gone else 0.0)
             output.follow(read_end, time.monotonic() + 1.0, lambda: False)
     finally:

@@ -26,16 +26,25 @@ class Ranks:
         self._emit = emit
         self._files = [os.memfd_create(f"nccl-doctor-stack-{rank}", 0) for rank in range(count)]
         self._pids: dict[int, int] = {}
+        self._done: set[int] = set()
         self.stacks = [f"/proc/{os.getpid()}/fd/{file}" for file in self._files]
 
     def event(self, event: dict[str, Any]) -> None:
         """Hands an event of a rank on, and remembers who can take the signal."""
         if event.get("stage") == "started":
             self._pids[event["local_rank"]] = event["pid"]
+        elif event.get("stage") == "done":
+            self._done.add(event["local_rank"])
         self._emit(event)
 
-    def look(self) -> None:
-        """Reports ``{"local_rank", "state", "stack": [innermost frame first]}`` of each rank that is there."""
+    def look(self) -> bool:
+        """Reports ``{"local_rank", "state", "stack": [innermost frame first]}`` of each rank that is there.
+
+        One that has died is reported too, with state "X" and, while its parent has not asked, ``"exit_code"``.
+
+        Returns:
+            Whether there is one whose parent alone knows how it died.
+        """
         processes = _by_local_rank(len(self._files))
         for rank, pid in self._pids.items():
             if rank in processes:
@@ -48,6 +57,10 @@ class Ranks:
             waiting = {rank for rank in waiting if not os.fstat(self._files[rank]).st_size}
         for rank, pid in processes.items():
             self._emit({"local_rank": rank, "state": _state(pid), "stack": self._stack(rank)})
+        dead = {rank: _exit_code(pid) for rank, pid in self._pids.items() if rank not in processes.keys() | self._done}
+        for rank, code in dead.items():
+            self._emit({"local_rank": rank, "state": "X", "exit_code": code})
+        return None in dead.values()
 
     def close(self) -> None:
         """Gives the files back."""
@@ -71,6 +84,22 @@ def _by_local_rank(count: int) -> dict[int, int]:
                 if variable.startswith(b"LOCAL_RANK=") and variable[11:].isdigit() and int(variable[11:]) < count:
                     found.setdefault(int(variable[11:]), pid)
     return found
+
+
+def _exit_code(pid: int) -> int | None:
+    """What became of a process that its parent has not waited for: negative for a signal; None where it is not there.
+
+    It is the last of proc(5)'s fields, as waitpid(2) gives it.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state, *_, last = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    if state != b"Z":
+        return None
+    status = int(last)
+    return -(status & 127) if status & 127 else status >> 8
 
 
 def _state(pid: int) -> str | None:

@@ -18,7 +18,7 @@ class RankResult(Noun):
         pid: on its host; the interpreter, torch and NCCL are those that it really loaded.
         times: seconds from its start to each stage.
         exit_code: as torchrun tells it; ``signal``, the number, where it was killed.
-        state: of a rank that had to be ended: the letter of proc(5), "D nfs_wait" for one in the kernel.
+        state: at the deadline: the letter of proc(5), "D nfs_wait" for one in the kernel, "X" for one that was dead.
         stack: of a rank that had to be ended: its main thread's Python frames, innermost first.
         own_s: seconds it took outside of the timed all-reduces, while others may have waited for it.
         interfaces: "eth0:10.0.0.1", as NCCL prints them; ``network``: "IB", "Socket" or a plugin's name.

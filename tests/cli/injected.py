@@ -28,6 +28,9 @@ def act():
         raise ValueError("injected")
     elif ACT == "leave":
         os._exit(7)
+    elif ACT == "unheard":
+        os.kill(os.getppid(), signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGKILL)
     elif ACT == "segment":
         open("/dev/shm/nccl-Ab3dE6", "w").close()
         os.kill(os.getpid(), signal.SIGKILL)

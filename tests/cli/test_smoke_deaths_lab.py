@@ -30,6 +30,13 @@ def test_a_rank_that_is_killed_with_a_segment_of_shared_memory(make_lab: MakeLab
     assert_killed(smoke(lab, hosts=with_env(lab, "node2", env)), "SIGKILL")
 
 
+def test_a_rank_that_is_killed_while_its_launcher_says_nothing(make_lab: MakeLab) -> None:
+    """A launcher on a machine that is too slow for the deadline: what can't be waited for is looked up."""
+    lab = make_lab(2)
+    env = inject(lab.host("node2"), "unheard", "sizes")
+    assert_killed(smoke(lab, hosts=with_env(lab, "node2", env)), "SIGKILL")
+
+
 def assert_killed(run: Run, name: str) -> None:
     assert run.names == ["allreduce-failed"]
     assert run.first["hosts"] == ["node2"]

@@ -5,6 +5,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from nccl_doctor.collect.smoke import course as course_module
 from nccl_doctor.collect.smoke.course import Course
 from nccl_doctor.collect.smoke.outcome import exit_codes, kept, result
@@ -157,6 +159,41 @@ def test_what_became_of_it() -> None:
     course = begun()
     course.timed_out = True
     assert result(PLAN, course).outcome == "timeout"
+
+
+@pytest.mark.parametrize(
+    ("event", "outcome"),
+    [
+        ({"state": "X", "exit_code": -9}, "failed"),
+        ({"state": "X", "exit_code": 7}, "failed"),
+        ({"state": "X", "exit_code": None}, "failed"),
+        ({"state": "X", "exit_code": -6}, "timeout"),
+        ({"state": "X", "exit_code": 1, "error": "Connection closed by peer", "wrong": False}, "timeout"),
+        ({"state": "T"}, "timeout"),
+    ],
+)
+def test_a_death_is_a_failure_also_where_the_deadline_came_before_its_parents_word(
+    event: dict[str, Any], outcome: str
+) -> None:
+    """What loses its peers to the deadline may abort or raise an error: that is no death before it."""
+    course = begun()
+    reach(course, "sizes")
+    course.timed_out = True
+    course.event("node2", {"local_rank": 0, **event})
+    smoke = result(PLAN, course)
+    assert smoke.outcome == outcome
+    code = event.get("exit_code")
+    assert (smoke.ranks[2].exit_code, smoke.ranks[2].signal) == (
+        (None, -code) if code is not None and code < 0 else (code, None)
+    )
+
+
+def test_torchruns_word_counts_where_the_deadline_came_first() -> None:
+    course = begun()
+    reach(course, "sizes")
+    course.timed_out = True
+    course.end("node1", {**LEFT, "exit": None, "output": [DIED]})
+    assert result(PLAN, course).outcome == "failed"
 
 
 def test_the_last_words_are_kept_and_the_chatter_is_cut() -> None:

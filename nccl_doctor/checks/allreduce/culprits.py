@@ -77,7 +77,7 @@ def culprits(smoke: Smoke) -> Culprits:
         # one that lost its peers may still be ended by an abort of its own on the way out
         ("signal", [rank for rank in unfinished if rank.signal is not None and rank.error is None]),
         ("error", [rank for rank in unfinished if rank.error and not is_echo(rank.error)]),
-        ("exit", [rank for rank in unfinished if rank.exit_code is not None and rank.error is None]),
+        ("exit", [rank for rank in unfinished if _left(rank) and rank.error is None]),
         ("launcher", lost),
         ("stopped", [rank for rank in unfinished if rank.state is not None and rank.state[0] in "TtD"]),
         ("start", behind if behind[0].stage in ("none", "started") and len(behind) < len(smoke.ranks) else []),
@@ -88,6 +88,11 @@ def culprits(smoke: Smoke) -> Culprits:
         if ranks:
             return Culprits(tuple(ranks), why)
     return Culprits(tuple(behind), "echo")
+
+
+def _left(rank: RankResult) -> bool:
+    """Whether it ended by itself, or in a way that nobody could tell."""
+    return rank.exit_code is not None or (rank.state == "X" and rank.signal is None)
 
 
 def furthest_behind(smoke: Smoke) -> list[RankResult]:

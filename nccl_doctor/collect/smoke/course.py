@@ -23,8 +23,8 @@ START_S = 20.0
 IMPORT_TIMES = 2.0
 """How much longer than the slowest yet a rank may take to import torch."""
 
-ANSWER_S = 6.0
-"""What a host may take to take stacks, to end its ranks and to say so."""
+ANSWER_S = 8.0
+"""What a host may take to take stacks, to hear how ranks died, to end the others and to say so."""
 
 
 @dataclass
@@ -41,6 +41,7 @@ class Rank:
     nccl: str | None = None
     state: str | None = None
     stack: tuple[str, ...] = ()
+    exit_code: int | None = None
     own_s: float | None = None
     times: dict[str, float] = field(default_factory=dict)
 
@@ -49,7 +50,7 @@ class Rank:
         if "stage" in event:
             self.stage = event["stage"]
             self.times[self.stage] = round(event["since"], 3)
-        for name in ("error", "wrong", "pid", "torch", "nccl", "state", "own_s"):
+        for name in ("error", "wrong", "pid", "torch", "nccl", "state", "exit_code", "own_s"):
             if event.get(name) is not None:
                 setattr(self, name, event[name])
         if "stack" in event:

@@ -36,7 +36,7 @@ def result(plan: Plan, course: Course) -> Smoke:
         backend=plan.backend,
         reason=plan.reason,
         world_size=len(ranks),
-        outcome=_outcome(course),
+        outcome=_outcome(course, ranks),
         deadline_s=plan.limits.deadline_s,
         ranks=ranks,
         sizes=tuple(course.sizes),
@@ -64,6 +64,7 @@ def kept(lines: Iterable[str]) -> list[str]:
 
 
 def _rank(number: int, rank: Rank, code: int | None, facts: Facts | None) -> RankResult:
+    code = rank.exit_code if code is None else code
     own = None
     if facts is not None and rank.pid is not None:
         own = next((p for p in facts.processes.values() if p.pid == str(rank.pid)), None)
@@ -90,13 +91,21 @@ def _rank(number: int, rank: Rank, code: int | None, facts: Facts | None) -> Ran
     )
 
 
-def _outcome(course: Course) -> Literal["ok", "failed", "timeout", "wrong-result"]:
+def _outcome(course: Course, ranks: Iterable[RankResult]) -> Literal["ok", "failed", "timeout", "wrong-result"]:
     if all(rank.stage == "done" for rank in course.ranks):
         return "ok"
     if any(rank.wrong for rank in course.ranks):
         return "wrong-result"
+    if any(_died(rank) for rank in ranks):
+        return "failed"
     hanging = course.timed_out or any(end.get("timed_out") for end in course.ends.values())
     return "timeout" if hanging else "failed"
+
+
+def _died(rank: RankResult) -> bool:
+    """Whether it was dead before its deadline came; one that loses its peers to that may abort."""
+    died = rank.state == "X" or rank.signal is not None or rank.exit_code is not None
+    return died and not rank.ok and rank.error is None and rank.signal != signal.SIGABRT
 
 
 def _launchers(plan: Plan, course: Course, ranks: Iterable[RankResult]) -> dict[str, str]:

@@ -1,0 +1,76 @@
+"""What a host tells of its ranks when the all-reduce's deadline comes: of those that live, and of those that died."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from nccl_doctor.probe.allreduce_ranks import Ranks
+
+
+@contextmanager
+def rank(code: str, local_rank: int = 0) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is a rank to its host; it is not waited for before the end, as by a launcher that is suspended."""
+    process = subprocess.Popen([sys.executable, "-c", code], env={"LOCAL_RANK": str(local_rank)})
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def seen(*events: dict[str, Any]) -> tuple[bool, list[dict[str, Any]]]:
+    told: list[dict[str, Any]] = []
+    ranks = Ranks(2, told.append)
+    for event in events:
+        ranks.event(event)
+    told.clear()
+    try:
+        return ranks.look(), told
+    finally:
+        ranks.close()
+
+
+def started(pid: int) -> dict[str, Any]:
+    return {"local_rank": 0, "stage": "started", "pid": pid}
+
+
+def dead(process: subprocess.Popen[bytes]) -> None:
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL), ("raise SystemExit(7)", 7), ("", 0)],
+)
+def test_how_a_rank_died_is_known_before_its_parent_says_so(code: str, expected: int) -> None:
+    with rank(code) as process:
+        dead(process)
+        assert seen(started(process.pid)) == (False, [{"local_rank": 0, "state": "X", "exit_code": expected}])
+
+
+def test_how_a_rank_died_is_its_parents_to_say_once_that_one_has_waited() -> None:
+    with rank("") as process:
+        process.wait()
+    assert seen(started(process.pid)) == (True, [{"local_rank": 0, "state": "X", "exit_code": None}])
+
+
+def test_the_end_of_a_rank_that_was_done_is_no_death() -> None:
+    with rank("") as process:
+        dead(process)
+        assert seen(started(process.pid), {"local_rank": 0, "stage": "done"}) == (False, [])
+
+
+def test_a_rank_that_lives_is_told_with_its_state() -> None:
+    with rank("import time; time.sleep(60)") as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        unheard, told = seen(started(process.pid))
+    assert (unheard, [(one["local_rank"], one["state"]) for one in told]) == (False, [(0, "T")])

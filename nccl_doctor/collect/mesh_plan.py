@@ -21,7 +21,7 @@ RANDOM_PORTS = 1
 TRIES = 16
 """How far a listener may step aside from a port that somebody holds."""
 
-WHOLE = PortRange(low=32768, high=60999, reserved="")
+WHOLE = PortRange(low=32768, high=60999)
 """Linux' default for net.ipv4.ip_local_port_range, for hosts whose own could not be read."""
 
 
@@ -77,7 +77,7 @@ def sample(facts: HostFacts, master_port: int | None, seed: str) -> list[dict[st
     return listeners
 
 
-def _unreserved(port: int, step: int, taken: set[int], own: PortRange) -> int:
+def _unreserved(port: int, step: int, taken: frozenset[int], own: PortRange) -> int:
     """The first port from here that may be given out; 0, the kernel's own choice, where none is left this way."""
     while port in taken:
         port += step

@@ -182,7 +182,9 @@ def _with_witness(choice: Choice | Unknown, witness: NcclInterface | None) -> tu
 
 def nccl_version(facts: HostFacts) -> Version | None:
     """The NCCL that the host's torch loads, or the one that was asked; None where nobody knows."""
-    told = [facts.torch.nccl] if facts.torch is not None and not isinstance(facts.torch, Unknown) else []
+    told: list[str | None] = (
+        [facts.torch.nccl] if facts.torch is not None and not isinstance(facts.torch, Unknown) else []
+    )
     if isinstance(facts.nccl_interface, NcclInterface):
         told.append(facts.nccl_interface.nccl_version)
     for text in told:

@@ -9,12 +9,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from nccl_doctor.model import Noun
+from nccl_doctor.snapshot.values import Count, EnvValue, InterfaceName, Observed, Path
 
 # --- RDMA and the paths to it -------------------------------------------------------------------------------------
 
 
-class RdmaGid(Noun):
+class RdmaGid(Observed):
     """An entry of a port's GID table that is not empty.
 
     Attributes:
@@ -22,13 +22,13 @@ class RdmaGid(Noun):
         interface: the network interface behind it; None on InfiniBand.
     """
 
-    index: int
+    index: Count
     gid: str
     type: str | None = None
-    interface: str | None = None
+    interface: InterfaceName | None = None
 
 
-class RdmaPort(Noun):
+class RdmaPort(Observed):
     """A port as /sys/class/infiniband tells it, in ibstat's terms.
 
     Attributes:
@@ -37,7 +37,7 @@ class RdmaPort(Noun):
         link_layer: "InfiniBand", "Ethernet" (RoCE) or "Unspecified" (EFA).
     """
 
-    number: int
+    number: Count
     state: str
     physical_state: str | None = None
     rate_gbps: float | None = None
@@ -45,7 +45,7 @@ class RdmaPort(Noun):
     gids: tuple[RdmaGid, ...] = ()
 
 
-class RdmaDevice(Noun):
+class RdmaDevice(Observed):
     """An RDMA device, "mlx5_0"; ``model`` as hca_type, ``firmware`` as fw_ver."""
 
     name: str
@@ -54,7 +54,7 @@ class RdmaDevice(Noun):
     ports: tuple[RdmaPort, ...] = ()
 
 
-class PciPaths(Noun):
+class PciPaths(Observed):
     """What stands between GPUs and RDMA devices.
 
     Attributes:
@@ -70,7 +70,7 @@ class PciPaths(Noun):
         acs: PCI bridges with ACS redirection on, by address; None where only root could read that.
     """
 
-    nvswitches: int = 0
+    nvswitches: Count = 0
     fabric_manager: str | None = None
     peermem: bool = False
     dmabuf: bool | None = None
@@ -81,7 +81,7 @@ class PciPaths(Noun):
 # --- GPUs ---------------------------------------------------------------------------------------------------------
 
 
-class GpuHealth(Noun):
+class GpuHealth(Observed):
     """What nvidia-smi tells of a GPU's health; None where the GPU or the driver does not tell.
 
     Attributes:
@@ -92,19 +92,19 @@ class GpuHealth(Noun):
         fabric: the state of NVLink fabric registration: "Completed", "In Progress", …
     """
 
-    index: int
+    index: Count
     bus_id: str | None = None
-    ecc_uncorrected: int | None = None
+    ecc_uncorrected: Count | None = None
     remap_pending: bool | None = None
     remap_failed: bool | None = None
     mig: bool | None = None
     fabric: str | None = None
 
 
-class Xid(Noun):
+class Xid(Observed):
     """An error that the driver wrote into the kernel's log: its number, the GPU's PCI address, seconds ago."""
 
-    number: int
+    number: Count
     bus_id: str
     age_s: float
     text: str
@@ -113,16 +113,16 @@ class Xid(Noun):
 # --- software -----------------------------------------------------------------------------------------------------
 
 
-class NcclPlugin(Noun):
+class NcclPlugin(Observed):
     """A shared library that NCCL loads by itself; ``digest`` is its SHA-256, ``version`` where the file names one."""
 
     name: str
-    path: str
+    path: Path
     digest: str
     version: str | None = None
 
 
-class SameEntry(Noun):
+class SameEntry(Observed):
     """A path that has to be the same on all hosts.
 
     Attributes:
@@ -135,16 +135,16 @@ class SameEntry(Noun):
         problem: why not all of it could be read.
     """
 
-    path: str
-    resolved: str
+    path: Path
+    resolved: Path
     kind: Literal["file", "folder", "checkout", "missing"]
-    files: dict[str, str] = Field(default_factory=dict)
-    size: int = 0
+    files: dict[Path, str] = Field(default_factory=dict)
+    size: Count = 0
     commit: str | None = None
     problem: str | None = None
 
 
-class LoginShell(Noun):
+class LoginShell(Observed):
     """What an interactive login shell has, against the shell that SSH runs a command with.
 
     Attributes:
@@ -160,5 +160,5 @@ class LoginShell(Noun):
     shell: str
     python: str | None
     prefix: str | None = None
-    differing: dict[str, tuple[str | None, str | None]] = Field(default_factory=dict)
+    differing: dict[str, tuple[EnvValue | None, EnvValue | None]] = Field(default_factory=dict)
     environment: str | None = None

@@ -6,11 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from nccl_doctor.model import Noun
 from nccl_doctor.snapshot.unknown import Fact
+from nccl_doctor.snapshot.values import Count, InterfaceName, Observed, Output
 
 
-class IptablesSave(Noun):
+class IptablesSave(Observed):
     """What ``iptables-save -c`` or ``ip6tables-save -c`` printed; ``command`` is the program that changes these rules.
 
     Attributes:
@@ -21,18 +21,18 @@ class IptablesSave(Noun):
     command: str = Field(pattern=r"^ip6?tables(-legacy|-nft)?$")
     family: Literal["ip", "ip6"]
     backend: Literal["legacy", "nft"]
-    text: str
+    text: Output
 
 
-class Firewalld(Noun):
+class Firewalld(Observed):
     """firewalld, as firewall-cmd tells: ``--list-all-zones``, in force and ``--permanent``."""
 
     default_zone: str
-    runtime: str
-    permanent: str
+    runtime: Output
+    permanent: Output
 
 
-class FirewallFacts(Noun):
+class FirewallFacts(Observed):
     """The packet filters of a host, as their own tools print them; rules and comments in them are hostile text.
 
     Attributes:
@@ -47,12 +47,12 @@ class FirewallFacts(Noun):
         bridges: interfaces that are bridges.
     """
 
-    nft: Fact[str | None]
-    nft_text: Fact[str | None] = None
+    nft: Fact[Output | None]
+    nft_text: Fact[Output | None] = None
     iptables: Fact[tuple[IptablesSave, ...]]
-    ipsets: Fact[str | None] = None
+    ipsets: Fact[Output | None] = None
     firewalld: Fact[Firewalld | None] = None
-    ufw: Fact[str | None] = None
+    ufw: Fact[Output | None] = None
     docker: bool = False
-    groups: dict[str, int] = Field(default_factory=dict)
-    bridges: tuple[str, ...] = ()
+    groups: dict[str, Count] = Field(default_factory=dict)
+    bridges: tuple[InterfaceName, ...] = ()

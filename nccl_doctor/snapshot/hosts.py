@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from nccl_doctor.model import NcclInterface, Node, Noun
+from nccl_doctor.model import NcclInterface, Node
 from nccl_doctor.snapshot.equipment import GpuHealth, LoginShell, NcclPlugin, PciPaths, RdmaDevice, SameEntry, Xid
 from nccl_doctor.snapshot.firewall import FirewallFacts
 from nccl_doctor.snapshot.network import Interfaces, Resolution, Route
@@ -14,9 +14,10 @@ from nccl_doctor.snapshot.ports import PortRange, PortTrial, TcpSocket
 from nccl_doctor.snapshot.processes import GpuProcess, TrainingJob
 from nccl_doctor.snapshot.system import Clock, ConfigFile, Gpu, Identity, Limits, PythonInfo, Shm, TorchInfo
 from nccl_doctor.snapshot.unknown import Fact, Phased, unknown
+from nccl_doctor.snapshot.values import EnvValue, Observed
 
 
-class HostFacts(Noun):
+class HostFacts(Observed):
     """All that one host told.
 
     Attributes:
@@ -36,7 +37,7 @@ class HostFacts(Noun):
     limits: Fact[Limits]
     shm: Fact[Shm]
     port_range: Fact[PortRange]
-    env: Fact[dict[str, str]]
+    env: Fact[dict[str, EnvValue]]
     config_files: Fact[tuple[ConfigFile, ...]]
     clock: Fact[Clock]
     master_port: Phased[PortTrial]
@@ -55,7 +56,7 @@ class HostFacts(Noun):
     firewall_after: Fact[FirewallFacts | None] = None
 
 
-class AccessFailure(Noun):
+class AccessFailure(Observed):
     """Why a host was not reached.
 
     Attributes:
@@ -78,7 +79,7 @@ class AccessFailure(Noun):
     facts: dict[str, Any] = Field(default_factory=dict)
 
 
-class Host(Noun):
+class Host(Observed):
     """One node and what it told; exactly one of ``facts`` and ``failure`` is there."""
 
     node: Node

@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from nccl_doctor.model import Noun
 from nccl_doctor.snapshot.unknown import Phased, skipped
+from nccl_doctor.snapshot.values import Count, HostAddress, Observed, Port
 
 DialOutcome = Literal[
     "connected",
@@ -23,18 +23,18 @@ DialOutcome = Literal[
 ]
 
 
-class Dial(Noun):
+class Dial(Observed):
     """One TCP connection tried from ``src`` to ``dst``; ``error`` is the errno name or the exception."""
 
     src: str
     dst: str
-    address: str
-    port: int
+    address: HostAddress
+    port: Port
     outcome: DialOutcome
     error: str | None = None
 
 
-class Stall(Noun):
+class Stall(Observed):
     """A connection that opened, and then swallowed segments of full size (see probe/pmtu.py).
 
     Attributes:
@@ -44,13 +44,13 @@ class Stall(Noun):
 
     src: str
     dst: str
-    address: str
-    sent: int
-    unacked: int
-    segment: int
+    address: HostAddress
+    sent: Count
+    unacked: Count
+    segment: Count
 
 
-class Mesh(Noun):
+class Mesh(Observed):
     """Every host dialled every other one.
 
     Attributes:
@@ -61,10 +61,10 @@ class Mesh(Noun):
         stalls: the pairs between which large packets vanish.
     """
 
-    hosts: int
-    pairs: int
-    tested: int
-    ports: dict[str, tuple[int, ...]]
+    hosts: Count
+    pairs: Count
+    tested: Count
+    ports: dict[str, tuple[Port, ...]]
     failed: tuple[Dial, ...] = ()
     not_listening: dict[str, str] = Field(default_factory=dict)
     stalls: Phased[tuple[Stall, ...]] = skipped("large packets were not tried")

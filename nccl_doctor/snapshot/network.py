@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from nccl_doctor.model import Noun
+from pydantic import model_validator
+
+from nccl_doctor.snapshot.values import Count, InterfaceName, IpAddress, IpNetwork, Netmask, Observed
 
 
-class Link(Noun):
+class Link(Observed):
     """A network interface.
 
     Attributes:
@@ -16,15 +18,21 @@ class Link(Noun):
         kind: "physical", "loopback", "bridge", "veth", "virtual", … as /sys/class/net tells.
     """
 
-    name: str
-    index: int
+    name: InterfaceName
+    index: Count
     flags: tuple[str, ...]
-    mtu: int
-    speed_mbps: int | None
+    mtu: Count
+    speed_mbps: Count | None
     kind: str
 
 
-class InterfaceAddress(Noun):
+def _of_family(family: str, *texts: str | None) -> None:
+    version = 6 if family == "inet6" else 4
+    if any(text is not None and (":" in text) != (version == 6) for text in texts):
+        raise ValueError(f"no address of family {family}")
+
+
+class InterfaceAddress(Observed):
     """One address, in the order in which getifaddrs(3) gives them.
 
     Attributes:
@@ -33,31 +41,41 @@ class InterfaceAddress(Noun):
         scope_id: IPv6 scope (interface index) of a link-local address, else 0.
     """
 
-    interface: str
+    interface: InterfaceName
     family: Literal["inet", "inet6"]
-    address: str
-    netmask: str | None
-    scope_id: int = 0
+    address: IpAddress
+    netmask: Netmask | None
+    scope_id: Count = 0
+
+    @model_validator(mode="after")
+    def _one_family(self) -> InterfaceAddress:
+        _of_family(self.family, self.address, self.netmask)
+        return self
 
 
-class Interfaces(Noun):
+class Interfaces(Observed):
     """All links, and all addresses in the kernel's order."""
 
     links: tuple[Link, ...]
     addresses: tuple[InterfaceAddress, ...]
 
 
-class Route(Noun):
+class Route(Observed):
     """A line of the main routing table; ``destination`` in CIDR notation, ``gateway`` None where directly connected."""
 
     family: Literal["inet", "inet6"]
-    destination: str
-    gateway: str | None
-    interface: str
-    metric: int
+    destination: IpNetwork
+    gateway: IpAddress | None
+    interface: InterfaceName
+    metric: Count
+
+    @model_validator(mode="after")
+    def _one_family(self) -> Route:
+        _of_family(self.family, self.destination)
+        return self
 
 
-class Resolution(Noun):
+class Resolution(Observed):
     """What a host makes of one name or address of the cluster.
 
     Attributes:
@@ -67,7 +85,7 @@ class Resolution(Noun):
         source_error: errno name of that, e.g. "ENETUNREACH".
     """
 
-    addresses: tuple[str, ...]
+    addresses: tuple[IpAddress, ...]
     error: str | None = None
-    source: str | None = None
+    source: IpAddress | None = None
     source_error: str | None = None

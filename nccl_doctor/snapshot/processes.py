@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from nccl_doctor.model import Noun
+from nccl_doctor.snapshot.values import Count, Observed, Pid, Seconds
 
 
-class TrainingJob(Noun):
+class TrainingJob(Observed):
     """A launcher and its ranks, or what is left of them; see probe/jobs.py for which processes are one job.
 
     Attributes:
@@ -23,22 +23,22 @@ class TrainingJob(Noun):
     """
 
     kind: Literal["ranks", "ray-worker", "zombie"]
-    pid: int
-    pids: tuple[int, ...]
-    ranks: int
+    pid: Pid
+    pids: tuple[Pid, ...]
+    ranks: Count
     launcher: str | None
     left_behind: bool
     user: str
     own: bool
     command: str
-    age_s: float
-    ppid: int
+    age_s: Seconds
+    ppid: Pid
     parent: str | None
     terminal: bool
     unit: str | None
 
 
-class GpuProcess(Noun):
+class GpuProcess(Observed):
     """A process that holds memory of a GPU, as nvidia-smi tells.
 
     Attributes:
@@ -47,10 +47,10 @@ class GpuProcess(Noun):
         alive: it shows in /proc; in a container, processes outside never do.
     """
 
-    pid: int
-    gpu: int | None
+    pid: Pid
+    gpu: Count | None
     uuid: str
-    memory_mib: int | None
+    memory_mib: Count | None
     alive: bool
     user: str | None
     own: bool

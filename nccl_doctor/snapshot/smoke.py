@@ -6,11 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from nccl_doctor.model import Noun
 from nccl_doctor.snapshot.unknown import Phased, skipped
+from nccl_doctor.snapshot.values import Count, Observed, Pid, Rate, Seconds, Version
 
 
-class RankResult(Noun):
+class RankResult(Observed):
     """How far one rank came.
 
     Attributes:
@@ -26,45 +26,45 @@ class RankResult(Noun):
         transports: channels by the way they go: "P2P/CUMEM", "SHM/direct/direct", "NET/IB/0/GDRDMA", …
     """
 
-    rank: int
+    rank: Count
     host: str
-    local_rank: int
+    local_rank: Count
     stage: str
     ok: bool
     error: str | None = None
-    pid: int | None = None
-    torch: str | None = None
-    nccl: str | None = None
-    times: dict[str, float] = Field(default_factory=dict)
-    exit_code: int | None = None
-    signal: int | None = None
+    pid: Pid | None = None
+    torch: Version | None = None
+    nccl: Version | None = None
+    times: dict[str, Seconds] = Field(default_factory=dict)
+    exit_code: Count | None = None
+    signal: Count | None = None
     state: str | None = None
     stack: tuple[str, ...] = ()
-    own_s: float | None = None
+    own_s: Seconds | None = None
     interfaces: tuple[str, ...] = ()
     network: str | None = None
     plugin: str | None = None
-    transports: dict[str, int] = Field(default_factory=dict)
+    transports: dict[str, Count] = Field(default_factory=dict)
 
 
-class SizeResult(Noun):
+class SizeResult(Observed):
     """One message size: median seconds, and GB/s (10⁹ bytes) as nccl-tests defines them."""
 
-    bytes: int
-    seconds: float
-    algbw: float
-    busbw: float
+    bytes: Count
+    seconds: Seconds
+    algbw: Rate
+    busbw: Rate
     dtype: str = "float32"
 
 
-class Trial(Noun):
+class Trial(Observed):
     """The all-reduce over some of the hosts alone."""
 
     hosts: tuple[str, ...]
     ok: bool
 
 
-class Isolation(Noun):
+class Isolation(Observed):
     """Who breaks the all-reduce, found by repeating it over groups of hosts (collect/isolate.py).
 
     Attributes:
@@ -78,7 +78,7 @@ class Isolation(Noun):
     end: str | None = None
 
 
-class Smoke(Noun):
+class Smoke(Observed):
     """The all-reduce.
 
     Attributes:
@@ -92,14 +92,14 @@ class Smoke(Noun):
 
     backend: Literal["nccl", "gloo"]
     reason: str = ""
-    world_size: int
+    world_size: Count
     outcome: Literal["ok", "failed", "timeout", "wrong-result"]
-    deadline_s: float
+    deadline_s: Seconds
     ranks: tuple[RankResult, ...]
     sizes: tuple[SizeResult, ...] = ()
-    wrong_groups: tuple[tuple[int, ...], ...] = ()
+    wrong_groups: tuple[tuple[Count, ...], ...] = ()
     output: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     launchers: dict[str, str] = Field(default_factory=dict)
-    rings: tuple[tuple[int, ...], ...] = ()
-    trees: dict[int, str] = Field(default_factory=dict)
+    rings: tuple[tuple[Count, ...], ...] = ()
+    trees: dict[Count, str] = Field(default_factory=dict)
     isolation: Phased[Isolation] = skipped("nothing to isolate")

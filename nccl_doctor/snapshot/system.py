@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nccl_doctor.model import Noun
+from nccl_doctor.snapshot.values import Count, Observed, Output, Path, Seconds, Version
 
 
-class Identity(Noun):
+class Identity(Observed):
     """Who the host is and whom we are there.
 
     Attributes:
@@ -16,22 +16,22 @@ class Identity(Noun):
 
     hostname: str
     user: str
-    uid: int
+    uid: Count
     machine: str
     kernel: str
     boot_id: str | None
     container: str | None
 
 
-class PythonInfo(Noun):
+class PythonInfo(Observed):
     """The interpreter that training uses."""
 
-    executable: str
-    version: str
-    prefix: str
+    executable: Path
+    version: Version
+    prefix: Path
 
 
-class TorchInfo(Noun):
+class TorchInfo(Observed):
     """torch as that interpreter has it, read from metadata without importing it.
 
     Attributes:
@@ -41,50 +41,50 @@ class TorchInfo(Noun):
         nccl_library: path of libnccl.so.2, where there is one.
     """
 
-    version: str
-    cuda: str | None
-    hip: str | None
-    nccl: str | None
-    nccl_library: str | None
-    location: str
+    version: Version
+    cuda: Version | None
+    hip: Version | None
+    nccl: Version | None
+    nccl_library: Path | None
+    location: Path
 
 
-class Gpu(Noun):
+class Gpu(Observed):
     """A GPU as nvidia-smi's query mode tells; memory in MiB."""
 
-    index: int
+    index: Count
     name: str
     uuid: str
-    memory_total_mib: int | None
-    memory_used_mib: int | None
+    memory_total_mib: Count | None
+    memory_used_mib: Count | None
     driver: str
 
 
-class Limits(Noun):
+class Limits(Observed):
     """Limits of a process started over SSH; None is unlimited. memlock in bytes."""
 
-    nofile_soft: int | None
-    nofile_hard: int | None
-    memlock_soft: int | None
-    memlock_hard: int | None
+    nofile_soft: Count | None
+    nofile_hard: Count | None
+    memlock_soft: Count | None
+    memlock_hard: Count | None
 
 
-class Shm(Noun):
+class Shm(Observed):
     """The shared-memory file system, in bytes."""
 
-    total_bytes: int
-    free_bytes: int
+    total_bytes: Count
+    free_bytes: Count
 
 
-class ConfigFile(Noun):
+class ConfigFile(Observed):
     """A file NCCL may read its variables from; ``text`` None where it does not exist."""
 
-    path: str
-    text: str | None
+    path: Path
+    text: Output | None
 
 
-class Clock(Noun):
+class Clock(Observed):
     """The host's clock against ours: ``offset_s`` positive where it is ahead, known to within ``error_s``."""
 
     offset_s: float
-    error_s: float
+    error_s: Seconds

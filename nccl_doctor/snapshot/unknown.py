@@ -6,12 +6,12 @@ from typing import Annotated, NoReturn, TypeVar
 
 from pydantic import Field
 
-from nccl_doctor.model import Noun
+from nccl_doctor.snapshot.values import Clipped, Observed
 
 T = TypeVar("T")
 
 
-class Unknown(Noun):
+class Unknown(Observed):
     """Could not look: no permission, a tool that is missing, a time-out.
 
     Attributes:
@@ -19,17 +19,17 @@ class Unknown(Noun):
         traceback: where a collector crashed, its own traceback.
     """
 
-    reason: str = Field(alias="$unknown")
-    traceback: str | None = None
+    reason: Clipped = Field(alias="$unknown")
+    traceback: Clipped | None = None
 
     def __bool__(self) -> NoReturn:
         raise TypeError(f"an unknown fact is neither true nor false: {self.reason}")
 
 
-class Skipped(Noun):
+class Skipped(Observed):
     """Was not asked for, or does not apply: no gap in what was judged."""
 
-    reason: str = Field(alias="$skipped")
+    reason: Clipped = Field(alias="$skipped")
 
 
 def unknown(reason: str, traceback: str | None = None) -> Unknown:

@@ -35,7 +35,7 @@ def port_in_ephemeral_range(view: View) -> Iterator[Finding | Unjudged]:
             hosts=(host.name,),
             message=f"{host.name} gives ports {own.low} to {own.high} to outgoing connections: one may hold "
             f"master port {port} when the job starts.",
-            evidence=(f"ip_local_port_range is {own.low} {own.high}; reserved: {own.reserved.strip() or 'none'}",),
+            evidence=(f"ip_local_port_range is {own.low} {own.high}; reserved: {own.reserved_text or 'none'}",),
             facts={"port": port, "low": own.low, "high": own.high},
             fix=Fix(
                 summary="Set a master_port outside of that range in the hosts file, or have the kernel reserve this "
@@ -49,4 +49,4 @@ def port_in_ephemeral_range(view: View) -> Iterator[Finding | Unjudged]:
 
 def reserving(own: PortRange, port: int) -> str:
     """The sysctl setting that reserves a port beside those that are reserved already."""
-    return f"net.ipv4.ip_local_reserved_ports={','.join(filter(None, (own.reserved.strip(), str(port))))}"
+    return f"net.ipv4.ip_local_reserved_ports={','.join(filter(None, (own.reserved_text, str(port))))}"

@@ -1,0 +1,137 @@
+"""What a host may say, as types: whatever stands in a snapshot has passed through here, live or out of a file.
+
+A host is not believed: a number has bounds, a text a length and no lone surrogates, and what names an address, a
+network, an interface or a version is one. The texts stay texts, so that JSON shows what the host said; ``IpAddress``
+and the others are types of their own to mypy, and come only out of these validators.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from functools import lru_cache
+from typing import Annotated, NewType
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+
+from nccl_doctor.model import Noun
+
+MAX_TEXT = 4096
+"""Characters of a text that has no other bound: Linux' PATH_MAX."""
+
+MAX_OUTPUT = 16 << 20
+"""Characters of what another program printed whole, as a packet filter's rules (probe/firewall.py takes 8 MiB)."""
+
+
+class Observed(Noun):
+    """Base of all that hosts tell: texts are bounded, and numbers are finite."""
+
+    model_config = ConfigDict(str_max_length=MAX_TEXT, allow_inf_nan=False)
+
+
+_IpAddress = NewType("_IpAddress", str)
+_IpNetwork = NewType("_IpNetwork", str)
+_InterfaceName = NewType("_InterfaceName", str)
+_Version = NewType("_Version", str)
+
+_INTERFACE = re.compile(r"[^\s/\x00-\x1f\x7f]{1,60}")
+"""The kernel's dev_valid_name (net/core/dev.c), and an alias's ":1"; 15 bytes of which none is UTF-8 take 60."""
+_VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+_~-]{0,63}", re.ASCII)
+"""PEP 440's letters and a driver's; never a blank or a quote."""
+_SCOPE = re.compile(r"[0-9A-Za-z_.:-]{1,60}", re.ASCII)
+
+
+@lru_cache(4096)
+def ip_address(text: str) -> _IpAddress:
+    """An IPv4 or IPv6 address, with ``%scope`` behind a link-local one.
+
+    Raises:
+        ValueError: it is none.
+    """
+    bare, percent, scope = text.partition("%")
+    if percent and not _SCOPE.fullmatch(scope):
+        raise ValueError("no scope of an IPv6 address")
+    parsed = ipaddress.ip_address(bare)
+    if percent and parsed.version == 4:
+        raise ValueError("an IPv4 address has no scope")
+    return _IpAddress(text)
+
+
+@lru_cache(4096)
+def ip_network(text: str) -> _IpNetwork:
+    """A network in CIDR notation; host bits may be set, as in a route that somebody wrote by hand.
+
+    Raises:
+        ValueError: it is none.
+    """
+    ipaddress.ip_network(text, strict=False)
+    return _IpNetwork(text)
+
+
+@lru_cache(4096)
+def _netmask(text: str) -> _IpAddress:
+    bits = int(ipaddress.ip_address(text))
+    width = ipaddress.ip_address(text).max_prefixlen
+    inverted = bits ^ ((1 << width) - 1)
+    if inverted & (inverted + 1):
+        raise ValueError("no netmask: its ones do not stand together")
+    return _IpAddress(text)
+
+
+def _interface(text: str) -> _InterfaceName:
+    if not _INTERFACE.fullmatch(text) or text in (".", ".."):
+        raise ValueError("no name of a network interface")
+    return _InterfaceName(text)
+
+
+def _version(text: str) -> _Version:
+    if not _VERSION.fullmatch(text):
+        raise ValueError("no version")
+    return _Version(text)
+
+
+def _no_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("a path has no NUL")
+    return text
+
+
+def _clip(text: object) -> object:
+    return f"{text[: MAX_TEXT - 1]}…" if isinstance(text, str) and len(text) > MAX_TEXT else text
+
+
+IpAddress = Annotated[_IpAddress, Field(max_length=128), AfterValidator(ip_address)]
+"""As text: "10.0.0.1", "fe80::1%eth0"."""
+IpNetwork = Annotated[_IpNetwork, Field(max_length=64), AfterValidator(ip_network)]
+"""As text: "10.0.0.0/24"."""
+Netmask = Annotated[_IpAddress, Field(max_length=64), AfterValidator(_netmask)]
+"""As text: "255.255.255.0", "ffff:ffff:ffff:ffff::"."""
+InterfaceName = Annotated[_InterfaceName, Field(max_length=60), AfterValidator(_interface)]
+"""A network interface's name, or the label of an alias, "eth0:1"."""
+Version = Annotated[_Version, Field(max_length=64), AfterValidator(_version)]
+"""Of a program: "2.13.0+cu126", "2.28.9", "550.54.14"."""
+Path = Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(_no_nul)]
+"""Of a file on the host."""
+EnvValue = Annotated[str, Field(max_length=128 << 10)]
+"""Of a variable: execve(2) takes 128 KiB (MAX_ARG_STRLEN)."""
+HostAddress = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f\x7f]{1,255}$")]
+"""An address or a name of a host, as the plan has it."""
+Clipped = Annotated[str, BeforeValidator(_clip)]
+"""A sentence of which the end may be missing."""
+Output = Annotated[str, Field(max_length=MAX_OUTPUT)]
+"""What another program printed, whole; hostile text."""
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+"""A TCP port that can be dialled."""
+SocketPort = Annotated[int, Field(ge=0, le=65535)]
+"""A port in a socket table: 0 of a socket that is not bound."""
+Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
+"""How many, how large, which: never negative; bytes of the largest memory fit in."""
+Pid = Annotated[int, Field(ge=0, le=2**31 - 1)]
+"""Of a process; 0 for one outside of the PID namespace that tells."""
+Signed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+"""An integer of which the sign means something."""
+Seconds = Annotated[float, Field(ge=0)]
+"""A span of time."""
+Rate = Annotated[float, Field(ge=0)]
+"""GB/s, 10⁹ bytes a second."""

@@ -62,7 +62,9 @@ class Server:
             "free_port": self._free_port,
             "trial": lambda request: self._trials.run(request["order"]),
             "end_trials": self._end_trials,
+            "watch": self._watched,
         }
+        self._watch: Any = None
         self._mesh: Any = None
         self._trials: Any = None
 
@@ -128,6 +130,12 @@ class Server:
         deadline = time.monotonic() + request["deadline_s"]
         seconds = request["deadline_s"]
         return facts.run({"firewall": lambda: firewall.collect(deadline, request["sudo"], again=True)}, seconds)
+
+    def _watched(self, request: dict[str, Any]) -> Any:
+        from nccl_doctor.probe.hang.watch import Watch
+
+        self._watch = self._watch or Watch()
+        return self._watch.handlers[request["what"]](request)
 
     def _listen(self, request: dict[str, Any]) -> dict[str, Any]:
         from nccl_doctor.probe.mesh import MeshEnd

@@ -25,13 +25,17 @@ STATES = (
 socket with a port is in.
 """
 ALL_STATES = (1 << len(STATES)) - 1
-TIMER_TIME_WAIT = 3
+TIMER_RETRANSMIT, TIMER_TIME_WAIT = 1, 3
+INET_DIAG_INFO = 2
 
 _HEADER = struct.Struct("=IHHII")
 _REQUEST = struct.Struct("=BBBBI")
 _SOCKET_ID = struct.Struct("!HH16s16s12x")
 _MESSAGE = struct.Struct("=BBBB")
 _TAIL = struct.Struct("=IIIII")
+_ATTRIBUTE = struct.Struct("=HH")
+_BYTES, _BYTES_AT = struct.Struct("=QQ"), 120
+"""tcpi_bytes_acked and tcpi_bytes_received, since Linux 4.1."""
 
 
 class DiagSocket(NamedTuple):
@@ -53,23 +57,60 @@ class DiagSocket(NamedTuple):
     expires_s: float | None
 
 
+class Flow(NamedTuple):
+    """A TCP socket and its traffic, in bytes.
+
+    Attributes:
+        unread: came in, and the program has not read it.
+        unsent: the program wrote it, and the peer has not acknowledged it.
+        retransmits: how often the oldest of that was sent again without an answer.
+        acked: sent and acknowledged so far; None where the kernel does not tell, as for ``received``.
+    """
+
+    socket: DiagSocket
+    unread: int
+    unsent: int
+    retransmits: int
+    acked: int | None
+    received: int | None
+
+
 def sockets_on(port: int, timeout_s: float = 2.0) -> list[DiagSocket]:
     """All TCP sockets of this network namespace whose local port this is, IPv4 before IPv6; 0 for every port.
 
     Raises:
         OSError: the kernel has no sock_diag, or refuses.
     """
-    found: list[DiagSocket] = []
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as netlink:
-        netlink.settimeout(timeout_s)
-        for family in (socket.AF_INET, socket.AF_INET6):
-            request = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, ALL_STATES)
-            request += _SOCKET_ID.pack(port, 0, b"", b"")
-            head = _HEADER.pack(_HEADER.size + len(request), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST_DUMP, 1, 0)
-            netlink.send(head + request)
-            found += [parse(body) for body in _answers(netlink)]
+    found = map(parse, _dump(port, 0, timeout_s))
     # The kernel passes the port over where it dumps sockets that are only bound (seen on 6.18).
     return [one for one in found if port in (0, one.local_port)]
+
+
+def flows(timeout_s: float = 2.0) -> list[Flow]:
+    """All TCP sockets of this network namespace that a process holds, with what waits in them and what they moved.
+
+    Raises:
+        OSError: as for :func:`sockets_on`.
+    """
+    found = map(parse_flow, _dump(0, 1 << INET_DIAG_INFO - 1, timeout_s))
+    return [one for one in found if one.socket.inode]
+
+
+def parse_flow(body: bytes) -> Flow:
+    """A struct inet_diag_msg and its attribute with struct tcp_info (include/uapi/linux/tcp.h), where it has one."""
+    _, _, timer, _ = _MESSAGE.unpack_from(body)
+    _, unread, unsent, _, _ = _TAIL.unpack_from(body, _MESSAGE.size + _SOCKET_ID.size)
+    info = _attribute(body[_MESSAGE.size + _SOCKET_ID.size + _TAIL.size :], INET_DIAG_INFO)
+    acked, received = _BYTES.unpack_from(info, _BYTES_AT) if len(info) >= _BYTES_AT + _BYTES.size else (None, None)
+    return Flow(
+        socket=parse(body),
+        unread=unread,
+        unsent=unsent,
+        # written without the timer of a retransmission: the peer's window is closed, or all goes well
+        retransmits=info[2] if len(info) > 2 and timer == TIMER_RETRANSMIT else 0,
+        acked=acked,
+        received=received,
+    )
 
 
 def parse(body: bytes) -> DiagSocket:
@@ -88,6 +129,28 @@ def parse(body: bytes) -> DiagSocket:
         uid=uid,
         expires_s=expires_ms / 1000 if timer == TIMER_TIME_WAIT else None,
     )
+
+
+def _attribute(data: bytes, wanted: int) -> bytes:
+    """The content of an attribute (rtnetlink(7)) of a message; nothing where it has none of this type."""
+    at = 0
+    while at + _ATTRIBUTE.size <= len(data):
+        length, kind = _ATTRIBUTE.unpack_from(data, at)
+        if kind == wanted:
+            return data[at + _ATTRIBUTE.size : at + length]
+        at += max((length + 3) & ~3, _ATTRIBUTE.size)
+    return b""
+
+
+def _dump(port: int, extensions: int, timeout_s: float) -> Iterator[bytes]:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as netlink:
+        netlink.settimeout(timeout_s)
+        for family in (socket.AF_INET, socket.AF_INET6):
+            request = _REQUEST.pack(family, socket.IPPROTO_TCP, extensions, 0, ALL_STATES)
+            request += _SOCKET_ID.pack(port, 0, b"", b"")
+            head = _HEADER.pack(_HEADER.size + len(request), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST_DUMP, 1, 0)
+            netlink.send(head + request)
+            yield from _answers(netlink)
 
 
 def _answers(netlink: socket.socket) -> Iterator[bytes]:

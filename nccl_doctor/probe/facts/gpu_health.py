@@ -73,7 +73,7 @@ def xids(path: str = KMSG) -> list[dict[str, Any]]:
     except FileNotFoundError:
         raise Unavailable("there is no " + path) from None
     try:
-        return parse_xids(_records(number), time.clock_gettime(time.CLOCK_MONOTONIC))
+        return parse_xids(records(number), time.clock_gettime(time.CLOCK_MONOTONIC))
     finally:
         os.close(number)
 
@@ -94,7 +94,7 @@ def parse_xids(records: list[str], now_s: float) -> list[dict[str, Any]]:
     return found
 
 
-def _records(number: int) -> list[str]:
+def records(number: int) -> list[str]:
     """Each read(2) of /dev/kmsg gives one record; EPIPE says that some were overwritten meanwhile."""
     found: list[str] = []
     while len(found) < MAX_RECORDS:

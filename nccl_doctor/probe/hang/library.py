@@ -1,0 +1,38 @@
+"""Which NCCL a running process has loaded, from its memory map and the name of its wheel: nothing is started."""
+
+from __future__ import annotations
+
+import os
+import re
+
+IN_MAP = re.compile(r"\s(/[^\n]*/libnccl[^/\n]*\.so[.0-9]*)(?: \(deleted\))?$", re.MULTILINE)
+MOST_MAP = 8 << 20
+FILE = re.compile(r"\.so\.([0-9]+\.[0-9]+\.[0-9]+)$")
+WHEEL = re.compile(r"nvidia_nccl_cu[0-9]+-([0-9]+\.[0-9]+\.[0-9]+)[^/]*\.dist-info")
+
+
+def loaded_nccl(pid: int) -> dict[str, str | None] | None:
+    """``{"path", "version"}`` of the libnccl in a process; None where it has none of its own.
+
+    A torch that links NCCL statically shows none, and one that was put there by hand no version.
+    """
+    try:
+        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
+            match = IN_MAP.search(file.read(MOST_MAP))
+    except OSError:
+        return None
+    return None if match is None else {"path": match[1][-300:], "version": _version(pid, match[1])}
+
+
+def _version(pid: int, path: str) -> str | None:
+    seen = f"/proc/{pid}/root{path}"
+    named = FILE.search(os.path.realpath(seen)) or FILE.search(path)
+    if named:
+        return named[1]
+    # site-packages/nvidia/nccl/lib/libnccl.so.2 belongs to site-packages/nvidia_nccl_cu13-2.28.9.dist-info
+    packages = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(seen))))
+    try:
+        wheels = [match[1] for name in os.listdir(packages) if (match := WHEEL.fullmatch(name))]
+    except OSError:
+        return None
+    return wheels[0] if len(wheels) == 1 else None

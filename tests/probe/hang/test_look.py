@@ -1,0 +1,156 @@
+"""What is seen of a real process: its state, its stack, its connections, without a trace on it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nccl_doctor.collect import py_spy_bundle
+from nccl_doctor.probe import procs
+from nccl_doctor.probe.hang import flows, kernel_log, library, stacks, state, watch
+from nccl_doctor.probe.procs import Table
+
+SLEEPER = """\
+import os, socket, sys, time
+one = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+one.setblocking(False)
+one.send(bytes(1 << 22))
+def wait():
+    print(flush=True)
+    time.sleep(1000)
+wait()
+"""
+
+
+@pytest.fixture(scope="module")
+def sleeper() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        command = [sys.executable, "-c", SLEEPER, str(server.getsockname()[1])]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process, server.accept()[0]:
+            assert process.stdout is not None
+            process.stdout.readline()
+            yield process.pid
+            process.kill()
+
+
+def started(pid: int) -> int:
+    found = procs.read(pid)
+    assert found is not None
+    return found.started
+
+
+def seen(spy: stacks.Spy, pid: int, letter: str = "S", mode: str = "read") -> list[str]:
+    threads = spy.dump({pid: letter}, mode, time.monotonic() + 10)[pid]
+    assert isinstance(threads, list), threads
+    return [frame["function"] for frame in threads[0]["frames"]]
+
+
+def test_a_sleeping_process(sleeper: int) -> None:
+    told = state.look(sleeper, started(sleeper), Table())
+    assert told is not None
+    assert (told["state"], told["threads"], told["workers"]) == ("S", 1, [])
+    assert told["cpu_s"] > 0
+    assert told["wanted_s"] > 0
+    assert told["io_bytes"] > 1000
+    again = state.look(sleeper, started(sleeper), Table())
+    assert again is not None
+    assert again["switches"] == told["switches"]
+    assert state.look(sleeper, started(sleeper) + 1, Table()) is None
+
+
+def test_its_connection_waits_for_a_reader(sleeper: int) -> None:
+    (flow,) = flows.by_rank([sleeper])[sleeper]
+    assert flow["unsent"] > 0
+    assert flow["acked"] > 0
+    assert (flow["local"][0], flow["retransmits"]) == ("127.0.0.1", 0)
+    told = dict(flows._table(sleeper))
+    assert any(row["unsent"] == flow["unsent"] and row["remote"] == flow["remote"] for row in told.values())
+
+
+def test_stacks_by_the_one_that_is_there_and_by_the_one_sent_along(sleeper: int) -> None:
+    spy = stacks.Spy()
+    assert spy.find([sleeper])
+    assert spy.path is not None
+    assert f"/proc/{sleeper}/root" in spy.path
+    assert seen(spy, sleeper)[:2] == ["wait", "<module>"]
+    sent = stacks.Spy()
+    sent.install(py_spy_bundle.pack())
+    assert seen(sent, sleeper)[:2] == ["wait", "<module>"]
+    assert seen(sent, sleeper, mode="pause")[:2] == ["wait", "<module>"]
+    assert "clock_nanosleep" in " ".join(seen(sent, sleeper, mode="native")[:3])
+
+
+def test_a_stopped_process_stays_as_it_is(sleeper: int) -> None:
+    spy = stacks.Spy()
+    spy.find([sleeper])
+    os.kill(sleeper, signal.SIGSTOP)
+    try:
+        for mode in stacks.MODES:
+            assert seen(spy, sleeper, "T", mode)[:2] == ["wait", "<module>"]
+            assert Path(f"/proc/{sleeper}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    finally:
+        os.kill(sleeper, signal.SIGCONT)
+
+
+def test_why_there_is_no_stack(sleeper: int, tmp_path: Path) -> None:
+    spy = stacks.Spy()
+    assert "not installed" in spy.dump({sleeper: "S"}, "read", time.monotonic() + 5)[sleeper]["$unknown"]
+    spy.install({"missing": "none came"})
+    assert "none came" in spy.dump({sleeper: "S"}, "read", time.monotonic() + 5)[sleeper]["$unknown"]
+    hanging = tmp_path / "py-spy"
+    hanging.write_text("#!/bin/sh\nsleep 60\n")
+    hanging.chmod(0o755)
+    spy.path = str(hanging)
+    assert "in time" in spy.dump({sleeper: "S"}, "read", time.monotonic() + 0.3)[sleeper]["$unknown"]
+    spy.path = shutil.which("true")
+    assert "py-spy" in spy.dump({sleeper: "S"}, "read", time.monotonic() + 5)[sleeper]["$unknown"]
+
+
+def test_another_users_program_is_not_run(tmp_path: Path) -> None:
+    program = tmp_path / "py-spy"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    assert stacks._trusted(str(program))
+    program.chmod(0o777)
+    assert not stacks._trusted(str(program))
+    program.chmod(0o755)
+    os.chown(program, 12345, -1)
+    assert not stacks._trusted(str(program))
+
+
+def test_the_kernels_kills() -> None:
+    records = [
+        "4,1,5000000,-;Out of memory: Killed process 77 (python) total-vm:1kB",
+        "4,1,90000000,-;Memory cgroup out of memory: Killed process 78 (pt_main_thread) total-vm:1kB",
+        "4,1,x,-;Out of memory: Killed process 79 (python)",
+        "4,1,90000000,-;nothing",
+    ]
+    assert kernel_log.parse(records, 100, 50) == [{"pid": 78, "name": "pt_main_thread", "age_s": 10.0}]
+
+
+def test_which_nccl_a_process_has_loaded() -> None:
+    path = next(Path(sys.prefix).glob("lib/python3*/site-packages/nvidia/nccl/lib/libnccl.so.2"))
+    program = f"import ctypes, time; ctypes.CDLL({str(path)!r}); print(flush=True); time.sleep(100)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert library.loaded_nccl(process.pid) == {"path": str(path), "version": "2.28.9"}
+        process.kill()
+    assert library.loaded_nccl(os.getpid()) is None
+
+
+@pytest.mark.parametrize(
+    ("version", "safe"),
+    [("2.27.3", True), ("2.28.9", True), ("2.27.2", False), ("2.24.3", False), ("unknown", False)],
+)
+def test_versions_that_may_be_asked(version: str, *, safe: bool) -> None:
+    assert watch._safe(version) is safe

@@ -9,16 +9,18 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from nccl_doctor.collect import answers
+from nccl_doctor.collect.answers import MalformedError, ProbeError, problem
 from nccl_doctor.collect.fanout import fan_out
-from nccl_doctor.collect.session import ProbeError, Session
+from nccl_doctor.collect.session import Session
 from nccl_doctor.model import Cluster
 from nccl_doctor.nccl.witness_answer import nccl_interface
-from nccl_doctor.snapshot import AccessFailure, Clock, Fact, FirewallFacts, Host, HostFacts, Unknown, unknown
+from nccl_doctor.snapshot import AccessFailure, Clock, Fact, Host, HostFacts, LibncclAnswer, Unknown, unknown
 
 GRACE_S = 2.0
 """What the answer may take beyond the deadline that the collectors on the host keep."""
 
-_RULES: TypeAdapter[Fact[FirewallFacts]] = TypeAdapter(Fact[FirewallFacts])
+_LIBNCCL: TypeAdapter[Fact[LibncclAnswer | None]] = TypeAdapter(Fact[LibncclAnswer | None])
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,8 @@ def firewalls_again(sessions: list[Session], facts: dict[str, HostFacts], limits
 
     def ask(session: Session) -> HostFacts:
         deadline = time.monotonic() + limits.timeout_s + GRACE_S
-        answer = session.ask("firewall", deadline, deadline_s=limits.timeout_s, sudo=limits.sudo)
-        after = _RULES.validate_python(answer["firewall"])
-        return facts[session.node.name].model_copy(update={"firewall_after": after})
+        told = session.ask(answers.RULES, "firewall", deadline, deadline_s=limits.timeout_s, sudo=limits.sudo)
+        return facts[session.node.name].model_copy(update={"firewall_after": told.firewall})
 
     results = fan_out(ask, sessions)
     named = {session.node.name: result for session, result in zip(sessions, results, strict=True)}
@@ -58,6 +59,7 @@ def _ask(session: Session, cluster: Cluster, limits: Limits) -> HostFacts:
     deadline = time.monotonic() + limits.timeout_s + GRACE_S
     names = sorted({cluster.master_addr, *(node.address for node in cluster.nodes)})
     answer = session.ask(
+        answers.FACTS,
         "facts",
         deadline,
         names=names,
@@ -70,11 +72,10 @@ def _ask(session: Session, cluster: Cluster, limits: Limits) -> HostFacts:
         same=list(cluster.same),
     )
     answer["clock"] = _clock(session, deadline).model_dump(by_alias=True)
-    witness = answer.pop("witness")
+    told = answers.typed(_LIBNCCL, "libnccl's answer", answer.pop("witness", None))
     facts = typed(answer)
     # what kept libnccl from answering is no answer: the model's stands, and the report says whose it is
-    told = None if witness is None or "$unknown" in witness else witness
-    chosen = nccl_interface(Host(node=session.node, facts=facts), told)
+    chosen = nccl_interface(Host(node=session.node, facts=facts), None if isinstance(told, Unknown) else told)
     return facts.model_copy(update={"nccl_interface": chosen})
 
 
@@ -82,29 +83,31 @@ def _clock(session: Session, deadline: float) -> Clock | Unknown:
     """The host's clock against ours, by one short exchange as in NTP: the error is half the round trip."""
     sent = time.time()
     try:
-        there = float(session.ask("clock", deadline))
+        there = session.ask(answers.CLOCK, "clock", deadline)
     except ProbeError as error:
         return unknown(str(error))
     received = time.time()
-    return Clock(offset_s=there - (sent + received) / 2, error_s=(received - sent) / 2)
+    return Clock(offset_s=there - (sent + received) / 2, error_s=max(received - sent, 0.0) / 2)
 
 
 def typed(answer: dict[str, Any]) -> HostFacts:
     """The probe's answer as facts; a field that does not fit its type is unknown, the others stand.
 
     Raises:
-        ProbeError: what came is no set of facts at all.
+        MalformedError: what came is no set of facts at all.
     """
     for _ in HostFacts.model_fields:
         try:
             return HostFacts.model_validate(answer)
         except ValidationError as error:
-            for problem in error.errors():
-                field = str(problem["loc"][0])
-                if field not in HostFacts.model_fields:
-                    raise ProbeError(f"unexpected fact {field!r}") from error
-                answer = {**answer, field: {"$unknown": f"the probe's answer does not fit: {problem['msg']}"}}
-    raise ProbeError("the facts do not fit their types")
+            faults: dict[str, str] = {}
+            for fault in error.errors(include_url=False, include_context=False, include_input=False):
+                place = ".".join(map(str, fault["loc"]))[:80]
+                faults.setdefault(str(fault["loc"][0]), f"malformed: {place}: {fault['msg']}")
+            if not faults.keys() <= HostFacts.model_fields.keys():
+                raise MalformedError(f"facts: {problem(error)}") from error
+            answer = {**answer, **{field: {"$unknown": reason} for field, reason in faults.items()}}
+    raise MalformedError("facts that do not fit their types")
 
 
 def _failure(error: Exception) -> AccessFailure:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
+from nccl_doctor.collect import answers
+from nccl_doctor.collect.answers import Dialled, LargeResult, MalformedError
 from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.mesh_plan import Target
 from nccl_doctor.collect.session import Session
@@ -19,7 +20,9 @@ DEADLINE_S = 1.5
 ANSWER_S = 3.0
 
 
-def run(sessions: list[Session], targets: dict[str, list[Target]], dials: list[Any]) -> tuple[Stall, ...] | Unknown:
+def run(
+    sessions: list[Session], targets: dict[str, list[Target]], dials: list[Dialled | Exception]
+) -> tuple[Stall, ...] | Unknown:
     """The pairs between which large packets vanish.
 
     Args:
@@ -32,7 +35,7 @@ def run(sessions: list[Session], targets: dict[str, list[Target]], dials: list[A
     for place, (name, answer) in enumerate(zip(names, dials, strict=True)):
         if not isinstance(answer, Exception):
             near = {names[(place + step) % len(names)] for step in range(1, PARTNERS + 1)}
-            unreached = {row[0] for row in answer["failed"]}
+            unreached = {row.target for row in answer.failed}
             reached = {t.dst: t for index, t in reversed([*enumerate(targets[name])]) if index not in unreached}
             chosen[name] = [target for dst, target in reached.items() if dst in near]
 
@@ -41,19 +44,24 @@ def run(sessions: list[Session], targets: dict[str, list[Target]], dials: list[A
         wanted = [[target.address, target.ports[-1]] for target in mine]
         if not wanted:
             return ()
-        answers = session.ask("large", time.monotonic() + DEADLINE_S + ANSWER_S, targets=wanted, deadline_s=DEADLINE_S)
-        return tuple(
-            Stall(
-                src=session.node.name,
-                dst=target.dst,
-                address=target.address,
-                **{key: answer[key] for key in ("sent", "unacked", "segment")},
-            )
-            for target, answer in zip(mine, answers, strict=True)
-            if answer["outcome"] == "stalled"
-        )
+        deadline = time.monotonic() + DEADLINE_S + ANSWER_S
+        told = session.ask(answers.LARGE, "large", deadline, targets=wanted, deadline_s=DEADLINE_S)
+        if len(told) != len(wanted):
+            raise session.gone(MalformedError("large packets to others than it was asked for"))
+        return tuple(_stall(session, *row) for row in zip(mine, told, strict=True) if row[1].outcome == "stalled")
 
     found = fan_out(ask, sessions)
     stalls = tuple(stall for result in found if not isinstance(result, Exception) for stall in result)
     broken = [f"{name}: {result}" for name, result in zip(names, found, strict=True) if isinstance(result, Exception)]
     return unknown(f"large packets could not be tried: {broken[0]}") if broken and not stalls else stalls
+
+
+def _stall(session: Session, target: Target, told: LargeResult) -> Stall:
+    return Stall(
+        src=session.node.name,
+        dst=target.dst,
+        address=target.address,
+        sent=told.sent,
+        unacked=told.unacked,
+        segment=told.segment,
+    )

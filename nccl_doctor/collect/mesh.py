@@ -11,11 +11,11 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from nccl_doctor.collect import large, redial
+from nccl_doctor.collect import answers, large, redial
+from nccl_doctor.collect.answers import Dialled, Listening, MalformedError
 from nccl_doctor.collect.fanout import fan_out
-from nccl_doctor.collect.mesh_plan import MeshSize, Target, own_nonce, partners, sample
+from nccl_doctor.collect.mesh_plan import MeshSize, Target, could_open, own_nonce, partners, sample
 from nccl_doctor.collect.session import Session
 from nccl_doctor.model import Cluster, NcclInterface
 from nccl_doctor.snapshot import Dial, HostFacts, Mesh, PortTrial, Resolution
@@ -50,21 +50,21 @@ def run(
     plan = partners(names, limits.size, nonce)
     targets = {name: _targets(plan[name], cluster, facts, ports) for name in names}
 
-    def dial(session: Session, wanted: list[Target]) -> Any:  # noqa: ANN401 - JSON
+    def dial(session: Session, wanted: list[Target]) -> Dialled:
         return _dial(session, wanted, nonce, limits.dial_s)
 
-    answers = fan_out(lambda s: dial(s, targets[s.node.name]), sessions, on_done)
-    answers = redial.run(sessions, targets, answers, dial)
-    stalls = large.run(sessions, targets, answers)
-    fan_out(lambda s: s.ask("unlisten", time.monotonic() + ANSWER_S), sessions)
+    dialled = fan_out(lambda s: dial(s, targets[s.node.name]), sessions, on_done)
+    dialled = redial.run(sessions, targets, dialled, dial)
+    stalls = large.run(sessions, targets, dialled)
+    fan_out(lambda s: s.ask(answers.NOTHING, "unlisten", time.monotonic() + ANSWER_S), sessions)
     failed: list[Dial] = []
     tested = 0
-    for name, answer in zip(names, answers, strict=True):
+    for name, answer in zip(names, dialled, strict=True):
         if isinstance(answer, Exception):
             silent[name] = f"did not report its dials: {answer}"
             continue
         tested += len({target.dst for target in targets[name]})
-        for index, port, outcome, error in answer["failed"]:
+        for index, port, outcome, error in answer.failed:
             to = targets[name][index]
             failed.append(Dial(src=name, dst=to.dst, address=to.address, port=port, outcome=outcome, error=error))
     return Mesh(
@@ -78,15 +78,23 @@ def run(
     )
 
 
-def _listen(session: Session, facts: HostFacts, cluster: Cluster, nonce: str) -> Any:  # noqa: ANN401 - JSON
+def _listen(session: Session, facts: HostFacts, cluster: Cluster, nonce: str) -> Listening:
     trial = facts.master_port
     free = session.node.node_rank == 0 and isinstance(trial, PortTrial) and trial.free
     mine = own_nonce(nonce, session.node.name)
     sockets = sample(facts, cluster.master_port if free else None, mine)
-    return session.ask("listen", time.monotonic() + ANSWER_S, nonce=mine, sockets=sockets)
+    told = session.ask(answers.LISTENING, "listen", time.monotonic() + ANSWER_S, nonce=mine, sockets=sockets)
+    if len(told.ports) != len(sockets) or any(
+        port is not None and not could_open(wanted, port) for wanted, port in zip(sockets, told.ports, strict=True)
+    ):
+        # others dial what it says: what it was not asked for may be somebody's else
+        raise session.gone(MalformedError("ports on which it was not asked to listen"))
+    return told
 
 
-def _listening(names: list[str], opened: list[Any]) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+def _listening(
+    names: list[str], opened: list[Listening | Exception]
+) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
     """By host, the ports it listens on, and why it does not listen on some."""
     ports: dict[str, tuple[int, ...]] = {}
     silent: dict[str, str] = {}
@@ -94,18 +102,23 @@ def _listening(names: list[str], opened: list[Any]) -> tuple[dict[str, tuple[int
         if isinstance(answer, Exception):
             silent[name] = f"could not listen: {answer}"
             continue
-        ports[name] = tuple(port for port in answer["ports"] if port is not None)
-        if answer["errors"]:
-            silent[name] = f"could not listen on all ports: {', '.join(answer['errors'].values())}"
+        ports[name] = tuple(port for port in answer.ports if port is not None)
+        if answer.errors:
+            silent[name] = f"could not listen on all ports: {', '.join(answer.errors.values())}"
     return ports, silent
 
 
-def _dial(session: Session, targets: list[Target], nonce: str, timeout_s: float) -> Any:  # noqa: ANN401 - JSON
+def _dial(session: Session, targets: list[Target], nonce: str, timeout_s: float) -> Dialled:
     wanted = [[target.address, list(target.ports), own_nonce(nonce, target.dst)] for target in targets]
     # Dials beyond the number that a host makes at once wait for their turn, at worst a time-out each.
     rounds = 1 + sum(len(target.ports) for target in targets) // AT_ONCE
     deadline = time.monotonic() + rounds * timeout_s + ANSWER_S
-    return session.ask("dial", deadline, targets=wanted, timeout_s=timeout_s)
+    told = session.ask(answers.DIALLED, "dial", deadline, targets=wanted, timeout_s=timeout_s)
+    asked = {(place, port) for place, target in enumerate(targets) for port in target.ports}
+    failed = {(row.target, row.port) for row in told.failed}
+    if not failed <= asked or len(failed) != len(told.failed) or told.connected + len(failed) != len(asked):
+        raise session.gone(MalformedError("dials that it was not asked for"))
+    return told
 
 
 def _targets(

@@ -21,6 +21,9 @@ RANDOM_PORTS = 1
 TRIES = 16
 """How far a listener may step aside from a port that somebody holds."""
 
+FIRST_UNPRIVILEGED = 1024
+"""The kernel takes no range below net.ipv4.ip_unprivileged_port_start (ip-sysctl.rst), which this is by default."""
+
 WHOLE = PortRange(low=32768, high=60999)
 """Linux' default for net.ipv4.ip_local_port_range, for hosts whose own could not be read."""
 
@@ -75,6 +78,13 @@ def sample(facts: HostFacts, master_port: int | None, seed: str) -> list[dict[st
     if master_port is not None:
         listeners.insert(0, {"address": "", "port": master_port, "step": 0, "tries": 1})
     return listeners
+
+
+def could_open(wanted: dict[str, Any], port: int) -> bool:
+    """Whether a listener that was asked for may have come to this port: a step aside, or the kernel's own choice."""
+    if wanted["port"] == 0:
+        return port >= FIRST_UNPRIVILEGED
+    return port in range(wanted["port"], wanted["port"] + (wanted["step"] or 1) * wanted["tries"], wanted["step"] or 1)
 
 
 def _unreserved(port: int, step: int, taken: frozenset[int], own: PortRange) -> int:

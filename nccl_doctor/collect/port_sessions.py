@@ -6,8 +6,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from nccl_doctor.collect.answers import ProbeError
 from nccl_doctor.collect.fanout import fan_out
-from nccl_doctor.collect.session import ProbeError, Session
+from nccl_doctor.collect.session import Session
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model import Node
 from nccl_doctor.transport.base import AccessError, Transport
@@ -16,6 +19,8 @@ CONNECT_S = 10.0
 ANSWER_S = 20.0
 LIFETIME_S = 300.0
 """A probe that hears nothing ends after this; the longest run waits for a grace period and a TIME_WAIT."""
+
+_ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
 
 
 class SessionMachine:
@@ -28,7 +33,7 @@ class SessionMachine:
     def ask(self, do: str, **arguments: Any) -> Any:  # noqa: ANN401 - JSON
         """The answer to a request."""
         try:
-            return self._session.ask(do, time.monotonic() + ANSWER_S, **arguments)
+            return self._session.ask(_ANYTHING, do, time.monotonic() + ANSWER_S, **arguments)
         except ProbeError as error:
             raise NotReachedError(f"{self.name}: {error}") from error
 

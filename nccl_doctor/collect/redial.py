@@ -7,8 +7,8 @@ rule or a switch drops packets, the second try fails as the first did, and has c
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+from nccl_doctor.collect.answers import Dialled, DialRow
 from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.mesh_plan import Target
 from nccl_doctor.collect.session import Session
@@ -16,16 +16,13 @@ from nccl_doctor.collect.session import Session
 FEW = 0.05
 """Share of all dials up to which those that timed out are tried again; of three hosts, one dial."""
 
-Row = list[Any]
-"""``[target's index, port, outcome, error]``, see probe/mesh.py."""
-
 
 def run(
     sessions: list[Session],
     targets: dict[str, list[Target]],
-    answers: list[Any],
-    dial: Callable[[Session, list[Target]], Any],
-) -> list[Any]:
+    answers: list[Dialled | Exception],
+    dial: Callable[[Session, list[Target]], Dialled],
+) -> list[Dialled | Exception]:
     """The answers of all hosts, without the dials that came through when they were tried once more.
 
     Args:
@@ -35,30 +32,28 @@ def run(
         dial: dials a host's targets.
     """
     lost = [_timed_out(answer) for answer in answers]
-    dials = sum(a["connected"] + len(a["failed"]) for a in answers if not isinstance(a, Exception))
+    dials = sum(a.connected + len(a.failed) for a in answers if not isinstance(a, Exception))
     if not 0 < sum(map(len, lost)) <= FEW * dials:
         return answers
 
-    def again(place: int) -> Any:  # noqa: ANN401 - JSON
-        session, rows = sessions[place], lost[place]
-        if not rows:
-            return answers[place]
+    def again(place: int) -> Dialled | Exception:
+        session, rows, first = sessions[place], lost[place], answers[place]
+        if not rows or isinstance(first, Exception):
+            return first
         told = targets[session.node.name]
-        second = dial(session, [Target(told[index].dst, told[index].address, (port,)) for index, port, *_ in rows])
-        return _without(answers[place], rows, {index for index, *_ in second["failed"]})
+        wanted = [Target(told[row.target].dst, told[row.target].address, (row.port,)) for row in rows]
+        return _without(first, rows, {row.target for row in dial(session, wanted).failed})
 
     redone = fan_out(again, range(len(sessions)))
     return [first if isinstance(now, Exception) else now for first, now in zip(answers, redone, strict=True)]
 
 
-def _timed_out(answer: Any) -> list[Row]:  # noqa: ANN401 - JSON
-    return [] if isinstance(answer, Exception) else [row for row in answer["failed"] if row[2] == "timed-out"]
+def _timed_out(answer: Dialled | Exception) -> list[DialRow]:
+    return [] if isinstance(answer, Exception) else [row for row in answer.failed if row.outcome == "timed-out"]
 
 
-def _without(answer: dict[str, Any], rows: list[Row], still: set[int]) -> dict[str, Any]:
+def _without(answer: Dialled, rows: list[DialRow], still: set[int]) -> Dialled:
     """The answer without those of the rows that did not fail again; ``still`` are places in ``rows``."""
     saved = [row for place, row in enumerate(rows) if place not in still]
-    return {
-        "connected": answer["connected"] + len(saved),
-        "failed": [row for row in answer["failed"] if row not in saved],
-    }
+    left = tuple(row for row in answer.failed if row not in saved)
+    return Dialled(connected=answer.connected + len(saved), failed=left)

@@ -12,8 +12,9 @@ from nccl_doctor import __version__
 from nccl_doctor.collect import facts as facts_phase
 from nccl_doctor.collect import mesh as mesh_phase
 from nccl_doctor.collect import smoke as smoke_phase
+from nccl_doctor.collect.answers import ProbeError
 from nccl_doctor.collect.fanout import fan_out
-from nccl_doctor.collect.session import ProbeError, Session
+from nccl_doctor.collect.session import Session
 from nccl_doctor.collect.smoke import trials
 from nccl_doctor.model import Cluster, Node
 from nccl_doctor.snapshot import (
@@ -77,6 +78,7 @@ class _Run:
         self._cluster, self._transport, self._options, self._progress = cluster, transport, options, progress
         self._began = time.monotonic()
         self._taken_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self._opened: list[Session] = []
         self._sessions: list[Session] = []
         self._failures: dict[str, AccessFailure] = {}
         self._facts: dict[str, HostFacts] = {}
@@ -93,7 +95,7 @@ class _Run:
             lifetime = self._left() + 10
             try:
                 # appended here, not by the caller: what Ctrl-C interrupts must be closed too
-                self._sessions.append(Session.open(self._transport, node, deadline, lifetime))
+                self._opened.append(Session.open(self._transport, node, deadline, lifetime))
             except AccessError as error:
                 self._failures[node.name] = error.failure
 
@@ -103,7 +105,7 @@ class _Run:
                 self._failures[node.name] = AccessFailure(
                     kind="probe-failed", detail=f"{type(result).__name__}: {result}", facts={"stage": "connect"}
                 )
-        self._sessions.sort(key=lambda session: session.node.node_rank)
+        self._sessions = sorted(self._opened, key=lambda session: session.node.node_rank)
         self._timings["connect"] = time.monotonic() - began
 
     def facts(self) -> None:
@@ -133,9 +135,22 @@ class _Run:
             return
         began = time.monotonic()
         self._start("dialling")
-        self._mesh = mesh_phase.run(self._sessions, self._facts, self._cluster, limits, self._session_done)
-        self._read_counters(self._mesh)
+        mesh = mesh_phase.run(self._sessions, self._facts, self._cluster, limits, self._session_done)
+        self._read_counters(mesh)
+        self._mesh = self._without_lost(mesh)
         self._timings["mesh"] = time.monotonic() - began
+
+    def _without_lost(self, mesh: Mesh) -> Mesh:
+        """The mesh among the hosts that still answer; of the others nothing is judged that they said."""
+        for session in self._sessions:
+            if session.lost is not None:
+                detail = f"the probe ended while the ports were tested: {session.lost}"
+                self._failures[session.node.name] = AccessFailure(
+                    kind="probe-failed", detail=detail, facts={"stage": "mesh"}
+                )
+                del self._facts[session.node.name]
+        self._sessions = [session for session in self._sessions if session.lost is None]
+        return mesh.among({session.node.name for session in self._sessions})
 
     def _read_counters(self, mesh: Mesh) -> None:
         """Where dials failed, reads the firewalls of both ends again: the counters tell which rule they met."""
@@ -192,7 +207,7 @@ class _Run:
         self._timings["isolate"] = time.monotonic() - began
 
     def close(self) -> None:
-        fan_out(lambda session: session.close(), self._sessions)
+        fan_out(lambda session: session.close(), self._opened)
         self._transport.close()
 
     def snapshot(self) -> Snapshot:

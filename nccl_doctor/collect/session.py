@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
-from nccl_doctor.collect import bundle, psutil_bundle
+from pydantic import TypeAdapter
+
+from nccl_doctor.collect import answers, bundle, psutil_bundle
+from nccl_doctor.collect.answers import GoneError, Hello, MalformedError, NoAnswerError, ProbeError, RankEvent
 from nccl_doctor.model import Node
 from nccl_doctor.snapshot import AccessFailure
 from nccl_doctor.transport.base import AccessError, Channel, Transport
@@ -21,34 +25,34 @@ NOT_FOUND = 127
 OLDEST_PSUTIL = (5, 9, 3)
 
 
-class ProbeError(Exception):
-    """The probe ended, gave no answer in time, or answered with an error; says what it was asked for."""
+MAX_REQUEST = 64 << 20
+"""Bytes that a host may send for one request, chatter and events included."""
 
-    def __init__(self, message: str, traceback: str | None = None) -> None:
-        self.traceback = traceback
-        super().__init__(message)
+MAX_GREETING = 4 << 20
+"""Bytes until the probe's first word: a login's banner and what a .bashrc prints."""
 
-
-class NoAnswerError(ProbeError):
-    """The deadline came before the answer."""
+T = TypeVar("T")
 
 
 class Session:
     """A probe that answers.
 
     Attributes:
-        hello: what it said of itself: python, psutil (version or None), machine, pid.
-        round_trip_s: seconds that the last answered request took.
+        hello: what it said of itself.
+        lost: why nothing that it says counts any more: the connection ended, or it said what the probe never says.
     """
 
     def __init__(self, node: Node, channel: Channel, nonce: str) -> None:
         self.node = node
-        self.hello: dict[str, Any] = {}
+        self.hello: Hello
+        self.lost: GoneError | None = None
         self._channel = channel
         self._nonce = nonce.encode()
         self._last_id = 0
         self._chatter: deque[str] = deque(maxlen=5)
+        self._awaited: set[int] = set()
         self._early: dict[int, dict[str, Any]] = {}
+        self._allowance = MAX_GREETING
 
     @classmethod
     def open(cls, transport: Transport, node: Node, deadline: float, lifetime_s: float) -> Session:
@@ -66,57 +70,93 @@ class Session:
             failure = session._start_failure(error)
             channel.close()
             raise AccessError(failure) from error
+        except BaseException:
+            channel.close()
+            raise
         return session
 
     def send(self, do: str, deadline: float, **arguments: Any) -> int:  # noqa: ANN401 - JSON
         """Sends a request and returns its number."""
         self._last_id += 1
+        self._awaited.add(self._last_id)
+        self._allowance = MAX_REQUEST
         request = {"id": self._last_id, "do": do, **arguments}
         try:
             self._channel.send(json.dumps(request).encode() + b"\n", deadline)
         except (OSError, EOFError) as error:
-            raise ProbeError(f"the connection broke before {do}: {error}") from error
+            raise self.gone(GoneError(f"the connection broke before {do}: {error}")) from error
         return self._last_id
 
-    def wait(self, number: int, deadline: float, on_event: Callable[[dict[str, Any]], None] | None = None) -> Any:  # noqa: ANN401 - JSON
+    def wait(
+        self, kind: TypeAdapter[T], number: int, deadline: float, on_event: Callable[[RankEvent], None] | None = None
+    ) -> T:
         """The answer to a request; events that come before it go to ``on_event``.
 
         Raises:
             NoAnswerError: the deadline came first; the answer can still be waited for.
-            ProbeError: the connection ended, or the probe answered with an error.
+            GoneError: the connection ended, or this is no answer of the probe's.
+            ProbeError: the probe answered with an error.
         """
-        while True:
-            message = self._early.pop(number, None) or self._next(deadline)
-            if message.get("id") != number:
-                self._early[message.get("id", 0)] = message
-            elif "event" in message:
-                if on_event is not None:
-                    on_event(message["event"])
-            elif "error" in message:
-                raise ProbeError(message["error"], message.get("traceback"))
-            else:
-                return message["ok"]
+        try:
+            return self._answer(kind, number, deadline, on_event)
+        except GoneError as error:
+            raise self.gone(error) from error
 
-    def ask(self, do: str, deadline: float, **arguments: Any) -> Any:  # noqa: ANN401 - JSON
-        """Sends a request and waits for its answer."""
-        return self.wait(self.send(do, deadline, **arguments), deadline)
+    def ask(self, kind: TypeAdapter[T], do: str, deadline: float, **arguments: Any) -> T:  # noqa: ANN401 - JSON
+        """Sends a request and waits for its answer; raises as :meth:`wait`."""
+        return self.wait(kind, self.send(do, deadline, **arguments), deadline)
+
+    def gone(self, error: GoneError) -> GoneError:
+        """Takes note that the host is not listened to any more; the error, to be raised."""
+        self.lost = error
+        return error
 
     def close(self) -> None:
         """Ends the probe and everything it started; idempotent and bounded."""
         self._channel.close()
 
+    def _answer(
+        self, kind: TypeAdapter[T], number: int, deadline: float, on_event: Callable[[RankEvent], None] | None
+    ) -> T:
+        if self.lost is not None:
+            raise self.lost
+        while True:
+            message = self._early.pop(number, None) or self._next(deadline)
+            if "event" in message:
+                event = answers.typed(answers.RANK_EVENT, "event", message["event"])
+                if on_event is None or message.get("id") != number:
+                    raise MalformedError("an event of nothing that runs")
+                on_event(event)
+                continue
+            its = message.get("id")
+            if type(its) is not int or its not in self._awaited or its in self._early:
+                raise MalformedError("the answer to a request that nobody made")
+            if its != number:
+                self._early[its] = message
+                continue
+            self._awaited.discard(number)
+            if "error" in message:
+                trace = message.get("traceback")
+                words = answers.typed(answers.WORDS, "error", message["error"])
+                raise ProbeError(words, None if trace is None else answers.typed(answers.WORDS, "traceback", trace))
+            if "ok" not in message:
+                raise MalformedError("neither an answer nor an error")
+            return answers.typed(kind, "answer", message["ok"])
+
     def _greet(self, header: dict[str, Any], deadline: float) -> None:
         self._channel.send(bundle.bundle() + json.dumps(header).encode() + b"\n", deadline)
         message = self._next(deadline)
         if "refused" in message:
-            raise ProbeError(message["refused"])
-        self.hello = message["hello"]
-        if _too_old(self.hello["psutil"]):
+            raise ProbeError(answers.typed(answers.WORDS, "refusal", message["refused"]))
+        self.hello = answers.typed(answers.HELLO, "greeting", message.get("hello"))
+        if _too_old(self.hello.psutil):
             self._ship_psutil(deadline)
 
     def _ship_psutil(self, deadline: float) -> None:
         try:
-            self.ask("psutil", deadline, bundle=psutil_bundle.pack())
+            self.ask(answers.NOTHING, "psutil", deadline, bundle=psutil_bundle.pack())
+        except GoneError:
+            raise
         except ProbeError:
             # No fault of the host's: exactly the facts that need psutil come back unknown, with this reason.
             return
@@ -128,12 +168,15 @@ class Session:
             except TimeoutError:
                 raise NoAnswerError("no answer in time") from None
             except (OSError, ValueError) as error:
-                raise ProbeError(f"the connection broke: {error}") from error
+                raise GoneError(f"the connection broke: {error}") from error
             if line is None:
-                raise ProbeError("the connection ended")
+                raise GoneError("the connection ended")
+            self._allowance -= len(line) + 1
+            if self._allowance < 0:
+                raise MalformedError("far more than was asked for")
             chatter, framed, text = line.partition(self._nonce)
             if framed:
-                return _parsed(text)
+                return answers.parsed(text)
             if chatter.strip():
                 self._chatter.append(chatter.decode(errors="replace")[:300])
 
@@ -152,14 +195,8 @@ class Session:
         return AccessFailure(kind="probe-failed", detail=detail, evidence=evidence, facts={**facts, "stage": "start"})
 
 
-def _parsed(text: bytes) -> dict[str, Any]:
-    try:
-        message: dict[str, Any] = json.loads(text)
-    except ValueError as error:
-        raise ProbeError(f"the probe's answer is damaged: {error}") from error
-    return message
-
-
 def _too_old(version: str | None) -> bool:
     """Whether the host has no psutil, or one before 5.9.3, the first that tells an interface's flags."""
-    return version is None or tuple(map(int, version.split(".")[:3])) < OLDEST_PSUTIL
+    if version is None:
+        return True
+    return tuple(int(part) for part in re.findall(r"[0-9]+", version)[:3]) < OLDEST_PSUTIL

@@ -22,8 +22,11 @@ from nccl_doctor.probe import allreduce_ranks, children, shared_memory
 
 HEAD_LINES = 4000
 TAIL_LINES = 16000
+READ_BYTES = 65536
 LINE_BYTES = 2000
-"""NCCL_DEBUG=INFO prints about 150 lines a rank on 8 GPUs: both its beginning and the last words are kept."""
+PART_BYTES = 4 << 20
+"""NCCL_DEBUG=INFO prints about 150 lines a rank on 8 GPUs: both its beginning and the last words are kept, each part
+within so many lines and bytes."""
 
 WORD_S = 2.0
 """What torchrun gets at the deadline to say how a rank died that it has already waited for."""
@@ -37,7 +40,8 @@ class Output:
     def __init__(self, mark: str, emit: Emit) -> None:
         self._mark, self._emit = mark.encode(), emit
         self._head: list[str] = []
-        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._tail: deque[str] = deque()
+        self._head_bytes = self._tail_bytes = 0
         self._rest = b""
 
     @property
@@ -53,8 +57,18 @@ class Output:
             if found:
                 self._emit(json.loads(event.decode()))
             if before.strip():
-                keep = self._head if len(self._head) < HEAD_LINES else self._tail
-                keep.append(before.decode(errors="replace")[:LINE_BYTES])
+                self._keep(before.decode(errors="replace")[:LINE_BYTES])
+        self._rest = self._rest[-READ_BYTES:]
+
+    def _keep(self, line: str) -> None:
+        if not self._tail and len(self._head) < HEAD_LINES and self._head_bytes + len(line) <= PART_BYTES:
+            self._head.append(line)
+            self._head_bytes += len(line)
+            return
+        self._tail.append(line)
+        self._tail_bytes += len(line)
+        while len(self._tail) > TAIL_LINES or self._tail_bytes > PART_BYTES:
+            self._tail_bytes -= len(self._tail.popleft())
 
     def follow(self, source: int, until: float, stop: Callable[[], bool]) -> bool:
         """Reads until the last writer is gone (True), ``stop`` says so or the time has come (False)."""
@@ -65,7 +79,7 @@ class Output:
                 if left <= 0:
                     return False
                 if selector.select(min(left, 0.05)):
-                    block = os.read(source, 65536)
+                    block = os.read(source, READ_BYTES)
                     if not block:
                         return True
                     self.feed(block)

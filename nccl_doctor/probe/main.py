@@ -101,7 +101,9 @@ class Server:
             os._exit(0)
 
     def _send(self, message: dict[str, Any]) -> None:
-        data = b"\n" + self._nonce + b" " + json.dumps(message).encode() + b"\n"
+        # a lone surrogate, which Python makes of bytes that are no UTF-8, would be no JSON
+        text = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace")
+        data = b"\n" + self._nonce + b" " + text + b"\n"
         with self._writing:
             try:
                 while data:

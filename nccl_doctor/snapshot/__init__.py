@@ -18,7 +18,17 @@ from nccl_doctor.snapshot.network import InterfaceAddress, Interfaces, Link, Res
 from nccl_doctor.snapshot.ports import PortRange, PortTrial, Process, TcpSocket
 from nccl_doctor.snapshot.processes import GpuProcess, TrainingJob
 from nccl_doctor.snapshot.smoke import Isolation, RankResult, SizeResult, Smoke, Trial
-from nccl_doctor.snapshot.system import Clock, ConfigFile, Gpu, Identity, Limits, PythonInfo, Shm, TorchInfo
+from nccl_doctor.snapshot.system import (
+    Clock,
+    ConfigFile,
+    Gpu,
+    Identity,
+    LibncclAnswer,
+    Limits,
+    PythonInfo,
+    Shm,
+    TorchInfo,
+)
 from nccl_doctor.snapshot.unknown import Fact, Phased, Skipped, Unknown, skipped, unknown
 
 __all__ = [
@@ -39,6 +49,7 @@ __all__ = [
     "Interfaces",
     "IptablesSave",
     "Isolation",
+    "LibncclAnswer",
     "Limits",
     "Link",
     "Mesh",

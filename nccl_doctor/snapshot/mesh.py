@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cached_property
 from typing import Literal
 
 from pydantic import Field
 
-from nccl_doctor.snapshot.unknown import Phased, skipped
+from nccl_doctor.snapshot.unknown import Phased, Skipped, Unknown, skipped
 from nccl_doctor.snapshot.values import Count, HostAddress, Observed, Port
 
 DialOutcome = Literal[
@@ -68,6 +69,26 @@ class Mesh(Observed):
     failed: tuple[Dial, ...] = ()
     not_listening: dict[str, str] = Field(default_factory=dict)
     stalls: Phased[tuple[Stall, ...]] = skipped("large packets were not tried")
+
+    def among(self, names: Collection[str]) -> Mesh:
+        """What it shows of these hosts alone."""
+        if self.hosts == len(names):
+            return self
+        stalls = (
+            self.stalls
+            if isinstance(self.stalls, Unknown | Skipped)
+            else tuple(stall for stall in self.stalls if stall.src in names and stall.dst in names)
+        )
+        pairs = len(names) * (len(names) - 1)
+        return Mesh(
+            hosts=len(names),
+            pairs=pairs,
+            tested=min(self.tested, pairs),
+            ports={name: ports for name, ports in self.ports.items() if name in names},
+            failed=tuple(dial for dial in self.failed if dial.src in names and dial.dst in names),
+            not_listening={name: why for name, why in self.not_listening.items() if name in names},
+            stalls=stalls,
+        )
 
     @cached_property
     def failures(self) -> dict[tuple[str, str], tuple[Dial, ...]]:

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from nccl_doctor.snapshot.values import Count, Observed, Output, Path, Seconds, Version
+from nccl_doctor.snapshot.values import (
+    Clipped,
+    Count,
+    InterfaceName,
+    IpAddress,
+    Observed,
+    Output,
+    Path,
+    Seconds,
+    Version,
+)
 
 
 class Identity(Observed):
@@ -47,6 +57,20 @@ class TorchInfo(Observed):
     nccl: Version | None
     nccl_library: Path | None
     location: Path
+
+
+class LibncclAnswer(Observed):
+    """What the host's own libnccl answered when it was asked for a unique id (probe/witness.py).
+
+    Attributes:
+        interface: which it names as its bootstrap's; None where the line could not be read.
+        error: NCCL's own words, or why it could not be asked.
+    """
+
+    version: Version | None
+    interface: InterfaceName | None
+    address: IpAddress | None
+    error: Clipped | None
 
 
 class Gpu(Observed):

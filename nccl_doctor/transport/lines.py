@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-MAX_LINE = 64 * 1024 * 1024
+MAX_LINE = 32 * 1024 * 1024
 """Bytes of the longest line taken: no answer of a host comes near it, and a runaway one must not fill the memory."""
 
 TAIL = 8 * 1024
@@ -32,7 +32,8 @@ class LineBuffer:
             if self._searched > self._max_line:
                 raise ValueError(f"a line of more than {self._max_line} bytes")
             return None
-        line = bytes(self._data[:end])
+        with memoryview(self._data) as data:
+            line = bytes(data[:end])
         del self._data[: end + 1]
         self._searched = 0
         return line

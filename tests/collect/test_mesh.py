@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from nccl_doctor.collect import answers, mesh
 from nccl_doctor.collect import facts as facts_phase
-from nccl_doctor.collect import mesh
 from nccl_doctor.collect.session import Session
 from nccl_doctor.model import Cluster
 from nccl_doctor.snapshot import HostFacts
@@ -87,7 +87,7 @@ def test_a_port_that_somebody_holds_is_never_dialled(sessions: list[Session], cl
 
 
 def test_outcomes_are_told_apart(sessions: list[Session]) -> None:
-    sessions[0].ask("listen", time.monotonic() + 5, nonce="ours", sockets=[ANY])
+    sessions[0].ask(answers.LISTENING, "listen", time.monotonic() + 5, nonce="ours", sockets=[ANY])
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as other:
 
         def greet() -> None:
@@ -98,9 +98,11 @@ def test_outcomes_are_told_apart(sessions: list[Session]) -> None:
         greeter = threading.Thread(target=greet)
         greeter.start()
         ports = [silent.getsockname()[1], other.getsockname()[1], free_port()]
-        answer = sessions[0].ask("dial", time.monotonic() + 8, targets=[["127.0.0.1", ports, "ours"]], timeout_s=0.5)
+        answer = sessions[0].ask(
+            answers.DIALLED, "dial", time.monotonic() + 8, targets=[["127.0.0.1", ports, "ours"]], timeout_s=0.5
+        )
         greeter.join()
-    assert [(port, outcome) for _, port, outcome, _ in answer["failed"]] == list(
+    assert [(port, outcome) for _, port, outcome, _ in answer.failed] == list(
         zip(ports, ["timed-out", "stranger", "refused"], strict=True)
     )
 
@@ -108,26 +110,30 @@ def test_outcomes_are_told_apart(sessions: list[Session]) -> None:
 def test_the_dialling_host_itself_is_a_stranger(sessions: list[Session]) -> None:
     """As behind docker0's address, which every host has."""
     deadline = time.monotonic() + 8
-    (port,) = sessions[0].ask("listen", deadline, nonce="mine", sockets=[ANY])["ports"]
-    answer = sessions[0].ask("dial", deadline, targets=[["127.0.0.1", [port], "yours"]], timeout_s=2)
-    assert answer["failed"][0][2] == "stranger"
+    (port,) = sessions[0].ask(answers.LISTENING, "listen", deadline, nonce="mine", sockets=[ANY]).ports
+    answer = sessions[0].ask(answers.DIALLED, "dial", deadline, targets=[["127.0.0.1", [port], "yours"]], timeout_s=2)
+    assert answer.failed[0].outcome == "stranger"
 
 
 def test_a_listener_takes_what_is_sent(sessions: list[Session]) -> None:
     deadline = time.monotonic() + 8
-    (port,) = sessions[0].ask("listen", deadline, nonce="ours", sockets=[ANY])["ports"]
-    (answer,) = sessions[1].ask("large", deadline, targets=[["127.0.0.1", port]], deadline_s=2)
-    assert (answer["outcome"], answer["unacked"]) == ("passed", 0)
+    (port,) = sessions[0].ask(answers.LISTENING, "listen", deadline, nonce="ours", sockets=[ANY]).ports
+    (answer,) = sessions[1].ask(answers.LARGE, "large", deadline, targets=[["127.0.0.1", port]], deadline_s=2)
+    assert (answer.outcome, answer.unacked) == ("passed", 0)
 
 
 def test_a_name_is_resolved(sessions: list[Session]) -> None:
     deadline = time.monotonic() + 8
-    (port,) = sessions[0].ask("listen", deadline, nonce="ours", sockets=[{**ANY, "address": ""}])["ports"]
-    answer = sessions[0].ask("dial", deadline, targets=[["localhost", [port], "ours"]], timeout_s=5)
-    assert answer == {"connected": 1, "failed": []}
+    (port,) = (
+        sessions[0].ask(answers.LISTENING, "listen", deadline, nonce="ours", sockets=[{**ANY, "address": ""}]).ports
+    )
+    answer = sessions[0].ask(answers.DIALLED, "dial", deadline, targets=[["localhost", [port], "ours"]], timeout_s=5)
+    assert (answer.connected, answer.failed) == (1, ())
 
 
 def test_a_name_that_does_not_resolve_is_no_timeout(sessions: list[Session]) -> None:
-    sessions[0].ask("listen", time.monotonic() + 5, nonce="ours", sockets=[])
-    answer = sessions[0].ask("dial", time.monotonic() + 8, targets=[["nowhere.invalid", [9], "ours"]], timeout_s=5)
-    assert answer["failed"][0][2] == "failed"
+    sessions[0].ask(answers.LISTENING, "listen", time.monotonic() + 5, nonce="ours", sockets=[])
+    answer = sessions[0].ask(
+        answers.DIALLED, "dial", time.monotonic() + 8, targets=[["nowhere.invalid", [9], "ours"]], timeout_s=5
+    )
+    assert answer.failed[0].outcome == "failed"

@@ -5,8 +5,9 @@ from typing import Any, cast
 import pytest
 
 from nccl_doctor.collect import redial
+from nccl_doctor.collect.answers import DIALLED, Dialled, ProbeError
 from nccl_doctor.collect.mesh_plan import Target
-from nccl_doctor.collect.session import ProbeError, Session
+from nccl_doctor.collect.session import Session
 from tests.collect.nodes import node
 
 LOST, REFUSED = [0, 29500, "timed-out", "ETIMEDOUT"], [1, 40000, "refused", "ECONNREFUSED"]
@@ -23,34 +24,38 @@ class Somebody:
 SESSIONS = cast("list[Session]", [Somebody("a", 0), Somebody("b", 1), Somebody("silent", 2)])
 
 
+def told(connected: int, failed: list[list[Any]]) -> Dialled:
+    return DIALLED.validate_python({"connected": connected, "failed": failed})
+
+
 def redialled(failed: list[list[Any]], second: list[list[Any]], connected: int = 1000) -> tuple[list[Any], list[Any]]:
     asked: list[Any] = []
 
-    def dial(session: Session, targets: list[Target]) -> dict[str, Any]:
+    def dial(session: Session, targets: list[Target]) -> Dialled:
         asked.append((session.node.name, targets))
-        return {"connected": len(targets) - len(second), "failed": second}
+        return told(len(targets) - len(second), second)
 
-    answers = [{"connected": connected, "failed": failed}, {"connected": connected, "failed": []}, ProbeError("gone")]
+    answers: list[Dialled | Exception] = [told(connected, failed), told(connected, []), ProbeError("gone")]
     return asked, redial.run(SESSIONS, TARGETS, answers, dial)
 
 
 def test_a_lost_dial_is_tried_once_more_and_no_other() -> None:
     asked, (first, second, silent) = redialled([LOST, REFUSED], [])
     assert asked == [("a", [Target("c", "10.0.0.3", (29500,))])]
-    assert first == {"connected": 1001, "failed": [REFUSED]}
-    assert second == {"connected": 1000, "failed": []}
+    assert first == told(1001, [REFUSED])
+    assert second == told(1000, [])
     assert isinstance(silent, ProbeError)
 
 
 def test_what_fails_again_stays_as_it_was_seen_first() -> None:
     _, (first, *_) = redialled([LOST], [[0, 29500, "refused", "ECONNREFUSED"]])
-    assert first == {"connected": 1000, "failed": [LOST]}
+    assert first == told(1000, [LOST])
 
 
 @pytest.mark.parametrize("failed", [[], [REFUSED], [LOST] * 120])
 def test_none_many_or_told_failures_cost_no_second_try(failed: list[list[Any]]) -> None:
     asked, (first, *_) = redialled(failed, [])
-    assert (asked, first["failed"]) == ([], failed)
+    assert (asked, first) == ([], told(1000, failed))
 
 
 def test_in_a_small_mesh_a_pair_that_times_out_is_believed() -> None:

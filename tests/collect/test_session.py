@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.collect import bundle
-from nccl_doctor.collect.session import ProbeError, Session
+from nccl_doctor.collect import answers, bundle
+from nccl_doctor.collect.answers import ProbeError
+from nccl_doctor.collect.session import Session
 from nccl_doctor.model import Node
 from nccl_doctor.snapshot import AccessFailure
 from nccl_doctor.transport.base import AccessError
@@ -52,56 +53,56 @@ def assert_gone(pid: int) -> None:
 
 
 def test_the_probe_says_who_it_is(session: Session) -> None:
-    assert session.hello["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert abs(session.ask("clock", time.monotonic() + 5) - time.time()) < 5
+    assert session.hello.python == ".".join(map(str, sys.version_info[:3]))
+    assert abs(session.ask(answers.CLOCK, "clock", time.monotonic() + 5) - time.time()) < 5
 
 
 def test_it_leaves_with_its_connection(session: Session) -> None:
-    assert alive(session.hello["pid"])
+    assert alive(session.hello.pid)
     session.close()
-    assert_gone(session.hello["pid"])
+    assert_gone(session.hello.pid)
 
 
 def test_a_request_that_fails_brings_its_real_traceback(session: Session) -> None:
     with pytest.raises(ProbeError, match="KeyError") as caught:
-        session.ask("facts", time.monotonic() + 5)
+        session.ask(answers.FACTS, "facts", time.monotonic() + 5)
     assert "nccl_doctor/probe/" in (caught.value.traceback or "")
-    assert session.ask("clock", time.monotonic() + 5)
+    assert session.ask(answers.CLOCK, "clock", time.monotonic() + 5)
 
 
 def test_a_probe_that_is_killed_ends_the_wait(session: Session) -> None:
-    os.kill(session.hello["pid"], signal.SIGKILL)
+    os.kill(session.hello.pid, signal.SIGKILL)
     with pytest.raises(ProbeError, match="connection"):
-        session.ask("clock", time.monotonic() + 10)
+        session.ask(answers.CLOCK, "clock", time.monotonic() + 10)
 
 
 def test_no_answer_ends_at_the_deadline(session: Session) -> None:
-    os.kill(session.hello["pid"], signal.SIGSTOP)
+    os.kill(session.hello.pid, signal.SIGSTOP)
     began = time.monotonic()
     with pytest.raises(ProbeError, match="no answer in time"):
-        session.ask("clock", began + 0.3)
+        session.ask(answers.CLOCK, "clock", began + 0.3)
     assert time.monotonic() - began < 5
-    os.kill(session.hello["pid"], signal.SIGCONT)
+    os.kill(session.hello.pid, signal.SIGCONT)
 
 
 def test_an_answer_that_comes_late_is_not_taken_for_the_next(session: Session) -> None:
     deadline = time.monotonic() + 5
     first = session.send("clock", deadline)
     second = session.send("facts", deadline, names=[], deadline_s=3, trial_port=None)
-    assert "identity" in session.wait(second, deadline)
-    assert isinstance(session.wait(first, deadline), float)
+    assert "identity" in session.wait(answers.FACTS, second, deadline)
+    assert isinstance(session.wait(answers.CLOCK, first, deadline), float)
 
 
 def test_its_lifetime_is_bounded_by_the_kernel() -> None:
     session = Session.open(LocalTransport(), node(), time.monotonic() + 10, lifetime_s=0.5)
-    assert_gone(session.hello["pid"])
+    assert_gone(session.hello.pid)
     session.close()
 
 
 def test_noise_before_and_between_does_no_harm(tmp_path: Path) -> None:
     noise = 'echo "Welcome!"; printf "no newline {\\"id\\": 1}"; echo warning >&2; exec "$PYTHON" "$@"'
     session = opened(node(interpreter(tmp_path, noise)))
-    assert session.ask("clock", time.monotonic() + 5)
+    assert session.ask(answers.CLOCK, "clock", time.monotonic() + 5)
     session.close()
 
 
@@ -148,5 +149,5 @@ def test_nothing_of_the_python_environment_shadows_the_probe(tmp_path: Path, mon
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     session = opened(node())
-    assert session.ask("clock", time.monotonic() + 5)
+    assert session.ask(answers.CLOCK, "clock", time.monotonic() + 5)
     session.close()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor.collect.answers import RankEvent, SmokeEnd
 from nccl_doctor.collect.smoke import course as course_module
 from nccl_doctor.collect.smoke.course import Course
 from nccl_doctor.collect.smoke.outcome import exit_codes, kept, result
@@ -23,7 +24,7 @@ def begun(until: float = 1000.0, imports_s: float = 120.0) -> Course:
 
 def reach(course: Course, stage: str, *ranks: tuple[str, int]) -> None:
     for host, local in ranks or (("node1", 0), ("node1", 1), ("node2", 0)):
-        course.event(host, {"local_rank": local, "stage": stage, "since": 1.0})
+        course.event(host, RankEvent.model_validate({"local_rank": local, "stage": stage, "since": 1.0}))
 
 
 def left_s(course: Course) -> float:
@@ -32,9 +33,11 @@ def left_s(course: Course) -> float:
 
 def test_ranks_are_numbered_node_by_node() -> None:
     course = begun()
-    course.event("node2", {"local_rank": 0, "stage": "store", "since": 2.5})
-    course.event("node1", {"local_rank": 1, "error": "ValueError: x", "wrong": False, "since": 3.0})
-    course.event("node1", {"local_rank": 0, "state": "S", "stack": ["a", "b"]})
+    course.event("node2", RankEvent.model_validate({"local_rank": 0, "stage": "store", "since": 2.5}))
+    course.event(
+        "node1", RankEvent.model_validate({"local_rank": 1, "error": "ValueError: x", "wrong": False, "since": 3.0})
+    )
+    course.event("node1", RankEvent.model_validate({"local_rank": 0, "state": "S", "stack": ["a", "b"]}))
     assert [(rank.host, rank.local_rank) for rank in course.ranks] == [("node1", 0), ("node1", 1), ("node2", 0)]
     assert course.ranks[2].times == {"store": 2.5}
     assert course.ranks[1].error == "ValueError: x"
@@ -64,7 +67,9 @@ def test_the_end_of_the_run_comes_before_any_deadline() -> None:
 def test_a_failure_leaves_the_others_a_moment() -> None:
     course = begun()
     reach(course, "torch")
-    course.event("node1", {"local_rank": 0, "error": "ValueError", "wrong": False, "since": 1.0})
+    course.event(
+        "node1", RankEvent.model_validate({"local_rank": 0, "error": "ValueError", "wrong": False, "since": 1.0})
+    )
     assert left_s(course) <= course_module.GRACE_S
     reach(course, "torch")
     assert left_s(course) <= course_module.GRACE_S
@@ -73,10 +78,12 @@ def test_a_failure_leaves_the_others_a_moment() -> None:
 def test_a_wrong_sum_leaves_time_to_find_its_source() -> None:
     course = begun()
     reach(course, "torch")
-    course.event("node1", {"local_rank": 0, "error": "WrongSumError", "wrong": True, "since": 1.0})
+    course.event(
+        "node1", RankEvent.model_validate({"local_rank": 0, "error": "WrongSumError", "wrong": True, "since": 1.0})
+    )
     assert course_module.GRACE_S < left_s(course) <= course_module.ACCUSE_S
-    course.event("node1", {"local_rank": 0, "wrong_group": [0, 1], "since": 1.0})
-    course.event("node1", {"local_rank": 1, "wrong_group": [0, 1], "since": 1.0})
+    course.event("node1", RankEvent.model_validate({"local_rank": 0, "wrong_group": [0, 1], "since": 1.0}))
+    course.event("node1", RankEvent.model_validate({"local_rank": 1, "wrong_group": [0, 1], "since": 1.0}))
     assert course.wrong_groups == {(0, 1)}
 
 
@@ -93,7 +100,7 @@ def test_the_watch_says_stop_at_the_deadline_and_ends_with_the_last_host() -> No
     assert stopped.wait(5)
     assert course.timed_out
     for host in ("node1", "node2"):
-        course.end(host, {**LEFT, "exit": None})
+        course.end(host, SmokeEnd.model_validate({**LEFT, "exit": None}))
     thread.join(5)
     assert not thread.is_alive()
 
@@ -102,7 +109,7 @@ def test_the_watch_ends_without_a_word_where_all_went_well() -> None:
     course = begun()
     thread, stopped = watched(course)
     for host in ("node1", "node2"):
-        course.end(host, LEFT)
+        course.end(host, SmokeEnd.model_validate(LEFT))
     thread.join(5)
     assert not thread.is_alive()
     assert not stopped.is_set()
@@ -111,7 +118,7 @@ def test_the_watch_ends_without_a_word_where_all_went_well() -> None:
 def test_a_host_that_does_not_answer_is_given_up(monkeypatch: Any) -> None:
     monkeypatch.setattr(course_module, "ANSWER_S", 0.1)
     course = begun(until=0.05)
-    course.end("node1", LEFT)
+    course.end("node1", SmokeEnd.model_validate(LEFT))
     thread, stopped = watched(course)
     thread.join(5)
     assert stopped.is_set()
@@ -138,21 +145,21 @@ def test_what_became_of_it() -> None:
     course = begun()
     reach(course, "done")
     for host in ("node1", "node2"):
-        course.end(host, LEFT)
+        course.end(host, SmokeEnd.model_validate(LEFT))
     assert result(PLAN, course).outcome == "ok"
 
     course = begun()
     reach(course, "group")
-    course.end("node1", {**LEFT, "exit": 1, "output": [DIED]})
-    course.end("node2", {**LEFT, "exit": None, "signal": 9})
+    course.end("node1", SmokeEnd.model_validate({**LEFT, "exit": 1, "output": [DIED]}))
+    course.end("node2", SmokeEnd.model_validate({**LEFT, "exit": None, "signal": 9}))
     smoke = result(PLAN, course)
     assert smoke.outcome == "failed"
     assert [rank.signal for rank in smoke.ranks] == [None, 11, None]
     assert smoke.launchers == {"node2": "torchrun was killed by SIGKILL"}
 
     course = begun()
-    course.end("node1", {**LEFT, "exit": 1})
-    course.end("node2", {"broken": "the connection ended"})
+    course.end("node1", SmokeEnd.model_validate({**LEFT, "exit": 1}))
+    course.end("node2", SmokeEnd.model_validate({"broken": "the connection ended"}))
     smoke = result(PLAN, course)
     assert smoke.launchers == {"node1": "torchrun ended with status 1", "node2": "the connection ended"}
 
@@ -179,7 +186,7 @@ def test_a_death_is_a_failure_also_where_the_deadline_came_before_its_parents_wo
     course = begun()
     reach(course, "sizes")
     course.timed_out = True
-    course.event("node2", {"local_rank": 0, **event})
+    course.event("node2", RankEvent.model_validate({"local_rank": 0, **event}))
     smoke = result(PLAN, course)
     assert smoke.outcome == outcome
     code = event.get("exit_code")
@@ -192,7 +199,7 @@ def test_torchruns_word_counts_where_the_deadline_came_first() -> None:
     course = begun()
     reach(course, "sizes")
     course.timed_out = True
-    course.end("node1", {**LEFT, "exit": None, "output": [DIED]})
+    course.end("node1", SmokeEnd.model_validate({**LEFT, "exit": None, "output": [DIED]}))
     assert result(PLAN, course).outcome == "failed"
 
 
@@ -221,8 +228,8 @@ n1:98:121 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM
 
 def test_nccls_lines_tell_each_ranks_network_and_rings() -> None:
     course = begun()
-    course.event("node1", {"local_rank": 0, "stage": "started", "since": 0.1, "pid": 98})
-    course.end("node1", {**LEFT, "output": NCCL.splitlines()})
+    course.event("node1", RankEvent.model_validate({"local_rank": 0, "stage": "started", "since": 0.1, "pid": 98}))
+    course.end("node1", SmokeEnd.model_validate({**LEFT, "output": NCCL.splitlines()}))
     smoke = result(replace(PLAN, backend="nccl"), course)
     first = smoke.ranks[0]
     assert (first.network, first.plugin) == ("IB", "IBext_v8 (v8)")

@@ -8,7 +8,7 @@ from nccl_doctor.nccl.ifname import exports, rows
 from nccl_doctor.nccl.picture import Picture, picture
 from nccl_doctor.nccl.survey import survey
 from nccl_doctor.nccl.witness_answer import nccl_interface
-from nccl_doctor.snapshot import Snapshot, Unknown
+from nccl_doctor.snapshot import LibncclAnswer, Snapshot, Unknown
 from tests.checks.snapshots import load, patched
 
 FIXTURES = Path(__file__).parents[1] / "checks" / "interfaces"
@@ -79,8 +79,10 @@ def test_an_unknown_version_is_no_gap_where_all_versions_agree() -> None:
     assert "2.28.3" in seen.reason
 
 
-def told(name: str, address: str) -> dict[str, Any]:
-    return {"version": "2.27.7", "interface": name, "address": address, "error": None}
+def told(
+    name: str | None = None, address: str | None = None, version: str | None = "2.27.7", error: str | None = None
+) -> LibncclAnswer:
+    return LibncclAnswer(version=version, interface=name, address=address, error=error)
 
 
 def test_the_witness_wins_and_a_disagreement_is_told() -> None:
@@ -109,7 +111,7 @@ def test_the_witness_and_the_model_agree() -> None:
 
 def test_without_libnccl_the_model_answers() -> None:
     host = patched({}).hosts[0]
-    missing = {"version": None, "interface": None, "address": None, "error": "libnccl can't be loaded: …"}
+    missing = told(version=None, error="libnccl can't be loaded: …")
     for answer in (None, missing):
         found = nccl_interface(host, answer)
         assert found is not None
@@ -121,7 +123,7 @@ def test_libnccl_that_fails_is_a_disagreement_unless_the_model_fails_as_well() -
     whole = patched({})
     host = whole.hosts[0]
     assert host.facts is not None
-    refused = {"version": "2.27.7", "interface": None, "address": None, "error": "Call to socket failed"}
+    refused = told(error="Call to socket failed")
     found = nccl_interface(host, refused)
     assert isinstance(found, Unknown)
     assert found.reason == "libnccl 2.27.7 ended with “Call to socket failed”; the model of it uses eno1 (10.0.0.1)"
@@ -137,10 +139,10 @@ def test_libnccl_that_fails_is_a_disagreement_unless_the_model_fails_as_well() -
 
 def test_an_answer_without_the_log_line_is_found_by_its_address() -> None:
     host = patched({}).hosts[0]
-    found = nccl_interface(host, {"version": "2.99.1", "interface": None, "address": "10.0.0.1", "error": None})
+    found = nccl_interface(host, told(None, "10.0.0.1", "2.99.1"))
     assert isinstance(found, NcclInterface)
     assert (found.name, found.source) == ("eno1", "libnccl")
-    elsewhere = nccl_interface(host, {"version": "2.99.1", "interface": None, "address": "10.9.9.9", "error": None})
+    elsewhere = nccl_interface(host, told(None, "10.9.9.9", "2.99.1"))
     assert isinstance(elsewhere, NcclInterface)
     assert (elsewhere.name, elsewhere.source) == ("eno1", "model")
 

@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
+from nccl_doctor.collect.answers import MalformedError, RankEvent, SmokeEnd
 from nccl_doctor.collect.smoke.plan import Plan
 from nccl_doctor.snapshot import SizeResult
 
@@ -25,6 +25,9 @@ IMPORT_TIMES = 2.0
 
 ANSWER_S = 8.0
 """What a host may take to take stacks, to hear how ranks died, to end the others and to say so."""
+
+MOST_EVENTS = 400
+"""Reports of one rank: its stages, its state, and of rank 0 a line a size; no rank has a quarter as many."""
 
 
 @dataclass
@@ -45,16 +48,15 @@ class Rank:
     own_s: float | None = None
     times: dict[str, float] = field(default_factory=dict)
 
-    def take(self, event: dict[str, Any]) -> None:
+    def take(self, event: RankEvent) -> None:
         """Notes a report."""
-        if "stage" in event:
-            self.stage = event["stage"]
-            self.times[self.stage] = round(event["since"], 3)
+        if event.stage is not None:
+            self.stage = event.stage
+            self.times[self.stage] = round(event.since, 3)
         for name in ("error", "wrong", "pid", "torch", "nccl", "state", "exit_code", "own_s"):
-            if event.get(name) is not None:
-                setattr(self, name, event[name])
-        if "stack" in event:
-            self.stack = tuple(event["stack"])
+            if name in event.model_fields_set and getattr(event, name) is not None:
+                setattr(self, name, getattr(event, name))
+        self.stack = event.stack or self.stack
 
 
 class Course:
@@ -62,7 +64,7 @@ class Course:
 
     Attributes:
         ranks: in torchrun's order: node by node, local rank by local rank.
-        ends: by host, its probe's last answer, or ``{"broken": why there is none}``.
+        ends: by host, its probe's last answer, or why there is none.
         timed_out: the deadline came before any failure.
     """
 
@@ -76,12 +78,13 @@ class Course:
         self.ranks: list[Rank] = []
         self.sizes: list[SizeResult] = []
         self.wrong_groups: set[tuple[int, ...]] = set()
-        self.ends: dict[str, dict[str, Any]] = {}
+        self.ends: dict[str, SmokeEnd] = {}
         self.timed_out = False
         self._offsets: dict[str, int] = {}
         for host, count in plan.counts.items():
             self._offsets[host] = len(self.ranks)
             self.ranks += [Rank(host, local) for local in range(count)]
+        self._counts, self._events = plan.counts, dict[str, int]()
         self._limits, self._until = plan.limits, until
         self._began = time.monotonic()
         self._stop_at = min(until, self._began + max(plan.limits.deadline_s, START_S))
@@ -89,26 +92,41 @@ class Course:
         self._stopped_at: float | None = None
         self._changed = threading.Condition()
 
-    def event(self, host: str, event: dict[str, Any]) -> None:
-        """Takes a rank's report."""
+    def event(self, host: str, event: RankEvent) -> None:
+        """Takes a report of one of the ranks that the plan placed on this host.
+
+        Raises:
+            MalformedError: no such rank is there, or it reports what is another's, or without end.
+        """
         with self._changed:
-            if "size" in event:
-                self.sizes.append(SizeResult(**event["size"]))
+            self._events[host] = self._events.get(host, 0) + 1
+            if event.local_rank >= self._counts[host] or self._events[host] > MOST_EVENTS * self._counts[host]:
+                raise MalformedError("reports of ranks that are not there")
+            number = self._offsets[host] + event.local_rank
+            if event.size is not None or event.wrong_group is not None:
+                self._take_result(number, event)
                 return
-            if "wrong_group" in event:
-                self.wrong_groups.add(tuple(event["wrong_group"]))
-                return
-            self.ranks[self._offsets[host] + event["local_rank"]].take(event)
-            if "error" in event:
-                self._fail(ACCUSE_S if event["wrong"] else GRACE_S)
-            if event.get("stage") in ("started", "torch") and not self._failed:
+            self.ranks[number].take(event)
+            if event.error is not None:
+                self._fail(ACCUSE_S if event.wrong else GRACE_S)
+            if event.stage in ("started", "torch") and not self._failed:
                 self._set_deadline()
 
-    def end(self, host: str, answer: dict[str, Any]) -> None:
+    def _take_result(self, number: int, event: RankEvent) -> None:
+        if event.size is not None:
+            if number != 0:
+                raise MalformedError("timings that rank 0 reports")
+            self.sizes.append(event.size)
+        if event.wrong_group is not None:
+            if number not in event.wrong_group or max(event.wrong_group) >= len(self.ranks):
+                raise MalformedError("a wrong sum of ranks that are not its own")
+            self.wrong_groups.add(event.wrong_group)
+
+    def end(self, host: str, answer: SmokeEnd) -> None:
         """Takes a host's last answer."""
         with self._changed:
             self.ends[host] = answer
-            if answer.get("exit") != 0:
+            if answer.exit != 0:
                 self._fail(GRACE_S)
             self._changed.notify_all()
 

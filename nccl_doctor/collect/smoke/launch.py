@@ -6,10 +6,11 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from nccl_doctor.collect import answers
+from nccl_doctor.collect.answers import NoAnswerError, ProbeError, SmokeEnd
 from nccl_doctor.collect.fanout import fan_out
-from nccl_doctor.collect.session import NoAnswerError, ProbeError, Session
+from nccl_doctor.collect.session import Session
 from nccl_doctor.collect.smoke.course import ANSWER_S, Course
 from nccl_doctor.collect.smoke.outcome import result
 from nccl_doctor.collect.smoke.plan import Limits, plan
@@ -74,27 +75,28 @@ def run(
     threading.Thread(target=course.watch, args=(stop,), daemon=True).start()
     fan_out(follow, sessions, on_done, at_once=len(sessions))
     if limits.save_logs is not None:
-        _save(limits.save_logs, {name: end.get("output", []) for name, end in course.ends.items()})
+        _save(limits.save_logs, {name: end.output for name, end in course.ends.items()})
     return result(what, course)
 
 
-def _answer(session: Session, number: int, course: Course) -> dict[str, Any]:
+def _answer(session: Session, number: int, course: Course) -> SmokeEnd:
     """The last answer of a host's probe, or why there is none."""
     while True:
         try:
-            answer: dict[str, Any] = session.wait(
-                number, time.monotonic() + POLL_S, lambda event: course.event(session.node.name, event)
+            return session.wait(
+                answers.SMOKE_END,
+                number,
+                time.monotonic() + POLL_S,
+                lambda event: course.event(session.node.name, event),
             )
         except NoAnswerError:
             if course.given_up:
-                return {"broken": "it gave no answer when it was told to stop"}
+                return SmokeEnd(broken="it gave no answer when it was told to stop")
         except ProbeError as error:
-            return {"broken": str(error)}
-        else:
-            return answer
+            return SmokeEnd(broken=str(error)[:500])
 
 
-def _save(folder: Path, output: dict[str, list[str]]) -> None:
+def _save(folder: Path, output: dict[str, tuple[str, ...]]) -> None:
     """A file a host, named after it; a name that is no file name is changed into one."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -6,8 +6,9 @@ import re
 import signal
 from collections import deque
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Literal
 
+from nccl_doctor.collect.answers import SmokeEnd
 from nccl_doctor.collect.smoke.course import Course, Rank
 from nccl_doctor.collect.smoke.plan import Plan
 from nccl_doctor.logs.facts import Facts, facts_of
@@ -17,6 +18,9 @@ KEPT_LINES = 400
 KEPT_CHATTER = 200
 """Of what a host's ranks print the snapshot keeps the last lines, and of NCCL's INFO lines fewer."""
 
+EXIT_CODES = range(-128, 256)
+"""A status of exit(3), or a signal's number below zero."""
+
 _EXITED = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+) \(pid: \d+\)")
 """torchrun's word of the first rank that failed on a host (elastic/multiprocessing/api.py, torch 1.9 to 2.13). A
 negative code is a signal. Ranks that torchrun then ends are not named."""
@@ -24,13 +28,14 @@ negative code is a signal. Ranks that torchrun then ends are not named."""
 
 def result(plan: Plan, course: Course) -> Smoke:
     """The all-reduce as it went."""
-    output = {name: end.get("output", []) for name, end in course.ends.items()}
+    output = {name: end.output for name, end in course.ends.items()}
     codes = {name: exit_codes(lines) for name, lines in output.items()}
     facts = {name: facts_of(lines) for name, lines in output.items()} if plan.backend == "nccl" else {}
     ranks = tuple(
         _rank(number, rank, codes.get(rank.host, {}).get(rank.local_rank), facts.get(rank.host))
         for number, rank in enumerate(course.ranks)
     )
+    world = range(len(ranks))
     rings = next((one.rings for one in facts.values() if one.rings), {})
     return Smoke(
         backend=plan.backend,
@@ -43,15 +48,16 @@ def result(plan: Plan, course: Course) -> Smoke:
         wrong_groups=tuple(sorted(course.wrong_groups)),
         output={name: tuple(kept(lines)) for name, lines in output.items()},
         launchers=_launchers(plan, course, ranks),
-        rings=tuple(rings[channel] for channel in sorted(rings)),
-        trees={rank: text for one in facts.values() for rank, text in one.trees.items()},
+        rings=tuple(ring for _, ring in sorted(rings.items()) if all(rank in world for rank in ring)),
+        trees={rank: text for one in facts.values() for rank, text in one.trees.items() if rank in world},
     )
 
 
 def exit_codes(lines: Iterable[str]) -> dict[int, int]:
     """Local ranks that died by themselves, and their exit codes; negative for a signal."""
     found = (_EXITED.search(line) for line in lines)
-    return {int(match["rank"]): int(match["code"]) for match in found if match}
+    told = ((int(match["rank"]), int(match["code"])) for match in found if match)
+    return {rank: code for rank, code in told if code in EXIT_CODES}
 
 
 def kept(lines: Iterable[str]) -> list[str]:
@@ -83,7 +89,7 @@ def _rank(number: int, rank: Rank, code: int | None, facts: Facts | None) -> Ran
         signal=-code if code is not None and code < 0 else None,
         state=rank.state,
         stack=rank.stack,
-        own_s=rank.own_s,
+        own_s=None if rank.own_s is None else max(rank.own_s, 0.0),
         interfaces=tuple(f"{one.name}:{one.address}" for one in own.interfaces) if own else (),
         network=own.network if own else None,
         plugin=own.plugin if own else None,
@@ -92,13 +98,13 @@ def _rank(number: int, rank: Rank, code: int | None, facts: Facts | None) -> Ran
 
 
 def _outcome(course: Course, ranks: Iterable[RankResult]) -> Literal["ok", "failed", "timeout", "wrong-result"]:
-    if all(rank.stage == "done" for rank in course.ranks):
+    if all(rank.stage == "done" for rank in course.ranks) and not any(end.broken for end in course.ends.values()):
         return "ok"
     if any(rank.wrong for rank in course.ranks):
         return "wrong-result"
     if any(_died(rank) for rank in ranks):
         return "failed"
-    hanging = course.timed_out or any(end.get("timed_out") for end in course.ends.values())
+    hanging = course.timed_out or any(end.timed_out for end in course.ends.values())
     return "timeout" if hanging else "failed"
 
 
@@ -113,13 +119,13 @@ def _launchers(plan: Plan, course: Course, ranks: Iterable[RankResult]) -> dict[
     explained = {rank.host for rank in ranks if rank.error or rank.exit_code is not None or rank.signal is not None}
     found: dict[str, str] = {}
     for name in plan.counts:
-        end: dict[str, Any] = course.ends.get(name, {"broken": "it gave no answer"})
-        if "broken" in end:
-            found[name] = end["broken"]
-        elif end["signal"] is not None:
-            found[name] = f"torchrun was killed by {signal_name(end['signal'])}"
-        elif end["exit"] not in (0, None) and name not in explained:
-            found[name] = f"torchrun ended with status {end['exit']}"
+        end = course.ends.get(name, SmokeEnd(broken="it gave no answer"))
+        if end.broken is not None:
+            found[name] = end.broken
+        elif end.signal is not None:
+            found[name] = f"torchrun was killed by {signal_name(end.signal)}"
+        elif end.exit not in (0, None) and name not in explained:
+            found[name] = f"torchrun ended with status {end.exit}"
     return found
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
+from nccl_doctor.collect import answers
+from nccl_doctor.collect.answers import ProbeError
 from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.isolate import Group, NoTimeError, isolate
-from nccl_doctor.collect.session import ProbeError, Session
+from nccl_doctor.collect.session import Session
 from nccl_doctor.collect.smoke.plan import Backend, Limits, Plan, environment, plan
 from nccl_doctor.model import Cluster
 from nccl_doctor.snapshot import HostFacts, Isolation
@@ -49,6 +50,7 @@ class _Groups:
         def ready(session: Session) -> None:
             seconds = max(deadline - time.monotonic(), 1.0)
             session.ask(
+                answers.NOTHING,
                 "prepare_trials",
                 deadline + ANSWER_S,
                 mark=self._plan.mark,
@@ -75,7 +77,7 @@ class _Groups:
 
     def close(self) -> None:
         """Ends the processes that wait for another group."""
-        fan_out(lambda s: s.ask("end_trials", time.monotonic() + ANSWER_S), self._sessions.values())
+        fan_out(lambda s: s.ask(answers.NOTHING, "end_trials", time.monotonic() + ANSWER_S), self._sessions.values())
 
     def _group(self, group: Group, seconds: float) -> bool:
         sessions = [self._sessions[name] for name in group]
@@ -83,12 +85,13 @@ class _Groups:
         counts = [self._plan.counts[name] for name in group]
 
         def one(place: int) -> bool:
-            answer: dict[str, Any] = sessions[place].ask(
+            told = sessions[place].ask(
+                answers.TRIAL_END,
                 "trial",
                 time.monotonic() + seconds + ANSWER_S,
                 order={"ranks": _environments(counts, place, address, port), "deadline_s": seconds},
             )
-            return bool(answer["ok"])
+            return told.ok
 
         return all(result is True for result in fan_out(one, range(len(group)), at_once=len(group)))
 
@@ -97,7 +100,7 @@ class _Groups:
         cluster = self._plan.cluster
         if session.node.name == cluster.nodes[0].name:
             return cluster.master_addr, cluster.master_port
-        return session.node.address, int(session.ask("free_port", time.monotonic() + ANSWER_S))
+        return session.node.address, session.ask(answers.FREE_PORT, "free_port", time.monotonic() + ANSWER_S)
 
 
 def _environments(counts: Sequence[int], place: int, address: str, port: int) -> list[dict[str, str]]:

@@ -1,0 +1,192 @@
+"""What the probe may answer, request by request, as types: nothing of a host goes further as a loose list or dict.
+
+An answer that is none of these is :class:`MalformedError`: the host runs something else than our probe, and whatever it
+says is not used. Facts alone are looked at one by one (:mod:`nccl_doctor.collect.facts`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic_core import from_json
+
+from nccl_doctor.snapshot import DialOutcome, Fact, FirewallFacts, SizeResult
+from nccl_doctor.snapshot.values import Clipped, Count, Observed, Pid, Port, Seconds, Signed, Version
+
+T = TypeVar("T")
+
+MAX_ITEMS = 150_000
+"""Values in one answer: the facts of a host among 4,096 have a quarter; each takes some 100 bytes of our memory."""
+
+_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+
+
+class ProbeError(Exception):
+    """The probe ended, gave no answer in time, or answered with an error; says what it was asked for."""
+
+    def __init__(self, message: str, traceback: str | None = None) -> None:
+        self.traceback = traceback
+        super().__init__(message)
+
+
+class NoAnswerError(ProbeError):
+    """The deadline came before the answer."""
+
+
+class GoneError(ProbeError):
+    """The connection ended or broke: this host will answer nothing more."""
+
+
+class MalformedError(GoneError):
+    """It answered what the probe never says, and is not listened to any more."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"it answered what the probe never says: {what}")
+
+
+class Hello(Observed):
+    """What the probe says of itself; ``psutil`` None where the host has none."""
+
+    python: Version
+    psutil: Version | None
+    machine: str
+    pid: Pid
+
+
+class Listening(Observed):
+    """Ports in the order of the listeners asked for, None where one could not be opened; errors by their places."""
+
+    ports: tuple[Port | None, ...]
+    errors: dict[str, str]
+
+
+class DialRow(NamedTuple):
+    """A dial that did not reach our listener; ``target`` is the place in the list of targets."""
+
+    target: Count
+    port: Port
+    outcome: DialOutcome
+    error: Clipped | None
+
+
+class Dialled(Observed):
+    """What became of all dials of a host."""
+
+    connected: Count
+    failed: tuple[DialRow, ...]
+
+
+class LargeResult(Observed):
+    """What became of full-size packets to one target (probe/pmtu.py)."""
+
+    outcome: Literal["passed", "stalled", "reset", "not-connected"]
+    sent: Count
+    unacked: Count
+    segment: Count
+    error: Clipped | None
+
+
+class RankEvent(Observed):
+    """What a rank reports, or the probe of it; see probe/allreduce_worker.py and probe/allreduce_ranks.py."""
+
+    local_rank: Count
+    since: Seconds = 0.0
+    stage: Literal["started", "torch", "store", "group", "allreduce", "sizes", "done"] | None = None
+    error: Clipped | None = None
+    wrong: bool = False
+    pid: Pid | None = None
+    torch: Version | None = None
+    nccl: Version | None = None
+    state: str | None = None
+    stack: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+    exit_code: Annotated[int, Field(ge=-128, le=255)] | None = None
+    own_s: float | None = None
+    inside_s: float | None = None
+    size: SizeResult | None = None
+    wrong_group: Annotated[tuple[Count, ...], Field(min_length=1, max_length=2)] | None = None
+
+
+class SmokeEnd(Observed):
+    """How torchrun ended on a host, and what its ranks printed.
+
+    Attributes:
+        exit: status, None where it was killed or ended; ``signal`` likewise.
+        broken: why there is no answer; nothing that a host says.
+    """
+
+    exit: Signed | None = None
+    signal: Annotated[int, Field(ge=1, le=128)] | None = None
+    timed_out: bool = False
+    output: tuple[str, ...] = ()
+    broken: str | None = None
+
+
+class TrialEnd(Observed):
+    """Whether the all-reduce over a group worked for this host's ranks."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    ok: bool
+
+
+class FirewallAgain(Observed):
+    """The rules as they are now."""
+
+    firewall: Fact[FirewallFacts]
+
+
+HELLO = TypeAdapter(Hello)
+LISTENING = TypeAdapter(Listening)
+DIALLED = TypeAdapter(Dialled)
+LARGE = TypeAdapter(tuple[LargeResult, ...])
+RANK_EVENT = TypeAdapter(RankEvent)
+SMOKE_END = TypeAdapter(SmokeEnd)
+TRIAL_END = TypeAdapter(TrialEnd)
+FREE_PORT: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(ge=1024, le=65535)])
+CLOCK: TypeAdapter[float] = TypeAdapter(Annotated[float, Field(allow_inf_nan=False)])
+RULES = TypeAdapter(FirewallAgain)
+NOTHING: TypeAdapter[None] = TypeAdapter(None)
+FACTS: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
+WORDS: TypeAdapter[str] = TypeAdapter(Annotated[str, StringConstraints(max_length=100_000)])
+
+
+def parsed(text: bytes) -> dict[str, Any]:
+    """A line of the probe as an object, whose values are not looked at yet.
+
+    Raises:
+        MalformedError: it is no JSON object, is nested too deeply, or has too many values.
+    """
+    if _items(text) > MAX_ITEMS and _items(_TEXT.sub(b"", text)) > MAX_ITEMS:
+        raise MalformedError(f"more than {MAX_ITEMS} values")
+    try:
+        message = from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        raise MalformedError(f"damaged JSON, {error}") from error
+    if not isinstance(message, dict):
+        raise MalformedError("no JSON object")
+    return message
+
+
+def typed(kind: TypeAdapter[T], what: str, value: object) -> T:
+    """A part of an answer as its type.
+
+    Raises:
+        MalformedError: it is no such thing.
+    """
+    try:
+        return kind.validate_python(value)
+    except ValidationError as error:
+        raise MalformedError(f"{what}: {problem(error)}") from error
+
+
+def problem(error: ValidationError) -> str:
+    """The first of the faults that a value has, as a phrase."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(map(str, first["loc"]))[:80]
+    return f"{place}: {first['msg']}" if place else first["msg"]
+
+
+def _items(text: bytes) -> int:
+    return text.count(b",") + text.count(b"[") + text.count(b"{")

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from nccl_doctor.collect import answers, large, redial
 from nccl_doctor.collect.answers import Dialled, Listening, MalformedError
 from nccl_doctor.collect.fanout import fan_out
+from nccl_doctor.collect.mesh_addresses import address_of, confirmed
 from nccl_doctor.collect.mesh_plan import MeshSize, Target, could_open, own_nonce, partners, sample
 from nccl_doctor.collect.session import Session
-from nccl_doctor.model import Cluster, NcclInterface
-from nccl_doctor.snapshot import Dial, HostFacts, Mesh, PortTrial, Resolution
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import Cluster
+from nccl_doctor.snapshot import Dial, HostFacts, Mesh, PortTrial
 
 AT_ONCE = 256
 """Dials that a host makes at once (probe/mesh.py)."""
@@ -48,7 +50,9 @@ def run(
     opened = fan_out(lambda s: _listen(s, facts[s.node.name], cluster, nonce), sessions)
     ports, silent = _listening(names, opened)
     plan = partners(names, limits.size, nonce)
-    targets = {name: _targets(plan[name], cluster, facts, ports) for name in names}
+    told = {name: _targets(plan[name], cluster, facts, facts[name], ports) for name in names}
+    targets = {name: mine for name, (mine, _) in told.items()}
+    silent.update(_doubts({name: doubtful for name, (_, doubtful) in told.items()}))
 
     def dial(session: Session, wanted: list[Target]) -> Dialled:
         return _dial(session, wanted, nonce, limits.dial_s)
@@ -122,26 +126,42 @@ def _dial(session: Session, targets: list[Target], nonce: str, timeout_s: float)
 
 
 def _targets(
-    partners_of: list[str], cluster: Cluster, facts: dict[str, HostFacts], ports: dict[str, tuple[int, ...]]
-) -> list[Target]:
-    """Each partner's own address with all its ports; and the master address as the job will use it."""
+    partners_of: list[str],
+    cluster: Cluster,
+    facts: dict[str, HostFacts],
+    source: HostFacts,
+    ports: dict[str, tuple[int, ...]],
+) -> tuple[list[Target], dict[str, str]]:
+    """Each partner's own address with all its ports, and the master address as the job will use it.
+
+    Also, by partner, the addresses that are not dialled: nothing that the dialling host knows confirms them.
+    """
     nodes = {node.name: node for node in cluster.nodes}
     targets: list[Target] = []
+    doubtful: dict[str, str] = {}
     for name in partners_of:
         if name not in ports:
             continue
         address = address_of(nodes[name].address, facts[name])
-        targets.append(Target(name, address, ports[name]))
+        if confirmed(address, nodes[name], source):
+            targets.append(Target(name, address, ports[name]))
+        else:
+            doubtful[name] = address
         if nodes[name].node_rank == 0 and cluster.master_addr != address and cluster.master_port in ports[name]:
             targets.append(Target(name, cluster.master_addr, (cluster.master_port,)))
-    return targets
+    return targets, doubtful
 
 
-def address_of(address: str, facts: HostFacts) -> str:
-    """Where NCCL will listen on a host: its interface's address, else what the host itself makes of its name."""
-    if isinstance(facts.nccl_interface, NcclInterface):
-        return facts.nccl_interface.address
-    own = facts.resolution.get(address) if isinstance(facts.resolution, dict) else None
-    if isinstance(own, Resolution) and own.addresses and not own.addresses[0].startswith("127."):
-        return own.addresses[0]
-    return address
+def _doubts(doubtful: dict[str, dict[str, str]]) -> dict[str, str]:
+    """By host, why others did not dial it: who by whom at which address."""
+    by_host: dict[str, dict[str, list[str]]] = {}
+    for source, addresses in doubtful.items():
+        for name, address in addresses.items():
+            by_host.setdefault(name, {}).setdefault(address, []).append(source)
+    return {
+        name: "; ".join(
+            f"says that NCCL uses {address} there, of which {fold(sources)} knows nothing: not dialled"
+            for address, sources in told.items()
+        )
+        for name, told in by_host.items()
+    }

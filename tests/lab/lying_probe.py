@@ -1,0 +1,191 @@
+"""Stands in the place of a host's interpreter: runs the real probe, and changes what it answers. A program.
+
+``lying_probe.py SEED PYTHON -I -c LOADER``: the seed decides which answers are changed and how; with "s" in front they
+are the all-reduce's. It passes requests on
+as they are, and ends with its stdin, as the probe does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import threading
+from typing import Any, BinaryIO
+
+REQUESTS = ("hello", "facts", "clock", "listen", "dial", "large", "unlisten", "firewall")
+WEIGHTS = (4, 30, 4, 14, 14, 6, 4, 2)
+ALL_REDUCE = ("event", "smoke", "trial", "prepare_trials", "free_port")
+WAYS = ("values", "damage", "flood", "silence", "id", "nesting", "death")
+PATIENT = (60, 12, 6, 2, 6, 6, 6)
+"""How often each way is taken; silence costs a time-out."""
+
+VALUES: tuple[Any, ...] = (
+    None, True, -1, 0, 1, 80, 65536, 10**30, -(10**30), 1e308, float("nan"), float("inf"), "", " ", "x" * 100_000, [], {},
+    [[]], [None], {"$unknown": "no"}, {"$unknown": 1}, {"$skipped": "no"}, "; touch /tmp/pwned ;", "$(touch /tmp/pwned)",
+    "\ud800", "\x1b[2J", "a\nb", "\0", "²", "2.²", "169.254.169.254", "::1", "fe80::1%$(id)", "0.0.0.0/0", "10.0.0.1/33",
+    "0-30000000", "../../etc", "connected", "refused", "done", "stalled", "node1", "%s%n", "'\"`\\",
+)  # fmt: skip
+
+
+def main() -> None:
+    """Until the controller leaves, or the lie is that it dies."""
+    seed, python, *arguments = sys.argv[1:]
+    bundle = int(re.search(r"read\((\d+)\)", arguments[-1])[1])  # type: ignore[index]  # the loader says so
+    real = subprocess.Popen([python, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert real.stdin is not None
+    assert real.stdout is not None
+    real.stdin.write(sys.stdin.buffer.read(bundle))
+    header = sys.stdin.buffer.readline()
+    real.stdin.write(header)
+    real.stdin.flush()
+    liar = Liar(json.loads(header)["nonce"].encode(), random.Random(seed), all_reduce=seed.startswith("s"))
+    threading.Thread(target=pass_on, args=(real.stdin, liar.asked), daemon=True).start()
+    for line in real.stdout:
+        liar.answer(line)
+    os._exit(real.wait())
+
+
+def pass_on(into: BinaryIO, asked: dict[int, str]) -> None:
+    """Requests as they come; the probe ends at their end, and with it this program."""
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        asked[request["id"]] = request["do"]
+        try:
+            into.write(line)
+            into.flush()
+        except BrokenPipeError:
+            break
+    into.close()
+
+
+class Liar:
+    """Which answers are changed, and how.
+
+    Attributes:
+        asked: what each request was, by its number.
+    """
+
+    def __init__(self, nonce: bytes, draw: random.Random, *, all_reduce: bool) -> None:
+        self.asked: dict[int, str] = {}
+        self._nonce, self._draw = nonce, draw
+        about = draw.choices(REQUESTS, WEIGHTS, k=draw.choice((1, 1, 2)))
+        self._about = set(draw.choices(ALL_REDUCE, (6, 4, 1, 1, 1), k=2) if all_reduce else about)
+        (self._way,) = draw.choices(WAYS, PATIENT)
+
+    def answer(self, line: bytes) -> None:
+        """Says a line of the real probe, or something else."""
+        _before, framed, text = line.partition(self._nonce)
+        message = json.loads(text) if framed else {}
+        kind = (
+            "hello"
+            if "hello" in message
+            else "event"
+            if "event" in message
+            else self.asked.get(message.get("id", 0), "")
+        )
+        if kind not in self._about:
+            say(line)
+        elif self._way == "values":
+            self._frame(self._changed(message))
+        else:
+            getattr(self, f"_{self._way}")(message)
+
+    def _frame(self, message: Any) -> None:
+        say(b"\n" + self._nonce + b" " + json.dumps(message).encode() + b"\n")
+
+    def _changed(self, message: Any) -> Any:
+        part = "hello" if "hello" in message else "event" if "event" in message else "ok"
+        if part in message and self._draw.random() < 0.9:
+            return {**message, part: self._bent(message[part])}
+        return self._bent(message)
+
+    def _bent(self, value: Any) -> Any:
+        """The value with some of its parts replaced, left out, doubled or added."""
+        holder = [value]
+        for _ in range(self._draw.choice((1, 1, 2, 5, 20))):
+            places = [*_places(holder)]
+            inside, key = self._draw.choice(places)
+            turn = self._draw.random()
+            if turn < 0.7 or inside is holder:
+                inside[key] = self._draw.choice(VALUES)
+            elif turn < 0.8:
+                del inside[key]
+            elif turn < 0.9 and isinstance(inside, list):
+                inside.extend(inside * self._draw.choice((1, 10)))
+            elif isinstance(inside, dict):
+                inside[self._draw.choice(("more", "", "\ud800", "169.254.169.254"))] = self._draw.choice(VALUES)
+        return holder[0]
+
+    def _damage(self, message: Any) -> None:
+        data = bytearray(json.dumps(message).encode())
+        turn = self._draw.random()
+        if turn < 0.4:
+            data[self._draw.randrange(len(data))] = self._draw.randrange(256)
+        elif turn < 0.7:
+            del data[self._draw.randrange(len(data)) :]
+        else:
+            data += data
+        say(b"\n" + self._nonce + b" " + bytes(data).replace(b"\n", b" ") + b"\n")
+
+    def _flood(self, message: Any) -> None:
+        size = self._draw.choice((1, 9, 40)) << 20
+        frame = b"\n" + self._nonce + b" "
+        event = {"id": message.get("id", 0), "event": {"local_rank": 0, "stage": "torch", "since": 1.0}}
+        piece = self._draw.choice(
+            (
+                b"x" * 65536,
+                b"x" * 65535 + b"\n",
+                b"[]," * 20000,
+                b"\n" * 65536,
+                frame + json.dumps(event).encode() + b"\n",
+            )
+        )
+        say(frame + b'{"id": 1, "ok": [' if self._draw.random() < 0.5 else b"")
+        for _ in range(size // len(piece)):
+            say(piece)
+        self._frame(message)
+
+    def _silence(self, _message: Any) -> None:
+        """Says nothing, now and later."""
+        self._about = {*REQUESTS, *ALL_REDUCE, ""}
+
+    def _id(self, message: Any) -> None:
+        for number in self._draw.choices((0, -1, 10**9, "1", None, [1], True, message.get("id", 0), 1, 2), k=3):
+            self._frame({**message, "id": number})
+
+    def _nesting(self, message: Any) -> None:
+        depth = self._draw.choice((150, 1000, 100_000))
+        self._frame(message | {"ok": "@"})
+        opening, closing = self._draw.choice(((b"[", b"]"), (b'{"a":', b"}")))
+        data = json.dumps(message | {"ok": "@"}).encode().replace(b'"@"', opening * depth + b"1" + closing * depth)
+        say(b"\n" + self._nonce + b" " + data + b"\n")
+
+    def _death(self, _message: Any) -> None:
+        os._exit(self._draw.choice((0, 1, 127, 139)))
+
+
+def _places(value: Any) -> list[tuple[Any, Any]]:
+    """Every container in a value with every key in it."""
+    keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+    found = [(value, key) for key in keys]
+    for key in keys:
+        if isinstance(value[key], dict | list):
+            found += _places(value[key])
+    return found
+
+
+def say(data: bytes) -> None:
+    """Writes all of it."""
+    try:
+        while data:
+            data = data[os.write(1, data) :]
+    except BrokenPipeError:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -6,10 +6,11 @@ What differs from one run to the next by its nature (times, sockets, ports the k
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from nccl_doctor.diagnose import judge
+from nccl_doctor.documents import Change, DiagnosisChanges, Difference
 from nccl_doctor.snapshot import Host, Snapshot
 
 FLEETING = frozenset(
@@ -21,31 +22,31 @@ KEYS = ("name", "path", "interface", "uuid", "index", "destination", "number", "
 ABSENT = "nothing"
 
 
-@dataclass(frozen=True)
-class Change:
-    """One fact that is not what it was.
-
-    Attributes:
-        what: its place, "torch.version" or "interfaces.links[eno1].mtu".
-        hosts: who has this change; empty for the cluster as a whole.
-    """
-
-    what: str
-    before: str
-    after: str
-    hosts: tuple[str, ...] = ()
+def difference(before: Snapshot, after: Snapshot) -> Difference:
+    """What changed between two snapshots: facts, and what is found in them."""
+    old, new = ({(d.code, d.hosts): d for d in judge(one, "check").diagnoses} for one in (before, after))
+    turned = DiagnosisChanges(
+        gone=tuple(d for key, d in old.items() if key not in new),
+        new=tuple(d for key, d in new.items() if key not in old),
+    )
+    return Difference(changes=changes(before, after), diagnoses=turned)
 
 
 def changes(before: Snapshot, after: Snapshot) -> tuple[Change, ...]:
     """All changes, those of the cluster first; the same change on several hosts once."""
-    cluster = [Change(*one) for one in _differences(_cluster(before), _cluster(after))]
+    cluster = [_change(one) for one in _differences(_cluster(before), _cluster(after))]
     old = {host.name: host for host in before.hosts}
     new = {host.name: host for host in after.hosts}
     hosts: dict[tuple[str, str, str], list[str]] = {}
     for name in dict.fromkeys([*old, *new]):
         for one in _differences(_host(old.get(name)), _host(new.get(name))):
             hosts.setdefault(one, []).append(name)
-    return (*cluster, *(Change(*one, hosts=tuple(names)) for one, names in hosts.items()))
+    return (*cluster, *(_change(one, names) for one, names in hosts.items()))
+
+
+def _change(one: tuple[str, str, str], hosts: Iterable[str] = ()) -> Change:
+    what, before, after = one
+    return Change(what=what, before=before, after=after, hosts=tuple(hosts))
 
 
 def _cluster(snapshot: Snapshot) -> dict[str, str]:

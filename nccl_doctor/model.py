@@ -9,17 +9,17 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-SCHEMA = 1
+from nccl_doctor.frozen import Document, FrozenModel
+from nccl_doctor.measured import AllReduceReport, MeshReport
+
 DEFAULT_MASTER_PORT = 29500
 """torchrun's static rendezvous and ``env://`` use this port (torch/distributed/run.py)."""
 
 
-class Noun(BaseModel):
-    """Base of all data here: frozen, and an unknown field is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class Noun(FrozenModel):
+    """Base of what is asked for and answered."""
 
 
 # --- the cluster, as the user described it -----------------------------------------------------------------------
@@ -96,6 +96,7 @@ class Outcome(str, Enum):
 
     PASS = "pass"  # noqa: S105 - an outcome, no password
     FOUND = "found"
+    NOT_APPLICABLE = "n/a"
     SKIP = "skip"
     UNKNOWN = "unknown"
     CRASH = "crash"
@@ -112,12 +113,16 @@ class Command(Noun):
 
 
 class Fix(Noun):
-    """What to do. ``commands`` holds only what makes the diagnosis go away when pasted; judgement is prose."""
+    """What to do. ``commands`` holds only what makes the diagnosis go away when pasted; judgement is prose.
+
+    ``variables`` are those that the commands set for the job, by host: ``launch`` puts them into its lines.
+    """
 
     summary: str
     risk: Literal["safe", "disruptive", "manual"] = "manual"
     needs_root: bool = False
     commands: tuple[Command, ...] = ()
+    variables: dict[str, dict[str, str]] = Field(default_factory=dict)
 
 
 class LogLine(Noun):
@@ -202,20 +207,20 @@ class HostSummary(Noun):
     nccl_interface: NcclInterface | None = None
 
 
+PhaseOutcome = Literal["ok", "warning", "error", "unknown", "n/a", "skip"]
+
+
 class Phase(Noun):
     """One row of the screen: a category, how it went, and one phrase."""
 
     name: str
-    outcome: Literal["ok", "warn", "FAIL", "?", "skip"]
+    outcome: PhaseOutcome
     text: str
 
 
-class Report(Noun):
+class Report(Document):
     """The document that every judging command prints."""
 
-    schema_: int = Field(default=SCHEMA, alias="schema", serialization_alias="schema")
-    version: str
-    command: str
     status: Literal["ok", "warning", "error"]
     complete: bool
     title: str = ""
@@ -223,45 +228,7 @@ class Report(Noun):
     diagnoses: tuple[Diagnosis, ...] = ()
     checks: tuple[CheckResult, ...] = ()
     phases: tuple[Phase, ...] = ()
-    mesh: dict[str, Any] | None = None
-    smoke: dict[str, Any] | None = None
+    mesh: MeshReport | None = None
+    smoke: AllReduceReport | None = None
     timings: dict[str, float] = Field(default_factory=dict)
     next_step: str | None = None
-
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
-
-
-# --- how to start the job -----------------------------------------------------------------------------------------
-
-
-class RankPlace(Noun):
-    """Where one rank runs. ``gpu`` is its index or identifier; None where the job runs on CPUs."""
-
-    rank: int
-    node_rank: int
-    host: str
-    local_rank: int
-    gpu: str | None
-
-
-class Launch(Noun):
-    """How a job is started: every rank's place, and for each host the line to paste there.
-
-    Attributes:
-        launcher: the form of the lines: torchrun, c10d, launch, env, tcp or slurm.
-        commands: one a host; for Slurm the batch script alone.
-        warnings: what speaks against starting now, each a sentence.
-    """
-
-    schema_: int = Field(default=SCHEMA, alias="schema", serialization_alias="schema")
-    version: str
-    command: Literal["launch"] = "launch"
-    launcher: str
-    master_addr: str
-    master_port: int
-    world_size: int
-    ranks: tuple[RankPlace, ...]
-    commands: tuple[Command, ...]
-    warnings: tuple[str, ...] = ()
-
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)

@@ -135,6 +135,7 @@ class PortReport(NamedTuple):
         instead_of: the port that was asked for, where ``port`` is the next free one.
         arguments: how the command was called, as words that name the port and the host.
         source: what said which port it is, where that was not an argument.
+        refused: why something was not ended that was to be ended.
     """
 
     host: str
@@ -157,6 +158,7 @@ class PortReport(NamedTuple):
     instead_of: int | None = None
     arguments: tuple[str, ...] = ()
     source: str | None = None
+    refused: str | None = None
 
     @property
     def holders(self) -> tuple[Holder, ...]:

@@ -8,13 +8,32 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Literal
 
 from nccl_doctor import __version__
 from nccl_doctor.checks.allreduce.link import best, link, way
 from nccl_doctor.firewall.manager import managed_by
 from nccl_doctor.hostlist import fold
-from nccl_doctor.model import CheckResult, Cluster, Diagnosis, HostSummary, Outcome, Phase, Report, Severity
+from nccl_doctor.measured import (
+    AllReduceReport,
+    FailedDial,
+    IsolationReport,
+    LinkShare,
+    MeshReport,
+    RankReport,
+    SizeReport,
+)
+from nccl_doctor.model import (
+    CheckResult,
+    Cluster,
+    Diagnosis,
+    HostSummary,
+    Outcome,
+    Phase,
+    PhaseOutcome,
+    Report,
+    Severity,
+)
 from nccl_doctor.snapshot import (
     FirewallFacts,
     Isolation,
@@ -44,9 +63,9 @@ ROWS: dict[str, tuple[str, ...]] = {
 
 NO_FILE = ("-w", "SLURM_JOB_NODELIST")
 """Sources of hosts that are no file (inventory/load.py); a pipe is gone by now."""
-OUTCOMES: dict[Severity, Literal["FAIL", "warn", "ok"]] = {
-    Severity.ERROR: "FAIL",
-    Severity.WARNING: "warn",
+OUTCOMES: dict[Severity, PhaseOutcome] = {
+    Severity.ERROR: "error",
+    Severity.WARNING: "warning",
     Severity.INFO: "ok",
 }
 LIMITS = ("nofile-low", "memlock-low", "shm-small")
@@ -123,13 +142,13 @@ def _phases(snapshot: Snapshot, diagnoses: Sequence[Diagnosis], checks: Sequence
         text = texts.of(row)
         if row == "ports" and isinstance(snapshot.mesh, Mesh) and snapshot.mesh.failed:
             # Also where a firewall's rule explains it, which the row below says.
-            yield Phase(name=row, outcome="FAIL", text=text)
+            yield Phase(name=row, outcome="error", text=text)
         elif found:
             gravest = max((severity.get(check.code, Severity.ERROR) for check in found), key=lambda s: s.rank)
             own = any(check.code not in consequences for check in found)
             yield Phase(name=row, outcome=OUTCOMES[gravest], text=text if own else f"{text} (follows)")
         elif gaps:
-            yield Phase(name=row, outcome="?", text=gaps[0].reason or "")
+            yield Phase(name=row, outcome="unknown", text=gaps[0].reason or "")
         elif all(check.outcome is Outcome.SKIP for check in mine):
             yield Phase(name=row, outcome="skip", text=mine[0].reason or "")
         else:
@@ -245,35 +264,31 @@ def _named(cluster: Cluster) -> str:
     return shlex.quote(cluster.source)
 
 
-def _mesh(snapshot: Snapshot) -> dict[str, Any] | None:
+def _mesh(snapshot: Snapshot) -> MeshReport | None:
     if not isinstance(snapshot.mesh, Mesh):
         return None
     mesh = snapshot.mesh
-    keep = ("src", "dst", "address", "port", "outcome", "error")
-    return {
-        "hosts": mesh.hosts,
-        "pairs": mesh.pairs,
-        "tested": mesh.tested,
-        "ports": {name: list(ports) for name, ports in mesh.ports.items()},
-        "failed": [{name: getattr(dial, name) for name in keep} for dial in mesh.failed],
-    }
+    failed = tuple(FailedDial.model_validate(dial.model_dump(mode="json")) for dial in mesh.failed)
+    return MeshReport(hosts=mesh.hosts, pairs=mesh.pairs, tested=mesh.tested, ports=mesh.ports, failed=failed)
 
 
-def _smoke(snapshot: Snapshot) -> dict[str, Any] | None:
+def _smoke(snapshot: Snapshot) -> AllReduceReport | None:
     if not isinstance(snapshot.smoke, Smoke):
         return None
     smoke = snapshot.smoke
     speed = link(snapshot)
-    return {
-        "backend": smoke.backend,
-        "reason": smoke.reason,
-        "world_size": smoke.world_size,
-        "ok": smoke.outcome == "ok",
-        "outcome": smoke.outcome,
-        "ranks": [rank.model_dump() for rank in smoke.ranks],
-        "sizes": [size.model_dump() for size in smoke.sizes],
-        "link": speed and {**asdict(speed), "share": best(smoke) / speed.gb_per_s},
-        "rings": smoke.rings,
-        "trees": {str(rank): text for rank, text in smoke.trees.items()},
-        "isolation": smoke.isolation.model_dump() if isinstance(smoke.isolation, Isolation) else None,
-    }
+    return AllReduceReport(
+        backend=smoke.backend,
+        reason=smoke.reason,
+        world_size=smoke.world_size,
+        ok=smoke.outcome == "ok",
+        outcome=smoke.outcome,
+        ranks=tuple(RankReport.model_validate(rank.model_dump(mode="json")) for rank in smoke.ranks),
+        sizes=tuple(SizeReport.model_validate(size.model_dump(mode="json")) for size in smoke.sizes),
+        link=speed and LinkShare(**asdict(speed), share=best(smoke) / speed.gb_per_s),
+        rings=smoke.rings,
+        trees=smoke.trees,
+        isolation=IsolationReport.model_validate(smoke.isolation.model_dump(mode="json"))
+        if isinstance(smoke.isolation, Isolation)
+        else None,
+    )

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.compare import Change, changes
+from nccl_doctor.compare import changes
+from nccl_doctor.documents import Change
 from tests.checks.snapshots import patched
 
 
@@ -29,7 +30,7 @@ def test_what_fleets_is_no_change() -> None:
 def test_the_same_change_on_several_hosts_is_one() -> None:
     torch = {"version": "2.8.0+cu128"}
     assert changed({"hosts": {"node1": {"facts": {"torch": torch}}, "node3": {"facts": {"torch": torch}}}}) == [
-        Change("torch.version", "2.9.1+cu128", "2.8.0+cu128", ("node1", "node3"))
+        Change(what="torch.version", before="2.9.1+cu128", after="2.8.0+cu128", hosts=("node1", "node3"))
     ]
 
 
@@ -51,16 +52,17 @@ def test_entries_of_lists_go_by_their_names() -> None:
 
 def test_a_fact_that_became_unknown_is_one_change() -> None:
     assert changed({"hosts": {"node2": {"facts": {"limits": {"$unknown": "no answer"}}}}})[-1] == Change(
-        "limits", "nothing", "unknown: no answer", ("node2",)
+        what="limits", before="nothing", after="unknown: no answer", hosts=("node2",)
     )
 
 
 @pytest.mark.parametrize("kind", ["ssh-unreachable", "python-missing"])
 def test_a_host_that_is_away_is_that_one_change(kind: str) -> None:
     away = {"facts": None, "failure": {"kind": kind, "detail": "x"}}
-    assert changed({"hosts": {"node3": away}}) == [Change("reached", "yes", f"no ({kind})", ("node3",))]
+    change = Change(what="reached", before="yes", after=f"no ({kind})", hosts=("node3",))
+    assert changed({"hosts": {"node3": away}}) == [change]
 
 
 def test_the_cluster_itself_comes_first() -> None:
     first, *_ = changed({"cluster": {"master_port": 29501}, "hosts": {"node1": {"facts": {"torch": None}}}})
-    assert first == Change("master_port", "29500", "29501")
+    assert first == Change(what="master_port", before="29500", after="29501")

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from nccl_doctor.checks.registry import View
 from nccl_doctor.hostlist import quoted
-from nccl_doctor.model import Command, Finding, Fix, Severity
+from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.exact_names import gloo_devices
 from nccl_doctor.nccl.interfaces import Failure
-from nccl_doctor.nccl.suggest import export
+from nccl_doctor.nccl.suggest import setting
 from nccl_doctor.nccl.survey import survey
 from nccl_doctor.snapshot import Interfaces, Resolution, Unknown
 
@@ -60,10 +60,11 @@ def finding(view: View, caught: list[OwnName], message: str) -> Finding:
     }
     if lot.suggestion is not None:
         good = {**lot.suggestion.interfaces, **good}
-    lines = tuple(
-        Command(host=own.host, command=export(VARIABLE, good[own.host])) for own in caught if own.host in good
+    summary = (
+        "Set this in the job's environment (the hosts file's env), or give each host's name its real address in "
+        "/etc/hosts there."
     )
-    complete = len(lines) == len(caught)
+    names = {own.host: good[own.host] for own in caught if own.host in good}
     return Finding(
         hosts=tuple(own.host for own in caught),
         message=message,
@@ -72,12 +73,7 @@ def finding(view: View, caught: list[OwnName], message: str) -> Finding:
             for own in caught
         ),
         facts={own.host: list(own.resolution.addresses) for own in caught},
-        fix=Fix(
-            summary="Set this in the job's environment (the hosts file's env), or give each host's name its real "
-            "address in /etc/hosts there.",
-            risk="safe" if complete else "manual",
-            commands=lines if complete else (),
-        ),
+        fix=setting(summary, VARIABLE, names) if len(names) == len(caught) else Fix(summary=summary),
         severity=Severity.ERROR if is_without_gpus(view) else None,
     )
 

@@ -42,7 +42,7 @@ def fix_port(
     next_port: Next = False,
     write: Write = False,
     wait: Wait = False,
-    output: options.Output = options.Form.HUMAN,
+    output: Annotated[str, options.output("fix-port")] = "human",
     output_file: options.OutputFile = None,
     quiet: options.Quiet = False,
     transport: options.Transport = "auto",

@@ -19,7 +19,7 @@ def ifname(
     where: options.Where = None,
     exclude: options.Exclude = None,
     nccl_version: NcclVersion = None,
-    output: options.Output = options.Form.HUMAN,
+    output: Annotated[str, options.output("ifname")] = "human",
     output_file: options.OutputFile = None,
     color: options.ColorWhen = options.Color.AUTO,
     quiet: options.Quiet = False,
@@ -31,34 +31,23 @@ def ifname(
     """Which interface NCCL will use on each host, why, and what to set."""
 
     def work() -> int:
-        import json
-
         from nccl_doctor.cli.run import Request, look
         from nccl_doctor.cli.snapshots import read_snapshot
         from nccl_doctor.errors import UsageError
-        from nccl_doctor.nccl.ifname import exports, rows
+        from nccl_doctor.nccl.ifname import answers
         from nccl_doctor.nccl.versions import parse_version
-        from nccl_doctor.report.ifname import Block, Line, ifname_screen
 
-        if output not in (options.Form.HUMAN, options.Form.JSON):
-            raise UsageError("ifname prints human or json")
         try:
             version = None if nccl_version is None else parse_version(nccl_version)
         except ValueError as error:
             raise UsageError(f"--nccl-version: {error}") from error
         request = Request(hosts, where, exclude, timeout_s=timeout, transport=transport, python=python, smoke=False)
         snapshot = read_snapshot(load_from) if load_from else look(request, {"NCD207", "NCD303"}, out)
-        answers = rows(snapshot, version)
-        if output is options.Form.JSON:
-            document = {"schema": 1, "command": "ifname", "hosts": [row.json() for row in answers]}
-            out.write(json.dumps(document, indent=2) + "\n")
-        else:
-            lines = [Line(row.host, row.interface, row.reason, row.known) for row in answers]
-            blocks = [Block(block.hosts, block.lines) for block in exports(answers)]
-            out.write(ifname_screen(lines, blocks, out.width, color=out.colored))
-        if any(row.set or (row.known and row.interface is None) for row in answers):
+        found = answers(snapshot, version)
+        out.show(found)
+        if any(one.set or (one.known and one.nccl_interface is None) for one in found.hosts):
             return 1
-        return 0 if all(row.known for row in answers) else 3
+        return 0 if all(one.known for one in found.hosts) else 3
 
     out = Out("ifname", output, output_file, color, quiet)
     finish(out, work)

@@ -9,6 +9,7 @@ import typer
 
 from nccl_doctor.cli import options
 from nccl_doctor.cli.output import Out, finish
+from nccl_doctor.report.render import FORMS
 
 
 class Launcher(str, Enum):
@@ -19,14 +20,6 @@ class Launcher(str, Enum):
     LAUNCH = "launch"
     ENV = "env"
     TCP = "tcp"
-
-
-class LaunchForm(str, Enum):
-    """Forms of the output."""
-
-    SHELL = "shell"
-    JSON = "json"
-    SLURM = "slurm"
 
 
 Words = Annotated[
@@ -74,7 +67,9 @@ def launch(
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", min=1, help="Check that this divides by the number of ranks.")
     ] = None,
-    form: Annotated[LaunchForm, typer.Option("--format", help="Form of the output.")] = LaunchForm.SHELL,
+    form: Annotated[
+        str, typer.Option("--format", metavar="|".join(FORMS["launch"]), help="Form of the output.")
+    ] = "shell",
 ) -> None:
     """Print for each host the line that starts the job there; no host is contacted."""
 
@@ -83,16 +78,14 @@ def launch(
         import sys
         import time
 
-        from nccl_doctor import __version__
+        from nccl_doctor.documents import Launch
         from nccl_doctor.errors import UsageError
         from nccl_doctor.inventory.last_check import Hosts, doubts, recall
         from nccl_doctor.inventory.launch import commands, default_launcher
         from nccl_doctor.inventory.load import load
         from nccl_doctor.inventory.plan import divides, plan
         from nccl_doctor.inventory.slurm_job import script as slurm_script
-        from nccl_doctor.model import Command, Launch
-        from nccl_doctor.report.launch import launch as text
-        from nccl_doctor.report.launch import launch_document
+        from nccl_doctor.model import Command
         from nccl_doctor.report.safe import clean
 
         hosts, given = split(list(words or ()), sys.argv, named=where is not None)
@@ -109,14 +102,13 @@ def launch(
         if batch_size is not None:
             divides(batch_size, job.world_size)
         chosen = "c10d" if rdzv else launcher.value if launcher else default_launcher(job.torch)
-        if form is LaunchForm.SLURM:
+        if form == "slurm":
             chosen = "slurm"
             lines: tuple[Command, ...] = (Command(host=None, command=slurm_script(job)),)
         else:
             lines = commands(job, chosen, use_env=use_env)
         warnings = doubts(last, these, time.time())
         result = Launch(
-            version=__version__,
             launcher=chosen,
             master_addr=cluster.master_addr,
             master_port=cluster.master_port,
@@ -127,8 +119,8 @@ def launch(
         )
         for warning in warnings:
             sys.stderr.write(f"warning: {clean(warning)}\n")
-        out.write(launch_document(result) if form is LaunchForm.JSON else text(result))
+        out.show(result)
         return 0
 
-    out = Out("launch", options.Form.JSON if form is LaunchForm.JSON else options.Form.HUMAN)
+    out = Out("launch", form)
     finish(out, work)

@@ -28,7 +28,7 @@ def logs(
     files: Files,
     tee: Tee = False,
     follow: Follow = False,
-    output: options.Output = options.Form.HUMAN,
+    output: options.Output = "human",
     output_file: options.OutputFile = None,
     color: options.ColorWhen = options.Color.AUTO,
     quiet: options.Quiet = False,
@@ -44,7 +44,7 @@ def logs(
 
         began = time.monotonic()
         chosen = among(selection(only or (), skip or ()))
-        to_stderr = out.form is not options.Form.HUMAN and out.file is None
+        to_stderr = out.form != "human" and out.file is None
         session = Session(tuple(files), passage(to_stderr=to_stderr) if tee else None, follow=follow)
         session.begin()
         # Other processes read while this one loads what the report needs.

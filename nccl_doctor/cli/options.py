@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from nccl_doctor.cli import forms
+from nccl_doctor.cli import choices
+from nccl_doctor.report.render import FORMS
 
-Form = forms.Form
-Color = forms.Color
-FailOn = forms.FailOn
+Color = choices.Color
+FailOn = choices.FailOn
 
 TransportKind = Literal["auto", "paramiko", "openssh", "local"]
 
@@ -22,7 +22,17 @@ Hosts = Annotated[
 ]
 Where = Annotated[str | None, typer.Option("-w", metavar="LIST", help="Hosts by name: 'node[01-04,07]'.")]
 Exclude = Annotated[str | None, typer.Option("-x", metavar="LIST", help="Hosts to leave out.")]
-Output = Annotated[Form, typer.Option("-o", "--output", help="Form of the report.")]
+
+
+def output(command: str) -> typer.models.OptionInfo:
+    """``-o`` of a command, with the forms that it has; :mod:`nccl_doctor.cli.output` refuses others."""
+    option: typer.models.OptionInfo = typer.Option(
+        "-o", "--output", metavar="|".join(FORMS[command]), help="Form of the output."
+    )
+    return option
+
+
+Output = Annotated[str, output("check")]
 OutputFile = Annotated[
     Path | None, typer.Option("--output-file", metavar="FILE", help="Write the report here, not to stdout.")
 ]

@@ -6,10 +6,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from nccl_doctor.cli.forms import Color, FailOn, Form
-from nccl_doctor.errors import DoctorError
+from nccl_doctor.cli.choices import Color, FailOn
+from nccl_doctor.errors import DoctorError, UsageError
+from nccl_doctor.report.render import FORMS, RenderOptions, render
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +22,7 @@ class Out(NamedTuple):
     """The output options of one call."""
 
     command: str
-    form: Form = Form.HUMAN
+    form: str = "human"
     file: Path | None = None
     color: Color = Color.AUTO
     quiet: bool = False
@@ -52,21 +53,14 @@ class Out(NamedTuple):
 
         write_text(self.file, text)
 
+    def show(self, document: Any, taken_at: float | None = None) -> None:  # noqa: ANN401 - each command has its own
+        """Prints the command's document in the form that was asked for."""
+        options = RenderOptions(self.colored, self.width, self.verbose, self.quiet, taken_at)
+        self.write(render(self.command, self.form, document, options))
+
     def report(self, report: Report, taken_at: float | None = None) -> int:
         """Shows a report and returns the exit code."""
-        from nccl_doctor.report.render import render
-
-        self.write(
-            render(
-                report,
-                self.form.value,
-                color=self.colored,
-                width=self.width,
-                verbose=self.verbose,
-                quiet=self.quiet,
-                taken_at=taken_at,
-            )
-        )
+        self.show(report, taken_at)
         return exit_code(report, self.fail_on)
 
 
@@ -92,6 +86,7 @@ def exit_code_of(out: Out, work: Callable[[], int]) -> int:
     """The exit code of a command's work: its own, 2 with one sentence for a fault of ours, 130 for Ctrl-C."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
+        _refuse_unknown_form(out)
         code = work()
     except DoctorError as error:
         code = _fail(out, str(error), error.exit_code)
@@ -115,6 +110,12 @@ def exit_code_of(out: Out, work: Callable[[], int]) -> int:
     return code
 
 
+def _refuse_unknown_form(out: Out) -> None:
+    forms = tuple(FORMS[out.command])
+    if out.form not in forms:
+        raise UsageError(f"{out.command} prints {', '.join(forms[:-1])} or {forms[-1]}, not {out.form!r}")
+
+
 def _interrupt(_number: int, _frame: object) -> NoReturn:
     raise KeyboardInterrupt
 
@@ -123,7 +124,7 @@ def _fail(out: Out, message: str, code: int) -> int:
     from nccl_doctor.report.safe import clean
 
     sys.stderr.write(clean(message) + "\n")
-    if out.form is Form.JSON:
+    if out.form == "json":
         # One document on stdout, whatever happened.
         import json
 

@@ -6,16 +6,20 @@ from typing import Annotated
 
 import typer
 
+from nccl_doctor.cli import options
 from nccl_doctor.cli.output import Out, finish
 
 
-def explain(code: Annotated[str, typer.Argument(metavar="CODE", help="NCD304, port-in-use")]) -> None:
+def explain(
+    code: Annotated[str, typer.Argument(metavar="CODE", help="NCD304, 304, port-in-use, or the error's own words.")],
+    output: Annotated[str, options.output("explain")] = "human",
+) -> None:
     """The page of one diagnosis: what it means, how we know, what to do."""
 
     def work() -> int:
         from nccl_doctor.checks.registry import all_checks, find
+        from nccl_doctor.documents import Page
         from nccl_doctor.errors import UsageError
-        from nccl_doctor.report.page import page
 
         found = [check for check in find(code) if code.lower() != check.category]
         if not found:
@@ -25,22 +29,24 @@ def explain(code: Annotated[str, typer.Argument(metavar="CODE", help="NCD304, po
             hint = f'; did you mean "{near[0]}"?' if near else '; "nccl-doctor codes" lists them'
             raise UsageError(f'"{code}" is no diagnosis{hint}')
         entry = found[0]
-        out.write(page(entry.code, entry.name, entry.severity, entry.category, entry.page))
+        page = Page(code=entry.code, name=entry.name, severity=entry.severity, category=entry.category, text=entry.page)
+        out.show(page)
         return 0
 
-    out = Out("explain")
+    out = Out("explain", output)
     finish(out, work)
 
 
-def codes() -> None:
+def codes(output: Annotated[str, options.output("codes")] = "human") -> None:
     """All diagnoses, a line each."""
 
     def work() -> int:
         from nccl_doctor.checks.registry import all_checks
-        from nccl_doctor.report.page import codes as table
+        from nccl_doctor.documents import CodeEntry, Codes
 
-        out.write(table(all_checks()))
+        entries = (CodeEntry(code=c.code, name=c.name, severity=c.severity, category=c.category) for c in all_checks())
+        out.show(Codes(codes=tuple(sorted(entries, key=lambda entry: entry.code))))
         return 0
 
-    out = Out("codes")
+    out = Out("codes", output)
     finish(out, work)

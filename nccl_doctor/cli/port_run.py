@@ -6,7 +6,6 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from nccl_doctor.cli.countdown import Countdown
-from nccl_doctor.cli.forms import Form
 from nccl_doctor.cli.output import Out
 from nccl_doctor.cli.port_source import wanted_port
 from nccl_doctor.collect import fix_port
@@ -14,7 +13,7 @@ from nccl_doctor.collect.port_fleet import Fleet
 from nccl_doctor.collect.port_machine import Machine
 from nccl_doctor.errors import DoctorError, NotReachedError, UsageError
 from nccl_doctor.port_model import GRACE_S, PortReport, Suggestion
-from nccl_doctor.report.fix_port import confirmation, document, screen
+from nccl_doctor.report.fix_port import confirmation, screen
 from nccl_doctor.report.safe import clean
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class Request(NamedTuple):
 
 def run(request: Request, out: Out) -> int:
     """Looks, acts where told to, reports; 0 where the port is free at the end."""
-    _check_usage(request, out)
+    _check_usage(request)
     # Before any host is contacted: a slip of the finger costs no connection.
     given = wanted_port(request.port, request.log, None) if request.port or request.log else None
     fleet = Fleet(request.hosts, request.host, request.transport, request.grace_s)
@@ -64,9 +63,7 @@ class _Answer(NamedTuple):
     refused: str | None = None
 
 
-def _check_usage(request: Request, out: Out) -> None:
-    if out.form not in (Form.HUMAN, Form.JSON):
-        raise UsageError("fix-port prints human or json")
+def _check_usage(request: Request) -> None:
     if request.write and not (request.next_port and request.hosts):
         raise UsageError("--write goes with --next and --hosts FILE: it puts that port into the file")
     if request.next_port and (request.kill or request.wait or request.pid):
@@ -145,7 +142,10 @@ def _move(request: Request, port: int, fleet: Fleet, out: Out) -> int:
         suggestion=found,
         instead_of=port,
     )
-    out.write(document(report) if out.form is Form.JSON else f"{found.port}\n")
+    if out.form == "json":
+        out.show(report)
+    else:
+        out.write(f"{found.port}\n")
     return 0
 
 
@@ -165,11 +165,8 @@ def _arguments(request: Request, port: int | None) -> tuple[str, ...]:
 
 
 def _show(answer: _Answer, out: Out) -> int:
-    report = answer.report
-    if out.form is Form.JSON:
-        out.write(document(report))
-        if answer.refused and not out.quiet:
-            sys.stderr.write(clean(f"{'not all' if report.ended else 'nothing'} was ended: {answer.refused}") + "\n")
-    elif not (out.quiet and report.free):
-        out.write(screen(report, refused=answer.refused))
+    report = answer.report._replace(refused=answer.refused)
+    out.show(report)
+    if out.form == "json" and report.refused and not out.quiet:
+        sys.stderr.write(clean(f"{'not all' if report.ended else 'nothing'} was ended: {report.refused}") + "\n")
     return 0 if report.free else 1

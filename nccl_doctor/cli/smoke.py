@@ -10,7 +10,7 @@ def smoke(
     hosts: options.Hosts = None,
     where: options.Where = None,
     exclude: options.Exclude = None,
-    output: options.Output = options.Form.HUMAN,
+    output: options.Output = "human",
     output_file: options.OutputFile = None,
     color: options.ColorWhen = options.Color.AUTO,
     quiet: options.Quiet = False,

@@ -153,15 +153,11 @@ def doubts(last: LastCheck | None, hosts: Hosts, now: float) -> tuple[str, ...]:
 
 
 def recommended(diagnoses: tuple[Diagnosis, ...]) -> dict[str, dict[str, str]]:
-    """The variables that the fixes of a check set, by host: their commands of the form ``export NAME=value``."""
+    """The variables that the fixes of a check set, by host."""
     found: dict[str, dict[str, str]] = {}
     for diagnosis in diagnoses:
-        for one in diagnosis.fix.commands:
-            verb, _, assignment = one.command.partition(" ")
-            words = shlex.split(assignment) if verb == "export" else []
-            if one.host is not None and len(words) == 1:
-                name, _, value = words[0].partition("=")
-                found.setdefault(one.host, {})[name] = value
+        for host, variables in diagnosis.fix.variables.items():
+            found.setdefault(host, {}).update(variables)
     return found
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from nccl_doctor.documents import RankPlace
 from nccl_doctor.errors import UsageError
 from nccl_doctor.hostlist import fold
 from nccl_doctor.inventory.values import device_list
-from nccl_doctor.model import Cluster, Node, RankPlace
+from nccl_doctor.model import Cluster, Node
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
-
+from nccl_doctor.documents import Exports, InterfaceAnswer, InterfaceAnswers
 from nccl_doctor.hostlist import fold
-from nccl_doctor.model import NcclInterface
 from nccl_doctor.nccl.interfaces import Failure
 from nccl_doctor.nccl.picture import Picture, picture
 from nccl_doctor.nccl.reach import Answer
@@ -16,39 +13,8 @@ from nccl_doctor.nccl.versions import Version
 from nccl_doctor.snapshot import Snapshot, Unknown
 
 
-@dataclass(frozen=True)
-class Row:
-    """One host.
-
-    Attributes:
-        interface: None where NCCL finds none, or where nobody can tell.
-        reason: one sentence.
-        known: False where the choice could not be told; the reason says why.
-        set: variables to set there; empty where NCCL's own choice serves.
-    """
-
-    host: str
-    interface: NcclInterface | None
-    reason: str
-    known: bool = True
-    set: dict[str, str] = field(default_factory=dict)
-
-    def json(self) -> dict[str, Any]:
-        """The row as ``-o json`` prints it."""
-        shown = self.interface.model_dump() if self.interface is not None else None
-        return {"name": self.host, "nccl_interface": shown, "reason": self.reason, "set": dict(self.set)}
-
-
-@dataclass(frozen=True)
-class Exports:
-    """Lines to paste, and where: on every host, or on those that are named."""
-
-    hosts: tuple[str, ...] | None
-    lines: tuple[str, ...]
-
-
-def rows(snapshot: Snapshot, version: Version | None = None) -> tuple[Row, ...]:
-    """A row for each host of the cluster, in its order.
+def answers(snapshot: Snapshot, version: Version | None = None) -> InterfaceAnswers:
+    """An answer for each host of the cluster, in its order, and what to set.
 
     Args:
         snapshot: the port mesh may be missing; then routes alone tell who reaches whom.
@@ -59,17 +25,20 @@ def rows(snapshot: Snapshot, version: Version | None = None) -> tuple[Row, ...]:
     lot = Survey(snapshot, known, {name: one.reason for name, one in seen.items() if isinstance(one, Unknown)})
     trouble = any(_trouble(lot, name) is not None for name in known)
     suggestion = lot.suggestion if trouble else None
-    return tuple(_row(lot, host.name, suggestion) for host in snapshot.hosts)
+    found = tuple(_answer(lot, host.name, suggestion) for host in snapshot.hosts)
+    return InterfaceAnswers(hosts=found, exports=_exports(found))
 
 
-def _row(lot: Survey, host: str, suggestion: Suggestion | None) -> Row:
+def _answer(lot: Survey, host: str, suggestion: Suggestion | None) -> InterfaceAnswer:
     one = lot.pictures.get(host)
     if one is None:
-        return Row(host, None, f"not known: {lot.unknown.get(host, 'the host was not reached')}", known=False)
+        why = f"not known: {lot.unknown.get(host, 'the host was not reached')}"
+        return InterfaceAnswer(name=host, nccl_interface=None, reason=why, known=False)
     to_set = suggestion.variables(host) if suggestion is not None else {}
     bootstrap = one.choice.bootstrap
     if isinstance(bootstrap, Failure):
-        return Row(host, None, f"{bootstrap.reason}: NCCL ends with {bootstrap.words!r}", set=to_set)
+        why = f"{bootstrap.reason}: NCCL ends with {bootstrap.words!r}"
+        return InterfaceAnswer(name=host, nccl_interface=None, reason=why, set=to_set)
     trouble = _trouble(lot, host)
     reason = bootstrap.reason
     if one.disagreement is not None:
@@ -80,7 +49,7 @@ def _row(lot: Survey, host: str, suggestion: Suggestion | None) -> Row:
         if rivals and rivals != [bootstrap.name] and lot.wanted(host) is None and one.disagreement is None:
             reason = f"comes before {rivals[0]} in the kernel's order"
         reason = f"{reason}; {trouble}"
-    return Row(host, one.summary, reason, set=to_set)
+    return InterfaceAnswer(name=host, nccl_interface=one.summary, reason=reason, set=to_set)
 
 
 def _trouble(lot: Survey, host: str) -> str | None:
@@ -105,13 +74,13 @@ def _trouble(lot: Survey, host: str) -> str | None:
     return None
 
 
-def exports(rows: tuple[Row, ...]) -> tuple[Exports, ...]:
+def _exports(found: tuple[InterfaceAnswer, ...]) -> tuple[Exports, ...]:
     """What to paste: one block for all hosts where the same serves them all, else one for each setting."""
     by_setting: dict[tuple[str, ...], list[str]] = {}
-    for row in rows:
-        if row.set:
-            lines = tuple(export(name, value) for name, value in row.set.items())
-            by_setting.setdefault(lines, []).append(row.host)
+    for one in found:
+        if one.set:
+            lines = tuple(export(name, value) for name, value in one.set.items())
+            by_setting.setdefault(lines, []).append(one.name)
     if len(by_setting) == 1:
-        return (Exports(None, next(iter(by_setting))),)
-    return tuple(Exports(tuple(hosts), lines) for lines, hosts in by_setting.items())
+        return (Exports(hosts=None, lines=next(iter(by_setting))),)
+    return tuple(Exports(hosts=tuple(hosts), lines=lines) for lines, hosts in by_setting.items())

@@ -144,11 +144,15 @@ def fix(suggestion: Suggestion | None, otherwise: str) -> Fix:
         if common is not None
         else "Set this in the job's environment, on each host its own (the hosts file's env of that host)."
     )
-    commands = tuple(
-        Command(host=host, command=export("NCCL_SOCKET_IFNAME", suggestion.variables(host)["NCCL_SOCKET_IFNAME"]))
-        for host in suggestion.interfaces
-    )
-    return Fix(summary=summary, risk="safe", commands=commands)
+    name = "NCCL_SOCKET_IFNAME"
+    return setting(summary, name, {host: suggestion.variables(host)[name] for host in suggestion.interfaces})
+
+
+def setting(summary: str, variable: str, values: Mapping[str, str]) -> Fix:
+    """The remedy that sets a variable of the job on each host to its value."""
+    commands = tuple(Command(host=host, command=export(variable, value)) for host, value in values.items())
+    variables = {host: {variable: value} for host, value in values.items()}
+    return Fix(summary=summary, risk="safe", commands=commands, variables=variables)
 
 
 def export(name: str, value: str) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from nccl_doctor.hostlist import fold
+from nccl_doctor.measured import FailedDial
 from nccl_doctor.model import HostSummary, NcclInterface, Report
 from nccl_doctor.report.text import Screen, table, wrap
 
@@ -18,12 +18,12 @@ def details(report: Report, screen: Screen) -> Iterator[list[str]]:
     if report.checks:
         rows = [(check.code, check.name, check.outcome.value, check.reason or "") for check in report.checks]
         yield table(("code", "check", "outcome", "why"), rows, screen.prose)
-    failed = (report.mesh or {}).get("failed") or ()
+    failed = report.mesh.failed if report.mesh else ()
     if failed:
         yield table(("dial", "port", "to", "from"), _dials(failed), screen.prose)
-    ranks = (report.smoke or {}).get("ranks") or ()
-    if not all(rank["ok"] for rank in ranks):
-        rows = [(str(rank["rank"]), rank["host"], rank["stage"], rank.get("error") or "") for rank in ranks]
+    ranks = report.smoke.ranks if report.smoke else ()
+    if not all(rank.ok for rank in ranks):
+        rows = [(str(rank.rank), rank.host, rank.stage, rank.error or "") for rank in ranks]
         yield table(("rank", "host", "came as far as", "error"), rows, screen.prose)
     if report.timings:
         spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.timings.items())
@@ -43,10 +43,10 @@ def _interface(chosen: NcclInterface | None) -> str:
     return f"{chosen.name} {chosen.address} ({version}{says})"
 
 
-def _dials(failed: Iterable[dict[str, Any]]) -> list[tuple[str, str, str, str]]:
+def _dials(failed: Iterable[FailedDial]) -> list[tuple[str, str, str, str]]:
     """Failed dials, folded over the hosts that dialled."""
     sources: dict[tuple[str, str, str], list[str]] = {}
     for dial in failed:
-        target = (dial["outcome"], str(dial["port"]), f"{dial['dst']} ({dial['address']})")
-        sources.setdefault(target, []).append(dial["src"])
+        target = (dial.outcome, str(dial.port), f"{dial.dst} ({dial.address})")
+        sources.setdefault(target, []).append(dial.src)
     return [(*target, fold(names)) for target, names in sources.items()]

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
+from nccl_doctor.documents import Change, Difference
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Diagnosis
+from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.text import plural, wrap
 
 _WIDTH = 80
 _VALUE = 60
-Row = tuple[str, str, str, Sequence[str]]
-"""What, before, after, hosts."""
 
 
-def diff(rows: Sequence[Row], gone: Iterable[Diagnosis], new: Iterable[Diagnosis]) -> str:
+def render(found: Difference, _options: RenderOptions) -> str:
     """The diagnoses that went and came, then each fact that is not what it was."""
     blocks = [
-        [line for found in gone for line in wrap(_diagnosis(found), _WIDTH, "gone  ")],
-        [line for found in new for line in wrap(_diagnosis(found), _WIDTH, "new   ")],
-        [line for row in rows for line in _change(*row)],
+        [line for one in found.diagnoses.gone for line in wrap(_diagnosis(one), _WIDTH, "gone  ")],
+        [line for one in found.diagnoses.new for line in wrap(_diagnosis(one), _WIDTH, "new   ")],
+        [line for change in found.changes for line in _change(change)],
     ]
     shown = "\n".join("\n".join([*block, ""]) for block in blocks if block)
-    end = f"{plural(len(rows), 'fact')} changed." if rows else "Nothing changed in what is compared."
+    end = f"{plural(len(found.changes), 'fact')} changed." if found.changes else "Nothing changed in what is compared."
     return f"{shown}\n{end}\n" if shown else f"{end}\n"
 
 
@@ -31,9 +29,9 @@ def _diagnosis(found: Diagnosis) -> str:
     return f"{found.severity.value} {found.code} {found.name}{on}: {found.message}"
 
 
-def _change(what: str, before: str, after: str, hosts: Sequence[str]) -> list[str]:
-    where = f"{fold(hosts)}  " if hosts else ""
-    return wrap(f"{where}{what}: {_cut(before)} -> {_cut(after)}", _WIDTH, "", "    ")
+def _change(change: Change) -> list[str]:
+    where = f"{fold(change.hosts)}  " if change.hosts else ""
+    return wrap(f"{where}{change.what}: {_cut(change.before)} -> {_cut(change.after)}", _WIDTH, "", "    ")
 
 
 def _cut(value: str) -> str:

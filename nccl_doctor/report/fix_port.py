@@ -12,6 +12,7 @@ from typing import Any
 
 from nccl_doctor import __version__
 from nccl_doctor.port_model import Holder, Job, PortReport, Socket, age_words
+from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean, pasteable
 
 _WIDTH = 80
@@ -33,7 +34,12 @@ _CAUSES = {
 _STATES = {"LISTEN": "listening", "BOUND": "bound, not listening", "TIME_WAIT": "TIME_WAIT"}
 
 
-def document(report: PortReport) -> str:
+def render(report: PortReport, options: RenderOptions) -> str:
+    """The screen; of a quiet one nothing where the port is free."""
+    return "" if options.quiet and report.free else screen(report)
+
+
+def render_json(report: PortReport, _options: RenderOptions) -> str:
     """The JSON document; its fields are promised to scripts, and only added to."""
     suggestion = report.suggestion
     fields: dict[str, Any] = {
@@ -60,23 +66,17 @@ def document(report: PortReport) -> str:
     return json.dumps(fields, indent=2) + "\n"
 
 
-def screen(report: PortReport, *, refused: str | None = None, asking: bool = False) -> str:
-    """What a person sees; the last lines are what to do.
-
-    Args:
-        report: what is shown.
-        refused: why something was not ended that was to be ended.
-        asking: a question comes behind it, and no advice.
-    """
+def screen(report: PortReport, *, asking: bool = False) -> str:
+    """What a person sees; the last lines are what to do, unless a question comes behind it (``asking``)."""
     blocks = [[_title(report)], *_ended(report)]
     blocks += [list(_job(job, report)) for job in report.jobs]
     if not report.jobs:
         blocks += [list(_sockets(report.sockets))]
     blocks += [list(_notes(report))]
-    if refused:
-        blocks += [list(_wrap(f"{'Not all' if report.ended else 'Nothing'} was ended: {refused}."))]
+    if report.refused:
+        blocks += [list(_wrap(f"{'Not all' if report.ended else 'Nothing'} was ended: {report.refused}."))]
     if not asking:
-        blocks += _ways_out(report, refused=refused is not None)
+        blocks += _ways_out(report)
     return "\n\n".join("\n".join(clean(line) for line in block) for block in blocks if block) + "\n"
 
 
@@ -178,11 +178,11 @@ def _notes(report: PortReport) -> Iterator[str]:
         yield f"{'' if report.root else 'sudo '}nsenter -t {one.pid} -n ss -tanp 'sport = :{report.port}'"
 
 
-def _ways_out(report: PortReport, *, refused: bool) -> Iterator[list[str]]:
+def _ways_out(report: PortReport) -> Iterator[list[str]]:
     if report.free or (report.port is None and report.ended):
         return
     call = ["nccl-doctor", "fix-port", *report.arguments]
-    yield from _end_it(report, call, refused=refused)
+    yield from _end_it(report, call)
     if report.error == "EADDRINUSE" and not report.jobs and report.cause != "time-wait":
         yield ["To see who it is, as root:"]
         yield [_command(["ss", "-tanp", f"sport = :{report.port}"])]
@@ -198,9 +198,10 @@ def _ways_out(report: PortReport, *, refused: bool) -> Iterator[list[str]]:
     yield from _move_away(report)
 
 
-def _end_it(report: PortReport, call: list[str], *, refused: bool) -> Iterator[list[str]]:
+def _end_it(report: PortReport, call: list[str]) -> Iterator[list[str]]:
     if not report.jobs:
         return
+    refused = report.refused is not None
     refusal = next((job.refusal for job in report.jobs if job.refusal), None)
     if refusal is None and not refused:
         orphan = all(job.orphan for job in report.jobs)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nccl_doctor.documents import HostList
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Cluster, Node
+from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.text import plural, table, wrap
 
 _WIDTH = 80
 
 
-def hosts_table(cluster: Cluster) -> str:
+def render(cluster: HostList, _options: RenderOptions) -> str:
     """The hosts with their ranks, then every setting with the place that it came from; hosts alike are folded."""
     count = plural(len(cluster.nodes), "host")
     title = wrap(f"{cluster.source}: {count}, master {cluster.master_addr}:{cluster.master_port}", _WIDTH)

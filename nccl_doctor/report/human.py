@@ -4,30 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.model import Phase, Report
+from nccl_doctor.model import Phase, PhaseOutcome, Report
 from nccl_doctor.report.details import details
 from nccl_doctor.report.diagnosis import diagnosis
+from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean
 from nccl_doctor.report.smoke import smoke
 from nccl_doctor.report.summary import summary, unjudged
-from nccl_doctor.report.text import Screen, wrap
+from nccl_doctor.report.text import Screen, painter, wrap
 
-_OUTCOME_STYLES = {"ok": "green", "warn": "yellow", "FAIL": "bold red", "?": "yellow", "skip": "dim"}
+_OUTCOMES: dict[PhaseOutcome, tuple[str, str]] = {
+    "ok": ("ok", "green"),
+    "warning": ("warn", "yellow"),
+    "error": ("FAIL", "bold red"),
+    "unknown": ("?", "yellow"),
+    "n/a": ("n/a", "dim"),
+    "skip": ("skip", "dim"),
+}
+"""The word and the style of each outcome."""
 _PHASE_NAME = 13
 """Cells for the name of a phase; the longest is "environment"."""
 
 
-def human(report: Report, screen: Screen, *, quiet: bool = False) -> str:
-    """Blocks of lines with an empty line between them.
-
-    Args:
-        report: what is shown.
-        screen: where.
-        quiet: only the diagnoses and what could not be judged; the empty text where there is neither.
-    """
+def render(report: Report, options: RenderOptions) -> str:
+    """Blocks of lines with an empty line between them; of a quiet one only what was found or could not be judged."""
+    screen = Screen(painter(options.color), max(options.width, 50), options.verbose)
     ordered = sorted(report.diagnoses, key=lambda found: -found.severity.rank)[::-1]
     blocks = [list(unjudged(report.checks, screen)), *(list(diagnosis(found, screen)) for found in ordered)]
-    if not quiet:
+    if not options.quiet:
         opening = [wrap(report.title, screen.width), list(_phases(report.phases, screen))]
         if screen.verbose:
             opening += details(report, screen)
@@ -40,7 +44,8 @@ def human(report: Report, screen: Screen, *, quiet: bool = False) -> str:
 def _phases(phases: tuple[Phase, ...], screen: Screen) -> Iterator[str]:
     for phase in phases:
         name = f"  {clean(phase.name):<{_PHASE_NAME}}"
-        outcome = f"{phase.outcome:>4}"
+        word, style = _OUTCOMES[phase.outcome]
+        outcome = f"{word:>4}"
         first, *others = wrap(phase.text, screen.prose, f"{name}{outcome}    ")
-        yield name + screen.paint(outcome, _OUTCOME_STYLES[phase.outcome]) + first.removeprefix(name + outcome)
+        yield name + screen.paint(outcome, style) + first.removeprefix(name + outcome)
         yield from others

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from nccl_doctor.documents import InterfaceAnswer, InterfaceAnswers
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import NcclInterface
+from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import pasteable
 from nccl_doctor.report.text import painter, table, wrap
 
@@ -15,29 +16,11 @@ NOTHING = "nothing"
 NOT_KNOWN = "not known"
 
 
-@dataclass(frozen=True)
-class Line:
-    """One host; ``interface`` is None where NCCL finds none, or where nobody can tell (``known`` is then False)."""
-
-    host: str
-    interface: NcclInterface | None
-    reason: str
-    known: bool
-
-
-@dataclass(frozen=True)
-class Block:
-    """Lines to paste, and the hosts that they are for; None means every host."""
-
-    hosts: tuple[str, ...] | None
-    lines: tuple[str, ...]
-
-
-def ifname_screen(lines: Sequence[Line], blocks: Sequence[Block], width: int = 80, *, color: bool = False) -> str:
+def render(answers: InterfaceAnswers, options: RenderOptions) -> str:
     """The table, hosts alike folded, then what to set, each command alone on its line, bold where there is colour."""
-    paint = painter(color)
-    text = table(("host", "NCCL uses", "why"), _folded(lines), width)
-    for block in blocks:
+    paint, width = painter(options.color), options.width
+    text = table(("host", "NCCL uses", "why"), _folded(answers.hosts), width)
+    for block in answers.exports:
         shown = [line for line in block.lines if pasteable(line)]
         if len(shown) < len(block.lines):
             text += ["", "What to set can't be shown safely here; -o json has it."]
@@ -52,17 +35,18 @@ def ifname_screen(lines: Sequence[Line], blocks: Sequence[Block], width: int = 8
     return "\n".join(text) + "\n"
 
 
-def _folded(lines: Sequence[Line]) -> Iterator[tuple[str, str, str]]:
-    groups: dict[tuple[str, str], list[Line]] = {}
-    for line in lines:
-        name = line.interface.name if line.interface else NOTHING if line.known else NOT_KNOWN
-        groups.setdefault((name, line.reason), []).append(line)
+def _folded(answers: Sequence[InterfaceAnswer]) -> Iterator[tuple[str, str, str]]:
+    groups: dict[tuple[str, str], list[InterfaceAnswer]] = {}
+    for one in answers:
+        name = one.nccl_interface.name if one.nccl_interface else NOTHING if one.known else NOT_KNOWN
+        groups.setdefault((name, one.reason), []).append(one)
     for (name, reason), members in groups.items():
-        addresses = [member.interface.address for member in members if member.interface is not None]
-        sources = {_source(member.interface) for member in members if member.interface is not None}
+        chosen = [member.nccl_interface for member in members if member.nccl_interface is not None]
+        addresses = [interface.address for interface in chosen]
+        sources = {_source(interface) for interface in chosen}
         uses = f"{name}  {_shared(addresses)}" if addresses else name
         said_by = f" ({', '.join(sorted(sources))})" if sources else ""
-        yield fold([member.host for member in members]), uses, reason + said_by
+        yield fold([member.name for member in members]), uses, reason + said_by
 
 
 def _source(interface: NcclInterface) -> str:

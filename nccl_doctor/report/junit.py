@@ -12,13 +12,14 @@ from collections.abc import Iterable
 
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import CheckResult, Consequence, Diagnosis, LogLine, Outcome, Report
+from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What the Char production of XML 1.0 (section 2.2) leaves out; no escape can bring it in either."""
 
 
-def junit(report: Report) -> str:
+def render(report: Report, _options: RenderOptions) -> str:
     """The report's XML; what only logs show, and so has no check, stands in a suite named after the command."""
     suites: dict[str, list[ET.Element]] = {}
     for check in report.checks:
@@ -55,8 +56,8 @@ def _case(check: CheckResult, report: Report) -> ET.Element:
     match check.outcome:
         case Outcome.FOUND:
             case.append(_failure(check, report))
-        case Outcome.SKIP:
-            case.append(_element("skipped", message=check.reason or "skipped"))
+        case Outcome.SKIP | Outcome.NOT_APPLICABLE:
+            case.append(_element("skipped", message=check.reason or check.outcome.value))
         case Outcome.UNKNOWN | Outcome.CRASH:
             case.append(_element("error", message=check.reason or check.outcome.value, type=check.outcome.value))
         case Outcome.PASS:

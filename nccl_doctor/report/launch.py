@@ -5,11 +5,11 @@ What is no command begins with "#", so that the whole can be kept as a script.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
+from nccl_doctor.documents import Launch, RankPlace
 from nccl_doctor.hostlist import fold
-from nccl_doctor.model import Launch, RankPlace
+from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean
 from nccl_doctor.report.text import plural, table
 
@@ -18,10 +18,8 @@ _ROWS = 64
 """Beyond so many ranks a row stands for a whole node."""
 
 
-def launch(plan: Launch) -> str:
-    """The ranks, then each host's line, which stands alone; a batch script as it is."""
-    if plan.launcher == "slurm":
-        return plan.commands[0].command
+def render(plan: Launch, _options: RenderOptions) -> str:
+    """The ranks, then each host's line, which stands alone."""
     ranks: dict[str, list[RankPlace]] = {}
     for place in plan.ranks:
         ranks.setdefault(place.host, []).append(place)
@@ -34,9 +32,9 @@ def launch(plan: Launch) -> str:
     return "\n".join("\n".join([*block, ""]) for block in blocks)
 
 
-def launch_document(plan: Launch) -> str:
-    """The same as the one JSON document that scripts read."""
-    return json.dumps(json.loads(plan.model_dump_json(by_alias=True)), indent=2) + "\n"
+def render_script(plan: Launch, _options: RenderOptions) -> str:
+    """Slurm's batch script, as it is."""
+    return plan.commands[0].command
 
 
 def _span(places: list[RankPlace]) -> str:

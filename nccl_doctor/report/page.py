@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from typing import Protocol
+from collections.abc import Iterator
 
-from nccl_doctor.model import Severity
+from nccl_doctor.documents import Codes, Page
+from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean
 from nccl_doctor.report.text import apart, table, wrap
 
@@ -14,41 +14,20 @@ _WIDTH = 80
 _ITEM = re.compile(r"\s*(?:[-*]|\d+[.)])\s+")
 
 
-class Entry(Protocol):
-    """What the list shows of a diagnosis."""
-
-    @property
-    def code(self) -> str:
-        """NCD and three digits."""
-
-    @property
-    def name(self) -> str:
-        """The fault, in kebab-case."""
-
-    @property
-    def category(self) -> str:
-        """Its folder."""
-
-    @property
-    def severity(self) -> Severity:
-        """How grave it is, unless a finding says otherwise."""
-
-
-def page(code: str, name: str, severity: Severity, category: str, text: str) -> str:
+def render(page: Page, _options: RenderOptions) -> str:
     """A page as ``explain`` prints it: its text, which is written for editors, flowed anew to 80 columns.
 
     Paragraphs and list items are flowed; blocks that are indented by four spaces stand as they are, since they hold
     commands or output.
     """
-    head = apart(f"{code} {name}", f"{severity.value}, {category}", _WIDTH - 2)
-    blocks = [list(_flow(block)) for block in re.split(r"\n(?:[ \t]*\n)+", text.strip("\n"))]
+    head = apart(f"{page.code} {page.name}", f"{page.severity.value}, {page.category}", _WIDTH - 2)
+    blocks = [list(_flow(block)) for block in re.split(r"\n(?:[ \t]*\n)+", page.text.strip("\n"))]
     return "\n\n".join("\n".join(lines) for lines in (head, *blocks)) + "\n"
 
 
-def codes(entries: Iterable[Entry]) -> str:
-    """All diagnoses in a table, ordered by code."""
-    ordered = sorted(entries, key=lambda each: each.code)
-    rows = [(each.code, each.name, each.severity.value, each.category) for each in ordered]
+def render_codes(document: Codes, _options: RenderOptions) -> str:
+    """All diagnoses in a table."""
+    rows = [(each.code, each.name, each.severity.value, each.category) for each in document.codes]
     return "\n".join(table(("code", "name", "severity", "category"), rows, _WIDTH)) + "\n"
 
 

@@ -7,18 +7,15 @@ a metric of its own, so that an alert can see that no run has come for long.
 from __future__ import annotations
 
 from nccl_doctor.model import Report, Severity
+from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean
 
 Sample = tuple[dict[str, str], float]
 
 
-def metrics(report: Report, taken_at: float | None) -> str:
-    """The report's metrics, all gauges.
-
-    Args:
-        report: what is shown.
-        taken_at: when the facts were taken, in seconds since 1970-01-01 UTC; None leaves that metric out.
-    """
+def render(report: Report, options: RenderOptions) -> str:
+    """The report's metrics, all gauges."""
+    taken_at = options.taken_at
     found = [
         ({"code": each.code, "name": each.name, "severity": each.severity.value, "host": host}, 1.0)
         for each in report.diagnoses
@@ -32,8 +29,8 @@ def metrics(report: Report, taken_at: float | None) -> str:
         ({"code": each.code, "name": each.name, "category": each.category, "outcome": each.outcome.value}, 1.0)
         for each in report.checks
     ]
-    sizes = (report.smoke or {}).get("sizes", ())
-    bandwidths = [({"bytes": str(size["bytes"])}, size["busbw"] * 1e9) for size in sizes]
+    sizes = report.smoke.sizes if report.smoke else ()
+    bandwidths = [({"bytes": str(size.bytes)}, size.busbw * 1e9) for size in sizes]
     families: tuple[tuple[str, str, list[Sample]], ...] = (
         ("info", "What ran; always 1.", [({"version": report.version, "command": report.command}, 1.0)]),
         ("up", "Whether the host was reached.", [({"host": each.name}, float(each.reached)) for each in report.hosts]),

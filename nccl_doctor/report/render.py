@@ -1,50 +1,64 @@
-"""A report in each of its forms. Strings only: no file is written here and no clock is read."""
+"""Every form of every command's document, in one table. Strings only: no file is written here, no clock is read.
+
+A new form is a module of this room and a line here; so is a new command's screen.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
-
-from nccl_doctor.model import Report
-
-Form = Literal["human", "json", "junit", "prometheus"]
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NamedTuple, cast
 
 
-def render(  # noqa: PLR0913 - the switches of one command line, all by name
-    report: Report,
-    form: Form,
-    *,
-    color: bool = False,
-    width: int = 80,
-    verbose: bool = False,
-    quiet: bool = False,
-    taken_at: float | None = None,
-) -> str:
-    """The report as text that ends with a line break; empty where a quiet one has nothing to say.
+class RenderOptions(NamedTuple):
+    """How a document is shown.
 
-    Args:
-        report: what is shown.
-        form: ``human`` for a terminal, the others for machines, which ``color`` to ``quiet`` don't touch.
+    Attributes:
         color: whether escape sequences may repeat in colour what the words say.
         width: of the terminal, in cells; below 50 as 50.
         verbose: with each host, check, dial and message size.
         quiet: only what was found and what could not be judged.
         taken_at: when the facts were taken, in seconds since 1970-01-01 UTC; None leaves the time out.
     """
-    match form:
-        case "json":
-            from nccl_doctor.report.json import document
 
-            return document(report)
-        case "junit":
-            from nccl_doctor.report.junit import junit
+    color: bool = False
+    width: int = 80
+    verbose: bool = False
+    quiet: bool = False
+    taken_at: float | None = None
 
-            return junit(report)
-        case "prometheus":
-            from nccl_doctor.report.prometheus import metrics
 
-            return metrics(report, taken_at)
-        case "human":
-            from nccl_doctor.report.human import human
-            from nccl_doctor.report.text import Screen, painter
+Renderer = Callable[[Any, RenderOptions], str]
+"""A command's document to text that ends with a line break; empty where a quiet one has nothing to say."""
 
-            return human(report, Screen(painter(color), max(width, 50), verbose), quiet=quiet)
+REPORT = {
+    "human": "human:render",
+    "json": "json:render",
+    "junit": "junit:render",
+    "prometheus": "prometheus:render",
+}
+
+FORMS: dict[str, dict[str, str]] = {
+    "check": REPORT,
+    "smoke": REPORT,
+    "logs": REPORT,
+    "fix-port": {"human": "fix_port:render", "json": "fix_port:render_json"},
+    "ifname": {"human": "ifname:render", "json": "json:render"},
+    "hosts": {"human": "hosts:render", "json": "json:render"},
+    "launch": {"shell": "launch:render", "json": "json:render", "slurm": "launch:render_script"},
+    "diff": {"human": "diff:render", "json": "json:render"},
+    "codes": {"human": "page:render_codes", "json": "json:render"},
+    "explain": {"human": "page:render", "json": "json:render"},
+}
+"""By command: the names of its forms, the default one first, each with the module and function that make it."""
+
+
+def renderer(command: str, form: str) -> Renderer:
+    """What makes this form; its module is imported only now, since most of what forms need is slow to import."""
+    module, function = FORMS[command][form].split(":")
+    return cast("Renderer", getattr(import_module(f"nccl_doctor.report.{module}"), function))
+
+
+def render(command: str, form: str, document: Any, options: RenderOptions = RenderOptions()) -> str:  # noqa: ANN401, B008 - each renderer knows its own; a NamedTuple can't change
+    """The document of a command in one of its forms."""
+    return renderer(command, form)(document, options)

@@ -4,33 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any
 
 from nccl_doctor.hostlist import fold
+from nccl_doctor.measured import AllReduceReport, LinkShare, RankReport, SizeReport
 from nccl_doctor.report.text import Screen, plural, table, wrap
 
 _HOPS = 16
 """Hosts of a ring that are drawn; of a longer one the first of these and the last."""
 
 
-def smoke(result: dict[str, Any], screen: Screen) -> Iterator[list[str]]:
+def smoke(result: AllReduceReport, screen: Screen) -> Iterator[list[str]]:
     """Blocks of lines about an all-reduce that was run.
 
     Args:
         result: the report's ``smoke``.
         screen: where it is shown.
     """
-    ranks = result.get("ranks") or ()
+    ranks = result.ranks
     yield [
         *wrap(f"{len(ranks)} ranks, {_backend(result)}", screen.prose, "backend  "),
         *_labelled("uses     ", _uses(ranks), screen),
         *_labelled("ways     ", _ways(ranks), screen),
         *_labelled("ring     ", _ring(result), screen),
-        *_labelled("link     ", _link(result.get("link")), screen),
+        *_labelled("link     ", _link(result.link), screen),
     ]
-    sizes = result.get("sizes") or ()
-    if sizes:
-        header, *rows = _sizes(sizes, result.get("link"))
+    if result.sizes:
+        header, *rows = _sizes(result.sizes, result.link)
         yield table(header, rows, screen.prose)
 
 
@@ -38,39 +37,39 @@ def _labelled(label: str, text: str, screen: Screen) -> list[str]:
     return wrap(text, screen.prose, label) if text else []
 
 
-def _backend(result: dict[str, Any]) -> str:
-    versions = sorted({rank["nccl"] for rank in result.get("ranks") or () if rank.get("nccl")})
-    name = " ".join(("NCCL" if result["backend"] == "nccl" else result["backend"], *versions))
-    return f"{name} ({result['reason']})" if result.get("reason") else name
+def _backend(result: AllReduceReport) -> str:
+    versions = sorted({rank.nccl for rank in result.ranks if rank.nccl})
+    name = " ".join(("NCCL" if result.backend == "nccl" else result.backend, *versions))
+    return f"{name} ({result.reason})" if result.reason else name
 
 
-def _uses(ranks: Sequence[dict[str, Any]]) -> str:
+def _uses(ranks: Sequence[RankReport]) -> str:
     """Networks and interfaces, folded over hosts: ``IB, eno1 on node[1-2]``."""
     hosts: dict[str, list[str]] = {}
     for rank in ranks:
-        names = dict.fromkeys(one.partition(":")[0] for one in rank.get("interfaces") or ())
-        plugin = f" (plugin {rank['plugin']} loaded)" if rank.get("plugin") else ""
-        what = ", ".join([*([f"NET/{rank['network']}{plugin}"] if rank.get("network") else []), *names])
+        names = dict.fromkeys(one.partition(":")[0] for one in rank.interfaces)
+        plugin = f" (plugin {rank.plugin} loaded)" if rank.plugin else ""
+        what = ", ".join([*([f"NET/{rank.network}{plugin}"] if rank.network else []), *names])
         if what:
-            hosts.setdefault(what, []).append(rank["host"])
+            hosts.setdefault(what, []).append(rank.host)
     return "; ".join(f"{what} on {fold(names)}" for what, names in hosts.items())
 
 
-def _ways(ranks: Sequence[dict[str, Any]]) -> str:
+def _ways(ranks: Sequence[RankReport]) -> str:
     """Channels by the way they go, those with most first."""
     counts: dict[str, int] = {}
     for rank in ranks:
-        for way, count in (rank.get("transports") or {}).items():
+        for way, count in rank.transports.items():
             counts[way] = counts.get(way, 0) + count
     return ", ".join(f"{way} {counts[way]}" for way in sorted(counts, key=lambda way: -counts[way]))
 
 
-def _ring(result: dict[str, Any]) -> str:
+def _ring(result: AllReduceReport) -> str:
     """``node1 (rank 0-3) -> node2 (rank 4-7) -> node1``; gloo's ring goes by rank (gloo/allreduce.cc)."""
-    ranks = {rank["rank"]: rank["host"] for rank in result.get("ranks") or ()}
-    rings = result.get("rings") or []
-    drawn = result["backend"] == "gloo" and result["ok"]
-    order = rings[0] if rings else sorted(ranks) if drawn else []
+    ranks = {rank.rank: rank.host for rank in result.ranks}
+    rings = result.rings
+    drawn = result.backend == "gloo" and result.ok
+    order = rings[0] if rings else tuple(sorted(ranks)) if drawn else ()
     if len(order) < 2 or any(rank not in ranks for rank in order):
         return ""
     hops = [
@@ -83,25 +82,23 @@ def _ring(result: dict[str, Any]) -> str:
     return " -> ".join([*hops, ranks[order[0]]]) + more
 
 
-def _link(link: dict[str, Any] | None) -> str:
+def _link(link: LinkShare | None) -> str:
     if link is None:
         return ""
-    return (
-        f"{link['name']} on {link['host']} could give {link['gb_per_s']:.3g} GB/s, {100 * link['share']:.0f} % reached"
-    )
+    return f"{link.name} on {link.host} could give {link.gb_per_s:.3g} GB/s, {100 * link.share:.0f} % reached"
 
 
-def _sizes(sizes: Sequence[dict[str, Any]], link: dict[str, Any] | None) -> list[tuple[str, ...]]:
+def _sizes(sizes: Sequence[SizeReport], link: LinkShare | None) -> list[tuple[str, ...]]:
     """The header and a row a size; the type where there is more than one, the link's own time where that is known."""
-    typed = len({size.get("dtype") for size in sizes}) > 1
+    typed = len({size.dtype for size in sizes}) > 1
     best = "link's best" if link else ""
     rows = [("size", "type" if typed else "", "time", "algbw GB/s", "busbw GB/s", best)]
     for size in sizes:
         # T = 2 (N - 1) / N * K / B, and busbw = algbw * 2 (N - 1) / N
-        best = _time(size["seconds"] * size["busbw"] / link["gb_per_s"]) if link else ""
-        kind = size["dtype"] if typed else ""
-        time = _time(size["seconds"])
-        rows.append((_bytes(size["bytes"]), kind, time, f"{size['algbw']:.2f}", f"{size['busbw']:.2f}", best))
+        best = _time(size.seconds * size.busbw / link.gb_per_s) if link else ""
+        kind = size.dtype if typed else ""
+        time = _time(size.seconds)
+        rows.append((_bytes(size.bytes), kind, time, f"{size.algbw:.2f}", f"{size.busbw:.2f}", best))
     return [tuple(cell for cell, title in zip(row, rows[0], strict=True) if title) for row in rows]
 
 

@@ -86,6 +86,8 @@ def test_codes_lists_all(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert "NCD304" in done.stdout
     assert "port-in-use" in done.stdout
+    listed = json.loads(run("codes", "-o", "json", cwd=tmp_path).stdout)["codes"]
+    assert {"code": "NCD304", "name": "port-in-use", "severity": "error", "category": "ports"} in listed
 
 
 def test_hosts_contacts_nobody_and_shows_where_values_come_from(tmp_path: Path) -> None:

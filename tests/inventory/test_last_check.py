@@ -9,6 +9,7 @@ import pytest
 from nccl_doctor.diagnose import judge
 from nccl_doctor.inventory.last_check import OLD_S, Hosts, LastCheck, doubts, recall, recommended, remember
 from nccl_doctor.model import Command, Diagnosis, Fix, Severity
+from nccl_doctor.nccl.suggest import setting
 from tests.checks.snapshots import patched
 
 
@@ -94,20 +95,19 @@ def test_a_kept_check_of_another_form_counts_for_none(hosts: Hosts, environ: dic
     assert recall(hosts, environ) is None
 
 
-def test_recommended_variables_are_the_exports_of_the_fixes() -> None:
-    commands = (
-        Command(host="node1", command="export NCCL_SOCKET_IFNAME='=eno1'"),
-        Command(host="node2", command="export NCCL_SOCKET_IFNAME='=eno2'"),
-        Command(host="node1", command="systemctl enable --now x"),
-        Command(host="node1", command="echo 'no end"),
-        Command(host=None, command="export A=b"),
-    )
-    found = Diagnosis(
-        code="NCD208", name="ifname-needed", severity=Severity.WARNING, hosts=("node1",), message="m",
-        fix=Fix(summary="s", commands=commands),
-    )  # fmt: skip
-    assert recommended((found,)) == {
-        "node1": {"NCCL_SOCKET_IFNAME": "=eno1"},
+def test_recommended_variables_are_those_that_the_fixes_set() -> None:
+    def found(fix: Fix) -> Diagnosis:
+        return Diagnosis(code="NCD208", name="x", severity=Severity.WARNING, hosts=("node1",), message="m", fix=fix)
+
+    settings = setting("s", "NCCL_SOCKET_IFNAME", {"node1": "=eno1", "node2": "=eno2"})
+    assert [one.command for one in settings.commands] == [
+        "export NCCL_SOCKET_IFNAME='=eno1'",
+        "export NCCL_SOCKET_IFNAME='=eno2'",
+    ]
+    others = Fix(summary="s", commands=(Command(host="node1", command="export A=b"),))
+    gloo = setting("s", "GLOO_SOCKET_IFNAME", {"node1": "eno1"})
+    assert recommended(tuple(map(found, (settings, others, gloo)))) == {
+        "node1": {"NCCL_SOCKET_IFNAME": "=eno1", "GLOO_SOCKET_IFNAME": "eno1"},
         "node2": {"NCCL_SOCKET_IFNAME": "=eno2"},
     }
 

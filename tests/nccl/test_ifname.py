@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from nccl_doctor.model import NcclInterface
-from nccl_doctor.nccl.ifname import exports, rows
+from nccl_doctor.nccl.ifname import answers
 from nccl_doctor.nccl.picture import Picture, picture
 from nccl_doctor.nccl.survey import survey
 from nccl_doctor.nccl.witness_answer import nccl_interface
@@ -21,56 +21,56 @@ def alone(patch: dict[str, Any]) -> Snapshot:
 
 
 def test_a_healthy_cluster_needs_nothing() -> None:
-    answer = rows(patched({}))
-    assert [(row.host, row.interface and row.interface.name, row.set) for row in answer] == [
+    answer = answers(patched({}))
+    assert [(row.name, row.nccl_interface and row.nccl_interface.name, row.set) for row in answer.hosts] == [
         (name, "eno1", {}) for name in ("node1", "node2", "node3")
     ]
-    assert exports(answer) == ()
+    assert answer.exports == ()
 
 
 def test_one_host_with_a_bridge_in_front() -> None:
-    answer = rows(load(FIXTURES / "ifname_needed" / "fires-on-one-host.json"))
-    assert answer[1].reason == "comes before eno1 in the kernel's order; no other host can reach it"
-    assert answer[1].json()["nccl_interface"]["address"] == "172.19.0.1"
-    block = exports(answer)
+    answer = answers(load(FIXTURES / "ifname_needed" / "fires-on-one-host.json"))
+    assert answer.hosts[1].reason == "comes before eno1 in the kernel's order; no other host can reach it"
+    assert (answer.hosts[1].nccl_interface and answer.hosts[1].nccl_interface.address) == "172.19.0.1"
+    block = answer.exports
     assert [one.hosts for one in block] == [None]
     assert block[0].lines == ("export NCCL_SOCKET_IFNAME='=eno1'", "export GLOO_SOCKET_IFNAME=eno1")
 
 
 def test_a_caret_that_lets_lo_through_is_called_what_it_is() -> None:
-    answer = rows(load(FIXTURES / "ifname_wrong_interface" / "fires.json"))
-    assert {row.interface.name for row in answer if row.interface} == {"lo"}
-    assert all("^docker" in row.reason and "no other host can reach it" in row.reason for row in answer)
+    answer = answers(load(FIXTURES / "ifname_wrong_interface" / "fires.json"))
+    assert {row.nccl_interface.name for row in answer.hosts if row.nccl_interface} == {"lo"}
+    assert all("^docker" in row.reason and "no other host can reach it" in row.reason for row in answer.hosts)
 
 
 def test_no_match_ends_nccl() -> None:
-    answer = rows(load(FIXTURES / "ifname_no_match" / "fires.json"))
-    assert [row.json()["nccl_interface"] for row in answer] == [None] * 3
-    assert "Bootstrap : no socket interface found" in answer[0].reason
+    answer = answers(load(FIXTURES / "ifname_no_match" / "fires.json"))
+    assert [row.nccl_interface for row in answer.hosts] == [None] * 3
+    assert "Bootstrap : no socket interface found" in answer.hosts[0].reason
 
 
 def test_this_machine_alone() -> None:
-    fine = rows(alone({}))
-    assert (fine[0].interface and fine[0].interface.name, fine[0].set) == ("eno1", {})
-    loop = rows(alone({"node": {"env": {"NCCL_SOCKET_IFNAME": "^docker"}}}))
+    fine = answers(alone({})).hosts
+    assert (fine[0].nccl_interface and fine[0].nccl_interface.name, fine[0].set) == ("eno1", {})
+    loop = answers(alone({"node": {"env": {"NCCL_SOCKET_IFNAME": "^docker"}}})).hosts
     assert loop[0].reason.endswith("no other host could reach it")
     assert loop[0].set["NCCL_SOCKET_IFNAME"] == "=eno1"
 
 
 def test_as_another_version_would() -> None:
     down = load(FIXTURES / "interface_down" / "fires-before-2.28.json")
-    assert rows(down, (2, 27, 7))[1].interface is not None
-    assert rows(down, (2, 28, 9))[1].interface is None
+    assert answers(down, (2, 27, 7)).hosts[1].nccl_interface is not None
+    assert answers(down, (2, 28, 9)).hosts[1].nccl_interface is None
 
 
 def test_what_nobody_can_tell_is_said() -> None:
-    answer = rows(patched({"hosts": {"node2": {"facts": {"interfaces": {"$unknown": "psutil is not there"}}}}}))
-    assert not answer[1].known
-    assert answer[1].reason == "not known: psutil is not there"
+    answer = answers(patched({"hosts": {"node2": {"facts": {"interfaces": {"$unknown": "psutil is not there"}}}}}))
+    assert not answer.hosts[1].known
+    assert answer.hosts[1].reason == "not known: psutil is not there"
 
 
 def test_an_unknown_version_is_no_gap_where_all_versions_agree() -> None:
-    assert rows(patched({"hosts": {"node2": {"facts": {"torch": None}}}}))[1].known
+    assert answers(patched({"hosts": {"node2": {"facts": {"torch": None}}}})).hosts[1].known
     bridged = load(FIXTURES / "interface_down" / "fires.json").hosts[1]
     assert bridged.facts is not None
     unversioned = bridged.model_copy(update={"facts": bridged.facts.model_copy(update={"torch": None})})
@@ -96,8 +96,8 @@ def test_the_witness_wins_and_a_disagreement_is_told() -> None:
     assert seen.chosen is not None
     assert (seen.chosen.name, seen.chosen.address) == ("eno9", "10.7.7.7")
     assert seen.disagreement == "libnccl 2.27.7 uses eno9 (10.7.7.7); the model of it uses eno1 (10.0.0.1)"
-    answer = rows(patched({}).model_copy(update={"hosts": (asked, *patched({}).hosts[1:])}))
-    assert answer[0].reason.startswith(seen.disagreement)
+    answer = answers(patched({}).model_copy(update={"hosts": (asked, *patched({}).hosts[1:])}))
+    assert answer.hosts[0].reason.startswith(seen.disagreement)
 
 
 def test_the_witness_and_the_model_agree() -> None:
@@ -131,8 +131,8 @@ def test_libnccl_that_fails_is_a_disagreement_unless_the_model_fails_as_well() -
     seen = picture(asked)
     assert isinstance(seen, Picture)
     assert (seen.source, seen.disagreement) == ("model", found.reason)
-    answer = rows(whole.model_copy(update={"hosts": (asked, *whole.hosts[1:])}))
-    assert answer[0].reason.endswith(f", but {found.reason}")
+    answer = answers(whole.model_copy(update={"hosts": (asked, *whole.hosts[1:])}))
+    assert answer.hosts[0].reason.endswith(f", but {found.reason}")
     unmatched = host.model_copy(update={"node": host.node.model_copy(update={"env": {"NCCL_SOCKET_IFNAME": "none"}})})
     assert nccl_interface(unmatched, refused) is None
 

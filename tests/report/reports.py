@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from nccl_doctor.measured import AllReduceReport, FailedDial, MeshReport, RankReport, SizeReport
 from nccl_doctor.model import (
     CheckResult,
     Command,
@@ -16,6 +19,14 @@ from nccl_doctor.model import (
     Report,
     Severity,
 )
+from nccl_doctor.report.render import RenderOptions
+from nccl_doctor.report.render import render as render_command
+
+
+def render(report: Report, form: str, **options: Any) -> str:
+    """A report as ``check`` prints it."""
+    return render_command("check", form, report, RenderOptions(**options))
+
 
 TITLE = "4 hosts, 8 ranks, master node1 (10.0.0.1:29500)"
 PHASES = {
@@ -61,17 +72,18 @@ def healthy() -> Report:
         hosts=hosts(),
         checks=passed(57),
         phases=tuple(PHASES.values()),
-        mesh={"hosts": 4, "pairs": 12, "tested": 12, "ports": {"node1": [29500, 40123]}, "failed": []},
-        smoke={
-            "backend": "nccl",
-            "world_size": 8,
-            "ok": True,
-            "ranks": [{"rank": 0, "host": "node1", "stage": "done", "ok": True}],
-            "sizes": [
-                {"bytes": 1024, "seconds": 0.000052, "algbw": 0.02, "busbw": 0.034},
-                {"bytes": 67108864, "seconds": 0.0255, "algbw": 2.63, "busbw": 4.6},
-            ],
-        },
+        mesh=MeshReport(hosts=4, pairs=12, tested=12, ports={"node1": (29500, 40123)}),
+        smoke=AllReduceReport(
+            backend="nccl",
+            world_size=8,
+            ok=True,
+            outcome="ok",
+            ranks=(RankReport(rank=0, host="node1", local_rank=0, stage="done", ok=True),),
+            sizes=(
+                SizeReport(bytes=1024, seconds=0.000052, algbw=0.02, busbw=0.034),
+                SizeReport(bytes=67108864, seconds=0.0255, algbw=2.63, busbw=4.6),
+            ),
+        ),
         timings={"connect": 0.4, "probe": 0.3, "mesh": 0.2, "smoke": 4.1, "total": 6.2},
         next_step="Start with:  nccl-doctor launch hosts.yaml -- train.py",
     )
@@ -146,20 +158,19 @@ def one_fault() -> Report:
     slow = CheckResult(
         code="NCD704", name="allreduce-slow", category="allreduce", outcome=Outcome.SKIP, reason="no all-reduce ended"
     )
-    ports = Phase(name="ports", outcome="FAIL", text="3 of 12 pairs: nothing gets into node1")
-    rules = Phase(name="firewall", outcome="FAIL", text="see below")
+    ports = Phase(name="ports", outcome="error", text="3 of 12 pairs: nothing gets into node1")
+    rules = Phase(name="firewall", outcome="error", text="see below")
     smoke = Phase(name="smoke", outcome="skip", text="could not succeed while node1 drops its ports")
-    failed = [
-        {"src": f"node{n}", "dst": "node1", "address": "10.0.0.1", "port": 29500, "outcome": "no-route"}
-        for n in (2, 3, 4)
-    ]
+    failed = tuple(
+        FailedDial(src=f"node{n}", dst="node1", address="10.0.0.1", port=29500, outcome="no-route") for n in (2, 3, 4)
+    )
     return healthy().model_copy(
         update={
             "status": "error",
             "diagnoses": (FIREWALL,),
             "checks": (*passed(56), firewall, timeout, slow),
             "phases": tuple((PHASES | {"ports": ports, "firewall": rules, "smoke": smoke}).values()),
-            "mesh": {"hosts": 4, "pairs": 12, "tested": 12, "ports": {"node1": [29500]}, "failed": failed},
+            "mesh": MeshReport(hosts=4, pairs=12, tested=12, ports={"node1": (29500,)}, failed=failed),
             "smoke": None,
             "timings": {"total": 2.3},
             "next_step": None,
@@ -173,8 +184,8 @@ def host_away() -> Report:
         CheckResult(code=code, name=name, category="ports", outcome=Outcome.UNKNOWN, reason=unreadable)
         for code, name in (("NCD301", "firewall-blocks-port"), ("NCD302", "firewall-blocks-ephemeral"))
     )
-    access = Phase(name="access", outcome="FAIL", text="3 of 4 hosts answered; node3 did not in 10 s")
-    rules = Phase(name="firewall", outcome="?", text=unreadable)
+    access = Phase(name="access", outcome="error", text="3 of 4 hosts answered; node3 did not in 10 s")
+    rules = Phase(name="firewall", outcome="unknown", text=unreadable)
     found = CheckResult(code="NCD101", name=UNREACHABLE.name, category="access", outcome=Outcome.FOUND)
     return healthy().model_copy(
         update={

@@ -59,7 +59,7 @@ CHECKS = st.builds(
     CheckResult, code=TEXT, name=TEXT, category=TEXT, outcome=st.sampled_from(Outcome), reason=st.none() | TEXT
 )
 PHASES = st.sampled_from(["access", "all-reduce", "environment"])
-OUTCOMES = st.sampled_from(["ok", "warn", "FAIL", "?", "skip"])
+OUTCOMES = st.sampled_from(["ok", "warning", "error", "unknown", "n/a", "skip"])
 REPORTS = st.builds(
     Report,
     version=TEXT,

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from nccl_doctor.port_model import Elsewhere, GpuUse, Holder, Job, Member, PortReport, Socket, Suggestion
-from nccl_doctor.report.fix_port import confirmation, document, screen
+from nccl_doctor.report.fix_port import confirmation, screen
+from nccl_doctor.report.render import render
 from nccl_doctor.report.safe import clean
 
 HOLDER = Holder(
@@ -73,7 +74,7 @@ def test_a_leftover_on_the_screen() -> None:
 
 
 def test_the_document_has_what_is_promised() -> None:
-    told = json.loads(document(REPORT))
+    told = json.loads(render("fix-port", "json", REPORT))
     promised = {"schema", "command", "host", "port", "free", "cause", "holders", "ended", "suggestion"}
     assert promised <= set(told)
     assert (told["schema"], told["command"], told["cause"]) == (1, "fix-port", "listener")
@@ -99,7 +100,7 @@ def test_a_free_port_is_one_line() -> None:
 @pytest.mark.parametrize(("final", "offer"), [(False, True), (True, False)])
 def test_a_refusal_is_named_and_force_offered_where_it_helps(final: bool, offer: bool) -> None:
     report = REPORT._replace(jobs=(JOB._replace(refusal="pid 48112 belongs to bob", final=final),))
-    for text in (screen(report), screen(report, refused="pid 48112 belongs to bob")):
+    for text in (screen(report), screen(report._replace(refused="pid 48112 belongs to bob"))):
         assert "pid 48112 belongs to bob" in text
         assert ("--kill --force" in text) is offer
         assert "--kill\n" not in text
@@ -151,7 +152,7 @@ def test_hostile_names_neither_break_lines_nor_reach_the_terminal(command: str, 
     )
     text = screen(report)
     assert [line for line in text.split("\n") if clean(line) != line] == []
-    assert json.loads(document(report))["holders"][0]["command"] == command
+    assert json.loads(render("fix-port", "json", report))["holders"][0]["command"] == command
     (line,) = [line for line in text.split("\n") if line.startswith("  pid ")]
     assert cell_len(line) <= 80 or cell_len(user) > 20
 

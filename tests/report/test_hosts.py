@@ -4,8 +4,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from nccl_doctor.documents import HostList
 from nccl_doctor.model import Cluster, Node, SshOptions
-from nccl_doctor.report.hosts import hosts_table
+from nccl_doctor.report.render import render
 from nccl_doctor.report.safe import clean
 from tests.report.strategies import TEXT
 
@@ -56,14 +57,18 @@ def cluster(*nodes: Node, origins: dict[str, str]) -> Cluster:
     return Cluster(nodes=nodes, master_addr="10.0.0.1", master_port=29400, source="hosts.yaml", origins=origins)
 
 
+def table(described: Cluster) -> str:
+    return render("hosts", "human", HostList(**dict(described)))
+
+
 def test_every_value_with_its_place() -> None:
     third = node(3, python="/opt/train/bin/python", ssh=SshOptions(user="ubuntu"))
-    assert hosts_table(cluster(node(1, local=True), node(2), third, origins=ORIGINS)) == TABLE
+    assert table(cluster(node(1, local=True), node(2), third, origins=ORIGINS)) == TABLE
 
 
 def test_ranks_are_not_guessed_behind_a_host_of_unknown_gpus() -> None:
     nodes = (node(1, nproc_per_node=1), node(2, nproc_per_node=None), node(3))
-    lines = hosts_table(cluster(*nodes, origins={})).split("\n")
+    lines = table(cluster(*nodes, origins={})).split("\n")
     assert [line[23:34].strip() for line in lines[3:6]] == ["0", "one per GPU", "2 ranks"]
 
 
@@ -82,5 +87,5 @@ NODES = st.builds(
 @given(st.lists(NODES, min_size=1, max_size=3), TEXT)
 def test_whatever_the_text_the_table_is_safe(nodes: list[Node], text: str) -> None:
     origins = {"master_addr": text} | {f"{each.name}.address": text for each in nodes}
-    shown = hosts_table(Cluster(nodes=tuple(nodes), master_addr=text, source=text, origins=origins))
+    shown = table(Cluster(nodes=tuple(nodes), master_addr=text, source=text, origins=origins))
     assert all(clean(line) == line and cell_len(line) <= 80 for line in shown.split("\n"))

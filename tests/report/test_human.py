@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from nccl_doctor.measured import AllReduceReport, RankReport
 from nccl_doctor.model import Command, Consequence, Fix, LogLine, Report, Severity
-from nccl_doctor.report.render import render
 from nccl_doctor.report.safe import clean, pasteable
-from tests.report.reports import ALL, FIREWALL, STALE, UNREACHABLE, healthy, host_away, log, one_fault
+from tests.report.reports import ALL, FIREWALL, STALE, UNREACHABLE, healthy, host_away, log, one_fault, render
 from tests.report.strategies import REPORTS
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -41,11 +41,13 @@ def test_the_verbose_screen_has_the_bandwidths() -> None:
 
 
 def test_the_verbose_screen_tells_how_far_each_rank_came() -> None:
-    ranks = [
-        {"rank": 0, "host": "node1", "stage": "rendezvous", "ok": False, "error": None},
-        {"rank": 1, "host": "node2", "stage": "start", "ok": False, "error": "No module named 'torch'"},
-    ]
-    report = healthy().model_copy(update={"smoke": {"backend": "gloo", "ok": False, "ranks": ranks, "sizes": []}})
+    error = "No module named 'torch'"
+    ranks = (
+        RankReport(rank=0, host="node1", local_rank=0, stage="rendezvous", ok=False),
+        RankReport(rank=1, host="node2", local_rank=0, stage="start", ok=False, error=error),
+    )
+    failed = AllReduceReport(backend="gloo", world_size=2, ok=False, outcome="failed", ranks=ranks)
+    report = healthy().model_copy(update={"smoke": failed})
     assert "1     node2  start           No module named 'torch'\n" in screen(report, verbose=True)
 
 

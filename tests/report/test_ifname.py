@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+from nccl_doctor.documents import Exports, InterfaceAnswer, InterfaceAnswers
 from nccl_doctor.model import NcclInterface
-from nccl_doctor.report.ifname import Block, Line, ifname_screen
+from nccl_doctor.report.render import RenderOptions, render
 
 
-def line(host: str, name: str | None, address: str = "", reason: str = "first running interface") -> Line:
+def line(host: str, name: str | None, address: str = "", reason: str = "first running interface") -> InterfaceAnswer:
     chosen = NcclInterface(name=name, address=address, nccl_version="2.27.7", source="libnccl") if name else None
-    return Line(host, chosen, reason, known=True)
+    return InterfaceAnswer(name=host, nccl_interface=chosen, reason=reason)
+
+
+def shown(answers: list[InterfaceAnswer], *exports: Exports, width: int = 80, color: bool = False) -> str:
+    document = InterfaceAnswers(hosts=tuple(answers), exports=exports)
+    return render("ifname", "human", document, RenderOptions(color, width))
 
 
 def test_hosts_alike_are_folded_and_commands_stand_alone() -> None:
@@ -15,9 +21,8 @@ def test_hosts_alike_are_folded_and_commands_stand_alone() -> None:
         line("node2", "br-9f3a", "172.19.0.1", "no other host can reach it"),
         line("node3", "eno1", "10.0.0.3"),
     ]
-    screen = ifname_screen(
-        lines, [Block(None, ("export NCCL_SOCKET_IFNAME='=eno1'", "export GLOO_SOCKET_IFNAME=eno1"))], 100
-    )
+    exports = ("export NCCL_SOCKET_IFNAME='=eno1'", "export GLOO_SOCKET_IFNAME=eno1")
+    screen = shown(lines, Exports(hosts=None, lines=exports), width=100)
     assert screen == (
         "host       NCCL uses            why\n"
         "node[1,3]  eno1  10.0.0.x       first running interface (asked libnccl 2.27.7)\n"
@@ -31,37 +36,39 @@ def test_hosts_alike_are_folded_and_commands_stand_alone() -> None:
 
 
 def test_colour_marks_what_to_paste() -> None:
-    screen = ifname_screen([line("a", "eth0", "10.0.0.1")], [Block(None, ("export A=1",))], color=True)
+    screen = shown([line("a", "eth0", "10.0.0.1")], Exports(hosts=None, lines=("export A=1",)), color=True)
     assert screen.count("\x1b[1mexport A=1\x1b[0m\n") == 1
 
 
 def test_a_setting_for_some_hosts_names_them() -> None:
-    screen = ifname_screen([line("a", "eth0", "10.0.0.1")], [Block(("a", "b"), ("export NCCL_SOCKET_IFNAME='=eth0'",))])
+    screen = shown(
+        [line("a", "eth0", "10.0.0.1")], Exports(hosts=("a", "b"), lines=("export NCCL_SOCKET_IFNAME='=eth0'",))
+    )
     assert "Set on a,b, or under env in the hosts file:" in screen
 
 
 def test_none_and_not_known_are_told_apart() -> None:
     lines = [
         line("a", None, reason="lets no interface through"),
-        Line("b", None, "psutil can't be loaded", known=False),
+        InterfaceAnswer(name="b", nccl_interface=None, reason="psutil can't be loaded", known=False),
     ]
-    screen = ifname_screen(lines, [])
+    screen = shown(lines)
     assert "a     nothing    lets no interface through" in screen
     assert "b     not known  psutil can't be loaded" in screen
 
 
 def test_addresses_share_what_they_share() -> None:
-    for addresses, shown in [
+    for addresses, expected in [
         (("10.0.0.1", "10.0.1.7"), "eth0  10.0.x.x"),
         (("10.0.0.1", "172.16.0.1"), "eth0  several"),
         (("2001:db8::1", "2001:db8::2"), "eth0  2001:db8::/64"),
         (("fe80::1%eth0", "10.0.0.1"), "eth0  several"),
     ]:
         lines = [line(f"n{number}", "eth0", address) for number, address in enumerate(addresses)]
-        assert shown in ifname_screen(lines, [])
+        assert expected in shown(lines)
 
 
 def test_nothing_hostile_reaches_the_terminal() -> None:
-    screen = ifname_screen([line("a", "eth\x1b[31m0", "10.0.0.1")], [Block(None, ("export A='\x1b]0;x'",))])
+    screen = shown([line("a", "eth\x1b[31m0", "10.0.0.1")], Exports(hosts=None, lines=("export A='\x1b]0;x'",)))
     assert "\x1b" not in screen
     assert "can't be shown" in screen

@@ -8,8 +8,7 @@ import xmlschema
 from hypothesis import HealthCheck, given, settings
 
 from nccl_doctor.model import CheckResult, Outcome, Report
-from nccl_doctor.report.render import render
-from tests.report.reports import ALL, healthy, host_away, log, one_fault
+from tests.report.reports import ALL, healthy, host_away, log, one_fault, render
 from tests.report.strategies import REPORTS
 
 SCHEMA = xmlschema.XMLSchema(Path(__file__).with_name("junit.xsd"))

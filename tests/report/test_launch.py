@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import json
 
-from nccl_doctor.model import Command, Diagnosis, Fix, Launch, RankPlace, Severity
-from nccl_doctor.report.diff import diff
-from nccl_doctor.report.launch import launch, launch_document
+from nccl_doctor.documents import Change, DiagnosisChanges, Difference, Launch, RankPlace
+from nccl_doctor.model import Command, Diagnosis, Fix, Severity
+from nccl_doctor.report.render import render
 
 
 def made(counts: dict[str, int], gpus: bool = True) -> Launch:
@@ -16,7 +16,6 @@ def made(counts: dict[str, int], gpus: bool = True) -> Launch:
             )
             ranks.append(place)
     return Launch(
-        version="0.1.0",
         launcher="torchrun",
         master_addr="10.0.0.1",
         master_port=29500,
@@ -25,6 +24,10 @@ def made(counts: dict[str, int], gpus: bool = True) -> Launch:
         commands=tuple(Command(host=host, command=f"start on {host}") for host in counts),
         warnings=("old",),
     )
+
+
+def launch(plan: Launch) -> str:
+    return render("launch", "shell", plan)
 
 
 SHELL = """\
@@ -60,11 +63,11 @@ def test_a_batch_script_is_shown_as_it_is() -> None:
     plan = made({"node1": 1}).model_copy(
         update={"launcher": "slurm", "commands": (Command(host=None, command="#!/bin/bash\nsrun x\n"),)}
     )
-    assert launch(plan) == "#!/bin/bash\nsrun x\n"
+    assert render("launch", "slurm", plan) == "#!/bin/bash\nsrun x\n"
 
 
 def test_the_document_holds_all_of_it() -> None:
-    document = json.loads(launch_document(made({"node1": 2})))
+    document = json.loads(render("launch", "json", made({"node1": 2})))
     assert document["schema"] == 1
     assert document["command"] == "launch"
     assert document["ranks"][1] == {"rank": 1, "node_rank": 0, "host": "node1", "local_rank": 1, "gpu": "1"}
@@ -81,8 +84,12 @@ def test_a_difference_names_diagnoses_before_facts() -> None:
         message="Few files.",
         fix=Fix(summary=""),
     )
-    rows = [("limits.nofile_soft", "65536", "256", ("node2", "node3")), ("master_port", "29500", "29501", ())]
-    assert diff(rows, [], [found]) == (
+    changes = (
+        Change(what="limits.nofile_soft", before="65536", after="256", hosts=("node2", "node3")),
+        Change(what="master_port", before="29500", after="29501"),
+    )
+    both = Difference(changes=changes, diagnoses=DiagnosisChanges(new=(found,)))
+    assert render("diff", "human", both) == (
         "new   warning NCD603 nofile-low on node2: Few files.\n"
         "\n"
         "node[2-3]  limits.nofile_soft: 65536 -> 256\n"
@@ -90,4 +97,4 @@ def test_a_difference_names_diagnoses_before_facts() -> None:
         "\n"
         "2 facts changed.\n"
     )
-    assert diff([], [], []) == "Nothing changed in what is compared.\n"
+    assert render("diff", "human", Difference()) == "Nothing changed in what is compared.\n"

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from nccl_doctor.documents import CodeEntry, Codes, Page
 from nccl_doctor.model import Severity
-from nccl_doctor.report.page import codes, page
+from nccl_doctor.report.render import render
 from nccl_doctor.report.safe import clean
 
 TEXT = """A rule on a host drops the master port.
@@ -53,31 +52,28 @@ References: firewalld.zone(5).
 """
 
 
+def page(name: str, text: str) -> str:
+    document = Page(code="NCD301", name=name, severity=Severity.ERROR, category="ports", text=text)
+    return render("explain", "human", document)
+
+
 def test_a_page_is_flowed_to_the_terminal_but_its_commands_stand() -> None:
-    assert page("NCD301", "firewall-blocks-port", Severity.ERROR, "ports", TEXT) == PAGE
+    assert page("firewall-blocks-port", TEXT) == PAGE
 
 
 @given(st.text(st.sampled_from("ab -1.\n\x1b\u202e日") | st.characters(exclude_categories=["Cs"]), max_size=300))
 def test_whatever_the_page_it_is_safe(text: str) -> None:
-    lines = page("NCD301", "x", Severity.ERROR, "ports", text).split("\n")
+    lines = page("x", text).split("\n")
     assert all(clean(line) == line for line in lines)
     assert all(cell_len(line) <= 80 for line in lines if not line.startswith("    "))
 
 
-@dataclass(frozen=True)
-class Entry:
-    code: str
-    name: str
-    category: str
-    severity: Severity
-
-
-def test_codes_are_a_table_by_code() -> None:
-    entries = [
-        Entry("NCD701", "allreduce-timeout", "allreduce", Severity.ERROR),
-        Entry("NCD305", "port-privileged", "ports", Severity.WARNING),
-    ]
-    assert codes(entries).split("\n") == [
+def test_codes_are_a_table() -> None:
+    entries = (
+        CodeEntry(code="NCD305", name="port-privileged", category="ports", severity=Severity.WARNING),
+        CodeEntry(code="NCD701", name="allreduce-timeout", category="allreduce", severity=Severity.ERROR),
+    )
+    assert render("codes", "human", Codes(codes=entries)).split("\n") == [
         "code    name               severity  category",
         "NCD305  port-privileged    warning   ports",
         "NCD701  allreduce-timeout  error     allreduce",

@@ -6,8 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from prometheus_client.parser import text_string_to_metric_families
 
 from nccl_doctor.model import Report
-from nccl_doctor.report.render import render
-from tests.report.reports import STALE, healthy, host_away, one_fault
+from tests.report.reports import STALE, healthy, host_away, one_fault, render
 from tests.report.strategies import REPORTS
 
 

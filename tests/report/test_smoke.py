@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nccl_doctor.measured import AllReduceReport
 from nccl_doctor.report.smoke import smoke
 from nccl_doctor.report.text import Screen, painter
 
@@ -9,12 +10,13 @@ SCREEN = Screen(painter(color=False))
 
 
 def rank(number: int, host: str, **more: Any) -> dict[str, Any]:
-    return {"rank": number, "host": host, "stage": "done", "ok": True, **more}
+    return {"rank": number, "host": host, "local_rank": 0, "stage": "done", "ok": True, **more}
 
 
 def shown(**result: Any) -> str:
-    base = {"backend": "gloo", "reason": "node[1-2] without a GPU", "ok": True, "sizes": [], "ranks": []}
-    return "\n".join("\n".join(block) for block in smoke({**base, **result}, SCREEN))
+    base = {"backend": "gloo", "reason": "node[1-2] without a GPU", "world_size": 2, "ok": True, "outcome": "ok"}
+    allreduce = AllReduceReport.model_validate({**base, "ranks": [], **result})
+    return "\n".join("\n".join(block) for block in smoke(allreduce, SCREEN))
 
 
 def test_gloos_ring_goes_by_rank() -> None:

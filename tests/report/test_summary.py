@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.model import CheckResult, Outcome, Severity
-from nccl_doctor.report.render import render
-from tests.report.reports import STALE, UNREACHABLE, healthy, passed
+from tests.report.reports import STALE, UNREACHABLE, healthy, passed, render
 
 NOTE = STALE.model_copy(update={"severity": Severity.INFO})
 

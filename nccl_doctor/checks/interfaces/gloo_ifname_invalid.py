@@ -18,10 +18,10 @@ from collections.abc import Iterator
 from nccl_doctor.checks.lines import folded
 from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.hostlist import fold, quoted
-from nccl_doctor.model import Command, Finding, Fix, Severity
+from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.exact_names import gloo_devices
 from nccl_doctor.nccl.interfaces import Failure
-from nccl_doctor.nccl.suggest import export
+from nccl_doctor.nccl.suggest import setting
 from nccl_doctor.nccl.survey import Survey, survey
 from nccl_doctor.snapshot import Interfaces
 
@@ -61,10 +61,8 @@ def _fix(lot: Survey, hosts: tuple[str, ...]) -> Fix:
     better = {host: _better(lot, host) for host in hosts}
     if not all(better.values()):
         return Fix(summary=f"Set {VARIABLE} to the whole name of the interface that leads to the other hosts.")
-    commands = tuple(Command(host=host, command=export(VARIABLE, name)) for host, name in better.items() if name)
-    return Fix(
-        summary="Set the whole name in the job's environment (the hosts file's env).", risk="safe", commands=commands
-    )
+    summary = "Set the whole name in the job's environment (the hosts file's env)."
+    return setting(summary, VARIABLE, {host: name for host, name in better.items() if name})
 
 
 def _better(lot: Survey, host: str) -> str | None:

@@ -5,15 +5,6 @@ from __future__ import annotations
 from enum import Enum
 
 
-class Form(str, Enum):
-    """Forms of a report."""
-
-    HUMAN = "human"
-    JSON = "json"
-    JUNIT = "junit"
-    PROMETHEUS = "prometheus"
-
-
 class Color(str, Enum):
     """When to colour."""
 

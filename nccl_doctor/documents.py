@@ -1,0 +1,135 @@
+"""The documents of the commands that don't judge; :class:`~nccl_doctor.model.Report` is that of those that do."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from nccl_doctor.frozen import Document, FrozenModel
+from nccl_doctor.model import Cluster, Command, Diagnosis, NcclInterface, Severity
+
+
+class HostList(Cluster, Document):
+    """``hosts``: the hosts as they were understood."""
+
+    command: Literal["hosts"] = "hosts"
+
+
+class RankPlace(FrozenModel):
+    """Where one rank runs. ``gpu`` is its index or identifier; None where the job runs on CPUs."""
+
+    rank: int
+    node_rank: int
+    host: str
+    local_rank: int
+    gpu: str | None
+
+
+class Launch(Document):
+    """``launch``: every rank's place, and for each host the line to paste there.
+
+    Attributes:
+        launcher: the form of the lines: torchrun, c10d, launch, env, tcp or slurm.
+        commands: one a host; for Slurm the batch script alone.
+        warnings: what speaks against starting now, each a sentence.
+    """
+
+    command: Literal["launch"] = "launch"
+    launcher: str
+    master_addr: str
+    master_port: int
+    world_size: int
+    ranks: tuple[RankPlace, ...]
+    commands: tuple[Command, ...]
+    warnings: tuple[str, ...] = ()
+
+
+class InterfaceAnswer(FrozenModel):
+    """The interface that NCCL will use on one host.
+
+    Attributes:
+        name: the host's.
+        nccl_interface: None where NCCL finds none, or where nobody can tell.
+        reason: one sentence.
+        known: False where the choice could not be told; the reason says why.
+        set: variables to set there; empty where NCCL's own choice serves.
+    """
+
+    name: str
+    nccl_interface: NcclInterface | None
+    reason: str
+    known: bool = True
+    set: dict[str, str] = Field(default_factory=dict)
+
+
+class Exports(FrozenModel):
+    """Lines to paste, and where: on the hosts named, or on every host where that is None."""
+
+    hosts: tuple[str, ...] | None
+    lines: tuple[str, ...]
+
+
+class InterfaceAnswers(Document):
+    """``ifname``: an answer for each host, and what to set."""
+
+    command: Literal["ifname"] = "ifname"
+    hosts: tuple[InterfaceAnswer, ...]
+    exports: tuple[Exports, ...] = ()
+
+
+class Change(FrozenModel):
+    """One fact that is not what it was.
+
+    Attributes:
+        what: its place, "torch.version" or "interfaces.links[eno1].mtu".
+        hosts: who has this change; empty for the cluster as a whole.
+    """
+
+    what: str
+    before: str
+    after: str
+    hosts: tuple[str, ...] = ()
+
+
+class DiagnosisChanges(FrozenModel):
+    """Diagnoses that only the earlier snapshot has, and those that only the later one has."""
+
+    gone: tuple[Diagnosis, ...] = ()
+    new: tuple[Diagnosis, ...] = ()
+
+
+class Difference(Document):
+    """``diff``: what changed between two snapshots."""
+
+    command: Literal["diff"] = "diff"
+    changes: tuple[Change, ...] = ()
+    diagnoses: DiagnosisChanges = DiagnosisChanges()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing changed."""
+        return not (self.changes or self.diagnoses.gone or self.diagnoses.new)
+
+
+class CodeEntry(FrozenModel):
+    """One diagnosis of the register: what it is called, how grave it is by default, and its category."""
+
+    code: str
+    name: str
+    severity: Severity
+    category: str
+
+
+class Codes(Document):
+    """``codes``: all diagnoses, by code."""
+
+    command: Literal["codes"] = "codes"
+    codes: tuple[CodeEntry, ...]
+
+
+class Page(Document, CodeEntry):
+    """``explain``: one diagnosis with its page."""
+
+    command: Literal["explain"] = "explain"
+    text: str

@@ -14,7 +14,9 @@ from nccl_doctor.transport.base import AccessError, Channel, Kind
 from nccl_doctor.transport.jumps import split_jump
 from nccl_doctor.transport.local import LocalTransport
 from nccl_doctor.transport.openssh import OpensshTransport
-from nccl_doctor.transport.settings import HostSettings, resolve
+from nccl_doctor.transport.resolve import resolve, unread_configuration
+from nccl_doctor.transport.settings import HostSettings
+from nccl_doctor.transport.ssh_config import BeyondError
 
 if TYPE_CHECKING:
     from nccl_doctor.transport.paramiko_transport import ParamikoTransport
@@ -32,7 +34,8 @@ class ChoosingTransport:
         self._kind, self._config = kind, ssh_config
         self._settings: dict[tuple[str, SshOptions], HostSettings] = {}
         self._local, self._openssh = LocalTransport(), OpensshTransport(ssh_config)
-        self._paramiko = None if kind == "openssh" else _paramiko(self._resolve_jump)
+        self._either = kind == "auto" and shutil.which("ssh") is not None
+        self._paramiko = None if kind == "openssh" else _paramiko(self._resolve_jump, alone=not self._either)
 
     def open(self, node: Node, command: str, deadline: float) -> Channel:
         """Starts ``command`` on ``node``.
@@ -42,14 +45,34 @@ class ChoosingTransport:
         """
         if node.local:
             return self._local.open(node, command, deadline)
+        try:
+            return self._open(node, command, deadline)
+        except AccessError as error:
+            if unread_configuration(self._config):
+                note = (
+                    "no SSH configuration was read: OpenSSH's client, which knows what it means, is not installed here"
+                )
+                failure = error.failure.model_copy(update={"evidence": (*error.failure.evidence, note)})
+                raise AccessError(failure) from error
+            raise
+
+    def _open(self, node: Node, command: str, deadline: float) -> Channel:
         settings = self._resolve(node.address, node.ssh, deadline)
-        self._refuse_circle(settings, deadline)
-        if self._paramiko is None or (self._kind == "auto" and _beyond_paramiko(settings)):
+        hops = self._hops(settings, deadline)
+        if self._paramiko is None:
             return self._openssh.open(settings, node.ssh, command, deadline)
+        beyond = _beyond_paramiko(self._paramiko, [settings, *hops])
+        if beyond and self._either:
+            return self._openssh.open(settings, node.ssh, command, deadline)
+        if beyond and beyond != "@cert-authority":  # for that, paramiko's own verdict is at worst a refusal
+            detail = f"is not asked: its SSH configuration sets {beyond}, which only the ssh program honours"
+            raise failures.unreachable(settings.target(), "ssh-config", detail)
         try:
             return self._paramiko.open(settings, command, deadline)
+        except BeyondError:
+            return self._openssh.open(settings, node.ssh, command, deadline)
         except AccessError as error:
-            if self._kind != "auto" or not _worth_openssh(error):
+            if not self._either or not _worth_openssh(error):
                 raise
             try:
                 return self._openssh.open(settings, node.ssh, command, deadline)
@@ -74,9 +97,13 @@ class ChoosingTransport:
         settings = self._resolve(name, options, deadline)
         return replace(settings, proxy_jump=before, proxy_command=None) if before else settings
 
-    def _refuse_circle(self, settings: HostSettings, deadline: float) -> None:
-        """Jump hosts that lead back to themselves would have us wait, and ssh start processes, without end."""
+    def _hops(self, settings: HostSettings, deadline: float) -> list[HostSettings]:
+        """The jump hosts on the way, the nearest to the host first.
+
+        Those that lead back to themselves would have us wait, and ssh start processes, without end.
+        """
         seen: set[str] = set()
+        hops: list[HostSettings] = []
         way = settings
         while way.proxy_jump:
             if way.proxy_jump in seen:
@@ -84,31 +111,31 @@ class ChoosingTransport:
                 raise failures.unreachable(settings.target(), "ssh-config", detail)
             seen.add(way.proxy_jump)
             way = self._resolve_jump(way.proxy_jump, deadline)
+            hops.append(way)
+        return hops
 
 
-def _paramiko(resolve_jump: Callable[[str, float], HostSettings]) -> ParamikoTransport:
+def _paramiko(resolve_jump: Callable[[str, float], HostSettings], *, alone: bool) -> ParamikoTransport:
     from nccl_doctor.transport.paramiko_transport import ParamikoTransport
 
-    return ParamikoTransport(resolve_jump)
+    return ParamikoTransport(resolve_jump, alone=alone)
 
 
-def _beyond_paramiko(settings: HostSettings) -> bool:
-    """The host is known by its CA alone, or the user logs in by a certificate file."""
-    if shutil.which("ssh") is None:
-        return False
-    if settings.certificate_files:
-        return True
-    name = known_hosts.entry_name(settings.hostname, settings.port, settings.host_key_alias)
-    known = known_hosts.matching(known_hosts.read(settings.user_known_hosts + settings.global_known_hosts), name)
-    markers = {entry.marker for entry in known}
-    return "@cert-authority" in markers and "" not in markers
+def _beyond_paramiko(paramiko: ParamikoTransport, way: list[HostSettings]) -> str:
+    """What on the way to a host only OpenSSH does exactly; empty where there is nothing."""
+    for host in way:
+        if host.beyond:
+            return ", ".join(host.beyond)
+    for host in way:
+        name = known_hosts.entry_name(host.hostname, host.port, host.host_key_alias)
+        if known_hosts.has_authority(paramiko.known_keys(host), name):
+            return "@cert-authority"
+    return ""
 
 
 def _worth_openssh(error: AccessError) -> bool:
-    """The server takes Kerberos, a hardware key was passed over, or the two share no algorithm."""
+    """The server takes Kerberos, or the two share no algorithm."""
     facts = error.failure.facts
-    if shutil.which("ssh") is None:
-        return False
     if error.failure.kind == "ssh-auth-failed":
-        return bool(facts["hardware"]) or "gssapi-with-mic" in facts["methods"]
+        return "gssapi-with-mic" in facts["methods"]
     return facts.get("reason") == "handshake"

@@ -17,7 +17,7 @@ from nccl_doctor.transport.base import AccessError
 
 Reason = Literal[
     "invalid-name", "name-unresolved", "refused", "timed-out", "no-route", "unreachable", "no-banner", "dropped",
-    "not-ssh", "handshake", "proxy", "forwarding", "ssh-config", "failed",
+    "not-ssh", "handshake", "proxy", "forwarding", "ssh-config", "no-account", "failed",
 ]  # fmt: skip
 
 _WORDS: tuple[tuple[Reason, str], ...] = (
@@ -193,7 +193,7 @@ class Login:
         identity_file: the key whose public part should be on the host; None where there is none.
         agent: an agent answered.
         aborted: the server broke off (MaxAuthTries).
-        hardware: a hardware key was passed over, which the ssh program could use.
+        beyond: keys were passed over that the ssh program could use.
     """
 
     offered: tuple[str, ...] = ()
@@ -203,7 +203,7 @@ class Login:
     identity_file: str | None = None
     agent: bool = False
     aborted: bool = False
-    hardware: bool = False
+    beyond: bool = False
 
 
 def auth_failed(target: Target, login: Login) -> AccessError:
@@ -214,7 +214,7 @@ def auth_failed(target: Target, login: Login) -> AccessError:
         "offered": len(login.offered),
         "methods": list(login.methods),
         "agent": login.agent,
-        "hardware": login.hardware,
+        "hardware": login.beyond,
     }
     evidence = [f"refused: {key}" for key in login.offered] or ["no key could be offered"]
     evidence += [f"passed over: {path} needs a passphrase and no agent holds it" for path in login.encrypted]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import socket
 from collections.abc import Iterator
@@ -16,7 +17,12 @@ from paramiko.pkey import UnknownKeyType
 
 from nccl_doctor.transport import known_hosts
 from nccl_doctor.transport.base import remaining
-from nccl_doctor.transport.settings import HostSettings, expand
+from nccl_doctor.transport.settings import HostSettings
+
+PLAIN_TYPES = frozenset(
+    ("ssh-ed25519", "ssh-rsa", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-dss")
+)
+"""Keys that are neither certificates nor in hardware."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ class Identities:
     Attributes:
         encrypted: files that need a passphrase and whose public part no agent key matches.
         notes: other files that are passed over, with the reason.
-        hardware: a file of a hardware key (sk-…), which only the ssh program can use.
+        beyond: there are keys that only the ssh program can use: hardware keys (sk-…), an agent's certificates.
         public: the file to install on a host; None where there is none.
         agent: an agent answered.
     """
@@ -45,7 +51,7 @@ class Identities:
     keys: tuple[Identity, ...] = ()
     encrypted: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    hardware: bool = False
+    beyond: bool = False
     public: str | None = None
     agent: bool = False
 
@@ -60,30 +66,29 @@ class _Agent(AgentSSH):
 
 @contextmanager
 def gather(settings: HostSettings, deadline: float) -> Iterator[Identities]:
-    """The keys for a host: files that the user named, then the agent's, then the default files.
+    """The keys for a host in ssh's order (sshconnect2.c, pubkey_prepare).
 
-    A file whose key the agent holds is left to the agent; the agent's connection lives as long as the context.
+    First the agent's that a file stands for, then the agent's others, then the files. A key that the hosts file names
+    goes before them all: an agent full of other keys must not use up the server's patience. The agent's connection
+    lives as long as the context.
     """
     connection = _agent_socket(settings, deadline)
     try:
         agent = [] if connection is None else _agent_keys(connection)
-        yield _order(settings, agent, answered=connection is not None)
+        yield _Ring(settings, agent).identities(answered=connection is not None)
     finally:
         if connection is not None:
             connection.close()
 
 
 def _agent_socket(settings: HostSettings, deadline: float) -> socket.socket | None:
-    where = settings.identity_agent or "SSH_AUTH_SOCK"
-    if where == "SSH_AUTH_SOCK":
-        where = "$SSH_AUTH_SOCK"
-    path = os.environ.get(where[1:].strip("{}"), "") if where.startswith("$") else where
+    path = settings.identity_agent or os.environ.get("SSH_AUTH_SOCK", "")
     if path in ("", "none"):
         return None
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(remaining(deadline))
-        connection.connect(str(expand(path)))
+        connection.connect(path)
     except OSError:  # a variable left over from an agent that is gone
         connection.close()
         return None
@@ -98,52 +103,121 @@ def _agent_keys(connection: socket.socket) -> list[Identity]:
     return [Identity(key, f"agent: {key.comment or 'key'}") for key in keys]
 
 
-def _order(settings: HostSettings, agent: list[Identity], *, answered: bool) -> Identities:
-    held = {identity.key.asbytes(): identity for identity in agent}
-    files: list[Identity] = []
-    encrypted: list[str] = []
-    notes: list[str] = []
-    hardware = False
-    public: list[str] = []
-    for path in settings.identity_files:
+class _Ring:
+    """Puts an agent's keys and those of files in order."""
+
+    def __init__(self, settings: HostSettings, agent: list[Identity]) -> None:
+        self._settings = settings
+        self._agent = agent
+        self._named = [identity for identity in agent if self._of_file(identity.key.asbytes())]
+        self._files: list[tuple[Path, Identity]] = []
+        self._encrypted: list[str] = []
+        self._notes: list[str] = []
+        self._beyond = any(identity.key.get_name() not in PLAIN_TYPES for identity in agent)
+        for path in settings.identity_files:
+            self._add(path)
+
+    def identities(self, *, answered: bool) -> Identities:
+        settings = self._settings
+        rest = [] if settings.identities_only else [key for key in self._agent if key not in self._named]
+        keys = [*self._named, *rest, *(identity for _, identity in self._files)]
+        keys = [identity for identity in keys if self._allowed(identity)]
+        first = settings.identity_file
+        if first is not None:
+            blob = _public_blob(first)
+            own = {id(identity) for path, identity in self._files if path == first}
+            keys.sort(key=lambda identity: not (id(identity) in own or (blob and identity.key.asbytes() == blob)))
+        existing = [str(path) for path in settings.identity_files if path.exists()]
+        return Identities(
+            tuple(keys), tuple(self._encrypted), tuple(self._notes), self._beyond, next(iter(existing), None), answered
+        )
+
+    def _of_file(self, blob: bytes) -> bool:
+        return any(_public_blob(path) == blob for path in self._settings.identity_files)
+
+    def _add(self, path: Path) -> None:
         if not path.exists():
-            if settings.chosen_keys:
-                notes.append(f"{path} does not exist")
-            continue
-        public.append(str(path))
+            if self._settings.chosen_keys:
+                self._notes.append(f"{path} does not exist")
+            return
         blob = _public_blob(path)
-        if blob in held:
-            files.append(held[blob])
-            continue
+        if blob in (identity.key.asbytes() for identity in self._agent):
+            return
         if known_hosts.key_type(blob).startswith("sk-"):
-            hardware = True
-            notes.append(f"{path} is a hardware key")
-            continue
+            self._beyond = True
+            self._notes.append(f"{path} is a hardware key")
+            return
         key = _load(path)
         if isinstance(key, paramiko.PKey):
-            files.append(held.get(key.asbytes(), Identity(key, str(path))))
+            self._add_key(path, key, blob)
         elif key is None:
-            encrypted.append(str(path))
+            self._encrypted.append(str(path))
         else:
-            notes.append(f"{path}: {key}")
-    rest = [] if settings.identities_only and settings.chosen_keys else [key for key in agent if key not in files]
-    keys = (*files, *rest) if settings.chosen_keys else (*agent, *(key for key in files if key not in agent))
-    return Identities(keys, tuple(encrypted), tuple(notes), hardware, next(iter(public), None), answered)
+            self._notes.append(f"{path}: {key}")
+
+    def _add_key(self, path: Path, key: paramiko.PKey, blob: bytes) -> None:
+        if blob and key.asbytes() != blob:
+            self._notes.append(f"{path}: {path}.pub holds another key, and ssh goes by that")
+            return
+        held = next((identity for identity in self._agent if identity.key.asbytes() == key.asbytes()), None)
+        if held is None:
+            self._files.append((path, Identity(key, str(path))))
+        elif held not in self._named:
+            self._named.append(held)
+
+    def _allowed(self, identity: Identity) -> bool:
+        """Whether PubkeyAcceptedAlgorithms and RequiredRSASize let the key be offered."""
+        kind = identity.key.get_name()
+        accepted = self._settings.algorithms.get("pubkeys")
+        names = {kind, "rsa-sha2-256", "rsa-sha2-512"} if kind == "ssh-rsa" else {kind}
+        short = kind == "ssh-rsa" and identity.key.get_bits() < self._settings.least_rsa_bits
+        if short or (accepted is not None and not names & set(accepted)):
+            self._notes.append(f"{identity} is of a kind that the SSH configuration does not allow")
+            return False
+        return True
 
 
 def _public_blob(path: Path) -> bytes:
-    """The key of the ``.pub`` file beside; empty where there is none."""
+    """The public key of a file, as sshkey_load_public of authfile.c looks for it; empty where there is none.
+
+    The file is one itself, or ``.pub`` beside it is, or it is a private key of OpenSSH's format, which holds both.
+    """
+    texts = [_text(path), _text(Path(f"{path}.pub"))]
+    for text in texts:
+        entry = next(known_hosts.parse(path, f"- {text}"), None)
+        if entry is not None:
+            return entry.key
+    return _public_part(texts[0])
+
+
+def _text(path: Path) -> str:
     try:
-        text = Path(f"{path}.pub").read_text("utf-8", errors="replace")
+        return path.read_text("utf-8", errors="replace")
     except OSError:
+        return ""
+
+
+def _public_part(text: str) -> bytes:
+    """The public half in an OpenSSH private key (PROTOCOL.key), which no passphrase covers."""
+    lines = text.strip().splitlines()
+    if not lines or "BEGIN OPENSSH PRIVATE KEY" not in lines[0]:
         return b""
-    entry = next(known_hosts.parse(path, f"- {text}"), None)
-    return entry.key if entry else b""
+    try:
+        message = paramiko.Message(base64.b64decode("".join(lines[1:-1])).removeprefix(b"openssh-key-v1\0"))
+    except ValueError:
+        return b""
+    for _ in ("cipher", "key derivation", "its options"):
+        message.get_binary()
+    message.get_int()  # the number of keys, always 1
+    return message.get_binary()
 
 
 def _load(path: Path) -> paramiko.PKey | str | None:
     """The key of a file; None where it needs a passphrase; else what is wrong with it."""
     try:
+        status = path.stat()
+        if status.st_uid == os.getuid() and status.st_mode & 0o077:  # sshkey_perm_ok, authfile.c
+            return f"others may read it (mode {status.st_mode & 0o777:04o}), and so ssh does not use it: chmod 600"
         return paramiko.PKey.from_path(path)
     except (TypeError, paramiko.PasswordRequiredException):  # cryptography's word for "needs a password"
         return None

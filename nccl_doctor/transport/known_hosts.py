@@ -64,7 +64,8 @@ def parse(path: Path, text: str) -> Iterator[KnownKey]:
             key = base64.b64decode(fields[2], validate=True)
         except (binascii.Error, ValueError):
             continue
-        yield KnownKey(path, number, marker, fields[0], fields[1], key)
+        if key_type(key) == fields[1]:
+            yield KnownKey(path, number, marker, fields[0], fields[1], key)
 
 
 def entry_name(hostname: str, port: int, alias: str | None = None) -> str:
@@ -82,7 +83,7 @@ def matching(entries: Iterable[KnownKey], name: str) -> tuple[KnownKey, ...]:
 def judge(entries: Iterable[KnownKey], name: str, key: bytes) -> Verdict:
     """Whether ``key`` is the one that ``name`` is known by; ``name`` as :func:`entry_name` makes it.
 
-    A key of a port other than 22 may also stand under the plain name; there it only ever confirms.
+    A key that is not known with its port may also stand under the plain name; there it only ever confirms.
     """
     entries = tuple(entries)
     there = matching(entries, name)
@@ -90,16 +91,25 @@ def judge(entries: Iterable[KnownKey], name: str, key: bytes) -> Verdict:
         if entry.marker == "@revoked" and entry.key == key:
             return Verdict("revoked", entry)
     plain = [entry for entry in there if not entry.marker]
-    if name.startswith("[") and not plain:
-        portless = name[1:].rpartition("]:")[0]
-        plain = [e for e in matching(entries, portless) if not e.marker and e.key == key]
     for entry in plain:
         if entry.key == key:
             return Verdict("known", entry)
-    if not plain:
-        return Verdict("unknown")
-    kind = key_type(key)
-    return Verdict("changed", next((entry for entry in plain if entry.key_type == kind), plain[0]))
+    if plain:
+        kind = key_type(key)
+        return Verdict("changed", next((entry for entry in plain if entry.key_type == kind), plain[0]))
+    portless = _portless(name)
+    there_too = judge(entries, portless, key) if portless else Verdict("unknown")
+    return there_too if there_too.outcome in ("known", "revoked") else Verdict("unknown")
+
+
+def has_authority(entries: Iterable[KnownKey], name: str) -> bool:
+    """A CA vouches for hosts of this name: whether for this one, only the ssh program can tell."""
+    authorities = [entry for entry in entries if entry.marker == "@cert-authority"]
+    return any(matching(authorities, each) for each in (name, _portless(name)) if each)
+
+
+def _portless(name: str) -> str | None:
+    return name[1:].rpartition("]:")[0] if name.startswith("[") else None
 
 
 def fingerprint(key: bytes) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import shlex
@@ -19,8 +20,8 @@ from nccl_doctor.transport.openssh_log import Attempt, classify
 from nccl_doctor.transport.process import ProcessChannel
 from nccl_doctor.transport.settings import HostSettings, arguments
 
-_STRICT = ("BatchMode=yes", "StrictHostKeyChecking=yes", "UpdateHostKeys=no", "CheckHostIP=no")
-"""Nothing is asked, and no known_hosts file is written: the last two would."""
+_STRICT = ("BatchMode=yes", "StrictHostKeyChecking=yes", "UpdateHostKeys=no")
+"""Nothing is asked, and no key is added to a known_hosts file."""
 
 _PLAIN = (
     "ControlMaster=no", "ClearAllForwardings=yes", "ForwardAgent=no", "ForwardX11=no", "PermitLocalCommand=no",
@@ -117,10 +118,11 @@ class OpensshTransport:
         return classify(Attempt(settings, said, stderr, seconds, late), jump)
 
     def _argv(self, settings: HostSettings, options: SshOptions, deadline: float, log: str) -> list[str]:
-        seconds = max(1, round(deadline - time.monotonic()))
+        seconds = (
+            math.ceil(max(0.0, deadline - time.monotonic())) + 1
+        )  # ours comes first, and knows what was waited for
         argv = ["ssh", "-T", "-v", "-E", log, *(["-F", str(self._config)] if self._config else [])]
-        files = " ".join(f'"{path}"' for path in settings.user_known_hosts)
-        for option in (*_STRICT, *_PLAIN, f"ConnectTimeout={seconds}", f"UserKnownHostsFile={files}"):
+        for option in (*_STRICT, *_PLAIN, f"ConnectTimeout={seconds}", _unwritten(settings)):
             argv += ["-o", option]
         if settings.proxy_jump:
             argv += ["-o", f"ProxyCommand={self._through(settings.proxy_jump, seconds)}"]
@@ -130,12 +132,20 @@ class OpensshTransport:
         """The proxy command that ssh itself makes of ProxyJump, but strict about the jump host's key."""
         before, name, options = split_jump(jumps)
         argv = ["ssh", "-v", *(["-F", str(self._config)] if self._config else [])]
-        for option in (*_STRICT, f"ConnectTimeout={seconds}"):
+        for option in (*_STRICT, "CheckHostIP=no", f"ConnectTimeout={seconds}"):
             argv += ["-o", option]
         if before:
             argv += ["-o", f"ProxyCommand={self._through(before, seconds)}"]
         line = shlex.join([*argv, *arguments(options)]).replace("%", "%%")
         return f"{line} -W [%h]:%p -- {shlex.quote(name)}"
+
+
+def _unwritten(settings: HostSettings) -> str:
+    """CheckHostIP has ssh add addresses to the first file of the user's; where that can't be led aside it is off."""
+    if "userknownhostsfile" in settings.beyond:
+        return "CheckHostIP=no"
+    files = " ".join(f'"{path}"' for path in (os.devnull, *settings.user_known_hosts))
+    return f"UserKnownHostsFile={files.replace('%', '%%')}"
 
 
 def _environment() -> dict[str, str]:

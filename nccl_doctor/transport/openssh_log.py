@@ -18,6 +18,7 @@ _ACCEPTED = re.compile(r"Server accepts key: (/\S+)")  # and yet no login: nobod
 _OFFERED = re.compile(r"Offering public key: (.+)")
 _GREETED = re.compile(r"Remote protocol version|Remote software version")
 _SAID = re.compile(r"banner line \d+: (.*)")
+_HUNG_UP = re.compile(r"exchange_identification|Connection (closed|reset)|closed by remote host|banner line")
 _RESOLVED = re.compile(r"debug1: Connecting to (\S+) \[([^\]]*)\] port (\d+)")
 
 
@@ -66,11 +67,11 @@ def _host_key(attempt: Attempt, target: Target, log: str) -> AccessError | None:
     key_type, fingerprint = server[-1] if server else ("", "")
     offending = _OFFENDING.search(log)
     if offending or _REVOKED.search(log):
-        file, line = (offending[1], int(offending[2])) if offending else (str(attempt.settings.user_known_hosts[0]), 0)
+        file, line = (offending[1], int(offending[2])) if offending else (str(attempt.settings.own_known_hosts), 0)
         return failures.key_mismatch(
             target, where=(file, line), new=(key_type, fingerprint), old=None, revoked=bool(_REVOKED.search(log))
         )
-    return failures.host_key_unknown(target, key_type, fingerprint, attempt.settings.user_known_hosts[0])
+    return failures.host_key_unknown(target, key_type, fingerprint, attempt.settings.own_known_hosts)
 
 
 def _login(attempt: Attempt, target: Target, log: str) -> AccessError | None:
@@ -119,8 +120,12 @@ def _connection(attempt: Attempt, target: Target, log: str) -> AccessError:
 
 def _greeting(attempt: Attempt, target: Target, log: str, words: str) -> AccessError:
     """The connection stood, and no SSH greeting came."""
-    if attempt.late or ("banner exchange" in words and "timed out" in words):
+    if attempt.late or "timed out during banner exchange" in log:
         return failures.silent(target, attempt.seconds)
+    if not _HUNG_UP.search(log):  # ssh itself gave up, as for a variable in the configuration that is not set
+        return failures.unreachable(
+            target, "ssh-config", "is not asked: ssh ended by itself", (words,) if words else ()
+        )
     said = "; ".join(_SAID.findall(log))
     if (said or "Bad remote protocol" in log) and not failures.says_dropped(said):
         return failures.unreachable(target, "not-ssh", evidence=(f'it said "{said or words}"',))

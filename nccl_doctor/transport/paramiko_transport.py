@@ -63,10 +63,11 @@ class ParamikoTransport:
 
     Args:
         resolve_jump: the settings of the last of some jump hosts, which must not stand in a circle.
+        alone: no ssh program takes over what paramiko can't do.
     """
 
-    def __init__(self, resolve_jump: ResolveJump) -> None:
-        self._resolve_jump = resolve_jump
+    def __init__(self, resolve_jump: ResolveJump, *, alone: bool) -> None:
+        self._resolve_jump, self._alone = resolve_jump, alone
         self._lock = threading.Lock()
         self._jumps: dict[str, Future[_Jump]] = {}
         self._known: dict[tuple[Path, ...], tuple[known_hosts.KnownKey, ...]] = {}
@@ -76,6 +77,7 @@ class ParamikoTransport:
 
         Raises:
             AccessError: the host was not reached.
+            BeyondError: only the ssh program can use the keys that there are.
         """
         started, target = time.monotonic(), settings.target()
         session = self._session(settings, deadline)
@@ -111,10 +113,11 @@ class ParamikoTransport:
             return dial(settings.target(hop=hop), deadline)
 
         with jump.slot(settings.target(), deadline) if jump else nullcontext():
-            return establish(settings, connect, self._known_keys(settings), deadline, hop=hop)
+            return establish(settings, connect, self.known_keys(settings), deadline, hop=hop, alone=self._alone)
 
-    def _known_keys(self, settings: HostSettings) -> tuple[known_hosts.KnownKey, ...]:
-        paths = settings.user_known_hosts + settings.global_known_hosts
+    def known_keys(self, settings: HostSettings) -> tuple[known_hosts.KnownKey, ...]:
+        """The entries of every file that may know the host, read once."""
+        paths = settings.known_hosts
         if paths not in self._known:
             self._known[paths] = known_hosts.read(paths)
         return self._known[paths]

@@ -19,28 +19,38 @@ from nccl_doctor.transport.identities import Identities, gather
 from nccl_doctor.transport.known_hosts import KnownKey
 from nccl_doctor.transport.settings import HostSettings
 from nccl_doctor.transport.sockets import GreetedStream, ProxyCommandStream, Stream
+from nccl_doctor.transport.ssh_config import BeyondError
 
 _KEEPALIVE_S = 15
 
 
 class Session(paramiko.Transport):
-    """paramiko keeps to itself the server's words on why it opened no channel; they tell "refused" from "no route"."""
+    """Tells each thread why its own channel was not opened, in the server's words.
 
-    _said = ""
+    paramiko keeps one last exception for all threads, and without the words, which tell "refused" from "no route".
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__(cast("socket.socket", stream))  # it asks for no more than a Stream
+        self._wanted: dict[int, int] = {}  # by thread, the channel that it is opening
+        self._refusals: dict[int, paramiko.ChannelException] = {}  # by channel
+
+    def _next_channel(self) -> int:
+        number: int = super()._next_channel()  # type: ignore[misc]  # not in the stubs
+        self._wanted[threading.get_ident()] = number
+        return number
 
     def _parse_channel_open_failure(self, message: paramiko.Message) -> None:
         words = paramiko.Message(message.get_remainder())
-        words.get_int()  # the channel
-        words.get_int()  # the code, which the exception has
-        self._said = words.get_text()
+        number, code = words.get_int(), words.get_int()
+        self._refusals[number] = paramiko.ChannelException(code, words.get_text())
         super()._parse_channel_open_failure(message)  # type: ignore[misc]  # not in the stubs
 
     def get_exception(self) -> Exception | None:
-        """The exception that ended something, with the server's own words."""
+        """What ended this thread's wish for a channel, else what ended the session."""
+        refusal = self._refusals.pop(self._wanted.pop(threading.get_ident(), -1), None)
         error = super().get_exception()
-        return (
-            paramiko.ChannelException(error.code, self._said) if isinstance(error, paramiko.ChannelException) else error
-        )
+        return refusal or (None if isinstance(error, paramiko.ChannelException) else error)
 
 
 class _DroppedError(Exception):
@@ -48,31 +58,52 @@ class _DroppedError(Exception):
 
 
 def establish(
-    settings: HostSettings, connect: Callable[[], Stream], entries: Sequence[KnownKey], deadline: float, *, hop: bool
+    settings: HostSettings,
+    connect: Callable[[], Stream],
+    entries: Sequence[KnownKey],
+    deadline: float,
+    *,
+    hop: bool,
+    alone: bool,
 ) -> paramiko.Transport:
     """A session that is logged in; tries again where the server drops the connection unseen.
 
+    Args:
+        settings: the host's.
+        connect: makes the stream beneath.
+        entries: all host keys that are known.
+        deadline: for everything.
+        hop: the host is a jump host.
+        alone: what paramiko can't do stays undone, for there is no ssh program to leave it to.
+
     Raises:
         AccessError: no session, an unknown or changed host key, or no login.
+        BeyondError: unless ``alone``.
     """
     target, started = settings.target(hop=hop), time.monotonic()
-    attempt = 0
+    attempt, dropped = 0, None
     while True:
         attempt += 1
-        stream = GreetedStream(inner := connect())
-        transport = Session(cast("socket.socket", stream))  # it asks for no more than a Stream
+        try:
+            stream = GreetedStream(inner := connect())
+        except AccessError as error:
+            if dropped is not None and time.monotonic() >= deadline:
+                raise dropped from error
+            raise
+        transport = Session(stream)
         try:
             with ends_at(deadline, transport):
                 _negotiate(transport, stream, settings, target, entries, (started, deadline))
-                _log_in(transport, settings, target, (started, deadline))
+                _log_in(transport, settings, target, (started, deadline), alone=alone)
         except _DroppedError as error:
-            said = inner.said() if isinstance(inner, ProxyCommandStream) else ""
+            said = inner.failed() if isinstance(inner, ProxyCommandStream) else None
             _abandon(transport, stream)
             if said:
                 detail = "was not reached: its ProxyCommand failed"
                 raise failures.unreachable(target, failures.reason_of(said) or "proxy", detail, (said,)) from error
+            dropped = failures.dropped(target, stream.head.decode(errors="replace"))
             if not pause(attempt, deadline):
-                raise failures.dropped(target, stream.head.decode(errors="replace")) from error
+                raise dropped from error
         except TimeoutError as error:
             _abandon(transport, stream)
             raise failures.timed_out(target, time.monotonic() - started) from error
@@ -112,29 +143,51 @@ def _negotiate(
     """The handshake, and the judgement on the host's key."""
     started, deadline = span
     name = known_hosts.entry_name(settings.hostname, settings.port, settings.host_key_alias)
-    options = transport.get_security_options()
-    options.key_types = _preferred(tuple(options.key_types), known_hosts.matching(entries, name))
+    _choose_algorithms(transport, settings, target, known_hosts.matching(entries, name))
     transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = remaining(deadline) + 1
     done = threading.Event()
     transport.start_client(event=done)
     done.wait(max(0.0, deadline - time.monotonic()))
     if not (done.is_set() and transport.is_active()):
         raise _why_no_session(transport, stream, target, time.monotonic() - started)
-    key = transport.get_remote_server_key().asbytes()
+    shown = transport.get_remote_server_key()
+    if shown.get_name() == "ssh-rsa" and shown.get_bits() < settings.least_rsa_bits:
+        why = f"its RSA key has {shown.get_bits()} bits, and RequiredRSASize is {settings.least_rsa_bits}"
+        raise failures.broken(target, "the SSH handshake", why)
+    key = shown.asbytes()
     verdict = known_hosts.judge(entries, name, key)
+    if verdict.outcome == "known" and settings.check_host_ip and not settings.via:
+        by_address = known_hosts.judge(entries, known_hosts.entry_name(stream.peer(), settings.port), key)
+        verdict = by_address if by_address.outcome == "changed" else verdict
     if verdict.outcome in ("changed", "revoked"):
         raise failures.host_key_changed(target, verdict, key)
     if verdict.outcome == "unknown":
-        file, line = settings.user_known_hosts[0], known_hosts.line_for(name, key)
+        file, line = settings.own_known_hosts, known_hosts.line_for(name, key)
         kind, fingerprint = known_hosts.key_type(key), known_hosts.fingerprint(key)
         alone = settings.via or settings.host_key_alias is not None  # where ssh-keyscan can't make the line
         raise failures.host_key_unknown(target, kind, fingerprint, file, line if alone else None)
 
 
-def _preferred(algorithms: tuple[str, ...], known: Sequence[KnownKey]) -> tuple[str, ...]:
-    """The host key algorithms, those of known keys first: another of the host's keys would look like a changed one."""
+def _choose_algorithms(
+    transport: paramiko.Transport, settings: HostSettings, target: Target, known: Sequence[KnownKey]
+) -> None:
+    """What the SSH configuration allows and paramiko has, in the configuration's order.
+
+    The types of the host's known keys come first: another of its keys would look like a changed one.
+    """
+    options = transport.get_security_options()
+    for sort in ("ciphers", "digests", "kex", "key_types"):
+        here = tuple(getattr(options, sort))
+        allowed = tuple(name for name in settings.algorithms.get(sort, here) if name in here)
+        if not allowed:
+            raise failures.broken(target, "the SSH handshake", f"paramiko has none of the {sort} that are allowed")
+        setattr(options, sort, allowed)
+    accepted = settings.algorithms.get("pubkeys", transport.preferred_pubkeys)
+    transport.disabled_algorithms = {"pubkeys": [name for name in transport.preferred_pubkeys if name not in accepted]}
     types = {entry.key_type for entry in known if not entry.marker}
-    return tuple(sorted(algorithms, key=lambda name: ("ssh-rsa" if name.startswith("rsa-sha2") else name) not in types))
+    options.key_types = tuple(
+        sorted(options.key_types, key=lambda name: ("ssh-rsa" if name.startswith("rsa-sha2") else name) not in types)
+    )
 
 
 def _why_no_session(
@@ -155,10 +208,14 @@ def _why_no_session(
     return _DroppedError() if stream.ended else failures.silent(target, seconds)
 
 
-def _log_in(transport: paramiko.Transport, settings: HostSettings, target: Target, span: tuple[float, float]) -> None:
+def _log_in(
+    transport: paramiko.Transport, settings: HostSettings, target: Target, span: tuple[float, float], *, alone: bool
+) -> None:
     started, deadline = span
     try:
         with gather(settings, deadline) as identities:
+            if identities.beyond and not alone:
+                raise BeyondError("a key of the agent")
             login = _try_keys(transport, settings.user, identities)
     except TimeoutError:
         login = None
@@ -203,7 +260,7 @@ def _try_keys(transport: paramiko.Transport, user: str, identities: Identities) 
         identity_file=identities.public,
         agent=identities.agent,
         aborted=not transport.is_active(),
-        hardware=identities.hardware,
+        beyond=identities.beyond,
     )
 
 

@@ -77,6 +77,10 @@ class GreetedStream:
             self.head += data[:_GREETING]
         return data
 
+    def peer(self) -> str:
+        """The address that the connection is with; empty where it is no TCP connection of our own."""
+        return str(self._inner.getpeername()[0]) if isinstance(self._inner, socket.socket) else ""
+
     def settimeout(self, seconds: float | None) -> None:
         """For sending and receiving."""
         self._inner.settimeout(seconds)
@@ -161,7 +165,7 @@ class ProxyCommandStream:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - close() closes it
         with theirs:
             self._process = subprocess.Popen(
-                ["/bin/sh", "-c", f"exec {command}"],
+                [os.environ.get("SHELL") or "/bin/sh", "-c", f"exec {command}"],  # as sshconnect.c does
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=self._said,
@@ -171,10 +175,14 @@ class ProxyCommandStream:
         self.recv = self._ours.recv
         self.settimeout = self._ours.settimeout
 
-    def said(self) -> str:
-        """Hangs up, and tells the end of what the command wrote to stderr."""
+    def failed(self) -> str | None:
+        """Hangs up, and tells what the command wrote to stderr, or its status; None where it ended well and silent."""
+        try:
+            status = self._process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            status = 0
         self.close()
-        return self._last_words
+        return self._last_words or (f"it ended with status {status}" if status else None)
 
     def close(self) -> None:
         """Hangs up; a command that does not go by itself is ended. Any thread may do it."""

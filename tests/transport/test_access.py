@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.model import Node, SshOptions
-from nccl_doctor.transport import settings
 from nccl_doctor.transport.base import Kind, Transport
 from nccl_doctor.transport.openssh import OpensshTransport
 from tests.transport.conftest import Make, failure, run
@@ -314,14 +313,3 @@ def test_host_ca_goes_through_openssh(make: Make, controller: Controller, keys: 
         controller.know(f"@cert-authority * {public(ca)}\n")
         assert run(make("auto"), node(running.port), "echo in") == [b"in"]
         assert failure(make("paramiko"), node(running.port)).kind == "ssh-host-key-unknown"
-
-
-def test_no_process_for_a_configuration_that_says_nothing(
-    controller: Controller, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    controller.config.write_text("Host *\n  SendEnv LANG\n  GSSAPIAuthentication yes\n")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("started a process"))
-    found = settings.resolve("node1", SshOptions(user="u"), time.monotonic() + 1, controller.config)
-    assert (found.hostname, found.port, found.user) == ("node1", 22, "u")
-    assert found.identity_files[0] == tmp_path / ".ssh" / "id_rsa"
-    assert found.user_known_hosts[0] == tmp_path / ".ssh" / "known_hosts"

@@ -70,6 +70,23 @@ def test_another_key_under_the_name_without_port_is_no_change() -> None:
     assert judge(parse(FILE, line("n", "b")), "[n]:2222", key("a")).outcome == "unknown"
 
 
+def test_a_key_revoked_under_the_name_without_port() -> None:
+    text = line("n", "a") + "@revoked " + line("n", "a")
+    assert judge(parse(FILE, text), "[n]:2222", key("a")).outcome == "revoked"
+
+
+@pytest.mark.parametrize(
+    ("patterns", "name", "vouched"),
+    [("n", "n", True), ("n", "[n]:2222", True), ("[n]:2222", "[n]:2222", True), ("m", "n", False)],
+)
+def test_a_ca_that_may_vouch(patterns: str, name: str, vouched: bool) -> None:
+    assert known_hosts.has_authority(parse(FILE, "@cert-authority " + line(patterns, "a")), name) is vouched
+
+
+def test_a_line_that_lies_of_its_type_is_none() -> None:
+    assert judge(parse(FILE, line("n", "a").replace("ssh-ed25519", "ssh-rsa", 1)), "n", key("a")).outcome == "unknown"
+
+
 @pytest.mark.parametrize(
     ("hostname", "port", "alias", "wanted"),
     [("Node1", 22, None, "node1"), ("node1", 23, None, "[node1]:23"), ("node1", 23, "Big", "big")],

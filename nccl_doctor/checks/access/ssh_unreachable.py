@@ -43,6 +43,8 @@ _SUMMARY = {
     "handshake": "See the host's sshd log (journalctl -u ssh -u sshd); ssh -v to the host shows where it stops.",
     "proxy": "Correct the ProxyCommand in ~/.ssh/config.",
     "forwarding": "Set AllowTcpForwarding yes (or local) in the jump host's sshd_config and reload sshd.",
+    "no-account": "Give the user id a name where nccl-doctor runs: a line in its /etc/passwd, or docker run without "
+    "--user.",
     "ssh-config": "Correct ~/.ssh/config; ssh -G with the host's name shows what it means.",
 }
 _OTHER = "See whether ssh with the host's name works; its -v shows where it stops."

@@ -1,0 +1,202 @@
+"""What OpenSSH's client makes of its configuration for one host: ``ssh -G``, its tokens, and what of it is ours to do.
+
+Every option falls in one of three: it has no bearing on who is let in where, it is implemented here exactly, or the
+host is left to the ``ssh`` program. An option that nobody here has heard of is of the third kind as soon as its value
+is not the one compiled into this machine's ssh.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from nccl_doctor.transport.base import remaining
+
+Values = dict[str, list[str]]
+"""Keyword in lower case, and its values: some keywords stand more than once."""
+
+SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
+
+IMPLEMENTED = frozenset(
+    """user hostname port identityfile identityagent identitiesonly certificatefile userknownhostsfile
+    globalknownhostsfile hostkeyalias proxyjump proxycommand connecttimeout checkhostip ciphers macs kexalgorithms
+    hostkeyalgorithms pubkeyacceptedalgorithms pubkeyacceptedkeytypes requiredrsasize controlpath""".split()  # noqa: SIM905 - words, not quotes
+)
+WITHOUT_BEARING = frozenset(
+    """host batchmode canonicaldomains canonicalizefallbacklocal canonicalizehostname canonicalizemaxdots
+    canonicalizepermittedcnames compression controlmaster controlpersist enablesshkeysign clearallforwardings
+    exitonforwardfailure fingerprinthash forwardx11 forwardx11trusted forwardx11timeout gatewayports
+    gssapiauthentication gssapidelegatecredentials gssapitrustdns gssapirenewalforcesrekey gssapikexalgorithms
+    hashknownhosts kbdinteractiveauthentication challengeresponseauthentication kbdinteractivedevices
+    passwordauthentication permitlocalcommand localcommand remotecommand requesttty sessiontype stdinnull
+    forkafterauthentication streamlocalbindmask streamlocalbindunlink stricthostkeychecking tcpkeepalive tunnel
+    tunneldevice visualhostkey updatehostkeys enableescapecommandline connectionattempts numberofpasswordprompts
+    serveralivecountmax serveraliveinterval loglevel logverbose xauthlocation permitremoteopen addkeystoagent
+    forwardagent escapechar ipqos rekeylimit syslogfacility sendenv setenv localforward remoteforward dynamicforward
+    casignaturealgorithms hostbasedacceptedalgorithms hostbasedkeytypes securitykeyprovider tag obscurekeystroketiming
+    channeltimeout ignoreunknown warnweakcrypto""".split()  # noqa: SIM905 - words, not quotes
+)
+"""Canonical names are resolved in the answer; certificates and hardware keys go through ssh; GSSAPI is tried after."""
+
+_TOKEN = re.compile(r"%(.)|\$\{([^}]*)\}", re.DOTALL)
+
+
+class ConfigError(Exception):
+    """ssh itself rejects the configuration; ``said`` is how."""
+
+    def __init__(self, said: list[str]) -> None:
+        self.said = said
+        super().__init__(*said)
+
+
+class BeyondError(Exception):
+    """Something that only the ssh program can do: read a value, or use a key."""
+
+
+class NoAccountError(Exception):
+    """Our user id has no name, as in a container with a foreign one; ssh refuses to work there."""
+
+
+def exists(config: Path | None) -> bool:
+    """Whether there is any configuration to ask about; without one, the defaults of the program are ours."""
+    return any(path.exists() for path in ([config] if config else [expand("~/.ssh/config"), SYSTEM_CONFIG]))
+
+
+def ask(arguments: list[str], name: str, deadline: float) -> Values:
+    """``ssh -G``: every option as it holds for ``name``, Include, Match and canonical names worked out.
+
+    Raises:
+        ConfigError: ssh rejects the configuration.
+        TimeoutError: a Match exec took too long.
+    """
+    try:
+        done = subprocess.run(
+            ["ssh", "-G", *arguments, "--", name],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=remaining(deadline),
+            env=os.environ | {"LC_ALL": "C"},
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise TimeoutError from error
+    if done.returncode:
+        raise ConfigError(done.stderr.decode(errors="replace").strip().splitlines())
+    return _parse(done.stdout.decode(errors="replace"))
+
+
+@cache
+def compiled_in() -> Values:
+    """The values that this machine's ssh has where no file says anything."""
+    return ask(["-F", os.devnull], "host", time.monotonic() + 10)
+
+
+def beyond(values: Values, defaults: Values) -> tuple[str, ...]:
+    """The options that are set and that nobody but the ssh program honours."""
+    unknown = values.keys() - IMPLEMENTED - WITHOUT_BEARING
+    return tuple(sorted(key for key in unknown if values[key] != defaults.get(key)))
+
+
+def fill(text: str, tokens: dict[str, str], *, environment: bool = True) -> str:
+    """Replaces the %-tokens of ssh_config(5) and, where the option takes them, ``${VARIABLE}``.
+
+    Raises:
+        BeyondError: a token that is not among ``tokens``, or a variable that is not set.
+    """
+
+    def replace(match: re.Match[str]) -> str:
+        letter, variable = match.groups()
+        if letter is None and not environment:
+            return match[0]
+        value = os.environ.get(variable) if letter is None else (tokens | {"%": "%"}).get(letter)
+        if value is None:
+            raise BeyondError(match[0])
+        return value
+
+    if re.search(r"(?<!%)(%%)*%$", text):
+        raise BeyondError("%")
+    return _TOKEN.sub(replace, text)
+
+
+def files(values: Iterable[str], tokens: dict[str, str]) -> tuple[Path, ...]:
+    """The paths of an option that lists some in one line.
+
+    Raises:
+        BeyondError: a path with a blank, which ``ssh -G`` prints without quotes, or one that is relative.
+    """
+    words = [fill(word, tokens) for value in values for word in value.split(" ")]
+    paths = tuple(expand(word) for word in words if word not in ("", "none"))
+    if not all(path.is_absolute() for path in paths):
+        raise BeyondError(" ".join(words))
+    return paths
+
+
+def host_tokens(*, name: str, hostname: str, port: int, user: str, alias: str | None) -> dict[str, str]:
+    """The tokens that mean the same in every version of OpenSSH; ``%C`` and ``%j`` do not."""
+    here = socket.gethostname()
+    return {
+        "d": str(home()),
+        "h": hostname,
+        "i": str(os.getuid()),
+        "k": alias or name,
+        "L": here.split(".")[0],
+        "l": here,
+        "n": name,
+        "p": str(port),
+        "r": user,
+        "u": login(),
+    }
+
+
+PROXY_TOKENS = frozenset("hnpr")
+"""Those that ProxyCommand and ProxyJump take."""
+
+
+def expand(path: str) -> Path:
+    """A path with ``~`` as ssh takes it: the home of the account, whatever $HOME says."""
+    if path == "~" or path.startswith("~/"):
+        return home() / path[2:]
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:  # a user that does not exist
+        return Path(path)
+
+
+def home() -> Path:
+    """The home directory of the account.
+
+    Raises:
+        NoAccountError: there is no account.
+    """
+    return Path(_account().pw_dir)
+
+
+def login() -> str:
+    """The account's name.
+
+    Raises:
+        NoAccountError: there is none.
+    """
+    return _account().pw_name
+
+
+def _account() -> pwd.struct_passwd:
+    try:
+        return pwd.getpwuid(os.getuid())
+    except KeyError as error:
+        raise NoAccountError from error
+
+
+def _parse(text: str) -> Values:
+    values: Values = {}
+    for line in text.splitlines():
+        key, _, value = line.partition(" ")
+        values.setdefault(key.lower(), []).append(value)
+    return values

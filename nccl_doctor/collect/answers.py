@@ -178,14 +178,18 @@ def typed(kind: TypeAdapter[T], what: str, value: object) -> T:
     try:
         return kind.validate_python(value)
     except ValidationError as error:
-        raise MalformedError(f"{what}: {problem(error)}") from error
+        raise MalformedError(f"{what}: {next(iter(problems(error).values()))}") from error
 
 
-def problem(error: ValidationError) -> str:
-    """The first of the faults that a value has, as a phrase."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    place = ".".join(map(str, first["loc"]))[:80]
-    return f"{place}: {first['msg']}" if place else first["msg"]
+def problems(error: ValidationError) -> dict[str, str]:
+    """The first fault of each part of a value, as a phrase; a part is named as far as it is a field or a place."""
+    found: dict[str, str] = {}
+    for fault in error.errors(include_url=False, include_context=False, include_input=False):
+        part, *where = map(str, fault["loc"] or ("answer",))
+        if where[:1] not in (["Unknown"], ["Skipped"]):  # what the fact would be if it were known tells more
+            place = ".".join(word for word in (part, *where) if word.islower() or word.isdigit())[:80]
+            found.setdefault(part, f"{place or part}: {fault['msg']}")
+    return found
 
 
 def _items(text: bytes) -> int:

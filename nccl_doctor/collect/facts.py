@@ -10,12 +10,12 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from nccl_doctor.collect import answers
-from nccl_doctor.collect.answers import MalformedError, ProbeError, problem
+from nccl_doctor.collect.answers import MalformedError, ProbeError, problems
 from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.session import Session
 from nccl_doctor.model import Cluster
 from nccl_doctor.nccl.witness_answer import nccl_interface
-from nccl_doctor.snapshot import AccessFailure, Clock, Fact, Host, HostFacts, LibncclAnswer, Unknown, unknown
+from nccl_doctor.snapshot import MALFORMED, AccessFailure, Clock, Fact, Host, HostFacts, LibncclAnswer, Unknown, unknown
 
 GRACE_S = 2.0
 """What the answer may take beyond the deadline that the collectors on the host keep."""
@@ -100,13 +100,10 @@ def typed(answer: dict[str, Any]) -> HostFacts:
         try:
             return HostFacts.model_validate(answer)
         except ValidationError as error:
-            faults: dict[str, str] = {}
-            for fault in error.errors(include_url=False, include_context=False, include_input=False):
-                place = ".".join(map(str, fault["loc"]))[:80]
-                faults.setdefault(str(fault["loc"][0]), f"malformed: {place}: {fault['msg']}")
+            faults = problems(error)
             if not faults.keys() <= HostFacts.model_fields.keys():
-                raise MalformedError(f"facts: {problem(error)}") from error
-            answer = {**answer, **{field: {"$unknown": reason} for field, reason in faults.items()}}
+                raise MalformedError(f"facts: {min(faults)[:80]!r} is none") from error
+            answer = {**answer, **{field: {"$unknown": MALFORMED + words} for field, words in faults.items()}}
     raise MalformedError("facts that do not fit their types")
 
 

@@ -29,9 +29,10 @@ from nccl_doctor.snapshot.system import (
     Shm,
     TorchInfo,
 )
-from nccl_doctor.snapshot.unknown import Fact, Phased, Skipped, Unknown, skipped, unknown
+from nccl_doctor.snapshot.unknown import MALFORMED, Fact, Phased, Skipped, Unknown, skipped, unknown
 
 __all__ = [
+    "MALFORMED",
     "AccessFailure",
     "Clock",
     "ConfigFile",

@@ -10,6 +10,9 @@ from nccl_doctor.snapshot.values import Clipped, Observed
 
 T = TypeVar("T")
 
+MALFORMED = "malformed: "
+"""So begins the reason where a host answered what is no such fact."""
+
 
 class Unknown(Observed):
     """Could not look: no permission, a tool that is missing, a time-out.
@@ -21,6 +24,11 @@ class Unknown(Observed):
 
     reason: Clipped = Field(alias="$unknown")
     traceback: Clipped | None = None
+
+    @property
+    def malformed(self) -> bool:
+        """Whether the host did say something, and it was no such fact."""
+        return self.reason.startswith(MALFORMED)
 
     def __bool__(self) -> NoReturn:
         raise TypeError(f"an unknown fact is neither true nor false: {self.reason}")

@@ -32,6 +32,7 @@ from nccl_doctor.transport.local import LocalTransport
 from tests.lab.cluster import Lab
 
 LYING_PROBE = Path(__file__).with_name("lying_probe.py")
+PROJECT = LYING_PROBE.parents[2]
 NAMES = ("node1", "node2", "node3")
 MOST_MIB = 300
 SMOKE_EVERY = 8
@@ -124,7 +125,18 @@ def through_cli(one: Lie, lab: Lab) -> list[str]:
         {"name": host.name, "python": program} if host.name == one.liar else host.name for host in lab.hosts
     ]
     lab.controller.write("/root/hosts.yaml", lab.hosts_file(hosts=hosts, nproc_per_node=1))
-    command = ["nccl-doctor", "check", "hosts.yaml", "-o", "json", "--save", "seen.json", "--save-whole"]
+    command = [
+        "env",
+        f"PYTHONPATH={PROJECT}",
+        "nccl-doctor",
+        "check",
+        "hosts.yaml",
+        "-o",
+        "json",
+        "--save",
+        "seen.json",
+        "--save-whole",
+    ]
     command += ["--smoke-timeout", "10"] if one.smoke else ["--no-smoke"]
     done = lab.controller.run([sys.executable, "-c", WATCHED, *command], check=False, timeout=150)
     peak = int(done.stderr.rpartition("@peak ")[2].strip() or 0)

@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
-from nccl_doctor.checks.registry import View, check
+from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.model import Finding, Fix, Severity
-from nccl_doctor.snapshot import AccessFailure
+from nccl_doctor.snapshot import AccessFailure, Unknown
 
 _SUMMARY = (
     "See whether ssh to the host runs a command (python3 -c 'print(1)') without waiting; the login shell, a forced "
@@ -30,9 +30,13 @@ _SUMMARY = (
 
 
 @check("NCD106", severity=Severity.ERROR, explains=FOLLOWS)
-def probe_failed(view: View) -> Iterator[Finding]:
-    """One finding for the hosts that failed alike."""
-    return findings(view, "probe-failed", _remedy, joint=":")
+def probe_failed(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding for the hosts that failed alike; no verdict on a host of which a fact is malformed."""
+    yield from findings(view, "probe-failed", _remedy, joint=":")
+    for host, facts in view.facts:
+        told = [(field, value) for field, value in facts if isinstance(value, Unknown) and value.malformed]
+        for field, value in told[:1]:
+            yield Unjudged((host.name,), f"what it answered for {field} is {value.reason}")
 
 
 def _remedy(_: tuple[AccessFailure, ...]) -> Fix:

@@ -1,0 +1,265 @@
+"""What the probe never says, said: by a channel that lies, and by a real probe behind one that changes its answers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nccl_doctor.collect import answers, mesh
+from nccl_doctor.collect.answers import GoneError, MalformedError, NoAnswerError, ProbeError
+from nccl_doctor.collect.facts import typed
+from nccl_doctor.collect.mesh_plan import Target, own_nonce, sample
+from nccl_doctor.collect.session import MAX_REQUEST, Session
+from nccl_doctor.collect.smoke.course import MOST_EVENTS, Course
+from nccl_doctor.collect.smoke.plan import Limits, Plan
+from nccl_doctor.model import Node
+from nccl_doctor.snapshot import AccessFailure, HostFacts, Unknown
+from nccl_doctor.transport.base import AccessError
+from tests.checks.snapshots import healthy, patched
+from tests.collect.nodes import node
+
+HELLO = {"hello": {"python": "3.11.7", "psutil": "6.0.0", "machine": "x86_64", "pid": 1}}
+Say = Callable[[dict[str, Any]], list[bytes | dict[str, Any]]]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+CALM = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+class Liar:
+    """A channel and its transport: answers each request with the lines that ``say`` gives; objects are framed."""
+
+    def __init__(self, say: Say, hello: Any = HELLO, before: tuple[bytes, ...] = ()) -> None:
+        self.closed = False
+        self._say, self._hello = say, hello
+        self._lines: list[bytes] = list(before)
+        self._nonce = b""
+
+    def open(self, _node: Node, _command: str, _deadline: float) -> Liar:
+        return self
+
+    def send(self, data: bytes, _deadline: float) -> None:
+        request = json.loads(data[data.rindex(b"\n", 0, -1) + 1 if b"\n" in data[:-1] else 0 :]) if self._nonce else {}
+        if not self._nonce:
+            self._nonce = json.loads(data[data.rindex(b'{"nonce"') :])["nonce"].encode()
+        told = self._say(request) if request else [self._hello]
+        self._lines += [line if isinstance(line, bytes) else self.framed(line) for line in told]
+
+    def framed(self, message: Any) -> bytes:
+        return self._nonce + b" " + json.dumps(message).encode()
+
+    def read_line(self, _deadline: float) -> bytes | None:
+        if not self._lines:
+            raise TimeoutError
+        return self._lines.pop(0).replace(b"NONCE", self._nonce)
+
+    def stderr_tail(self) -> str:
+        return ""
+
+    def exit_status(self, _deadline: float) -> int | None:
+        return None
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def opened(liar: Liar) -> Session:
+    return Session.open(liar, node(), time.monotonic() + 5, 30)
+
+
+def lying(*said: bytes | dict[str, Any]) -> Session:
+    return opened(Liar(lambda _request: list(said)))
+
+
+def refused(liar: Liar) -> AccessFailure:
+    with pytest.raises(AccessError) as caught:
+        opened(liar)
+    assert liar.closed
+    return caught.value.failure
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        {}, [], None, 1, {"hello": None}, {"hello": {}}, {"hello": []}, {"refused": [1]},
+        {"hello": HELLO["hello"] | {"psutil": "5.9.x;"}}, {"hello": HELLO["hello"] | {"pid": -1}},
+    ],
+)  # fmt: skip
+def test_a_greeting_that_is_none_is_that_hosts_failure_and_leaves_no_channel_open(hello: Any) -> None:
+    failure = refused(Liar(lambda _request: [], hello))
+    assert failure.kind == "probe-failed"
+    assert "it answered what the probe never says" in failure.detail
+
+
+def test_a_login_may_say_much_before_the_probe_but_not_without_end() -> None:
+    chatter = (b"Welcome to the cluster. " * 1000,)
+    opened(Liar(lambda _request: [], before=chatter * 100))
+    assert "far more than was asked for" in refused(Liar(lambda _request: [], before=chatter * 1000)).detail
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"id": 1}, {"id": "1", "ok": 1.0}, {"id": True, "ok": 1.0}, {"id": None, "ok": 1.0}, {"id": [1], "ok": 1.0},
+        {"id": 2, "ok": 1.0}, {"id": 0, "ok": 1.0}, {"id": -1, "ok": 1.0}, {"id": 1, "error": 5}, {"id": 1, "error": None},
+        {"id": 1, "error": "x", "traceback": [1]}, {"id": 1, "event": {}}, {"id": 1, "ok": "now"}, {"id": 1, "ok": None},
+        {"id": 1, "ok": {}}, b"NONCE", b"NONCE 1", b"NONCE [1]", b"NONCE {\"id\": 1, \"ok\": 1", b"NONCE \xff",
+        b'NONCE {"id": 1, "ok": NaN}', b'NONCE {"id": 1, "ok": 1e999}', b'NONCE {"id": 1, "ok": "\\ud800"}',
+        b'NONCE {"id": 1, "ok": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'NONCE {"id": 1, "ok": [' + b"[]," * 1_000_000 + b"[]]}",
+        b'NONCE {"id": 1, "ok": ' + b"9" * 5000 + b"}",
+    ],
+)  # fmt: skip
+def test_what_the_probe_never_says_ends_the_session_and_is_said(said: bytes | dict[str, Any]) -> None:
+    session = lying(said)
+    for _ in range(2):
+        with pytest.raises(MalformedError, match="it answered what the probe never says"):
+            session.ask(answers.CLOCK, "clock", time.monotonic() + 5)
+    assert session.lost is not None
+
+
+@CALM
+@given(JSON)
+def test_whatever_json_comes_is_an_answer_or_ends_this_session(value: Any) -> None:
+    for kind in (answers.LISTENING, answers.DIALLED, answers.LARGE, answers.SMOKE_END, answers.CLOCK, answers.FACTS):
+        session = lying({"id": 1, "ok": value})
+        with contextlib.suppress(GoneError):  # and nothing else
+            kind.validate_python(session.ask(kind, "facts", time.monotonic() + 5))  # type: ignore[misc]  # of any kind
+            assert session.lost is None
+            continue
+        assert session.lost is not None
+
+
+def test_a_flood_of_chatter_or_events_ends() -> None:
+    megabyte = b"x" * (1 << 20)
+    with pytest.raises(MalformedError, match="far more than was asked for"):
+        lying(*[megabyte] * (MAX_REQUEST // len(megabyte) + 1)).ask(answers.CLOCK, "clock", time.monotonic() + 5)
+
+
+def test_an_answer_to_an_earlier_request_is_kept_once() -> None:
+    session = opened(Liar(lambda request: [{"id": 1, "ok": 1.5}] * 2 if request["id"] == 2 else []))
+    with pytest.raises(NoAnswerError):
+        session.ask(answers.CLOCK, "clock", time.monotonic() + 5)
+    with pytest.raises(MalformedError):
+        session.ask(answers.CLOCK, "clock", time.monotonic() + 5)
+
+
+def test_an_error_of_the_probe_is_no_lie() -> None:
+    session = lying({"id": 1, "error": "KeyError: 'names'", "traceback": "Traceback"})
+    with pytest.raises(ProbeError, match="KeyError") as caught:
+        session.ask(answers.CLOCK, "clock", time.monotonic() + 5)
+    assert caught.value.traceback == "Traceback"
+    assert session.lost is None
+
+
+FACTS: dict[str, Any] = healthy()["hosts"][0]["facts"]
+
+
+@CALM
+@given(st.dictionaries(st.sampled_from(sorted(HostFacts.model_fields)), JSON, max_size=2))
+def test_a_malformed_fact_is_unknown_and_the_others_stand(lies: dict[str, Any]) -> None:
+    facts = typed(FACTS | lies)
+    whole = typed(FACTS)
+    for field in HostFacts.model_fields:
+        assert field in lies or getattr(facts, field) == getattr(whole, field)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("routes", [{**FACTS["routes"][0], "destination": ""}]),
+        ("port_range", {"low": 32768, "high": 60999, "reserved": "0-30000000"}),
+        ("torch", FACTS["torch"] | {"version": "2.²"}),
+        ("identity", FACTS["identity"] | {"hostname": "\ud800"}),
+        ("gpus", {"$unknown": 5}),
+        ("sockets", [1] * 1000),
+        ("limits", None),
+    ],
+)
+def test_it_says_what_does_not_fit(field: str, value: Any) -> None:
+    told = getattr(typed(FACTS | {field: value}), field)
+    assert isinstance(told, Unknown)
+    assert told.reason.startswith(f"malformed: {field}")
+
+
+def test_facts_that_are_missing_are_unknown_and_facts_that_are_none_of_ours_are_refused() -> None:
+    told = typed({name: value for name, value in FACTS.items() if name != "shm"})
+    assert isinstance(told.shm, Unknown)
+    with pytest.raises(MalformedError):
+        typed(FACTS | {"more": 1})
+
+
+def test_ports_that_were_not_asked_for_are_not_dialled() -> None:
+    snapshot = patched({})
+    facts = snapshot.hosts[1].facts
+    assert facts is not None
+    wanted = [one["port"] for one in sample(facts, None, own_nonce("n", "here"))]
+
+    def listened(*ports: Any) -> Any:
+        session = lying({"id": 1, "ok": {"ports": list(ports), "errors": {}}})
+        return mesh._listen(session, facts, snapshot.cluster, "n").ports
+
+    assert listened(*wanted) == tuple(wanted)
+    assert listened(wanted[0] + 15, wanted[1] - 15, None) == (wanted[0] + 15, wanted[1] - 15, None)
+    for ports in ([22, *wanted[1:]], wanted[:2], [*wanted, 80], [wanted[0] + 16, *wanted[1:]], [0, 0, 0], []):
+        with pytest.raises(MalformedError):
+            listened(*ports)
+
+
+@pytest.mark.parametrize(
+    ("connected", "failed"),
+    [
+        (0, []), (2, []), (0, [[0, 81, "refused", None]]), (0, [[1, 80, "refused", None]]), (0, [[0, 80, "lied", None]]),
+        (-1, [[0, 80, "refused", None]] * 2), (0, 5), (0, [5]), (0, [[0, 80, "refused"]]), (0, [[-1, 80, "refused", None]]),
+    ],
+)  # fmt: skip
+def test_dials_that_were_not_asked_for_are_not_believed(connected: int, failed: Any) -> None:
+    session = lying({"id": 1, "ok": {"connected": connected, "failed": failed}})
+    with pytest.raises(MalformedError):
+        mesh._dial(session, [Target("b", "10.0.0.2", (80,))], "n", 1.0)
+
+
+PLAN = Plan(patched({}).cluster, Limits(), {"node1": 1, "node2": 1, "node3": 1}, "gloo", "no GPU")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"local_rank": 1, "stage": "done"},
+        {"local_rank": 0, "wrong_group": [0, 2]},
+        {"local_rank": 0, "wrong_group": [1, 3]},
+        {"local_rank": 0, "size": {"bytes": 8, "seconds": 1, "algbw": 1, "busbw": 1}},
+    ],
+)
+def test_a_rank_counts_only_from_the_host_on_which_it_was_placed(event: dict[str, Any]) -> None:
+    course = Course(PLAN, time.monotonic() + 60)
+    with pytest.raises(MalformedError):
+        course.event("node2", answers.RANK_EVENT.validate_python(event))
+    assert (course.sizes, course.wrong_groups, {rank.stage for rank in course.ranks}) == ([], set(), {"none"})
+
+
+def test_reports_without_end_are_refused() -> None:
+    course = Course(PLAN, time.monotonic() + 60)
+    event = answers.RANK_EVENT.validate_python({"local_rank": 0, "stage": "torch", "since": 1.0})
+    for _ in range(MOST_EVENTS):
+        course.event("node2", event)
+    with pytest.raises(MalformedError):
+        course.event("node2", event)
+
+
+@pytest.mark.parametrize(
+    "event", [{"local_rank": -1, "error": "x"}, {"local_rank": 0, "stage": "more"}, {"ready": True}]
+)
+def test_what_no_rank_reports(event: dict[str, Any]) -> None:
+    session = lying({"id": 1, "event": event})
+    with pytest.raises(MalformedError):
+        session.wait(answers.SMOKE_END, session.send("smoke", 0.0), time.monotonic() + 5, lambda _event: None)

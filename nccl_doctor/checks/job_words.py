@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
-
 from nccl_doctor.model import Cluster, Command, Node
 from nccl_doctor.port_model import GRACE_S, age_words
-from nccl_doctor.snapshot import TrainingJob
+from nccl_doctor.snapshot import Process, TrainingJob
 
 NO_FILE = ("this machine", "-w", "SLURM_JOB_NODELIST")
 """Sources of a cluster that are no file which a command could name."""
@@ -22,14 +20,19 @@ def described(job: TrainingJob) -> str:
 
 
 def fix_port(cluster: Cluster, node: Node, *words: str) -> Command:
-    """``nccl-doctor fix-port`` about a host of the cluster, to be pasted on this machine; it is pasted to be done."""
+    """``nccl-doctor fix-port`` about a host of the cluster, to be pasted on this machine."""
     where = () if cluster.source in NO_FILE else ("--hosts", cluster.source)
     alone = len(cluster.nodes) == 1 and node.local
     there = () if alone else ("--host", node.name)
-    line = shlex.join(["nccl-doctor", "fix-port", *where, *there, *words, "--kill", "--yes"])
-    return Command(host=None, command=line)
+    return Command(host=None, command=shlex.join(["nccl-doctor", "fix-port", *where, *there, *words]))
 
 
-def endable(jobs: Iterable[TrainingJob]) -> tuple[TrainingJob, ...]:
-    """Those that ``fix-port --kill`` ends without ``--force``."""
-    return tuple(job for job in jobs if job.own and job.age_s >= GRACE_S and job.kind != "zombie")
+def ending(cluster: Cluster, node: Node, process: TrainingJob | Process, *words: str) -> Command:
+    """The line that ends a process with its whole job, and no other that has got its PID since."""
+    named = ("--pid", f"{process.pid}@{process.ticks}")
+    return fix_port(cluster, node, *words, *named, "--kill", "--yes")
+
+
+def endable(process: TrainingJob | Process) -> bool:
+    """Whether ``fix-port --kill`` was seen to end it without ``--force``, and its start is known."""
+    return process.own and process.refusal is None and process.ticks is not None and process.age_s >= GRACE_S

@@ -48,3 +48,15 @@ def parse(text: str, numbers: str = "") -> list[dict[str, Any]]:
         elif line.strip() and not line.startswith("No "):  # "No running processes found", "No devices were found"
             raise Unavailable(f"nvidia-smi said: {line.strip()[:200]}")
     return found
+
+
+def utilization(deadline: float) -> dict[str, int | None]:
+    """Percent of the last second in which each GPU worked, by UUID; None where it does not tell.
+
+    Raises:
+        Unavailable: nvidia-smi is missing, fails or is too slow.
+    """
+    from nccl_doctor.probe.facts import gpus
+
+    rows = (row.partition(",") for row in gpus.query("gpu", ("uuid", "utilization.gpu"), deadline).splitlines())
+    return {uuid.strip(): int(told) if told.strip().isdigit() else None for uuid, _, told in rows}

@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import pwd
 import time
+from typing import Iterable, Literal, NamedTuple, Sequence
 
-from nccl_doctor.probe import programs
+from nccl_doctor.probe import jobs, programs, progress, units, watchers
 from nccl_doctor.probe.jobs import Job
 from nccl_doctor.probe.procs import Table
+
+GRACE_S = 10.0
+"""As port_model.GRACE_S: what was started less than that ago may just be starting."""
+Kind = Literal["protected", "foreign", "not-training", "young", "watched", "alive"]
 
 SSHD = frozenset({"sshd", "sshd-session", "sshd-auth"})
 """OpenSSH's server; from 9.8 on in several programs."""
@@ -32,8 +37,20 @@ def protected(pid: int, table: Table) -> str | None:
     return None
 
 
-def refusal(job: Job, holders: list[int], table: Table, grace_s: float) -> tuple[str, bool] | None:
-    """Why a job is not ended, and whether ``--force`` lifts that; None where nothing speaks against it.
+class Refusal(NamedTuple):
+    """Why a job is not ended.
+
+    Attributes:
+        reason: in a sentence without its full stop.
+        kind: "protected" is never lifted, the others by ``--force``; "watched" and "alive" are of no leftover at all.
+    """
+
+    reason: str
+    kind: Kind
+
+
+def refusal(job: Job, holders: Sequence[int], table: Table, grace_s: float) -> Refusal | None:
+    """Why a job is not ended, as one look tells; None where nothing speaks against it but what :func:`refusals` sees.
 
     Args:
         job: all that would be ended.
@@ -42,21 +59,31 @@ def refusal(job: Job, holders: list[int], table: Table, grace_s: float) -> tuple
         grace_s: a process younger than that was started just now, and no leftover.
     """
     alive = [pid for pid in job.pids if pid in table.procs]
-    forever = next(filter(None, (protected(pid, table) for pid in alive)), None)
-    if forever is not None:
-        return forever, False
-    reasons = (
-        *(_foreign(pid, table) for pid in alive),
-        *(_no_training(pid, table) for pid in {job.root, *holders} if pid in table.procs),
-        _young(job.root, table, grace_s) if job.root in table.procs else None,
+    asked = [pid for pid in dict.fromkeys((job.root, *holders)) if pid in alive]
+    reasons: tuple[tuple[Kind, Iterable[str | None]], ...] = (
+        ("protected", (protected(pid, table) for pid in alive)),
+        ("foreign", (_foreign(pid, table) for pid in alive)),
+        ("not-training", (_no_training(pid, table) for pid in asked)),
+        ("young", (_young(pid, table, grace_s) for pid in jobs.tops(job, table))),
+        ("watched", (watchers.watcher(job, table),)),
     )
-    first = next(filter(None, reasons), None)
-    return None if first is None else (first, True)
+    found = (Refusal(reason, kind) for kind, told in reasons for reason in told if reason is not None)
+    return next(found, None)
+
+
+def refusals(found: Sequence[Job], holders: Sequence[int], table: Table, grace_s: float) -> list[Refusal | None]:
+    """As :func:`refusal`, of each job; those that nothing else protects are looked at twice, for signs of life."""
+    refused = [refusal(job, [pid for pid in holders if pid in job.pids], table, grace_s) for job in found]
+    quiet = [place for place, one in enumerate(refused) if one is None]
+    for place, sign in zip(quiet, progress.watch([found[place].pids for place in quiet])):
+        if sign is not None:
+            refused[place] = Refusal(f"it makes progress: {sign}", "alive")
+    return refused
 
 
 def is_own(pid: int, table: Table) -> bool:
-    """Whether the process is the user's that we are."""
-    return table.uid(pid) == os.getuid()
+    """Whether the process is the user's that we are, in our container, Slurm job and login."""
+    return table.uid(pid) == os.getuid() and units.apart(pid, table) is None
 
 
 def user(uid: int) -> str:
@@ -74,9 +101,10 @@ def age_s(pid: int, table: Table) -> float:
 
 
 def _foreign(pid: int, table: Table) -> str | None:
-    if is_own(pid, table):
-        return None
-    return f"pid {pid} belongs to {user(table.uid(pid))}, and you are {user(os.getuid())}"
+    if table.uid(pid) != os.getuid():
+        return f"pid {pid} belongs to {user(table.uid(pid))}, and you are {user(os.getuid())}"
+    apart = units.apart(pid, table)
+    return None if apart is None else f"pid {pid} {apart}"
 
 
 def _no_training(pid: int, table: Table) -> str | None:

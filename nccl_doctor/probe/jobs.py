@@ -10,11 +10,19 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from nccl_doctor.probe import holders, programs
+from nccl_doctor.probe import programs
 from nccl_doctor.probe.procs import Proc, Table
 
 RUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "GROUP_RANK")
 """Variables that torchrun gives to all ranks of a node alike (torch/distributed/elastic/agent/server)."""
+RANK_VARIABLES = frozenset({"LOCAL_RANK", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"})
+"""Variables that torchrun, DeepSpeed, Accelerate and MPI's launchers give to each rank, and people seldom by hand."""
+RANK_MARKS = ("--local_rank", "--local-rank", "multiprocessing.spawn", "multiprocessing.forkserver")
+"""What a rank's command line says: torch.distributed.launch's argument; a child that multiprocessing started."""
+RAY_WORKER, RAYLET = "ray::", "raylet"
+"""How Ray titles its workers (python/ray/_private/workers), and the daemon that starts and ends them."""
+SUBREAPERS = frozenset({"systemd", "init", "tini", "dumb-init", "docker-init", "catatonit", "conmon", "s6-svscan"})
+"""Names of processes that adopt orphans besides pid 1 (prctl(2), PR_SET_CHILD_SUBREAPER)."""
 TOGETHER_S = 60
 """Ranks of one node are started together; two orphans that began further apart are of two runs."""
 
@@ -50,25 +58,43 @@ def jobs_of(pids: list[int], table: Table) -> list[Job]:
 
 
 def is_adopted(proc: Proc, table: Table) -> bool:
-    """Whether its parent is one that orphans get.
+    """Whether its parent is one that orphans get: pid 1 or a subreaper, which did not start it itself.
 
-    Pid 1 of a container may be the program that started it; then they share a session, which orphans seldom do.
+    Pid 1 of a container may be a launcher, or the shell or init that started the process: then they share a session,
+    which orphans seldom do, or the variables that else only a launcher gives.
     """
     parent = table.procs.get(proc.ppid)
-    if parent is None or (parent.pid == 1 and proc.session == parent.session != 0):
+    if parent is None or not (parent.pid == 1 or parent.name in SUBREAPERS):
         return False
-    return holders.adopts_orphans(parent.pid, parent.name, table.command(parent.pid))
+    if parent.pid == 1 and proc.session == parent.session != 0:
+        return False
+    mine, theirs = table.environ(proc.pid), table.environ(parent.pid)
+    inherited = any(name in theirs and mine.get(name) == theirs[name] for name in RANK_VARIABLES)
+    return not inherited and not programs.is_launcher(table.argv(parent.pid))
 
 
 def is_orphan(pid: int, table: Table) -> bool:
-    """Whether it is a rank that lost its launcher."""
-    return is_adopted(table.procs[pid], table) and is_rank(pid, table)
+    """Whether it is a rank that lost its launcher, or a worker of Ray's on a host without a raylet."""
+    if is_ray_worker(pid, table) and any(proc.name == RAYLET for proc in table.procs.values()):
+        return False
+    return is_adopted(table.procs[pid], table) and (is_rank(pid, table) or is_ray_worker(pid, table))
+
+
+def is_ray_worker(pid: int, table: Table) -> bool:
+    """Whether Ray gave it its title."""
+    return table.command(pid).startswith(RAY_WORKER)
 
 
 def is_rank(pid: int, table: Table) -> bool:
     """Whether a launcher, or Python's multiprocessing, started it."""
-    names = "\0".join(table.environ(pid)).encode(errors="replace")
-    return holders.looks_like_rank(table.command(pid), names)
+    line = " ".join(table.argv(pid))
+    return not RANK_VARIABLES.isdisjoint(table.environ(pid)) or any(mark in line for mark in RANK_MARKS)
+
+
+def tops(job: Job, table: Table) -> list[int]:
+    """Those of its living processes whose parent is none of them."""
+    alive = [pid for pid in job.pids if pid in table.procs]
+    return [pid for pid in alive if table.procs[pid].ppid not in alive]
 
 
 def _root(proc: Proc, table: Table) -> Proc:

@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Any, Callable, Dict
 
-from nccl_doctor.probe import gpu_processes, guard, jobs, ports, procs, programs, signals, units
+from nccl_doctor.probe import gpu_processes, guard, jobs, ports, process_rows, programs, signals, units
 from nccl_doctor.probe.jobs import Job
 from nccl_doctor.probe.kernel_files import port_range
 from nccl_doctor.probe.procs import Table
@@ -27,7 +27,8 @@ def look(request: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         request: ``port`` to try and explain, or None; ``pid`` whose job is meant, or None; ``grace_s``: see
-            :func:`guard.refusal`.
+            :func:`guard.refusal`; ``started``: where that PID must be the process that began then, in ticks since
+            boot, and no other; or None.
 
     Returns:
         ``host``; ``user``, ``uid``: whom we are there; ``trial``: a snapshot.PortTrial, or None; ``jobs``: see
@@ -39,14 +40,17 @@ def look(request: dict[str, Any]) -> dict[str, Any]:
     named = [pid] if pid is not None else [one["pid"] for one in (trial or {}).get("holders", ())]
     gpus = _Gpus() if named else None
     table = Table()
+    if pid is not None and request["started"] is not None and not _lives(pid, request["started"], table):
+        named = []
     found = jobs.jobs_of(named, table)
+    refused = guard.refusals(found, named, table, request["grace_s"])
     unexplained = trial is not None and (trial["free"] or (trial["cause"] == "unknown" and not found))
     return {
         "host": units.host_name(),
         "user": guard.user(os.getuid()),
         "uid": os.getuid(),
         "trial": trial,
-        "jobs": [_job(job, named, table, request["grace_s"], gpus) for job in found],
+        "jobs": [_job(job, named, table, why, gpus) for job, why in zip(found, refused)],
         "elsewhere": units.elsewhere(port, table) if unexplained else [],
         "range": _range(),
     }
@@ -72,7 +76,7 @@ def send(request: dict[str, Any]) -> dict[str, Any]:
     for pid in family if request["signal"] else []:
         why = guard.protected(pid, table)
         if why is None and not request["force"] and not guard.is_own(pid, table):
-            why = f"pid {pid} is another user's"
+            why = f"pid {pid} is not your own"
         try:
             if why is None and signals.send(pid, table.procs[pid].started, _SIGNALS[request["signal"]]):
                 sent.append(pid)
@@ -124,42 +128,33 @@ class _Gpus:
         return [use for use in self._uses if use["pid"] == pid]
 
 
-def _job(job: Job, named: list[int], table: Table, grace_s: float, gpus: _Gpus | None) -> dict[str, Any]:
+def _job(job: Job, named: list[int], table: Table, refused: guard.Refusal | None, gpus: _Gpus | None) -> dict[str, Any]:
     """A job and whether it may be ended.
 
     ``holders`` are those of its processes that were asked for; ``processes`` are all, each with its start in ticks, and
     what it is: a launcher, by name, or a rank. ``refusal`` says why it is not ended, ``final`` that nothing lifts that.
     """
     alive = [pid for pid in job.pids if pid in table.procs]
-    named = [pid for pid in named if pid in alive]
-    refused = guard.refusal(job, named, table, grace_s)
     orphan = jobs.is_orphan(job.root, table)
     return {
         "root": job.root,
         "orphan": orphan,
         "unit": units.unit_of(job.root, table),
-        "holders": [_holder(pid, alive, orphan, table) for pid in named],
+        "holders": [_holder(pid, alive, orphan, table) for pid in named if pid in alive],
         "processes": [_process(pid, table, gpus) for pid in alive],
-        "refusal": refused[0] if refused else None,
-        "final": bool(refused and not refused[1]),
+        "refusal": refused and refused.reason,
+        "final": refused is not None and refused.kind == "protected",
     }
 
 
 def _holder(pid: int, tree: list[int], orphan: bool, table: Table) -> dict[str, Any]:
-    """A snapshot.Process with its parent, working directory and job, told without psutil."""
+    """A snapshot.Process with its parent, working directory and job."""
     proc = table.procs[pid]
-    age = guard.age_s(pid, table)
     return {
-        "pid": pid,
-        "user": guard.user(table.uid(pid)),
-        "command": table.command(pid),
-        "started": time.time() - age,
-        "age_s": age,
-        "ppid": proc.ppid,
-        "parent": table.command(proc.ppid) if proc.ppid in table.procs else None,
+        **process_rows.describe(pid, table),
         "orphan": orphan,
-        "own": guard.is_own(pid, table),
-        "cwd": procs.folder(pid),
+        "parent": table.command(proc.ppid) if proc.ppid in table.procs else None,
+        "cwd": table.link(pid, "cwd"),
         "terminal": proc.terminal,
         "tree": tree,
     }

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
-import pwd
 import socket
 from typing import Any
 
-from nccl_doctor.probe import holders, psutil_memory, sock_diag
+from nccl_doctor.probe import guard, holders, process_rows, psutil_memory, sock_diag
 from nccl_doctor.probe.sock_diag import DiagSocket
 from nccl_doctor.probe.unavailable import Unavailable
 
@@ -25,7 +24,7 @@ def try_port(port: int, *, described: bool = True) -> dict[str, Any]:
 
     Args:
         port: to try.
-        described: tell of each holder what psutil knows; else its PID alone.
+        described: tell of each holder who it is and why it is not ended, which may take seconds; else its PID alone.
     """
     return explain(port, bind_error(port), described=described)
 
@@ -88,12 +87,12 @@ def _in_use(port: int, *, described: bool) -> dict[str, Any]:
     nobody: list[int | None] = [None]
     rows = [_row(one, pid) for one in found for pid in pids.get(one.inode, nobody)]
     everybody = sorted({pid for some in pids.values() for pid in some})
-    processes, missing = _describe(everybody) if described else ([{"pid": pid} for pid in everybody], "")
+    processes = process_rows.judged(everybody) if described else [{"pid": pid} for pid in everybody]
     explained: dict[str, Any] = {"cause": cause, "sockets": rows, "holders": processes}
     if cause == "time-wait":
         explained["time_wait_s"] = max((one.expires_s for one in found if one.expires_s is not None), default=None)
-    elif missing or not processes:
-        explained["hint"] = missing or _hint(port, found)
+    elif not processes:
+        explained["hint"] = _hint(port, found)
     return explained
 
 
@@ -138,18 +137,9 @@ def _row(one: DiagSocket, pid: int | None) -> dict[str, Any]:
     }
 
 
-def _describe(pids: list[int]) -> tuple[list[dict[str, Any]], str]:
-    """The processes that are still there; where psutil is missing, none and the reason."""
-    try:
-        described = [holders.describe(pid) for pid in pids]
-    except Unavailable as error:
-        return [], f"held by pid {', '.join(map(str, pids))}; {error}"
-    return [process for process in described if process is not None], ""
-
-
 def _hint(port: int, found: list[DiagSocket]) -> str:
     command = f"sudo ss -tanp 'sport = :{port}'"
-    users = sorted({_user(one.uid) for one in found if one.inode and one.uid >= 0})
+    users = sorted({guard.user(one.uid) for one in found if one.inode and one.uid >= 0})
     if users and os.getuid() == 0:
         return f"a process of {', '.join(users)} that can't be seen from here: look outside this container"
     if users:
@@ -181,13 +171,6 @@ def _protocol(link: str) -> bytes:
         return os.getxattr(link, "system.sockprotoname").rstrip(b"\0")
     except OSError:  # closed meanwhile
         return b""
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"uid {uid}"
 
 
 def _first_unprivileged() -> int:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 PF_KTHREAD = 0x00200000
 """include/linux/sched.h."""
-STARTED = 19
-"""Where starttime, field 22 of /proc/PID/stat (proc_pid_stat(5)), stands behind the command's parenthesis."""
+UTIME, STIME, STARTED = 11, 12, 19
+"""Where fields 14, 15 and 22 of /proc/PID/stat (proc_pid_stat(5)) stand behind the command's parenthesis."""
 COMMAND_LIMIT = 500
 
 
@@ -25,6 +25,7 @@ class Proc(NamedTuple):
         terminal: whether it has a controlling terminal.
         kernel: whether it is a kernel thread.
         started: clock ticks since boot.
+        cpu: clock ticks that its threads have run, in the kernel and outside.
     """
 
     pid: int
@@ -36,6 +37,7 @@ class Proc(NamedTuple):
     terminal: bool
     kernel: bool
     started: int
+    cpu: int
 
 
 def read(pid: int) -> Proc | None:
@@ -63,6 +65,7 @@ def read(pid: int) -> Proc | None:
         terminal=fields[4] != b"0",
         kernel=bool(int(fields[6]) & PF_KTHREAD),
         started=int(fields[STARTED]),
+        cpu=int(fields[UTIME]) + int(fields[STIME]),
     )
 
 
@@ -105,8 +108,8 @@ class Table:
     def argv(self, pid: int) -> tuple[str, ...]:
         """The arguments; empty for a kernel thread or a zombie, and where they are hidden."""
         if pid not in self._argv:
-            words = _bytes(pid, "cmdline").rstrip(b"\0").split(b"\0")
-            self._argv[pid] = tuple(word.decode(errors="replace") for word in words) if words != [b""] else ()
+            words = self.text(pid, "cmdline").rstrip("\0").split("\0")
+            self._argv[pid] = tuple(words) if words != [""] else ()
         return self._argv[pid]
 
     def command(self, pid: int) -> str:
@@ -118,10 +121,8 @@ class Table:
     def environ(self, pid: int) -> dict[str, str]:
         """The variables it was started with; empty where they are hidden."""
         if pid not in self._environ:
-            entries = (entry.partition(b"=") for entry in _bytes(pid, "environ").split(b"\0"))
-            self._environ[pid] = {
-                name.decode(errors="replace"): value.decode(errors="replace") for name, mark, value in entries if mark
-            }
+            entries = (entry.partition("=") for entry in self.text(pid, "environ").split("\0"))
+            self._environ[pid] = {name: value for name, mark, value in entries if mark}
         return self._environ[pid]
 
     def uid(self, pid: int) -> int:
@@ -130,31 +131,35 @@ class Table:
         From the status file: the folder itself belongs to root where a program is not dumpable (proc(5)).
         """
         if pid not in self._uids:
-            lines = _bytes(pid, "status").split(b"\n")
-            self._uids[pid] = next((int(line.split()[1]) for line in lines if line.startswith(b"Uid:")), -1)
+            told = self.status(pid, "Uid")
+            self._uids[pid] = int(told.split()[0]) if told else -1
         return self._uids[pid]
+
+    def status(self, pid: int, name: str) -> str | None:
+        """One value of its status file (proc_pid_status(5)); None for one that is gone."""
+        lines = self.text(pid, "status").splitlines()
+        return next((line.partition(":")[2].strip() for line in lines if line.startswith(name + ":")), None)
 
     def executable(self, pid: int) -> str:
         """The base name of the program that runs; of the first argument where the link may not be read."""
-        try:
-            path = os.readlink(f"/proc/{pid}/exe")
-        except OSError:
+        path = self.link(pid, "exe")
+        if path is None:
             argv = self.argv(pid)
             path = argv[0].partition(" ")[0] if argv else ""
         return os.path.basename(path.replace(" (deleted)", "")) or (self.procs[pid].name if pid in self.procs else "")
 
 
-def folder(pid: int) -> str | None:
-    """The working directory; None where we may not see it."""
-    try:
-        return os.readlink(f"/proc/{pid}/cwd")
-    except OSError:
-        return None
+    def text(self, pid: int, name: str) -> str:
+        """One of the process's files in /proc; "" where it is gone or hidden."""
+        try:
+            with open(f"/proc/{pid}/{name}", "rb") as file:
+                return file.read().decode(errors="replace")
+        except OSError:  # gone, or another user's
+            return ""
 
-
-def _bytes(pid: int, name: str) -> bytes:
-    try:
-        with open(f"/proc/{pid}/{name}", "rb") as file:
-            return file.read()
-    except OSError:  # gone, or another user's
-        return b""
+    def link(self, pid: int, name: str) -> str | None:
+        """Where one of its links in /proc leads, such as "cwd" or "ns/pid"; None where it is gone or hidden."""
+        try:
+            return os.readlink(f"/proc/{pid}/{name}")
+        except OSError:
+            return None

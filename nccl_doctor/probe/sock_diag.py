@@ -36,6 +36,8 @@ _TAIL = struct.Struct("=IIIII")
 _ATTRIBUTE = struct.Struct("=HH")
 _BYTES, _BYTES_AT = struct.Struct("=QQ"), 120
 """tcpi_bytes_acked and tcpi_bytes_received, since Linux 4.1."""
+_HEARD, _HEARD_AT = struct.Struct("=I"), 52
+"""tcpi_last_data_recv, in ms."""
 
 
 class DiagSocket(NamedTuple):
@@ -65,6 +67,7 @@ class Flow(NamedTuple):
         unsent: the program wrote it, and the peer has not acknowledged it.
         retransmits: how often the oldest of that was sent again without an answer.
         acked: sent and acknowledged so far; None where the kernel does not tell, as for ``received``.
+        heard_s: seconds since data came, or since it was connected; None where the kernel does not tell.
     """
 
     socket: DiagSocket
@@ -73,6 +76,7 @@ class Flow(NamedTuple):
     retransmits: int
     acked: int | None
     received: int | None
+    heard_s: float | None = None
 
 
 def sockets_on(port: int, timeout_s: float = 2.0) -> list[DiagSocket]:
@@ -110,6 +114,7 @@ def parse_flow(body: bytes) -> Flow:
         retransmits=info[2] if len(info) > 2 and timer == TIMER_RETRANSMIT else 0,
         acked=acked,
         received=received,
+        heard_s=_HEARD.unpack_from(info, _HEARD_AT)[0] / 1000 if len(info) >= _HEARD_AT + _HEARD.size else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""Whose a process is beyond its user: the container or the Slurm job that it runs in, and its network namespace."""
+"""Whose a process is beyond its user: the container, Slurm job, login and systemd unit that it runs in."""
 
 from __future__ import annotations
 
@@ -17,6 +17,13 @@ CONTAINER = re.compile(
 )
 """docker-ID.scope and docker/ID (Docker), libpod-ID.scope (Podman), cri-containerd-ID.scope and crio-ID.scope
 (Kubernetes), lxc.payload.NAME (LXC)."""
+USER_SLICE = re.compile(r"/user-(?P<uid>[0-9]+)\.slice(?:/|$)")
+"""Where pam_systemd puts a login: user.slice/user-1000.slice/session-3.scope (systemd.special(7))."""
+SERVICE = re.compile(r"/(?P<name>[^/]+)\.service$")
+LOGINS = frozenset({"ssh", "sshd", "user", "getty", "serial-getty", "cron", "crond", "atd", "slurmd"})
+"""Services that start what people ask for and do not look after it; without pam_systemd it stays in their group."""
+NO_LOGIN = 2**32 - 1
+"""/proc/PID/loginuid of what no login started (proc_pid_loginuid(5))."""
 LISTEN, CLOSE = "0A", "07"
 """include/net/tcp_states.h, as /proc/net/tcp prints them; 07 with a port is one that is only bound (Linux 6.8)."""
 
@@ -26,16 +33,44 @@ def unit_of(pid: int, table: Table) -> str | None:
 
     By its control group; where that says nothing of Slurm, by the variable that Slurm gives to jobs.
     """
-    group = read(f"/proc/{pid}/cgroup") or ""
-    job = SLURM.search(group)
+    job = SLURM.search(table.text(pid, "cgroup"))
     if job:
         return f"Slurm job {job['job']}" + (f".{job['step']}" if job["step"] else "")
-    found = CONTAINER.search(group)
-    own = read("/proc/self/cgroup") or ""
-    if found and found[0] not in own:
-        return f"{found['runtime']} container {found['name'].replace('.scope', '')[:12]}"
     told = table.environ(pid).get("SLURM_JOB_ID", "")
-    return f"Slurm job {told}" if told.isdigit() else None
+    return _container(pid, table) or (f"Slurm job {told}" if told.isdigit() else None)
+
+
+def apart(pid: int, table: Table) -> str | None:
+    """What sets a process of our user apart from us: a container, Slurm job or login that is not ours.
+
+    A mount namespace counts for root alone: pam_namespace and Apptainer give one to each of a user's own logins and
+    jobs, whereas root sees the processes of everybody's containers.
+    """
+    container = _container(pid, table)
+    if container is not None:
+        return f"is in {container}"
+    for kind, words in (("pid", "another PID namespace"), ("mnt", "another mount namespace")):
+        theirs, ours = table.link(pid, f"ns/{kind}"), table.link(os.getpid(), f"ns/{kind}")
+        if theirs is None and kind == "pid":
+            return "does not tell which container it is in"
+        if theirs != ours and (kind == "pid" or os.getuid() == 0):
+            return f"is in {words}: a container's, or a service's own"
+    job = _slurm_job(pid, table)
+    if job is not None and job != _slurm_job(os.getpid(), table):
+        return f"belongs to Slurm job {job}"
+    login, own = _login(pid, table), _login(os.getpid(), table)
+    if login is not None and login != (os.getuid() if own is None else own):
+        return f"was started in the login of uid {login}"
+    return None
+
+
+def service_of(pid: int, table: Table) -> str | None:
+    """The systemd service that looks after it; None where there is none, or one that only lets people in."""
+    for line in table.text(pid, "cgroup").splitlines():
+        found = SERVICE.search(line)
+        if found and re.split("[@.]", found["name"])[0] not in LOGINS:
+            return f"{found['name']}.service"
+    return None
 
 
 def elsewhere(port: int, table: Table) -> list[dict[str, object]]:
@@ -43,22 +78,47 @@ def elsewhere(port: int, table: Table) -> list[dict[str, object]]:
 
     A port that is taken in one is free in another: containers have their own unless they share the host's.
     """
-    try:
-        seen = {os.readlink("/proc/self/ns/net")}
-    except OSError:
-        return []
+    seen = {table.link(os.getpid(), "ns/net"), None}
     found: list[dict[str, object]] = []
     for pid in sorted(table.procs):
-        try:
-            space = os.readlink(f"/proc/{pid}/ns/net")
-        except OSError:  # gone, or not ours to look at
-            continue
+        space = table.link(pid, "ns/net")
         if space in seen:
             continue
         seen.add(space)
         if port in _taken(pid):
             found.append({"pid": pid, "command": table.command(pid), "unit": unit_of(pid, table)})
     return found
+
+
+def host_name() -> str:
+    """The machine's own name up to the first dot."""
+    return socket.gethostname().partition(".")[0]
+
+
+def _container(pid: int, table: Table) -> str | None:
+    found = CONTAINER.search(table.text(pid, "cgroup"))
+    if found is None or found[0] in table.text(os.getpid(), "cgroup"):
+        return None
+    return f"{found['runtime']} container {found['name'].replace('.scope', '')[:12]}"
+
+
+def _slurm_job(pid: int, table: Table) -> str | None:
+    """The Slurm job that has it; one that it only remembers in its variables counts while a slurmstepd serves it."""
+    group = SLURM.search(table.text(pid, "cgroup"))
+    if group:
+        return group["job"]
+    told = table.environ(pid).get("SLURM_JOB_ID", "")
+    served = any(table.command(one).startswith(f"slurmstepd: [{told}.") for one in table.procs)
+    return told if told.isdigit() and served else None
+
+
+def _login(pid: int, table: Table) -> int | None:
+    """The user who logged in, whoever sudo made of them since; None where nobody did."""
+    found = USER_SLICE.search(table.text(pid, "cgroup"))
+    if found:
+        return int(found["uid"])
+    told = table.text(pid, "loginuid").strip()
+    return int(told) if told.isdigit() and int(told) != NO_LOGIN else None
 
 
 def _taken(pid: int) -> Iterator[int]:
@@ -68,8 +128,3 @@ def _taken(pid: int) -> Iterator[int]:
             fields = line.split()
             if fields[3] in (LISTEN, CLOSE):
                 yield int(fields[1].rpartition(":")[2], 16)
-
-
-def host_name() -> str:
-    """The machine's own name up to the first dot."""
-    return socket.gethostname().partition(".")[0]

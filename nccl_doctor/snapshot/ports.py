@@ -28,7 +28,9 @@ class Process(Observed):
     Attributes:
         started: Unix time in seconds.
         orphan: its parent is pid 1 or a subreaper, though a launcher would have been.
-        own: it is the user's that we are logged in as.
+        own: it is the user's that we are logged in as, in our container, Slurm job and login.
+        ticks: clock ticks from the host's boot to its start; with ``pid``, what it is known by.
+        refusal: why ``fix-port`` would not end its job without ``--force``; None where it would.
     """
 
     pid: Pid
@@ -39,6 +41,8 @@ class Process(Observed):
     age_s: Seconds
     orphan: bool
     own: bool
+    ticks: int | None = None
+    refusal: str | None = None
 
 
 class PortTrial(Observed):

@@ -16,7 +16,10 @@ class TrainingJob(Observed):
         pids: all of its processes.
         ranks: how many of them a launcher started.
         launcher: the root's name, where it is one.
-        left_behind: nobody watches over it: orphaned ranks, a Ray worker on a host without raylet, a zombie.
+        left_behind: nobody watches over it and it makes no progress: orphaned ranks, a Ray worker on a host without
+            raylet, a zombie.
+        ticks: clock ticks from the host's boot to the root's start; with ``pid``, what it is known by.
+        refusal: why ``fix-port`` would not end it without ``--force``; None where it would.
         parent: of the root, as its command; what has to ask for a zombie.
         terminal: its root has a controlling terminal.
         unit: its Slurm job or container.
@@ -36,6 +39,8 @@ class TrainingJob(Observed):
     parent: str | None
     terminal: bool
     unit: str | None
+    ticks: int | None = None
+    refusal: str | None = None
 
 
 class GpuProcess(Observed):

@@ -12,9 +12,10 @@ socket tables then explain its answer:
 - `time-wait`: a connection of a program without SO_REUSEADDR has ended less than a minute ago. A TIME_WAIT that torch
   itself left does not keep torch from the port, and is not reported.
 
-Fix: `nccl-doctor fix-port` shows the holder with its whole job, and ends that with `--kill` or finds another port with
-`--next`; `nccl-doctor fix-port --hosts hosts.yaml --next --write` puts it into the hosts file. For `outbound`, reserve
-the port (`net.ipv4.ip_local_reserved_ports`); for `time-wait`, wait.
+Fix: `nccl-doctor fix-port` shows the holder with its whole job, and ends a leftover of yours with `--kill`: a rank that
+lost its launcher and makes no progress. `nccl-doctor fix-port --hosts hosts.yaml --next --write` finds another port and
+puts it into the hosts file. For `outbound`, reserve the port (`net.ipv4.ip_local_reserved_ports`); for `time-wait`,
+wait: `nccl-doctor fix-port --wait`.
 
 References: ip(7) and socket(7) on SO_REUSEADDR; torch/csrc/distributed/c10d/TCPStoreLibUvBackend.cpp.
 """
@@ -23,11 +24,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.job_words import fix_port
+from nccl_doctor.checks.job_words import endable, ending, fix_port
+from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving
 from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.model import Command, Finding, Fix, Severity
-from nccl_doctor.port_model import GRACE_S, age_words
-from nccl_doctor.snapshot import PortTrial, Process
+from nccl_doctor.port_model import age_words
+from nccl_doctor.snapshot import Host, PortRange, PortTrial, Process
 
 MEANS = {
     "listener": "a process listens on it",
@@ -36,8 +38,6 @@ MEANS = {
     "time-wait": "a connection on it has just ended and the kernel keeps the port",
     "unknown": "nobody that we may see holds it",
 }
-
-MOVE = "nccl-doctor fix-port --next finds one that is free on every host"
 
 
 @check(
@@ -65,7 +65,7 @@ def port_in_use(view: View) -> Iterator[Finding | Unjudged]:
                 "holders": [holder.model_dump() for holder in trial.holders],
                 "pids": [holder.pid for holder in trial.holders],
             },
-            fix=_remedy(trial, fix_port(view.snapshot.cluster, host.node, str(trial.port))),
+            fix=_Remedy(view, host, trial).fix(),
         )
 
 
@@ -87,22 +87,63 @@ def _holder(holder: Process) -> str:
     return f"pid {holder.pid} of {holder.user}, {age_words(holder.age_s)} old{left}: {holder.command}"
 
 
-def _remedy(trial: PortTrial, ending: Command) -> Fix:
-    if trial.cause == "time-wait":
-        return Fix(summary=f"Wait {trial.time_wait_s or 60:.0f} seconds, or set another master_port in the hosts file.")
-    if trial.cause == "outbound":
+class _Remedy:
+    """The ways out of one master port that is taken."""
+
+    def __init__(self, view: View, host: Host, trial: PortTrial) -> None:
+        self._cluster, self._host, self._trial = view.snapshot.cluster, host, trial
+        self._move = f"set another master_port in the hosts file ({self._line('--next')} finds one)"
+
+    def fix(self) -> Fix:
+        """What helps against this cause."""
+        trial = self._trial
+        if trial.cause == "time-wait":
+            wait = fix_port(self._cluster, self._host.node, str(trial.port), "--wait")
+            seconds = f"{trial.time_wait_s or 60:.0f} seconds"
+            return Fix(summary=f"The kernel gives it back by itself in {seconds}. Wait for it:", commands=(wait,))
+        if trial.cause == "outbound":
+            return self._reserve()
+        endings = self._endings()
+        if endings:
+            return Fix(
+                summary=f"It is a leftover of yours: nothing watches over it. End it, or {self._move}:",
+                risk="disruptive",
+                commands=endings,
+            )
+        return Fix(summary=" ".join(self._reasons()))
+
+    def _reserve(self) -> Fix:
+        """The sysctl that keeps outgoing connections away from the port, beside what is reserved already."""
+        told = self._host.facts.port_range if self._host.facts is not None else None
+        if not isinstance(told, PortRange):
+            return Fix(summary=f"Wait until that connection has ended, or {self._move}.")
+        line = f"sysctl -w {reserving(told, self._trial.port)}"
         return Fix(
-            summary="Set another master_port in the hosts file, outside of ip_local_port_range; or have root reserve "
-            f"this one for good: net.ipv4.ip_local_reserved_ports = {trial.port}."
+            summary="Wait until that connection has ended, and keep others away from the port (in /etc/sysctl.d the "
+            f"same line lasts); or {self._move}:",
+            needs_root=True,
+            commands=(Command(host=self._host.name, command=line),),
         )
-    own = all(holder.own for holder in trial.holders)
-    if not trial.holders or not own:
-        return Fix(summary=f"Set another master_port in the hosts file ({MOVE}), or ask the holder's owner to end it.")
-    if all(holder.orphan and holder.age_s >= GRACE_S for holder in trial.holders):
-        return Fix(
-            summary=f"It is a leftover of yours: nothing watches over it. End it, or move away ({MOVE}):",
-            risk="disruptive",
-            commands=(ending,),
-        )
-    look = ending.command.replace(" --yes", "")
-    return Fix(summary=f"If it is a leftover of yours, end it ({look}); else set another master_port ({MOVE}).")
+
+    def _endings(self) -> tuple[Command, ...]:
+        """A line for each of the holders' jobs; none where one of them is not shown to be a leftover."""
+        holders = self._trial.holders
+        if not all(endable(holder) for holder in holders):
+            return ()
+        pids = {holder.pid for holder in holders}
+        port = str(self._trial.port)
+        first = [holder for holder in holders if holder.ppid not in pids]
+        return tuple(ending(self._cluster, self._host.node, holder, port) for holder in first)
+
+    def _reasons(self) -> Iterator[str]:
+        for holder in self._trial.holders:
+            if holder.refusal is not None:
+                yield f"It is not shown to be a leftover: {holder.refusal}."
+                break
+        way = f"{self._move[0].upper()}{self._move[1:]}"
+        own = all(holder.own for holder in self._trial.holders)
+        who = "end it where it was started" if own and self._trial.holders else "ask the holder's owner to end it"
+        yield f"{way}, or {who}."
+
+    def _line(self, *words: str) -> str:
+        return fix_port(self._cluster, self._host.node, *words).command

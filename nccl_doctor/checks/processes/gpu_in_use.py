@@ -22,6 +22,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.model import Finding, Fix, Node, Severity
+from nccl_doctor.ranks import visible
 from nccl_doctor.snapshot import Gpu, GpuProcess, Host, TrainingJob, Unknown
 
 TAKEN_MIB = 1024
@@ -65,7 +66,7 @@ def _finding(host: Host, taken: list[GpuProcess], unseen: list[Gpu], jobs: dict[
         facts={"gpus": numbers, "pids": sorted({use.pid for use in taken})},
         fix=Fix(
             summary="Wait for the other job, ask its owner, or name other GPUs in the hosts file "
-            "(cuda_visible_devices). If it is a leftover of yours: nccl-doctor fix-port --pid N --kill."
+            "(cuda_visible_devices). nccl-doctor fix-port --pid N tells whether it is a leftover of yours."
         ),
     )
 
@@ -78,16 +79,9 @@ def _evidence(use: GpuProcess, job: TrainingJob | None) -> str:
     return f"GPU {use.gpu}: {memory}, pid {use.pid} of {use.user}{state}: {use.command}"
 
 
-def _needed(node: Node, gpus: tuple[Gpu, ...]) -> list[Gpu]:
-    if node.cuda_visible_devices is not None:
-        wanted = {part.strip() for part in node.cuda_visible_devices.split(",")}
-        return [gpu for gpu in gpus if str(gpu.index) in wanted or any(_names(one, gpu) for one in wanted)]
-    return list(gpus if node.nproc_per_node is None else gpus[: node.nproc_per_node])
-
-
-def _names(wanted: str, gpu: Gpu) -> bool:
-    """CUDA_VISIBLE_DEVICES takes the beginning of a UUID too (CUDA C++ Programming Guide, environment variables)."""
-    return wanted.startswith("GPU-") and gpu.uuid.startswith(wanted)
+def _needed(node: Node, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    """As CUDA numbers them for the ranks: the first ``nproc_per_node`` of those that they see."""
+    return visible(node, gpus)[: node.nproc_per_node]
 
 
 def _counts(use: GpuProcess) -> bool:

@@ -15,9 +15,11 @@ each of its ranks. Left behind are
   hangs in the driver;
 - memory of a GPU under a PID that no process has any more.
 
-A job whose launcher lives is a running job, however old it is, and nothing is said of it here.
+A job whose launcher lives is a running job, however old it is, and so is one that makes progress, whoever its parent
+is (CPU time, bytes exchanged with peers or files, a GPU at work, between two looks); nothing is said of these here.
 
-Fix: `nccl-doctor fix-port --host node2 --pid N --kill` ends the whole job, after it has made sure that it is yours. A
+Fix: `nccl-doctor fix-port --host node2 --pid N@START --kill` ends the whole job, after it has made sure that it is
+yours and still the process that was seen: START is its start in clock ticks since boot. A
 zombie goes when its parent asks for it or ends. Memory without a process is given back when the last process that
 holds the device file ends (`fuser -v /dev/nvidia*` names them), or when root resets the GPU (`nvidia-smi --gpu-reset`).
 
@@ -28,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.job_words import described, endable, fix_port
+from nccl_doctor.checks.job_words import described, endable, ending
 from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.snapshot import GpuProcess, Host, HostFacts, TrainingJob, Unknown
@@ -46,8 +48,8 @@ def stale_process(view: View) -> Iterator[Finding | Unjudged]:
 
 
 def _finding(view: View, host: Host, left: list[TrainingJob], gone: list[GpuProcess]) -> Finding:
-    ending = endable(left)
-    commands = tuple(fix_port(view.snapshot.cluster, host.node, "--pid", str(job.pid)) for job in ending)
+    mine = [job for job in left if job.kind != "zombie" and endable(job)]
+    commands = tuple(ending(view.snapshot.cluster, host.node, job) for job in mine)
     pids = sorted({pid for job in left for pid in job.pids} | {use.pid for use in gone})
     lost = [f"GPU {use.gpu}: {use.memory_mib} MiB under pid {use.pid}, which is gone" for use in gone]
     return Finding(
@@ -56,9 +58,9 @@ def _finding(view: View, host: Host, left: list[TrainingJob], gone: list[GpuProc
         evidence=(*map(_evidence, left), *lost),
         facts={"pids": pids, "jobs": [job.model_dump() for job in left], "gpus": [use.model_dump() for use in gone]},
         fix=Fix(
-            summary=" ".join(_remedies(left, gone, whole=len(ending) == len(left))),
+            summary=" ".join(_remedies(left, gone, whole=len(mine) == len(left))),
             risk="disruptive" if commands else "manual",
-            commands=commands if len(ending) == len(left) and not gone else (),
+            commands=commands if len(mine) == len(left) and not gone else (),
         ),
     )
 
@@ -83,9 +85,12 @@ def _remedies(left: list[TrainingJob], gone: list[GpuProcess], *, whole: bool) -
     if running and whole and not gone:
         yield "Nothing waits for them any more. End them:" if len(running) > 1 else "Nothing waits for it. End it:"
     elif running:
-        own = [f"nccl-doctor fix-port --pid {job.pid} --kill" for job in running if job.own]
+        own = [str(job.pid) for job in running if endable(job)]
         if own:
-            yield f"End what is yours ({'; '.join(own)})."
+            yield f"End what is yours: pid {', '.join(own)} (nccl-doctor fix-port --pid shows each)."
+        for job in running:
+            if job.own and job.refusal:
+                yield f"fix-port does not end pid {job.pid} just like that: {job.refusal}."
         others = sorted({job.user for job in running if not job.own})
         if others:
             yield f"Ask {', '.join(others)}, or root, to end the others."

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from nccl_doctor.probe import gpu_processes, guard, jobs, programs, units
+from nccl_doctor.probe import gpu_processes, guard, jobs, programs, progress, units, watchers
 from nccl_doctor.probe.jobs import Job
 from nccl_doctor.probe.procs import Proc, Table
 
-RAY_WORKER, RAYLET = "ray::", "raylet"
-"""How Ray titles its workers (python/ray/_private/workers), and the daemon that starts and ends them."""
+PROBE = "<nccl-doctor>"
+"""In the command line of every probe (collect/bundle.py)."""
 TRAINING_NAMES = ("pt_main_thread", "torchrun", "python")
 """Kernel names of ranks and launchers; all that is left of a zombie. torch gives its main thread the first."""
 
@@ -18,17 +18,16 @@ TRAINING_NAMES = ("pt_main_thread", "torchrun", "python")
 def collect() -> list[dict[str, Any]]:
     """snapshot.TrainingJob of each job, by the PID of its root."""
     table = Table()
-    ours = {os.getpid(), *table.ancestors(os.getpid()), *table.descendants(os.getpid())}
+    ours = _ours(table)
     living = [pid for pid in table.procs if pid not in ours and _trains(pid, table)]
-    rows = [_row("ranks", job, table) for job in jobs.jobs_of(living, table)]
-    covered = {pid for row in rows for pid in row["pids"]}
+    ranks = jobs.jobs_of(living, table)
+    covered = {pid for job in ranks for pid in job.pids}
     rest = [proc for proc in table.procs.values() if proc.pid not in covered | ours]
-    raylet = any(proc.name == RAYLET for proc in table.procs.values())
-    rows += [
-        _row("ray-worker", Job(proc.pid, (proc.pid, *table.descendants(proc.pid))), table, left=not raylet)
-        for proc in rest
-        if table.command(proc.pid).startswith(RAY_WORKER)
-    ]
+    workers = [proc.pid for proc in rest if jobs.is_ray_worker(proc.pid, table)]
+    ray = [Job(pid, (pid, *table.descendants(pid))) for pid in workers]
+    kinds = ["ranks"] * len(ranks) + ["ray-worker"] * len(ray)
+    found = [*ranks, *ray]
+    rows = [_row(kind, job, table, left=left) for kind, job, left in zip(kinds, found, _left_behind(found, table))]
     rows += [_row("zombie", Job(proc.pid, (proc.pid,)), table, left=True) for proc in rest if _is_zombie(proc)]
     return sorted(rows, key=lambda row: int(row["pid"]))
 
@@ -70,17 +69,34 @@ def _is_zombie(proc: Proc) -> bool:
     return proc.state == "Z" and proc.ppid > 1 and proc.name.startswith(TRAINING_NAMES)
 
 
-def _row(kind: str, job: Job, table: Table, *, left: bool | None = None) -> dict[str, Any]:
+def _ours(table: Table) -> set[int]:
+    """All probes that run here, of this run or another and whatever they call the machine, and what they started."""
+    probes = {os.getpid(), *(pid for pid in table.procs if PROBE in table.command(pid))}
+    below = {pid for probe in probes for pid in table.descendants(probe)}
+    return probes | below | {pid for probe in probes for pid in table.ancestors(probe)}
+
+
+def _left_behind(found: list[Job], table: Table) -> list[bool]:
+    """Whether each job is shown to be watched by nobody, and to make no progress."""
+    alone = [jobs.is_orphan(job.root, table) and watchers.watcher(job, table) is None for job in found]
+    signs = iter(progress.watch([job.pids for job, is_alone in zip(found, alone) if is_alone]))
+    return [is_alone and next(signs) is None for is_alone in alone]
+
+
+def _row(kind: str, job: Job, table: Table, *, left: bool) -> dict[str, Any]:
+    refused = guard.refusal(job, [job.root], table, guard.GRACE_S)
     root = table.procs[job.root]
     ranks = [pid for pid in job.pids if jobs.is_rank(pid, table) and not jobs.is_rank(table.procs[pid].ppid, table)]
     argv = table.argv(job.root)
     return {
         "kind": kind,
         "pid": job.root,
+        "ticks": root.started,
         "pids": list(job.pids),
         "ranks": len(ranks),
         "launcher": programs.program(argv) if programs.is_launcher(argv) else None,
-        "left_behind": jobs.is_orphan(job.root, table) if left is None else left,
+        "left_behind": left,
+        "refusal": refused and refused.reason,
         "user": guard.user(table.uid(job.root)),
         "own": guard.is_own(job.root, table),
         "command": table.command(job.root),

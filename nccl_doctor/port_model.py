@@ -14,10 +14,22 @@ GRACE_S = 10.0
 LAST_PORT = 65535
 """TCP ports have 16 bits (RFC 9293, 3.1)."""
 
+LAST_PID = 2**22
+"""Linux gives none above it (proc_sys_kernel(5), pid_max)."""
+
 _MOST_DIGITS = 9
 """int() refuses thousands of them; leading zeros are let through."""
+_MOST_TICK_DIGITS = 18
+"""A start in ticks has 64 bits; a billion years are enough."""
 
 Cause = Literal["listener", "bound", "outbound", "time-wait", "unknown"]
+
+
+class Identity(NamedTuple):
+    """A process: its PID, and its start in clock ticks since its host's boot where that must fit; else None."""
+
+    pid: int
+    started: int | None = None
 
 
 class GpuUse(NamedTuple):
@@ -50,6 +62,7 @@ class Holder(NamedTuple):
 
     Attributes:
         started: Unix time in seconds.
+        ticks: clock ticks from its host's boot to its start; with the PID, what it is known by.
         orphan: its job lost its launcher.
         own: it is the user's that asks, on that host.
         tree: PIDs of its job.
@@ -62,6 +75,7 @@ class Holder(NamedTuple):
     user: str
     command: str
     started: float
+    ticks: int
     age_s: float
     ppid: int
     orphan: bool
@@ -125,6 +139,7 @@ class PortReport(NamedTuple):
         here: that is this machine.
         port: None where only a process was asked for.
         pid: the process that was asked for.
+        gone: it was asked for by its start too, and is no more; another may have its PID.
         free: torch would get the port; where none was asked for, the process is gone.
         error: errno name of the failed bind.
         hint: how to see more.
@@ -143,6 +158,7 @@ class PortReport(NamedTuple):
     port: int | None
     free: bool
     pid: int | None = None
+    gone: bool = False
     cause: Cause | None = None
     error: str | None = None
     hint: str | None = None
@@ -171,6 +187,15 @@ def as_port(text: str) -> int | None:
     if not (text.isascii() and text.isdecimal()) or len(text) > _MOST_DIGITS:
         return None
     return int(text) if 1 <= int(text) <= LAST_PORT else None
+
+
+def as_identity(text: str) -> Identity | None:
+    """The process that "48112" or "48112@5731034" means; None where it means none."""
+    pid, at, started = text.partition("@")
+    words = (pid, started) if at else (pid,)
+    if not all(word.isascii() and word.isdecimal() and len(word) <= _MOST_TICK_DIGITS for word in words):
+        return None
+    return Identity(int(pid), int(started) if at else None) if 1 <= int(pid) <= LAST_PID else None
 
 
 def age_words(seconds: float) -> str:

@@ -21,6 +21,7 @@ PROGRAMS = {
     "nc": "netcat-openbsd",
     "pdsh": "pdsh",
     "strace": "strace",
+    "tmux": "tmux",
 }
 
 path = os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin"

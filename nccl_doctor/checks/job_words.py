@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+
 from nccl_doctor.model import Cluster, Command, Node
 from nccl_doctor.port_model import GRACE_S, age_words
 from nccl_doctor.snapshot import Process, TrainingJob

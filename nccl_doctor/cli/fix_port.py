@@ -19,9 +19,16 @@ HostsFile = Annotated[
     str | None, typer.Option("--hosts", metavar="FILE", help="Hosts file: look on its master, and move on all hosts.")
 ]
 Host = Annotated[str | None, typer.Option("--host", metavar="NAME", help="Look on this host.")]
-Pid = Annotated[int | None, typer.Option("--pid", metavar="PID", help="The job of this process, not a port's.", min=1)]
+Pid = Annotated[
+    str | None,
+    typer.Option(
+        "--pid", metavar="PID[@START]", help="The job of this process, not a port's; START as /proc tells it."
+    ),
+]
 Kill = Annotated[bool, typer.Option("--kill", help="End the holder's whole job: SIGTERM, then SIGKILL.")]
-Force = Annotated[bool, typer.Option("--force", help="Also what is not yours, no Python, or was just started.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Also what somebody watches, what makes progress, what is not yours.")
+]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Don't ask before --kill.")]
 Grace = Annotated[float, typer.Option("--grace", metavar="SECONDS", help="From SIGTERM to SIGKILL.", min=0, max=600)]
 Next = Annotated[bool, typer.Option("--next", help="Print a port that is free on every host.")]

@@ -12,7 +12,7 @@ from nccl_doctor.collect import fix_port
 from nccl_doctor.collect.port_fleet import Fleet
 from nccl_doctor.collect.port_machine import Machine
 from nccl_doctor.errors import DoctorError, NotReachedError, UsageError
-from nccl_doctor.port_model import GRACE_S, PortReport, Suggestion
+from nccl_doctor.port_model import GRACE_S, Identity, PortReport, Suggestion, as_identity
 from nccl_doctor.report.fix_port import confirmation, screen
 from nccl_doctor.report.safe import clean
 
@@ -27,7 +27,7 @@ class Request(NamedTuple):
     log: str | None = None
     hosts: str | None = None
     host: str | None = None
-    pid: int | None = None
+    pid: str | None = None
     kill: bool = False
     force: bool = False
     yes: bool = False
@@ -42,17 +42,18 @@ def run(request: Request, out: Out) -> int:
     """Looks, acts where told to, reports; 0 where the port is free at the end."""
     _check_usage(request)
     # Before any host is contacted: a slip of the finger costs no connection.
+    process = _process(request)
     given = wanted_port(request.port, request.log, None) if request.port or request.log else None
     fleet = Fleet(request.hosts, request.host, request.transport, request.grace_s)
     countdown = Countdown(quiet=out.quiet)
     try:
         fleet.connect()
-        if request.pid is not None and request.port is None:
-            return _show(_about_process(request, fleet, countdown), out)
+        if process is not None and request.port is None:
+            return _show(_about_process(request, process, fleet, countdown), out)
         port, source = given or wanted_port(None, None, fleet.master_port)
         if request.next_port:
             return _move(request, port, fleet, out)
-        return _show(_about_port(request, port, source, fleet, countdown), out)
+        return _show(_about_port(request, port, process, source, fleet, countdown), out)
     finally:
         countdown.close()
         fleet.close()
@@ -70,8 +71,21 @@ def _check_usage(request: Request) -> None:
         raise UsageError("--next moves away from the port; --kill, --wait and --pid stay with it")
 
 
-def _about_port(request: Request, port: int, source: str | None, fleet: Fleet, countdown: Countdown) -> _Answer:
-    report = fix_port.look(fleet.target, port, request.pid, request.grace_s)
+def _process(request: Request) -> Identity | None:
+    if request.pid is None:
+        return None
+    process = as_identity(request.pid)
+    if process is None:
+        raise UsageError(f'--pid: "{request.pid}" is no process: it takes a PID, or PID@START as fix-port prints it')
+    return process
+
+
+def _about_port(
+    request: Request, port: int, process: Identity | None, source: str | None, fleet: Fleet, countdown: Countdown
+) -> _Answer:
+    report = fix_port.look(fleet.target, port, process, request.grace_s)
+    if report.gone and not report.free:
+        report = fix_port.look(fleet.target, port, None, request.grace_s)._replace(gone=True, pid=report.pid)
     report = report._replace(arguments=_arguments(request, port), source=source)
     answer = _Answer(report)
     if request.kill and not report.free:
@@ -85,8 +99,8 @@ def _about_port(request: Request, port: int, source: str | None, fleet: Fleet, c
     return answer._replace(report=report)
 
 
-def _about_process(request: Request, fleet: Fleet, countdown: Countdown) -> _Answer:
-    report = fix_port.look(fleet.target, None, request.pid, request.grace_s)
+def _about_process(request: Request, process: Identity, fleet: Fleet, countdown: Countdown) -> _Answer:
+    report = fix_port.look(fleet.target, None, process, request.grace_s)
     report = report._replace(arguments=_arguments(request, None))
     return _kill(request, report, fleet.target, countdown) if request.kill and report.jobs else _Answer(report)
 
@@ -107,6 +121,8 @@ def _kill(request: Request, report: PortReport, machine: Machine, countdown: Cou
 
 
 def _why_not(request: Request, report: PortReport) -> str | None:
+    if report.gone:
+        return f"the process that was meant is gone, and pid {report.pid} is another's now or nobody's"
     if not report.jobs:
         return report.hint or "nobody holds the port any more; only waiting helps (--wait)"
     barred = [job for job in report.jobs if job.refusal and (job.final or not request.force)]
@@ -159,7 +175,7 @@ def _suggestion(fleet: Fleet, port: int, countdown: Countdown) -> Suggestion | N
 
 def _arguments(request: Request, port: int | None) -> tuple[str, ...]:
     words = [] if port is None else [str(port)]
-    for option, value in (("--hosts", request.hosts), ("--host", request.host), ("--pid", request.pid)):
+    for option, value in (("--hosts", request.hosts), ("--host", request.host)):
         words += [] if value is None else [option, str(value)]
     return tuple(words)
 

@@ -9,7 +9,18 @@ from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from nccl_doctor.collect.port_machine import Machine, sleep
-from nccl_doctor.port_model import LAST_PORT, Elsewhere, GpuUse, Holder, Job, Member, PortReport, Socket, Suggestion
+from nccl_doctor.port_model import (
+    LAST_PORT,
+    Elsewhere,
+    GpuUse,
+    Holder,
+    Identity,
+    Job,
+    Member,
+    PortReport,
+    Socket,
+    Suggestion,
+)
 
 Tell = Callable[[str], None]
 """Shows what is waited for; the next call replaces it."""
@@ -43,15 +54,17 @@ class Ended(NamedTuple):
     denied: tuple[str, ...]
 
 
-def look(machine: Machine, port: int | None, pid: int | None, grace_s: float) -> PortReport:
+def look(machine: Machine, port: int | None, process: Identity | None, grace_s: float) -> PortReport:
     """Who holds a port on a machine, or what job a process of it belongs to."""
-    told = machine.ask("port", port=port, pid=pid, grace_s=grace_s)
+    pid, started = process or (None, None)
+    told = machine.ask("port", port=port, pid=pid, started=started, grace_s=grace_s)
     trial = told["trial"] or {"free": not told["jobs"]}
     return PortReport(
         host=machine.name or told["host"],
         here=not machine.name,
         port=port,
         pid=pid,
+        gone=started is not None and not told["jobs"],
         free=trial["free"],
         cause=trial.get("cause"),
         error=trial.get("error"),

@@ -148,7 +148,6 @@ class Table:
             path = argv[0].partition(" ")[0] if argv else ""
         return os.path.basename(path.replace(" (deleted)", "")) or (self.procs[pid].name if pid in self.procs else "")
 
-
     def text(self, pid: int, name: str) -> str:
         """One of the process's files in /proc; "" where it is gone or hidden."""
         try:

@@ -41,18 +41,18 @@ class Look(NamedTuple):
     peers: dict[int, sock_diag.Traffic]
 
 
-def watch(jobs: Sequence[Sequence[int]], window_s: float = WINDOW_S) -> list[str | None]:
+def watch(jobs: Sequence[Sequence[int]]) -> list[str | None]:
     """For each job, as its PIDs, what showed that it lives; None where nothing moved for the whole window."""
     try:
         before = [_look(pids) for pids in jobs]
     except OSError as error:
         return [f"what it exchanges with its peers is not known: {error}"] * len(jobs)
     seen: list[str | None] = [_talked(look) for look in before]
-    deadline = time.monotonic() + window_s
+    deadline = time.monotonic() + WINDOW_S
     while None in seen and time.monotonic() < deadline:
         time.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
         for place, pids in enumerate(jobs):
-            seen[place] = seen[place] or _moved(before[place], _look(pids), window_s)
+            seen[place] = seen[place] or _moved(before[place], _look(pids))
     return [sign or _runnable(pids) or _on_gpu(pids) for sign, pids in zip(seen, jobs)]
 
 
@@ -84,12 +84,12 @@ def _talked(look: Look) -> str | None:
     return None
 
 
-def _moved(before: Look, now: Look, window_s: float) -> str | None:
+def _moved(before: Look, now: Look) -> str | None:
     """What the second look shows; a process that was not there at the first was started meanwhile."""
     seconds = now.at - before.at
     for pid, cpu in now.cpu.items():
         used = cpu - before.cpu.get(pid, 0.0)
-        if used > CPU_SHARE * window_s:
+        if used > CPU_SHARE * WINDOW_S:
             return f"pid {pid} used {used:.2f} s of CPU time in {seconds:.1f} s"
         moved = now.files[pid] - before.files.get(pid, 0)
         if moved >= FILE_BYTES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nccl_doctor.probe import jobs, programs, units
 from nccl_doctor.probe.jobs import Job
-from nccl_doctor.probe.procs import Table
+from nccl_doctor.probe.procs import Proc, Table
 
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "fish", "ksh", "mksh", "tcsh", "csh", "busybox", "xonsh"})
 MULTIPLEXERS = ("tmux", "screen", "zellij", "dtach", "abduco")
@@ -40,12 +40,14 @@ def _of_top(pid: int, table: Table) -> str | None:
     screen = next((one for one, name in names.items() if name.lower().startswith(MULTIPLEXERS)), None)
     if screen is not None:
         return f"it runs in {names[screen].partition(':')[0]} (pid {screen})"
+    return None if jobs.is_orphan(pid, table) else _parent_words(proc, parent, table)
+
+
+def _parent_words(proc: Proc, parent: Proc, table: Table) -> str:
     if parent.name.startswith(STEP):
         return f"it runs in a Slurm step (pid {parent.pid})"
     if parent.name in SHELLS and parent.pid != 1:
         return f"a shell waits for it: {parent.name}, pid {parent.pid}"
-    if jobs.is_orphan(pid, table):
-        return None
     if jobs.is_adopted(proc, table):
-        return f"nothing shows that pid {pid} is a rank that lost its launcher; it may be meant to run on its own"
+        return f"nothing shows that pid {proc.pid} is a rank that lost its launcher; it may be meant to run on its own"
     return f"its parent lives: {parent.name}, pid {parent.pid}"

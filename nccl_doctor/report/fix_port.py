@@ -199,21 +199,19 @@ def _ways_out(report: PortReport) -> Iterator[list[str]]:
 
 
 def _end_it(report: PortReport, call: list[str]) -> Iterator[list[str]]:
-    if not report.jobs:
-        return
-    refused = report.refused is not None
+    """A line to paste for each job, where all are shown to be leftovers; else why not, and no line."""
     refusal = next((job.refusal for job in report.jobs if job.refusal), None)
-    if refusal is None and not refused:
-        orphan = all(job.orphan for job in report.jobs)
-        yield ["It is your own and nothing watches over it. End it:" if orphan else "It is your own. To end it:"]
-        yield [_command([*call, "--kill"])]
-    elif refusal is None or any(job.final for job in report.jobs):
-        if not refused:
-            yield [*_wrap(f"It will not be ended: {refusal}.")]
-    else:
-        why = "" if refused else f"It is not ended just like that: {refusal}. "
-        yield [*_wrap(f"{why}If it has to go all the same:")]
-        yield [_command([*call, "--kill", "--force"])]
+    if refusal is None and report.jobs:
+        yield ["It is your own and nothing watches over it. End it:"]
+        yield [_command([*call, "--pid", _identity(job), "--kill"]) for job in report.jobs]
+    elif refusal is not None and report.refused is None:
+        lifted = "" if any(job.final for job in report.jobs) else " (--force ends it all the same.)"
+        yield [*_wrap(f"It will not be ended: {refusal}.{lifted}")]
+
+
+def _identity(job: Job) -> str:
+    """The job's root as the command takes it, so that no other process that has got its PID since is ended."""
+    return next(f"{member.pid}@{member.started}" for member in job.members if member.pid == job.root)
 
 
 def _move_away(report: PortReport) -> Iterator[list[str]]:

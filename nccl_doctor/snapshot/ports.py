@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from nccl_doctor.snapshot.values import IpAddress, Observed, Pid, Port, Seconds, SocketPort
+from nccl_doctor.snapshot.values import Count, IpAddress, Observed, Pid, Port, Seconds, SocketPort
 
 
 class TcpSocket(Observed):
@@ -41,7 +41,7 @@ class Process(Observed):
     age_s: Seconds
     orphan: bool
     own: bool
-    ticks: int | None = None
+    ticks: Count | None = None
     refusal: str | None = None
 
 

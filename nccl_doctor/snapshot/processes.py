@@ -39,7 +39,7 @@ class TrainingJob(Observed):
     parent: str | None
     terminal: bool
     unit: str | None
-    ticks: int | None = None
+    ticks: Count | None = None
     refusal: str | None = None
 
 

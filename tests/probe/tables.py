@@ -24,6 +24,8 @@ class Fake:
     session: int = 9
     name: str = ""
     executable: str = ""
+    files: dict[str, str] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
 
 
 class FakeTable(Table):
@@ -42,6 +44,7 @@ class FakeTable(Table):
                 False,
                 False,
                 one.started,
+                0,
             )
             for one in everybody
         }
@@ -51,10 +54,18 @@ class FakeTable(Table):
         self._argv = {one.pid: tuple(one.line.split()) for one in everybody}
         self._environ = {one.pid: one.environ for one in everybody}
         self._uids = {one.pid: one.uid for one in everybody}
+        self._files = {one.pid: one.files for one in everybody}
+        self._links = {one.pid: one.links for one in everybody}
         self._executables = {one.pid: one.executable or one.line.split()[0] for one in everybody}
 
     def executable(self, pid: int) -> str:
         return self._executables[pid]
+
+    def text(self, pid: int, name: str) -> str:
+        return self._files.get(pid, {}).get(name, "")
+
+    def link(self, pid: int, name: str) -> str | None:
+        return self._links.get(pid, {}).get(name, name)
 
 
 def rank(pid: int, ppid: int, number: int, **change: str) -> Fake:

@@ -99,7 +99,7 @@ def test_refusals_name_their_reason(fake: Fake, words: str, final: bool, monkeyp
     monkeypatch.setattr(os, "getuid", lambda: fake.uid)
     refused = guard.refusal(jobs.job_of(20, FakeTable(fake)), [20], FakeTable(fake), 0)
     assert refused is not None
-    assert (words in refused[0], refused[1]) == (True, not final)
+    assert (words in refused.reason, refused.kind == "protected") == (True, final)
 
 
 def test_a_member_that_is_protected_protects_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def test_a_member_that_is_protected_protects_the_job(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "getuid", lambda: 1000)
     refused = guard.refusal(jobs.job_of(20, table), [20], table, 0)
     assert refused is not None
-    assert (f"pid 20 ({table.procs[20].name})" in refused[0], refused[1]) == (True, False)
+    assert (f"pid 20 ({table.procs[20].name})" in refused.reason, refused.kind) == (True, "protected")
 
 
 def test_a_kernel_thread_is_protected() -> None:
@@ -148,12 +148,9 @@ def test_a_real_child_is_read_as_it_is() -> None:
         ("", {"SLURM_JOB_ID": "; rm -rf"}, None),
     ],
 )
-def test_a_unit_is_told_by_the_control_group(
-    group: str, environ: dict[str, str], unit: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    texts = {"/proc/20/cgroup": group, "/proc/self/cgroup": "0::/"}
-    monkeypatch.setattr(units, "read", texts.get)
-    assert units.unit_of(20, FakeTable(Fake(20, 1, "python train.py", environ))) == unit
+def test_a_unit_is_told_by_the_control_group(group: str, environ: dict[str, str], unit: str | None) -> None:
+    table = FakeTable(Fake(20, 1, "python train.py", environ, files={"cgroup": group}))
+    assert units.unit_of(20, table) == unit
 
 
 def test_ports_of_another_namespace_are_read_from_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ HOLDER = Holder(
     user="alice",
     command="python -u train.py --local_rank=0",
     started=1767225600.0,
+    ticks=900,
     age_s=10800.0,
     ppid=1,
     orphan=True,
@@ -57,7 +58,7 @@ port 29500 on this machine (node1) is held
 
 It is your own and nothing watches over it. End it:
 
-nccl-doctor fix-port 29500 --hosts 'my hosts.yaml' --kill
+nccl-doctor fix-port 29500 --hosts 'my hosts.yaml' --pid 48112@900 --kill
 
 Or start on port 29511, which is free on all 2 hosts:
 
@@ -102,8 +103,9 @@ def test_a_refusal_is_named_and_force_offered_where_it_helps(final: bool, offer:
     report = REPORT._replace(jobs=(JOB._replace(refusal="pid 48112 belongs to bob", final=final),))
     for text in (screen(report), screen(report._replace(refused="pid 48112 belongs to bob"))):
         assert "pid 48112 belongs to bob" in text
-        assert ("--kill --force" in text) is offer
         assert "--kill\n" not in text
+        assert not [line for line in text.splitlines() if line.startswith("nccl-doctor ")]
+    assert ("--force" in screen(report)) is offer
 
 
 def test_outbound_is_cured_by_reserving_the_port_beside_those_that_are() -> None:

@@ -32,7 +32,7 @@ def test_a_leftover_of_ones_own_is_a_warning_with_the_command_that_ends_it() -> 
     assert found.message == "2 training processes were left behind on node2."
     (command,) = found.fix.commands
     assert command.host is None
-    assert command.command == "nccl-doctor fix-port --hosts hosts.yaml --host node2 --pid 48112 --kill --yes"
+    assert command.command == "nccl-doctor fix-port --hosts hosts.yaml --host node2 --pid 48112@5731034 --kill --yes"
 
 
 def test_it_is_an_error_where_it_holds_a_gpu_that_the_job_needs() -> None:
@@ -51,7 +51,10 @@ def test_what_takes_judgement_has_no_command(name: str) -> None:
 def holder(pid: int) -> dict[str, Any]:
     process = {"pid": pid, "ppid": 1, "user": "ubuntu", "command": "python train.py", "started": 1.0, "age_s": 10800.0}
     trial = {"port": 29500, "free": False, "error": "EADDRINUSE", "cause": "listener"}
-    return {"master_port": {**trial, "holders": [{**process, "orphan": True, "own": True}]}, **leftover()}
+    return {
+        "master_port": {**trial, "holders": [{**process, "orphan": True, "own": True, "ticks": 5731034}]},
+        **leftover(),
+    }
 
 
 def test_a_leftover_that_holds_the_master_port_is_one_diagnosis() -> None:
@@ -59,7 +62,7 @@ def test_a_leftover_that_holds_the_master_port_is_one_diagnosis() -> None:
     assert (found.name, found.severity) == ("port-in-use", Severity.ERROR)
     assert [effect.name for effect in found.explains] == ["stale-process"]
     assert [command.command for command in found.fix.commands] == [
-        "nccl-doctor fix-port --hosts hosts.yaml --host node1 29500 --kill --yes"
+        "nccl-doctor fix-port --hosts hosts.yaml --host node1 29500 --pid 48113@5731034 --kill --yes"
     ]
 
 
@@ -77,3 +80,40 @@ def test_arguments_of_a_leftover_and_of_its_parent_do_not_travel() -> None:
     assert "train.py --key" in text
     assert "abc123" not in text
     assert "alice" not in text
+
+
+REFUSALS = ["it makes progress: pid 48112 used 1.90 s of CPU time in 2.0 s", "a shell waits for it: bash, pid 7"]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_what_fix_port_would_not_end_has_no_line_to_paste_and_the_reason_is_said(refusal: str) -> None:
+    facts = holder(48112)
+    facts["processes"][0]["refusal"] = facts["master_port"]["holders"][0]["refusal"] = refusal
+    stale = judge(patched({"hosts": {"node2": {"facts": {"processes": facts["processes"]}}}}), "check").diagnoses
+    for one in (*judge(patched({"hosts": {"node1": {"facts": facts}}}), "check").diagnoses, *stale):
+        assert refusal in one.fix.summary
+        assert one.fix.commands == ()
+        assert "--kill" not in one.fix.summary
+
+
+def test_a_holder_whose_start_nobody_told_has_no_line_either() -> None:
+    facts = holder(48113)
+    del facts["master_port"]["holders"][0]["ticks"]
+    (found,) = judge(patched({"hosts": {"node1": {"facts": facts}}}), "check").diagnoses
+    assert found.fix.commands == ()
+
+
+def test_moving_away_is_a_whole_line() -> None:
+    (found,) = judge(patched({"hosts": {"node1": {"facts": holder(48113)}}}), "check").diagnoses
+    assert "nccl-doctor fix-port --hosts hosts.yaml --host node1 --next" in found.fix.summary
+
+
+def test_an_outbound_holder_and_a_time_wait_have_their_lines() -> None:
+    lines = []
+    for name in ("outbound", "time-wait"):
+        (found,) = judge(load(HERE.parent / f"ports/port_in_use/fires-{name}.json"), "check").diagnoses
+        lines += [command.command for command in found.fix.commands]
+    assert lines == [
+        "sysctl -w net.ipv4.ip_local_reserved_ports=29500",
+        "nccl-doctor fix-port --hosts hosts.yaml --host node1 29500 --wait",
+    ]

@@ -1,0 +1,285 @@
+"""What may be ended, on real processes: every watcher, every sign of life, and the leftovers that have to go."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nccl_doctor.probe import gpu_processes, guard, jobs, port_requests, progress
+from nccl_doctor.probe.procs import Table
+
+RANK = {"LOCAL_RANK": "0", "RANK": "0", "MASTER_PORT": "29500"}
+HEAD = "import os, socket, sys, time; print(os.getpid(), flush=True); "
+IDLE = "time.sleep(600)"
+REAPER = str(Path(__file__).parent / "reaper.py")
+Start = Callable[..., int]
+
+
+@pytest.fixture(autouse=True)
+def _short_looks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is quiet is so in a shorter time too; signs of life are looked for as long as ever."""
+    if "alive" not in request.node.name:
+        monkeypatch.setattr(progress, "WINDOW_S", 0.4)
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a Python program under something like systemd, as its orphan unless told otherwise; its PID."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, REAPER], stdin=pipe, stdout=pipe, text=True) as reaper:
+        wishes, answers = reaper.stdin, reaper.stdout
+        assert wishes is not None
+        assert answers is not None
+
+        def run(
+            code: str = IDLE, *, argv: tuple[str, ...] = (), orphan: bool = True, env: dict[str, str] = RANK
+        ) -> int:
+            wish = {"argv": [*argv, sys.executable, "-c", HEAD + code], "env": env, "orphan": orphan}
+            wishes.write(json.dumps(wish) + "\n")
+            wishes.flush()
+            return int(answers.readline())
+
+        yield run
+        for pid in Table().descendants(reaper.pid):
+            os.kill(pid, signal.SIGKILL)
+        wishes.close()
+
+
+def refusal(pid: int) -> guard.Refusal | None:
+    """Of the job that a process belongs to, with no grace for the young."""
+    table = Table()
+    (found,) = guard.refusals([jobs.job_of(pid, table)], [pid], table, 0)
+    return found
+
+
+def kind(pid: int) -> str | None:
+    found = refusal(pid)
+    return found and found.kind
+
+
+def test_a_rank_that_lost_its_launcher_and_does_nothing_is_a_leftover_and_ends(start: Start) -> None:
+    pid = start()
+    assert refusal(pid) is None
+    proc = Table().procs[pid]
+    seen = port_requests.look({"port": None, "pid": pid, "started": proc.started, "grace_s": 0})
+    assert [job["refusal"] for job in seen["jobs"]] == [None]
+    other = {"processes": [[pid, proc.started - 1]], "signal": "KILL", "force": False}
+    assert port_requests.send(other) == {"alive": [], "sent": [], "denied": []}
+    assert port_requests.send({**other, "processes": [[pid, proc.started]]})["sent"] == [pid]
+
+
+def test_a_pid_with_another_start_names_nobody(start: Start) -> None:
+    pid = start()
+    seen = port_requests.look({"port": None, "pid": pid, "started": 1, "grace_s": 0})
+    assert seen["jobs"] == []
+
+
+def test_one_that_computes_is_alive(start: Start) -> None:
+    found = refusal(start("any(False for _ in iter(int, 1))"))
+    assert found is not None
+    assert (found.kind, "CPU time" in found.reason) == ("alive", True)
+
+
+def test_one_that_reads_its_data_is_alive(start: Start) -> None:
+    code = "f = os.open('/dev/zero', 0)\nwhile True: os.read(f, 1 << 16); time.sleep(0.05)"
+    found = refusal(start(f"exec({code!r})"))
+    assert found is not None
+    assert (found.kind, "read or wrote" in found.reason) == ("alive", True)
+
+
+TALK = """
+peer = socket.create_connection(("127.0.0.1", {port}))
+while True:
+    peer.send(b"x")
+    time.sleep(0.3)
+"""
+
+
+def test_one_that_talks_to_a_peer_is_alive_and_a_connection_in_silence_is_not(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "TALKED_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        silent = start(f"peer = socket.create_connection(('127.0.0.1', {port})); {IDLE}")
+        talking = start(f"exec({TALK.format(port=port)!r})", env={**RANK, "MASTER_PORT": "29511"})
+        ends = [server.accept()[0] for _ in range(2)]
+        assert refusal(silent) is None
+        found = refusal(talking)
+        assert found is not None
+        assert (found.kind, f"127.0.0.1:{port}" in found.reason) == ("alive", True)
+        monkeypatch.setattr(progress, "TALKED_S", 10.0)
+        ends[0].send(b"x")
+        while (found := refusal(silent)) is None:
+            time.sleep(0.01)
+        assert "sent it data 0 s ago" in found.reason
+        for end in ends:
+            end.close()
+
+
+def test_a_gpu_at_work_is_progress_and_one_that_nobody_can_ask_is_no_proof(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = start()
+    uses = [{"pid": pid, "gpu": 0, "uuid": "GPU-a", "memory_mib": 5}]
+    monkeypatch.setattr(gpu_processes, "collect", lambda _deadline: uses)
+    reasons = []
+    for share in (97, None, 0):
+        monkeypatch.setattr(gpu_processes, "utilization", lambda _, share=share: {"GPU-a": share})
+        found = refusal(pid)
+        reasons.append(found and found.reason.partition("was at work for ")[2])
+    assert reasons == ["97 % of the last second", "an unknown part of the last second", None]
+
+
+def test_what_is_no_rank_may_be_a_service(start: Start) -> None:
+    found = refusal(start(env={}))
+    assert found is not None
+    assert (found.kind, "meant to run on its own" in found.reason) == ("watched", True)
+
+
+@pytest.mark.parametrize("env", [RANK, {}])
+def test_what_systemd_started_itself_is_watched(start: Start, env: dict[str, str]) -> None:
+    """Without its unit's control group, only the variables tell that no launcher came between."""
+    pid = start(orphan=False, env={}, argv=("env", *(f"{name}={value}" for name, value in env.items())))
+    assert kind(pid) == (None if env else "watched")
+
+
+def test_a_shell_and_what_else_lives_above_it_watch_over_it() -> None:
+    for above, words in (
+        (["sh", "-c", '"$@"; true', "sh"], "a shell waits for it"),
+        (["timeout", "600"], "its parent lives: timeout"),
+    ):
+        argv = [*above, sys.executable, "-c", HEAD + IDLE]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env={**os.environ, **RANK}) as parent:
+            assert parent.stdout is not None
+            pid = int(parent.stdout.readline())
+            found = refusal(pid)
+            os.kill(pid, signal.SIGKILL)
+        assert found is not None
+        assert (found.kind, words in found.reason) == ("watched", True)
+
+
+def test_a_launcher_that_lives_watches_over_its_ranks_though_it_is_an_orphan(start: Start, tmp_path: Path) -> None:
+    launcher = tmp_path / "torchrun"
+    launcher.write_text(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {HEAD + IDLE!r}])\n")
+    pid = start(argv=(sys.executable, str(launcher)))
+    found = refusal(pid)
+    assert found is not None
+    assert (found.kind, found.reason[:31]) == ("watched", "its launcher lives: torchrun, p")
+    os.kill(Table().procs[pid].ppid, signal.SIGKILL)
+    while refusal(pid) is not None:
+        time.sleep(0.05)
+
+
+def test_tmux_watches_over_what_runs_in_it(tmp_path: Path) -> None:
+    server = ["tmux", "-S", str(tmp_path / "socket")]
+    command = ["env", *(f"{name}={value}" for name, value in RANK.items()), sys.executable, "-c", HEAD + IDLE]
+    try:
+        subprocess.run([*server, "new-session", "-d", *command], check=True, env={**os.environ, "TERM": "xterm"})
+        shown = subprocess.run(
+            [*server, "list-panes", "-a", "-F", "#{pane_pid}"], check=True, capture_output=True, text=True
+        )
+        found = refusal(int(shown.stdout))
+    finally:
+        subprocess.run([*server, "kill-server"], check=True)
+    assert found is not None
+    assert (found.kind, found.reason[:16]) == ("watched", "it runs in tmux ")
+
+
+@pytest.mark.lab
+def test_a_debugger_watches(start: Start) -> None:
+    pid = start()
+    with subprocess.Popen(["strace", "-qq", "-p", str(pid)], stderr=subprocess.DEVNULL) as strace:
+        while Table().status(pid, "TracerPid") == "0":
+            time.sleep(0.01)
+        found = refusal(pid)
+        strace.terminate()
+    assert found == (f"pid {strace.pid} is looking into it with a debugger", "watched")
+
+
+@pytest.fixture
+def into_group() -> Iterator[Callable[[int, str], None]]:
+    """Puts a process into a control group of that path, where one may be made."""
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    roots = [words[1] for words in mounts if words[2] == "cgroup2" or (words[2] == "cgroup" and "systemd" in words[3])]
+    made: list[Path] = []
+
+    def move(pid: int, path: str) -> None:
+        folder = Path(roots[0], f"nccl-doctor-test-{os.getpid()}", path)
+        made.extend([folder, *folder.parents][: path.count("/") + 2])
+        folder.mkdir(parents=True)
+        (folder / "cgroup.procs").write_text(str(pid))
+
+    yield move
+    for folder in made:
+        for pid in (folder / "cgroup.procs").read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
+        while (folder / "cgroup.procs").read_text().split():
+            time.sleep(0.01)
+        folder.rmdir()
+
+
+GROUPS = [
+    ("system.slice/train.service", "watched", "systemd runs it as train.service"),
+    ("system.slice/slurmstepd.scope/job_77/step_0", "foreign", "belongs to Slurm job 77"),
+    ("docker/3f2a40b1c9d2e0aa", "foreign", "is in docker container 3f2a40b1c9d2"),
+    ("user.slice/user-1234.slice/session-3.scope", "foreign", "was started in the login of uid 1234"),
+    ("system.slice/ssh.service", None, ""),
+]
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize(("path", "expected", "words"), GROUPS)
+def test_a_control_group_tells_who_has_it(
+    path: str, expected: str | None, words: str, start: Start, into_group: Callable[[int, str], None]
+) -> None:
+    pid = start()
+    into_group(pid, path)
+    found = refusal(pid)
+    assert (found and found.kind) == expected
+    assert found is None or words in found.reason
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize(("flags", "words"), [("-pf", "another PID namespace"), ("-m", "another mount namespace")])
+def test_a_process_of_another_container_is_not_ones_own(flags: str, words: str, start: Start) -> None:
+    start(argv=("unshare", flags, "env"))
+    table = Table()
+    (pid,) = [one for one in table.procs if HEAD in table.command(one) and table.executable(one).startswith("python")]
+    found = refusal(pid)
+    assert found is not None
+    assert (found.kind, words in found.reason) == ("foreign", True)
+    assert not guard.is_own(pid, table)
+
+
+def test_a_slurm_job_counts_while_a_step_daemon_serves_it(start: Start) -> None:
+    pid = start(env={**RANK, "SLURM_JOB_ID": "78"})
+    assert kind(pid) is None
+    with subprocess.Popen(["slurmstepd: [78.0]", "600"], executable="/bin/sleep") as step:
+        found = refusal(pid)
+        step.kill()
+    assert found is not None
+    assert (found.kind, "belongs to Slurm job 78" in found.reason) == ("foreign", True)
+
+
+@pytest.mark.lab
+def test_what_somebody_elses_login_started_is_not_ones_own(start: Start) -> None:
+    """pam_loginuid writes it, sudo leaves it."""
+    pid = start(argv=("sh", "-c", 'echo 1234 > /proc/self/loginuid; exec "$@"', "sh"))
+    found = refusal(pid)
+    assert found == (f"pid {pid} was started in the login of uid 1234", "foreign")
+
+
+def test_of_several_jobs_those_that_are_alive_are_told_apart(start: Start) -> None:
+    told: list[Any] = progress.watch([[start()], [start("any(False for _ in iter(int, 1))")], [4_000_000]])
+    assert [one is None for one in told] == [True, False, True]

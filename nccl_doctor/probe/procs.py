@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 PF_KTHREAD = 0x00200000
 """include/linux/sched.h."""
-UTIME, STIME, STARTED = 11, 12, 19
-"""Where fields 14, 15 and 22 of /proc/PID/stat (proc_pid_stat(5)) stand behind the command's parenthesis."""
+STARTED = 19
+"""Where starttime, field 22 of /proc/PID/stat (proc_pid_stat(5)), stands behind the command's parenthesis."""
 COMMAND_LIMIT = 500
 
 
@@ -25,7 +25,6 @@ class Proc(NamedTuple):
         terminal: whether it has a controlling terminal.
         kernel: whether it is a kernel thread.
         started: clock ticks since boot.
-        cpu: clock ticks that its threads have run, in the kernel and outside.
     """
 
     pid: int
@@ -37,7 +36,6 @@ class Proc(NamedTuple):
     terminal: bool
     kernel: bool
     started: int
-    cpu: int
 
 
 def read(pid: int) -> Proc | None:
@@ -65,7 +63,6 @@ def read(pid: int) -> Proc | None:
         terminal=fields[4] != b"0",
         kernel=bool(int(fields[6]) & PF_KTHREAD),
         started=int(fields[STARTED]),
-        cpu=int(fields[UTIME]) + int(fields[STIME]),
     )
 
 

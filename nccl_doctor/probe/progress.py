@@ -7,11 +7,12 @@ a collective which never ends has none of these; NCCL's own spins, and passes fo
 
 from __future__ import annotations
 
-import os
 import time
-from typing import Iterator, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
-from nccl_doctor.probe import gpu_processes, holders, procs, sock_diag
+from nccl_doctor.probe import gpu_processes, holders, sock_diag
+from nccl_doctor.probe.hang import state
+from nccl_doctor.probe.sock_diag import Flow
 from nccl_doctor.probe.unavailable import Unavailable
 
 WINDOW_S = 2.0
@@ -38,7 +39,7 @@ class Look(NamedTuple):
     at: float
     cpu: dict[int, float]
     files: dict[int, int]
-    peers: dict[int, sock_diag.Traffic]
+    peers: dict[int, Flow]
 
 
 def watch(jobs: Sequence[Sequence[int]]) -> list[str | None]:
@@ -53,40 +54,44 @@ def watch(jobs: Sequence[Sequence[int]]) -> list[str | None]:
         time.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
         for place, pids in enumerate(jobs):
             seen[place] = seen[place] or _moved(before[place], _look(pids))
-    return [sign or _runnable(pids) or _on_gpu(pids) for sign, pids in zip(seen, jobs)]
+    return [sign or _on_gpu(pids) for sign, pids in zip(seen, jobs)]
 
 
 def _look(pids: Sequence[int]) -> Look:
-    found = [proc for proc in map(procs.read, pids) if proc is not None]
-    ticks = os.sysconf("SC_CLK_TCK")
-    inodes = {target for _, _, target in holders.open_files(set(pids)) if target.startswith("socket:")}
+    held = {target for _, _, target in holders.open_files(set(pids)) if target.startswith("socket:")}
+    flows = (flow for flow in sock_diag.flows() if flow.socket.state == "ESTABLISHED")
     return Look(
         time.monotonic(),
-        {proc.pid: proc.cpu / ticks for proc in found},
-        {proc.pid: _file_bytes(proc.pid) for proc in found},
-        {inode: told for inode, told in sock_diag.traffic().items() if f"socket:[{inode}]" in inodes},
+        {pid: state.cpu_s(pid) or 0.0 for pid in pids},
+        {pid: state.io_bytes(pid) or 0 for pid in pids},
+        {flow.socket.inode: flow for flow in flows if f"socket:[{flow.socket.inode}]" in held},
     )
 
 
-def _file_bytes(pid: int) -> int:
-    """Bytes of read(2) and write(2) and their like (proc_pid_io(5)); 0 where they are hidden."""
-    try:
-        with open(f"/proc/{pid}/io") as file:
-            return sum(int(line.split()[1]) for line in file if line.startswith(("rchar", "wchar")))
-    except OSError:
-        return 0
-
-
 def _talked(look: Look) -> str | None:
-    for told in look.peers.values():
-        if told.heard_s < TALKED_S:
-            return f"{told.peer} sent it data {told.heard_s:.0f} s ago"
+    for flow in look.peers.values():
+        if flow.heard_s is not None and flow.heard_s < TALKED_S:
+            return f"{_peer(flow)} sent it data {flow.heard_s:.0f} s ago"
     return None
+
+
+def _peer(flow: Flow) -> str:
+    address = flow.socket.remote_address
+    return f"{f'[{address}]' if ':' in address else address}:{flow.socket.remote_port}"
+
+
+def _bytes(flow: Flow | None) -> int:
+    """Bytes that came, and bytes sent that the peer acknowledged; 0 before Linux 4.1, which does not count."""
+    return 0 if flow is None else (flow.acked or 0) + (flow.received or 0)
 
 
 def _moved(before: Look, now: Look) -> str | None:
     """What the second look shows; a process that was not there at the first was started meanwhile."""
     seconds = now.at - before.at
+    for inode, flow in now.peers.items():
+        moved = _bytes(flow) - _bytes(before.peers.get(inode))
+        if moved:
+            return f"{moved} bytes went between it and {_peer(flow)} in {seconds:.1f} s"
     for pid, cpu in now.cpu.items():
         used = cpu - before.cpu.get(pid, 0.0)
         if used > CPU_SHARE * WINDOW_S:
@@ -94,33 +99,7 @@ def _moved(before: Look, now: Look) -> str | None:
         moved = now.files[pid] - before.files.get(pid, 0)
         if moved >= FILE_BYTES:
             return f"pid {pid} read or wrote {moved} bytes in {seconds:.1f} s"
-    for inode, told in now.peers.items():
-        moved = told.moved - (before.peers[inode].moved if inode in before.peers else 0)
-        if moved:
-            return f"{moved} bytes went between it and {told.peer} in {seconds:.1f} s"
     return None
-
-
-def _runnable(pids: Sequence[int]) -> str | None:
-    """A thread that wants a core which others have: a busy machine keeps it from using CPU time."""
-    for pid in pids:
-        for state in _thread_states(pid):
-            if state == "R":
-                return f"a thread of pid {pid} is running"
-    return None
-
-
-def _thread_states(pid: int) -> Iterator[str]:
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:  # gone
-        return
-    for thread in threads:
-        try:
-            with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
-                yield file.read().rpartition(b")")[2].split()[0].decode()
-        except OSError:  # it has just ended
-            continue
 
 
 def _on_gpu(pids: Sequence[int]) -> str | None:

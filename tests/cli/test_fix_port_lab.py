@@ -368,7 +368,9 @@ def test_a_leftover_goes_by_the_command_that_check_prints_and_a_live_one_has_non
     assert ctl.run(command["command"]).returncode == 0
     assert alive(node, {pid, busy}) == {busy}
     assert json.loads(ctl.run(look).stdout)["diagnoses"] == []
-    refused = ctl.run(["nccl-doctor", "fix-port", "--host", "node2", "--pid", str(busy), "--kill", "--yes"], check=False)
+    refused = ctl.run(
+        ["nccl-doctor", "fix-port", "--host", "node2", "--pid", str(busy), "--kill", "--yes"], check=False
+    )
     assert (refused.returncode, "it makes progress" in refused.stdout) == (1, True)
     assert alive(node, {busy}) == {busy}
 

@@ -44,7 +44,6 @@ class FakeTable(Table):
                 False,
                 False,
                 one.started,
-                0,
             )
             for one in everybody
         }

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from nccl_doctor.probe import gpu_processes
+from nccl_doctor.probe import gpu_processes, progress
 from nccl_doctor.probe.facts import processes
 from nccl_doctor.probe.procs import Table
 from nccl_doctor.snapshot import GpuProcess, TrainingJob
@@ -18,11 +18,12 @@ from tests.probe.tables import RUN, Fake, FakeTable, rank
 
 def collected(monkeypatch: pytest.MonkeyPatch, *fakes: Fake) -> list[TrainingJob]:
     monkeypatch.setattr(processes, "Table", lambda: FakeTable(*fakes))
+    monkeypatch.setattr(progress, "watch", lambda jobs: ["CPU time" if 70 in pids else None for pids in jobs])
     return [TrainingJob.model_validate(row) for row in processes.collect()]
 
 
-def test_a_running_job_an_orphan_and_what_is_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    running, left = collected(
+def test_jobs_that_run_an_orphan_and_what_another_probe_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    running, left, computing = collected(
         monkeypatch,
         Fake(20, 1, "python /opt/bin/torchrun train.py"),
         rank(30, 20, 0),
@@ -31,11 +32,15 @@ def test_a_running_job_an_orphan_and_what_is_no_training(monkeypatch: pytest.Mon
         Fake(41, 1, "bash", {"LOCAL_RANK": "0"}),
         rank(50, 1, 0, MASTER_PORT="29511"),
         Fake(60, 50, "nvidia-smi", {**RUN, "LOCAL_RANK": "0"}),
+        rank(70, 1, 0, MASTER_PORT="29512"),
+        Fake(80, 1, "python -I -u -c exec(compile(sys.stdin,'<nccl-doctor>','exec'))"),
+        rank(81, 80, 0, MASTER_PORT="29513"),
     )
     assert (running.pid, running.pids, running.ranks, running.launcher) == (20, (20, 30, 31), 2, "torchrun")
     assert not running.left_behind
     assert (left.pid, left.pids, left.ranks, left.launcher) == (50, (50, 60), 1, None)
     assert left.left_behind
+    assert (computing.pid, computing.left_behind) == (70, False)
 
 
 @pytest.mark.parametrize("raylet", [True, False])

@@ -18,7 +18,7 @@ def look(pid: int, started: int, table: Table) -> dict[str, Any] | None:
     proc = table.procs.get(pid)
     if proc is None or proc.started != started or proc.state in "ZX":
         return None
-    threads, wanted_s = _threads(pid)
+    count, wanted_s = _threads(pid)
     below = [table.procs[one] for one in table.descendants(pid)]
     return {
         "state": proc.state,
@@ -27,8 +27,8 @@ def look(pid: int, started: int, table: Table) -> dict[str, Any] | None:
         "cpu_s": cpu_s(pid),
         "wanted_s": wanted_s,
         "switches": _switches(pid),
-        "io_bytes": _io_bytes(pid),
-        "threads": threads,
+        "io_bytes": io_bytes(pid),
+        "threads": count,
         "workers": [_worker(one) for one in below[:MOST_WORKERS]],
     }
 
@@ -68,7 +68,7 @@ def _switches(pid: int) -> int | None:
     return sum(found) if found else None
 
 
-def _io_bytes(pid: int) -> int | None:
+def io_bytes(pid: int) -> int | None:
     """Bytes that it read and wrote by whatever way; proc_pid_io(5)."""
     text = kernel_files.read(f"/proc/{pid}/io")
     if text is None:
@@ -97,5 +97,5 @@ def _worker(proc: Proc) -> dict[str, Any]:
         "state": fresh.state if fresh else "X",
         "wchan": _wchan(proc.pid),
         "cpu_s": cpu_s(proc.pid),
-        "io_bytes": _io_bytes(proc.pid),
+        "io_bytes": io_bytes(proc.pid),
     }

@@ -49,9 +49,7 @@ class Out(NamedTuple):
             sys.stdout.write(text)
             sys.stdout.flush()
             return
-        from nccl_doctor.cli.files import write_text
-
-        write_text(self.file, text)
+        write_file(self.file, text)
 
     def show(self, document: Any, taken_at: float | None = None) -> None:  # noqa: ANN401 - each command has its own
         """Prints the command's document in the form that was asked for."""
@@ -108,6 +106,20 @@ def exit_code_of(out: Out, work: Callable[[], int]) -> int:
         message = f"a fault of nccl-doctor itself: {type(error).__name__}: {error} ({place})"
         code = _fail(out, f"{message}; NCDOCTOR_TRACEBACK=1 shows where", 2)
     return code
+
+
+def write_file(path: Path, text: str, *, private: bool = False) -> None:
+    """Writes what the user asked to have in a file.
+
+    Raises:
+        DoctorError: it can't be written.
+    """
+    from nccl_doctor.files import write_atomically
+
+    try:
+        write_atomically(path, text.encode(), private=private)
+    except OSError as error:
+        raise DoctorError(f"{path}: can't be written: {error.strerror}") from error
 
 
 def _refuse_unknown_form(out: Out) -> None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from nccl_doctor.cli.files import write_text
+from nccl_doctor.cli.output import write_file
 from nccl_doctor.errors import SnapshotError
 from nccl_doctor.model import Report, Severity
 from nccl_doctor.redact import redact
@@ -38,7 +38,7 @@ def save_snapshot(snapshot: Snapshot, path: Path, *, whole: bool) -> None:
         whole: leave nothing out.
     """
     kept, done = (snapshot, None) if whole else redact(snapshot)
-    write_text(path, kept.model_dump_json(by_alias=True, indent=1) + "\n", 0o600)
+    write_file(path, kept.model_dump_json(by_alias=True, indent=1) + "\n", private=True)
     if done is not None and str(done):
         sys.stderr.write(clean(f"{path}: left out {done}; --save-whole keeps them") + "\n")
 
@@ -60,9 +60,9 @@ def write_hosts(report: Report, passed: Path | None, failed: Path | None, least:
     } | {host.name for host in report.hosts if not host.reached}
     names = [host.name for host in report.hosts]
     if passed is not None:
-        write_text(passed, _lines(name for name in names if name not in guilty))
+        write_file(passed, _lines(name for name in names if name not in guilty))
     if failed is not None:
-        write_text(failed, _lines(name for name in names if name in guilty))
+        write_file(failed, _lines(name for name in names if name in guilty))
 
 
 def _lines(names: Iterable[str]) -> str:

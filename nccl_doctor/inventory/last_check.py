@@ -7,7 +7,6 @@ Directory Specification). It holds host names, counts and recommended variables,
 from __future__ import annotations
 
 import hashlib
-import os
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
+from nccl_doctor.files import write_atomically
 from nccl_doctor.hostlist import fold
 from nccl_doctor.inventory.launch import release
 from nccl_doctor.inventory.plan import Seen
@@ -114,16 +114,10 @@ def remember(hosts: Hosts, snapshot: Snapshot, report: Report, taken_at: float, 
     path = _path(hosts, environ)
     if path is None:
         return
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    # Where it can't be written, launch says that no check is known, which is true for it.
+    with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft.touch(mode=0o600)
-        draft.write_text(last.model_dump_json(), encoding="utf-8")
-        draft.replace(path)
-    except OSError:
-        # launch then says that no check is known, which is true for it.
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
+        write_atomically(path, last.model_dump_json().encode(), private=True)
 
 
 def recall(hosts: Hosts, environ: Mapping[str, str]) -> LastCheck | None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import shutil
-import tempfile
 from pathlib import Path
 
 from ruamel.yaml import YAML
@@ -19,6 +16,7 @@ from ruamel.yaml.events import (
 )
 
 from nccl_doctor.errors import DoctorError, HostsFileError
+from nccl_doctor.files import write_atomically
 from nccl_doctor.inventory import detect
 from nccl_doctor.inventory.draft import Place
 from nccl_doctor.inventory.reading import decode
@@ -42,7 +40,7 @@ def write_master_port(path: str, port: int) -> None:
             raise HostsFileError(path, None, "is no plain file, and can't be changed")
         mark = _BOM if data.startswith(_BOM) else b""
         changed = mark + with_master_port(decode(data, path), port, path).encode()
-        _replace(target, changed)
+        write_atomically(target, changed)
     except OSError as error:
         raise HostsFileError(path, None, f"can't be changed: {error.strerror or error}") from error
 
@@ -126,20 +124,3 @@ def _plain(tree: Tree) -> object:
     if isinstance(tree, Listing):
         return [_plain(item) for item in tree.items]
     return (tree.text, tree.plain, tree.tag) if isinstance(tree, Scalar) else tree.tag
-
-
-def _replace(target: Path, data: bytes) -> None:
-    """Writes beside the file and renames, with its mode and owner."""
-    owner = target.stat()
-    descriptor, draft = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            os.fsync(descriptor)
-        shutil.copymode(target, draft)
-        if (owner.st_uid, owner.st_gid) != (os.geteuid(), os.getegid()):
-            os.chown(draft, owner.st_uid, owner.st_gid)
-        Path(draft).replace(target)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.cli.forms import FailOn
+from nccl_doctor.cli.choices import FailOn
 from nccl_doctor.cli.output import exit_code
 from nccl_doctor.collect import facts, mesh
 from nccl_doctor.collect.run import Options, take_snapshot
@@ -106,7 +106,7 @@ def in_process(one: Lie, folder: Path) -> list[str]:
     try:
         snapshot = take_snapshot(cluster, LocalTransport(), options, Quiet())
         report = judge(snapshot, "check")
-        texts = [render(report, form) for form in ("human", "junit", "prometheus", "json")]
+        texts = [render("check", form, report) for form in ("human", "junit", "prometheus", "json")]
         Snapshot.model_validate_json(snapshot.model_dump_json(by_alias=True))
     except Exception:  # noqa: BLE001 - that is what is looked for
         return [traceback.format_exc()]

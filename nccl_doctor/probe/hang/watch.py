@@ -101,7 +101,7 @@ class Watch:
         pids = [pid for pid in request["pids"] if pid in self._ranks]
         loaded = {pid: found for pid in pids if (found := library.loaded_nccl(pid)) is not None}
         versions = sorted({found["version"] or "unknown" for found in loaded.values()})
-        where = {found for pid in pids if (found := ras.address(self._ranks[pid]["told"])) is not None}
+        where = {at for pid in pids if (at := ras.address(self._ranks[pid]["told"])) is not None}
         answer = {"versions": versions, "reports": []}
         if not where:
             raise Unavailable("NCCL's RAS is switched off in the job (NCCL_RAS_ENABLE=0)")

@@ -7,14 +7,15 @@ stays as it was, so that the verdict is the same.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from nccl_doctor.secret_shapes import LEFT_OUT, without_secrets
 from nccl_doctor.snapshot import Snapshot
 
-LEFT_OUT = "(left out)"
 PREFIXES = ("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCHELASTIC_", "CUDA_", "OMP_", "UCX_", "FI_")
 NAMES = frozenset(
     {
@@ -27,20 +28,17 @@ SECRET = re.compile(r"secret|passw|passphrase|token|credential|api_?key|access_?
 """In a variable's name: even one with an allowed beginning then keeps its value to itself."""
 
 NOBODY = frozenset({"root", "nobody"})
-HOME = re.compile(r"(?<=/home/)[A-Za-z_][\w.-]*|(?<=/Users/)[A-Za-z_][\w.-]*")
-SHAPES = re.compile(
-    r"\b(?:hf|ghp|gho|ghs|glpat|xox[abp]|sk|pk|rk)[_-][A-Za-z0-9_-]{12,}|\bgithub_pat_\w{20,}|\bAKIA[0-9A-Z]{16}\b"
-    r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|-----BEGIN [A-Z ]*PRIVATE KEY-----.*",
-    re.DOTALL,
-)
-"""Tokens known by their form: Hugging Face, GitHub, GitLab, Slack, OpenAI, Stripe, AWS, JSON web tokens, keys."""
-IN_URL = re.compile(r"(?<=://)[^/\s@]+@")
-ASSIGNED = re.compile(
-    r"(?P<name>[\w-]*(?:secret|passw|token|credential|api_?-?key|access_?-?key)[\w-]*)(?P<between>['\"]?\s*[=:]\s*['\"]?)"
-    r"(?P<value>[^\s'\",;]+)",
-    re.IGNORECASE,
-)
-"""``WANDB_API_KEY=…``, ``--token: …`` in any text: a log's last lines hold what a program printed."""
+HOME = re.compile(r"/(?:home|homes|users|Users)/([A-Za-z_][\w.-]{0,63})")
+"""Whose folder it is, after the names that sites give to the folder of homes."""
+OTHER_HOME = re.compile(r"(/(?:scratch|fsx|u)/)([A-Za-z_][\w.-]{0,63})")
+"""Folders that hold users' ones beside others: there, a name is no word to be looked for elsewhere."""
+OUR_SENTENCE = re.compile(r"let the user ([\w.@-]{1,64}) in")
+"""transport/failures.py on a login that was refused."""
+WORD = re.compile(r"(?<![A-Za-z0-9_])[A-Za-z_][\w.-]{0,255}")
+PROSE = re.compile(r"[\s/@'\"=]")
+"""Betrays a text or path. What has none of these is one word, which a check may know by heart: no part of it goes."""
+RULES = frozenset({"firewall", "firewall_after"})
+"""Fields whose words are a language of their own: "accept" is no user there."""
 CONFIG_LINE = re.compile(r"^\s*([A-Za-z_]\w*)\s*=(.*)$")
 
 OPTIONS = frozenset(
@@ -59,7 +57,7 @@ class Redacted:
     users: dict[str, str] = field(default_factory=dict)
     variables: set[str] = field(default_factory=set)
     command_lines: int = 0
-    texts: int = 0
+    texts: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         names = sorted(self.variables)
@@ -68,7 +66,7 @@ class Redacted:
             ("user names", len(self.users), ""),
             ("values of variables", len(names), f": {shown}"),
             ("arguments of command lines", self.command_lines, ""),
-            ("secrets in texts", self.texts, ""),
+            ("secrets in texts", len(self.texts), ""),
         )
         return ", ".join(f"{what} ({count}{more})" for what, count, more in told if count)
 
@@ -94,11 +92,12 @@ def _users(tree: Any) -> Iterator[str]:  # noqa: ANN401 - JSON
             yield from _users(value)
     elif isinstance(tree, str):
         yield from HOME.findall(tree)
+        yield from OUR_SENTENCE.findall(tree)
 
 
 def _walk(tree: Any, done: Redacted, key: str) -> Any:  # noqa: ANN401 - JSON
     if isinstance(tree, dict):
-        return {name: _field(name, value, done, tree) for name, value in tree.items()}
+        return {_key(name, done): _field(name, value, done, tree) for name, value in tree.items()}
     if isinstance(tree, list):
         return [_walk(value, done, key) for value in tree]
     return _text(tree, done) if isinstance(tree, str) else tree
@@ -115,7 +114,12 @@ def _field(name: str, value: Any, done: Redacted, whole: dict[str, Any]) -> Any:
         return _command(value, done)
     if name == "text" and isinstance(value, str) and set(whole) == {"path", "text"}:
         return "\n".join(_config_line(line, done) for line in value.split("\n"))
-    return _walk(value, done, name)
+    return _walk(value, replace(done, users={}) if name in RULES else done, name)
+
+
+def _key(name: str, done: Redacted) -> str:
+    """A path may be a key, too."""
+    return _without_users(name, done.users) if name.startswith(("/", "~")) else name
 
 
 def _allowed(variable: str) -> bool:
@@ -170,11 +174,30 @@ def _option(word: str, done: Redacted) -> str:
 
 def _text(text: str, done: Redacted) -> str:
     """Any other text, without users' names where they can be told from words, and without what looks like a secret."""
-    found = HOME.sub(lambda match: done.users.get(match[0], match[0]), text)
-    for name, other in done.users.items():
-        found = re.sub(rf"(?<![\w.-]){re.escape(name)}(?=@)", other, found)
-    clean = SHAPES.sub(LEFT_OUT, IN_URL.sub(f"{LEFT_OUT}@", found))
-    clean = ASSIGNED.sub(lambda match: f"{match['name']}{match['between']}{LEFT_OUT}", clean)
+    found = _without_users(text, done.users)
+    clean = without_secrets(found)
     if clean != found:
-        done.texts += 1
+        done.texts.append(clean)
     return clean
+
+
+def _without_users(text: str, users: dict[str, str]) -> str:
+    """Known users by what stands for them, wherever a word of a text or a path is, or begins or ends as, their name."""
+    if not PROSE.search(text) or _is_network(text):
+        return text
+
+    def other(word: re.Match[str]) -> str:
+        if word[0] in users:
+            return users[word[0]]
+        return "".join(users.get(part, part) for part in re.split(r"([.-])", word[0]))
+
+    elsewhere = OTHER_HOME.sub(lambda match: f"{match[1]}{users.get(match[2], 'user')}", text)
+    return WORD.sub(other, elsewhere)
+
+
+def _is_network(text: str) -> bool:
+    try:
+        ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return False
+    return True

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+import time
 from typing import Any
 
 import pytest
@@ -7,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.diagnose import judge
-from nccl_doctor.redact import LEFT_OUT, redact
+from nccl_doctor.redact import redact
+from nccl_doctor.secret_shapes import LEFT_OUT, without_secrets
 from tests.checks.snapshots import patched
 
 
@@ -91,12 +94,85 @@ SECRETS = {
     '{"api_key": "abcd1234"}': "abcd1234",
     "git clone https://me:pw12345@example.org/r.git": "pw12345",
     "password: hunter2": "hunter2",
+    "Authorization: Bearer abcDEF123.ghi": "abcDEF123",
+    "curl -H 'authorization: token abcdefgh1234' x": "abcdefgh1234",
+    "wandb login --relogin 0123456789abcdef0123456789": "0123456789abcdef",
+    "https://x.blob.core.windows.net/c?sv=2020&sig=aB%2Bcdefgh123%3D&se=1": "aB%2B",
+    "https://s3.amazonaws.com/x?X-Amz-Signature=0123abcd0123abcd&x=1": "0123abcd",
+    "AccountName=a;AccountKey=Zm9vYmFyYmF6cXV4==;EndpointSuffix=x": "Zm9vYm",
+    "the key AIzaSyA-0123456789_abcdefghijklmnopqrstu is invalid": "AIzaSy",
+    "mysql -u root -phush123 runs": "hush123",
+    "password: 'two words'": "words",
+    '{"password": "two \\"words\\" here", "a": 1}': "words",
+    "train.py --password hunter2": "hunter2",
+    "nvapi-abcdefghij0123456789 was refused": "abcdefghij0",
+    "xx-----BEGIN RSA PRIVATE KEY-----\nMIIEow": "MIIEow",
 }
+FINE = (
+    "token bucket algorithm",
+    "basic authentication failed",
+    "the tokenizer was loaded: /x/y.json",
+    "number of tokens per second: 12345",
+    "NCCL INFO comm 0x7f rank 0 nranks 8 - Init COMPLETE",
+)
 
 
 @pytest.mark.parametrize("line", SECRETS)
 def test_a_log_line_loses_what_looks_like_a_secret(line: str) -> None:
     assert SECRETS[line] not in text({"smoke": {"output": {"node1": [line]}}})
+
+
+def test_what_only_sounds_like_a_secret_stays() -> None:
+    assert [without_secrets(line) for line in FINE] == list(FINE)
+
+
+SEEDS = ("secret", "token-", "a", "eyJ-", "sk-", "://", "mysql -", "Bearer ", "-----BEGIN ", "password='", "=:", "_-")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_text_costs_in_proportion_to_its_length(seed: str) -> None:
+    """Eight times the text takes nowhere near the 64 times of a square, however busy the machine is."""
+
+    def cost(length: int) -> float:
+        text = (seed * length)[:length]
+        best = float("inf")
+        for _ in range(3):
+            began = time.thread_time()
+            without_secrets(text)
+            best = min(best, time.thread_time() - began)
+        return best
+
+    assert cost(32_000) < 30 * max(cost(4_000), 1e-3)
+
+
+SENTENCES = {
+    "refused to let the user alice in": "refused to let the user user1 in",
+    "alice's job in /scratch/alice/run and /users/alice": "user1's job in /scratch/user1/run and /users/user1",
+    "alice@node1: /tmp/alice-run3/alice.log, by alice.": "user1@node1: /tmp/user1-run3/user1.log, by user1.",
+    "/scratch/carol/x.py": "/scratch/user/x.py",
+    "malice is no alicez": "malice is no alicez",
+}
+
+
+@pytest.mark.parametrize("line", SENTENCES)
+def test_a_known_user_goes_wherever_the_name_stands(line: str) -> None:
+    patch = holder("python x.py", "alice")
+    patch["hosts"]["node1"]["facts"]["identity"] = {"user": "alice"}
+    kept, _ = redact(patched({**patch, "smoke": {"output": {"node1": [line]}}}))
+    assert SENTENCES[line].replace("user1", "USER") in re.sub(r"user[0-9]+", "USER", kept.model_dump_json())
+
+
+def test_a_user_that_only_our_own_sentence_names_is_known() -> None:
+    away = {"facts": None, "failure": {"kind": "ssh-auth-failed", "detail": "refused to let the user dora in"}}
+    kept, done = redact(patched({"hosts": {"node2": away}}))
+    assert "dora" in done.users
+    assert "dora" not in kept.model_dump_json()
+
+
+@pytest.mark.parametrize("user", ["physical", "timed", "tcp", "accept", "eno1", "python", "node1", "up"])
+def test_a_user_with_the_name_of_a_fact_changes_no_verdict(user: str) -> None:
+    snapshot = patched({"hosts": {"node1": {"facts": {"identity": {"user": user}}}}})
+    assert judge(redact(snapshot)[0], "check").checks == judge(snapshot, "check").checks
 
 
 @pytest.mark.parametrize("patch", [{}, {"cluster": {"master_addr": "127.0.0.1"}}])

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nccl_doctor.logs.events import Event
+from nccl_doctor.logs.text import number
 
 _WORK = re.compile(
     r"SeqNum=(?P<seq>\d+), ?OpType=(?P<op>\w+)(?:, ?NumelIn=(?P<numel_in>\d+), ?NumelOut=(?P<numel_out>\d+))?"
@@ -33,13 +34,14 @@ class Work:
 def work(event: Event) -> Work | None:
     """The collective that a watchdog line names."""
     match = _WORK.search(event.text)
-    if match is None or event.rank is None:
+    seq = number(match["seq"]) if match else None
+    if match is None or seq is None or event.rank is None:
         return None
     group = _GROUP.search(event.text)
     return Work(
         event.rank,
         group["group"] if group else "",
-        int(match["seq"]),
+        seq,
         match["op"],
         (match["numel_in"], match["numel_out"]),
     )
@@ -77,5 +79,5 @@ def never_started(events: Iterable[Event]) -> bool:
         match["which"] == "completed" and match["number"] == "-1" for text in lines for match in _LAST.finditer(text)
     ):
         return True
-    numbers = [found.seq for found in map(work, events) if found is not None]
-    return bool(numbers) and max(numbers) <= 1
+    sequence = [found.seq for found in map(work, events) if found is not None]
+    return bool(sequence) and max(sequence) <= 1

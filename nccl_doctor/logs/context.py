@@ -14,6 +14,7 @@ from nccl_doctor.logs.flight import Dump
 from nccl_doctor.logs.rule import SCRIPT, Grade
 from nccl_doctor.logs.rules.sockets import RETURN_CODE
 from nccl_doctor.logs.stall import apart, came_together, complaints, interrupts, stalled
+from nccl_doctor.logs.text import number
 
 FOLLOW: frozenset[str] = frozenset(
     {
@@ -35,6 +36,7 @@ _NETWORK = frozenset({*FOLLOW, "no-route-to-host", "hostname-loopback", "ephemer
 _BESIDE: dict[str, tuple[frozenset[str], Grade]] = {
     "connection-refused": (_NETWORK, Grade.ROOT),
     "connection-timed-out": (_NETWORK, Grade.ROOT),
+    "ephemeral-ports-few": (_NETWORK, Grade.ROOT),
     "no-route-to-host": (_NETWORK, Grade.ROOT),
     "memlock-low": (FOLLOW | {"ib-fault", "plugin-fault"}, Grade.ROOT),
     "shm-exhausted": (FOLLOW, Grade.LIKELY),
@@ -142,7 +144,7 @@ def _ras(event: Event, facts: Facts) -> bool:
 def _renamed(event: Event) -> Event:
     """A barrier with too many workers, or a connection that failed at an address which no other host has."""
     barrier = _BARRIER.search(event.text) if event.name == "rendezvous-timeout" else None
-    if barrier is not None and int(barrier["workers"]) > int(barrier["size"]):
+    if barrier is not None and (number(barrier["workers"]) or 0) > (number(barrier["size"]) or 0):
         return replace(event, name="world-size-mismatch", grade=Grade.ROOT)
     if event.name in _CONNECTION and event.grade > Grade.HINT:
         name = _nowhere(event)
@@ -169,7 +171,7 @@ def _weighed(event: Event, names: set[str], stuck: set[str], facts: Facts) -> Ev
         return replace(event, grade=Grade.ROOT) if _interface_matters(event, names | stuck, facts) else event
     if event.name == SCRIPT:
         return replace(event, grade=Grade.GENERIC) if SCRIPT in stuck else event
-    beside, grade = _BESIDE[event.name]
+    beside, grade = _BESIDE.get(event.name, (FOLLOW, Grade.GENERIC))
     if event.name in _CONNECTION and came_together(facts):
         return event
     wanted = _ONLY_WITH.get(event.name, names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from nccl_doctor.logs import fact_rules
@@ -14,7 +14,7 @@ from nccl_doctor.logs.prefix import Prefix, peel, records
 from nccl_doctor.logs.rule import Grade, Rule
 from nccl_doctor.logs.rules import ALL
 from nccl_doctor.logs.scan import Line, Scanner, table
-from nccl_doctor.logs.text import QUOTED, decode, quote
+from nccl_doctor.logs.text import QUOTED, decode, number, quote
 from nccl_doctor.nccl.messages import Meaning, meaning
 
 KEPT = 512
@@ -123,6 +123,7 @@ class Reader:
         self.reading = Reading(name, facts)
         self._scanner = Scanner(table(_PATTERNS))
         self.order = first_order
+        self._most = KEPT
 
     def feed(self, data: bytes) -> list[Event]:
         """Takes a block; returns the events that it completes."""
@@ -130,8 +131,22 @@ class Reader:
         return self._take(self._scanner.feed(data))
 
     def close(self) -> list[Event]:
-        """Takes the last line, where it has no end."""
-        return self._take(self._scanner.close())
+        """Takes the last line, where it has no end, and what was passed over among the last ones."""
+        events = self._take(self._scanner.close())
+        return events + self._last_words() if self._scanner.spent else events
+
+    def _last_words(self) -> list[Event]:
+        """The end of a source once more, where the wordings that stand there had been said too often before."""
+        judged = {(event.line, event.wording) for event in self.reading.events}
+        end = self.reading.tail[self.reading.tail.find(b"\n") + 1 :]
+        before = self.reading.lines - end.count(b"\n")
+        scanner, self._most = Scanner(table(_PATTERNS)), KEPT + KEPT // 8
+        lines = [
+            replace(line, number=line.number + before) for part in (scanner.feed(end), scanner.close()) for line in part
+        ]
+        events = [event for line in lines for event in self._judge(line) if (event.line, event.wording) not in judged]
+        self.reading.events += events
+        return events
 
     def _take(self, lines: Iterator[Line]) -> list[Event]:
         events = [event for line in lines for event in self._judge(line)]
@@ -143,30 +158,31 @@ class Reader:
         text = decode(line.data)
         for start, end in records(text):
             self.order += 1
-            part = text[start:end]
-            prefix = peel(part)
-            told = self._told(line, part, prefix)
+            told = self._told(line, text[start:end])
             if told is not None:
-                yield from self._event(*told, prefix, Place(line.number, text))
+                yield from self._event(*told, Place(line.number, text))
 
-    def _told(self, line: Line, part: str, prefix: Prefix) -> tuple[Rule, re.Match[str]] | None:
+    def _told(self, line: Line, part: str) -> tuple[Rule, re.Match[str]] | None:
         """The weightiest rule that a record fits; facts are noted on the way."""
         best: tuple[Rule, re.Match[str]] | None = None
+        prefix: Prefix | None = None
         for index in line.rules:
             if index >= len(ALL):
                 fact = fact_rules.RULES[index - len(ALL)]
                 stated = fact.compiled.search(part)
                 if stated is not None:
+                    prefix = prefix or peel(part)
                     self.reading.facts.take(fact.kind, stated, prefix)
-            elif match := ALL[index].compiled.search(part):
+            elif match := ALL[index].match(part):
                 if ALL[index].grade is Grade.BENIGN:
                     return None
                 if best is None or ALL[index].grade > best[0].grade:
                     best = (ALL[index], match)
         return best
 
-    def _event(self, rule: Rule, match: re.Match[str], prefix: Prefix, place: Place) -> Iterator[Event]:
+    def _event(self, rule: Rule, match: re.Match[str], place: Place) -> Iterator[Event]:
         part = match.string
+        prefix = peel(part)
         name, grade, message = rule.name, rule.grade, part[prefix.start :].strip() or part
         doubtful = name == "nccl-unknown-error" or (prefix.level == "WARN" and grade <= Grade.LIKELY)
         known = meaning(message) if doubtful else None
@@ -175,7 +191,7 @@ class Reader:
         if name == "benign":
             return
         self.reading.counts[name, grade] += 1
-        if self.reading.counts[name, grade] > KEPT:
+        if self.reading.counts[name, grade] > self._most:
             return
         yield Event(
             name=name,
@@ -208,7 +224,7 @@ def address_of(match: re.Match[str]) -> Address:
     return Address(
         host=None if numeric else address,
         ip=address if numeric else None,
-        port=int(port) if port and 0 < int(port) < 65536 else None,
+        port=number(port) if 0 < (number(port) or 0) < 65536 else None,
         iface=iface,
     )
 
@@ -232,8 +248,8 @@ def _rank_of(match: re.Match[str], prefix: Prefix) -> int | None:
     """The rank that a line is about: named by the rule, by a prefix, or anywhere in the message."""
     named = match.groupdict().get("rank")
     if named is not None:
-        return int(named)
+        return number(named)
     if prefix.rank is not None:
         return prefix.rank
     stated = _RANKS.search(match.string, prefix.start) or _RANKS_OTHERWISE.search(match.string)
-    return int(stated["rank"] or stated["bare"]) if stated else None
+    return number(stated["rank"] or stated["bare"]) if stated else None

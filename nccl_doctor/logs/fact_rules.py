@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
+from nccl_doctor.linear import compiled
+
 
 @dataclass(frozen=True)
 class FactRule:
@@ -17,8 +19,8 @@ class FactRule:
 
     @cached_property
     def compiled(self) -> re.Pattern[str]:
-        """The pattern for :mod:`re`, made when a line first needs it."""
-        return re.compile(self.pattern)
+        """Made when a line first needs it."""
+        return compiled(self.pattern)
 
 
 RULES: tuple[FactRule, ...] = (

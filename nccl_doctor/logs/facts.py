@@ -13,7 +13,7 @@ from enum import IntEnum
 
 from nccl_doctor.logs.fact_rules import CHANNEL_RULES, RULES
 from nccl_doctor.logs.prefix import Prefix, peel, records
-from nccl_doctor.logs.text import tidy
+from nccl_doctor.logs.text import number, tidy
 
 MAX_PROCESSES = 65_536
 """More processes than this are not kept apart: memory must not grow with a log that was made up."""
@@ -190,12 +190,15 @@ class Facts:
     def _init(self, match: re.Match[str], prefix: Prefix) -> None:
         done = match["end"] == "COMPLETE"
         process = self._reached(prefix, Milestone.COMPLETE if done else Milestone.INIT_START)
-        self._note_rank(process, int(match["rank"]), int(match["size"]))
+        self._note_rank(process, match)
 
     def _rank(self, match: re.Match[str], prefix: Prefix) -> None:
-        self._note_rank(self._enter(prefix), int(match["rank"]), int(match["size"]))
+        self._note_rank(self._enter(prefix), match)
 
-    def _note_rank(self, process: Process | None, rank: int, size: int) -> None:
+    def _note_rank(self, process: Process | None, match: re.Match[str]) -> None:
+        rank, size = number(match["rank"]), number(match["size"])
+        if rank is None or size is None:
+            return
         self.world_size = max(self.world_size or 0, size)
         if process is None:
             return
@@ -203,7 +206,7 @@ class Facts:
             process.rank, process.world_size = rank, size
 
     def _nodes(self, match: re.Match[str], _prefix: Prefix) -> None:
-        self.nodes = max(self.nodes or 0, int(match["nodes"]))
+        self.nodes = max(self.nodes or 0, number(match["nodes"]) or 0) or None
 
     def _bootstrapped(self, _match: re.Match[str], prefix: Prefix) -> None:
         self._reached(prefix, Milestone.BOOTSTRAPPED)
@@ -230,7 +233,9 @@ class Facts:
         self.failed_hosts.setdefault(match["host"])
 
     def _stated(self, match: re.Match[str], _prefix: Prefix) -> None:
-        self.stated_ranks.setdefault(int(match["rank"]))
+        rank = number(match["rank"])
+        if rank is not None:
+            self.stated_ranks.setdefault(rank)
 
     def _channel(self, match: re.Match[str], prefix: Prefix) -> None:
         process = self._enter(prefix)
@@ -239,7 +244,9 @@ class Facts:
 
     def _ring(self, match: re.Match[str], prefix: Prefix) -> None:
         self._enter(prefix)
-        self.rings.setdefault(int(match["channel"]), tuple(int(rank) for rank in match["order"].split()))
+        channel, order = number(match["channel"]), tuple(map(number, match["order"].split()))
+        if channel is not None:
+            self.rings.setdefault(channel, tuple(rank for rank in order if rank is not None))
 
     def _trees(self, match: re.Match[str], prefix: Prefix) -> None:
         process = self._enter(prefix)

@@ -52,11 +52,16 @@ def standing(facts: Facts) -> Standing:
         if process.rank is not None:
             reached.setdefault(process.milestone, set()).add(process.rank)
     seen = set().union(*reached.values()) if reached else set()
-    missing = sorted(set(range(facts.world_size or 0)) - seen) if seen else []
     return Standing(
         {milestone: tuple(sorted(reached[milestone])) for milestone in sorted(reached)},
-        tuple(missing) if len(missing) <= _MOST else (),
+        absent(seen, facts.world_size) if seen else (),
     )
+
+
+def absent(seen: set[int], world_size: int | None) -> tuple[int, ...]:
+    """The ranks of a job that are not among ``seen``; none where so many are that their logs were just not given."""
+    few = (world_size or 0) - len(seen) <= _MOST
+    return tuple(sorted(set(range(world_size or 0)) - seen)) if few else ()
 
 
 def ranks_of(ranks: tuple[int, ...] | list[int]) -> str:

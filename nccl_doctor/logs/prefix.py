@@ -14,6 +14,8 @@ import re
 from dataclasses import dataclass
 from itertools import pairwise
 
+from nccl_doctor.logs.text import number
+
 NCCL = re.compile(
     r"(?:(?P<host>[A-Za-z0-9][A-Za-z0-9._-]*):(?P<pid>\d+)(?: (?=NCCL DIAG)|:(?P<tid>\d+) ))?(?:\[(?P<dev>-?\d+)\] )?"
     r"(?P<where>(?:[^ \[\]]+(?::\d+| \d+)(?: \([^()]*\))? ?|.{0,200}?:\d+ )?)"
@@ -109,10 +111,10 @@ def peel(record: str) -> Prefix:
     host = found.get("host")
     return Prefix(
         host=None if host is None or (nccl is None and _NO_HOSTS.search(host)) else host,
-        rank=_number(found.get("rank")),
+        rank=number(found.get("rank")),
         pid=found.get("pid"),
         ip=found.get("ip"),
-        device=_number(found.get("dev")),
+        device=number(found.get("dev")),
         level=found["level"].split()[1] if "level" in found else None,
         where=found.get("where", "").strip(),
         time=_time(found),
@@ -136,10 +138,6 @@ def _peel_tags(record: str, found: dict[str, str]) -> int:
                 found[name] = value
         position = tag.end()
     return position
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text and len(text) < 10 else None
 
 
 def _time(found: dict[str, str]) -> tuple[int, int, int] | None:

@@ -20,6 +20,10 @@ BLOCK = 1 << 18
 """Bytes read at once: they stay in a processor's cache over all passes, which halves the time against 4 MB."""
 
 _GZIP, _XZ, _ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
+_MOST_MEMORY = 128 << 20
+"""Bytes that an archive may ask for to be unpacked: xz -9 needs 65 MiB, zstd --ultra -22 128 MiB."""
+_MOST_RATIO, _ENOUGH = 2000, 1 << 30
+"""The logs of a night of equal lines pack to a thousandth; up to a gibibyte nobody asks."""
 _NOT_LOGS = frozenset(
     {".py", ".so", ".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".png", ".jpg", ".tar", ".zip", ".pyc"}
 )
@@ -78,13 +82,11 @@ def file_blocks(path: Path, *, follow_s: float | None = None) -> Iterator[bytes]
     try:
         with path.open("rb") as file:
             head = file.peek(len(_XZ))
-            if head.startswith(_ZSTD):
-                yield from _zstd_blocks(file)
-            elif head.startswith((_GZIP, _XZ)):
-                with gzip.open(file) if head.startswith(_GZIP) else lzma.open(file) as opened:
-                    yield from _blocks(opened.read1)
-            else:
+            if not compressed(head):
                 yield from _growing(file.read1, follow_s)
+                return
+            unpack = _zstd_blocks if head.startswith(_ZSTD) else _xz_blocks if head.startswith(_XZ) else _gzip_blocks
+            yield from _bounded(unpack(file), path)
     except (zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise UsageError(f"{path}: is compressed but damaged: {error}") from error
     except OSError as error:
@@ -103,6 +105,38 @@ def _blocks(read: Callable[[int], bytes]) -> Iterator[bytes]:
         yield block
 
 
+def _bounded(blocks: Iterator[bytes], path: Path) -> Iterator[bytes]:
+    """The blocks, unless they are many more than a log of this size could hold."""
+    most = max(_ENOUGH, path.stat().st_size * _MOST_RATIO)
+    total = 0
+    for block in blocks:
+        total += len(block)
+        if total > most:
+            raise UsageError(f"{path}: unpacks to more than {_MOST_RATIO} times its size, which is no log")
+        yield block
+
+
+def _gzip_blocks(file: BinaryIO) -> Iterator[bytes]:
+    with gzip.open(file) as opened:
+        yield from _blocks(opened.read1)
+
+
+def _xz_blocks(file: BinaryIO) -> Iterator[bytes]:
+    """lzma.open() knows no limit of memory, of which an archive may ask four gigabytes."""
+    unpacker, data = lzma.LZMADecompressor(memlimit=_MOST_MEMORY), b""
+    while True:
+        if unpacker.eof:
+            data = unpacker.unused_data.lstrip(b"\0") or file.read(BLOCK)
+            unpacker = lzma.LZMADecompressor(memlimit=_MOST_MEMORY)
+        elif unpacker.needs_input:
+            data = file.read(BLOCK)
+        if not data and unpacker.needs_input:
+            return
+        block, data = unpacker.decompress(data, BLOCK), b""
+        if block:
+            yield block
+
+
 def _growing(read: Callable[[int], bytes], follow_s: float | None) -> Iterator[bytes]:
     while True:
         block = read(BLOCK)
@@ -119,7 +153,9 @@ def _zstd_blocks(file: BinaryIO) -> Iterator[bytes]:
     import zstandard
 
     try:
-        with zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as opened:
+        with zstandard.ZstdDecompressor(max_window_size=_MOST_MEMORY).stream_reader(
+            file, read_across_frames=True
+        ) as opened:
             yield from _blocks(opened.read1)
     except zstandard.ZstdError as error:
         raise UsageError(f"{file.name}: is compressed but damaged: {error}") from error

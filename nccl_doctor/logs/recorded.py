@@ -6,31 +6,39 @@ from nccl_doctor.logs.events import Address, Event
 from nccl_doctor.logs.flight import Dump, compare
 from nccl_doctor.logs.prefix import Prefix
 from nccl_doctor.logs.rule import Grade
-from nccl_doctor.logs.text import tidy
+
+WORDING = "flight recorder"
 
 
 def recorded(dumps: dict[str, Dump]) -> list[Event]:
-    """One event for each rank at the first place where the dumps part; none where all collectives ended alike."""
-    found = compare(list(dumps.values()))
+    """One event for each rank at the first place where the dumps part, the culprits' first; none where all is well."""
+    found = compare(dumps.values())
     if found is None:
         return []
     files = {dump.rank: name for name, dump in dumps.items()}
-    name = "collective-mismatch" if found.differs else "collective-timeout"
-    grade = Grade.ROOT if found.differs else Grade.SYMPTOM
+    odd = found.odd
+    name, grade = ("collective-mismatch", Grade.ROOT) if odd else ("collective-timeout", Grade.SYMPTOM)
+    where = f"number {found.seq} of group {found.group}"
     told = {
-        rank: f"{record.name} {record.sizes} as number {found.seq} of group {found.group}: {record.state}"
-        for rank, record in found.did.items()
+        rank: f"never came to {where}" + (f"; its last was {record.told()}" if record else "")
+        for rank, record in found.behind.items()
     }
-    told |= dict.fromkeys(found.behind, f"never came to number {found.seq} of group {found.group}")
-    order = sorted(told, key=lambda rank: (rank not in found.behind, rank))
-    return [_event(name, grade, files[rank], rank, tidy(told[rank])) for rank in order]
+    told |= {rank: found.did[rank].told() for rank in odd}
+    told |= {
+        rank: ("" if odd else "waits in ") + record.told() for rank, record in found.did.items() if rank not in odd
+    }
+    if found.absent and not odd and not found.behind:
+        first = next(iter(files.values()))
+        files |= dict.fromkeys(found.absent, first)
+        told = dict.fromkeys(found.absent, f"gave no dump, while others wait in {where}") | told
+    return [_event(name, grade, files[rank], rank, text) for rank, text in told.items()]
 
 
 def _event(name: str, grade: Grade, file: str, rank: int, text: str) -> Event:
     return Event(
         name=name,
         grade=grade,
-        wording="flight recorder",
+        wording=WORDING,
         file=file,
         line=1,
         text=f"rank {rank}: {text}",

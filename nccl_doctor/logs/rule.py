@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 
-NOT_WEB = r"^(?!.*(?:https?:|HTTPS?Connection|urllib3|huggingface|wandb|pypi|IPv6 network addresses)).*"
+from nccl_doctor.linear import compiled
+
+WEB = r"https?:|HTTPS?Connection|urllib3|huggingface|wandb|pypi|IPv6 network addresses"
 """Not about a host of the job: on clusters, downloads and trackers fail to connect every day, and IPv6 to resolve."""
 
 
@@ -40,51 +42,58 @@ class Rule:
 
     Attributes:
         name: the diagnosis of the contract's catalogue; empty for BENIGN.
-        pattern: a regular expression that both :mod:`re` and Hyperscan read alike: no white-space class and no
-            negated class, because Hyperscan would let those run past the end of the line. Named groups ``host``,
-            ``ip``, ``port``, ``iface`` and ``rank`` become entities.
+        pattern: a regular expression without looking around (:mod:`nccl_doctor.linear`). Named groups ``host``, ``ip``,
+            ``port``, ``iface`` and ``rank`` become entities.
         sample: a line that it is meant for; the tests hold every rule against its own sample.
+        unless: a line that this is found in is not meant.
     """
 
     name: str
     grade: Grade
     pattern: str
     sample: str
+    unless: str = ""
 
     @cached_property
-    def compiled(self) -> re.Pattern[str]:
-        """The pattern for :mod:`re`, made when a line first needs it: most never do."""
-        return re.compile(self.pattern)
+    def _compiled(self) -> tuple[re.Pattern[str], re.Pattern[str] | None]:
+        """Made when a line first needs it: most never do."""
+        return compiled(self.pattern), compiled(self.unless) if self.unless else None
+
+    def match(self, text: str) -> re.Match[str] | None:
+        """Where the wording stands in ``text``; None where it does not, or what speaks against it does."""
+        pattern, unless = self._compiled
+        found = pattern.search(text)
+        return None if found is None or (unless is not None and unless.search(text)) else found
 
 
-def root(name: str, pattern: str, sample: str) -> Rule:
+def root(name: str, pattern: str, sample: str, unless: str = "") -> Rule:
     """A rule of grade ROOT."""
-    return Rule(name, Grade.ROOT, pattern, sample)
+    return Rule(name, Grade.ROOT, pattern, sample, unless)
 
 
-def likely(name: str, pattern: str, sample: str) -> Rule:
+def likely(name: str, pattern: str, sample: str, unless: str = "") -> Rule:
     """A rule of grade LIKELY."""
-    return Rule(name, Grade.LIKELY, pattern, sample)
+    return Rule(name, Grade.LIKELY, pattern, sample, unless)
 
 
-def symptom(name: str, pattern: str, sample: str) -> Rule:
+def symptom(name: str, pattern: str, sample: str, unless: str = "") -> Rule:
     """A rule of grade SYMPTOM."""
-    return Rule(name, Grade.SYMPTOM, pattern, sample)
+    return Rule(name, Grade.SYMPTOM, pattern, sample, unless)
 
 
-def generic(name: str, pattern: str, sample: str) -> Rule:
+def generic(name: str, pattern: str, sample: str, unless: str = "") -> Rule:
     """A rule of grade GENERIC."""
-    return Rule(name, Grade.GENERIC, pattern, sample)
+    return Rule(name, Grade.GENERIC, pattern, sample, unless)
 
 
-def hint(name: str, pattern: str, sample: str) -> Rule:
+def hint(name: str, pattern: str, sample: str, unless: str = "") -> Rule:
     """A rule of grade HINT."""
-    return Rule(name, Grade.HINT, pattern, sample)
+    return Rule(name, Grade.HINT, pattern, sample, unless)
 
 
-def clue(name: str, pattern: str, sample: str) -> Rule:
+def clue(name: str, pattern: str, sample: str, unless: str = "") -> Rule:
     """A rule of grade CLUE."""
-    return Rule(name, Grade.CLUE, pattern, sample)
+    return Rule(name, Grade.CLUE, pattern, sample, unless)
 
 
 def benign(pattern: str, sample: str) -> Rule:

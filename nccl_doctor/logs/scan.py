@@ -23,9 +23,15 @@ from nccl_doctor.logs.text import plain
 MAX_LINE = 1 << 20
 """A longer line is read in pieces of this size, so that a file without line ends needs no more memory than others."""
 
-QUOTA = 4096
-"""Lines of one source that an anchor may send to be judged. What is said that often has been said: counting goes on,
-reading does not, so that a log of a million equal errors costs no more than one of four thousand."""
+WINDOW = 4096
+"""Of a longer line so many bytes around what was found are judged at a time: the rest is data, or made to cost time."""
+
+QUOTA = 2048
+"""Lines of one source that an anchor may send to be judged. What is said that often has been said: a log of a million
+equal errors costs no more than one of two thousand. The end of a source is judged whatever came before."""
+
+_WASTED = 100_000
+"""So many hits of anchors that have used up their lines make it worth while to look for the others alone."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +55,25 @@ class Table:
             for string in found.strings:
                 by_string.setdefault((string, "(?i:" in pattern), set()).add(index)
         self.rules = [tuple(sorted(rules)) for rules in by_string.values()]
-        expressions = [re.escape(string).encode() for string, _ in by_string]
-        self._database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
-        self._database.compile(
-            expressions=expressions,
-            ids=list(range(len(expressions))),
-            elements=len(expressions),
-            flags=[hyperscan.HS_FLAG_CASELESS if caseless else 0 for _, caseless in by_string],
+        self._strings = list(by_string)
+        self._database = self._compiled(frozenset())
+
+    def _compiled(self, spent: frozenset[int]) -> hyperscan.Database:
+        ids = [identity for identity in range(len(self._strings)) if identity not in spent]
+        database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
+        database.compile(
+            expressions=[re.escape(self._strings[identity][0]).encode() for identity in ids],
+            ids=ids,
+            elements=len(ids),
+            flags=[hyperscan.HS_FLAG_CASELESS if self._strings[identity][1] else 0 for identity in ids],
         )
+        return database
+
+    def without(self, spent: frozenset[int]) -> Table:
+        """The same that looks for fewer strings; their numbers stay."""
+        fewer = Table.__new__(Table)
+        fewer.__dict__.update(self.__dict__, _database=self._compiled(spent))
+        return fewer
 
     def hits(self, data: memoryview) -> list[tuple[int, int]]:
         """(end, anchor) of each anchor in ``data``, by place."""
@@ -88,7 +105,13 @@ class Scanner:
         self._rest = b""
         self._line = 1
         self._spent = [0] * len(rules.rules)
+        self._wasted = 0
         self.bytes = 0
+
+    @property
+    def spent(self) -> frozenset[int]:
+        """The anchors whose further lines were passed over."""
+        return frozenset(identity for identity, lines in enumerate(self._spent) if lines >= QUOTA)
 
     @property
     def lines(self) -> int:
@@ -125,6 +148,7 @@ class Scanner:
         for distance, identity in self._table.hits(memoryview(data)[first:last]):
             place = first + distance
             if self._spent[identity] >= QUOTA:
+                self._wasted += 1
                 continue
             if place > end:
                 if rules:
@@ -133,11 +157,13 @@ class Scanner:
                 self._line += data.count(b"\n", counted, start)
                 end = data.find(b"\n", place, last)
                 end = last if end < 0 else end
-                if end - start > MAX_LINE:
-                    start, end = max(start, place - MAX_LINE // 2), min(end, place + MAX_LINE // 2)
+                if end - start > WINDOW:
+                    start, end = max(start, place - WINDOW // 2), min(end, place + WINDOW // 2)
                 counted, rules = start, set()
             self._spent[identity] += 1
             rules.update(self._table.rules[identity])
         if rules:
             yield Line(self._line, data[start:end], tuple(sorted(rules)))
         self._line += data.count(b"\n", counted, last)
+        if self._wasted >= _WASTED and len(self.spent) < len(self._spent):
+            self._table, self._wasted = self._table.without(self.spent), 0

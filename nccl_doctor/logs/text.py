@@ -9,6 +9,8 @@ _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\u200b-\u200f\ufeff]")
 
+MOST_DIGITS = 9
+
 QUOTED = 600
 """Characters of a line that are quoted at most."""
 
@@ -19,6 +21,11 @@ _ESCAPES_IN_BYTES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
 def plain(block: bytes) -> bytes:
     """The block without colours, which would stand between the letters of a word."""
     return _ESCAPES_IN_BYTES.sub(b"", block) if b"\x1b" in block else block
+
+
+def number(text: str | None) -> int | None:
+    """A rank, a size or a sequence number; None where the digits are so many that it is none."""
+    return int(text) if text and len(text) <= MOST_DIGITS else None
 
 
 def decode(line: bytes) -> str:

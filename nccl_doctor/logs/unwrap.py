@@ -35,32 +35,30 @@ def width(sample: bytes) -> int | None:
 
 def join(block: bytes, cut_at: int, glue: bytes = b"") -> bytes:
     """The block with lines of ``cut_at`` characters joined to their continuations by ``glue``."""
-    joined: list[bytes] = []
-    swallowed = 0
-    lines = block.split(b"\n")
     cut = False
-    for line in lines:
-        if cut and not _BEGINS.match(line):
-            joined[-1] += glue + line.rstrip(b"\r")
-            swallowed += 1
-        else:
-            joined += [b""] * swallowed
-            swallowed = 0
-            joined.append(line.rstrip(b"\r"))
-        cut = len(line.rstrip(b"\r")) == cut_at
-    return b"\n".join([*joined, *[b""] * swallowed])
+    pieces: list[tuple[bytes, bool]] = []
+    for line in block.split(b"\n"):
+        bare = line.rstrip(b"\r")
+        pieces.append((bare, cut and not _BEGINS.match(line)))
+        cut = len(bare) == cut_at
+    return _glued(pieces, glue)
 
 
 def flow(block: bytes, glue: bytes) -> bytes:
     """The block with every line that begins like none of a log joined to the one before it."""
-    joined: list[bytes] = []
-    swallowed = 0
+    pieces: list[tuple[bytes, bool]] = []
+    begun = b""
     for line in block.split(b"\n"):
-        if joined and joined[-1] and not _BEGINS.match(line):
-            joined[-1] += glue + line.strip()
-            swallowed += 1
-        else:
-            joined += [b""] * swallowed
-            swallowed = 0
-            joined.append(line)
-    return b"\n".join([*joined, *[b""] * swallowed])
+        goes_on = begun != b"" and not _BEGINS.match(line)
+        begun = begun if goes_on else line
+        pieces.append((line.strip() if goes_on else line, goes_on))
+    return _glued(pieces, glue)
+
+
+def _glued(pieces: list[tuple[bytes, bool]], glue: bytes) -> bytes:
+    """Lines of (piece, whether it goes on from the one before), with an empty line for each that was swallowed."""
+    lines: list[bytes] = []
+    begins = [at for at, (_, goes_on) in enumerate(pieces) if not goes_on]
+    for at, end in pairwise([*begins, len(pieces)]):
+        lines += [glue.join(piece for piece, _ in pieces[at:end]), *[b""] * (end - at - 1)]
+    return b"\n".join(lines)

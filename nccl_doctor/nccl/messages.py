@@ -7,14 +7,18 @@ under ``nccl-unknown-error`` stand those that only its developers can act upon.
 
 from __future__ import annotations
 
+import heapq
 import json
 import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from nccl_doctor.linear import compiled
+
 _PLACE = re.compile(r"%(?:[-+ #0]*\d*(?:\.\d+)?)(?:hh|h|ll|l|z|j|t)?([diouxXcspfgem%])")
 _PLACES = {"d": r"-?\d+", "i": r"-?\d+", "u": r"\d+", "x": r"[0-9a-fA-F]+", "X": r"[0-9a-fA-F]+", "o": r"[0-7]+"}
+_WORD = re.compile(r"[A-Za-z0-9_]+")
 _LEAST = 8
 """A template needs a plain part of this length, else it would claim any text."""
 
@@ -46,17 +50,26 @@ def meaning(text: str) -> Meaning | None:
 
     The template with the longest plain part wins, since some begin like others.
     """
-    for entry in _entries():
-        if entry.plain in text and re.search(entry.pattern, text, re.DOTALL):
+    by_word = _entries()
+    words = {"", *_WORD.findall(text)}
+    for _, entry in heapq.merge(*(by_word[word] for word in words if word in by_word), key=lambda pair: pair[0]):
+        if entry.plain in text and compiled(entry.pattern).search(text):
             return entry.meaning
     return None
 
 
 @cache
-def _entries() -> tuple[_Entry, ...]:
+def _entries() -> dict[str, list[tuple[int, _Entry]]]:
+    """(place in the order of trial, entry) by a word of every text that the entry fits; "" where there is none."""
     entries = [_entry(found) for found in catalogue()]
     long_enough = (entry for entry in entries if len(entry.plain) >= _LEAST)
-    return tuple(sorted(long_enough, key=lambda entry: (-len(entry.plain), -len(entry.meaning.template))))
+    by_word: dict[str, list[tuple[int, _Entry]]] = {}
+    ordered = sorted(long_enough, key=lambda entry: (-len(entry.plain), -len(entry.meaning.template)))
+    for place, entry in enumerate(ordered):
+        # The first and the last word may go on in what a place of the template stands for.
+        whole = max(_WORD.findall(entry.plain)[1:-1], key=len, default="")
+        by_word.setdefault(whole, []).append((place, entry))
+    return by_word
 
 
 @cache
@@ -76,4 +89,4 @@ def _entry(found: Meaning) -> _Entry:
         end = match.end()
     pieces.append(re.escape(template[end:]))
     plain.append(template[end:])
-    return _Entry(found, max(plain, key=len).split("\n")[0], "".join(pieces))
+    return _Entry(found, max(plain, key=len).split("\n")[0], "(?s)" + "".join(pieces))

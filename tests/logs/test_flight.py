@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -71,9 +72,69 @@ class _Bomb:
         b"\x80\x04garbage",
         b'{"entries": 3, "pg_config": 1}',
         b'{"entries": [{"collective_seq_id": "x"}], "pg_config": 1}',
+        b"{" * 100_000 + b'"entries" pg_',
+        b'{"pg_config": 1, "entries": [{"collective_seq_id": ' + b"9" * 5000 + b"}]}",
     ],
 )
 def test_nothing_is_executed_and_nothing_raises(data: bytes) -> None:
     found = flight.read("nccl_trace_rank_3", data)
     assert found is None or found.records == ()
     assert names(data) == []
+
+
+def test_a_pickle_that_asks_for_memory_is_refused() -> None:
+    bomb = b"\x80\x02}r\xff\xff\xff\x03."
+    tracemalloc.start()
+    try:
+        assert flight.read("nccl_trace_rank_3", bomb) is None
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_shares_itself_again_and_again_takes_no_time() -> None:
+    shared: Any = [1]
+    for _ in range(60):
+        shared = [shared, shared]
+    found = flight.read("nccl_trace_rank_3", pickle.dumps(dump(entry(1, sizes=shared))))
+    assert found is not None
+    assert len(found.records[0].sizes) < 1000
+
+
+def gloo(seq: int, *, retired: bool = True, frames: Any = (), **more: Any) -> dict[str, Any]:
+    """As gloo's ranks write it: scheduled for ever."""
+    return entry(seq, "gloo:all_reduce", "scheduled") | {"retired": retired, "frames": frames} | more
+
+
+def test_gloo_leaves_all_scheduled() -> None:
+    stack = [
+        {"name": "all_reduce", "filename": "/v/torch/distributed/distributed_c10d.py", "line": 3245},
+        {"name": "step", "filename": "/home/u/train.py", "line": 19},
+    ]
+    waiting = pickle.dumps(dump(gloo(1), gloo(2, retired=False, frames=stack)))
+    behind = pickle.dumps(dump(gloo(1)))
+    (cause,) = diagnose([Source(f"trace_rank_{rank}", [data]) for rank, data in enumerate((waiting, behind))]).causes
+    assert [(event.rank, event.text) for event in cause.events] == [
+        (1, "rank 1: never came to number 2 of group 0; its last was all_reduce [[8]] number 1 of group 0"),
+        (0, "rank 0: waits in all_reduce [[8]] number 2 of group 0 at train.py:19"),
+    ]
+    assert names(behind, behind) == []
+
+
+def test_what_pg_status_counts_as_completed_has_ended() -> None:
+    tree = dump(gloo(1, retired=False)) | {"pg_status": {"0": {"last_completed_collective": "1"}}}
+    assert names(json.dumps(tree).encode()) == []
+
+
+def test_a_dump_that_is_missing() -> None:
+    tree = dump(gloo(1, retired=False)) | {"pg_config": {"": {"ranks": "[0, 1, 2]"}}}
+    (cause,) = diagnose([Source(f"trace_rank_{rank}", [pickle.dumps(tree)]) for rank in (0, 2)]).causes
+    assert (cause.events[0].rank, cause.events[0].message) == (
+        1,
+        "gave no dump, while others wait in number 1 of group 0",
+    )
+
+
+def test_another_type() -> None:
+    left, right = (pickle.dumps(dump(gloo(1, retired=False, input_dtypes=[kind]))) for kind in ("Float", "Double"))
+    assert names(left, right) == ["collective-mismatch"]

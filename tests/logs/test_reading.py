@@ -13,7 +13,7 @@ import pytest
 import zstandard
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.logs import parallel, unwrap
+from nccl_doctor.logs import parallel, reading, unwrap
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.diagnose import LogVerdict, Source, diagnose
 from nccl_doctor.logs.session import Session
@@ -61,6 +61,33 @@ def test_a_damaged_archive_is_one_sentence(tmp_path: Path, suffix: str, pack: Ca
     path.write_bytes(data)
     with pytest.raises(UsageError, match="is compressed but damaged"):
         Session((str(path),)).read()
+
+
+def test_an_archive_that_asks_for_memory_is_one_sentence(tmp_path: Path) -> None:
+    filters = [{"id": lzma.FILTER_LZMA2, "dict_size": 512 << 20}]
+    hungry = tmp_path / "run.xz"
+    hungry.write_bytes(lzma.compress(b"x\n", filters=filters))
+    with pytest.raises(UsageError, match="is compressed but damaged: Memory usage limit exceeded"):
+        Session((str(hungry),)).read()
+    wide = zstandard.ZstdCompressionParameters(window_log=30, enable_ldm=True)
+    packer = zstandard.ZstdCompressor(compression_params=wide).compressobj()
+    hungry.write_bytes(packer.compress(b"y" * 1000) + packer.flush())
+    with pytest.raises(UsageError, match=r"is compressed but damaged: .*memory"):
+        Session((str(hungry),)).read()
+
+
+def test_an_archive_that_never_ends_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_ENOUGH", 1 << 20)
+    path = tmp_path / "run.xz"
+    path.write_bytes(lzma.compress(bytes(30 << 20)))
+    with pytest.raises(UsageError, match="unpacks to more than 2000 times its size"):
+        Session((str(path),)).read()
+
+
+def test_several_archives_in_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.xz"
+    path.write_bytes(lzma.compress(b"fine\n") + bytes(8) + lzma.compress(FAULT.encode()))
+    assert place(Session((str(path),)).read()) == ("run.xz", 2)
 
 
 def test_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:

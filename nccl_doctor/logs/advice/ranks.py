@@ -5,7 +5,7 @@ from __future__ import annotations
 from nccl_doctor.logs.advice.words import Said, said
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.collectives import never_started, waiting
-from nccl_doctor.logs.hang import ranks_of, standing
+from nccl_doctor.logs.hang import absent, ranks_of, standing
 from nccl_doctor.logs.rule import SCRIPT
 from nccl_doctor.logs.rules.scripts import EXITED
 
@@ -13,11 +13,11 @@ from nccl_doctor.logs.rules.scripts import EXITED
 def _collective_timeout(case: Case) -> Said:
     places = waiting(case.cause.events)
     told = "; ".join(f"{ranks_of(ranks)} in {op} number {seq}" for (seq, op), ranks in list(places.items())[:4])
-    missing = sorted(set(range(case.log.facts.world_size or 0)) - {rank for ranks in places.values() for rank in ranks})
+    missing = absent({rank for ranks in places.values() for rank in ranks}, case.log.facts.world_size)
     sentence = f"{case.who} waited in a collective that did not end in time"
     if told:
         sentence += f": {told}"
-    if told and missing and len(missing) < 65:
+    if told and missing:
         sentence += f". No word of {ranks_of(missing)}: look there first"
     elif len(places) > 1:
         sentence += ". Those with the smallest number are behind: look there first"

@@ -6,6 +6,7 @@ import re
 
 from nccl_doctor.logs.advice.words import Said, said
 from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.text import number
 
 _STATUS = re.compile(r"(?:error |status=)(?:\w+\()?(\d+)")
 _STATUSES = {
@@ -49,8 +50,8 @@ def _memlock(case: Case) -> Said:
 
 
 def _ib(case: Case) -> Said:
-    statuses = [int(number) for event in case.cause.events for number in _STATUS.findall(event.text)]
-    told = next((_STATUSES[status] for status in statuses if status in _STATUSES), None)
+    statuses = [number(digits) for event in case.cause.events for digits in _STATUS.findall(event.text)]
+    told = next((_STATUSES[status] for status in statuses if status is not None and status in _STATUSES), None)
     place = f" to {case.target}" if case.address.ip else ""
     return said(
         f"RDMA{place} failed on {case.who}" + (f": {told}." if told else "."),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.logs.rule import NOT_WEB, Rule, hint, likely, root
+from nccl_doctor.logs.rule import WEB, Rule, hint, likely, root
 
 _VIRTUAL = (
     r"(?:lo|docker\d*|virbr\d*|veth\w*|br-\w+|lxc\w*|lxdbr\d*|cni\d*|flannel\S*|cali\w*|tailscale\d*|wg\d*|tun\d*"
@@ -79,13 +79,15 @@ RULES: tuple[Rule, ...] = (
     ),
     root(
         "hostname-unresolvable",
-        NOT_WEB + r"(?:Name or service not known|Temporary failure in name resolution|nodename nor servname provided)",
+        r"(?:Name or service not known|Temporary failure in name resolution|nodename nor servname provided)",
         "ValueError: host not found: Name or service not known",
+        unless=WEB,
     ),
     root(
         "hostname-unresolvable",
-        NOT_WEB + r"No address associated with hostname",
+        r"No address associated with hostname",
         "socket.gaierror: [Errno -5] No address associated with hostname",
+        unless=WEB,
     ),
     root(
         "hostname-unresolvable",
@@ -120,8 +122,9 @@ RULES: tuple[Rule, ...] = (
     ),
     root(
         "hostname-unresolvable",
-        NOT_WEB + r"(?:gaierror|getaddrinfo).{0,40}(?:fail|\[Errno -?\d+\])",
+        r"(?:gaierror|getaddrinfo).{0,40}(?:fail|\[Errno -?\d+\])",
         "socket.gaierror: [Errno -3] Temporary failure in name resolution",
+        unless=WEB,
     ),
     root(
         "hostname-unresolvable",

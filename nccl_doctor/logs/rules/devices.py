@@ -157,14 +157,15 @@ ERROR_RULES: tuple[Rule, ...] = (
     ),
     likely(
         "cuda-error",
-        r"(?:(?:Cuda|HIP) failure:?(?: \d+)? '|CUDA failure \S+ '|CUDA error \d+ ')"
-        r"(?!(?:driver shutting down|.*out of memory))",
+        r"(?:(?:Cuda|HIP) failure:?(?: \d+)? '|CUDA failure \S+ '|CUDA error \d+ ')",
         "n1:1:2 [0] enqueue.cc:99 NCCL WARN Cuda failure 700 'an illegal memory access was encountered'",
+        unless=r"'driver shutting down|out of memory",
     ),
     root(
         "cuda-error",
-        r"(?:CUDA|HIP) (?:kernel )?error: (?!out of memory|invalid device ordinal)",
+        r"(?:CUDA|HIP) (?:kernel )?error: ",
         "RuntimeError: CUDA error: an illegal memory access was encountered",
+        unless=r"error: (?:out of memory|invalid device ordinal)",
     ),
     root(
         "cuda-error",
@@ -176,9 +177,10 @@ ERROR_RULES: tuple[Rule, ...] = (
     ),
     root(
         "cuda-error",
-        r"(?:CUBLAS_STATUS_(?!SUCCESS)\w+|CUDNN_STATUS_(?!SUCCESS)\w+|cuDNN error: |cudaError(?:IllegalAddress"
-        r"|LaunchFailure|Assert|ECCUncorrectable|DevicesUnavailable)|CUDA_ERROR_(?!OUT_OF|SYSTEM)\w+)",
+        r"(?:CUBLAS_STATUS_[A-RT-Z]|CUDNN_STATUS_(?:[A-RT-Z]|SUB)|cuDNN error: |cudaError(?:IllegalAddress"
+        r"|LaunchFailure|Assert|ECCUncorrectable|DevicesUnavailable)|CUDA_ERROR_)",
         "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`",
+        unless=r"CUDA_ERROR_(?:OUT_OF|SYSTEM)",
     ),
     root(
         "cuda-error",

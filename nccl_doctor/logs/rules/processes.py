@@ -13,8 +13,9 @@ VERSION_RULES: tuple[Rule, ...] = (
     root(
         "version-mismatch",
         r"undefined symbol: (?:nccl|ncclx|rccl|cu[a-zA-Z]+|__nv|cudnn|_ZN\S*c10|_ZN\S*at[0-9]|_ZN\S*torch|iJIT|MPI_"
-        r"|ucs_|uct_|ucp_)\w*(?!.*version MLX5)",
+        r"|ucs_|uct_|ucp_)",
         "ImportError: libtorch_cuda.so: undefined symbol: ncclMemFree",
+        unless=r"version MLX5",
     ),
     root(
         "version-mismatch",
@@ -45,7 +46,7 @@ KILLED_RULES: tuple[Rule, ...] = (
     ),
     likely(
         "killed",
-        r"(?:exitcode: -9\b|exit ?code:? (?:-9|137)\b|[Ss]ignal:? ?\(?9\b(?!\.)|Signal 9 \(SIGKILL\)|SIGKILL"
+        r"(?:exitcode: -9\b|exit ?code:? (?:-9|137)\b|[Ss]ignal:? ?\(?9(?:[ ),:]|$)|Signal 9 \(SIGKILL\)|SIGKILL"
         r"|exited on signal 9"
         r"|return code = -(?:9|15)\b)",
         "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 1 (pid: 1168) of "
@@ -65,10 +66,11 @@ KILLED_RULES: tuple[Rule, ...] = (
     ),
     likely(
         "killed",
-        r"(?:Received (?:1|15|Signals\.SIG(?!INT)\w+:? ?\d*) death signal"
-        r"|SignalException: Process \d+ got signal: (?!2\b)"
+        r"(?:Received (?:1|15|Signals\.SIG\w+:? ?\d*) death signal"
+        r"|SignalException: Process \d+ got signal: \d"
         r"|SIGHUP death signal)",
         "WARNING:torch.distributed.elastic.agent.server.api:Received 1 death signal, shutting down workers",
+        unless=r"Signals\.SIGINT|got signal: 2\b",
     ),
     likely(
         "killed",

@@ -108,8 +108,9 @@ RULES: tuple[Rule, ...] = (
     ),
     likely(
         "rendezvous-timeout",
-        r"^(?!.*keep-alive heartbeat).*Rendezvous(?:Timeout|Connection)(?:Error|Exception)",
+        r"Rendezvous(?:Timeout|Connection)(?:Error|Exception)",
         "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
+        unless=r"keep-alive heartbeat",
     ),
     likely(
         "rendezvous-timeout",

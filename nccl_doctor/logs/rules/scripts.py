@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.logs.rule import NOT_WEB, SCRIPT, Rule, generic, hint, likely
+from nccl_doctor.logs.rule import SCRIPT, WEB, Rule, generic, hint, likely
 
 _PLAIN = (
     r"(?:Value|Type|Key|Index|Attribute|Name|UnboundLocal|Assertion|ZeroDivision|FileNotFound|IsADirectory"
@@ -43,8 +43,9 @@ RULES: tuple[Rule, ...] = (
     ),
     hint(
         SCRIPT,
-        NOT_WEB + r"(?:^|\] |\]: |> |\) |\| |\d: )(?!torch\.distributed\.elastic|subprocess\.Called)(?:[\w.]+\.)?\w*"
+        r"(?:^|\] |\]: |> |\) |\| |\d: )(?:[\w.]+\.)?\w*"
         r"(?:Error|Exception): ",
         "ValueError: bad shape",
+        unless=WEB + r"|torch\.distributed\.elastic\S*(?:Error|Exception): |subprocess\.Called",
     ),
 )

@@ -5,7 +5,7 @@ Wordings per NCCL version: src/include/socket.h to 2.11, src/misc/socket.cc from
 
 from __future__ import annotations
 
-from nccl_doctor.logs.rule import NOT_WEB, Grade, Rule, generic, hint, likely, root, symptom
+from nccl_doctor.logs.rule import WEB, Grade, Rule, generic, hint, likely, root, symptom
 
 RETURN_CODE = r"INFO misc/socket\.cc:\d+ -> 2\b"
 """ncclSystemError, on its way up: what failed stands before it, in a line that may be lost."""
@@ -93,18 +93,21 @@ RULES: tuple[Rule, ...] = (
     ),
     likely(
         "connection-refused",
-        NOT_WEB + r"(?:ConnectionRefusedError|\[Errno 111\]|errno ?= ?111\b)",
+        r"(?:ConnectionRefusedError|\[Errno 111\]|errno ?= ?111\b)",
         "ConnectionRefusedError: [Errno 111] Connection refused",
+        unless=WEB,
     ),
     likely(
         "connection-timed-out",
-        NOT_WEB + r"\[Errno 110\]",
+        r"\[Errno 110\]",
         "TimeoutError: [Errno 110] Connection timed out",
+        unless=WEB,
     ),
     root(
         "no-route-to-host",
-        NOT_WEB + r"\[Errno 113\]",
+        r"\[Errno 113\]",
         "OSError: [Errno 113] No route to host",
+        unless=WEB,
     ),
     root(
         "no-route-to-host",
@@ -200,8 +203,9 @@ RULES: tuple[Rule, ...] = (
     ),
     symptom(
         "peer-died",
-        NOT_WEB + r"(?:\[Errno 104\]|\[Errno 32\])",
+        r"(?:\[Errno 104\]|\[Errno 32\])",
         "ConnectionResetError: [Errno 104] Connection reset by peer",
+        unless=WEB,
     ),
     symptom(
         "peer-died",

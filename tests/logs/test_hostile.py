@@ -1,0 +1,56 @@
+"""Lines that were made to cost time: judged in a bounded multiple of the time of harmless text of their size.
+
+Both are measured in the same run, as time of the processor, and measured again before a verdict.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from nccl_doctor.logs import scan, unwrap
+from nccl_doctor.logs.diagnose import Source, diagnose
+from tests.bench.hostile_logs import RULES, SIZE, harmless, hostile, seconds, units
+
+TIMES = 400
+"""Harmless text of 60 kB takes a millisecond; what went wrong took ten thousand times that."""
+
+
+@pytest.fixture(scope="module")
+def allowed() -> float:
+    return TIMES * seconds(harmless(SIZE), 5)
+
+
+def slow(data: bytes, allowed: float) -> bool:
+    return all(seconds(data) > allowed for _ in range(3))
+
+
+def test_the_words_of_every_rule_in_one_line_of_60_kb(allowed: float) -> None:
+    lines = {rule.pattern: ((unit := " ".join(units(rule)[1:]) + " ") * (SIZE // len(unit))).encode() for rule in RULES}
+    assert [pattern for pattern, line in lines.items() if slow(line, allowed)] == []
+
+
+@pytest.mark.parametrize("unit", ["INFO connect returned ", "libnccl-net.so/", "WARN P2P is disabled between NVLINK "])
+def test_what_took_seconds(unit: str, allowed: float) -> None:
+    assert not slow((unit * 200).encode(), allowed)
+
+
+def test_random_logs(allowed: float) -> None:
+    rng = random.Random(5)
+    logs = [hostile(rng, SIZE) for _ in range(10)]
+    assert [log[:80] for log in logs if slow(log, 3 * allowed)] == []
+
+
+def test_a_line_that_goes_on_and_on(allowed: float) -> None:
+    assert not slow(b"x\n" * (SIZE // 2), allowed)
+    assert len(unwrap.flow(b"x\n" * 200_000, b"")) == 400_000
+
+
+def test_a_word_said_too_often_is_heard_again_at_the_end() -> None:
+    noise = b"validation Error: 0.31\n" * (scan.QUOTA + 5000)
+    fault = b"OSError: [Errno 24] Too many open files\nValueError: bad shape\n"
+    (cause,) = diagnose([Source("x.log", [noise + fault])]).causes
+    assert (cause.name, cause.events[0].line) == ("nofile-low", noise.count(b"\n") + 1)
+    (cause,) = diagnose([Source("x.log", [noise, b"ValueError: bad shape\n"])]).causes
+    assert (cause.name, cause.events[0].line) == ("script-failed", noise.count(b"\n") + 1)

@@ -28,6 +28,9 @@ OLDEST_PSUTIL = (5, 9, 3)
 MAX_REQUEST = 64 << 20
 """Bytes that a host may send for one request, chatter and events included."""
 
+LINE_COST = 200
+"""What a line counts besides its own bytes: empty ones cost us time, too."""
+
 MAX_GREETING = 4 << 20
 """Bytes until the probe's first word: a login's banner and what a .bashrc prints."""
 
@@ -171,7 +174,7 @@ class Session:
                 raise GoneError(f"the connection broke: {error}") from error
             if line is None:
                 raise GoneError("the connection ended")
-            self._allowance -= len(line) + 1
+            self._allowance -= len(line) + LINE_COST
             if self._allowance < 0:
                 raise MalformedError("far more than was asked for")
             chatter, framed, text = line.partition(self._nonce)

@@ -22,6 +22,7 @@ from nccl_doctor.inventory.plan import Seen
 from nccl_doctor.model import Cluster, Diagnosis, Noun, Report, Severity
 from nccl_doctor.ranks import counts
 from nccl_doctor.snapshot import Snapshot, TorchInfo, Unknown
+from nccl_doctor.snapshot.values import Version
 
 OLD_S = 86_400.0
 
@@ -47,7 +48,7 @@ class LastCheck(Noun):
     taken_at: float
     complete: bool
     errors: tuple[str, ...]
-    torch: str | None
+    torch: Version | None
     hosts: dict[str, HostSeen]
 
     @property

@@ -8,9 +8,12 @@ One module a subject; everything is imported from here.
 
 from __future__ import annotations
 
-from pydantic import Field
+from datetime import datetime
+from typing import Annotated
 
-from nccl_doctor.model import Cluster, Noun
+from pydantic import AfterValidator, Field, TypeAdapter, model_validator
+
+from nccl_doctor.model import Cluster
 from nccl_doctor.snapshot.firewall import Firewalld, FirewallFacts, IptablesSave
 from nccl_doctor.snapshot.hosts import AccessFailure, Host, HostFacts
 from nccl_doctor.snapshot.mesh import Dial, DialOutcome, Mesh, Stall
@@ -30,6 +33,7 @@ from nccl_doctor.snapshot.system import (
     TorchInfo,
 )
 from nccl_doctor.snapshot.unknown import MALFORMED, Fact, Phased, Skipped, Unknown, skipped, unknown
+from nccl_doctor.snapshot.values import HostAddress, Observed
 
 __all__ = [
     "MALFORMED",
@@ -78,17 +82,42 @@ __all__ = [
 ]
 
 
-class Snapshot(Noun):
-    """All that was seen in one run; judged now, or again by a later release."""
+HOST_ADDRESS: TypeAdapter[str] = TypeAdapter(HostAddress)
+
+
+def _time(text: str) -> str:
+    datetime.fromisoformat(text)
+    return text
+
+
+class Snapshot(Observed):
+    """All that was seen in one run; judged now, or again by a later release.
+
+    What stands in it fits together, also where it comes out of a file: one host a node, in the cluster's order, and
+    dials, ranks and outputs of these hosts alone.
+    """
 
     schema_: int = Field(default=1, alias="schema", serialization_alias="schema")
     version: str
-    taken_at: str
+    taken_at: Annotated[str, AfterValidator(_time)]
     cluster: Cluster
     hosts: tuple[Host, ...]
     mesh: Phased[Mesh]
     smoke: Phased[Smoke]
     timings: dict[str, float] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Snapshot:
+        names = [node.name for node in self.cluster.nodes]
+        if not names or len(set(names)) != len(names) or [host.name for host in self.hosts] != names:
+            raise ValueError("the hosts are not the cluster's nodes")
+        for text in (self.cluster.master_addr, *(node.address for node in self.cluster.nodes)):
+            HOST_ADDRESS.validate_python(text)
+        mesh = self.mesh.names if isinstance(self.mesh, Mesh) else set()
+        smoke = self.smoke.names if isinstance(self.smoke, Smoke) else set()
+        if not mesh | smoke <= set(names):
+            raise ValueError("the mesh or the all-reduce names hosts that are not there")
+        return self
 
     @property
     def reached(self) -> tuple[Host, ...]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, TypeAdapter, model_validator
 
 from nccl_doctor.model import NcclInterface, Node
 from nccl_doctor.snapshot.equipment import GpuHealth, LoginShell, NcclPlugin, PciPaths, RdmaDevice, SameEntry, Xid
@@ -14,7 +14,15 @@ from nccl_doctor.snapshot.ports import PortRange, PortTrial, TcpSocket
 from nccl_doctor.snapshot.processes import GpuProcess, TrainingJob
 from nccl_doctor.snapshot.system import Clock, ConfigFile, Gpu, Identity, Limits, PythonInfo, Shm, TorchInfo
 from nccl_doctor.snapshot.unknown import Fact, Phased, unknown
-from nccl_doctor.snapshot.values import EnvValue, Observed
+from nccl_doctor.snapshot.values import EnvValue, InterfaceName, IpAddress, Observed, Version
+
+_CHOSEN = TypeAdapter(tuple[InterfaceName, IpAddress, Version | None])
+
+
+def _named(chosen: NcclInterface) -> NcclInterface:
+    """A choice that a file holds names what can be chosen."""
+    _CHOSEN.validate_python((chosen.name, chosen.address, chosen.nccl_version))
+    return chosen
 
 
 class HostFacts(Observed):
@@ -41,7 +49,7 @@ class HostFacts(Observed):
     config_files: Fact[tuple[ConfigFile, ...]]
     clock: Fact[Clock]
     master_port: Phased[PortTrial]
-    nccl_interface: Fact[NcclInterface | None] = None
+    nccl_interface: Fact[Annotated[NcclInterface, AfterValidator(_named)] | None] = None
     sysctls: Fact[dict[str, str]] = unknown("not asked")
     rdma: Fact[tuple[RdmaDevice, ...]] = unknown("not looked at")
     pci: Fact[PciPaths] = unknown("not looked at")
@@ -85,6 +93,12 @@ class Host(Observed):
     node: Node
     facts: HostFacts | None = None
     failure: AccessFailure | None = None
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Host:
+        if (self.facts is None) == (self.failure is None):
+            raise ValueError("a host has either facts or a failure")
+        return self
 
     @property
     def name(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import cached_property
+from itertools import chain
 from typing import Literal
 
 from pydantic import Field
@@ -89,6 +90,13 @@ class Mesh(Observed):
             not_listening={name: why for name, why in self.not_listening.items() if name in names},
             stalls=stalls,
         )
+
+    @property
+    def names(self) -> set[str]:
+        """The hosts that it says something of."""
+        stalls = self.stalls if isinstance(self.stalls, tuple) else ()
+        ends = [*((dial.src, dial.dst) for dial in self.failed), *((stall.src, stall.dst) for stall in stalls)]
+        return set(chain.from_iterable(ends)) | self.ports.keys() | self.not_listening.keys()
 
     @cached_property
     def failures(self) -> dict[tuple[str, str], tuple[Dial, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from nccl_doctor.snapshot.unknown import Phased, skipped
 from nccl_doctor.snapshot.values import Count, Observed, Pid, Rate, Seconds, Version
@@ -103,3 +103,14 @@ class Smoke(Observed):
     rings: tuple[tuple[Count, ...], ...] = ()
     trees: dict[Count, str] = Field(default_factory=dict)
     isolation: Phased[Isolation] = skipped("nothing to isolate")
+
+    @model_validator(mode="after")
+    def _whole(self) -> Smoke:
+        if not self.ranks or [one.rank for one in self.ranks] != [*range(len(self.ranks))]:
+            raise ValueError("the ranks are not counted from 0")
+        return self
+
+    @property
+    def names(self) -> set[str]:
+        """The hosts that it says something of."""
+        return {rank.host for rank in self.ranks} | self.output.keys() | self.launchers.keys()

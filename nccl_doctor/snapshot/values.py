@@ -114,7 +114,7 @@ Path = Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(_no_nul)]
 """Of a file on the host."""
 EnvValue = Annotated[str, Field(max_length=128 << 10)]
 """Of a variable: execve(2) takes 128 KiB (MAX_ARG_STRLEN)."""
-HostAddress = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f\x7f]{1,255}$")]
+HostAddress = Annotated[str, Field(pattern=r"^[0-9A-Za-z_:][0-9A-Za-z_.:%-]{0,254}$")]
 """An address or a name of a host, as the plan has it."""
 Clipped = Annotated[str, BeforeValidator(_clip)]
 """A sentence of which the end may be missing."""

@@ -93,6 +93,26 @@ def test_a_reason_is_cut_and_not_refused() -> None:
     assert len(unknown("x" * 100_000, "y" * 100_000).model_dump_json()) < 10_000
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cluster": {"nodes": [], "master_addr": "10.0.0.1"}},
+        {"cluster": {"master_addr": "10.0.0.1; id"}},
+        {"taken_at": "yesterday"},
+        {"hosts": {"node1": {"facts": None}}},
+        {"hosts": {"node1": {"facts": {"nccl_interface": {"name": "x;id", "address": "1", "nccl_version": None, "source": "model"}}}}},
+        {"mesh": {"not_listening": {"elsewhere": "x"}}},
+        {"mesh": {"failed": [{"src": "node1", "dst": "x", "address": "10.0.0.2", "port": 1, "outcome": "refused"}]}},
+        {"smoke": {"ranks": []}},
+        {"smoke": {"output": {"elsewhere": []}}},
+        {"timings": {"total": float("nan")}},
+    ],
+)  # fmt: skip
+def test_the_parts_of_a_snapshot_fit_together(change: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        patched(change)
+
+
 def test_a_snapshot_of_a_file_passes_the_same_types() -> None:
     document = healthy()
     document["hosts"][1]["facts"]["routes"] = [ROUTE | {"destination": "$(reboot)"}]

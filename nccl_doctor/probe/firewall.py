@@ -1,23 +1,26 @@
 """The packet filters of this host, as their own tools print them: snapshot.FirewallFacts in JSON form.
 
 Nothing is changed, no kernel module is loaded: iptables is asked only for tables that exist already. Only root may read
-rules; with ``sudo`` the commands run under ``sudo -n``, which never asks for a password.
+rules; with ``sudo`` the commands run under ``sudo -n``, which never asks for a password. Programs are looked for only
+in the system's own folders, since root is handed their paths.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 import time
+from contextlib import suppress
 from typing import Any, Callable
 
 from nccl_doctor.probe.unavailable import Unavailable
 
 MAX_BYTES = 8 << 20
 """Of one command's output. Tens of thousands of rules (kube-proxy) fit; more would stall the connection."""
-PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin"))
-"""Over SSH a user's PATH seldom has the administrator's folders."""
+PATH = os.pathsep.join(("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"))
+"""Never the user's own, in which anything may stand under the name of nft."""
 FIREWALLD_DOWN = 252
 """NOT_RUNNING: firewall-cmd's exit status where the daemon is not there (firewall/errors.py of firewalld)."""
 XTABLES = ('"xt"', '"PREROUTING"', '"INPUT"', '"OUTPUT"', '"POSTROUTING"')
@@ -48,18 +51,23 @@ class Root:
 
     def __init__(self, deadline: float, sudo: bool) -> None:
         self._deadline = deadline
-        self._prefix: list[str] = []
+        self._sudo: list[str] = []
+        self._wraps = True
         if os.geteuid() == 0:
             return
         if not sudo:
             raise Unavailable("only root may read the rules")
-        if find("sudo") is None:
+        found = find("sudo")
+        if found is None:
             raise Unavailable("only root may read the rules, and there is no sudo")
-        self._prefix = ["sudo", "-n"]
-        status, _output, complaint = self.attempt(["true"])
+        self._sudo = [found, "-n"]
+        # Whether anything may be run without a password; what, each program's own attempt tells: a right to nft alone
+        # is enough for its rules.
+        status, _output, complaint = self._run([*self._sudo, "-l"], "sudo")
         if status:
             wants = "sudo needs a password" if "password" in complaint else f"sudo refuses: {complaint.strip()}"
             raise Unavailable(wants)
+        self._wraps = self._run([*self._sudo, "-l", find("timeout") or "timeout"], "sudo")[0] == 0
 
     def attempt(self, command: list[str]) -> tuple[int, str, str]:
         """Exit status, stdout and stderr of a program.
@@ -67,29 +75,39 @@ class Root:
         Raises:
             Unavailable: it is not there, does not end in time, or prints too much.
         """
+        program = find(command[0])
+        if program is None:
+            raise Unavailable("%s is not installed" % command[0])
+        # timeout(1) runs under sudo with the program: we may not end what belongs to root ourselves. Where sudo allows
+        # the program but no timeout, a program that hangs is left to end when its pipe is closed.
+        seconds = "%.2f" % max(self._deadline - time.monotonic(), 0.01)
+        bound = [find("timeout") or "timeout", "-k", "1", seconds] if self._wraps else []
+        return self._run([*self._sudo, *bound, program, *command[1:]], command[0])
+
+    def _run(self, command: list[str], name: str) -> tuple[int, str, str]:
         left = self._deadline - time.monotonic()
         if left <= 0:
-            raise Unavailable("no time was left to ask " + command[0])
-        # timeout(1) runs under sudo with the program: we may not end what belongs to root ourselves.
-        bounded = [*self._prefix, "timeout", "-k", "1", "%.2f" % left, find(command[0]) or command[0], *command[1:]]
-        environment = {**os.environ, "PATH": PATH, "LC_ALL": "C"}
+            raise Unavailable("no time was left to ask " + name)
         try:
-            done = subprocess.run(
-                bounded,
+            process = subprocess.Popen(
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=environment,
-                timeout=left + 2,
-                check=False,
+                env={**os.environ, "PATH": PATH, "LC_ALL": "C"},
             )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise Unavailable("%s could not be run: %s" % (command[0], error)) from error
-        if done.returncode in (124, 137):
-            raise Unavailable("%s did not end in %.1f s" % (command[0], left))
-        if len(done.stdout) > MAX_BYTES:
-            raise Unavailable("%s prints more than %d MiB of rules" % (command[0], MAX_BYTES >> 20))
-        return done.returncode, _text(done.stdout), _text(done.stderr)
+        except OSError as error:
+            raise Unavailable("%s could not be run: %s" % (name, error)) from error
+        try:
+            printed, complaint = process.communicate(timeout=left + (2 if self._wraps else 0))
+        except subprocess.TimeoutExpired as error:
+            _abandon(process)
+            raise Unavailable("%s did not end in %.1f s" % (name, left)) from error
+        if process.returncode in (124, 137):
+            raise Unavailable("%s did not end in %.1f s" % (name, left))
+        if len(printed) > MAX_BYTES:
+            raise Unavailable("%s prints more than %d MiB of rules" % (name, MAX_BYTES >> 20))
+        return process.returncode, _text(printed), _text(complaint)
 
     def output(self, *command: str) -> str:
         """Stdout of a program that must succeed.
@@ -105,8 +123,28 @@ class Root:
 
 
 def find(program: str) -> str | None:
-    """Where a program is, the administrator's folders included."""
-    return shutil.which(program, path=PATH)
+    """Where a program is, in a folder and a file that only root can change."""
+    safe = [folder for folder in PATH.split(os.pathsep) if _is_roots(folder)]
+    found = shutil.which(program, path=os.pathsep.join(safe)) if safe else None
+    return found if found is not None and _is_roots(found) else None
+
+
+def _is_roots(path: str) -> bool:
+    try:
+        seen = os.stat(path)
+    except OSError:
+        return False
+    return seen.st_uid == 0 and not seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _abandon(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process, or, where it is root's under sudo, lets it run into its closed pipes."""
+    with suppress(PermissionError):
+        process.kill()
+        process.wait(2)
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
 
 
 def _text(printed: bytes) -> str:

@@ -13,7 +13,15 @@ from nccl_doctor.snapshot import Firewalld, FirewallFacts, IptablesSave, Unknown
 
 LISTING = '{"nftables": []}'
 XT = '{"nftables": [{"rule": {"expr": [{"xt": {}}]}}]}'
-SUDO = 'shift; exec "$@"'
+SUDO = '[ "$2" = -l ] && exit 0; shift; exec "$@"'
+NARROW = """
+case "$2 $3" in
+  "-l ") exit 0 ;;
+  "-l "*) exit 1 ;;
+  */nft*) shift; exec "$@" ;;
+  *) echo "sudo: a password is required" >&2; exit 1 ;;
+esac"""
+"""As sudo does with a right to nft alone."""
 
 
 @pytest.fixture
@@ -174,6 +182,41 @@ def test_sudo_serves_where_it_needs_no_password(host: Host, monkeypatch: pytest.
     host.program("sudo", SUDO)
     host.program("nft", f"echo '{LISTING}'")
     assert collect().nft == LISTING + "\n"
+
+
+def test_a_right_to_nft_alone_serves_for_its_rules(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_user(monkeypatch)
+    host.program("sudo", NARROW)
+    host.program("nft", f"echo '{XT}'")
+    host.program("iptables-nft-save", "echo '*filter'")
+    facts = collect()
+    assert facts.nft == XT + "\n"
+    assert isinstance(facts.iptables, Unknown)
+    assert "a password is required" in facts.iptables.reason
+
+
+def test_what_hangs_where_no_wrapper_is_allowed_is_left_at_the_deadline(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_user(monkeypatch)
+    host.program("sudo", NARROW)
+    host.program("nft", "exec sleep 30")
+    facts = collect(seconds=1)
+    assert isinstance(facts.nft, Unknown)
+    assert "nft did not end in" in facts.nft.reason
+
+
+def test_programs_are_root_s_own_or_not_there(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.program("nft", f"echo '{LISTING}'")
+    assert firewall.find("nft") == str(host.folder / "nft")
+    (host.folder / "nft").chmod(0o777)
+    assert firewall.find("nft") is None
+    (host.folder / "nft").chmod(0o755)
+    os.chown(host.folder / "nft", 1000, 1000)
+    assert firewall.find("nft") is None
+    os.chown(host.folder / "nft", 0, 0)
+    host.folder.chmod(0o777)
+    assert firewall.find("nft") is None
 
 
 def test_bytes_that_are_no_text_do_no_harm(host: Host) -> None:

@@ -29,6 +29,14 @@ SETTLED = ("interfaces", "environment", "software")
 """Categories of what does not change between the look at a host and the all-reduce: their checks know better than a
 log, which guesses. A port may be taken in between."""
 
+SUBJECTS = {
+    "gpus": "no GPU on any host",
+    "gpu_health": "no GPU on any host",
+    "rdma": "no RDMA device on any host",
+    "same": "no file was named that has to be the same",
+}
+"""Facts that are lists of what a check is about, and what is said where they are empty on every host."""
+
 
 @dataclass
 class _Judged:
@@ -97,6 +105,8 @@ def _host(host: Host) -> HostSummary:
 def _run(check: Check, snapshot: Snapshot) -> _Judged:
     """One check over all hosts; a crash is its outcome and nobody else's."""
     phase_reason = _phase_reason(check, snapshot)
+    if phase_reason is None and not snapshot.reached and check.category != "access":
+        phase_reason = Outcome.UNKNOWN, "no host was reached"
     if phase_reason is not None:
         outcome, reason = phase_reason
         return _Judged(check, outcome, reason)
@@ -115,7 +125,17 @@ def _run(check: Check, snapshot: Snapshot) -> _Judged:
         return _Judged(check, Outcome.FOUND, None, findings)
     if gaps:
         return _Judged(check, Outcome.UNKNOWN, "; ".join(_merged(gaps)))
-    return _Judged(check, Outcome.PASS)
+    absent = _nothing_to_judge(check, hosts)
+    return _Judged(check, Outcome.PASS) if absent is None else _Judged(check, Outcome.NOT_APPLICABLE, absent)
+
+
+def _nothing_to_judge(check: Check, hosts: list[Host]) -> str | None:
+    """Why a check that found nothing had nothing to look at; None where it had."""
+    facts = [host.facts for host in hosts if host.facts is not None]
+    for need in check.needs:
+        if need in SUBJECTS and facts and not any(getattr(one, need) for one in facts):
+            return SUBJECTS[need]
+    return None
 
 
 def _phase_reason(check: Check, snapshot: Snapshot) -> tuple[Outcome, str] | None:

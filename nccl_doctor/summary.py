@@ -149,11 +149,13 @@ def _phases(snapshot: Snapshot, diagnoses: Sequence[Diagnosis], checks: Sequence
             yield Phase(name=row, outcome=OUTCOMES[gravest], text=text if own else f"{text} (follows)")
         elif gaps:
             yield Phase(name=row, outcome="unknown", text=gaps[0].reason or "")
-        elif all(check.outcome is Outcome.SKIP for check in mine):
-            yield Phase(name=row, outcome="skip", text=mine[0].reason or "")
+        elif not any(check.outcome is Outcome.PASS for check in mine):
+            skipped = [check for check in mine if check.outcome is Outcome.SKIP]
+            yield Phase(name=row, outcome="skip" if skipped else "n/a", text=(skipped or mine)[0].reason or "")
         else:
             clean = any(check.name == "stale-process" and check.outcome is Outcome.PASS for check in mine)
-            yield Phase(name=row, outcome="ok", text=f"{text}; nothing left behind" if clean and text else text)
+            parts = (text, "nothing left behind" if clean and text else "", texts.coverage)
+            yield Phase(name=row, outcome="ok", text="; ".join(filter(None, parts)))
 
 
 class _Texts:
@@ -162,6 +164,12 @@ class _Texts:
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
         self._facts = [host.facts for host in snapshot.hosts if host.facts is not None]
+
+    @property
+    def coverage(self) -> str:
+        """On how many hosts was looked, where not on all of them."""
+        hosts = self._snapshot.hosts
+        return "" if len(self._facts) == len(hosts) else f"on {len(self._facts)} of {len(hosts)} hosts"
 
     def of(self, row: str) -> str:
         """The phrase of a row, "" where it has none."""

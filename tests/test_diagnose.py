@@ -109,6 +109,23 @@ def test_an_unreached_master_leaves_what_only_it_can_tell_unknown() -> None:
     assert {"port-in-use", "port-privileged", "master-addr-not-local"} <= unjudged
 
 
+AWAY = {"facts": None, "failure": {"kind": "ssh-unreachable", "detail": "no answer in 10 s"}}
+
+
+def test_where_no_host_was_reached_nothing_passed() -> None:
+    patch = {"hosts": dict.fromkeys(("node1", "node2", "node3"), AWAY), "mesh": {"$unknown": "few"}}
+    report = diagnose.judge(patched({**patch, "smoke": {"$skipped": "needs every host"}}), "check")
+    passed = {row.category for row in report.checks if row.outcome is Outcome.PASS}
+    assert passed <= {"access"}
+    assert {row.outcome for row in report.phases} <= {"error", "unknown", "skip"}
+    assert not report.complete
+
+
+def test_what_is_not_there_is_not_judged() -> None:
+    outcomes = {row.name: (row.outcome, row.reason) for row in diagnose.judge(patched({}), "check").checks}
+    assert outcomes["gpu-count-low"] == (Outcome.NOT_APPLICABLE, "no GPU on any host")
+
+
 def test_gaps_with_one_reason_are_folded_over_hosts() -> None:
     missing = {"facts": {"torch": {"$unknown": "no answer in 5 s"}}}
     report = diagnose.judge(patched({"hosts": {"node1": missing, "node2": missing}}), "check")

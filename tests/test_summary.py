@@ -29,6 +29,14 @@ def test_a_failed_dial_shows_where_it_was_going() -> None:
     assert seen["all-reduce"] == ("skip", "could not succeed")
 
 
+def test_a_row_says_on_how_many_hosts_was_looked() -> None:
+    away = {"facts": None, "failure": {"kind": "ssh-unreachable", "detail": "no answer in 10 s"}}
+    patch = {"hosts": {"node2": away, "node3": away}, "mesh": {"$unknown": "fewer than two hosts were reached"}}
+    seen = rows({**patch, "smoke": {"$skipped": "needs every host"}})
+    assert seen["limits"] == ("ok", "on 1 of 3 hosts")
+    assert seen["ports"] == ("unknown", "fewer than two hosts were reached")
+
+
 def test_a_gap_shows_its_reason() -> None:
     seen = rows({"hosts": {"node1": {"facts": {"master_port": {"$unknown": "no answer in 8 s"}}}}})
     assert seen["processes"] == ("unknown", "node1: no answer in 8 s")

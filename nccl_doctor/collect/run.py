@@ -127,7 +127,8 @@ class _Run:
             return
         if len(self._sessions) < 2:
             alone = len(self._cluster.nodes) == 1
-            self._mesh = skipped("one host has nobody to dial" if alone else "fewer than two hosts were reached")
+            few = "fewer than two hosts were reached"
+            self._mesh = skipped("one host has nobody to dial") if alone else unknown(few)
             return
         if self._left() < limits.dial_s:
             # Cut short, a dial that only takes long would look like a firewall's work.

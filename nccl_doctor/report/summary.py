@@ -82,6 +82,8 @@ def _counts(diagnoses: tuple[Diagnosis, ...], outcomes: Counter[Outcome]) -> lis
         counts.append(plural(found[Severity.INFO], "note"))
     if outcomes[Outcome.PASS]:
         counts.append(f"{plural(outcomes[Outcome.PASS], 'check')} passed")
+    if outcomes[Outcome.NOT_APPLICABLE]:
+        counts.append(f"{outcomes[Outcome.NOT_APPLICABLE]} not applicable")
     if outcomes[Outcome.UNKNOWN]:
         counts.append(f"{outcomes[Outcome.UNKNOWN]} could not be judged")
     if outcomes[Outcome.CRASH]:

@@ -103,7 +103,7 @@ class Outcome(str, Enum):
 
 
 class Command(Noun):
-    """A line that can be pasted as it is into a shell on ``host``; built with :func:`shlex.join`.
+    """A line that can be pasted as it is into a shell on ``host``; made by :mod:`nccl_doctor.commands` alone.
 
     ``host`` is None for the machine that nccl-doctor runs on.
     """

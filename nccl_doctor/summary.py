@@ -5,12 +5,11 @@ Stands beside diagnose.py because the report layer knows the model alone and no 
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Literal
 
-from nccl_doctor import __version__
+from nccl_doctor import __version__, shell
 from nccl_doctor.checks.allreduce.link import best, link, way
 from nccl_doctor.firewall.manager import managed_by
 from nccl_doctor.hostlist import fold
@@ -268,8 +267,8 @@ def _next_step(snapshot: Snapshot, diagnoses: Sequence[Diagnosis]) -> str | None
 def _named(cluster: Cluster) -> str:
     """The hosts as a command line names them: by their file, else one by one."""
     if cluster.source in NO_FILE or cluster.source.startswith(("/dev/", "/proc/")):
-        return f"-w {shlex.quote(fold([node.name for node in cluster.nodes]))}"
-    return shlex.quote(cluster.source)
+        return f"-w {shell.word(fold([node.name for node in cluster.nodes]))}"
+    return shell.word(cluster.source)
 
 
 def _mesh(snapshot: Snapshot) -> MeshReport | None:

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from nccl_doctor.checks.ports.port_unreachable import MEANS
 from nccl_doctor.checks.registry import Unjudged
-from nccl_doctor.firewall.blame import Blame, Judged, compiled, opening, remedies
+from nccl_doctor.commands import on
+from nccl_doctor.firewall.blame import Blame, Judged, compiled, opening, remedies, unconfirmed
 from nccl_doctor.firewall.describe import counted, describe
 from nccl_doctor.firewall.opening import Opening, port_words
 from nccl_doctor.firewall.packet import RuleRef
 from nccl_doctor.firewall.ruleset import Ruleset
 from nccl_doctor.hostlist import fold
-from nccl_doctor.model import Command, Finding, Fix
+from nccl_doctor.model import Finding, Fix
 from nccl_doctor.snapshot import Dial, Snapshot
 
 PORTS_SHOWN = 4
@@ -65,7 +66,7 @@ def finding(blames: Sequence[Blame], snapshot: Snapshot, message: str) -> Findin
             "from": sorted({dial.src for blame in blames for dial in blame.dials}),
             "to": sorted({dial.dst for blame in blames for dial in blame.dials}),
         },
-        fix=_fix(blames, way),
+        fix=_fix(blames, way, unconfirmed(blames, snapshot)),
     )
 
 
@@ -97,12 +98,15 @@ def _evidence(blames: Sequence[Blame], snapshot: Snapshot) -> Iterator[str]:
             yield f"but     {passed} -> {target} passed, though by its rules it should not: they may have just changed"
 
 
-def _fix(blames: Sequence[Blame], way: Opening) -> Fix:
+def _fix(blames: Sequence[Blame], way: Opening, claimed: Sequence[tuple[str, str]]) -> Fix:
     found = [(blame.host.name, remedies(blame, way)) for blame in blames]
-    commands = tuple(Command(host=name, command=line) for name, part in found for line in part.commands)
+    commands = tuple(one for name, part in found for one in on(name, *part.commands))
     advice = " ".join(dict.fromkeys(part.advice for _, part in found if part.advice))
     who = "the cluster's own addresses " + ("in" if blames[0].direction == "input" else "out")
-    if not commands:
+    if claimed:
+        said = ", ".join(f"{host} by {address}" for host, address in claimed)
+        advice = f"See first that these addresses are theirs, for nothing else says so yet: {said}. {advice}"
+    if not commands or claimed:
         where = fold([name for name, _ in found])
         return Fix(summary=f"Let {who} (on {where}, as root). {advice}".strip(), needs_root=True)
     return Fix(summary=f"Let {who}. {advice}".strip(), risk="safe", needs_root=True, commands=commands)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
-
+from nccl_doctor.commands import on
 from nccl_doctor.model import Cluster, Command, Node
 from nccl_doctor.port_model import GRACE_S, age_words
+from nccl_doctor.shell import Line, line, script
 from nccl_doctor.snapshot import Process, TrainingJob
 
 NO_FILE = ("this machine", "-w", "SLURM_JOB_NODELIST")
@@ -20,18 +20,21 @@ def described(job: TrainingJob) -> str:
     return f"{', '.join(what)}: {job.command}"
 
 
-def fix_port(cluster: Cluster, node: Node, *words: str) -> Command:
+def fix_port(cluster: Cluster, node: Node, what: Line | None) -> tuple[Command, ...]:
     """``nccl-doctor fix-port`` about a host of the cluster, to be pasted on this machine."""
-    where = () if cluster.source in NO_FILE else ("--hosts", cluster.source)
+    where = script("") if cluster.source in NO_FILE else line("--hosts {source}", source=cluster.source)
     alone = len(cluster.nodes) == 1 and node.local
-    there = () if alone else ("--host", node.name)
-    return Command(host=None, command=shlex.join(["nccl-doctor", "fix-port", *where, *there, *words]))
+    there = script("") if alone else line("--host {name}", name=node.name)
+    return on(None, line("nccl-doctor fix-port {where} {there} {what}", where=where, there=there, what=what))
 
 
-def ending(cluster: Cluster, node: Node, process: TrainingJob | Process, *words: str) -> Command:
+def ending(
+    cluster: Cluster, node: Node, process: TrainingJob | Process, port: int | None = None
+) -> tuple[Command, ...]:
     """The line that ends a process with its whole job, and no other that has got its PID since."""
-    named = ("--pid", f"{process.pid}@{process.ticks}")
-    return fix_port(cluster, node, *words, *named, "--kill", "--yes")
+    named = [] if port is None else [port]
+    what = line("{*port} --pid {pid}@{ticks} --kill --yes", port=named, pid=process.pid, ticks=process.ticks or 0)
+    return fix_port(cluster, node, what)
 
 
 def endable(process: TrainingJob | Process) -> bool:

@@ -78,6 +78,7 @@ def launch(
         import sys
         import time
 
+        from nccl_doctor.commands import on
         from nccl_doctor.documents import Launch
         from nccl_doctor.errors import UsageError
         from nccl_doctor.inventory.last_check import Hosts, doubts, recall
@@ -85,7 +86,6 @@ def launch(
         from nccl_doctor.inventory.load import load
         from nccl_doctor.inventory.plan import divides, plan
         from nccl_doctor.inventory.slurm_job import script as slurm_script
-        from nccl_doctor.model import Command
         from nccl_doctor.report.safe import clean
 
         hosts, given = split(list(words or ()), sys.argv, named=where is not None)
@@ -104,7 +104,7 @@ def launch(
         chosen = "c10d" if rdzv else launcher.value if launcher else default_launcher(job.torch)
         if form == "slurm":
             chosen = "slurm"
-            lines: tuple[Command, ...] = (Command(host=None, command=slurm_script(job)),)
+            lines = on(None, slurm_script(job))
         else:
             lines = commands(job, chosen, use_env=use_env)
         warnings = doubts(last, these, time.time())

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from nccl_doctor.collect import answers, large, redial
@@ -79,7 +80,23 @@ def run(
         failed=tuple(failed),
         not_listening=silent,
         stalls=stalls,
+        answered=_answered(targets, dict(zip(names, dialled, strict=True))),
     )
+
+
+def _answered(
+    targets: dict[str, list[Target]], dialled: Mapping[str, Dialled | Exception]
+) -> dict[str, tuple[str, ...]]:
+    """By host, the addresses at which another one met its listener."""
+    met: dict[str, dict[str, None]] = {}
+    for name, answer in dialled.items():
+        if isinstance(answer, Exception):
+            continue
+        failed = Counter(row.target for row in answer.failed)
+        for place, to in enumerate(targets[name]):
+            if failed[place] < len(to.ports):
+                met.setdefault(to.dst, {})[to.address] = None
+    return {name: tuple(addresses) for name, addresses in met.items()}
 
 
 def _listen(session: Session, facts: HostFacts, cluster: Cluster, nonce: str) -> Listening:

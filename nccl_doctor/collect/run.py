@@ -13,6 +13,7 @@ from nccl_doctor.collect import facts as facts_phase
 from nccl_doctor.collect import mesh as mesh_phase
 from nccl_doctor.collect import smoke as smoke_phase
 from nccl_doctor.collect.answers import ProbeError
+from nccl_doctor.collect.controller_names import look_up
 from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.session import Session
 from nccl_doctor.collect.smoke import trials
@@ -30,7 +31,11 @@ from nccl_doctor.snapshot import (
     skipped,
     unknown,
 )
+from nccl_doctor.snapshot.values import IpAddress
 from nccl_doctor.transport.base import AccessError, Transport
+
+NAMES_S = 3.0
+"""What this machine's resolver may take for all names; what it has not told by then confirms nothing."""
 
 
 class Progress(Protocol):
@@ -66,6 +71,7 @@ def take_snapshot(cluster: Cluster, transport: Transport, options: Options, prog
         run.connect()
         run.facts()
         run.mesh()
+        run.names()
         run.smoke()
         run.isolate()
     finally:
@@ -84,6 +90,7 @@ class _Run:
         self._facts: dict[str, HostFacts] = {}
         self._mesh: Phased[Mesh] = skipped("not reached")
         self._smoke: Phased[Smoke] = skipped("not reached")
+        self._resolved: dict[str, tuple[IpAddress, ...]] = {}
         self._timings: dict[str, float] = {}
 
     def connect(self) -> None:
@@ -152,6 +159,14 @@ class _Run:
                 del self._facts[session.node.name]
         self._sessions = [session for session in self._sessions if session.lost is None]
         return mesh.among({session.node.name for session in self._sessions})
+
+    def names(self) -> None:
+        """Looks up the names of the hosts file here, where what is to be done may hang on them."""
+        seen = [facts.resolution for facts in self._facts.values() if isinstance(facts.resolution, dict)]
+        lost = any(not told.addresses for resolution in seen for told in resolution.values())
+        if lost or (isinstance(self._mesh, Mesh) and self._mesh.failed):
+            names = (self._cluster.master_addr, *(node.address for node in self._cluster.nodes))
+            self._resolved = look_up(names, self._within(NAMES_S))
 
     def _read_counters(self, mesh: Mesh) -> None:
         """Where dials failed, reads the firewalls of both ends again: the counters tell which rule they met."""
@@ -224,6 +239,7 @@ class _Run:
             hosts=hosts,
             mesh=self._mesh,
             smoke=self._smoke,
+            resolved=self._resolved,
             timings={name: round(seconds, 3) for name, seconds in self._timings.items()},
         )
 

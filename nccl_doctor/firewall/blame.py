@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from ipaddress import ip_address
+from typing import TypeVar
 
+from nccl_doctor import confirmed
 from nccl_doctor.firewall.connection import Objection, handshake
 from nccl_doctor.firewall.describe import printable
 from nccl_doctor.firewall.manager import Manager, manager_of
@@ -174,21 +177,39 @@ def opening(blames: Sequence[Blame], snapshot: Snapshot) -> Opening:
     ports = merged(
         [(snapshot.cluster.master_port,) * 2, *(ephemeral(host.facts) for host in snapshot.reached if host.facts)]
     )
-    peers = dict.fromkeys(peer for blame in blames for peer in _peers(blame, snapshot, mesh))
+    peers = dict.fromkeys(address for blame in blames for _, address in _peers(blame, snapshot, mesh))
     return Opening(blames[0].direction, tuple(peers), ports)
 
 
-def _peers(blame: Blame, snapshot: Snapshot, mesh: Mesh) -> Iterator[str]:
+def unconfirmed(blames: Sequence[Blame], snapshot: Snapshot) -> tuple[tuple[str, str], ...]:
+    """Hosts and the addresses that the opening would let through on the word of these hosts alone."""
+    assert isinstance(snapshot.mesh, Mesh)
+    peers = dict.fromkeys(peer for blame in blames for peer in _peers(blame, snapshot, snapshot.mesh))
+    readers = [blame.host.name for blame in blames]
+    return tuple(
+        (host, address)
+        for host, address in peers
+        if any(
+            ip_address(address) not in confirmed.addresses(snapshot, host, reader)
+            for reader in readers
+            if reader != host
+        )
+    )
+
+
+def _peers(blame: Blame, snapshot: Snapshot, mesh: Mesh) -> Iterator[tuple[str, str]]:
+    """Each peer and the address by which the host meets it."""
     hosts = {host.name: host for host in snapshot.reached}
     own = blame.host.name
     for dial in blame.dials:
         if dial.dst == own:
-            yield source_address(hosts[dial.src], dial.address) or hosts[dial.src].node.address
+            yield dial.src, source_address(hosts[dial.src], dial.address) or hosts[dial.src].node.address
         else:
-            yield numeric(hosts[dial.src], dial.address) or dial.address
+            yield dial.dst, numeric(hosts[dial.src], dial.address) or dial.address
     if mesh.tested < mesh.pairs:
         address = blame.dials[0].address
-        yield from filter(None, (source_address(host, address) for name, host in hosts.items() if name != own))
+        sources = {name: source_address(host, address) for name, host in hosts.items() if name != own}
+        yield from ((name, source) for name, source in sources.items() if source is not None)
 
 
 def remedies(blame: Blame, way: Opening) -> Remedy:
@@ -200,5 +221,8 @@ def remedies(blame: Blame, way: Opening) -> Remedy:
     return Remedy(tuple(_unique(line for part in found for line in part.commands)), advice)
 
 
-def _unique(lines: Iterable[str]) -> list[str]:
+T = TypeVar("T")
+
+
+def _unique(lines: Iterable[T]) -> list[T]:
     return list(dict.fromkeys(lines))

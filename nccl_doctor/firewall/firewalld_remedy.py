@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import shlex
 from ipaddress import IPv4Network, IPv6Network, ip_network
 
 from nccl_doctor.firewall.manager import Zone, zone_of, zones
 from nccl_doctor.firewall.opening import Opening, Remedy, port_words
 from nccl_doctor.firewall.packet import RuleRef
+from nccl_doctor.shell import Line, line
 from nccl_doctor.snapshot import Firewalld, FirewallFacts
 
 _ZONE_NAME = re.compile(r"[A-Za-z0-9_/-]{1,64}")
@@ -28,23 +28,24 @@ def firewalld(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
     changes = [change for peer in opening.nets(4) + opening.nets(6) for change in _changes(peer, runtime, opening)]
     if rule.chain.startswith(("filter_PRE", "raw_PRE", "PREROUTING")) or not changes:
         return Remedy(advice="Let the cluster's own addresses through in firewalld, zone " + str(zone_of(rule, facts)))
-    permanent = [shlex.join(["firewall-cmd", "--permanent", *change]) for change in changes]
+    permanent = [line("firewall-cmd --permanent {change}", change=change) for change in changes]
     if known and _settings(runtime) != _settings(zones(known.permanent)):
         # A reload would throw away what somebody changed in force only.
-        return Remedy((*permanent, *(shlex.join(["firewall-cmd", *change]) for change in changes)))
-    return Remedy((*permanent, "firewall-cmd --reload"))
+        return Remedy((*permanent, *(line("firewall-cmd {change}", change=change) for change in changes)))
+    return Remedy((*permanent, line("firewall-cmd --reload")))
 
 
-def _changes(peer: str, runtime: dict[str, Zone], opening: Opening) -> list[list[str]]:
+def _changes(peer: str, runtime: dict[str, Zone], opening: Opening) -> list[Line | None]:
     claimed = [zone for zone in runtime.values() if zone.name != "trusted" and _claims(zone, peer)]
     if not claimed:
-        return [["--zone=trusted", f"--add-source={peer}"]]
-    family = f"ipv{ip_network(peer).version}"
+        return [line("--zone=trusted --add-source={peer}", peer=peer)]
+    rule = 'rule family="ipv{version}" source address="{peer}" port port="{port}" protocol="tcp" accept'
     return [
-        [
-            f"--zone={zone.name}",
-            f'--add-rich-rule=rule family="{family}" source address="{peer}" port port="{port}" protocol="tcp" accept',
-        ]
+        line(
+            "--zone={zone} --add-rich-rule={rule}",
+            zone=zone.name,
+            rule=rule.format(version=ip_network(peer).version, peer=peer, port=port),
+        )
         for zone in claimed
         if _ZONE_NAME.fullmatch(zone.name)
         for port in port_words(opening.ports, "-")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_address, ip_network
 
 from nccl_doctor.firewall.packet import Direction, Span
+from nccl_doctor.shell import Line
 
 SINGLE = 8
 """So many addresses are named one by one; more are joined into the nets that hold them and nothing else."""
@@ -40,9 +41,12 @@ class Opening:
 
 @dataclass(frozen=True)
 class Remedy:
-    """Lines to paste as root on the host; ``advice`` where they do not suffice, or what makes them permanent."""
+    """Lines to paste as root on the host; ``advice`` where they do not suffice, or what makes them permanent.
 
-    commands: tuple[str, ...] = ()
+    A line that can't be pasted as it is, None, spoils them all.
+    """
+
+    commands: tuple[Line | None, ...] = ()
     advice: str = ""
 
 

@@ -8,7 +8,6 @@ there is advice in its place.
 from __future__ import annotations
 
 import re
-import shlex
 import zlib
 from collections.abc import Iterator
 
@@ -16,11 +15,15 @@ from nccl_doctor.firewall.firewalld_remedy import firewalld
 from nccl_doctor.firewall.manager import manager_of
 from nccl_doctor.firewall.opening import Opening, Remedy, port_words
 from nccl_doctor.firewall.packet import RuleRef
+from nccl_doctor.shell import Line, line, script
 from nccl_doctor.snapshot import FirewallFacts, IptablesSave
 
 _NFT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,127}")
 """What nft's own grammar takes unquoted (scanner.l); it parses its arguments again, so that quotes for the shell do not
 suffice."""
+
+_HOOKS = frozenset({"PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"})
+_TABLES = frozenset({"filter", "nat", "mangle", "raw", "security"})
 
 _MULTIPORT = 15
 """Ports that multiport takes, a range counting twice (xt_multiport, XT_MULTI_PORTS)."""
@@ -45,15 +48,15 @@ def _ufw(rule: RuleRef, opening: Opening) -> Remedy:
     users = f"user-{end}"
     if rule.place is not None and users not in rule.chain and f"reject-{end}" not in rule.chain:
         return Remedy(advice=f"{BY_HAND}, in /etc/ufw/before.rules; then run `ufw reload`")
-    first = ["prepend"] if users in rule.chain else []  # ahead of a deny of the user's own
+    first = script("prepend" if users in rule.chain else "")  # ahead of a deny of the user's own
     ports = ",".join(port_words(opening.ports, ":"))
     lines = []
     for peer in opening.nets(4) + opening.nets(6):
         if opening.direction == "input":
-            words = ["allow", "proto", "tcp", "from", peer, "to", "any", "port", ports]
+            way = line("allow proto tcp from {peer} to any port {ports}", peer=peer, ports=ports)
         else:
-            words = ["allow", "out", "proto", "tcp", "from", "any", "to", peer, "port", ports]
-        lines.append(shlex.join(["ufw", *first, *words]))
+            way = line("allow out proto tcp from any to {peer} port {ports}", peer=peer, ports=ports)
+        lines.append(line("ufw {first} {way}", first=first, way=way))
     return Remedy(tuple(lines))
 
 
@@ -65,7 +68,7 @@ def _nft(rule: RuleRef, opening: Opening) -> Remedy:
     return Remedy(tuple(_nft_lines(place, opening)), f"{keep} (/etc/nftables.conf, /etc/sysconfig/nftables.conf).")
 
 
-def _nft_lines(place: list[str], opening: Opening) -> Iterator[str]:
+def _nft_lines(place: list[str], opening: Opening) -> Iterator[Line | None]:
     ports = ", ".join(port_words(opening.ports, "-"))
     end = "saddr" if opening.direction == "input" else "daddr"
     for version, protocol in ((4, "ip"), (6, "ip6")):
@@ -73,25 +76,35 @@ def _nft_lines(place: list[str], opening: Opening) -> Iterator[str]:
         if not nets or place[0] not in {protocol, "inet"}:
             continue
         match = [protocol, end, f"{{ {', '.join(nets)} }}", "tcp", "dport", f"{{ {ports} }}", "accept"]
-        mark = f"nccl-doctor {zlib.crc32(shlex.join(match).encode()):08x}"
-        seen = f"{shlex.join(['nft', 'list', 'chain', *place])} | grep -qF {shlex.quote(mark)}"
-        insert = ["nft", "insert", "rule", *place, *match, "comment", f'"{mark}"']
-        yield f"{seen} || {shlex.join(insert)}"
+        yield line(
+            "nft list chain {*place} | grep -qF {mark} || nft insert rule {*place} {*match} comment '\"{mark}\"'",
+            place=place,
+            match=match,
+            mark=f"nccl-doctor {zlib.crc32(' '.join(match).encode()):08x}",
+        )
 
 
 def _iptables(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
     saves = facts.iptables if isinstance(facts.iptables, tuple) else ()
     programs = [save.command for save in saves if _wrote(save, rule)]
-    if not programs or rule.base not in {"PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"}:
+    if not programs or rule.base not in _HOOKS or rule.table not in _TABLES:
         return Remedy(advice=BY_HAND)
     program = programs[0]
-    table = [] if rule.table == "filter" else ["-t", rule.table]
+    table = script("") if rule.table == "filter" else line("-t {table}", table=rule.table)
+    end = script("-s" if opening.direction == "input" else "-d")
     lines = []
     for peer in opening.nets(4 if rule.family == "ip" else 6):
         for ports in _batches(opening):
-            words = [*_peer(opening, peer), "-p", "tcp", "-m", "multiport", "--dports", ports, "-j", "ACCEPT"]
-            there = shlex.join([program, "-w", *table, "-C", rule.base, *words])
-            lines.append(f"{there} 2>/dev/null || {shlex.join([program, '-w', *table, '-I', rule.base, *words])}")
+            match = line("{end} {peer} -p tcp -m multiport --dports {ports} -j ACCEPT", end=end, peer=peer, ports=ports)
+            lines.append(
+                line(
+                    "{program} -w {table} -C {chain} {match} 2>/dev/null || {program} -w {table} -I {chain} {match}",
+                    program=program,
+                    table=table,
+                    chain=rule.base,
+                    match=match,
+                )
+            )
     keep = (
         "To keep it over a reboot, run `netfilter-persistent save` (Debian, Ubuntu) or `service iptables save` (RHEL)"
     )
@@ -100,10 +113,6 @@ def _iptables(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
 
 def _wrote(save: IptablesSave, rule: RuleRef) -> bool:
     return (f"iptables-{save.backend}", save.family) == (rule.origin, rule.family)
-
-
-def _peer(opening: Opening, peer: str) -> list[str]:
-    return ["-s" if opening.direction == "input" else "-d", peer]
 
 
 def _batches(opening: Opening) -> Iterator[str]:

@@ -7,7 +7,6 @@ Directory Specification). It holds host names, counts and recommended variables,
 from __future__ import annotations
 
 import hashlib
-import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
+from nccl_doctor import shell
 from nccl_doctor.files import write_atomically
 from nccl_doctor.hostlist import fold
 from nccl_doctor.inventory.launch import release
@@ -67,7 +67,7 @@ class Hosts:
     def __str__(self) -> str:
         """As it stands behind ``nccl-doctor check``."""
         names = fold([node.name for node in self.cluster.nodes])
-        return f"-w {shlex.quote(names)}" if self.file is None else shlex.quote(self.file)
+        return f"-w {shell.word(names)}" if self.file is None else shell.word(self.file)
 
     @property
     def key(self) -> str:

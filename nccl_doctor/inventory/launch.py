@@ -11,10 +11,12 @@ import hashlib
 import ipaddress
 from collections.abc import Callable, Mapping
 
+from nccl_doctor import shell
+from nccl_doctor.commands import on
 from nccl_doctor.errors import UsageError
-from nccl_doctor.inventory import shell
 from nccl_doctor.inventory.plan import Job, Start
 from nccl_doctor.model import Command
+from nccl_doctor.shell import Line
 
 NO_TORCHRUN = (1, 9)
 """torch.distributed.run came with PyTorch 1.9."""
@@ -36,15 +38,15 @@ def commands(job: Job, launcher: str, *, use_env: bool = False) -> tuple[Command
     Raises:
         UsageError: this launcher can't express the job.
     """
-    forms: dict[str, Callable[[Job, Start], str]] = {
+    forms: dict[str, Callable[[Job, Start], Line]] = {
         "torchrun": _torchrun,
         "c10d": _c10d,
         "launch": lambda job, start: _launch(job, start, use_env=use_env),
         "env": _env,
         "tcp": _tcp,
     }
-    line = forms[launcher]
-    return tuple(Command(host=start.node.name, command=line(job, start)) for start in job.starts)
+    form = forms[launcher]
+    return tuple(one for start in job.starts for one in on(start.node.name, form(job, start)))
 
 
 def default_launcher(torch: str | None) -> str:
@@ -57,11 +59,11 @@ def endpoint(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def _torchrun(job: Job, start: Start) -> str:
+def _torchrun(job: Job, start: Start) -> Line:
     return _module(job, start, "torch.distributed.run", _static(job, start))
 
 
-def _c10d(job: Job, start: Start) -> str:
+def _c10d(job: Job, start: Start) -> Line:
     if job.torch is not None and release(job.torch) < NO_TORCHRUN:
         raise UsageError(f"torch {job.torch} has no c10d rendezvous; PyTorch 1.9 brought it")
     own = []
@@ -80,7 +82,7 @@ def _c10d(job: Job, start: Start) -> str:
     return _module(job, start, "torch.distributed.run", options)
 
 
-def _launch(job: Job, start: Start, *, use_env: bool) -> str:
+def _launch(job: Job, start: Start, *, use_env: bool) -> Line:
     job.even("torch.distributed.launch", "it takes nodes times processes for the world size")
     return _module(job, start, "torch.distributed.launch", [*_static(job, start), *(["--use_env"] if use_env else [])])
 
@@ -95,12 +97,19 @@ def _static(job: Job, start: Start) -> list[str]:
     ]
 
 
-def _module(job: Job, start: Start, module: str, options: list[str]) -> str:
-    line = [*shell.assignments(start.variables), shell.program(start.node.python), "-m", module]
-    return " ".join([*line, *map(shell.word, options), *shell.words(job.script, {})])
+def _module(job: Job, start: Start, module: str, options: list[str]) -> Line:
+    return shell.script(
+        "{start} -m {rest}",
+        start=_start(start.variables, start),
+        rest=[*map(shell.argument, (module, *options)), *shell.words(job.script, {})],
+    )
 
 
-def _env(job: Job, start: Start) -> str:
+def _start(variables: Mapping[str, str], start: Start) -> list[Line]:
+    return [*shell.assignments(variables), shell.program(start.node.python)]
+
+
+def _env(job: Job, start: Start) -> Line:
     own = {
         "MASTER_ADDR": job.cluster.master_addr,
         "MASTER_PORT": str(job.cluster.master_port),
@@ -109,15 +118,16 @@ def _env(job: Job, start: Start) -> str:
         "NODE_RANK": str(start.node.node_rank),
     }
 
-    def line(rank: Mapping[str, str]) -> str:
-        numbers = [f"RANK={rank['rank']}", f"LOCAL_RANK={rank['local_rank']}"]
+    def of_rank(rank: Mapping[str, Line]) -> Line:
         front = shell.assignments({**start.variables, **own})
-        return " ".join([*front, *numbers, shell.program(start.node.python), *shell.words(job.script, {})])
+        python, script = shell.program(start.node.python), shell.words(job.script, {})
+        template = "{front} RANK={rank} LOCAL_RANK={local_rank} {python} {script}"
+        return shell.script(template, front=front, python=python, script=script, **rank)
 
-    return _each_rank(start, line)
+    return _each_rank(start, of_rank)
 
 
-def _tcp(job: Job, start: Start) -> str:
+def _tcp(job: Job, start: Start) -> Line:
     """A script that spawns its own processes gets its node's number; one that names {rank} is started once a rank."""
     script = job.script
     if not any(f"{{{name}}}" in text for text in script for name in ("url", "rank", "node_rank")):
@@ -129,24 +139,27 @@ def _tcp(job: Job, start: Start) -> str:
         "nnodes": str(len(job.starts)),
         "node_rank": str(start.node.node_rank),
     }
+    fixed = {name: shell.argument(value) for name, value in values.items()}
 
-    def line(rank: Mapping[str, str]) -> str:
-        front = shell.assignments(start.variables)
-        return " ".join([*front, shell.program(start.node.python), *shell.words(script, {**values, **rank})])
+    def of_rank(rank: Mapping[str, Line]) -> Line:
+        front = _start(start.variables, start)
+        return shell.script("{front} {script}", front=front, script=shell.words(script, {**fixed, **rank}))
 
     per_rank = any(f"{{{name}}}" in text for text in script for name in PER_RANK)
-    return _each_rank(start, line) if per_rank else line({})
+    return _each_rank(start, of_rank) if per_rank else of_rank({})
 
 
-def _each_rank(start: Start, line: Callable[[Mapping[str, str]], str]) -> str:
-    """One line that runs ``line`` once for each rank of the node, side by side, and fails where one of them does."""
+def _each_rank(start: Start, of_rank: Callable[[Mapping[str, Line]], Line]) -> Line:
+    """One line that runs ``of_rank`` once for each rank of the node, side by side, and fails where one of them does."""
     if start.nproc == 1:
-        return line({"rank": str(start.first), "local_rank": "0"})
-    numbers = " ".join(map(str, range(start.nproc)))
-    one = line({"rank": f"$(({start.first} + i))", "local_rank": "$i"})
-    return (
-        f"""(set --; trap 'kill "$@"' INT TERM; for i in {numbers}; do {one} & set -- "$@" $!; done; """
-        """for p in "$@"; do wait "$p" || s=1; done; exit ${s:-0})"""
+        return of_rank({"rank": shell.script("{first}", first=start.first), "local_rank": shell.script("0")})
+    numbers = [shell.script("{i}", i=i) for i in range(start.nproc)]
+    one = of_rank({"rank": shell.script("$(({first} + i))", first=start.first), "local_rank": shell.script("$i")})
+    return shell.script(
+        """(set --; trap 'kill "$@"' INT TERM; for i in {numbers}; do {one} & set -- "$@" $!; done; """
+        """for p in "$@"; do wait "$p" || s=1; done; exit ${{s:-0}})""",
+        numbers=numbers,
+        one=one,
     )
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import ipaddress
 
+from nccl_doctor import shell
 from nccl_doctor.errors import UsageError
 from nccl_doctor.hostlist import fold
-from nccl_doctor.inventory import shell
 from nccl_doctor.inventory.plan import Job
+from nccl_doctor.shell import Line
 
 HEAD = """\
 #!/bin/bash
 #SBATCH --job-name={name}
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks-per-node=1
-{extra}
-set -euo pipefail
+{extra}set -euo pipefail
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_ADDR MASTER_PORT={port}
 {exports}"""
@@ -27,7 +27,7 @@ TASK = """\
   {script}"""
 
 
-def script(job: Job) -> str:
+def script(job: Job) -> Line:
     """The script. Slurm orders its nodes by name, and torchrun's node ranks follow that.
 
     Raises:
@@ -41,37 +41,45 @@ def script(job: Job) -> str:
         raise UsageError("one batch script serves all nodes: env, python and cuda_visible_devices must not differ")
     counts = [start.nproc for start in job.starts]
     even = len(set(counts)) == 1
-    extra = [] if any(_is_address(node.name) for node in nodes) else [f"#SBATCH --nodelist={fold(_names(job))}"]
-    if even and job.starts[0].gpus:
-        extra.append(f"#SBATCH --gpus-per-node={counts[0]}")
-    head = HEAD.format(
-        name=shell.word(job.script[0].rpartition("/")[2].partition(".")[0] or "train"),
+    named = not any(_is_address(node.name) for node in nodes)
+    names = [shell.script("#SBATCH --nodelist={names}\n", names=shell.host_names(fold(_names(job))))] if named else []
+    gpus = [shell.script("#SBATCH --gpus-per-node={count}\n", count=counts[0])] if even and job.starts[0].gpus else []
+    head = shell.script(
+        HEAD,
+        name=shell.argument(job.script[0].rpartition("/")[2].partition(".")[0] or "train"),
         nodes=len(nodes),
-        extra="\n".join(extra),
+        extra=_joined(names + gpus),
         port=job.cluster.master_port,
-        exports="".join(f"export {one}\n" for one in shell.assignments(shared[0])),
+        exports=_joined([shell.script("export {one}\n", one=one) for one in shell.assignments(shared[0])]),
     )
-    task = TASK.format(
-        counts="" if even else _cases(job),
+    task = shell.script(
+        TASK,
+        counts=shell.script("") if even else _cases(job),
         python=shell.program(nodes[0].python),
-        nproc=counts[0] if even else '"$nproc"',
-        script=" ".join(shell.words(job.script, {})),
+        nproc=counts[0] if even else shell.script('"$nproc"'),
+        script=shell.words(job.script, {}),
     )
-    return f"{head}\nsrun --kill-on-bad-exit=1 bash -c {_single(task)}\n"
+    return shell.script("{head}\nsrun --kill-on-bad-exit=1 bash -c {task}\n", head=head, task=shell.argument(str(task)))
+
+
+def _joined(lines: list[Line]) -> Line:
+    found = shell.script("")
+    for one in lines:
+        found = shell.script("{found}{one}", found=found, one=one)
+    return found
 
 
 def _names(job: Job) -> list[str]:
     return [start.node.name for start in job.starts]
 
 
-def _cases(job: Job) -> str:
+def _cases(job: Job) -> Line:
     """The ranks by node's name, where they differ."""
-    lines = "".join(f"  {shell.word(start.node.name)}) nproc={start.nproc} ;;\n" for start in job.starts)
-    return f'case "$SLURMD_NODENAME" in\n{lines}esac\n'
-
-
-def _single(text: str) -> str:
-    return "'" + text.replace("'", "'\"'\"'") + "'"
+    lines = [
+        shell.script("  {name}) nproc={nproc} ;;\n", name=shell.argument(start.node.name), nproc=start.nproc)
+        for start in job.starts
+    ]
+    return shell.script('case "$SLURMD_NODENAME" in\n{lines}esac\n', lines=_joined(lines))
 
 
 def _is_address(name: str) -> bool:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from nccl_doctor.commands import on
 from nccl_doctor.hostlist import fold
 from nccl_doctor.logs.blame import Cause
 from nccl_doctor.logs.context import Log
 from nccl_doctor.logs.events import Address, Event
 from nccl_doctor.logs.facts import Interface, Process
 from nccl_doctor.model import Command, LogLine
+from nccl_doctor.shell import line
 
 MOST_LINES = 5
 """Lines that are quoted of one cause."""
@@ -151,15 +152,10 @@ class Case:
                 return process.host
         return None
 
-    def check(self, extra: Iterable[str] = ()) -> tuple[Command, ...]:
+    def check(self, extra: Iterable[str] = (), *, command: str = "check") -> tuple[Command, ...]:
         """``nccl-doctor check -w …`` over the hosts concerned and the other end; none where no host is named."""
         address = self.address
         actors = [event.prefix.ip for event in self.cause.events if event.prefix.ip and not event.prefix.host]
         names = [*(self.hosts or actors), self.host_of(address.ip) or address.ip or address.host or "", *extra]
         fit = [name for name in dict.fromkeys(names) if _HOST.fullmatch(name) and not _LOCAL.fullmatch(name)]
-        return run("nccl-doctor", "check", "-w", fold(fit)) if fit else ()
-
-
-def run(*argv: str, host: str | None = None) -> tuple[Command, ...]:
-    """A command for the machine that nccl-doctor runs on, or for ``host``."""
-    return (Command(host=host, command=shlex.join(argv)),)
+        return on(None, line("nccl-doctor {command} -w {hosts}", command=command, hosts=fold(fit))) if fit else ()

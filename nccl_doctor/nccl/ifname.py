@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from nccl_doctor.commands import export
 from nccl_doctor.documents import Exports, InterfaceAnswer, InterfaceAnswers
 from nccl_doctor.hostlist import fold
 from nccl_doctor.nccl.interfaces import Failure
 from nccl_doctor.nccl.picture import Picture, picture
 from nccl_doctor.nccl.reach import Answer
-from nccl_doctor.nccl.suggest import Suggestion, export
+from nccl_doctor.nccl.suggest import Suggestion
 from nccl_doctor.nccl.survey import Survey
 from nccl_doctor.nccl.versions import Version
 from nccl_doctor.snapshot import Snapshot, Unknown
@@ -79,7 +80,7 @@ def _exports(found: tuple[InterfaceAnswer, ...]) -> tuple[Exports, ...]:
     by_setting: dict[tuple[str, ...], list[str]] = {}
     for one in found:
         if one.set:
-            lines = tuple(export(name, value) for name, value in one.set.items())
+            lines = tuple(str(made) for name, value in one.set.items() if (made := export(name, value)))
             by_setting.setdefault(lines, []).append(one.name)
     if len(by_setting) == 1:
         return (Exports(hosts=None, lines=next(iter(by_setting))),)

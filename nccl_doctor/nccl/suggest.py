@@ -7,11 +7,11 @@ that NCCL would then use must be reachable from every other host.
 from __future__ import annotations
 
 import ipaddress
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from nccl_doctor.model import Command, Fix
+from nccl_doctor.commands import export, on
+from nccl_doctor.model import Fix
 from nccl_doctor.nccl.picture import Picture, picture
 from nccl_doctor.nccl.reach import Answer, is_private, reach
 from nccl_doctor.snapshot import Host, Mesh, Resolution, Unknown
@@ -149,15 +149,10 @@ def fix(suggestion: Suggestion | None, otherwise: str) -> Fix:
 
 
 def setting(summary: str, variable: str, values: Mapping[str, str]) -> Fix:
-    """The remedy that sets a variable of the job on each host to its value."""
-    commands = tuple(Command(host=host, command=export(variable, value)) for host, value in values.items())
+    """The remedy that sets a variable of the job on each host to its value; prose where a value can't be pasted."""
+    lines = {host: export(variable, value) for host, value in values.items()}
+    if not all(lines.values()):
+        return Fix(summary=summary)
+    commands = tuple(one for host, made in lines.items() for one in on(host, made))
     variables = {host: {variable: value} for host, value in values.items()}
     return Fix(summary=summary, risk="safe", commands=commands, variables=variables)
-
-
-def export(name: str, value: str) -> str:
-    """A line for any shell; zsh looks up a command behind an unquoted "=", which :func:`shlex.quote` lets pass."""
-    if re.fullmatch(r"[\w.,:@-]+", value, re.ASCII):
-        return f"export {name}={value}"
-    quoted = value.replace("'", "'\"'\"'")
-    return f"export {name}='{quoted}'"

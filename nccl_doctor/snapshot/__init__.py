@@ -33,7 +33,7 @@ from nccl_doctor.snapshot.system import (
     TorchInfo,
 )
 from nccl_doctor.snapshot.unknown import MALFORMED, Fact, Phased, Skipped, Unknown, skipped, unknown
-from nccl_doctor.snapshot.values import HostAddress, Observed
+from nccl_doctor.snapshot.values import HostAddress, IpAddress, Observed
 
 __all__ = [
     "MALFORMED",
@@ -95,6 +95,10 @@ class Snapshot(Observed):
 
     What stands in it fits together, also where it comes out of a file: one host a node, in the cluster's order, and
     dials, ranks and outputs of these hosts alone.
+
+    Attributes:
+        resolved: addresses by name of the hosts file, as the machine resolves them that nccl-doctor ran on; asked only
+            where a dial failed or a host lacks a name, for what is to be done about that.
     """
 
     schema_: int = Field(default=1, alias="schema", serialization_alias="schema")
@@ -105,6 +109,7 @@ class Snapshot(Observed):
     mesh: Phased[Mesh]
     smoke: Phased[Smoke]
     timings: dict[str, float] = Field(default_factory=dict)
+    resolved: dict[str, tuple[IpAddress, ...]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _fits(self) -> Snapshot:

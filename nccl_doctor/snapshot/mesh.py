@@ -61,6 +61,7 @@ class Mesh(Observed):
         failed: every dial that did not reach our own listener.
         not_listening: by host, why it could not listen.
         stalls: the pairs between which large packets vanish.
+        answered: by host, the addresses at which another host met its listener, which said its own nonce of this run.
     """
 
     hosts: Count
@@ -70,6 +71,7 @@ class Mesh(Observed):
     failed: tuple[Dial, ...] = ()
     not_listening: dict[str, str] = Field(default_factory=dict)
     stalls: Phased[tuple[Stall, ...]] = skipped("large packets were not tried")
+    answered: dict[str, tuple[HostAddress, ...]] = Field(default_factory=dict)
 
     def among(self, names: Collection[str]) -> Mesh:
         """What it shows of these hosts alone."""

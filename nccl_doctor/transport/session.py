@@ -164,8 +164,7 @@ def _negotiate(
     if verdict.outcome == "unknown":
         file, line = settings.own_known_hosts, known_hosts.line_for(name, key)
         kind, fingerprint = known_hosts.key_type(key), known_hosts.fingerprint(key)
-        alone = settings.via or settings.host_key_alias is not None  # where ssh-keyscan can't make the line
-        raise failures.host_key_unknown(target, kind, fingerprint, file, line if alone else None)
+        raise failures.host_key_unknown(target, kind, fingerprint, file, line)
 
 
 def _choose_algorithms(

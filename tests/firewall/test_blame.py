@@ -110,7 +110,7 @@ def test_every_rule_in_the_way_is_opened() -> None:
     both = iptables_facts("-A INPUT -p tcp -j DROP").model_copy(update={"nft": nft_facts([DROP]).nft})
     seen = snapshot({"node1": both}, [("node2", "node1", 29500, "timed-out")])
     (blame,) = judge(seen).blames
-    programs = {line.split()[0] for line in remedies(blame, opening([blame], seen)).commands}
+    programs = {str(line).split()[0] for line in remedies(blame, opening([blame], seen)).commands}
     assert programs == {"nft", "iptables-legacy"}
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor.commands import export
 from nccl_doctor.diagnose import judge
 from nccl_doctor.model import Outcome
-from nccl_doctor.nccl.suggest import export
 from nccl_doctor.nccl.survey import survey
 from nccl_doctor.snapshot import Snapshot
 from tests.checks.snapshots import load, patched
@@ -119,7 +119,7 @@ def test_nothing_is_suggested_where_a_host_could_not_be_looked_at() -> None:
 
 @pytest.mark.parametrize("value", ["=eno1", "eno1", "a'b", "^docker,lo", "$(touch /x)", "a b"])
 def test_a_line_can_be_pasted_whatever_the_value(value: str) -> None:
-    line = export("NCCL_SOCKET_IFNAME", value)
+    line = str(export("NCCL_SOCKET_IFNAME", value))
     shown = subprocess.run(["sh", "-c", f'{line}; printf %s "$NCCL_SOCKET_IFNAME"'], capture_output=True, check=True)
     assert shown.stdout.decode() == value
     assert not value.startswith("=") or "='" in line  # zsh would look for a command called eno1

@@ -18,13 +18,18 @@ References: ssh_config(5): IdentityFile, User. sshd_config(5): AuthorizedKeysFil
 
 from __future__ import annotations
 
-import shlex
+import re
 from collections.abc import Iterator
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.checks.registry import View, check
-from nccl_doctor.model import Command, Finding, Fix, Severity
+from nccl_doctor.commands import on
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.shell import Line, line, script
 from nccl_doctor.snapshot import AccessFailure
+
+_LOGIN = re.compile(r"\w[\w.+-]*@\w[\w.:%-]*", re.ASCII)
+"""What stands in a command: ssh hands a host's name to shells of its own (ProxyCommand), so that quotes do not suffice."""
 
 _PASSWORDS = {"password", "keyboard-interactive"}
 
@@ -38,10 +43,10 @@ def ssh_auth_failed(view: View) -> Iterator[Finding]:
 def _remedy(failures: tuple[AccessFailure, ...]) -> Fix:
     facts = failures[0].facts
     if facts.get("encrypted"):
-        agent = () if facts.get("agent") else ('eval "$(ssh-agent -s)"',)
+        agent = () if facts.get("agent") else (script('eval "$(ssh-agent -s)"'),)
         files = sorted({path for failure in failures for path in failure.facts["encrypted"]})
         summary = "Load the key that needs a passphrase into the agent, and check again from the same shell:"
-        return _fix(summary, [*agent, shlex.join(["ssh-add", *files])])
+        return _fix(summary, [*agent, line("ssh-add {*files}", files=files)])
     if facts.get("identity_file") is None:
         return Fix(
             summary="Make a key with ssh-keygen -t ed25519, and add its public half to ~/.ssh/authorized_keys of that "
@@ -55,14 +60,16 @@ def _remedy(failures: tuple[AccessFailure, ...]) -> Fix:
     )
 
 
-def _copies(failures: tuple[AccessFailure, ...]) -> list[str]:
-    lines = []
+def _copies(failures: tuple[AccessFailure, ...]) -> list[Line | None]:
+    lines: list[Line | None] = []
     for facts in (failure.facts for failure in failures):
         login = f"{facts['user']}@{facts['target']}"
-        lines.append(shlex.join(["ssh-copy-id", "-p", str(facts["port"]), "-i", facts["identity_file"], login]))
+        copy = "ssh-copy-id -p {port} -i {identity_file} {login}"
+        fit = _LOGIN.fullmatch(login) is not None
+        lines.append(line(copy, port=facts["port"], identity_file=facts["identity_file"], login=login) if fit else None)
     return lines
 
 
-def _fix(summary: str, lines: list[str]) -> Fix:
-    commands = tuple(Command(host=None, command=line) for line in dict.fromkeys(lines))
-    return Fix(summary=summary, risk="safe", commands=commands)
+def _fix(summary: str, lines: list[Line | None]) -> Fix:
+    commands = on(None, *dict.fromkeys(lines))
+    return Fix(summary=summary, risk="safe" if commands else "manual", commands=commands)

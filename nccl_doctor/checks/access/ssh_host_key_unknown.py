@@ -9,55 +9,76 @@ names, names with a port, HostKeyAlias and wildcards included), under the name t
 its type and its SHA256 fingerprint.
 
 Fix: compare the fingerprint with that of the host itself, ``ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub`` on its
-console, and add the key. ssh-keyscan fetches it again and can't know whose it is: it is the comparison that makes
-this safe. A host behind a jump host can't be scanned; the line is then given as it was seen.
+console, and only then add the key. The command adds the very key whose fingerprint is shown; ssh-keyscan would fetch
+one anew, which nobody compared. Where the ``ssh`` program made the connection, it alone saw the key: it shows the same
+fingerprint and asks.
 
-References: ssh-keyscan(1). sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT". ssh_config(5): UserKnownHostsFile, HostKeyAlias.
+References: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT". ssh_config(5): UserKnownHostsFile, HostKeyAlias.
 """
 
 from __future__ import annotations
 
-import shlex
+import base64
+import binascii
+import hashlib
+import re
 from collections.abc import Iterator
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.checks.registry import View, check
-from nccl_doctor.model import Command, Finding, Fix, Severity
+from nccl_doctor.commands import on
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.shell import line
 from nccl_doctor.snapshot import AccessFailure
+
+_LINE = re.compile(r"[\w.:\[\]-]+ (?P<type>[a-z0-9@.-]+) (?P<key>[A-Za-z0-9+/]+={0,2})", re.ASCII)
+"""One plain name and its key: no marker, no pattern, no list of names."""
 
 
 @check("NCD103", severity=Severity.ERROR, explains=FOLLOWS)
 def ssh_host_key_unknown(view: View) -> Iterator[Finding]:
-    """One finding, and one command, for all hosts on the same port with keys of the same type."""
+    """One finding, and one command, for all hosts with keys of the same type."""
     return findings(view, "ssh-host-key-unknown", _remedy)
 
 
 def _remedy(failures: tuple[AccessFailure, ...]) -> Fix:
-    lines: dict[str, None] = {}
-    scans: dict[tuple[int, str, str], list[str]] = {}
+    seen: dict[str, list[str]] = {}
     for facts in (failure.facts for failure in failures):
-        file = facts["known_hosts"]
-        if not facts["known_hosts_directory"]:
-            lines[shlex.join(["install", "-d", "-m", "700", file.rpartition("/")[0]])] = None
-        if facts["known_hosts_line"] is not None:
-            lines[f"{shlex.join(['echo', facts['known_hosts_line']])} >> {shlex.quote(file)}"] = None
-        elif facts["via"] or not facts["key_type"]:
+        known = facts["known_hosts_line"]
+        absolute = facts["known_hosts"].startswith("/")
+        if known is None or not absolute or not _is_of(known, facts["fingerprint"]):
             return Fix(
                 summary="Log in once with ssh, compare the fingerprint that it shows with the host's, and accept it."
             )
-        else:
-            scans.setdefault((facts["port"], _scan_type(facts["key_type"]), file), []).append(facts["address"])
-    for (port, kind, file), addresses in scans.items():
-        scan = shlex.join(["ssh-keyscan", "-p", str(port), "-t", kind, *dict.fromkeys(addresses)])
-        lines[f"{scan} >> {shlex.quote(file)}"] = None
+        seen.setdefault(facts["known_hosts"], []).append(known)
+    new = {failure.facts["known_hosts"] for failure in failures if not failure.facts["known_hosts_directory"]}
+    folders = [line("install -d -m 700 {folder}", folder=file.rpartition("/")[0]) for file in sorted(new)]
+    adding = [
+        line("printf '%s\\n' {*known} >> {file}", known=list(dict.fromkeys(known)), file=file)
+        for file, known in seen.items()
+    ]
     return Fix(
-        summary="Compare the fingerprint with the host's own (ssh-keygen -lf on its /etc/ssh/ssh_host_*_key.pub); "
-        "if they are the same, add the key:",
+        summary=f"Compare the fingerprint above with the host's own (on its console: {_own(failures[0])}); only if "
+        "they are the same, add the key that was seen:",
         risk="safe",
-        commands=tuple(Command(host=None, command=line) for line in lines),
+        commands=on(None, *dict.fromkeys(folders), *adding),
     )
 
 
-def _scan_type(key_type: str) -> str:
-    """ssh-keyscan's word for a key type: "ssh-ed25519" is ed25519, "ecdsa-sha2-nistp256" ecdsa."""
-    return "ecdsa" if key_type.startswith("ecdsa") else key_type.removeprefix("ssh-")
+def _is_of(known: str, fingerprint: str) -> bool:
+    """Whether the line holds the key whose fingerprint people compare."""
+    found = _LINE.fullmatch(known)
+    if found is None:
+        return False
+    try:
+        key = base64.b64decode(found["key"], validate=True)
+    except binascii.Error:
+        return False
+    return fingerprint == "SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
+
+
+def _own(failure: AccessFailure) -> str:
+    """The line that prints the fingerprint on the host itself."""
+    kinds = {"ssh-ed25519": "ed25519", "ssh-rsa": "rsa"}
+    kind = kinds.get(str(failure.facts["key_type"]), "ecdsa")
+    return f"ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub"

@@ -12,14 +12,21 @@ Fix: add the name to the DNS or to /etc/hosts, or use IP addresses in the hosts 
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
+from ipaddress import IPv4Address
 
+from nccl_doctor import confirmed
 from nccl_doctor.checks.own_names import finding, is_without_gpus, own_names
 from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.commands import on
+from nccl_doctor.confirmed import Address
 from nccl_doctor.hostlist import fold, quoted
-from nccl_doctor.model import Command, Finding, Fix, Severity
-from nccl_doctor.snapshot import Resolution
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.shell import Line, line
+from nccl_doctor.snapshot import Resolution, Snapshot
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
 
 
 @check(
@@ -42,18 +49,20 @@ def hostname_unresolvable(view: View) -> Iterator[Finding | Unjudged]:
         lost = {host: r for host, r in seen.get(name, {}).items() if not r.addresses}
         if lost:
             is_fatal = name == cluster.master_addr or (is_without_gpus(view) and any(one.name == name for one in own))
-            yield _finding(name, lost, seen[name], is_fatal=is_fatal)
+            yield _finding(name, lost, seen[name], view.snapshot, is_fatal=is_fatal)
     caught = [one for one in own if one.name not in names]
     if caught:
         hosts = tuple(one.host for one in caught)
         yield finding(view, caught, f"{fold(hosts)} can't resolve the host's own name: gloo falls back to 127.0.0.1.")
 
 
-def _finding(name: str, lost: dict[str, Resolution], seen: dict[str, Resolution], *, is_fatal: bool) -> Finding:
-    known = {r.addresses for host, r in seen.items() if host not in lost}
-    told = known.pop() if len(known) == 1 else ()
-    routable = [address for address in told if not address.startswith("127.")]
-    line = shlex.quote(f"{routable[0]} {name}") if routable else ""
+def _finding(
+    name: str, lost: dict[str, Resolution], seen: dict[str, Resolution], snapshot: Snapshot, *, is_fatal: bool
+) -> Finding:
+    told = {address for resolution in seen.values() for address in resolution.addresses}
+    told.update(snapshot.resolved.get(name, ()))
+    lines = {host: _line(name, told, confirmed.of_name(snapshot, name, host)) for host in lost}
+    commands = tuple(one for host in lost for one in on(host, lines[host])) if all(lines.values()) else ()
     return Finding(
         hosts=tuple(lost),
         message=f"The name {quoted(name)} does not resolve on {fold(lost)}.",
@@ -61,9 +70,19 @@ def _finding(name: str, lost: dict[str, Resolution], seen: dict[str, Resolution]
         facts={"name": name},
         fix=Fix(
             summary="Add the name to the DNS or to /etc/hosts, or use IP addresses in the hosts file.",
-            risk="safe" if line else "manual",
-            needs_root=bool(line),
-            commands=tuple(Command(host=host, command=f"echo {line} >> /etc/hosts") for host in lost if line),
+            risk="safe" if commands else "manual",
+            needs_root=bool(commands),
+            commands=commands,
         ),
         severity=Severity.ERROR if is_fatal else None,
     )
+
+
+def _line(name: str, told: Iterable[str], sure: frozenset[Address]) -> Line | None:
+    """The entry for /etc/hosts; None where no single address is meant, or only other hosts' word says which."""
+    found = sure & {confirmed.numeric(text) for text in told}
+    known: list[Address] = [address for address in found if isinstance(address, IPv4Address)]
+    known = known or [*found]
+    if len(known) != 1 or not _NAME.fullmatch(name):
+        return None
+    return line("printf '%s %s\\n' {address} {name} >> /etc/hosts", address=known[0], name=name)

@@ -19,10 +19,13 @@ import ipaddress
 from collections.abc import Iterator
 
 from nccl_doctor.checks.registry import Unjudged, View, check
-from nccl_doctor.model import Command, Finding, Fix, Severity
+from nccl_doctor.commands import on
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.shell import line
 from nccl_doctor.snapshot import HostFacts, Interfaces
 
-LIMIT = "net.ipv4.neigh.default.gc_thresh3"
+NAME = "net.ipv4.neigh.default.gc_thresh"
+LIMIT = f"{NAME}3"
 FEW = 128
 """Linux' default for gc_thresh1: up to here nothing is ever thrown out, whatever the other limits are."""
 
@@ -49,7 +52,7 @@ def neighbour_table_small(view: View) -> Iterator[Finding | Unjudged]:
     for (limit, peers), hosts in short.items():
         raised = 1 << (peers * ROOM).bit_length()
         limits = ((3, raised), (2, raised // 2), (1, raised // 8))
-        settings = " ".join(f"net.ipv4.neigh.default.gc_thresh{number}={value}" for number, value in limits)
+        raising = line("sysctl -w {*settings}", settings=[f"{NAME}{number}={value}" for number, value in limits])
         yield Finding(
             hosts=tuple(hosts),
             message=f"{peers} hosts of the cluster share its net, and its kernel keeps only {limit} addresses.",
@@ -59,7 +62,7 @@ def neighbour_table_small(view: View) -> Iterator[Finding | Unjudged]:
                 summary="Raise the limits (for good: the same settings in /etc/sysctl.d/):",
                 risk="safe",
                 needs_root=True,
-                commands=tuple(Command(host=name, command=f"sysctl -w {settings}") for name in hosts),
+                commands=tuple(one for name in hosts for one in on(name, raising)),
             ),
         )
 

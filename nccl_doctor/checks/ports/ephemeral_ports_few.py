@@ -23,7 +23,9 @@ from collections.abc import Iterator
 from nccl_doctor import ranks
 from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving
 from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.commands import on
 from nccl_doctor.model import Command, Finding, Fix, Severity
+from nccl_doctor.shell import line
 from nccl_doctor.snapshot import Host, PortRange
 
 OWN_PORTS = 6
@@ -56,19 +58,21 @@ def ephemeral_ports_few(view: View) -> Iterator[Finding | Unjudged]:
                 else "No range holds so many: keep traffic between hosts on few connections (NCCL's PXN), or use RDMA.",
                 risk="safe",
                 needs_root=enough,
-                commands=tuple(_widen(host, view.snapshot.cluster.master_port) for host in hosts) if enough else (),
+                commands=tuple(one for host in hosts for one in _widen(host, view.snapshot.cluster.master_port))
+                if enough
+                else (),
             ),
         )
 
 
-def _widen(host: Host, master_port: int) -> Command:
+def _widen(host: Host, master_port: int) -> tuple[Command, ...]:
     assert host.facts
     own = host.facts.port_range
     assert isinstance(own, PortRange)
-    settings = f"net.ipv4.ip_local_port_range='{WIDE[0]} {WIDE[1]}'"
+    settings = [f"net.ipv4.ip_local_port_range={WIDE[0]} {WIDE[1]}"]
     if host.node.node_rank == 0 and WIDE[0] <= master_port <= WIDE[1] and master_port not in own.reserved_ports:
-        settings += f" {reserving(own, master_port)}"
-    return Command(host=host.name, command=f"sysctl -w {settings}")
+        settings.append(reserving(own, master_port))
+    return on(host.name, line("sysctl -w {*settings}", settings=settings))
 
 
 def needed_ports(local_ranks: int, world: int) -> int:

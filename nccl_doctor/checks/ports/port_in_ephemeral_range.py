@@ -18,7 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.registry import Unjudged, View, check
-from nccl_doctor.model import Command, Finding, Fix, Severity
+from nccl_doctor.commands import on
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.shell import line
 from nccl_doctor.snapshot import PortRange
 
 
@@ -42,7 +44,7 @@ def port_in_ephemeral_range(view: View) -> Iterator[Finding | Unjudged]:
                 "one (for good: the same line in /etc/sysctl.d/):",
                 risk="safe",
                 needs_root=True,
-                commands=(Command(host=host.name, command=f"sysctl -w {reserving(own, port)}"),),
+                commands=on(host.name, line("sysctl -w {setting}", setting=reserving(own, port))),
             ),
         )
 

@@ -27,8 +27,10 @@ from collections.abc import Iterator
 from nccl_doctor.checks.job_words import endable, ending, fix_port
 from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving
 from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.commands import on
 from nccl_doctor.model import Command, Finding, Fix, Severity
 from nccl_doctor.port_model import age_words
+from nccl_doctor.shell import Line, line
 from nccl_doctor.snapshot import Host, PortRange, PortTrial, Process
 
 MEANS = {
@@ -92,15 +94,15 @@ class _Remedy:
 
     def __init__(self, view: View, host: Host, trial: PortTrial) -> None:
         self._cluster, self._host, self._trial = view.snapshot.cluster, host, trial
-        self._move = f"set another master_port in the hosts file ({self._line('--next')} finds one)"
+        self._move = f"set another master_port in the hosts file ({self._line(line('--next'))} finds one)"
 
     def fix(self) -> Fix:
         """What helps against this cause."""
         trial = self._trial
         if trial.cause == "time-wait":
-            wait = fix_port(self._cluster, self._host.node, str(trial.port), "--wait")
+            wait = fix_port(self._cluster, self._host.node, line("{port} --wait", port=trial.port))
             seconds = f"{trial.time_wait_s or 60:.0f} seconds"
-            return Fix(summary=f"The kernel gives it back by itself in {seconds}. Wait for it:", commands=(wait,))
+            return Fix(summary=f"The kernel gives it back by itself in {seconds}. Wait for it:", commands=wait)
         if trial.cause == "outbound":
             return self._reserve()
         endings = self._endings()
@@ -117,12 +119,12 @@ class _Remedy:
         told = self._host.facts.port_range if self._host.facts is not None else None
         if not isinstance(told, PortRange):
             return Fix(summary=f"Wait until that connection has ended, or {self._move}.")
-        line = f"sysctl -w {reserving(told, self._trial.port)}"
+        reserve = line("sysctl -w {setting}", setting=reserving(told, self._trial.port))
         return Fix(
             summary="Wait until that connection has ended, and keep others away from the port (in /etc/sysctl.d the "
             f"same line lasts); or {self._move}:",
             needs_root=True,
-            commands=(Command(host=self._host.name, command=line),),
+            commands=on(self._host.name, reserve),
         )
 
     def _endings(self) -> tuple[Command, ...]:
@@ -131,9 +133,9 @@ class _Remedy:
         if not all(endable(holder) for holder in holders):
             return ()
         pids = {holder.pid for holder in holders}
-        port = str(self._trial.port)
+        port = self._trial.port
         first = [holder for holder in holders if holder.ppid not in pids]
-        return tuple(ending(self._cluster, self._host.node, holder, port) for holder in first)
+        return tuple(one for holder in first for one in ending(self._cluster, self._host.node, holder, port))
 
     def _reasons(self) -> Iterator[str]:
         for holder in self._trial.holders:
@@ -145,5 +147,6 @@ class _Remedy:
         who = "end it where it was started" if own and self._trial.holders else "ask the holder's owner to end it"
         yield f"{way}, or {who}."
 
-    def _line(self, *words: str) -> str:
-        return fix_port(self._cluster, self._host.node, *words).command
+    def _line(self, what: Line | None) -> str:
+        made = fix_port(self._cluster, self._host.node, what)
+        return made[0].command if made else "nccl-doctor fix-port --next"

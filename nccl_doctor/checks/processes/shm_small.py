@@ -17,8 +17,10 @@ import math
 from collections.abc import Iterator
 
 from nccl_doctor.checks.registry import Unjudged, View, check
-from nccl_doctor.model import Command, Finding, Fix, Severity
+from nccl_doctor.commands import on
+from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.ranks import nproc
+from nccl_doctor.shell import line
 from nccl_doctor.snapshot import HostFacts, Shm, Unknown
 
 MIB = 1 << 20
@@ -57,5 +59,5 @@ def _fix(host: str, facts: HostFacts, shm: Shm, ranks: int) -> Fix:
         summary="Enlarge it (for good in /etc/fstab):",
         risk="safe",
         needs_root=True,
-        commands=(Command(host=host, command=f"mount -o remount,size={gib}g /dev/shm"),),
+        commands=on(host, line("mount -o remount,size={gib}g /dev/shm", gib=gib)),
     )

@@ -49,7 +49,7 @@ def stale_process(view: View) -> Iterator[Finding | Unjudged]:
 
 def _finding(view: View, host: Host, left: list[TrainingJob], gone: list[GpuProcess]) -> Finding:
     mine = [job for job in left if job.kind != "zombie" and endable(job)]
-    commands = tuple(ending(view.snapshot.cluster, host.node, job) for job in mine)
+    commands = tuple(one for job in mine for one in ending(view.snapshot.cluster, host.node, job))
     pids = sorted({pid for job in left for pid in job.pids} | {use.pid for use in gone})
     lost = [f"GPU {use.gpu}: {use.memory_mib} MiB under pid {use.pid}, which is gone" for use in gone]
     return Finding(

@@ -19,11 +19,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.commands import on
 from nccl_doctor.hostlist import fold
-from nccl_doctor.model import Command, Finding, Fix, Severity
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.shell import line
 from nccl_doctor.snapshot import HostFacts, Unknown
 
-LOAD = "modprobe nvidia_peermem"
+LOAD = line("modprobe nvidia_peermem")
 NO_WAY = "neither nvidia_peermem is loaded nor DMA-BUF to be had"
 
 
@@ -47,7 +49,7 @@ def gpudirect_hindered(view: View) -> Iterator[Finding | Unjudged]:
                 else "See the page for what to change in the firmware's settings and on the kernel's command line.",
                 risk="safe" if loads else "manual",
                 needs_root=True,
-                commands=tuple(Command(host=name, command=LOAD) for name in hosts) if loads else (),
+                commands=tuple(one for name in hosts for one in on(name, LOAD)) if loads else (),
             ),
         )
 

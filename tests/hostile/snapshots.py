@@ -77,7 +77,7 @@ PROGRAMS = {
     "ssh-copy-id": r"-p \d+ -i \S.* \S+@\S+",
     "install": r"-d -m 700 /.*",
     "printf": r"(%s\\n( \S+ [a-z0-9@.-]+ [A-Za-z0-9+/=]+)+|%s %s\\n [0-9a-f.:]+ [\w.-]+)",
-    "nccl-doctor": r"fix-port( --hosts [^-].*)?( --host [^-]\S*)?( \d+)?( --pid \d+)? --kill --yes|(check|ifname) -w \S+"
+    "nccl-doctor": r"fix-port( --hosts [^-].*)?( --host [^-]\S*)?( \d+)?( --pid \d+@\d+)? (--kill --yes|--wait)|(check|ifname) -w \S+"
     r"|ifname|fix-port( \d+)?",
     "sysctl": r"-w( net\.ipv4\.(ip_local_port_range=15000 65000|ip_local_reserved_ports=[\d,-]+"
     r"|neigh\.default\.gc_thresh\d=\d+))+",

@@ -29,7 +29,7 @@ from nccl_doctor.shell import Line, line, script
 from nccl_doctor.snapshot import AccessFailure
 
 _LOGIN = re.compile(r"\w[\w.+-]*@\w[\w.:%-]*", re.ASCII)
-"""What stands in a command: ssh hands a host's name to shells of its own (ProxyCommand), so that quotes do not suffice."""
+"""ssh hands a host's name to shells of its own (ProxyCommand, Match exec), so that quotes do not suffice."""
 
 _PASSWORDS = {"password", "keyboard-interactive"}
 

@@ -101,29 +101,34 @@ def run(request: dict[str, Any], worker: str, emit: Emit, stop: threading.Event)
         ``{"exit": status or None, "signal": number or None, "timed_out": bool, "output": [lines]}``; exit and signal
         are those of torchrun where it left by itself, None where it was ended.
     """
-    shared = shared_memory.names()
+    segments = shared_memory.Segments()
     ranks = allreduce_ranks.Ranks(request["ranks"], emit)
     output = Output(request["mark"], ranks.event)
     deadline = time.monotonic() + request["deadline_s"]
     config = dict(request["config"], stacks=ranks.stacks, deadline_s=request["deadline_s"])
     read_end, write_end = os.pipe()
+
+    def over() -> bool:
+        segments.look()
+        # torchrun's own end counts too: a rank may outlive one that is killed
+        return stop.is_set() or process.poll() is not None
+
     try:
         with program(worker) as path:
             argv = ["-m", "torch.distributed.run", *request["argv"], path]
             process = start(argv, request, config, write_end)
             os.close(write_end)
-            # torchrun's own end counts too: a rank may outlive one that is killed
-            gone = output.follow(read_end, deadline, lambda: stop.is_set() or process.poll() is not None)
-            gone = gone or process.poll() is not None
+            gone = output.follow(read_end, deadline, over) or process.poll() is not None
             if not gone and ranks.look():
                 output.follow(read_end, time.monotonic() + WORD_S, lambda: process.poll() is not None)
+            segments.look(at_once=True)
             status = _end(process, patience_s=1.0 if gone else 0.0)
             output.follow(read_end, time.monotonic() + 1.0, lambda: False)
     finally:
         os.close(read_end)
         ranks.close()
         children.remove_scratch()
-        shared_memory.sweep(shared)
+        segments.sweep()
     return {
         "exit": status if status is not None and status >= 0 else None,
         "signal": -status if status is not None and status < 0 else None,

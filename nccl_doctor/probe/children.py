@@ -3,6 +3,10 @@
 Three nets, each for what slips through the one before: everything is a descendant of the probe, which is a
 subreaper, so :func:`end_all` finds and kills the whole tree; every child asks the kernel to be killed when the probe
 dies (PR_SET_PDEATHSIG, prctl(2)); and the all-reduce's ranks ask the same about torchrun.
+
+torchrun wants a folder for its files, and no folder goes away by itself: each has a keeper, a shell that waits for
+the probe's end, whatever ends it (SIGKILL and SIGALRM too), removes the folder and is gone. Only what kills the keeper
+in the same moment, as the end of a whole control group does, leaves the folder.
 """
 
 from __future__ import annotations
@@ -17,7 +21,9 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_scratch: list[str] = []
+KEEPER = 'trap "" HUP INT TERM; read _; n=0; while ! rm -rf -- "$0" && [ $n -lt 50 ]; do n=$((n+1)); sleep 0.1; done'
+"""Its standard input ends with the probe. Ranks die with the probe, too, and may still write while it removes."""
+_keepers: dict[str, subprocess.Popen[bytes]] = {}
 
 
 def become_subreaper() -> None:
@@ -52,27 +58,32 @@ def start(
 
 
 def scratch() -> str:
-    """A new folder for a child's scratch files, removed by :func:`remove_scratch` and whenever the probe leaves."""
+    """A new folder for a child's scratch files, removed by :func:`remove_scratch` and whenever the probe ends."""
     import tempfile
 
     folder = tempfile.mkdtemp(prefix="nccl-doctor-")
-    _scratch.append(folder)
+    argv = ["/bin/sh", "-c", KEEPER, folder]
+    null = subprocess.DEVNULL
+    _keepers[folder] = subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=null, stderr=null, cwd="/", start_new_session=True
+    )
     return folder
 
 
 def remove_scratch() -> None:
-    """Removes the folders that :func:`scratch` made; call it after the children's end."""
-    import shutil
-
-    for folder in _scratch:
-        shutil.rmtree(folder, ignore_errors=True)
+    """Removes the folders that :func:`scratch` made, with their keepers; call it after the children's end."""
+    while _keepers:
+        _, keeper = _keepers.popitem()
+        assert keeper.stdin is not None
+        keeper.stdin.close()
+        keeper.wait()
 
 
 def end_all(patience_s: float = 2.0) -> None:
     """Kills every descendant of this process, until none is left or patience ends."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
-        family = descendants(os.getpid())
+        family = set(descendants(os.getpid())) - {keeper.pid for keeper in _keepers.values()}
         if not family:
             return
         for pid in family:

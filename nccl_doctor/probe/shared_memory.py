@@ -1,7 +1,8 @@
-"""What ranks that were killed leave in /dev/shm, and its removal.
+"""What our own ranks leave in /dev/shm when they are killed, and its removal.
 
 NCCL makes ``nccl-XXXXXX`` by mkstemp and unlinks it once the peer has attached (2.30.7, src/misc/shmutils.cc), so a
-rank that is killed between the two leaves it behind.
+rank that is killed between the two leaves it behind. A name tells nothing of its maker, and one that nobody has open
+may still be somebody's: only segments that a descendant of ours was seen to have are removed.
 """
 
 from __future__ import annotations
@@ -9,45 +10,58 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
+from typing import Iterable
+
+from nccl_doctor.probe import children
 
 FOLDER = "/dev/shm"  # noqa: S108 - shared memory lies nowhere else
 OURS = re.compile(r"nccl-\w{6}|torch_\d+_\d+_\d+|sem\.mp-\w{8}|psm_\w{8}")
+PAUSE_S = 0.3
+"""Between two looks; each reads the mappings of all ranks."""
 
 
-def names() -> set[str]:
-    """Segments that are there."""
+class Segments:
+    """The segments that our descendants have had since this was made; those that were there before are not ours."""
+
+    def __init__(self) -> None:
+        self._before = _names()
+        self._seen: set[str] = set()
+        self._next = 0.0
+
+    def look(self, *, at_once: bool = False) -> None:
+        """Remembers what descendants have mapped or open now; does nothing right after the look before."""
+        if not at_once and time.monotonic() < self._next:
+            return
+        self._seen |= _held(children.descendants(os.getpid())) - self._before
+        self._next = time.monotonic() + PAUSE_S
+
+    def sweep(self) -> list[str]:
+        """Removes what was seen, is still there, and no process has any more; the names."""
+        left = {name for name in self._seen & _names() if OURS.fullmatch(name)}
+        gone = sorted(left - _held(int(entry) for entry in os.listdir("/proc") if entry.isdigit())) if left else []
+        for name in gone:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(FOLDER, name))
+        return gone
+
+
+def _names() -> set[str]:
     try:
-        return {name for name in os.listdir(FOLDER) if OURS.fullmatch(name)}
+        return set(os.listdir(FOLDER))
     except OSError:
         return set()
 
 
-def sweep(before: set[str]) -> list[str]:
-    """Removes our user's segments that came after ``before`` and that no process has open or mapped; their names."""
-    fresh = {name for name in names() - before if _owned(name)}
-    gone = sorted(fresh - _in_use()) if fresh else []
-    for name in gone:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(FOLDER, name))
-    return gone
-
-
-def _owned(name: str) -> bool:
-    try:
-        return os.stat(os.path.join(FOLDER, name)).st_uid == os.geteuid()
-    except OSError:
-        return False
-
-
-def _in_use() -> set[str]:
-    """Segments that processes of our user have mapped or open: another job's, started in the meantime."""
+def _held(pids: Iterable[int]) -> set[str]:
+    """Names below the folder that these processes have mapped or open."""
     used: set[str] = set()
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            # it has ended, or is another user's, who could not have opened our segments (they have mode 0600)
-            with contextlib.suppress(OSError):
-                with open(f"/proc/{entry}/maps") as file:
-                    used.update(os.path.basename(line.split()[-1]) for line in file if FOLDER + "/" in line)
-                folder = f"/proc/{entry}/fd"
-                used.update(os.path.basename(os.readlink(os.path.join(folder, fd))) for fd in os.listdir(folder))
+    for pid in pids:
+        # it has ended, or is another user's, who could not have opened our segments (they have mode 0600)
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{pid}/maps") as file:
+                used.update(os.path.basename(line.split()[-1]) for line in file if FOLDER + "/" in line)
+            folder = f"/proc/{pid}/fd"
+            links = (os.readlink(os.path.join(folder, fd)) for fd in os.listdir(folder))
+            used.update(os.path.basename(link) for link in links if link.startswith(FOLDER + "/"))
     return used

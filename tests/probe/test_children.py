@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
 
 TREE = """
 import json, os, signal, subprocess, sys, time
@@ -50,15 +53,17 @@ def test_the_whole_tree_ends_sessions_of_its_own_and_orphans_included() -> None:
     assert not Path(folder).exists()
 
 
-def test_a_child_dies_with_a_probe_that_is_killed() -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGALRM])
+def test_a_child_and_the_folder_go_with_a_probe_that_is_killed(number: signal.Signals) -> None:
     process, family, folder = start("time.sleep(60)")
+    (Path(folder) / "torchelastic_x" / "attempt_0").mkdir(parents=True)
     with process:
-        process.kill()
+        process.send_signal(number)
     direct = family[0]
-    deadline = time.monotonic() + 5
-    while not gone(direct) and time.monotonic() < deadline:
+    deadline = time.monotonic() + 20
+    while not (gone(direct) and not Path(folder).exists()) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert gone(direct)
+    assert not Path(folder).exists()
     for pid in family[1:]:
         subprocess.run(["kill", "-9", str(pid)], check=False, capture_output=True)
-    Path(folder).rmdir()

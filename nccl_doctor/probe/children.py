@@ -70,20 +70,25 @@ def scratch() -> str:
     return folder
 
 
-def remove_scratch() -> None:
-    """Removes the folders that :func:`scratch` made, with their keepers; call it after the children's end."""
-    while _keepers:
-        _, keeper = _keepers.popitem()
+def remove_scratch(patience_s: float = 6.0) -> None:
+    """Removes the folders that :func:`scratch` made, with their keepers; call it after the children's end.
+
+    A signal or the reader's thread may call it while it runs already: each waits until all is gone.
+    """
+    deadline = time.monotonic() + patience_s
+    for folder, keeper in list(_keepers.items()):
         assert keeper.stdin is not None
         keeper.stdin.close()
-        keeper.wait()
+        while keeper.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        _keepers.pop(folder, None)
 
 
 def end_all(patience_s: float = 2.0) -> None:
     """Kills every descendant of this process, until none is left or patience ends."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
-        family = set(descendants(os.getpid())) - {keeper.pid for keeper in _keepers.values()}
+        family = set(descendants(os.getpid())) - {keeper.pid for keeper in list(_keepers.values())}
         if not family:
             return
         for pid in family:

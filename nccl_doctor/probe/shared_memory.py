@@ -17,7 +17,7 @@ from nccl_doctor.probe import children
 
 FOLDER = "/dev/shm"  # noqa: S108 - shared memory lies nowhere else
 OURS = re.compile(r"nccl-\w{6}|torch_\d+_\d+_\d+|sem\.mp-\w{8}|psm_\w{8}")
-PAUSE_S = 0.3
+PAUSE_S = 1.0
 """Between two looks; each reads the mappings of all ranks."""
 
 

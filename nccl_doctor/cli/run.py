@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +18,7 @@ from nccl_doctor.cli.selection import Codes, among, selection
 from nccl_doctor.cli.snapshots import read_snapshot, save_snapshot, write_hosts
 from nccl_doctor.collect import facts, mesh
 from nccl_doctor.collect.mesh_plan import MeshSize
-from nccl_doctor.collect.run import Options, take_snapshot
+from nccl_doctor.collect.run import Options, Run, looked
 from nccl_doctor.collect.smoke import Limits
 from nccl_doctor.diagnose import judge
 from nccl_doctor.inventory.last_check import Hosts, remember
@@ -53,10 +55,13 @@ class Request:
 def check_cluster(request: Request, out: Out) -> int:
     """Looks, judges, reports; returns the exit code."""
     selected = selection(request.only, request.skip)
-    snapshot = read_snapshot(request.load_from) if request.load_from else look(request, selected, out)
+    if request.load_from:
+        snapshot = read_snapshot(request.load_from)
+        report = judge(snapshot, out.command, among(selected))
+    else:
+        snapshot, report = _looked_and_judged(request, selected, out)
     if request.save:
         save_snapshot(snapshot, request.save, whole=request.save_whole)
-    report = judge(snapshot, out.command, among(selected))
     taken_at = datetime.fromisoformat(snapshot.taken_at).timestamp()
     least = None if out.fail_on is FailOn.NEVER else Severity(out.fail_on.value)
     write_hosts(report, request.passed, request.failed, least)
@@ -67,6 +72,24 @@ def check_cluster(request: Request, out: Out) -> int:
 
 def look(request: Request, selected: Codes, out: Out) -> Snapshot:
     """Contacts the hosts; phases that no selected check needs are left out."""
+    with _looking(request, selected, out) as run:
+        return run.snapshot()
+
+
+def _looked_and_judged(request: Request, selected: Codes, out: Out) -> tuple[Snapshot, Report]:
+    """As :func:`look`, judged; where nothing tells why the all-reduce failed, parts of the cluster are tried."""
+    with _looking(request, selected, out) as run:
+        snapshot = run.snapshot()
+        report = judge(snapshot, out.command, among(selected))
+        if not (request.isolate and unexplained(report)):
+            return snapshot, report
+        run.bisect()
+        snapshot = run.snapshot()
+    return snapshot, judge(snapshot, out.command, among(selected))
+
+
+@contextmanager
+def _looking(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
     cluster = load(request.hosts, where=request.where, exclude=request.exclude, environ=os.environ)
     if request.python is not None:
         nodes = tuple(node.model_copy(update={"python": request.python}) for node in cluster.nodes)
@@ -83,11 +106,11 @@ def look(request: Request, selected: Codes, out: Out) -> Snapshot:
         mesh_limits=mesh.Limits(size=request.mesh if "mesh" in needs else "none"),
         smoke=request.smoke and "smoke" in needs,
         smoke_limits=request.smoke_limits,
-        isolate=lambda snapshot: request.isolate and unexplained(judge(snapshot, out.command, among(selected))),
     )
     lines = progress(quiet=out.quiet)
     try:
-        return take_snapshot(cluster, make_transport(request.transport, cluster), options, lines)
+        with looked(cluster, make_transport(request.transport, cluster), options, lines) as run:
+            yield run
     finally:
         lines.close()
 

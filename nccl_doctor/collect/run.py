@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Protocol
@@ -50,10 +51,7 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class Options:
-    """Bounds of a run, in seconds. ``total_s`` ends everything: a phase that no longer fits in is not begun.
-
-    ``isolate`` is asked of a failed all-reduce, and says whether to repeat it over groups of hosts.
-    """
+    """Bounds of a run, in seconds. ``total_s`` ends everything: a phase that no longer fits in is not begun."""
 
     connect_s: float = 10.0
     facts_limits: facts_phase.Limits = field(default_factory=facts_phase.Limits)
@@ -61,25 +59,35 @@ class Options:
     smoke: bool = True
     mesh_limits: mesh_phase.Limits = field(default_factory=mesh_phase.Limits)
     smoke_limits: smoke_phase.Limits = field(default_factory=smoke_phase.Limits)
-    isolate: Callable[[Snapshot], bool] = lambda _snapshot: False
 
 
-def take_snapshot(cluster: Cluster, transport: Transport, options: Options, progress: Progress) -> Snapshot:
-    """Looks at every host; one that fails is recorded and the others are looked at all the same."""
-    run = _Run(cluster, transport, options, progress)
+@contextmanager
+def looked(cluster: Cluster, transport: Transport, options: Options, progress: Progress) -> Iterator[Run]:
+    """Looks at every host; one that fails is recorded and the others are looked at all the same.
+
+    The connections stand until the end of the block, so that a failed all-reduce can be repeated over parts of them.
+    """
+    run = Run(cluster, transport, options, progress)
     try:
         run.connect()
         run.facts()
         run.mesh()
         run.names()
         run.smoke()
-        run.isolate()
+        yield run
     finally:
         run.close()
-    return run.snapshot()
 
 
-class _Run:
+def take_snapshot(cluster: Cluster, transport: Transport, options: Options, progress: Progress) -> Snapshot:
+    """All that was seen of every host."""
+    with looked(cluster, transport, options, progress) as run:
+        return run.snapshot()
+
+
+class Run:
+    """One run over all hosts, phase by phase."""
+
     def __init__(self, cluster: Cluster, transport: Transport, options: Options, progress: Progress) -> None:
         self._cluster, self._transport, self._options, self._progress = cluster, transport, options, progress
         self._began = time.monotonic()
@@ -94,6 +102,7 @@ class _Run:
         self._timings: dict[str, float] = {}
 
     def connect(self) -> None:
+        """Reaches the hosts, all at once."""
         self._progress.phase("connecting", [node.name for node in self._cluster.nodes])
         began = time.monotonic()
 
@@ -116,6 +125,7 @@ class _Run:
         self._timings["connect"] = time.monotonic() - began
 
     def facts(self) -> None:
+        """Asks each host what it knows of itself."""
         began = time.monotonic()
         self._start("asking")
         limits = replace(self._options.facts_limits, timeout_s=self._within(self._options.facts_limits.timeout_s))
@@ -128,6 +138,7 @@ class _Run:
         self._timings["probe"] = time.monotonic() - began
 
     def mesh(self) -> None:
+        """Has every host dial the others."""
         limits = self._options.mesh_limits
         if limits.size == "none":
             self._mesh = skipped("not asked for (--mesh none)")
@@ -179,6 +190,7 @@ class _Run:
         self._facts.update(facts_phase.firewalls_again(concerned, self._facts, self._options.facts_limits))
 
     def smoke(self) -> None:
+        """Runs the all-reduce, where it can succeed."""
         limits = self._options.smoke_limits
         if not self._options.smoke:
             self._smoke = skipped("not asked for (--no-smoke)")
@@ -205,12 +217,11 @@ class _Run:
             self._smoke = unknown(f"could not be started: {error}")
         self._timings["smoke"] = time.monotonic() - began
 
-    def isolate(self) -> None:
+    def bisect(self) -> None:
+        """Repeats a failed all-reduce over groups of hosts, to find who breaks it; nothing where that can't help."""
         smoke = self._smoke
-        failed = isinstance(smoke, Smoke) and smoke.outcome in ("failed", "timeout")
-        if len(self._sessions) < 3 or not failed or not self._options.isolate(self.snapshot()):
+        if not isinstance(smoke, Smoke) or smoke.outcome not in ("failed", "timeout") or len(self._sessions) < 3:
             return
-        assert isinstance(smoke, Smoke)
         began = time.monotonic()
         self._start("isolating")
         until = self._began + self._options.total_s
@@ -223,10 +234,12 @@ class _Run:
         self._timings["isolate"] = time.monotonic() - began
 
     def close(self) -> None:
+        """Ends every probe and connection."""
         fan_out(lambda session: session.close(), self._opened)
         self._transport.close()
 
     def snapshot(self) -> Snapshot:
+        """All that was seen up to now."""
         self._timings["total"] = time.monotonic() - self._began
         hosts = tuple(
             Host(node=node, facts=self._facts.get(node.name), failure=self._failures.get(node.name))

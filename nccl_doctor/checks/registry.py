@@ -59,7 +59,9 @@ class Check:
         code: "NCD" and three digits, never renumbered or reused.
         needs: names of :class:`~nccl_doctor.snapshot.HostFacts` fields without which a host can't be judged; "mesh"
             and "smoke" stand for those phases.
-        explains: names of the diagnoses that merely follow from this one.
+        explains: names of the diagnoses that merely follow from this one. Not those that ranks print of any fault of
+            another one (nccl_doctor.logs.context, FOLLOW).
+        in_logs: what also follows where a log alone tells; facts of a host would show the two apart.
         scope: "master" judges the first host only.
         function: None for a diagnosis that only logs show.
     """
@@ -70,6 +72,7 @@ class Check:
     page: str
     severity: Severity
     explains: tuple[str, ...] = ()
+    in_logs: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     scope: Scope = "all"
     function: CheckFunction | None = None
@@ -84,13 +87,14 @@ def check(
     severity: Severity,
     needs: tuple[str, ...] = (),
     explains: tuple[str, ...] = (),
+    in_logs: tuple[str, ...] = (),
     scope: Scope = "all",
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Registers the decorated function as the check of its module."""
 
     def enter(function: CheckFunction) -> CheckFunction:
         entry = _entry(function.__module__, code, severity, explains)
-        _enter(replace(entry, needs=needs, scope=scope, function=function))
+        _enter(replace(entry, in_logs=in_logs, needs=needs, scope=scope, function=function))
         return function
 
     return enter

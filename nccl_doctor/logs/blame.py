@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from nccl_doctor.checks.registry import entry
 from nccl_doctor.logs.context import FOLLOW, Log, in_context
 from nccl_doctor.logs.events import Event
 from nccl_doctor.logs.recorded import recorded
@@ -12,29 +13,6 @@ from nccl_doctor.logs.rule import SCRIPT, Grade
 from nccl_doctor.logs.rules.scripts import EXITED
 
 MOST_CAUSES = 3
-
-EXPLAINS: dict[str, frozenset[str]] = {
-    "cuda-driver-mismatch": frozenset({"cuda-error", "gpu-count-low", "torch-missing"}),
-    "cuda-error": frozenset({"ib-fault", "gdr-p2p-fault", "out-of-memory"}),
-    "duplicate-gpu": frozenset({"cuda-error"}),
-    "fabric-manager-down": frozenset({"cuda-error", "gpu-count-low", "cuda-driver-mismatch"}),
-    "gdr-p2p-fault": frozenset({"cuda-error", "ib-fault", "out-of-memory"}),
-    "gpu-count-low": frozenset({"cuda-error", "local-rank-invalid"}),
-    "hostname-loopback": frozenset({"no-route-to-host", "wrong-interface"}),
-    "hostname-unresolvable": frozenset({"ssh-unreachable", "port-in-use"}),
-    "ib-fault": frozenset({"cuda-error", "gdr-p2p-fault"}),
-    "ifname-no-match": frozenset({"plugin-fault", "ib-fault", "wrong-interface"}),
-    "local-rank-invalid": frozenset({"cuda-error", "gpu-count-low"}),
-    "memlock-low": frozenset({"ib-fault", "out-of-memory", "plugin-fault"}),
-    "nofile-low": frozenset({"plugin-fault", "shm-exhausted", "shm-attach-failed", "port-in-use"}),
-    "out-of-memory": frozenset({"cuda-error", "gdr-p2p-fault", "ib-fault"}),
-    "plugin-fault": frozenset({"ib-fault", "cuda-error"}),
-    "port-in-use": frozenset({"master-addr-not-local"}),
-    "shm-exhausted": frozenset({"shm-attach-failed"}),
-    "version-mismatch": frozenset({"collective-mismatch", "cuda-error", "torch-missing"}),
-    "wrong-interface": frozenset({"no-route-to-host", "hostname-loopback"}),
-}
-"""What else follows from a cause, beyond FOLLOW."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +56,7 @@ def causes(log: Log) -> tuple[Cause, ...]:
 def _first(groups: list[list[Event]]) -> list[Event]:
     """The first group that no other of its weight explains: an adapter that failed for want of memory is no cause."""
     equal = [group for group in groups if group[0].grade is groups[0][0].grade]
-    explained = {name for group in equal for name in EXPLAINS.get(group[0].name, ())}
+    explained = {name for group in equal for name in _effects(group[0].name)}
     return next((group for group in equal if group[0].name not in explained), groups[0])
 
 
@@ -100,4 +78,10 @@ def _follows(group: list[Event], chosen: list[list[Event]]) -> bool:
     name, grade = group[0].name, group[0].grade
     if grade < Grade.LIKELY or name in FOLLOW or name == SCRIPT:
         return True
-    return any(name in EXPLAINS.get(cause[0].name, frozenset()) for cause in chosen)
+    return any(name in _effects(cause[0].name) for cause in chosen)
+
+
+def _effects(name: str) -> tuple[str, ...]:
+    """What else follows from a cause, beyond FOLLOW."""
+    check = entry(name)
+    return check.explains + check.in_logs

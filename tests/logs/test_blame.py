@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
+from nccl_doctor.checks.registry import all_checks
 from nccl_doctor.logs.advice import advice
+from nccl_doctor.logs.blame import Cause
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.diagnose import Source, diagnose
+from nccl_doctor.logs.rules import ALL
 
 CLOSED = "n2:1:2 [0] NCCL WARN socketProgress: Connection closed by remote peer n1<4242>"
 WATCHDOG = (
@@ -122,3 +127,35 @@ def test_at_most_three() -> None:
         "KeyError: 'LOCAL_RANK'",
     ]
     assert len(names(*faults)) == 3
+
+
+EDGES = [
+    (check.name, effect)
+    for check in all_checks()
+    for effect in (*check.explains, *check.in_logs)
+    if {check.name, effect} <= {rule.name for rule in ALL}
+]
+
+
+@pytest.mark.parametrize(("cause", "effect"), EDGES, ids=[f"{cause}-{effect}" for cause, effect in EDGES])
+def test_every_edge_between_diagnoses_of_logs_folds_the_one_under_the_other(cause: str, effect: str) -> None:
+    assert any(
+        effect in follows(first, second) for first in samples(cause) for second in samples(effect) if first != second
+    )
+
+
+def samples(name: str) -> list[str]:
+    """Lines that show a diagnosis alone."""
+    return [rule.sample for rule in ALL if rule.name == name and [each.name for each in verdict(rule.sample)] == [name]]
+
+
+@cache
+def verdict(text: str) -> tuple[Cause, ...]:
+    return diagnose([Source("run.log", [text.encode() + b"\n"])]).causes
+
+
+def follows(first: str, second: str) -> set[str]:
+    """What stands under the cause that the first line shows, where both lines stand in one log."""
+    cause = verdict(first)[0].name
+    found = verdict(f"{first}\n{second}")
+    return {name for name, _ in found[0].follows} if found and found[0].name == cause else set()

@@ -26,6 +26,7 @@ from nccl_doctor.model import Finding, Severity
     severity=Severity.WARNING,
     needs=("resolution", "identity", "interfaces", "env"),
     explains=("allreduce-failed", "allreduce-timeout"),
+    in_logs=("no-route-to-host", "wrong-interface"),
 )
 def hostname_loopback(view: View) -> Iterator[Finding | Unjudged]:
     """Fires on the hosts whose gloo would listen on 127.x; an error where the job has no GPU and so needs gloo."""

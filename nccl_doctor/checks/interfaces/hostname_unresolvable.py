@@ -34,6 +34,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
     severity=Severity.WARNING,
     needs=("resolution", "identity", "interfaces", "env"),
     explains=("allreduce-failed", "allreduce-timeout", "master-addr-not-local"),
+    in_logs=("port-in-use", "ssh-unreachable"),
 )
 def hostname_unresolvable(view: View) -> Iterator[Finding | Unjudged]:
     """One finding for each name: an error for the master's, or a host's own where gloo must do. One for the rest."""

@@ -22,7 +22,13 @@ from nccl_doctor.model import Finding, Severity
 from nccl_doctor.nccl.faults import Kind
 
 
-@check("NCD206", severity=Severity.ERROR, needs=NEEDS, explains=EXPLAINS)
+@check(
+    "NCD206",
+    severity=Severity.ERROR,
+    needs=NEEDS,
+    explains=EXPLAINS,
+    in_logs=("ib-fault", "plugin-fault", "wrong-interface"),
+)
 def ifname_no_match(view: View) -> Iterator[Finding | Unjudged]:
     """Fires where NCCL finds no interface at all, although some are running."""
     yield from findings(view, Kind.NO_MATCH)

@@ -19,4 +19,4 @@ from __future__ import annotations
 
 from nccl_doctor.checks.registry import from_logs
 
-from_logs(__name__, "NCD310", explains=("collective-timeout", "peer-died", "rendezvous-timeout"))
+from_logs(__name__, "NCD310")

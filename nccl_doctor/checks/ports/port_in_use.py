@@ -48,6 +48,7 @@ MEANS = {
     needs=("master_port",),
     explains=("stale-process", "gpu-in-use", "allreduce-failed", "allreduce-timeout"),
     scope="master",
+    in_logs=("master-addr-not-local",),
 )
 def port_in_use(view: View) -> Iterator[Finding | Unjudged]:
     """Fires where torch would not get the master port, and says who has it."""

@@ -29,7 +29,11 @@ ENOUGH = 1024 * MIB
 
 
 @check(
-    "NCD604", severity=Severity.WARNING, needs=("limits", "rdma"), explains=("allreduce-failed", "allreduce-timeout")
+    "NCD604",
+    severity=Severity.WARNING,
+    needs=("limits", "rdma"),
+    explains=("allreduce-failed", "allreduce-timeout"),
+    in_logs=("ib-fault", "out-of-memory", "plugin-fault"),
 )
 def memlock_low(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a limit, folded over hosts."""

@@ -31,7 +31,13 @@ CERTAIN = 2
 """Sockets for each rank that the store's process holds at least: below that no job of this size can start."""
 
 
-@check("NCD603", severity=Severity.WARNING, needs=("limits",), explains=("allreduce-failed", "allreduce-timeout"))
+@check(
+    "NCD603",
+    severity=Severity.WARNING,
+    needs=("limits",),
+    explains=("allreduce-failed", "allreduce-timeout"),
+    in_logs=("plugin-fault", "port-in-use", "shm-attach-failed", "shm-exhausted"),
+)
 def nofile_low(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a pair of limits, folded over hosts."""
     world = world_size(view.snapshot)

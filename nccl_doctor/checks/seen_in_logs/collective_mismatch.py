@@ -17,4 +17,4 @@ from __future__ import annotations
 
 from nccl_doctor.checks.registry import from_logs
 
-from_logs(__name__, "NCD904", explains=("collective-timeout", "peer-died"))
+from_logs(__name__, "NCD904")

@@ -19,4 +19,4 @@ from __future__ import annotations
 
 from nccl_doctor.checks.registry import from_logs
 
-from_logs(__name__, "NCD903", explains=("peer-died", "killed"))
+from_logs(__name__, "NCD903")

@@ -16,4 +16,4 @@ from __future__ import annotations
 
 from nccl_doctor.checks.registry import from_logs
 
-from_logs(__name__, "NCD911", explains=("peer-died", "collective-timeout", "cuda-error"))
+from_logs(__name__, "NCD911", explains=("cuda-error", "ib-fault", "out-of-memory"))

@@ -18,4 +18,4 @@ from __future__ import annotations
 
 from nccl_doctor.checks.registry import from_logs
 
-from_logs(__name__, "NCD910", explains=("peer-died", "collective-timeout"))
+from_logs(__name__, "NCD910", explains=("cuda-error", "gdr-p2p-fault"))

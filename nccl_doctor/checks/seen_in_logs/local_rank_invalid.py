@@ -14,4 +14,4 @@ from __future__ import annotations
 
 from nccl_doctor.checks.registry import from_logs
 
-from_logs(__name__, "NCD907", explains=("peer-died", "collective-timeout"))
+from_logs(__name__, "NCD907", explains=("cuda-error", "gpu-count-low"))

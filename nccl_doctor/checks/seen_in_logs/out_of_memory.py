@@ -15,4 +15,4 @@ from __future__ import annotations
 
 from nccl_doctor.checks.registry import from_logs
 
-from_logs(__name__, "NCD914", explains=("peer-died", "collective-timeout", "killed"))
+from_logs(__name__, "NCD914", explains=("cuda-error", "gdr-p2p-fault", "ib-fault"))

@@ -15,4 +15,4 @@ from __future__ import annotations
 
 from nccl_doctor.checks.registry import from_logs
 
-from_logs(__name__, "NCD919", explains=("peer-died", "collective-timeout", "rendezvous-timeout", "killed"))
+from_logs(__name__, "NCD919")

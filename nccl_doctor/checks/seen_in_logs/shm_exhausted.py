@@ -16,4 +16,4 @@ from __future__ import annotations
 
 from nccl_doctor.checks.registry import from_logs
 
-from_logs(__name__, "NCD908", explains=("peer-died", "shm-attach-failed"))
+from_logs(__name__, "NCD908", explains=("shm-attach-failed",))

@@ -16,4 +16,4 @@ from __future__ import annotations
 
 from nccl_doctor.checks.registry import from_logs
 
-from_logs(__name__, "NCD915", explains=("peer-died", "collective-timeout", "rendezvous-timeout"))
+from_logs(__name__, "NCD915")

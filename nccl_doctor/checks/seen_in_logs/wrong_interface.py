@@ -17,4 +17,4 @@ from __future__ import annotations
 
 from nccl_doctor.checks.registry import from_logs
 
-from_logs(__name__, "NCD901")
+from_logs(__name__, "NCD901", explains=("hostname-loopback", "no-route-to-host"))

@@ -37,7 +37,13 @@ LEAST = {
 TWO_VERSIONS = "version mismatch"
 
 
-@check("NCD505", severity=Severity.ERROR, needs=("torch",), explains=("allreduce-failed", "allreduce-timeout"))
+@check(
+    "NCD505",
+    severity=Severity.ERROR,
+    needs=("torch",),
+    explains=("allreduce-failed", "allreduce-timeout"),
+    in_logs=("cuda-error", "gpu-count-low", "torch-missing"),
+)
 def cuda_driver_mismatch(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a pair of versions that do not fit, folded over hosts."""
     old: dict[tuple[str, str, str], list[str]] = {}

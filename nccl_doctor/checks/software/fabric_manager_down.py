@@ -27,7 +27,13 @@ START = line("systemctl enable --now nvidia-fabricmanager")
 STARTABLE = ("inactive", "failed")
 
 
-@check("NCD506", severity=Severity.ERROR, needs=("pci",), explains=("allreduce-failed", "allreduce-timeout"))
+@check(
+    "NCD506",
+    severity=Severity.ERROR,
+    needs=("pci",),
+    explains=("allreduce-failed", "allreduce-timeout"),
+    in_logs=("cuda-driver-mismatch", "cuda-error", "gpu-count-low"),
+)
 def fabric_manager_down(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a state of the service, folded over hosts."""
     down: dict[str, list[str]] = {}

@@ -25,7 +25,13 @@ from nccl_doctor.ranks import devices, nproc, visible
 from nccl_doctor.snapshot import Gpu, Unknown
 
 
-@check("NCD503", severity=Severity.ERROR, needs=("gpus",), explains=("allreduce-failed", "allreduce-timeout"))
+@check(
+    "NCD503",
+    severity=Severity.ERROR,
+    needs=("gpus",),
+    explains=("allreduce-failed", "allreduce-timeout"),
+    in_logs=("cuda-error", "local-rank-invalid"),
+)
 def gpu_count_low(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a node that can't serve its ranks; one for all that have fewer GPUs than most."""
     if all(facts.gpus == () for _, facts in view.facts):

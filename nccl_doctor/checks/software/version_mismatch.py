@@ -44,7 +44,13 @@ MATTERS = {
 }
 
 
-@check("NCD502", severity=Severity.ERROR, needs=("python", "torch"), explains=("allreduce-failed", "allreduce-timeout"))
+@check(
+    "NCD502",
+    severity=Severity.ERROR,
+    needs=("python", "torch"),
+    explains=("allreduce-failed", "allreduce-timeout"),
+    in_logs=("collective-mismatch", "cuda-error", "torch-missing"),
+)
 def version_mismatch(view: View) -> Iterator[Finding | Unjudged]:
     """One finding for all that differs: the outliers against the majority."""
     versions = {host.name: {**_versions(facts), **_in_the_all_reduce(view, host.name)} for host, facts in view.facts}

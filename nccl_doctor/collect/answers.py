@@ -104,6 +104,7 @@ class RankEvent(Observed):
     exit_code: Annotated[int, Field(ge=-128, le=255)] | None = None
     own_s: float | None = None
     inside_s: float | None = None
+    working: Seconds | None = None
     size: SizeResult | None = None
     wrong_group: Annotated[tuple[Count, ...], Field(min_length=1, max_length=2)] | None = None
 

@@ -28,6 +28,9 @@ PART_BYTES = 4 << 20
 """NCCL_DEBUG=INFO prints about 150 lines a rank on 8 GPUs: both its beginning and the last words are kept, each part
 within so many lines and bytes."""
 
+WORKED_S = 0.1
+"""CPU time after which a torchrun that has started no rank yet is said to work: it imports torch, however slowly."""
+
 WORD_S = 2.0
 """What torchrun gets at the deadline to say how a rank died that it has already waited for."""
 
@@ -94,7 +97,8 @@ def run(request: dict[str, Any], worker: str, emit: Emit, stop: threading.Event)
             ``config`` goes to the worker as it is (see allreduce_worker.py). The deadline is the last resort of a
             host whose controller has gone silent: that one says stop before.
         worker: its source.
-        emit: called with each event of a rank; where ranks have to be ended, with the state and the stack of each.
+        emit: called with each event of a rank, and with ``"working": seconds`` while torchrun gets ready; where
+            ranks have to be ended, with the state and the stack of each.
         stop: set when the controller has seen enough.
 
     Returns:
@@ -108,8 +112,14 @@ def run(request: dict[str, Any], worker: str, emit: Emit, stop: threading.Event)
     config = dict(request["config"], stacks=ranks.stacks, deadline_s=request["deadline_s"])
     read_end, write_end = os.pipe()
 
+    seen_s = 0.0
+
     def over() -> bool:
+        nonlocal seen_s
         segments.look()
+        if not ranks.started and (now_s := _cpu_s(process.pid)) - seen_s > WORKED_S:
+            seen_s = now_s
+            emit({"local_rank": 0, "working": now_s})
         # torchrun's own end counts too: a rank may outlive one that is killed
         return stop.is_set() or process.poll() is not None
 
@@ -153,6 +163,16 @@ def start(argv: list[str], request: dict[str, Any], config: dict[str, Any], outp
     env = {**os.environ, **request["env"], "TMPDIR": children.scratch()}
     env["NCDOCTOR_ALLREDUCE"] = json.dumps(dict(config, mark=request["mark"]))
     return children.start([sys.executable, *argv], env, output)
+
+
+def _cpu_s(pid: int) -> float:
+    """Seconds of CPU time that a child of ours has had, from proc(5); 0 for one that has just ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            user, system = file.read().rpartition(b")")[2].split()[11:13]
+    except OSError:
+        return 0.0
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _end(process: subprocess.Popen[bytes], patience_s: float) -> int | None:

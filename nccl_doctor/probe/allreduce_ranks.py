@@ -29,6 +29,11 @@ class Ranks:
         self._done: set[int] = set()
         self.stacks = [f"/proc/{os.getpid()}/fd/{file}" for file in self._files]
 
+    @property
+    def started(self) -> bool:
+        """Whether there is one that reported."""
+        return bool(self._pids)
+
     def event(self, event: dict[str, Any]) -> None:
         """Hands an event of a rank on, and remembers who can take the signal."""
         if event.get("stage") == "started":

@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.lab.cluster import Lab
 from tests.lab.host import LabHost
+from tests.patience import LONG_S
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Run:
         return next(check for check in self.report["checks"] if check["name"] == name)
 
 
-def doctor(lab: Lab, *arguments: str, hosts: str | None = None, timeout: float = 60) -> Run:
+def doctor(lab: Lab, *arguments: str, hosts: str | None = None, timeout: float = LONG_S) -> Run:
     """``nccl-doctor ARGUMENTS`` with a hosts file of all the lab's hosts, or the text given, and JSON read back."""
     lab.controller.write("/root/hosts.yaml", hosts if hosts is not None else lab.hosts_file())
     command, *rest = arguments

@@ -11,11 +11,10 @@ from textwrap import dedent
 from typing import Any
 
 from tests.lab.host import LabHost
+from tests.patience import LONG_S
 
 DOCTOR = str(Path(sys.executable).parent / "nccl-doctor")
 TORCHRUN = str(Path(sys.executable).parent / "torchrun")
-START_S = 90
-"""torch takes two seconds to import, and many times that on a machine that has other work."""
 _ports = count(21000)
 
 HEAD = """
@@ -51,7 +50,7 @@ def new_port() -> int:
     return next(_ports)
 
 
-def fix_port(host: LabHost, *words: str | int, user: str | None = None, timeout: float = 60) -> Answer:
+def fix_port(host: LabHost, *words: str | int, user: str | None = None, timeout: float = LONG_S) -> Answer:
     """``nccl-doctor fix-port WORDS -o json`` on a host."""
     argv = [DOCTOR, "fix-port", *map(str, words), "-o", "json"]
     done = host.run(argv, check=False, user=user, timeout=timeout)
@@ -64,7 +63,7 @@ def hold(host: LabHost, body: str, port: int, *words: str, user: str | None = No
     ready = f"/tmp/{port}.ready"
     code = f"{HEAD}{dedent(body)}\nopen({ready!r}, 'w').close()\ntime.sleep(86400)\n"
     pid = host.background([sys.executable, "-c", code, str(port), *words], user=user)
-    host.wait_until(lambda: host.run(["test", "-e", ready], check=False).returncode == 0, "the holder's start", START_S)
+    host.wait_until(lambda: host.run(["test", "-e", ready], check=False).returncode == 0, "the holder's start")
     return pid
 
 
@@ -76,4 +75,4 @@ def alive(host: LabHost, pids: set[int]) -> set[int]:
 def torch_binds(host: LabHost, port: int) -> bool:
     """Whether a real TCPStore gets the port."""
     code = f"import torch.distributed as d; d.TCPStore('127.0.0.1', {port}, is_master=True, wait_for_workers=False)"
-    return host.run([sys.executable, "-c", code], check=False, timeout=START_S).returncode == 0
+    return host.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,7 +11,6 @@ FOLDER = "/opt/injected"
 PROGRAM = '''\
 """Acts on the local rank $INJECT_RANK at the moment when it reports the stage $INJECT_AT; "none" is its start."""
 
-import atexit
 import importlib.util
 import os
 import signal
@@ -31,6 +30,9 @@ def act():
     elif ACT == "unheard":
         os.kill(os.getppid(), signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGKILL)
+    elif ACT == "timed":
+        with open("/run/timed", "w") as file:
+            file.write("\\n".join(lines))
     elif ACT == "segment":
         open("/dev/shm/nccl-Ab3dE6", "w").close()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -76,21 +78,17 @@ def wrong(real):
     return all_reduce
 
 
+lines = []
+
+
 def timed(real):
-    """Our own stop-watch around the same calls: type, number and seconds of each, written down at the end."""
-    lines = []
+    """Our own stop-watch around the same calls: type, number and seconds of each."""
 
     def all_reduce(tensor, *arguments, **named):
         began = time.perf_counter()
         result = real(tensor, *arguments, **named)
         lines.append(f"{tensor.dtype} {tensor.numel()} {time.perf_counter() - began!r}")
         return result
-
-    def write_down():
-        with open("/run/timed", "w") as file:
-            file.write("\\n".join(lines))
-
-    atexit.register(write_down)
 
     return all_reduce
 
@@ -100,10 +98,10 @@ CHANGES = {"wrong": wrong, "timed": timed}
 if "NCDOCTOR_ALLREDUCE" in os.environ and os.environ.get("LOCAL_RANK") == os.environ["INJECT_RANK"]:
     if ACT in CHANGES:
         sys.meta_path.insert(0, AllReduce())
-    elif AT == "none":
-        act()
-    else:
+    if AT != "none":
         watch_reports()
+    elif ACT not in CHANGES:
+        act()
 '''
 
 

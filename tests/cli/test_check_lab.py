@@ -12,6 +12,7 @@ import pytest
 from tests.cli.doctor import doctor
 from tests.lab.cluster import Lab, MakeLab
 from tests.lab.faults import fault
+from tests.patience import LONG_S, crowd
 
 pytestmark = pytest.mark.lab
 
@@ -20,7 +21,7 @@ NO_SMOKE = ("check", "--no-smoke")
 
 
 def test_three_healthy_hosts_are_ready(lab: Lab) -> None:
-    run = doctor(lab, "check", "--timeout", "100")
+    run = doctor(lab, "check", "--timeout", str(LONG_S))
     assert run.names == []
     assert run.code == 0
     assert run.report["complete"]
@@ -60,7 +61,7 @@ def test_a_host_that_cant_be_reached_is_one_diagnosis_and_the_others_are_judged(
     assert run.code == 1
     assert [host["reached"] for host in run.report["hosts"]] == [True, False, True]
     assert run.report["mesh"]["tested"] == 2
-    assert run.report["timings"]["total"] < 15
+    assert run.report["timings"]["total"] < 15 * crowd()
 
 
 def test_an_unknown_host_key_is_mended_by_the_line_that_is_printed(fresh_lab: Lab) -> None:
@@ -101,7 +102,7 @@ def test_a_host_that_dies_in_the_middle_is_named_and_the_run_ends(make_lab: Make
             if line.startswith("all-reduce"):
                 break
         lab.kill(lab.host("node3"))
-        assert process.wait(60) == 1
+        assert process.wait(LONG_S) == 1
     report = json.loads(lab.controller.read("/root/report.json"))
     (diagnosis,) = report["diagnoses"]
     assert diagnosis["name"] in ("allreduce-failed", "allreduce-timeout")

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.patience import LONG_S
+
 DOCTOR = str(Path(sys.executable).parent / "nccl-doctor")
 
 
@@ -25,7 +27,7 @@ def fix_port(*words: str, text: str | None = None, **env: str) -> subprocess.Com
         env={**variables, **env},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LONG_S,
         check=False,
         **reading,
     )

@@ -15,7 +15,6 @@ import pytest
 from tests.cli.holders import (
     DOCTOR,
     HEAD,
-    START_S,
     TORCHRUN,
     Answer,
     alive,
@@ -26,6 +25,7 @@ from tests.cli.holders import (
 )
 from tests.lab.cluster import Lab, MakeLab
 from tests.lab.host import LabHost
+from tests.patience import LONG_S
 
 pytestmark = pytest.mark.lab
 
@@ -92,7 +92,7 @@ def test_wait_waits_for_a_time_wait(node: LabHost) -> None:
         assert waiting.stderr is not None
         assert "TIME_WAIT, free in" in waiting.stderr.readline()
         node.run(["ss", "-K", "state", "time-wait", "sport", "=", f":{port}"])
-        assert waiting.wait(10) == 0
+        assert waiting.wait(LONG_S) == 0
 
 
 def test_a_real_store_is_ended_and_torch_gets_the_port(node: LabHost) -> None:
@@ -123,7 +123,7 @@ def test_orphans_of_a_killed_torchrun_are_one_job(node: LabHost) -> None:
     words = ["--nproc_per_node", "2", "--master_port", str(new_port()), "/root/train.py", str(port)]
     agent = node.background([TORCHRUN, *words])
     ready = ["test", "-e", "/tmp/rank0.ready", "-a", "-e", "/tmp/rank1.ready"]
-    node.wait_until(lambda: node.run(ready, check=False).returncode == 0, "the ranks' start", START_S)
+    node.wait_until(lambda: node.run(ready, check=False).returncode == 0, "the ranks' start")
     whole = fix_port(node, port)
     ranks = {pid for pid, line in node.processes() if "/root/train.py" in line and "torchrun" not in line}
     assert len(ranks) == 2
@@ -247,7 +247,7 @@ def test_on_a_terminal_it_asks_first(node: LabHost, answer: str, gone: bool) -> 
         command = [DOCTOR, "fix-port", str(port), "--kill", "--force"]
         with node.popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             os.write(ours, answer.encode())
-            out, err = process.communicate(timeout=20)
+            out, err = process.communicate(timeout=LONG_S)
     finally:
         os.close(ours)
         os.close(theirs)
@@ -294,7 +294,7 @@ def test_a_thousand_short_lived_processes_get_no_signal(make_lab: MakeLab) -> No
         assert (answer.code, len(answer.document["ended"])) == (0, 21)
         assert churn.poll() is None, "the churn ended first, so this test shows nothing"
         node.write("/tmp/stop", "")
-        assert churn.wait(60) == 0
+        assert churn.wait(LONG_S) == 0
     assert node.read("/tmp/churn") == "done\n"
 
 
@@ -358,7 +358,7 @@ def test_a_leftover_goes_by_the_command_that_check_prints_and_a_live_one_has_non
         ]
         return bool(found[0]["fix"]["commands"])
 
-    node.wait_until(offered, "a command to end the leftover", START_S)
+    node.wait_until(offered, "a command to end the leftover")
     assert found[0]["facts"]["pids"] == [pid]
     (command,) = found[0]["fix"]["commands"]
     assert f"--pid {pid}@" in command["command"]
@@ -383,6 +383,6 @@ def test_ctrl_c_while_it_waits_ends_with_130(node: LabHost) -> None:
         assert process.stderr is not None
         assert "SIGTERM sent" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 130
+        assert process.wait(LONG_S) == 130
     assert alive(node, {pid}) == {pid}
     assert fix_port(node, port, *AT_ONCE, "--grace", "0").code == 0

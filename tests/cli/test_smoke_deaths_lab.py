@@ -6,7 +6,7 @@ import pytest
 
 from tests.cli.doctor import Run
 from tests.cli.injected import inject
-from tests.cli.smoking import smoke, with_env
+from tests.cli.smoking import smoke, soon, with_env
 from tests.lab.cluster import MakeLab
 
 pytestmark = pytest.mark.lab
@@ -34,7 +34,7 @@ def test_a_rank_that_is_killed_while_its_launcher_says_nothing(make_lab: MakeLab
     """A launcher on a machine that is too slow for the deadline: what can't be waited for is looked up."""
     lab = make_lab(2)
     env = inject(lab.host("node2"), "unheard", "sizes")
-    assert_killed(smoke(lab, hosts=with_env(lab, "node2", env)), "SIGKILL")
+    assert_killed(smoke(lab, *soon(), hosts=with_env(lab, "node2", env)), "SIGKILL")
 
 
 def assert_killed(run: Run, name: str) -> None:

@@ -13,11 +13,12 @@ import pytest
 
 from tests.cli.doctor import doctor, ours
 from tests.cli.injected import inject
-from tests.cli.smoking import SMALL, leaves_nothing, smoke, with_env
+from tests.cli.smoking import SMALL, leaves_nothing, smoke, soon, with_env
 from tests.lab.cluster import Lab, MakeLab
 from tests.lab.faults import fault
 from tests.lab.faults.ssh import stop_sshd
 from tests.lab.host import LabHost
+from tests.patience import LONG_S, crowd
 
 pytestmark = pytest.mark.lab
 
@@ -46,7 +47,7 @@ def test_two_healthy_hosts_one_of_them_with_four_megabytes_of_shared_memory(make
 
 
 def test_the_bandwidth_is_that_of_a_stop_watch(lab: Lab) -> None:
-    (env, *_) = [inject(host, "timed") for host in lab.hosts]
+    (env, *_) = [inject(host, "timed", "sizes") for host in lab.hosts]
     run = doctor(lab, "smoke", "--max-bytes", str(1 << 20), hosts=lab.hosts_file(env=env))
     *_, size = run.report["smoke"]["sizes"]
     assert size["busbw"] == pytest.approx(_by_hand(lab, size["bytes"]), rel=0.03)
@@ -73,21 +74,21 @@ def test_eight_healthy_hosts(make_lab: MakeLab) -> None:
 
 def test_a_rank_that_hangs_after_the_start_is_shown_with_its_stack(lab: Lab) -> None:
     env = inject(lab.host("node3"), "hang", "group")
-    run = smoke(lab, hosts=with_env(lab, "node3", env))
+    run = smoke(lab, *soon(), hosts=with_env(lab, "node3", env))
     assert (run.names, run.first["hosts"], run.first["facts"]["ranks"]) == (["allreduce-timeout"], ["node3"], [2])
     assert "stood in act (sitecustomize.py" in run.first["message"]
 
 
 def test_a_rank_that_is_suspended(lab: Lab) -> None:
     env = inject(lab.host("node2"), "SIGSTOP", "store")
-    run = smoke(lab, hosts=with_env(lab, "node2", env))
+    run = smoke(lab, *soon(), hosts=with_env(lab, "node2", env))
     assert (run.names, run.first["hosts"]) == (["allreduce-timeout"], ["node2"])
     assert "was suspended" in run.first["message"]
 
 
 def test_a_rank_that_never_starts(lab: Lab) -> None:
     env = inject(lab.host("node2"), "hang", "none")
-    run = smoke(lab, hosts=with_env(lab, "node2", env))
+    run = smoke(lab, *soon(), hosts=with_env(lab, "node2", env))
     assert (run.names, run.first["hosts"]) == (["allreduce-timeout"], ["node2"])
     assert "rank 1 on node2 never started" in run.first["message"]
 
@@ -112,7 +113,7 @@ def started(lab: Lab) -> subprocess.Popen[str]:
         "smoke",
         "hosts.yaml",
         "--smoke-timeout",
-        "60",
+        str(LONG_S),
         "-o",
         "json",
         "--output-file",
@@ -120,7 +121,7 @@ def started(lab: Lab) -> subprocess.Popen[str]:
     ]
     process = lab.controller.popen(arguments, stderr=subprocess.DEVNULL)
     for host in lab.hosts:
-        host.wait_until(partial(_ranks, host), "the start of its rank", timeout=40)
+        host.wait_until(partial(_ranks, host), "the start of its rank")
     return process
 
 
@@ -137,10 +138,10 @@ def test_a_host_whose_sshd_dies_in_the_middle(fresh_lab: Lab) -> None:
         for pid, line in host.processes():
             if line.startswith(("sshd: root", "sshd-session: root")):
                 host.run(f"kill -9 {pid}", check=False)
-        assert process.wait(60) == 1
+        assert process.wait(LONG_S) == 1
     (diagnosis,) = json.loads(fresh_lab.controller.read("/root/report.json"))["diagnoses"]
     assert (diagnosis["name"], diagnosis["hosts"]) == ("allreduce-failed", ["node2"])
-    host.wait_until(lambda: not ours(host), "the end of what ran there", timeout=5)
+    host.wait_until(lambda: not ours(host), "the end of what ran there", timeout=5 * crowd())
 
 
 def test_the_launcher_killed_from_outside(fresh_lab: Lab) -> None:
@@ -150,7 +151,7 @@ def test_the_launcher_killed_from_outside(fresh_lab: Lab) -> None:
         with process:
             (launcher,) = [pid for pid, line in host.processes() if "torch.distributed.run" in line]
             host.run(f"kill -9 {launcher}")
-            assert process.wait(60) == 1
+            assert process.wait(LONG_S) == 1
         report = json.loads(fresh_lab.controller.read("/root/report.json"))
         fresh_lab.controller.run("rm report.json")
     (diagnosis,) = report["diagnoses"]
@@ -188,7 +189,7 @@ def part(lab: Lab, one: str, other: str) -> None:
 def test_a_pair_that_cant_talk_is_isolated(make_lab: MakeLab) -> None:
     lab = make_lab(4)
     part(lab, "node2", "node4")
-    run = smoke(lab, "--isolate")
+    run = smoke(lab, *soon(), "--isolate")
     assert run.names == ["allreduce-timeout"]
     assert run.first["hosts"] == ["node2", "node4"]
     assert run.report["smoke"]["isolation"]["culprit"] == "pair"
@@ -200,7 +201,7 @@ def test_one_bad_host_of_eight_is_isolated(make_lab: MakeLab) -> None:
     for other in lab.hosts:
         if other.name != "node6":
             part(lab, "node6", other.name)
-    run = smoke(lab, "--isolate")
+    run = smoke(lab, *soon(), "--isolate")
     assert (run.names, run.first["hosts"]) == (["allreduce-timeout"], ["node6"])
     assert run.report["smoke"]["isolation"]["culprit"] == "host"
 
@@ -210,14 +211,14 @@ def test_ctrl_c_while_groups_are_tried(make_lab: MakeLab) -> None:
     part(lab, "node2", "node3")
     lab.controller.write("/root/hosts.yaml", lab.hosts_file())
     with leaves_nothing(lab):
-        arguments = ["nccl-doctor", "smoke", "hosts.yaml", *SMALL, "--isolate"]
+        arguments = ["nccl-doctor", "smoke", "hosts.yaml", *SMALL, *soon(), "--isolate"]
         process = lab.controller.popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         with process:
             assert process.stderr is not None
             assert any(line.startswith("isolating") for line in process.stderr)
             time.sleep(2)
             process.send_signal(signal.SIGINT)
-            assert process.wait(10) == 130
+            assert process.wait(LONG_S) == 130
 
 
 def test_the_logs_are_kept_where_asked(lab: Lab) -> None:

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.checks.snapshots import patched
+from tests.patience import LONG_S
 
 
 def run(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     program = [str(Path(sys.executable).parent / "nccl-doctor"), *arguments]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     return subprocess.run(
-        program, cwd=cwd, env={**clean, **env}, capture_output=True, text=True, timeout=60, check=False
+        program, cwd=cwd, env={**clean, **env}, capture_output=True, text=True, timeout=LONG_S, check=False
     )
 
 
@@ -156,5 +157,5 @@ def test_colour_only_where_asked_or_on_a_terminal(
 def test_a_reader_that_leaves_early_is_no_fault(tmp_path: Path) -> None:
     program = Path(sys.executable).parent / "nccl-doctor"
     line = f"{program} check --from {saved(tmp_path, {})} -v | head -1"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=LONG_S, check=True)
     assert "Traceback" not in done.stderr

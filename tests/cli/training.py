@@ -7,6 +7,7 @@ import subprocess
 from typing import Any
 
 from tests.lab.cluster import Lab
+from tests.patience import LONG_S
 
 SCRIPT = """\
 import argparse, os
@@ -81,7 +82,7 @@ def run_lines(lab: Lab, document: dict[str, Any], machines: dict[str, str], spaw
         for one in document["commands"]
     ]
     said: dict[int, list[str]] = {}
-    outputs = [process.communicate(timeout=180)[0] for process in started]
+    outputs = [process.communicate(timeout=LONG_S)[0] for process in started]
     for process, output in zip(started, outputs, strict=True):
         assert process.returncode == 0, output
         for line in output.splitlines():

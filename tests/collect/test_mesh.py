@@ -16,6 +16,7 @@ from nccl_doctor.model import Cluster
 from nccl_doctor.snapshot import HostFacts
 from nccl_doctor.transport.local import LocalTransport
 from tests.collect.nodes import node
+from tests.patience import LONG_S
 
 ANY = {"address": "127.0.0.1", "port": 0, "step": 0, "tries": 1}
 LIMITS = mesh.Limits(dial_s=2)
@@ -35,7 +36,7 @@ def cluster() -> Cluster:
 
 @pytest.fixture
 def sessions(cluster: Cluster) -> Iterator[list[Session]]:
-    sessions = [Session.open(LocalTransport(), n, time.monotonic() + 10, 60) for n in cluster.nodes]
+    sessions = [Session.open(LocalTransport(), n, time.monotonic() + LONG_S, 60) for n in cluster.nodes]
     yield sessions
     for session in sessions:
         session.close()
@@ -87,7 +88,7 @@ def test_a_port_that_somebody_holds_is_never_dialled(sessions: list[Session], cl
 
 
 def test_outcomes_are_told_apart(sessions: list[Session]) -> None:
-    sessions[0].ask(answers.LISTENING, "listen", time.monotonic() + 5, nonce="ours", sockets=[ANY])
+    sessions[0].ask(answers.LISTENING, "listen", time.monotonic() + LONG_S, nonce="ours", sockets=[ANY])
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as other:
 
         def greet() -> None:
@@ -99,7 +100,7 @@ def test_outcomes_are_told_apart(sessions: list[Session]) -> None:
         greeter.start()
         ports = [silent.getsockname()[1], other.getsockname()[1], free_port()]
         answer = sessions[0].ask(
-            answers.DIALLED, "dial", time.monotonic() + 8, targets=[["127.0.0.1", ports, "ours"]], timeout_s=0.5
+            answers.DIALLED, "dial", time.monotonic() + LONG_S, targets=[["127.0.0.1", ports, "ours"]], timeout_s=0.5
         )
         greeter.join()
     assert [(port, outcome) for _, port, outcome, _ in answer.failed] == list(
@@ -109,21 +110,21 @@ def test_outcomes_are_told_apart(sessions: list[Session]) -> None:
 
 def test_the_dialling_host_itself_is_a_stranger(sessions: list[Session]) -> None:
     """As behind docker0's address, which every host has."""
-    deadline = time.monotonic() + 8
+    deadline = time.monotonic() + LONG_S
     (port,) = sessions[0].ask(answers.LISTENING, "listen", deadline, nonce="mine", sockets=[ANY]).ports
     answer = sessions[0].ask(answers.DIALLED, "dial", deadline, targets=[["127.0.0.1", [port], "yours"]], timeout_s=2)
     assert answer.failed[0].outcome == "stranger"
 
 
 def test_a_listener_takes_what_is_sent(sessions: list[Session]) -> None:
-    deadline = time.monotonic() + 8
+    deadline = time.monotonic() + LONG_S
     (port,) = sessions[0].ask(answers.LISTENING, "listen", deadline, nonce="ours", sockets=[ANY]).ports
     (answer,) = sessions[1].ask(answers.LARGE, "large", deadline, targets=[["127.0.0.1", port]], deadline_s=2)
     assert (answer.outcome, answer.unacked) == ("passed", 0)
 
 
 def test_a_name_is_resolved(sessions: list[Session]) -> None:
-    deadline = time.monotonic() + 8
+    deadline = time.monotonic() + LONG_S
     (port,) = (
         sessions[0].ask(answers.LISTENING, "listen", deadline, nonce="ours", sockets=[{**ANY, "address": ""}]).ports
     )
@@ -132,8 +133,8 @@ def test_a_name_is_resolved(sessions: list[Session]) -> None:
 
 
 def test_a_name_that_does_not_resolve_is_no_timeout(sessions: list[Session]) -> None:
-    sessions[0].ask(answers.LISTENING, "listen", time.monotonic() + 5, nonce="ours", sockets=[])
+    sessions[0].ask(answers.LISTENING, "listen", time.monotonic() + LONG_S, nonce="ours", sockets=[])
     answer = sessions[0].ask(
-        answers.DIALLED, "dial", time.monotonic() + 8, targets=[["nowhere.invalid", [9], "ours"]], timeout_s=5
+        answers.DIALLED, "dial", time.monotonic() + LONG_S, targets=[["nowhere.invalid", [9], "ours"]], timeout_s=5
     )
     assert answer.failed[0].outcome == "failed"

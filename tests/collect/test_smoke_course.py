@@ -13,6 +13,7 @@ from nccl_doctor.collect.smoke.course import Course
 from nccl_doctor.collect.smoke.outcome import exit_codes, kept, result
 from nccl_doctor.collect.smoke.plan import Limits, Plan
 from tests.checks.snapshots import patched
+from tests.patience import LONG_S
 
 PLAN = Plan(patched({}).cluster, Limits(deadline_s=60), {"node1": 2, "node2": 1}, "gloo", "no GPU")
 LEFT: dict[str, Any] = {"exit": 0, "signal": None, "timed_out": False, "output": []}
@@ -58,6 +59,22 @@ def test_the_deadline_counts_from_the_last_import() -> None:
     assert 50 < left_s(course) <= 60
 
 
+def test_a_torchrun_that_still_imports_is_waited_for_until_the_imports_have_had_their_time() -> None:
+    course = begun(imports_s=600)
+    course._stop_at -= 59
+    course.event("node1", RankEvent(local_rank=0, working=0.1))
+    assert 15 < left_s(course) <= course_module.START_S
+    course._stop_at -= 19
+    course._began -= 590
+    course.event("node1", RankEvent(local_rank=0, working=0.2))
+    assert 5 < left_s(course) <= 10
+    reach(course, "started", ("node1", 0))
+    course._stop_at -= 100
+    before = course._stop_at
+    course.event("node2", RankEvent(local_rank=0, working=0.1))
+    assert course._stop_at == before
+
+
 def test_the_end_of_the_run_comes_before_any_deadline() -> None:
     course = begun(until=5)
     reach(course, "torch")
@@ -97,11 +114,11 @@ def watched(course: Course) -> tuple[threading.Thread, threading.Event]:
 def test_the_watch_says_stop_at_the_deadline_and_ends_with_the_last_host() -> None:
     course = begun(until=0.1)
     thread, stopped = watched(course)
-    assert stopped.wait(5)
+    assert stopped.wait(LONG_S)
     assert course.timed_out
     for host in ("node1", "node2"):
         course.end(host, SmokeEnd.model_validate({**LEFT, "exit": None}))
-    thread.join(5)
+    thread.join(LONG_S)
     assert not thread.is_alive()
 
 
@@ -110,7 +127,7 @@ def test_the_watch_ends_without_a_word_where_all_went_well() -> None:
     thread, stopped = watched(course)
     for host in ("node1", "node2"):
         course.end(host, SmokeEnd.model_validate(LEFT))
-    thread.join(5)
+    thread.join(LONG_S)
     assert not thread.is_alive()
     assert not stopped.is_set()
 
@@ -120,7 +137,7 @@ def test_a_host_that_does_not_answer_is_given_up(monkeypatch: Any) -> None:
     course = begun(until=0.05)
     course.end("node1", SmokeEnd.model_validate(LEFT))
     thread, stopped = watched(course)
-    thread.join(5)
+    thread.join(LONG_S)
     assert stopped.is_set()
     assert course.given_up
     smoke = result(PLAN, course)

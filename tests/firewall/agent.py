@@ -15,6 +15,8 @@ import threading
 import time
 from typing import Any
 
+HANGS_S = 300.0
+"""Ends what hangs; nothing is judged by it."""
 OUTCOMES = {
     errno.ECONNREFUSED: "refused",
     errno.EHOSTUNREACH: "no-route",
@@ -30,7 +32,7 @@ class Agent:
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
 
     def run(self, argv: list[str], given: str | None = None) -> dict[str, Any]:
-        done = subprocess.run(argv, input=given, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(argv, input=given, capture_output=True, text=True, timeout=HANGS_S, check=False)
         return {"rc": done.returncode, "out": done.stdout, "err": done.stderr}
 
     def facts(self, root: str, managers: bool) -> dict[str, object]:
@@ -41,14 +43,14 @@ class Agent:
         if not managers:  # firewall-cmd and ufw take 0.2 s to say that they don't run
             firewall.find = lambda program: None if program in {"firewall-cmd", "ufw"} else shutil.which(program)
 
-        return firewall.collect(time.monotonic() + 10)
+        return firewall.collect(time.monotonic() + HANGS_S)
 
     def start(self, argv: list[str]) -> int:
         nowhere = subprocess.DEVNULL
         return subprocess.Popen(argv, stdin=nowhere, stdout=nowhere, stderr=nowhere).pid
 
     def listen(self, ports: list[int]) -> None:
-        asyncio.run_coroutine_threadsafe(self._listen(ports), self.loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._listen(ports), self.loop).result(HANGS_S)
 
     async def _listen(self, ports: list[int]) -> None:
         for port in ports:
@@ -65,7 +67,7 @@ class Agent:
             writer.close()
 
     def dial(self, flows: list[tuple[str, str, int]], timeout_s: float) -> list[str]:
-        return asyncio.run_coroutine_threadsafe(self._dial_all(flows, timeout_s), self.loop).result(timeout_s + 10)
+        return asyncio.run_coroutine_threadsafe(self._dial_all(flows, timeout_s), self.loop).result(timeout_s + HANGS_S)
 
     async def _dial_all(self, flows: list[tuple[str, str, int]], timeout_s: float) -> list[str]:
         return list(await asyncio.gather(*(self._dial(*flow, timeout_s) for flow in flows)))

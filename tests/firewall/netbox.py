@@ -11,6 +11,7 @@ from typing import Any
 from typing_extensions import Self
 
 from nccl_doctor.snapshot import FirewallFacts
+from tests.patience import crowd
 
 AGENT = Path(__file__).with_name("agent.py")
 ROOT = Path(__file__).parents[2]
@@ -55,9 +56,9 @@ class Box:
         """What the probe's own collector captures here; ``managers``: ask firewalld and ufw as well."""
         return FirewallFacts.model_validate(self.ask("facts", str(ROOT), managers))
 
-    def dial(self, flows: list[tuple[str, str, int]], timeout_s: float = 0.3) -> list[str]:
-        """Outcomes of (source, target, port), all dialled at once."""
-        return list(self.ask("dial", flows, timeout_s))
+    def dial(self, flows: list[tuple[str, str, int]], timeout_s: float) -> list[str]:
+        """Outcomes of (source, target, port), all dialled at once; on a busy machine each has longer."""
+        return list(self.ask("dial", flows, timeout_s * crowd()))
 
     def close(self) -> None:
         """Ends the agent; the kernel removes the namespaces with it."""

@@ -16,6 +16,7 @@ from nccl_doctor.inventory.launch import commands, default_launcher
 from nccl_doctor.inventory.plan import Job, Seen, divides, plan
 from nccl_doctor.inventory.slurm_job import script as slurm_script
 from nccl_doctor.model import Cluster, Node
+from tests.patience import LONG_S
 
 
 def cluster(*counts: int | None, **change: Any) -> Cluster:
@@ -117,7 +118,7 @@ def ran(line: str, folder: Path, program: str, ok: bool = True) -> list[str]:
         env={"PATH": f"{folder}:/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=10,
+        timeout=LONG_S,
         check=False,
     )
     assert (done.returncode == 0) is ok, done.stderr
@@ -206,7 +207,7 @@ def slurm_run(text: str, folder: Path) -> list[str]:
         (folder / name).write_text(f"#!/bin/sh\n{content}\n")
         (folder / name).chmod(0o755)
     env = {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_JOB_NODELIST": "node[1-2]"}
-    done = subprocess.run(["bash", "-c", text], env=env, capture_output=True, text=True, timeout=10, check=True)
+    done = subprocess.run(["bash", "-c", text], env=env, capture_output=True, text=True, timeout=LONG_S, check=True)
     return done.stdout.splitlines()
 
 

@@ -9,6 +9,7 @@ import pytest
 from nccl_doctor.errors import HostsFileError
 from nccl_doctor.inventory import reading
 from nccl_doctor.inventory.reading import MAX_BYTES, decode, read_text
+from tests.patience import LONG_S
 
 
 def refusal(path: Path | str) -> str:
@@ -53,7 +54,7 @@ def test_reads_a_pipe(tmp_path: Path) -> None:
         thread = threading.Thread(target=write)
         thread.start()
         assert read_text(f"/dev/fd/{reader}") == "hosts: [a]"
-        thread.join(5)
+        thread.join(LONG_S)
     finally:
         os.close(reader)
 

@@ -9,6 +9,7 @@ from tests.lab import state
 from tests.lab.cluster import Lab
 from tests.lab.errors import LabError
 from tests.lab.faults import all_faults, fault
+from tests.lab.plan import CONTROLLER
 from tests.lab.requirements import require_lab
 
 
@@ -69,7 +70,12 @@ def _down() -> int:
 
 
 def _shell(name: str, words: list[str]) -> int:
-    process = state.load_or_fail().host(name).popen(words, stdin=sys.stdin)
+    try:
+        process = state.load_or_fail().host(name).popen(words, stdin=sys.stdin)
+    except OSError as error:  # as a shell: 127 is "not found", 126 "can't be started"
+        hint = f"; it is on {CONTROLLER}, the controller" if words[0] == "nccl-doctor" else ""
+        print(f"{name}: {words[0]}: {error.strerror}{hint}.", file=sys.stderr)
+        return 127 if isinstance(error, FileNotFoundError) else 126
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program, which the terminal tells as well
     status = process.wait()
     return status if status >= 0 else 128 - status

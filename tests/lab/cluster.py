@@ -17,6 +17,7 @@ from ruamel.yaml import YAML
 from tests.lab.errors import CommandFailed, LabError
 from tests.lab.host import NETWORK, LabHost, inside
 from tests.lab.requirements import SYSTEM_PATH, require_lab
+from tests.patience import LONG_S
 
 _PROJECT = Path(__file__).resolve().parents[2]
 _STOP_S = 20.0
@@ -116,7 +117,7 @@ class Lab:
 
         def work() -> subprocess.CompletedProcess[str]:
             environment = {"PATH": SYSTEM_PATH}
-            return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+            return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LONG_S, check=False)
 
         done = inside(self.supervisor, NETWORK, work)
         if done.returncode:

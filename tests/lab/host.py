@@ -17,6 +17,7 @@ from tests.lab import kernel
 from tests.lab.errors import CommandFailed, LabError
 from tests.lab.plan import ALICE, CONTROLLER
 from tests.lab.requirements import SYSTEM_PATH
+from tests.patience import LONG_S
 
 T = TypeVar("T")
 Command = list[str] | str
@@ -141,7 +142,7 @@ class LabHost:
         command: Command,
         *,
         check: bool = True,
-        timeout: float = 30,
+        timeout: float = LONG_S,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
         input: str | None = None,  # noqa: A002 - as in subprocess.run
@@ -204,7 +205,7 @@ class LabHost:
         pairs = [field.rpartition(":") for field in fields]
         return sorted((address.strip("[]"), int(port)) for address, _, port in pairs)
 
-    def wait_until(self, condition: Callable[[], object], what: str, timeout: float = 15) -> None:
+    def wait_until(self, condition: Callable[[], object], what: str, timeout: float = LONG_S) -> None:
         """Wait until the condition holds, or raise `LabError` that names what was waited for."""
         deadline = time.monotonic() + timeout
         while not condition():

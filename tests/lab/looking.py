@@ -1,12 +1,14 @@
 """Plain ways to see what a host of the lab does, for the tests of the lab itself and of what it breaks."""
 
 import contextlib
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
 
 from tests.lab.cluster import Lab
 from tests.lab.host import LabHost
+from tests.patience import crowd
 
 _DIAL = """\
 import errno, socket, sys
@@ -32,7 +34,7 @@ while True:
 
 _SEND = """\
 import socket, sys
-with socket.create_connection((sys.argv[1], int(sys.argv[2])), 1) as connection:
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), float(sys.argv[4])) as connection:
     size = int(sys.argv[3])
     try:
         connection.sendall(b"%d\\n" % size + bytes(size))
@@ -53,12 +55,12 @@ except OSError as error:
 
 def dial(source: LabHost, address: str, port: int, *, timeout: float = 0.6) -> str:
     """Connect once; return "connected", "timed out" or the errno's name."""
-    return source.run([sys.executable, "-c", _DIAL, address, str(port), str(timeout)]).stdout.strip()
+    return source.run([sys.executable, "-c", _DIAL, address, str(port), str(timeout * crowd())]).stdout.strip()
 
 
 def send(source: LabHost, address: str, port: int, size: int) -> str:
-    """Send bytes to a host that has `listening`; return "ok" once it has them all, or "timed out" after 1 s."""
-    return source.run([sys.executable, "-c", _SEND, address, str(port), str(size)]).stdout.strip()
+    """Send bytes to a host that has `listening`; return "ok" once it has them all, or "timed out"."""
+    return source.run([sys.executable, "-c", _SEND, address, str(port), str(size), str(crowd())]).stdout.strip()
 
 
 def bind(host: LabHost, port: int) -> str:
@@ -80,5 +82,5 @@ def listening(host: LabHost, *ports: int) -> Iterator[None]:
 
 def ssh(lab: Lab, host: LabHost, command: str, *, user: str = "root") -> subprocess.CompletedProcess[str]:
     """Run a command on a host as the controller's `ssh` does, without a terminal; it may fail."""
-    options = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=1"]
+    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={math.ceil(crowd())}"]
     return lab.controller.run(["ssh", *options, host.name, command], check=False, user=user)

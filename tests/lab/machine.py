@@ -12,6 +12,7 @@ from tests.lab import kernel
 from tests.lab.errors import LabError
 from tests.lab.plan import File, HostPlan, shared_directories
 from tests.lab.requirements import SYSTEM_PATH, find_tool
+from tests.patience import LONG_S
 
 FIRST_INDEX = 10
 """Interface index of eth0: it leaves room for interfaces that a kernel lists, and NCCL therefore sees, before it."""
@@ -116,7 +117,7 @@ def ip_batch(script: str, pass_fds: tuple[int, ...] = ()) -> None:
         text=True,
         capture_output=True,
         pass_fds=pass_fds,
-        timeout=30,
+        timeout=LONG_S,
         check=False,
     )
     if done.returncode:
@@ -133,10 +134,10 @@ def _raise_limits() -> None:
 def _start_sshd() -> None:
     Path("/run/sshd").mkdir()
     environment = {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8"}
-    subprocess.run([find_tool("sshd")], env=environment, check=True, capture_output=True, timeout=10)
-    deadline = time.monotonic() + 30
+    subprocess.run([find_tool("sshd")], env=environment, check=True, capture_output=True, timeout=LONG_S)
+    deadline = time.monotonic() + LONG_S
     # sshd writes its PID once it listens (sshd.c, main), later than its parent's exit.
     while not Path("/run/sshd.pid").exists():
         if time.monotonic() > deadline:
-            raise LabError("sshd did not begin to listen within 30 s.")
+            raise LabError(f"sshd did not begin to listen within {LONG_S:.0f} s.")
         time.sleep(0.005)

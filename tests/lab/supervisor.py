@@ -22,8 +22,7 @@ from tests.lab import kernel, machine
 from tests.lab.errors import LabError
 from tests.lab.neighbours import room_for
 from tests.lab.plan import HostPlan, make_plan
-
-_START_S = 60.0
+from tests.patience import LONG_S
 
 
 def main() -> None:
@@ -75,7 +74,7 @@ def _build(plans: list[HostPlan], pids: list[int]) -> None:
     own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY)
     gc.freeze()  # a collection in a child would copy the pages that it shares with this process
     reports = [_start(plan, switch, own_pids, pids) for plan in plans]
-    deadline = time.monotonic() + _START_S
+    deadline = time.monotonic() + LONG_S
     for plan, report in zip(plans, reports, strict=True):
         _await(plan, report, deadline)
     machine.ip_batch("".join(f"link set {plan.name} master br0 up\n" for plan in plans))
@@ -111,7 +110,7 @@ def _run_host(plan: HostPlan, switch: int, sender: int) -> NoReturn:
 
 def _await(plan: HostPlan, report: int, deadline: float) -> None:
     ready, _, _ = select.select([report], [], [], max(0.0, deadline - time.monotonic()))
-    text = os.read(report, 4096).decode() if ready else f"it took more than {_START_S:.0f} s"
+    text = os.read(report, 4096).decode() if ready else f"it took more than {LONG_S:.0f} s"
     os.close(report)
     if text != "ready":
         raise LabError(f"Lab host {plan.name} did not start: {text or 'it ended without a word'}")

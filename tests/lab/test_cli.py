@@ -40,6 +40,12 @@ def test_up_shell_down(run: Run) -> None:
     assert run("shell", "node2", "cat", "/sys/class/net/eth0/mtu") == (0, "1400\n", "")
     assert run("shell", "node1", "cat", "/sys/class/net/eth0/mtu") == (0, "1500\n", "")
     assert run("shell", "node1", "sh", "-c", "exit 5")[0] == 5
+    assert run("shell", "node1", "nccl-doctor", "check") == (
+        127,
+        "",
+        "node1: nccl-doctor: No such file or directory; it is on ctl, the controller.\n",
+    )
+    assert run("shell", "node1", "/etc/passwd") == (126, "", "node1: /etc/passwd: Permission denied.\n")
     assert run("up") == (2, "", "A lab stands already; 'scripts/lab down' takes it down.\n")
     assert run("down")[0] == 0
     assert not state.STATE.exists()

@@ -17,6 +17,7 @@ from tests.lab.host import LabHost
 from tests.lab.looking import dial, ssh
 from tests.lab.neighbours import RECORD
 from tests.lab.state import STATE
+from tests.patience import LONG_S
 
 pytestmark = pytest.mark.lab
 
@@ -65,7 +66,7 @@ def test_down_leaves_nothing() -> None:
     lab.hosts[0].background(["sleep", "1000"])
     with lab.hosts[1].popen(["sleep", "1000"]) as foreground:
         lab.down()
-        assert foreground.wait(timeout=5) == -signal.SIGKILL
+        assert foreground.wait(LONG_S) == -signal.SIGKILL
     assert _gone(lab, namespaces)
     assert _surroundings() == before
     lab.down()
@@ -204,7 +205,7 @@ def test_signals_reach_a_program(lab: Lab) -> None:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
         try:
-            assert process.wait(timeout=5) == 7
+            assert process.wait(LONG_S) == 7
         finally:
             process.kill()
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import LONG_S
+
 COMMAND = [sys.executable, "-c", "import typer; from nccl_doctor.cli.logs import logs; typer.run(logs)"]
 FAULT = "n1:1:2 [0] NCCL WARN Bootstrap : no socket interface found\n"
 HOSTILE = (
@@ -22,7 +24,7 @@ HOSTILE = (
 
 
 def doctor(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *args], input=stdin, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([*COMMAND, *args], input=stdin, capture_output=True, text=True, timeout=LONG_S, check=False)
 
 
 def test_a_healthy_log_is_0_and_a_fault_is_1(tmp_path: Path) -> None:
@@ -94,7 +96,7 @@ def test_a_terminal_gets_no_control_character(tee: bool) -> None:
             break
         seen += chunk
     os.close(leader)
-    assert process.wait(30) == 1
+    assert process.wait(LONG_S) == 1
     text = seen.decode().replace("\r\n", "\n")
     assert "no-route-to-host" in text
     assert [char for char in text if char != "\n" and not char.isprintable()] == []
@@ -110,7 +112,7 @@ def test_follow_reports_while_the_job_still_runs(tmp_path: Path) -> None:
     assert process.poll() is None
     with path.open("a") as file:
         file.write(FAULT)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=LONG_S)
     assert process.returncode == 1
     assert "ifname-no-match" in output
 

@@ -6,13 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from nccl_doctor.probe.allreduce import _cpu_s
 from nccl_doctor.probe.allreduce_ranks import Ranks
+from tests.patience import LONG_S
 
 
 @contextmanager
@@ -74,3 +77,13 @@ def test_a_rank_that_lives_is_told_with_its_state() -> None:
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
         unheard, told = seen(started(process.pid))
     assert (unheard, [(one["local_rank"], one["state"]) for one in told]) == (False, [(0, "T")])
+
+
+def test_the_work_of_a_process_is_seen_by_its_cpu_time() -> None:
+    with rank("while True: pass") as busy, rank("import time; time.sleep(300)") as idle:
+        deadline = time.monotonic() + LONG_S
+        while _cpu_s(busy.pid) < 0.5 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert _cpu_s(busy.pid) >= 0.5
+        assert _cpu_s(idle.pid) < 0.5
+    assert _cpu_s(idle.pid) == 0.0

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import LONG_S
+
 TREE = """
 import json, os, signal, subprocess, sys, time
 from nccl_doctor.probe import children
@@ -60,7 +62,7 @@ def test_a_child_and_the_folder_go_with_a_probe_that_is_killed(number: signal.Si
     with process:
         process.send_signal(number)
     direct = family[0]
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + LONG_S
     while not (gone(direct) and not Path(folder).exists()) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert gone(direct)

@@ -12,6 +12,7 @@ from nccl_doctor.probe import facts, ports, psutil_memory
 from nccl_doctor.probe.facts import sockets
 from nccl_doctor.probe.unavailable import Unavailable
 from nccl_doctor.snapshot import HostFacts, Skipped, Unknown
+from tests.patience import crowd
 
 REQUEST: dict[str, Any] = {"names": ["localhost"], "trial_port": None, "deadline_s": 20.0, "env": {}}
 
@@ -86,7 +87,7 @@ def test_what_hangs_is_left_behind_at_the_deadline() -> None:
         found = facts.run({"gpus": never.wait, "python": lambda: "here"}, 0.2)
     finally:
         never.set()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 2 * crowd()
     assert found == {"gpus": {"$unknown": "no answer in 0.2 s", "traceback": None}, "python": "here"}
 
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.probe.facts import gpu_health, gpus, pci, rdma
+from tests.patience import LONG_S
 
 GENERATIONS = Path(__file__).parent / "generations"
 WITH_RDMA = ("a100", "h100", "gb200")
@@ -62,8 +63,8 @@ EXPECTED = {
 @pytest.mark.parametrize("generation", ALL)
 def test_gpus_and_their_health(generation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(generation, tmp_path, monkeypatch)
-    found = gpus.collect(time.monotonic() + 10)
-    health = gpu_health.collect(time.monotonic() + 10)
+    found = gpus.collect(time.monotonic() + LONG_S)
+    health = gpu_health.collect(time.monotonic() + LONG_S)
     assert [gpu["index"] for gpu in found] == [gpu["index"] for gpu in health]
     if generation != "no_devices":
         count, name, driver = EXPECTED[generation]
@@ -75,7 +76,9 @@ def test_gpus_and_their_health(generation: str, tmp_path: Path, monkeypatch: pyt
 
 def test_errors_are_told_by_the_gpu_that_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install("a100", tmp_path, monkeypatch)
-    bad = [gpu for gpu in gpu_health.collect(time.monotonic() + 10) if gpu["ecc_uncorrected"] or gpu["remap_pending"]]
+    bad = [
+        gpu for gpu in gpu_health.collect(time.monotonic() + LONG_S) if gpu["ecc_uncorrected"] or gpu["remap_pending"]
+    ]
     assert [(gpu["index"], gpu["ecc_uncorrected"], gpu["remap_pending"], gpu["remap_failed"]) for gpu in bad] == [
         (3, 2, True, False)
     ]
@@ -83,7 +86,7 @@ def test_errors_are_told_by_the_gpu_that_has_them(tmp_path: Path, monkeypatch: p
 
 def test_what_is_not_told_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install("mig", tmp_path, monkeypatch)
-    first, second = gpu_health.collect(time.monotonic() + 10)
+    first, second = gpu_health.collect(time.monotonic() + LONG_S)
     assert (first["mig"], first["ecc_uncorrected"], first["remap_pending"]) == (True, None, None)
     assert (second["mig"], second["ecc_uncorrected"], second["remap_pending"]) == (True, 0, False)
 
@@ -91,8 +94,8 @@ def test_what_is_not_told_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_without_a_driver_there_is_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "PLACES", (str(tmp_path / "nvidia-smi"),))
     monkeypatch.setattr(gpus, "DEVICES", (str(tmp_path / "nvidia0"),))
-    assert gpus.collect(time.monotonic() + 10) == []
-    assert gpu_health.collect(time.monotonic() + 10) == []
+    assert gpus.collect(time.monotonic() + LONG_S) == []
+    assert gpu_health.collect(time.monotonic() + LONG_S) == []
     assert gpu_health.xids() == []
     assert rdma.collect(str(tmp_path / "infiniband")) == []
 
@@ -165,7 +168,7 @@ def test_switches_modules_and_iommu_are_read_from_sys(tmp_path: Path, monkeypatc
         iommu="DMA-FQ",
     )
     (tmp_path / "sys/module/nvidia_peermem").mkdir(parents=True)
-    assert pci.collect(time.monotonic() + 5, root) == {
+    assert pci.collect(time.monotonic() + LONG_S, root) == {
         "nvswitches": 2,
         "fabric_manager": "active",
         "peermem": True,

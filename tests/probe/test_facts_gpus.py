@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from nccl_doctor.probe.facts import gpus
 from nccl_doctor.probe.unavailable import Unavailable
+from tests.patience import LONG_S
 
 A100 = "0, NVIDIA A100-SXM4-80GB, GPU-2b5a7c0e-5f0d-0f1c-9d6e-1a2b3c4d5e6f, 81920, 22631, 550.54.15"
 
@@ -72,7 +73,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
 
 
 def soon() -> float:
-    return time.monotonic() + 10
+    return time.monotonic() + LONG_S
 
 
 def test_the_program_is_asked_where_path_lacks_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def test_a_failure_is_told_in_its_own_words(
 
 def test_one_that_hangs_is_ended_at_the_deadline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fake(monkeypatch, tmp_path, "exec sleep 60")
-    with pytest.raises(Unavailable, match=r"gave no answer in 0\.[12] s"):
+    with pytest.raises(Unavailable, match=r"gave no answer in 0\.\d s"):
         gpus.collect(time.monotonic() + 0.2)
 
 

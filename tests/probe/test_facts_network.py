@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from nccl_doctor.probe.facts import interfaces, names, routes, sockets
 from nccl_doctor.snapshot import Resolution
+from tests.patience import LONG_S, crowd
 
 # --- interfaces ---------------------------------------------------------------------------------------------------
 
@@ -161,7 +162,7 @@ def test_listeners_are_listed_and_of_the_others_those_on_the_ports() -> None:
 
 
 def soon() -> float:
-    return time.monotonic() + 10
+    return time.monotonic() + LONG_S
 
 
 def test_names_literals_and_the_hosts_own_are_answered() -> None:
@@ -193,11 +194,11 @@ def test_what_hangs_leaves_the_others_their_answers() -> None:
 
     def look(name: str) -> str:
         if name == "slow":
-            release.wait(10)
+            release.wait(LONG_S)
         return name.upper()
 
     try:
-        found = names.side_by_side(look, ["slow", *(f"node{n}" for n in range(40))], time.monotonic() + 0.3)
+        found = names.side_by_side(look, ["slow", *(f"node{n}" for n in range(40))], time.monotonic() + 0.3 * crowd())
     finally:
         release.set()
     assert "slow" not in found
@@ -206,10 +207,12 @@ def test_what_hangs_leaves_the_others_their_answers() -> None:
 
 def test_a_look_up_that_never_ends_is_told_in_its_own_row(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
-    monkeypatch.setattr(names, "look_up", lambda name: release.wait(10) if name == "slow" else {"addresses": ["::1"]})
+    monkeypatch.setattr(
+        names, "look_up", lambda name: release.wait(LONG_S) if name == "slow" else {"addresses": ["::1"]}
+    )
     try:
-        found = names.collect(["slow", "quick"], time.monotonic() + 0.3)
+        found = names.collect(["slow", "quick"], time.monotonic() + 0.3 * crowd())
     finally:
         release.set()
-    assert found["slow"] == {"addresses": [], "error": "no answer in 0.3 s"}
+    assert (found["slow"]["addresses"], found["slow"]["error"][:12]) == ([], "no answer in")
     assert found["quick"]["addresses"] == ["::1"]

@@ -11,6 +11,7 @@ import pytest
 
 from nccl_doctor.probe import guard, jobs, units
 from nccl_doctor.probe.procs import Table
+from tests.patience import LONG_S
 from tests.probe.tables import RUN, Fake, FakeTable, rank
 
 
@@ -131,7 +132,7 @@ def test_a_real_child_is_read_as_it_is() -> None:
             assert os.getpid() in table.ancestors(child.pid)
             assert 0 <= guard.age_s(child.pid, table) < 60
         finally:
-            child.communicate(b"\n", timeout=10)
+            child.communicate(b"\n", timeout=LONG_S)
 
 
 @pytest.mark.parametrize(

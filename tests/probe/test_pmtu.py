@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from nccl_doctor.probe import pmtu
+from tests.patience import LONG_S
 
 ROUTER = r"""
 set -e
@@ -68,7 +69,7 @@ def through_router(mtu: int, *, mute: bool) -> dict[str, object]:
         "PYTHON": sys.executable,
     }
     command = ["unshare", "-n", "-p", "-f", "--mount-proc", "--kill-child", "bash", "-c", ROUTER]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=LONG_S)
     assert done.stdout, done.stderr
     result: dict[str, object] = json.loads(done.stdout)
     return result

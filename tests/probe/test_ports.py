@@ -19,6 +19,7 @@ import pytest
 from nccl_doctor.probe import holders, ports, psutil_memory, sock_diag
 from nccl_doctor.probe.sock_diag import DiagSocket
 from nccl_doctor.snapshot import PortTrial
+from tests.patience import LONG_S
 
 KERNEL = tuple(int(part) for part in os.uname().release.split(".")[:2])
 BOUND = "bound" if KERNEL >= (6, 8) else "unknown"  # older kernels list such a socket nowhere
@@ -57,7 +58,7 @@ def time_wait(keep: ExitStack, port: int, *, reuse: bool) -> None:
         listener.accept()[0].close()
         assert client.recv(1) == b""
     listener.close()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + LONG_S
     while [one.state for one in sock_diag.sockets_on(port)] != ["TIME_WAIT"]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -161,7 +162,7 @@ def test_every_process_that_inherited_the_socket_is_a_holder() -> None:
         try:
             trial = ports.try_port(listener.getsockname()[1])
         finally:
-            child.communicate(timeout=10)
+            child.communicate(timeout=LONG_S)
     assert {process["pid"] for process in trial["holders"]} >= {os.getpid(), child.pid}
 
 
@@ -251,7 +252,7 @@ def test_the_trial_agrees_with_torch_in_every_state() -> None:
         ["unshare", flags, "sh", "-c", shell, sys.executable, __file__],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LONG_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.probe import procs, signals
+from tests.patience import LONG_S
 
 
 @pytest.fixture(params=["Python's", "by number", "none"])
@@ -48,7 +49,7 @@ def open_descriptors() -> int:
 
 def test_the_named_process_is_signalled(pidfd: None, child: subprocess.Popen[bytes]) -> None:
     assert signals.send(child.pid, started(child.pid), signal.SIGTERM)
-    assert child.wait(10) == -signal.SIGTERM
+    assert child.wait(LONG_S) == -signal.SIGTERM
     assert not signals.send(child.pid, 1, signal.SIGKILL)
 
 

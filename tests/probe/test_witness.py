@@ -17,6 +17,7 @@ import pytest
 from nccl_doctor.probe import witness
 from nccl_doctor.probe.interpreter import Interpreter
 from nccl_doctor.probe.unavailable import Unavailable
+from tests.patience import LONG_S, crowd
 
 PACKAGE = "nvidia-nccl-cu13"
 LIBRARY = str(importlib.metadata.distribution(PACKAGE).locate_file("nvidia/nccl/lib/libnccl.so.2"))
@@ -30,7 +31,7 @@ def _none_of_our_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def ask(library: str, env: dict[str, str], seconds: float = 20) -> dict[str, Any]:
+def ask(library: str, env: dict[str, str], seconds: float = LONG_S) -> dict[str, Any]:
     child = Interpreter(env, time.monotonic() + seconds)
     child.decide(library)
     answer = child.nccl()
@@ -74,7 +75,7 @@ def test_the_deadline_ends_it() -> None:
     began = time.monotonic()
     answer = ask(LIBRARY, {}, 0.0)
     assert "gave no answer in 0.0 s" in answer["error"]
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 2 * crowd()
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ import time
 sys.meta_path.insert(0, MemoryImporter({sources!r}))
 from nccl_doctor.probe.interpreter import Interpreter
 from nccl_doctor.probe.unavailable import Unavailable
-child = Interpreter({{"NCCL_SOCKET_IFNAME": "=lo"}}, time.monotonic() + 20)
+child = Interpreter({{"NCCL_SOCKET_IFNAME": "=lo"}}, time.monotonic() + 300)
 child.decide({LIBRARY!r})
 print(json.dumps(child.nccl()))
 """
@@ -142,7 +143,7 @@ def test_where_no_process_can_be_started_only_its_answers_are_missing(monkeypatc
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    child = Interpreter({}, time.monotonic() + 5)
+    child = Interpreter({}, time.monotonic() + LONG_S)
     with pytest.raises(Unavailable, match=r"did not say where torch is: .*temporarily unavailable"):
         child.torch()
     child.decide(None)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nccl_doctor.model import Node, SshOptions
+from tests.patience import LONG_S
 
 LOOPBACK = "127.0.0.1"
 
@@ -89,11 +90,11 @@ def sshd(home: Path, host_keys: tuple[Path, ...], extra: str = "") -> Iterator[S
         yield Sshd(port, host_keys, log)
     finally:
         server.terminate()
-        server.wait(5)
+        server.wait(LONG_S)
 
 
 def _await_listener(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
-    end = time.monotonic() + 5
+    end = time.monotonic() + LONG_S
     while time.monotonic() < end and server.poll() is None:
         if "Server listening" in log.read_text():
             return
@@ -122,7 +123,7 @@ def misbehaving(answer: Callable[[socket.socket], None]) -> Iterator[int]:
             yield int(listener.getsockname()[1])
         finally:
             listener.shutdown(socket.SHUT_RDWR)
-            thread.join(2)
+            thread.join(LONG_S)
             for connection in taken:
                 connection.close()
 

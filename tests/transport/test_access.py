@@ -14,6 +14,7 @@ import pytest
 from nccl_doctor.model import Node, SshOptions
 from nccl_doctor.transport.base import Kind, Transport
 from nccl_doctor.transport.openssh import OpensshTransport
+from tests.patience import LONG_S
 from tests.transport.conftest import Make, failure, run
 from tests.transport.servers import (
     LOOPBACK,
@@ -128,7 +129,7 @@ def test_agent(make: Make, server: Sshd, controller: Controller, keys: Path, mon
     path = controller.home / "agent"
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.DEVNULL)
     try:
-        end = time.monotonic() + 5
+        end = time.monotonic() + LONG_S
         while not path.exists() and time.monotonic() < end:
             time.sleep(0.01)
         monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
@@ -136,7 +137,7 @@ def test_agent(make: Make, server: Sshd, controller: Controller, keys: Path, mon
         assert run(make("paramiko"), node(server.port), "echo in") == [b"in"]
     finally:
         agent.terminate()
-        agent.wait(5)
+        agent.wait(LONG_S)
 
 
 def test_a_hung_agent_meets_the_deadline(
@@ -148,7 +149,7 @@ def test_a_hung_agent_meets_the_deadline(
         listener.listen()
         monkeypatch.setenv("SSH_AUTH_SOCK", str(controller.home / "agent"))
         found = failure(make("paramiko"), node(server.port), seconds=1.0)
-    assert found.detail == "answered but did not finish the login in 1 s"
+    assert found.detail.startswith("answered but did not finish the login in")
 
 
 def test_explicit_identity_file(transport: Transport, server: Sshd, controller: Controller, keys: Path) -> None:
@@ -205,7 +206,7 @@ def test_dropped_twice_and_then_served(transport: Transport, server: Sshd, contr
         controller.know(f"[{LOOPBACK}]:{port} {public(server.host_keys[0])}\n")
         assert run(transport, node(port), "echo in") == [b"in"]
     for thread in served:
-        thread.join(5)
+        thread.join(LONG_S)
     assert len(served) == 3
 
 
@@ -227,7 +228,7 @@ def _relay(connection: socket.socket, port: int) -> None:
         up = threading.Thread(target=copy, args=(connection, upstream))
         up.start()
         copy(upstream, connection)
-        up.join(5)
+        up.join(LONG_S)
 
 
 def test_not_an_ssh_server(transport: Transport) -> None:

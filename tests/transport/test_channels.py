@@ -10,6 +10,7 @@ import pytest
 
 from nccl_doctor.model import Node
 from nccl_doctor.transport.base import Channel, Kind, Transport
+from tests.patience import LONG_S, crowd
 from tests.transport.conftest import Make, run
 from tests.transport.servers import Controller, Sshd, node
 
@@ -24,7 +25,7 @@ def way(request: pytest.FixtureRequest, make: Make, controller: Controller, serv
 
 def test_answers(way: tuple[Transport, Node]) -> None:
     transport, host = way
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + LONG_S
     channel = transport.open(host, "read word; echo got $word; printf unended; echo oops >&2; exit 3", deadline)
     channel.send(b"hello\n", deadline)
     assert [channel.read_line(deadline), channel.read_line(deadline)] == [b"got hello", b"unended"]
@@ -39,19 +40,21 @@ def test_big_streams_do_not_block_each_other(way: tuple[Transport, Node]) -> Non
     transport, host = way
     size = 10_000_000
     streams = f"head -c {size} /dev/zero | tr '\\0' e >&2; head -c {size} /dev/zero | tr '\\0' o; echo"
-    lines = run(transport, host, f"({streams}); head -c {size} | wc -c", b"i" * size, seconds=20)
+    lines = run(transport, host, f"({streams}); head -c {size} | wc -c", b"i" * size, seconds=LONG_S)
     assert [len(lines[0]), lines[1].strip()] == [size, b"%d" % size]
 
 
 def test_big_input_is_taken_while_output_comes(way: tuple[Transport, Node]) -> None:
     transport, host = way
     data = b"".join(b"%07d\n" % n for n in range(400_000))
-    assert run(transport, host, f"head -c {len(data)} | tee /dev/stderr", data, seconds=20) == data.split(b"\n")[:-1]
+    assert (
+        run(transport, host, f"head -c {len(data)} | tee /dev/stderr", data, seconds=LONG_S) == data.split(b"\n")[:-1]
+    )
 
 
 def test_stderr_tail_is_the_end(way: tuple[Transport, Node]) -> None:
     transport, host = way
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + LONG_S
     channel = transport.open(host, "seq 10000 >&2; printf '\\377' >&2", deadline)
     assert channel.read_line(deadline) is None
     assert channel.exit_status(deadline) == 0
@@ -62,7 +65,7 @@ def test_stderr_tail_is_the_end(way: tuple[Transport, Node]) -> None:
 
 def test_status_and_stderr_outlive_the_channel(way: tuple[Transport, Node]) -> None:
     transport, host = way
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + LONG_S
     channel = transport.open(host, "echo no such thing >&2; exit 127", deadline)
     assert channel.read_line(deadline) is None
     channel.close()
@@ -72,28 +75,28 @@ def test_status_and_stderr_outlive_the_channel(way: tuple[Transport, Node]) -> N
 
 def test_a_silent_command_meets_the_deadline(way: tuple[Transport, Node]) -> None:
     transport, host = way
-    channel = transport.open(host, "printf par; sleep 0.5; echo tial; cat", time.monotonic() + 10)
+    channel = transport.open(host, "printf par; sleep 0.5; echo tial; cat", time.monotonic() + LONG_S)
     started = time.monotonic()
     with pytest.raises(TimeoutError):
         channel.read_line(started + 0.3)
-    assert time.monotonic() - started < 1.0
-    assert channel.read_line(time.monotonic() + 5) == b"partial"
+    assert time.monotonic() - started < 1.0 * crowd()
+    assert channel.read_line(time.monotonic() + LONG_S) == b"partial"
     channel.close()
 
 
 def test_a_command_that_reads_nothing_meets_the_deadline(way: tuple[Transport, Node]) -> None:
     transport, host = way
-    channel = transport.open(host, "sleep 30", time.monotonic() + 10)
+    channel = transport.open(host, "sleep 30", time.monotonic() + LONG_S)
     started = time.monotonic()
     with pytest.raises(TimeoutError):
         channel.send(b"x" * 20_000_000, started + 0.5)
-    assert time.monotonic() - started < 3.0
+    assert time.monotonic() - started < 3.0 * crowd()
     channel.close()
 
 
 def test_sending_to_a_command_that_is_gone(way: tuple[Transport, Node]) -> None:
     transport, host = way
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + LONG_S
     channel = transport.open(host, "exec true", deadline)
     with pytest.raises((OSError, EOFError)) as caught:
         channel.send(b"x" * 20_000_000, deadline)
@@ -103,7 +106,7 @@ def test_sending_to_a_command_that_is_gone(way: tuple[Transport, Node]) -> None:
 
 def test_closing_ends_the_command(way: tuple[Transport, Node], tmp_path: Path) -> None:
     transport, host = way
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + LONG_S
     channel = transport.open(host, f"echo here; cat; echo gone > {tmp_path}/end", deadline)
     assert channel.read_line(deadline) == b"here"
     channel.close()
@@ -114,16 +117,16 @@ def test_closing_ends_the_command(way: tuple[Transport, Node], tmp_path: Path) -
 
 def test_another_thread_may_close(way: tuple[Transport, Node]) -> None:
     transport, host = way
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + LONG_S
     channel: Channel = transport.open(host, "exec cat", deadline)
     threading.Timer(0.2, channel.close).start()
     assert channel.read_line(deadline) is None
-    assert deadline - time.monotonic() > 15
+    assert deadline - time.monotonic() > LONG_S - 15 * crowd()
 
 
 def test_signals_and_exit_status(way: tuple[Transport, Node]) -> None:
     transport, host = way
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + LONG_S
     channel = transport.open(host, "kill -9 $$", deadline)
     assert channel.read_line(deadline) is None
     assert channel.exit_status(deadline) != 0
@@ -131,7 +134,7 @@ def test_signals_and_exit_status(way: tuple[Transport, Node]) -> None:
 
 
 def test_local_commands_leave_nothing_behind(make: Make, tmp_path: Path) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + LONG_S
     channel = make("local").open(node(22, local=True), "sleep 300 & echo $!; trap '' TERM; exec sleep 300", deadline)
     child = channel.read_line(deadline)
     assert child is not None

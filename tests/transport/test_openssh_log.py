@@ -10,6 +10,7 @@ import pytest
 from nccl_doctor.model import SshOptions
 from nccl_doctor.transport import resolve as resolving
 from nccl_doctor.transport.openssh_log import Attempt, classify
+from tests.patience import LONG_S
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,6 @@ from nccl_doctor.transport.openssh_log import Attempt, classify
 def test_classification(log: str, kind: str, reason: str | None, tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text("")
-    host = resolving.resolve("n", SshOptions(), time.monotonic() + 5, config)
+    host = resolving.resolve("n", SshOptions(), time.monotonic() + LONG_S, config)
     found = classify(Attempt(host, log, "", 2.0, late=False)).failure
     assert (found.kind, found.facts.get("reason")) == (kind, reason)

@@ -18,7 +18,8 @@ ACCUSE_S = 15.0
 """After a wrong sum, the time the ranks get to find which of them it comes from."""
 
 START_S = 20.0
-"""What torchrun gets to start the first rank at least: it imports torch itself, and its agents meet before they do."""
+"""What torchrun gets at least from the last sign of its own work to its first rank: it imports torch, and its agents
+meet before the ranks do."""
 
 IMPORT_TIMES = 2.0
 """How much longer than the slowest yet a rank may take to import torch."""
@@ -103,6 +104,9 @@ class Course:
             if event.local_rank >= self._counts[host] or self._events[host] > MOST_EVENTS * self._counts[host]:
                 raise MalformedError("reports of ranks that are not there")
             number = self._offsets[host] + event.local_rank
+            if event.working is not None:
+                self._wait_for_start()
+                return
             if event.size is not None or event.wrong_group is not None:
                 self._take_result(number, event)
                 return
@@ -148,6 +152,13 @@ class Course:
     def given_up(self) -> bool:
         """Whether a host that has still not answered is no longer waited for."""
         return self._stopped_at is not None and time.monotonic() > self._stopped_at + ANSWER_S
+
+    def _wait_for_start(self) -> None:
+        """A torchrun that has started no rank yet works."""
+        if not self._failed and all(rank.stage == "none" for rank in self.ranks):
+            latest = min(time.monotonic() + START_S, self._began + self._limits.imports_s, self._until)
+            self._stop_at = max(self._stop_at, latest)
+            self._changed.notify_all()
 
     def _set_deadline(self) -> None:
         """A rank has started, or has imported torch."""

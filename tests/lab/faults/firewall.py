@@ -77,7 +77,7 @@ def start_firewalld(lab: Lab, host: LabHost) -> None:
     host.run("mkdir -p /run/dbus /etc/firewalld && rm -rf /etc/firewalld/zones/*")
     host.run([find_tool("dbus-daemon"), "--system", "--fork"])
     host.run([find_tool("firewalld")])
-    host.wait_until(lambda: _firewalld_state(host) == "running", "firewalld's start", timeout=30)
+    host.wait_until(lambda: _firewalld_state(host) == "running", "firewalld's start")
     host.run(["firewall-cmd", "--permanent", "--zone=public", "--add-interface=eth0"])
     host.run(["firewall-cmd", "--reload"])
 

@@ -6,6 +6,7 @@ from textwrap import dedent
 from tests.lab.cluster import Lab
 from tests.lab.faults.catalogue import MASTER_PORT, register
 from tests.lab.host import LabHost
+from tests.patience import LONG_S
 
 _HEAD = f"import socket, sys, time\nPORT = {MASTER_PORT}\n"
 
@@ -70,4 +71,4 @@ def leave_time_wait(lab: Lab, host: LabHost) -> None:
         listens = ["test", "-e", "/run/server.listens"]
         host.wait_until(lambda: host.run(listens, check=False).returncode == 0, "the server's start")
         peer.run([sys.executable, "-c", dial])
-        server.wait(timeout=10)
+        server.wait(LONG_S)

@@ -147,7 +147,10 @@ class Session:
             return answers.typed(kind, "answer", message["ok"])
 
     def _greet(self, header: dict[str, Any], deadline: float) -> None:
-        self._channel.send(bundle.bundle() + json.dumps(header).encode() + b"\n", deadline)
+        try:
+            self._channel.send(bundle.bundle() + json.dumps(header).encode() + b"\n", deadline)
+        except TimeoutError:  # an interpreter that reads nothing, and the bundle is more than a pipe holds
+            raise NoAnswerError("no answer in time") from None
         message = self._next(deadline)
         if "refused" in message:
             raise ProbeError(answers.typed(answers.WORDS, "refusal", message["refused"]))

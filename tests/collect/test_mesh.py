@@ -16,10 +16,10 @@ from nccl_doctor.model import Cluster
 from nccl_doctor.snapshot import HostFacts
 from nccl_doctor.transport.local import LocalTransport
 from tests.collect.nodes import node
-from tests.patience import LONG_S
+from tests.patience import LONG_S, crowd
 
 ANY = {"address": "127.0.0.1", "port": 0, "step": 0, "tries": 1}
-LIMITS = mesh.Limits(dial_s=2)
+LIMITS = mesh.Limits(dial_s=2 * crowd())
 
 
 def free_port() -> int:
@@ -36,14 +36,14 @@ def cluster() -> Cluster:
 
 @pytest.fixture
 def sessions(cluster: Cluster) -> Iterator[list[Session]]:
-    sessions = [Session.open(LocalTransport(), n, time.monotonic() + LONG_S, 60) for n in cluster.nodes]
+    sessions = [Session.open(LocalTransport(), n, time.monotonic() + LONG_S, 300) for n in cluster.nodes]
     yield sessions
     for session in sessions:
         session.close()
 
 
 def gather(sessions: list[Session], cluster: Cluster) -> dict[str, HostFacts]:
-    answers = facts_phase.gather(sessions, cluster, facts_phase.Limits(), lambda _session: None)
+    answers = facts_phase.gather(sessions, cluster, facts_phase.Limits(timeout_s=60), lambda _session: None)
     return {name: answer for name, answer in answers.items() if isinstance(answer, HostFacts)}
 
 

@@ -11,10 +11,11 @@ import ipaddress
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
 
 from nccl_doctor.secret_shapes import LEFT_OUT, without_secrets
-from nccl_doctor.snapshot import Snapshot
 
 PREFIXES = ("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCHELASTIC_", "CUDA_", "OMP_", "UCX_", "FI_")
 NAMES = frozenset(
@@ -71,13 +72,16 @@ class Redacted:
         return ", ".join(f"{what} ({count}{more})" for what, count, more in told if count)
 
 
-def redact(snapshot: Snapshot) -> tuple[Snapshot, Redacted]:
+Kept = TypeVar("Kept", bound=BaseModel)
+
+
+def redact(snapshot: Kept) -> tuple[Kept, Redacted]:
     """The snapshot without names and secrets, and what that left out."""
     tree = snapshot.model_dump(mode="json", by_alias=True)
     done = Redacted()
     for name in sorted(set(_users(tree)) - NOBODY):
         done.users[name] = f"user{len(done.users) + 1}"
-    return Snapshot.model_validate(_walk(tree, done, "")), done
+    return type(snapshot).model_validate(_walk(tree, done, "")), done
 
 
 def _users(tree: Any) -> Iterator[str]:  # noqa: ANN401 - JSON

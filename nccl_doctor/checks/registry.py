@@ -5,7 +5,8 @@ A live check::
     @check("NCD501", severity=Severity.ERROR, needs=("torch",), explains=("allreduce-failed",))
     def torch_missing(view: View) -> Iterator[Finding | Unjudged]: ...
 
-A diagnosis that only logs show declares itself with :func:`from_logs`, so that it has a code, a page and a severity.
+A diagnosis that only logs show, or only a look at a running job, declares itself with :func:`from_logs` or
+:func:`from_hang`, so that it has a code, a page and a severity.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Check:
             another one (nccl_doctor.logs.context, FOLLOW).
         in_logs: what also follows where a log alone tells; facts of a host would show the two apart.
         scope: "master" judges the first host only.
-        function: None for a diagnosis that only logs show.
+        function: None for a diagnosis that only logs or a running job show.
     """
 
     code: str
@@ -103,6 +104,11 @@ def check(
 def from_logs(module: str, code: str, *, severity: Severity = Severity.ERROR, explains: tuple[str, ...] = ()) -> None:
     """Registers the calling module (pass ``__name__``) as a diagnosis that only logs show."""
     _enter(_entry(module, code, severity, explains))
+
+
+def from_hang(module: str, code: str, *, explains: tuple[str, ...] = ()) -> None:
+    """Registers the calling module (pass ``__name__``) as a diagnosis of a job that stands still."""
+    _enter(_entry(module, code, Severity.ERROR, explains))
 
 
 def _entry(module: str, code: str, severity: Severity, explains: tuple[str, ...]) -> Check:

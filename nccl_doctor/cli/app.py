@@ -10,6 +10,7 @@ from nccl_doctor import __version__
 from nccl_doctor.cli.check import check
 from nccl_doctor.cli.diff import diff
 from nccl_doctor.cli.fix_port import fix_port
+from nccl_doctor.cli.hang import hang
 from nccl_doctor.cli.hosts import hosts
 from nccl_doctor.cli.ifname import ifname
 from nccl_doctor.cli.launch import launch
@@ -41,5 +42,5 @@ def doctor(
     """Cluster preflight and NCCL diagnostics for PyTorch jobs: one cause, the host, and a command to paste."""
 
 
-for command in (check, fix_port, smoke, logs, ifname, hosts, launch, diff, explain, codes):
+for command in (check, fix_port, smoke, logs, ifname, hosts, launch, hang, diff, explain, codes):
     app.command()(command)

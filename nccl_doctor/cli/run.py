@@ -23,7 +23,7 @@ from nccl_doctor.collect.smoke import Limits
 from nccl_doctor.diagnose import judge
 from nccl_doctor.inventory.last_check import Hosts, remember
 from nccl_doctor.inventory.load import load
-from nccl_doctor.model import Report, Severity
+from nccl_doctor.model import Cluster, Report, Severity
 from nccl_doctor.snapshot import Snapshot
 from nccl_doctor.transport.base import Kind, make_transport
 
@@ -91,9 +91,7 @@ def _looked_and_judged(request: Request, selected: Codes, out: Out) -> tuple[Sna
 @contextmanager
 def _looking(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
     cluster = load(request.hosts, where=request.where, exclude=request.exclude, environ=os.environ)
-    if request.python is not None:
-        nodes = tuple(node.model_copy(update={"python": request.python}) for node in cluster.nodes)
-        cluster = cluster.model_copy(update={"nodes": nodes})
+    cluster = with_python(cluster, request.python)
     if selected is None:
         needs = {"mesh", "smoke"}
         # while the hosts are waited for: reading a hundred modules takes as long as a host's answer
@@ -113,6 +111,14 @@ def _looking(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
             yield run
     finally:
         lines.close()
+
+
+def with_python(cluster: Cluster, python: str | None) -> Cluster:
+    """The cluster with the interpreter of ``--python`` on every host, where one was given."""
+    if python is None:
+        return cluster
+    nodes = tuple(node.model_copy(update={"python": python}) for node in cluster.nodes)
+    return cluster.model_copy(update={"nodes": nodes})
 
 
 def unexplained(report: Report) -> bool:

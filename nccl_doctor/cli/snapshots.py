@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from nccl_doctor.cli.output import write_file
 from nccl_doctor.errors import SnapshotError
@@ -12,16 +13,19 @@ from nccl_doctor.model import Report, Severity
 from nccl_doctor.redact import redact
 from nccl_doctor.report.safe import clean
 from nccl_doctor.snapshot import Snapshot
+from nccl_doctor.snapshot.hang import HangSnapshot
+
+Kept = TypeVar("Kept", Snapshot, HangSnapshot)
 
 
-def read_snapshot(path: Path) -> Snapshot:
-    """A snapshot that ``--save`` wrote.
+def read_snapshot(path: Path, kind: type[Kept] = Snapshot) -> Kept:  # type: ignore[assignment]  # mypy: python/mypy#3737
+    """A snapshot of this kind that ``--save`` wrote.
 
     Raises:
         SnapshotError: it can't be read, or is none.
     """
     try:
-        return Snapshot.model_validate_json(path.read_bytes())
+        return kind.model_validate_json(path.read_bytes())
     except OSError as error:
         raise SnapshotError(f"{path}: can't be read: {error.strerror}") from error
     except ValueError as error:
@@ -29,7 +33,7 @@ def read_snapshot(path: Path) -> Snapshot:
         raise SnapshotError(f"{path}: is no snapshot of nccl-doctor: {' '.join(first[1:3]) or first[0]}") from error
 
 
-def save_snapshot(snapshot: Snapshot, path: Path, *, whole: bool) -> None:
+def save_snapshot(snapshot: Snapshot | HangSnapshot, path: Path, *, whole: bool) -> None:
     """Writes a snapshot for ``--from``, readable by its owner only, and says what was left out of it.
 
     Args:

@@ -46,6 +46,7 @@ FORMS: dict[str, dict[str, str]] = {
     "ifname": {"human": "ifname:render", "json": "json:render"},
     "hosts": {"human": "hosts:render", "json": "json:render"},
     "launch": {"shell": "launch:render", "json": "json:render", "slurm": "launch:render_script"},
+    "hang": {"human": "hang:render", "json": "json:render"},
     "diff": {"human": "diff:render", "json": "json:render"},
     "codes": {"human": "page:render_codes", "json": "json:render"},
     "explain": {"human": "page:render", "json": "json:render"},

@@ -22,6 +22,7 @@ PREFIX = {
     "software": "5",
     "processes": "6",
     "allreduce": "7",
+    "hang": "7",
     "environment": "8",
     "seen-in-logs": "9",
 }

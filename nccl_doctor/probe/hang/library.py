@@ -5,23 +5,22 @@ from __future__ import annotations
 import os
 import re
 
-IN_MAP = re.compile(r"\s(/[^\n]*/libnccl[^/\n]*\.so[.0-9]*)(?: \(deleted\))?$", re.MULTILINE)
+IN_MAP = re.compile(r"\s(/[^\n]*/lib(?:nccl|torch_cuda)\.so[.0-9]*)(?: \(deleted\))?$", re.MULTILINE)
+"""A torch that links NCCL statically has it in libtorch_cuda.so."""
 MOST_MAP = 8 << 20
 FILE = re.compile(r"\.so\.([0-9]+\.[0-9]+\.[0-9]+)$")
 WHEEL = re.compile(r"nvidia_nccl_cu[0-9]+-([0-9]+\.[0-9]+\.[0-9]+)[^/]*\.dist-info")
 
 
 def loaded_nccl(pid: int) -> dict[str, str | None] | None:
-    """``{"path", "version"}`` of the libnccl in a process; None where it has none of its own.
-
-    A torch that links NCCL statically shows none, and one that was put there by hand no version.
-    """
+    """``{"path", "version"}`` of the libnccl in a process, None where it has none; no name may tell the version."""
     try:
         with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
-            match = IN_MAP.search(file.read(MOST_MAP))
+            found = [match[1] for match in IN_MAP.finditer(file.read(MOST_MAP))]
     except OSError:
         return None
-    return None if match is None else {"path": match[1][-300:], "version": _version(pid, match[1])}
+    path = next((one for one in found if "libnccl" in one), found[0] if found else None)
+    return None if path is None else {"path": path[-300:], "version": _version(pid, path)}
 
 
 def _version(pid: int, path: str) -> str | None:

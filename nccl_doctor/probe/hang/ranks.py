@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 from nccl_doctor.probe import guard, programs, units
+from nccl_doctor.probe.hang import library
 from nccl_doctor.probe.procs import Proc, Table
 
 NUMBERS = (
@@ -74,6 +75,7 @@ def _hidden(proc: Proc, table: Table) -> bool:
 def _row(pid: int, numbers: tuple[int, int, int | None, int | None], table: Table) -> dict[str, Any]:
     environ = table.environ(pid)
     rank, size, local_rank, local_size = numbers
+    nccl = library.loaded_nccl(pid)
     return {
         "rank": rank,
         "world_size": size,
@@ -88,6 +90,7 @@ def _row(pid: int, numbers: tuple[int, int, int | None, int | None], table: Tabl
         "user": guard.user(table.uid(pid)),
         "command": table.command(pid),
         "unit": units.unit_of(pid, table),
+        "nccl": None if nccl is None else nccl["version"] or "unknown",
         "told": {name: environ[name][:TEXT] for name in TOLD if name in environ},
     }
 

@@ -22,7 +22,7 @@ from nccl_doctor.probe.unavailable import Unavailable
 REQUEST = b"POST /handler/fr_trace_json HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
 MOST_BYTES = 16 << 20
 MOST_DUMP_BYTES = 8 << 20
-ENTRIES = 64
+ENTRIES = 48
 """Collectives a rank that leave the host, the newest: where ranks part is among the last that they issued."""
 KEPT = frozenset(
     {

@@ -24,7 +24,8 @@ AT_ONCE = 8
 EACH_S = 4.0
 MOST_BYTES = 4 << 20
 MOST_THREADS = 16
-MOST_FRAMES = 48
+MOST_FRAMES, MOST_OTHER_FRAMES = 48, 12
+"""Of the main thread, which py-spy tells first, and of the others."""
 TEXT = 300
 MODES = {"read": ["--nonblocking"], "pause": [], "native": ["--native"]}
 """Options of ``py-spy dump`` by what was asked for."""
@@ -122,7 +123,7 @@ def _understood(status: int | None, output: bytes) -> Any:
         return {"$unknown": f"py-spy: {_why(text)}"}
     try:
         threads = json.JSONDecoder().raw_decode(text[start:])[0]
-        return [_thread(one) for one in threads[:MOST_THREADS]]
+        return [_thread(one, main=n == 0) for n, one in enumerate(threads[:MOST_THREADS])]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return {"$unknown": f"py-spy's answer is not understood: {type(error).__name__}: {error}"[:TEXT]}
 
@@ -133,14 +134,15 @@ def _why(text: str) -> str:
     return (reasons or lines or ["no word"])[-1][:TEXT]
 
 
-def _thread(told: dict[str, Any]) -> dict[str, Any]:
+def _thread(told: dict[str, Any], *, main: bool) -> dict[str, Any]:
+    most = MOST_FRAMES if main else MOST_OTHER_FRAMES
     return {
         "tid": told["os_thread_id"],
         "name": (told["thread_name"] or "")[:TEXT],
         "active": told["active"],
         "frames": [
             {"function": one["name"][:TEXT], "file": one["filename"][-TEXT:], "line": max(one["line"], 0)}
-            for one in told["frames"][:MOST_FRAMES]
+            for one in told["frames"][:most]
         ],
     }
 

@@ -58,6 +58,7 @@ class Watch:
                 "flows": lambda: {str(pid): rows for pid, rows in flows.by_rank(list(alive)).items()},
                 "killed": partial(kernel_log.killed, age_s),
                 "xids": gpu_health.xids,
+                "serves_ras": partial(self._serves_ras, list(alive)),
             },
             left_s,
         )
@@ -76,6 +77,10 @@ class Watch:
             "launchers": ranks.find(table)["launchers"],
             **around,
         }
+
+    def _serves_ras(self, pids: list[int]) -> bool:
+        where = {place for pid in pids if (place := ras.address(self._ranks[pid]["told"])) is not None}
+        return any(flows.listens(pids, port) for _, port in where)
 
     def _record(self, pid: int, deadline: float) -> Any:
         row = self._ranks[pid]

@@ -1,0 +1,1 @@
+"""What a look at a running job shows: `nccl-doctor hang`."""

@@ -1,0 +1,19 @@
+"""Data between two ranks is sent again and again, and nobody acknowledges it.
+
+What it means: the ranks agree on what to do, and the network between two of their hosts does not carry it: a rule that
+was added while the job ran, a cable, a switch, a network card, a peer that lost its address.
+
+How we know: the kernel's socket tables on both hosts (sock_diag(7)) showed, twice, the same bytes written and not
+acknowledged, with retransmissions that went unanswered. Or NCCL's RAS says that all ranks have launched the same
+collectives, and all of them wait.
+
+Fix: Test the path between the two hosts: `nccl-doctor check` with both names, after the job has been ended.
+
+References: sock_diag(7), struct tcp_info in include/uapi/linux/tcp.h; NCCL's guide, "RAS".
+"""
+
+from __future__ import annotations
+
+from nccl_doctor.checks.registry import from_hang
+
+from_hang(__name__, "NCD711", explains=("rank-behind", "collective-mismatch"))

@@ -1,0 +1,18 @@
+"""Some ranks have launched fewer collectives than the others, which wait for them.
+
+What it means: these ranks are the ones to look at, though NCCL's own report lists those ahead as outliers.
+
+How we know: NCCL's RAS service counts the collectives that each rank has launched, and torch's flight recorder lists
+them; at two looks the counts stood still and differed.
+
+Fix: See what these ranks do: their stack, where it could be read, is shown. Where it could not, run again as the job's
+own user, with py-spy on the hosts and ptrace allowed.
+
+References: NCCL's guide, "RAS"; torch/csrc/distributed/c10d/FlightRecorder.cpp.
+"""
+
+from __future__ import annotations
+
+from nccl_doctor.checks.registry import from_hang
+
+from_hang(__name__, "NCD713")

@@ -1,0 +1,73 @@
+"""From the options of ``hang`` to its report."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from nccl_doctor.cli.output import Out
+from nccl_doctor.cli.progress import progress
+from nccl_doctor.cli.run import with_python
+from nccl_doctor.cli.snapshots import read_snapshot, save_snapshot
+from nccl_doctor.collect.hang import Options, Stacks, take
+from nccl_doctor.hang_model import STANDS_STILL, HangReport
+from nccl_doctor.hang_report import report as report_of
+from nccl_doctor.inventory.load import load
+from nccl_doctor.snapshot.hang import HangSnapshot
+from nccl_doctor.transport.base import Kind, make_transport
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call, as the options say."""
+
+    hosts: str | None
+    where: str | None
+    exclude: str | None
+    interval_s: float
+    pid: int | None
+    stacks: Stacks
+    dump: bool
+    force: bool
+    timeout_s: float
+    transport: Kind
+    python: str | None
+    save: Path | None
+    save_whole: bool
+    load_from: Path | None
+
+
+def run(request: Request, out: Out) -> int:
+    """Looks, judges, reports; 1 where the job stands still, 0 where it moves, 3 where nobody can tell."""
+    snapshot = read_snapshot(request.load_from, HangSnapshot) if request.load_from else _look(request, out)
+    if request.save:
+        save_snapshot(snapshot, request.save, whole=request.save_whole)
+    report = report_of(snapshot)
+    out.show(report)
+    return exit_code(report)
+
+
+def exit_code(report: HangReport) -> int:
+    """By the verdict alone."""
+    if report.verdict in STANDS_STILL:
+        return 1
+    return 3 if report.verdict == "unknown" else 0
+
+
+def _look(request: Request, out: Out) -> HangSnapshot:
+    cluster = load(request.hosts, where=request.where, exclude=request.exclude, environ=os.environ)
+    cluster = with_python(cluster, request.python)
+    options = Options(
+        interval_s=request.interval_s,
+        stacks=request.stacks,
+        pid=request.pid,
+        force=request.force,
+        dump=request.dump,
+        total_s=request.timeout_s,
+    )
+    lines = progress(quiet=out.quiet)
+    try:
+        return take(cluster, make_transport(request.transport, cluster), options, lines)
+    finally:
+        lines.close()

@@ -1,0 +1,278 @@
+"""Looks at a running job on all its hosts at once, as often as asked, and types what comes."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Literal, NamedTuple, TypeVar
+
+from pydantic import TypeAdapter
+
+from nccl_doctor import __version__
+from nccl_doctor.collect import answers, py_spy_bundle
+from nccl_doctor.collect.fanout import fan_out
+from nccl_doctor.collect.hang_typed import LOOK, host_look
+from nccl_doctor.collect.run import Progress
+from nccl_doctor.collect.session import Session
+from nccl_doctor.errors import UsageError
+from nccl_doctor.model import Cluster, Node
+from nccl_doctor.snapshot import AccessFailure, Phased, unknown
+from nccl_doctor.snapshot.hang import HangHost, HangSnapshot, HostLook, JobRank, JobRanks, Ras
+from nccl_doctor.transport.base import AccessError, Transport
+
+ANSWER_S = 10.0
+"""For the ranks of a host to be found; with 8 of them it takes 10 ms."""
+LOOK_S = 12.0
+RAS_ANSWER_S = 12.0
+SHIP_S = 30.0
+RAS_HOSTS = 2
+
+Stacks = Literal["read", "pause", "native", "none"]
+Result = TypeVar("Result")
+
+_JOB = TypeAdapter(JobRanks)
+_PIDS = TypeAdapter(tuple[int, ...])
+_RAS: TypeAdapter[Phased[Ras]] = TypeAdapter(Phased[Ras])
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to look.
+
+    Attributes:
+        looks: how many, ``interval_s`` apart.
+        pid: of a rank or of what started it: the job is this one's.
+        force: ask RAS also where its version can crash a job that starts.
+        dump: have ranks write their flight recorders first.
+    """
+
+    interval_s: float = 5.0
+    looks: int = 2
+    stacks: Stacks = "read"
+    pid: int | None = None
+    force: bool = False
+    dump: bool = False
+    ras: bool = True
+    connect_s: float = 10.0
+    total_s: float = 120.0
+
+
+def take(cluster: Cluster, transport: Transport, options: Options, progress: Progress) -> HangSnapshot:
+    """Looks; whatever happens, every host is left as it was.
+
+    Raises:
+        UsageError: several jobs run, and none was named.
+    """
+    watch = _Watch(cluster, transport, options, progress)
+    try:
+        watch.connect()
+        watch.find()
+        watch.look()
+        watch.ask_ras()
+    finally:
+        watch.close()
+    return watch.snapshot()
+
+
+class _Watch:
+    def __init__(self, cluster: Cluster, transport: Transport, options: Options, progress: Progress) -> None:
+        self._cluster, self._transport, self._options, self._progress = cluster, transport, options, progress
+        self._began = time.monotonic()
+        self._taken_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self._sessions: list[Session] = []
+        self._failures: dict[str, AccessFailure] = {}
+        self._jobs: dict[str, JobRanks] = {}
+        self._looks: dict[str, list[HostLook]] = {}
+        self._ras: dict[str, tuple[Phased[Ras], ...]] = {}
+        self._others: tuple[str, ...] = ()
+        self._timings: dict[str, float] = {}
+
+    def connect(self) -> None:
+        began = self._phase("connecting", [node.name for node in self._cluster.nodes])
+
+        def open_session(node: Node) -> None:
+            deadline = time.monotonic() + self._options.connect_s
+            try:
+                # appended here, not by the caller: what Ctrl-C interrupts must be closed too
+                self._sessions.append(Session.open(self._transport, node, deadline, self._options.total_s + 10))
+            except AccessError as error:
+                self._failures[node.name] = error.failure
+
+        results = fan_out(open_session, self._cluster.nodes, lambda node: self._progress.done(node.name))
+        for node, result in zip(self._cluster.nodes, results, strict=True):
+            if isinstance(result, Exception):
+                self._fail(node.name, result)
+        self._timings["connect"] = time.monotonic() - began
+
+    def find(self) -> None:
+        began = self._phase("finding ranks", [session.node.name for session in self._sessions])
+
+        def find(session: Session) -> JobRanks:
+            found = _ask(session, _JOB, "ranks", ANSWER_S)
+            if found.ranks and not found.py_spy and self._options.stacks != "none":
+                _ask(session, answers.NOTHING, "py_spy", SHIP_S, bundle=py_spy_bundle.pack())
+            return found
+
+        self._jobs = self._everywhere(find)
+        job = self._chosen({name: told.ranks for name, told in self._jobs.items()})
+        for name, told in self._jobs.items():
+            mine = tuple(rank for rank in told.ranks if _job(name, rank) == job)
+            self._jobs[name] = told.model_copy(update={"ranks": _latest(mine)})
+        self._timings["find"] = time.monotonic() - began
+
+    def look(self) -> None:
+        began = self._phase("looking", [name for name, job in self._jobs.items() if job.ranks])
+        if self._options.dump:
+            self._everywhere(lambda session: _ask(session, _PIDS, "dump", ANSWER_S, pids=self._pids(session)))
+        for number in range(self._options.looks):
+            if number:
+                time.sleep(max(0.0, self._options.interval_s))
+            for name, look in self._everywhere(self._one_look, self._with_ranks()).items():
+                self._looks.setdefault(name, []).append(look)
+        self._timings["look"] = time.monotonic() - began
+
+    def _one_look(self, session: Session) -> HostLook:
+        stacks = None if self._options.stacks == "none" else self._options.stacks
+        answer = _ask(session, LOOK, "look", LOOK_S + 2, pids=self._pids(session), stacks=stacks, deadline_s=LOOK_S)
+        return host_look(answer, self._jobs[session.node.name])
+
+    def ask_ras(self) -> None:
+        """Each host's service knows the whole job; the second one is asked where the first does not answer."""
+        if not self._options.ras:
+            return
+        began = self._phase("asking RAS", [])
+        for session in [one for one in self._with_ranks() if self._serves_ras(one)][:RAS_HOSTS]:
+            try:
+                told = _ask(session, _RAS, "ras", RAS_ANSWER_S, pids=self._pids(session), force=self._options.force)
+            except answers.ProbeError as error:
+                told = unknown(f"NCCL's RAS: {str(error).splitlines()[0]}")
+            self._ras[session.node.name] = (told,)
+            if isinstance(told, Ras):
+                break
+        self._timings["ras"] = time.monotonic() - began
+
+    def close(self) -> None:
+        fan_out(lambda session: session.close(), self._sessions)
+        self._transport.close()
+
+    def snapshot(self) -> HangSnapshot:
+        self._timings["total"] = time.monotonic() - self._began
+        return HangSnapshot(
+            version=__version__,
+            taken_at=self._taken_at,
+            interval_s=self._options.interval_s,
+            stacks=self._options.stacks,
+            cluster=self._cluster,
+            hosts=tuple(
+                HangHost(
+                    node=node,
+                    job=self._jobs.get(node.name),
+                    looks=tuple(self._looks.get(node.name, ())),
+                    ras=self._ras.get(node.name, ()),
+                    failure=self._failures.get(node.name),
+                )
+                for node in self._cluster.nodes
+            ),
+            other_jobs=self._others,
+            timings={name: round(seconds, 3) for name, seconds in self._timings.items()},
+        )
+
+    def _serves_ras(self, session: Session) -> bool:
+        return any(look.serves_ras for look in self._looks.get(session.node.name, ()))
+
+    def _with_ranks(self) -> list[Session]:
+        return [one for one in self._sessions if one.node.name in self._jobs and self._jobs[one.node.name].ranks]
+
+    def _pids(self, session: Session) -> list[int]:
+        return [rank.pid for rank in self._jobs[session.node.name].ranks] if session.node.name in self._jobs else []
+
+    def _chosen(self, ranks: dict[str, tuple[JobRank, ...]]) -> Job | None:
+        """The job that is meant, None where there is none at all.
+
+        Raises:
+            UsageError: it is not clear which.
+        """
+        jobs = Counter(_job(host, rank) for host, some in ranks.items() for rank in some)
+        meant = self._meant(ranks) if self._options.pid is not None else set(jobs)
+        port = self._cluster.master_port
+        if len(meant) > 1 and len(named := {job for job in meant if job.port == port}) == 1:
+            meant = named
+        if len(meant) > 1:
+            told = "; ".join(f"{job} ({jobs[job]} ranks here)" for job in sorted(meant)[:8])
+            raise UsageError(f"{len(meant)} jobs run: {told}. Name one of its processes with --pid")
+        chosen = next(iter(meant), None)
+        self._others = tuple(f"{job} ({count} ranks)" for job, count in sorted(jobs.items()) if job != chosen)
+        return chosen
+
+    def _meant(self, ranks: dict[str, tuple[JobRank, ...]]) -> set[Job]:
+        """The job of ``--pid``: of a rank's own PID or its launcher's."""
+        wanted = self._options.pid
+        found = {_job(host, rank) for host, some in ranks.items() for rank in some if rank.pid == wanted}
+        if found:
+            return found
+        for host, some in ranks.items():
+            below = {pid for one in self._jobs[host].launchers if one.pid == wanted for pid in one.children}
+            found |= {_job(host, rank) for rank in some if rank.pid in below}
+        if not found:
+            raise UsageError(f"--pid {wanted}: no rank of a job that we may look at, and no launcher of one")
+        return found
+
+    def _everywhere(
+        self, work: Callable[[Session], Result], sessions: list[Session] | None = None
+    ) -> dict[str, Result]:
+        """What each host answered, by name; one that fails is a failure of its own."""
+        asked = self._sessions if sessions is None else sessions
+        results = fan_out(work, asked, lambda session: self._progress.done(session.node.name))
+        found: dict[str, Result] = {}
+        for session, result in zip(asked, results, strict=True):
+            if isinstance(result, Exception):
+                self._fail(session.node.name, result)
+            else:
+                found[session.node.name] = result
+        return found
+
+    def _fail(self, name: str, error: Exception) -> None:
+        detail = (
+            f"the probe did not tell of the job: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        )
+        failure = AccessFailure(kind="probe-failed", detail=detail[:1000], facts={"stage": "hang"})
+        self._failures.setdefault(name, failure)
+
+    def _phase(self, name: str, hosts: list[str]) -> float:
+        self._progress.phase(name, hosts)
+        return time.monotonic()
+
+
+class Job(NamedTuple):
+    """What the ranks of one job share; ``host`` only where its master is the host itself."""
+
+    address: str
+    port: int
+    world_size: int
+    run_id: str
+    host: str
+
+    def __str__(self) -> str:
+        return f"{self.address}:{self.port} of {self.world_size} ranks" + (f" on {self.host}" if self.host else "")
+
+
+def _job(host: str, rank: JobRank) -> Job:
+    alone = rank.master_addr in ("localhost", "::1") or rank.master_addr.startswith("127.")
+    run_id = rank.told.get("TORCHELASTIC_RUN_ID", "")
+    return Job(rank.master_addr, rank.master_port, rank.world_size, run_id, host if alone else "")
+
+
+def _latest(ranks: tuple[JobRank, ...]) -> tuple[JobRank, ...]:
+    """One process a rank: an orphan of an earlier start has the same number and is older."""
+    youngest: dict[int, JobRank] = {}
+    for rank in ranks:
+        if rank.rank not in youngest or rank.age_s < youngest[rank.rank].age_s:
+            youngest[rank.rank] = rank
+    return tuple(youngest[number] for number in sorted(youngest))
+
+
+def _ask(session: Session, kind: TypeAdapter[Result], what: str, seconds: float, **arguments: object) -> Result:
+    return session.ask(kind, "watch", time.monotonic() + seconds, what=what, **arguments)

@@ -1,0 +1,146 @@
+"""A look at a job's ranks as a host answered it, typed: what does not fit is unknown of that rank, the rest stands."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+
+from nccl_doctor.logs import flight
+from nccl_doctor.snapshot import Fact, Phased, unknown
+from nccl_doctor.snapshot.equipment import Xid
+from nccl_doctor.snapshot.hang import (
+    Call,
+    Flow,
+    HostLook,
+    JobRanks,
+    Launcher,
+    OomKill,
+    RankLook,
+    RankState,
+    Recorded,
+    Thread,
+)
+from nccl_doctor.snapshot.values import Count, Seconds
+
+MOST_CALLS = 64
+_TEXT = 200
+
+_STATE: TypeAdapter[Fact[RankState | None]] = TypeAdapter(Fact[RankState | None])
+_STACK: TypeAdapter[Phased[tuple[Thread, ...]]] = TypeAdapter(Phased[tuple[Thread, ...]])
+_FLOWS: TypeAdapter[Fact[dict[str, tuple[Flow, ...]]]] = TypeAdapter(Fact[dict[str, tuple[Flow, ...]]])
+_KILLED: TypeAdapter[Fact[tuple[OomKill, ...]]] = TypeAdapter(Fact[tuple[OomKill, ...]])
+_XIDS: TypeAdapter[Fact[tuple[Xid, ...]]] = TypeAdapter(Fact[tuple[Xid, ...]])
+
+
+class _Row(BaseModel):
+    pid: Count
+    state: Any
+    stack: Any
+    recorder: Any
+
+
+class Answer(BaseModel):
+    """A look as it comes; the parts that may be unknown are typed one by one, in :func:`host_look`."""
+
+    at_s: Seconds
+    ranks: Annotated[tuple[_Row, ...], Field(max_length=4096)]
+    launchers: tuple[Launcher, ...]
+    serves_ras: Any
+    flows: Any
+    killed: Any
+    xids: Any
+
+
+class _Status(BaseModel):
+    """A group's entry of ``pg_status``: -1 where nothing was issued or ended yet."""
+
+    last_enqueued_collective: int = -1
+    last_completed_collective: int = -1
+
+
+LOOK = TypeAdapter(Answer)
+
+
+def host_look(told: Answer, job: JobRanks) -> HostLook:
+    """One host's look."""
+    flows = _typed(_FLOWS, told.flows)
+    numbers = {rank.pid: rank.rank for rank in job.ranks}
+    return HostLook(
+        at_s=told.at_s,
+        ranks=tuple(_rank(row, numbers[row.pid], flows) for row in told.ranks if row.pid in numbers),
+        launchers=told.launchers,
+        serves_ras=told.serves_ras is True,
+        killed=_typed(_KILLED, told.killed),
+        xids=_typed(_XIDS, told.xids),
+    )
+
+
+def _rank(row: _Row, rank: int, flows: Any) -> RankLook:  # noqa: ANN401 - a fact or a dict, see _FLOWS
+    state = _typed(_STATE, row.state)
+    return RankLook(
+        pid=row.pid,
+        state=state,
+        stack=_typed(_STACK, row.stack) if row.stack is not None else RankLook.model_fields["stack"].default,
+        recorder=recorded(row.recorder, rank),
+        flows=flows.get(str(row.pid), ()) if isinstance(flows, dict) else flows,
+    )
+
+
+def _typed(kind: TypeAdapter[Any], value: object) -> Any:  # noqa: ANN401 - what the adapter is of
+    try:
+        return kind.validate_python(value)
+    except ValidationError as error:
+        return unknown(f"the probe's answer does not fit: {error.errors()[0]['msg']}")
+
+
+def recorded(told: object, rank: int) -> Any:  # noqa: ANN401 - Fact[Recorded | None]
+    """A rank's recorder out of ``{"live": document}`` or ``{"dump": {"name", "age_s", "data"}}``; None for none."""
+    if told is None:
+        return None
+    if isinstance(told, dict) and "$unknown" in told:
+        return _typed(TypeAdapter(Fact[None]), told)
+    try:
+        if isinstance(told, dict) and isinstance(told.get("live"), dict):
+            return _live(told["live"], rank)
+        assert isinstance(told, dict)
+        dump = told["dump"]
+        return _recorded(flight.read(f"rank_{rank}", base64.b64decode(dump["data"])), {}, float(dump["age_s"]))
+    except (AssertionError, KeyError, TypeError, ValueError, RecursionError, binascii.Error) as error:
+        return unknown(f"the flight recorder is not understood: {str(error).splitlines()[0][:_TEXT]}")
+
+
+def _live(document: dict[str, Any], rank: int) -> Recorded:
+    status = TypeAdapter(dict[str, _Status]).validate_python(document.get("pg_status") or {})
+    dump = flight.read(f"rank_{rank}", json.dumps(document).encode())
+    return _recorded(dump, status, None)
+
+
+def _recorded(dump: flight.Dump | None, status: dict[str, _Status], age_s: float | None) -> Recorded:
+    if dump is None:
+        raise ValueError("it is no dump")
+    calls = [
+        Call(
+            group=record.group,
+            seq=record.seq,
+            name=record.name,
+            sizes=record.sizes[:_TEXT],
+            dtypes=record.dtypes[:_TEXT],
+            place=record.place,
+            done=record.ended,
+        )
+        for record in dump.records
+    ]
+    issued = {group[:_TEXT]: max(one.last_enqueued_collective, 0) for group, one in status.items()}
+    for call in calls:
+        issued[call.group] = max(call.seq, issued.get(call.group, 0))
+    return Recorded(
+        live=age_s is None,
+        age_s=age_s or 0,
+        issued=issued,
+        ended={group[:_TEXT]: max(one.last_completed_collective, 0) for group, one in status.items()},
+        calls=tuple(calls[-MOST_CALLS:]),
+    )

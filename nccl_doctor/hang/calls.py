@@ -1,0 +1,151 @@
+"""What ranks called, by torch's flight recorder and NCCL's RAS: who called something else, and who is behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nccl_doctor.hang.standing import Standing
+from nccl_doctor.logs import flight
+from nccl_doctor.nccl import ras
+from nccl_doctor.nccl.ras_answer import MalformedAnswerError, RasAnswer, RasProcess
+from nccl_doctor.snapshot.hang import HangSnapshot, Ras, Recorded
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where ranks part.
+
+    Attributes:
+        where: "number 17 of group 0".
+        odd: the ranks that did not do as most did, or came less far.
+        did: what each rank did there, in words.
+        differs: they called different things; else ``odd`` have not come there.
+        crossed: those that have not come wait in a call of another group, as where two groups are used in two orders.
+    """
+
+    where: str
+    odd: tuple[int, ...]
+    did: dict[int, str]
+    differs: bool
+    crossed: bool = False
+
+
+def parting(ranks: dict[int, Standing]) -> Parting | None:
+    """By the recorders: the first call in which ranks differ or that some have not come to; None where there is none.
+
+    A recorder that was dumped long ago tells of the past, and is compared with its like alone.
+    """
+    told = {number: one.recorded for number, one in ranks.items() if one.recorded is not None}
+    known = {number: one for number, one in told.items() if one is not None}
+    live = {number: one for number, one in known.items() if one.live}
+    chosen = live if len(live) >= 2 else known
+    # what a group did that no rank stands in now is over, however it ended
+    groups = {one.calls[-1].group for one in chosen.values() if one.calls}
+    found = flight.compare(_dump(number, one, groups) for number, one in chosen.items()) if len(chosen) >= 2 else None
+    if found is None or not (found.odd or found.behind):
+        return None
+    where = f"number {found.seq} of group {found.group}"
+    did = {
+        rank: " ".join(part for part in (record.name, record.sizes, record.dtypes) if part)
+        for rank, record in found.did.items()
+    }
+    if found.odd:
+        return Parting(where, found.odd, did, differs=True)
+    last = {rank: chosen[rank].calls[-1] for rank in found.behind if chosen[rank].calls}
+    crossed = len(last) == len(found.behind) and not any(one.done for one in last.values())
+    did |= {rank: f"{one.name} number {one.seq} of group {one.group}" for rank, one in last.items() if crossed}
+    return Parting(where, tuple(found.behind), did, differs=False, crossed=crossed)
+
+
+def _dump(number: int, recorded: Recorded, groups: set[str]) -> flight.Dump:
+    records = (
+        flight.Record(call.group, call.seq, call.name, call.done, call.sizes, call.dtypes, call.place)
+        for call in recorded.calls
+        if call.group in groups
+    )
+    return flight.Dump(number, tuple(records), {})
+
+
+@dataclass(frozen=True)
+class RasView:
+    """What RAS says of the job's ranks.
+
+    Attributes:
+        behind: rank to how it is behind, in words.
+        lost: ranks whose process RAS does not reach, or not in time, in words.
+        even: every communicator's ranks have launched the same.
+        totals: collectives of all ranks together, report by report.
+    """
+
+    behind: dict[int, str]
+    lost: dict[int, str]
+    even: bool
+
+
+def ras_view(snapshot: HangSnapshot, ranks: dict[int, Standing]) -> RasView | None:
+    """None where no service answered, or none that knows a process of this job."""
+    by_pid = {(one.told.inner_pid, _address(snapshot, one.host)): one.rank for one in ranks.values()}
+    answers = [one for one in _answers(snapshot) if _ours(one, ranks)]
+    if not answers:
+        return None
+    behind: dict[int, str] = {}
+    lost: dict[int, str] = {}
+    for answer in answers:
+        for process in (*answer.dead, *answer.missing):
+            rank = _rank(process, by_pid, ranks)
+            if rank is not None:
+                dead = process in answer.dead
+                lost[rank] = "NCCL's RAS holds it for dead" if dead else "it did not answer NCCL's RAS in time"
+        for communicator in answer.communicators:
+            for topic, groups in communicator.launched().items():
+                most = max(int(group.value) for group in groups)
+                for group in groups:
+                    for one in group.ranks:
+                        number = _by_pid(one.pid, one.host, by_pid, ranks)
+                        if int(group.value) < most and number is not None:
+                            words = f"{topic} {group.value} of {most} in communicator {communicator.hash}"
+                            behind.setdefault(number, words)
+    counted = [one for answer in answers for one in answer.communicators]
+    even = bool(counted) and not any(one.launched() or one.missing_count for one in counted)
+    return RasView(behind, lost, even)
+
+
+def _answers(snapshot: HangSnapshot) -> list[RasAnswer]:
+    found: list[RasAnswer] = []
+    for host in snapshot.hosts:
+        for told in host.ras:
+            for report in told.reports if isinstance(told, Ras) else ():
+                try:
+                    found.append(ras.parse(report.text))
+                except MalformedAnswerError:  # cut, or a stranger's: what is missing is said by `gaps`
+                    continue
+    return found
+
+
+def _ours(answer: RasAnswer, ranks: dict[int, Standing]) -> bool:
+    """Whether it tells of a process of this job; an answer that names no process may be anybody's."""
+    pids = {one.told.inner_pid for one in ranks.values()}
+    named = {rank.pid for one in answer.communicators for rank in (*one.ranks, *one.missing)}
+    named |= {rank.pid for one in answer.communicators for group in one.groups for rank in group.ranks}
+    named |= {process.pid for process in (*answer.dead, *answer.missing)}
+    return bool(pids & named)
+
+
+def _address(snapshot: HangSnapshot, host: str) -> str:
+    return next(one.node.address for one in snapshot.hosts if one.name == host)
+
+
+def _rank(process: RasProcess, by_pid: dict[tuple[int, str], int], ranks: dict[int, Standing]) -> int | None:
+    return _by_pid(process.pid, process.host, by_pid, ranks)
+
+
+def _by_pid(
+    pid: int | None, host: str | None, by_pid: dict[tuple[int, str], int], ranks: dict[int, Standing]
+) -> int | None:
+    """The rank that a process is: by its PID and address, else by a PID that no other rank has."""
+    if pid is None:
+        return None
+    if host is not None and (pid, host) in by_pid:
+        return by_pid[pid, host]
+    alike = [one.rank for one in ranks.values() if one.told.inner_pid == pid]
+    return alike[0] if len(alike) == 1 else None

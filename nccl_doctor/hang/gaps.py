@@ -1,0 +1,68 @@
+"""What could not be seen, so that the verdict is weaker for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.hang.verdict import Seen
+from nccl_doctor.hostlist import fold
+from nccl_doctor.logs.hang import ranks_of
+from nccl_doctor.snapshot import Unknown
+from nccl_doctor.snapshot.hang import HangSnapshot, Ras
+
+
+def gaps(snapshot: HangSnapshot, seen: Seen) -> tuple[str, ...]:
+    """Each a phrase, gravest first."""
+    return (*_hosts(snapshot, seen), *_stacks(seen), *_recorders(seen), *_ras(snapshot, seen), *_flows(seen))
+
+
+def _hosts(snapshot: HangSnapshot, seen: Seen) -> Iterator[str]:
+    if seen.unseen:
+        yield f"{ranks_of(list(seen.unseen))}: not on a host that answered"
+    failed = [host.name for host in snapshot.hosts if host.failure is not None]
+    if failed:
+        yield f"{fold(failed)}: {next(host.failure.detail for host in snapshot.hosts if host.failure is not None)}"
+    hidden = {host.name: host.job.hidden for host in snapshot.hosts if host.job and host.job.hidden}
+    if hidden and (not seen.ranks or seen.lost or seen.unseen):
+        yield f"other users' Python processes on {fold(hidden)} are hidden from you"
+
+
+def _stacks(seen: Seen) -> Iterator[str]:
+    reasons: dict[str, list[int]] = {}
+    for one in seen.present:
+        if one.place is None and one.no_stack:
+            reasons.setdefault(one.no_stack, []).append(one.rank)
+    for reason, ranks in list(reasons.items())[:3]:
+        yield f"no stack of {ranks_of(ranks)}: {reason}"
+
+
+def _recorders(seen: Seen) -> Iterator[str]:
+    problems: dict[str, list[int]] = {}
+    for one in seen.present:
+        last = one.looks[-1].recorder if one.looks else None
+        if last is None or isinstance(last, Unknown):
+            reason = "the job does not serve it" if last is None else last.reason
+            problems.setdefault(reason, []).append(one.rank)
+    for reason, ranks in list(problems.items())[:2]:
+        yield f"no flight recorder of {ranks_of(ranks)}: {reason}"
+
+
+def _ras(snapshot: HangSnapshot, seen: Seen) -> Iterator[str]:
+    if not seen.nccl or seen.ras is not None:
+        return
+    told = [one for host in snapshot.hosts for one in host.ras]
+    if not told:
+        yield "no NCCL RAS: no rank listens for it (NCCL before 2.24, or NCCL_RAS_ENABLE=0)"
+    for one in told[:1]:
+        if isinstance(one, Ras):
+            yield f"no NCCL RAS: {one.refused or 'its answer tells nothing of this job'}"
+        else:
+            yield f"no NCCL RAS: {one.reason}"
+
+
+def _flows(seen: Seen) -> Iterator[str]:
+    reasons = {
+        one.looks[-1].flows.reason for one in seen.present if one.looks and isinstance(one.looks[-1].flows, Unknown)
+    }
+    for reason in sorted(reasons)[:1]:
+        yield f"no connections: {reason}"

@@ -1,0 +1,181 @@
+"""Each rank as the looks at it show it: whether it is there, where it stands, whether it moved or worked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from nccl_doctor.hang.places import Place, place
+from nccl_doctor.snapshot import Skipped, Unknown
+from nccl_doctor.snapshot.hang import Flow, HangHost, HangSnapshot, JobRank, RankLook, RankState, Recorded
+
+BUSY = 0.2
+"""Share of a CPU that a rank wants who works; below it are wake-ups of helpers."""
+READING = 1 << 20
+"""Bytes read or written between two looks that are more than such helpers'."""
+STOPPED = "Tt"
+Ends = tuple[tuple[str, int], tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One rank.
+
+    Attributes:
+        looks: those in which it was looked at, in their order; ``states`` where it was there.
+        places: where it stood, look by look; None where no stack could be had: ``no_stack`` says why.
+        interval_s: between the first and the last look.
+    """
+
+    host: str
+    told: JobRank
+    looks: tuple[RankLook, ...]
+    interval_s: float
+    places: tuple[Place | None, ...] = ()
+    no_stack: str | None = None
+    states: tuple[RankState, ...] = field(default=())
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+        return self.told.rank
+
+    @property
+    def place(self) -> Place | None:
+        """Where it stood at the last look."""
+        return self.places[-1] if self.places else None
+
+    @property
+    def gone(self) -> str | None:
+        """Why it can't take part: its process ended or is stopped; None where it can."""
+        if self.looks and self.looks[-1].state is None:
+            return "ended while it was looked at"
+        if self.states and all(state.state in STOPPED for state in self.states):
+            return "is stopped"
+        return None
+
+    @property
+    def in_kernel(self) -> str | None:
+        """Where in the kernel it stood at every look, beyond the reach of signals; None where it did not."""
+        stuck = self.states and all(state.state == "D" for state in self.states)
+        if not stuck or len({state.wchan for state in self.states}) > 1:
+            return None
+        return self.states[-1].wchan or "the kernel"
+
+    @property
+    def recorded(self) -> Recorded | None:
+        """Its flight recorder at the last look."""
+        last = self.looks[-1].recorder if self.looks else None
+        return None if isinstance(last, Unknown) else last
+
+    @property
+    def calls_moved(self) -> int:
+        """How many collectives it issued between the first look and the last, as far as its recorder tells."""
+        counts = [
+            sum(look.recorder.issued.values())
+            for look in self.looks
+            if isinstance(look.recorder, Recorded) and look.recorder.live
+        ]
+        return counts[-1] - counts[0] if len(counts) > 1 else 0
+
+    @property
+    def stepped(self) -> bool:
+        """Whether it stood at another line of the user's at the last look than at the first."""
+        known = [one for one in self.places if one is not None]
+        return len(known) > 1 and known[0].path != known[-1].path
+
+    @property
+    def works(self) -> bool:
+        """Whether it, or a process below it, wanted a CPU, or read and wrote, for a good part of the time."""
+        if len(self.states) < 2 or self.interval_s <= 0:
+            return False
+        first, last = self.states[0], self.states[-1]
+        used = [_less(last.wanted_s, first.wanted_s) or _less(last.cpu_s, first.cpu_s)]
+        moved = [_less(last.io_bytes, first.io_bytes)]
+        before = {worker.pid: worker for worker in first.workers}
+        for worker in last.workers:
+            if worker.pid in before:
+                used.append(_less(worker.cpu_s, before[worker.pid].cpu_s))
+                moved.append(_less(worker.io_bytes, before[worker.pid].io_bytes))
+        return any(one >= BUSY * self.interval_s for one in used) or any(one >= READING for one in moved)
+
+    @property
+    def waits(self) -> bool | None:
+        """Whether it stands in a collective: by its stack, else by its recorder; None where neither tells."""
+        recorded = self.recorded
+        if recorded is not None and recorded.live and recorded.ended:
+            pending = any(recorded.issued.get(group, 0) > ended for group, ended in recorded.ended.items())
+            if pending and (self.place is None or self.place.waits or not self.place.called):
+                return True
+        return None if self.place is None else self.place.waits
+
+
+def standings(snapshot: HangSnapshot) -> dict[int, Standing]:
+    """Every rank that was found, by its number."""
+    found = (_standing(host, rank) for host in snapshot.hosts if host.job for rank in host.job.ranks)
+    return {one.rank: one for one in sorted(found, key=lambda one: one.rank)}
+
+
+def _standing(host: HangHost, rank: JobRank) -> Standing:
+    pairs = [(look.at_s, one) for look in host.looks for one in look.ranks if one.pid == rank.pid]
+    looks = tuple(one for _, one in pairs)
+    stacks = [look.stack for look in looks if look.state is not None]
+    missing = next((one.reason for one in stacks if isinstance(one, (Unknown, Skipped))), None)
+    return Standing(
+        host=host.name,
+        told=rank,
+        looks=looks,
+        interval_s=pairs[-1][0] - pairs[0][0] if pairs else 0.0,
+        places=tuple(None if isinstance(one, (Unknown, Skipped)) else place(one, rank.pid) for one in stacks),
+        no_stack=missing,
+        states=tuple(look.state for look in looks if isinstance(look.state, RankState)),
+    )
+
+
+@dataclass(frozen=True)
+class Link:
+    """A connection between two ranks, seen from ``source``; ``target`` None where its owner was not looked at.
+
+    Attributes:
+        first: as it was at the first look; ``last`` at the last.
+    """
+
+    source: int
+    target: int | None
+    first: Flow
+    last: Flow
+
+    @property
+    def moved(self) -> float:
+        """Bytes that went over it between the looks."""
+        return _less(self.last.acked, self.first.acked) + _less(self.last.received, self.first.received)
+
+    @property
+    def stalled(self) -> bool:
+        """Whether data was sent again and again, and nothing of it was acknowledged."""
+        unmoved = self.first.acked == self.last.acked
+        return bool(unmoved and self.first.unsent and self.last.unsent and self.last.retransmits)
+
+
+def links(ranks: dict[int, Standing]) -> list[Link]:
+    """Connections of ranks, but those to the store."""
+    owner = {ends: one.rank for one in ranks.values() for ends, _ in _ends(one, -1)}
+    found = []
+    for one in ranks.values():
+        first = dict(_ends(one, 0))
+        for ends, flow in _ends(one, -1):
+            store = one.told.master_port in (ends[0][1], ends[1][1])
+            if ends in first and not store:
+                found.append(Link(one.rank, owner.get((ends[1], ends[0])), first[ends], flow))
+    return found
+
+
+def _ends(one: Standing, look: int) -> Iterator[tuple[Ends, Flow]]:
+    flows = one.looks[look].flows if one.looks else ()
+    if not isinstance(flows, Unknown):
+        for flow in flows:
+            yield ((str(flow.local[0]), flow.local[1]), (str(flow.remote[0]), flow.remote[1])), flow
+
+
+def _less(after: float | None, before: float | None) -> float:
+    return 0 if after is None or before is None else after - before

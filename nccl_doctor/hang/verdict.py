@@ -1,0 +1,263 @@
+"""From what was seen to one verdict: gone, transport, different collectives, outside NCCL, behind, slow, or can't tell.
+
+The order is that of certainty: a process that is not there needs no reading of stacks; data that nobody acknowledges is
+the network's; only then does it count who stands where. A rank that works, wherever, is waited for, and nothing hangs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nccl_doctor.hang import calls, lost, standing
+from nccl_doctor.hang.calls import Parting, RasView
+from nccl_doctor.hang.folds import doing
+from nccl_doctor.hang.lost import Lost
+from nccl_doctor.hang.places import Kind
+from nccl_doctor.hang.standing import Link, Standing
+from nccl_doctor.hang_model import Verdict
+from nccl_doctor.snapshot.hang import HangSnapshot
+
+CHATTER = 1 << 20
+"""Bytes between two looks that NCCL's own services (RAS) may exchange while the job stands still."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """All that a verdict is made of.
+
+    Attributes:
+        ranks: those that were found, by number; ``world_size`` counts all.
+        lost: ranks that can't take part; ``unseen`` those for which nobody could look.
+        links: between ranks.
+        parting: where the recorders part; None where they don't, or there are none.
+    """
+
+    ranks: dict[int, Standing]
+    world_size: int
+    lost: tuple[Lost, ...]
+    unseen: tuple[int, ...]
+    links: tuple[Link, ...]
+    parting: Parting | None
+    ras: RasView | None
+    serves_ras: bool
+
+    @property
+    def present(self) -> list[Standing]:
+        """The ranks that can take part."""
+        return [one for one in self.ranks.values() if not one.gone]
+
+    @property
+    def waiting(self) -> list[Standing]:
+        """Those that stand in a collective."""
+        return [one for one in self.present if one.waits is True]
+
+    @property
+    def outside(self) -> list[Standing]:
+        """Those that stand elsewhere; one in the kernel's own hold does, wherever its stack says it was."""
+        return [one for one in self.present if one.waits is False or (one.in_kernel and one.waits is None)]
+
+    @property
+    def stalled(self) -> list[Link]:
+        """Connections with data that nobody acknowledges."""
+        gone = {one.rank for one in self.lost}
+        return [link for link in self.links if link.stalled and link.target not in gone]
+
+    @property
+    def nccl(self) -> bool:
+        """Whether a rank has loaded NCCL, whose ranks go on in Python while their GPUs wait."""
+        return any(one.told.nccl for one in self.ranks.values())
+
+    @property
+    def moves(self) -> bool:
+        """Whether the job came further between the looks: calls, bytes between ranks, or lines of waiting ranks."""
+        moved = sum(link.moved for link in self.links)
+        if any(one.calls_moved for one in self.present) or moved > (CHATTER if self.serves_ras or self.nccl else 0):
+            return True
+        return any(one.stepped and one.waits for one in self.present)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict.
+
+    Attributes:
+        culprits: the ranks that it is about, as far as they were found.
+        seen: what it was made of.
+        hint: for "unknown": where to look first.
+    """
+
+    verdict: Verdict
+    culprits: tuple[int, ...]
+    seen: Seen
+    hint: str = ""
+
+
+def see(snapshot: HangSnapshot) -> Seen:
+    """What the document shows."""
+    ranks = standing.standings(snapshot)
+    gone, unseen = lost.lost(snapshot, ranks) if ranks else ((), ())
+    return Seen(
+        ranks=ranks,
+        world_size=lost.world_size(ranks),
+        lost=gone,
+        unseen=unseen,
+        links=tuple(standing.links(ranks)),
+        parting=calls.parting(ranks),
+        ras=calls.ras_view(snapshot, ranks),
+        serves_ras=any(look.serves_ras for host in snapshot.hosts for look in host.looks),
+    )
+
+
+def judge(snapshot: HangSnapshot) -> Judgement:
+    """The verdict."""
+    seen = see(snapshot)
+    if not seen.ranks:
+        return Judgement("unknown", (), seen)
+    for step in _STEPS:
+        found = step(seen)
+        if found is not None:
+            return found
+    return Judgement("unknown", (), seen, _odd(seen))
+
+
+def _gone(seen: Seen) -> Judgement | None:
+    """Ranks without a process hold up the others, unless these go on: then they were looked for in the wrong place."""
+    sure = [one for one in seen.lost if one.rank in seen.ranks or len(one.hosts) == 1]
+    if not seen.lost or (seen.moves and not sure):
+        return None
+    return Judgement("gone", tuple(one.rank for one in seen.lost), seen)
+
+
+def _moves(seen: Seen) -> Judgement | None:
+    if not seen.moves:
+        return None
+    late = [one for one in seen.present if _late(one)]
+    if late and len(seen.waiting) > len(late) and _waited_before(seen, late):
+        return Judgement("slow", tuple(one.rank for one in late), seen)
+    return Judgement("not-hanging", (), seen)
+
+
+def _late(one: Standing) -> bool:
+    """Whether it stood outside of a collective at every look."""
+    return len(one.places) > 1 and all(place is not None and not place.waits for place in one.places)
+
+
+def _waited_before(seen: Seen, late: list[Standing]) -> bool:
+    """Whether most of the others stood in a collective at the first look already."""
+    others = [one for one in seen.present if one not in late and one.places and one.places[0] is not None]
+    waited = [one for one in others if one.places[0] is not None and one.places[0].waits]
+    return len(waited) * 2 > len(others)
+
+
+def _transport(seen: Seen) -> Judgement | None:
+    if not seen.stalled:
+        return None
+    ends = {rank for link in seen.stalled for rank in (link.source, link.target) if rank is not None}
+    return Judgement("transport", tuple(sorted(ends)), seen)
+
+
+def _works(seen: Seen) -> Judgement | None:
+    """A rank that works is waited for: a long validation, a checkpoint being written, a compilation."""
+    busy = [one for one in seen.outside if one.works or one.stepped]
+    busy += [one for one in seen.waiting if one.works and _computes(seen, one)]
+    return Judgement("slow", tuple(one.rank for one in busy), seen) if busy else None
+
+
+def _computes(seen: Seen, one: Standing) -> bool:
+    """Whether a rank that wants the CPU in a backward pass computes; with NCCL, ranks that wait want it too."""
+    place = one.place
+    return not seen.nccl and place is not None and place.kind in (Kind.BACKWARD, Kind.SYNC)
+
+
+def _different(seen: Seen) -> Judgement | None:
+    if seen.parting is not None and seen.parting.differs:
+        return Judgement("different-collectives", seen.parting.odd, seen)
+    return None
+
+
+def _outside(seen: Seen) -> Judgement | None:
+    """Some wait for others that are elsewhere; or all stand in the kernel or in a data loader."""
+    outside = seen.outside
+    if outside and seen.waiting and not _in_doubt(seen):
+        return Judgement("outside-nccl", tuple(one.rank for one in outside), seen)
+    plain = [one for one in outside if one.in_kernel or (one.place and one.place.kind is Kind.LOADER)]
+    if plain:
+        return Judgement("outside-nccl", tuple(one.rank for one in plain), seen)
+    return None
+
+
+def _in_doubt(seen: Seen) -> bool:
+    """Whether stacks can't tell who waits: most stand at lines of their own, as behind ``work.wait()`` or ``.item()``.
+
+    Those are C++ and leave no frame; who is in the minority in a collective may then be the one that came too far.
+    """
+    bare = [one for one in seen.outside if one.place is not None and not one.place.called]
+    return len(bare) > len(seen.waiting) and len({doing(one) for one in bare}) < len(bare)
+
+
+def _crossed(seen: Seen) -> Judgement | None:
+    """Some wait in one group for ranks that wait in another: nobody is elsewhere, so they wait for each other."""
+    if seen.parting is not None and seen.parting.crossed and not seen.unseen:
+        return Judgement("different-collectives", seen.parting.odd, seen)
+    return None
+
+
+def _behind(seen: Seen) -> Judgement | None:
+    if seen.parting is not None and seen.parting.odd:
+        return Judgement("laggard", seen.parting.odd, seen)
+    if seen.ras is not None and seen.ras.behind:
+        return Judgement("laggard", tuple(sorted(seen.ras.behind)), seen)
+    if seen.ras is not None and seen.ras.lost and len(seen.ras.lost) < len(seen.ranks):
+        return Judgement("laggard", tuple(sorted(seen.ras.lost)), seen)
+    return None
+
+
+def _apart(seen: Seen) -> Judgement | None:
+    """All wait, and in different calls: nothing is missing and nothing under way, so they wait for each other.
+
+    With NCCL a rank may stand at a later line while its GPU is in the same collective: there lines prove nothing.
+    """
+    if seen.nccl or seen.unseen or len(seen.waiting) < len(seen.present) or len(seen.ranks) < seen.world_size:
+        return None
+    by_place: dict[str, list[int]] = {}
+    for one in seen.waiting:
+        by_place.setdefault(str(one.place), []).append(one.rank)
+    if len(by_place) < 2 or any(one.place is None for one in seen.waiting):
+        return None
+    most = max(by_place.values(), key=len)
+    odd = sorted(rank for ranks in by_place.values() if ranks is not most for rank in ranks)
+    return Judgement("different-collectives", tuple(odd), seen)
+
+
+def _even(seen: Seen) -> Judgement | None:
+    """All have launched the same by NCCL's own count, and nothing moves: the data is on its way and does not arrive."""
+    even = seen.ras is not None and seen.ras.even and not seen.unseen
+    if even and seen.waiting and len(seen.waiting) == len(seen.present):
+        return Judgement("transport", (), seen)
+    return None
+
+
+def _odd(seen: Seen) -> str:
+    """Where to look first, where nothing is certain: at the few that do not do what most do."""
+    from nccl_doctor.hang.folds import folded, named
+
+    found = list(folded(seen.present).items())
+    if len(found) < 2 or len(found[0][1]) * 2 <= len(seen.present):
+        return ""
+    few = [seen.ranks[rank] for words, ranks in found[1:] for rank in ranks]
+    return f"look at {named(few)} first: most ranks do the same, and these do not"
+
+
+_STEPS: tuple[Callable[[Seen], Judgement | None], ...] = (
+    _gone,
+    _moves,
+    _transport,
+    _works,
+    _different,
+    _outside,
+    _crossed,
+    _behind,
+    _apart,
+    _even,
+)

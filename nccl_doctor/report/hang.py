@@ -1,0 +1,68 @@
+"""The screen of ``nccl-doctor hang``: does the job stand still, where its ranks are, for whom they wait, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.hang_model import STANDS_STILL, HangReport
+from nccl_doctor.report.diagnosis import diagnosis
+from nccl_doctor.report.render import RenderOptions
+from nccl_doctor.report.text import Screen, painter, plural, table, wrap
+
+_READ = {
+    "read": "stacks read without stopping a rank",
+    "pause": "each rank paused for milliseconds to read its stack",
+    "native": "each rank paused for milliseconds to read its stack",
+    "none": "no stacks (--no-stacks)",
+}
+
+
+def render(report: HangReport, options: RenderOptions) -> str:
+    """Blocks of lines with an empty line between them; of a quiet one only what stands still or could not be told."""
+    screen, quiet = Screen(painter(options.color), max(options.width, 50), options.verbose), options.quiet
+    blocks = [list(diagnosis(found, screen)) for found in reversed(report.diagnoses)]
+    if not quiet:
+        blocks = [_head(report, screen), *_ranks(report, screen), *blocks]
+    if not report.diagnoses and (report.verdict == "unknown" or not quiet):
+        blocks.append(list(_verdict(report, screen)))
+    if not quiet:
+        blocks.append(list(_last(report, screen)))
+    return "\n".join("\n".join([*block, ""]) for block in blocks if any(block))
+
+
+def _head(report: HangReport, screen: Screen) -> list[str]:
+    if report.job is None:
+        return []
+    job = report.job
+    head = f"{plural(report.hosts, 'host')}, {job.world_size} ranks, master {job.master_addr}:{job.master_port}"
+    looks = f"{plural(len(report.looks), 'look')}, {report.interval_s:g} s apart; {_READ[report.stacks]}"
+    return [*wrap(head, screen.width), *wrap(looks, screen.width)]
+
+
+def _ranks(report: HangReport, screen: Screen) -> Iterator[list[str]]:
+    if screen.verbose:
+        rows = [
+            (str(one.rank), one.host or "?", str(one.pid or "-"), one.state, one.doing, "behind" if one.behind else "")
+            for one in report.ranks
+        ]
+        yield table(("rank", "host", "pid", "state", "where", ""), rows, screen.width)
+    elif not report.diagnoses:
+        yield [line for place in report.places for line in wrap(place, screen.prose, "  ", "    ")]
+
+
+def _verdict(report: HangReport, screen: Screen) -> Iterator[str]:
+    yield from wrap(report.message, screen.prose)
+    if report.next_time:
+        yield from wrap(report.next_time, screen.prose)
+
+
+def _last(report: HangReport, screen: Screen) -> Iterator[str]:
+    for one in report.not_seen if screen.verbose or report.verdict == "unknown" else report.not_seen[:2]:
+        yield from wrap(f"Not seen: {one}", screen.prose, "", "  ")
+    for one in report.other_jobs[:4]:
+        yield from wrap(f"Another job, not looked at: {one}", screen.prose, "", "  ")
+    seconds = report.timings.get("total", 0)
+    still = report.verdict in STANDS_STILL
+    verdict = f"Verdict: {report.verdict}, in {seconds:.1f} s; the job was left as it was."
+    more = f" More: nccl-doctor explain {report.diagnoses[0].code}" if still and report.diagnoses else ""
+    yield from wrap(verdict + more, screen.width)

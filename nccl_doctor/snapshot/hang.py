@@ -1,0 +1,251 @@
+"""A running job as it was seen at a few moments: one document, judged by :mod:`nccl_doctor.hang`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from nccl_doctor.frozen import FrozenModel
+from nccl_doctor.model import Cluster, Node
+from nccl_doctor.snapshot.equipment import Xid
+from nccl_doctor.snapshot.hosts import AccessFailure
+from nccl_doctor.snapshot.unknown import Fact, Phased, skipped
+from nccl_doctor.snapshot.values import Count, HostAddress, IpAddress, Observed, Output, Pid, Port, Seconds, SocketPort
+
+MAX_RANKS = 1 << 20
+Letter = Annotated[str, Field(pattern=r"^[A-Za-z]$")]
+"""A process's state, proc_pid_stat(5): "S" sleeps, "D" sits in the kernel, "T" is stopped, "Z" has ended."""
+Short = Annotated[str, Field(max_length=512)]
+
+
+class JobRank(Observed):
+    """A rank as its launcher started it.
+
+    Attributes:
+        inner_pid: its PID inside of its container, as NCCL tells it.
+        started: in the kernel's clock ticks; with the PID it means this process and no later one.
+        unit: its Slurm job or container.
+        nccl: the version that it has loaded, "unknown" where that is not told; None without NCCL.
+        told: of its variables those that say what can be asked of it.
+    """
+
+    rank: Count
+    world_size: Annotated[int, Field(ge=1, le=MAX_RANKS)]
+    local_rank: Count | None
+    local_world_size: Count | None
+    master_addr: HostAddress
+    master_port: Port
+    pid: Pid
+    inner_pid: Pid
+    started: Count
+    age_s: Seconds
+    user: Short
+    command: Short
+    unit: Short | None
+    nccl: Short | None
+    told: dict[Short, Short]
+
+
+class Launcher(Observed):
+    """A launcher of ranks; ``defunct`` are children that have ended and that it did not ask for."""
+
+    pid: Pid
+    state: Letter
+    program: Short
+    children: tuple[Pid, ...]
+    defunct: tuple[Pid, ...]
+
+
+class JobRanks(Observed):
+    """The ranks on one host; ``hidden`` are other users' Python processes, of which nobody can tell."""
+
+    ranks: Annotated[tuple[JobRank, ...], Field(max_length=4096)]
+    launchers: tuple[Launcher, ...]
+    hidden: Count
+    py_spy: bool
+    machine: Short
+
+
+class Worker(Observed):
+    """A process below a rank: a data loader's worker, mostly."""
+
+    pid: Pid
+    name: Short
+    state: Letter
+    wchan: Short | None
+    cpu_s: Seconds | None
+    io_bytes: Count | None
+
+
+class RankState(Observed):
+    """What the kernel tells of a rank.
+
+    Attributes:
+        wchan: the kernel function in which its main thread sleeps.
+        kernel_stack: of one in state "D", innermost first, where the kernel shows it to us.
+        cpu_s: seconds of CPU that it had; ``wanted_s`` counts waiting for a CPU too.
+        switches: how often its main thread came to a CPU or left it.
+        io_bytes: read and written so far.
+    """
+
+    state: Letter
+    wchan: Short | None
+    kernel_stack: tuple[Short, ...]
+    cpu_s: Seconds | None
+    wanted_s: Seconds | None
+    switches: Count | None
+    io_bytes: Count | None
+    threads: Count
+    workers: tuple[Worker, ...]
+
+
+class Frame(Observed):
+    """A line of a stack; ``line`` is 0 where there is none, as in native code."""
+
+    function: Short
+    file: Short
+    line: Count
+
+
+class Thread(Observed):
+    """A thread that runs Python; frames innermost first."""
+
+    tid: Count | None
+    name: Short
+    active: bool
+    frames: tuple[Frame, ...]
+
+
+class Flow(Observed):
+    """A TCP connection of a rank, in bytes.
+
+    Attributes:
+        unread: came in and was not read; ``unsent``: written, and not acknowledged by the peer.
+        retransmits: how often the oldest of that was sent again without an answer.
+        acked: sent so far; ``received`` likewise. None where the kernel does not count.
+    """
+
+    local: tuple[IpAddress, SocketPort]
+    remote: tuple[IpAddress, SocketPort]
+    state: Short
+    unread: Count
+    unsent: Count
+    retransmits: Count
+    acked: Count | None
+    received: Count | None
+
+
+class Call(Observed):
+    """A collective that a rank issued; ``seq`` counts within its group; ``place`` is its line, where torch tells it."""
+
+    group: Short
+    seq: Count
+    name: Short
+    sizes: Short
+    dtypes: Short = ""
+    place: Short = ""
+    done: bool
+
+
+class Recorded(Observed):
+    """torch's flight recorder of a rank.
+
+    Attributes:
+        live: asked for just now; else a dump that was there.
+        issued: by group, how many collectives the rank has called; ``ended`` likewise, where torch tells.
+        calls: the last of them, in their order.
+    """
+
+    live: bool
+    age_s: Seconds = 0
+    issued: dict[Short, Count]
+    ended: dict[Short, Count]
+    calls: tuple[Call, ...]
+
+
+class RankLook(Observed):
+    """One rank at one moment; ``state`` None where its process was gone."""
+
+    pid: Pid
+    state: Fact[RankState | None]
+    stack: Phased[tuple[Thread, ...]] = skipped("the process was gone")
+    recorder: Fact[Recorded | None] = None
+    flows: Fact[tuple[Flow, ...]] = ()
+
+
+class OomKill(Observed):
+    """A process that the kernel killed for want of memory."""
+
+    pid: Pid
+    name: Short
+    age_s: Seconds
+
+
+class HostLook(Observed):
+    """The ranks of one host at one moment.
+
+    Attributes:
+        at_s: on the host's clock since boot.
+        serves_ras: a rank listens where NCCL's RAS service would.
+    """
+
+    at_s: Seconds
+    ranks: tuple[RankLook, ...]
+    launchers: tuple[Launcher, ...]
+    serves_ras: bool
+    killed: Fact[tuple[OomKill, ...]]
+    xids: Fact[tuple[Xid, ...]]
+
+
+class RasReport(Observed):
+    """One answer of NCCL's RAS service; ``whole`` is False where it was cut."""
+
+    protocol: Count
+    form: Short
+    text: Output
+    whole: bool
+
+
+class Ras(Observed):
+    """What the RAS service answered on one host; ``refused`` says why it was not asked."""
+
+    versions: tuple[Short, ...]
+    reports: tuple[RasReport, ...]
+    refused: Short | None = None
+
+
+class HangHost(Observed):
+    """One host: its ranks and the looks at them, or why there are none."""
+
+    node: Node
+    job: JobRanks | None = None
+    looks: tuple[HostLook, ...] = ()
+    ras: tuple[Phased[Ras], ...] = ()
+    failure: AccessFailure | None = None
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return self.node.name
+
+
+class HangSnapshot(FrozenModel):
+    """All that was seen of one job; judged now, or again from a file.
+
+    Attributes:
+        interval_s: between two looks.
+        stacks: how they were read: "read" without a pause, "pause", "native", or "none".
+        other_jobs: ranks of jobs that were not looked at, as "ADDRESS:PORT (8 ranks)".
+    """
+
+    schema_: int = Field(default=1, alias="schema", serialization_alias="schema")
+    kind: str = "hang"
+    version: str
+    taken_at: str
+    interval_s: float
+    stacks: str
+    cluster: Cluster
+    hosts: tuple[HangHost, ...]
+    other_jobs: tuple[str, ...] = ()
+    timings: dict[str, float] = Field(default_factory=dict)

@@ -1,0 +1,153 @@
+"""Starts that job in a lab under torchrun, brings faults on, and sees that it goes on as before."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.lab.cluster import Lab
+from tests.lab.host import LabHost
+
+SCRIPT = Path(__file__).with_name("train.txt")
+PORT = 29555
+NPROC = 2
+BAD = 3
+PATIENCE_S = 240.0
+"""For what a busy machine takes long to do: it bounds a test that fails, not one that passes."""
+
+
+class Training:
+    """8 ranks on 4 hosts, or as many as there are.
+
+    Args:
+        lab: where.
+        recorder: whether the ranks serve their flight recorders.
+        limit_s: after which collectives that never match are given up.
+    """
+
+    def __init__(self, lab: Lab, *, recorder: bool = True, limit_s: float = 600, user: str | None = None) -> None:
+        self.lab = lab
+        self.world = NPROC * len(lab.hosts)
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            f"--nnodes={len(lab.hosts)}",
+            f"--nproc_per_node={NPROC}",
+        ]
+        env = {"OMP_NUM_THREADS": "1", "JOB_LIMIT": str(limit_s), "TORCH_FR_BUFFER_SIZE": "200"}
+        if recorder:
+            env["TORCH_WORKER_SERVER_SOCKET"] = "/run/worker-"
+        self._launchers = []
+        for number, host in enumerate(lab.hosts):
+            host.write("/root/train.py", SCRIPT.read_text())
+            host.run("mkfifo -m 666 /run/fifo", check=False)
+            place = [f"--node_rank={number}", f"--master_addr={lab.hosts[0].address}", f"--master_port={PORT}"]
+            log = Path(f"/tmp/hang-job-{os.getpid()}-{host.name}.log").open("w")  # noqa: SIM115 - the child's own
+            started = host.popen([*command, *place, "train.py"], env=env, stdout=log, stderr=log, user=user)
+            self._launchers.append(started)
+        self.went_on()
+
+    def host(self, rank: int) -> LabHost:
+        return self.lab.hosts[rank // NPROC]
+
+    def steps(self) -> dict[int, int]:
+        """How far each rank has come."""
+        found = {}
+        for rank in range(self.world):
+            try:
+                found[rank] = int(self.host(rank).read(f"/run/step-{rank}") or 0)
+            except (FileNotFoundError, ValueError):
+                found[rank] = 0
+        return found
+
+    def went_on(self) -> None:
+        """Waits until every rank has made a step more than any had."""
+        before = max(self.steps().values())
+        self.until(lambda: min(self.steps().values()) > before, "further steps of all ranks")
+
+    def until(self, condition: Any, what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < deadline, f"no {what} in {PATIENCE_S:.0f} s"
+            time.sleep(0.1)
+
+    def bring(self, name: str, *, settle: bool = True) -> None:
+        """Brings a fault on, and waits until all ranks are in it and stand."""
+        self.lab.hosts[0].write("/run/scenario.new", name)
+        self.lab.hosts[0].run("mv /run/scenario.new /run/scenario")
+        self.until(lambda: all(self._doing(rank) == name for rank in range(self.world)), f"{name} on all ranks")
+        if settle:
+            self._stand()
+
+    def _doing(self, rank: int) -> str:
+        try:
+            return self.host(rank).read(f"/run/doing-{rank}")
+        except FileNotFoundError:
+            return ""
+
+    def _stand(self) -> None:
+        """Until no main thread was switched for a second."""
+        last: dict[int, str] = {}
+        while True:
+            now = {rank: self._switches(rank) for rank in range(self.world)}
+            if now == last:
+                return
+            last = now
+            time.sleep(1)
+
+    def _switches(self, rank: int) -> str:
+        text = self.host(rank).read(f"/proc/{self.pid(rank)}/status")
+        return "".join(line for line in text.splitlines() if line.startswith("voluntary"))
+
+    def pid(self, rank: int) -> int:
+        """The rank's PID on its host."""
+        host, local = self.host(rank), rank % NPROC
+        return sorted(pid for pid, line in host.processes() if line.endswith("-u train.py"))[local]
+
+    def pids(self) -> dict[int, int]:
+        return {rank: self.pid(rank) for rank in range(self.world)}
+
+    def signal(self, rank: int, number: signal.Signals) -> None:
+        self.host(rank).run(f"kill -{number.name[3:]} {self.pid(rank)}")
+
+    def end(self) -> None:
+        for one in self._launchers:
+            one.kill()
+        for host in self.lab.hosts:
+            host.run("pkill -KILL -f train.py; rm -f /run/step-* /run/doing-* /run/worker-*", check=False)
+
+
+def hang(lab: Lab, *arguments: str, timeout: float = 60) -> tuple[int, dict[str, Any]]:
+    """Exit code and JSON of ``nccl-doctor hang`` on the controller."""
+    lab.controller.write("/root/hosts.yaml", lab.hosts_file())
+    command = ["nccl-doctor", "hang", "hosts.yaml", "--interval", "2", "-o", "json", *arguments]
+    done = lab.controller.run(command, check=False, timeout=timeout)
+    assert "Traceback" not in done.stderr, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return done.returncode, document
+
+
+@contextmanager
+def cut(lab: Lab, host: LabHost) -> Iterator[None]:
+    """The switch carries no data of the job to and from a host; SSH and its like go on."""
+    lab.switch(["nft", "add", "table", "bridge", "cut"])
+    lab.switch(["nft", "add", "chain", "bridge", "cut", "forward", "{ type filter hook forward priority 0; }"])
+    for side in ("saddr", "daddr"):
+        rule = f"ip {side} {host.address} tcp sport != 22 tcp dport != 22 drop"
+        lab.switch(["nft", "add", "rule", "bridge", "cut", "forward", *rule.split()])
+    try:
+        yield
+    finally:
+        lab.switch(["nft", "delete", "table", "bridge", "cut"])
+
+
+__all__ = ["BAD", "Training", "cut", "hang", "subprocess"]

@@ -208,7 +208,13 @@ class _Texts:
             bad = mesh.failures.keys()
             return f"{len(bad)} of {mesh.pairs} pairs failed: into {fold(sorted({dst for _, dst in bad}))}"
         share = "" if mesh.tested == mesh.pairs else f" ({100 * mesh.tested / mesh.pairs:.0f} %, a sample)"
-        return f"{mesh.tested} of {mesh.pairs} pairs{share}, master port and 3 ephemeral ports each"
+        port = self._snapshot.cluster.master_port
+        master = next((mesh.ports[host.name] for host in self._snapshot.hosts[:1] if host.name in mesh.ports), ())
+        others = sorted({sum(one != port for one in ports) for ports in mesh.ports.values()})
+        most = f"{others[0]} to {others[-1]}" if len(others) > 1 else f"{others[0] if others else 0}"
+        what = f"{'master port and ' if port in master else ''}{most} ephemeral ports each"
+        held = "" if port in master else f"; master port {port} was not dialled"
+        return f"{mesh.tested} of {mesh.pairs} pairs{share}, {what}{held}"
 
     def _firewall(self) -> str:
         managed: dict[str, list[str]] = {}

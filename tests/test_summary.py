@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nccl_doctor.diagnose import judge
-from tests.checks.snapshots import patched
+from tests.checks.snapshots import load, patched
+
+CHECKS = Path(__file__).parent / "checks"
 
 
 def rows(patch: dict[str, Any]) -> dict[str, tuple[str, str]]:
@@ -76,3 +79,14 @@ def test_dials_that_a_rule_explains_are_failed_dials_all_the_same() -> None:
     dial = {"src": "node2", "dst": "node1", "address": "10.0.0.1", "port": 29500, "outcome": "timed-out"}
     report = judge(patched({"mesh": {"failed": [dial]}}), "check", lambda check: check.name != "port-unreachable")
     assert next(phase for phase in report.phases if phase.name == "ports").outcome == "error"
+
+
+def test_a_master_port_that_nobody_dialled_is_not_said_to_have_been() -> None:
+    snapshot = load(CHECKS / "ports/firewall_blocks_port/fires-master-port-held.json")
+    told = judge(snapshot, "check")
+    seen = {phase.name: (phase.outcome, phase.text) for phase in told.phases}
+    assert seen["ports"] == ("ok", "6 of 6 pairs, 3 ephemeral ports each; master port 29500 was not dialled")
+    assert {one.name for one in told.diagnoses} == {"port-in-use", "firewall-blocks-port"}
+    (rule,) = [one for one in told.diagnoses if one.name == "firewall-blocks-port"]
+    assert "node[2-3] -> node1:29500: not dialled, for the port is held; so say the rules" in rule.evidence[0]
+    assert rule.fix.commands

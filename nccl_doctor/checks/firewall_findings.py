@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from nccl_doctor.checks.ports.port_unreachable import MEANS
 from nccl_doctor.checks.registry import Unjudged
 from nccl_doctor.commands import on
-from nccl_doctor.firewall.blame import Blame, Judged, compiled, opening, remedies, unconfirmed
+from nccl_doctor.firewall.blame import NOT_DIALLED, Blame, Judged, compiled, opening, remedies, unconfirmed
 from nccl_doctor.firewall.describe import counted, describe
 from nccl_doctor.firewall.opening import Opening, port_words
 from nccl_doctor.firewall.packet import RuleRef
@@ -17,6 +17,7 @@ from nccl_doctor.model import Finding, Fix
 from nccl_doctor.snapshot import Dial, Snapshot
 
 PORTS_SHOWN = 4
+UNSEEN = "not dialled, for the port is held; so say the rules"
 
 
 def to_master(dial: Dial, snapshot: Snapshot) -> bool:
@@ -73,12 +74,13 @@ def finding(blames: Sequence[Blame], snapshot: Snapshot, message: str) -> Findin
 def _evidence(blames: Sequence[Blame], snapshot: Snapshot) -> Iterator[str]:
     seen: dict[tuple[bool, str], list[Dial]] = {}
     for dial in (dial for blame in blames for dial in blame.dials):
-        seen.setdefault((not to_master(dial, snapshot), dial.outcome), []).append(dial)
-    for (_, outcome), dials in sorted(seen.items()):
+        means = UNSEEN if dial.error == NOT_DIALLED else MEANS[dial.outcome]
+        seen.setdefault((not to_master(dial, snapshot), means), []).append(dial)
+    for (_, means), dials in sorted(seen.items()):
         sources, targets = sorted({dial.src for dial in dials}), sorted({dial.dst for dial in dials})
         ports = sorted({dial.port for dial in dials})
         which = ",".join(map(str, ports)) if len(ports) <= PORTS_SHOWN else f"{ports[0]}-{ports[-1]}"
-        yield f"seen    {fold(sources)} -> {fold(targets)}:{which}: {MEANS[outcome]}"
+        yield f"seen    {fold(sources)} -> {fold(targets)}:{which}: {means}"
     rules: dict[str, list[tuple[str, RuleRef, Ruleset]]] = {}
     for blame in blames:
         after = compiled(blame.host, after=True)

@@ -38,7 +38,11 @@ def wanted_port(argument: str | None, log: str | None, hosts_port: int | None) -
         return hosts_port, f"{behind}the hosts file"
     if os.environ.get("MASTER_PORT"):
         return _port(os.environ["MASTER_PORT"], "MASTER_PORT"), f"{behind}MASTER_PORT"
-    return DEFAULT, f"{behind}torch's default"
+    if told is not None:
+        raise UsageError(
+            f"{behind}give it: nccl-doctor fix-port PORT (torchrun's is {DEFAULT} unless it was told another)"
+        )
+    return DEFAULT, "torch's default"
 
 
 def _port(text: str, source: str) -> int:

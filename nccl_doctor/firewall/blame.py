@@ -19,6 +19,9 @@ from nccl_doctor.firewall.routing import Path, ephemeral, numeric, path_of, sour
 from nccl_doctor.firewall.ruleset import Ruleset, compile_rules
 from nccl_doctor.snapshot import Dial, FirewallFacts, Host, Mesh, Snapshot, Unknown
 
+NOT_DIALLED = "not dialled"
+"""Error of a dial that was never made, for somebody holds the port; what the rules would do with it is judged."""
+
 
 @dataclass
 class Blame:
@@ -87,7 +90,7 @@ def _judged(snapshot: Snapshot) -> Judged:
         known = source in hosts and target in hosts
         return path_of(address, hosts[source], hosts[target]) if known else None
 
-    for dial in snapshot.mesh.failed:
+    for dial in (*snapshot.mesh.failed, *_undialled(snapshot, snapshot.mesh)):
         way = path(dial.src, dial.dst, dial.address)
         if way is None or dial.outcome == "no-source-address":
             continue  # the last never left the program
@@ -107,6 +110,19 @@ def _judged(snapshot: Snapshot) -> Judged:
         if blame.direction == "input" and snapshot.mesh.tested == snapshot.mesh.pairs:
             blame.spared.extend(_spared(blame, snapshot.mesh, rules[blame.host.name], path))
     return Judged(tuple(blames.values()), tuple(gaps))
+
+
+def _undialled(snapshot: Snapshot, mesh: Mesh) -> Iterator[Dial]:
+    """A dial from every other host to the master port, where the master could not listen on it for us."""
+    port = snapshot.cluster.master_port
+    master = next((host for host in snapshot.reached if host.node.node_rank == 0), None)
+    if master is None or port in mesh.ports.get(master.name, (port,)):
+        return
+    assert master.facts is not None
+    chosen = master.facts.nccl_interface
+    address = master.node.address if chosen is None or isinstance(chosen, Unknown) else chosen.address
+    for name in sorted(mesh.ports.keys() - {master.name}):
+        yield Dial(src=name, dst=master.name, address=address, port=port, outcome="failed", error=NOT_DIALLED)
 
 
 def unexplained(snapshot: Snapshot) -> tuple[Dial, ...]:
@@ -133,7 +149,7 @@ def _enter(blame: Blame, dial: Dial, objection: Objection, first: Objection) -> 
     blame.rejects |= objection.verdict.kind == "reject"
     if not blame.dials or blame.dials[-1] is not dial:
         blame.dials.append(dial)
-        if objection is first and dial.outcome not in objection.outcomes:
+        if objection is first and dial.error != NOT_DIALLED and dial.outcome not in objection.outcomes:
             blame.surprises.append(dial)
 
 
@@ -143,7 +159,9 @@ def _spared(
     own = blame.host.name
     failed = {(dial.src, dial.address, dial.port) for dial in mesh.failed if dial.dst == own}
     without = Ruleset(rules.facts, ())
-    for address, port in sorted({(dial.address, dial.port) for dial in blame.dials if dial.dst == own}):
+    for address, port in sorted(
+        {(dial.address, dial.port) for dial in blame.dials if dial.dst == own and dial.error != NOT_DIALLED}
+    ):
         for source in sorted(mesh.ports.keys() - {own}):
             way = path(source, own, address) if (source, address, port) not in failed else None
             if way is None:

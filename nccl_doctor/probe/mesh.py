@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import os
 import socket
 import struct
 import threading
@@ -216,18 +215,24 @@ def _bound_near(wanted: dict[str, Any]) -> socket.socket:
 
 
 def _bound(address: str, port: int) -> socket.socket:
-    """A bound socket: the address given, or all addresses of both families, as torch's TCPStore listens."""
+    """A bound socket: the address given, or as torch's TCPStore: both families, or where that fails, IPv4 alone.
+
+    It fails without IPv6, and where somebody listens on one of its addresses, as ``ssh -L`` does on [::1].
+    """
     if address:
         ((family, place),) = _endpoints(address, port)
-        sock = socket.socket(family, socket.SOCK_STREAM)
-    elif os.path.exists("/proc/net/if_inet6"):
-        sock = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
-        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        place = ("::", port)
-    else:
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        place = ("", port)
+        return _bound_to(family, place)
     try:
+        return _bound_to(socket.AF_INET6, ("::", port))
+    except OSError:
+        return _bound_to(socket.AF_INET, ("", port))
+
+
+def _bound_to(family: int, place: Any) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(place)
     except OSError:

@@ -94,6 +94,14 @@ def test_an_error_without_a_port_on_stdin_means_master_port(held: int, words: tu
     assert "stdin has no port in it; MASTER_PORT" in shown
 
 
+def test_a_log_without_a_port_asks_for_it(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("RuntimeError: Address already in use\n")
+    done = fix_port("--log", str(log))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"{log} has no port in it; give it: nccl-doctor fix-port PORT")
+
+
 def test_nccls_own_bind_is_told_to_be_something_else() -> None:
     done = fix_port("-", text="n:1:2 [0] misc/socket.cc:1 NCCL WARN Call to bind failed : Address already in use\n")
     assert done.returncode == 2

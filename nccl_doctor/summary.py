@@ -24,7 +24,6 @@ from nccl_doctor.measured import (
 )
 from nccl_doctor.model import (
     CheckResult,
-    Cluster,
     Diagnosis,
     HostSummary,
     Outcome,
@@ -44,6 +43,7 @@ from nccl_doctor.snapshot import (
     TorchInfo,
     Unknown,
 )
+from nccl_doctor.source import Source
 
 NOT_SELECTED = "not selected"
 """Why a check was skipped that the call does not ask for; a row of such checks is not shown."""
@@ -60,8 +60,6 @@ ROWS: dict[str, tuple[str, ...]] = {
 }
 """The screen's rows, each with the categories that it folds."""
 
-NO_FILE = ("-w", "SLURM_JOB_NODELIST")
-"""Sources of hosts that are no file (inventory/load.py); a pipe is gone by now."""
 OUTCOMES: dict[Severity, PhaseOutcome] = {
     Severity.ERROR: "error",
     Severity.WARNING: "warning",
@@ -267,14 +265,8 @@ def _next_step(snapshot: Snapshot, diagnoses: Sequence[Diagnosis]) -> str | None
         return None
     if len(snapshot.cluster.nodes) == 1 and snapshot.cluster.nodes[0].local:
         return "Several machines:  nccl-doctor check hosts.yaml"
-    return f"Start with:  nccl-doctor launch {_named(snapshot.cluster)} -- train.py"
-
-
-def _named(cluster: Cluster) -> str:
-    """The hosts as a command line names them: by their file, else one by one."""
-    if cluster.source in NO_FILE or cluster.source.startswith(("/dev/", "/proc/")):
-        return f"-w {shell.word(fold([node.name for node in cluster.nodes]))}"
-    return shell.word(cluster.source)
+    words = " ".join(map(shell.word, Source(snapshot.cluster).arguments))
+    return f"Start with:  nccl-doctor launch {words} -- train.py"
 
 
 def _mesh(snapshot: Snapshot) -> MeshReport | None:

@@ -7,9 +7,7 @@ from nccl_doctor.model import Cluster, Command, Node
 from nccl_doctor.port_model import GRACE_S, age_words
 from nccl_doctor.shell import Line, line, script
 from nccl_doctor.snapshot import Process, TrainingJob
-
-NO_FILE = ("this machine", "-w", "SLURM_JOB_NODELIST")
-"""Sources of a cluster that are no file which a command could name."""
+from nccl_doctor.source import Source
 
 
 def described(job: TrainingJob) -> str:
@@ -22,7 +20,8 @@ def described(job: TrainingJob) -> str:
 
 def fix_port(cluster: Cluster, node: Node, what: Line | None) -> tuple[Command, ...]:
     """``nccl-doctor fix-port`` about a host of the cluster, to be pasted on this machine."""
-    where = script("") if cluster.source in NO_FILE else line("--hosts {source}", source=cluster.source)
+    file = Source(cluster).file
+    where = script("") if file is None else line("--hosts {source}", source=file)
     alone = len(cluster.nodes) == 1 and node.local
     there = script("") if alone else line("--host {name}", name=node.name)
     return on(None, line("nccl-doctor fix-port {where} {there} {what}", where=where, there=there, what=what))

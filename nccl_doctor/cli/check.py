@@ -21,6 +21,12 @@ def check(
     timeout: options.Timeout = 300.0,
     transport: options.Transport = "auto",
     python: options.Python = None,
+    master_port: options.MasterPort = None,
+    master_addr: options.MasterAddr = None,
+    nproc_per_node: options.NprocPerNode = None,
+    env: options.Env = None,
+    user: options.User = None,
+    port: options.SshPort = None,
     mesh: options.Mesh = "auto",
     sudo: options.Sudo = False,
     no_smoke: options.NoSmoke = False,
@@ -36,6 +42,7 @@ def check(
     def work() -> int:
         from nccl_doctor.cli.run import Request, check_cluster
         from nccl_doctor.collect.smoke import Limits
+        from nccl_doctor.inventory.overrides import Overrides
 
         request = Request(
             hosts=hosts,
@@ -45,7 +52,7 @@ def check(
             skip=tuple(skip or ()),
             timeout_s=timeout,
             transport=transport,
-            python=python,
+            overrides=Overrides(python, master_port, master_addr, nproc_per_node, user, port, tuple(env or ())),
             mesh=mesh,
             sudo=sudo,
             smoke=not no_smoke,

@@ -34,6 +34,7 @@ def ifname(
         from nccl_doctor.cli.run import Request, look
         from nccl_doctor.cli.snapshots import read_snapshot
         from nccl_doctor.errors import UsageError
+        from nccl_doctor.inventory.overrides import Overrides
         from nccl_doctor.nccl.ifname import answers
         from nccl_doctor.nccl.versions import parse_version
 
@@ -41,7 +42,9 @@ def ifname(
             version = None if nccl_version is None else parse_version(nccl_version)
         except ValueError as error:
             raise UsageError(f"--nccl-version: {error}") from error
-        request = Request(hosts, where, exclude, timeout_s=timeout, transport=transport, python=python, smoke=False)
+        request = Request(
+            hosts, where, exclude, timeout_s=timeout, transport=transport, overrides=Overrides(python), smoke=False
+        )
         snapshot = read_snapshot(load_from) if load_from else look(request, {"NCD207", "NCD303"}, out)
         found = answers(snapshot, version)
         out.show(found)

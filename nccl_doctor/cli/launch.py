@@ -63,7 +63,13 @@ def launch(
     ] = None,
     rdzv: Annotated[bool, typer.Option("--rdzv", help="As --launcher c10d.")] = False,
     use_env: Annotated[bool, typer.Option("--use-env", help="With launch: no --local_rank argument.")] = False,
-    master_port: Annotated[int | None, typer.Option("--master-port", min=1, max=65535, help="Another port.")] = None,
+    python: options.Python = None,
+    master_port: options.MasterPort = None,
+    master_addr: options.MasterAddr = None,
+    nproc_per_node: options.NprocPerNode = None,
+    env: options.Env = None,
+    user: options.User = None,
+    port: options.SshPort = None,
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", min=1, help="Check that this divides by the number of ranks.")
     ] = None,
@@ -84,6 +90,7 @@ def launch(
         from nccl_doctor.inventory.last_check import Hosts, doubts, recall
         from nccl_doctor.inventory.launch import commands, default_launcher
         from nccl_doctor.inventory.load import load
+        from nccl_doctor.inventory.overrides import Overrides
         from nccl_doctor.inventory.plan import divides, plan
         from nccl_doctor.inventory.slurm_job import script as slurm_script
         from nccl_doctor.report.safe import clean
@@ -93,9 +100,8 @@ def launch(
             raise UsageError("which script is to be started? nccl-doctor launch hosts.yaml -- train.py --epochs 3")
         if rdzv and launcher not in (None, Launcher.C10D):
             raise UsageError("--rdzv is --launcher c10d; give one of them")
-        cluster = load(hosts, where=where, exclude=exclude, environ=os.environ)
-        if master_port is not None:
-            cluster = cluster.model_copy(update={"master_port": master_port})
+        said = Overrides(python, master_port, master_addr, nproc_per_node, user, port, tuple(env or ()))
+        cluster = load(hosts, where=where, exclude=exclude, environ=os.environ, overrides=said)
         these = Hosts(hosts, cluster)
         last = recall(these, os.environ)
         job = plan(cluster, last.seen if last else {}, tuple(given), last.torch if last else None)

@@ -66,6 +66,14 @@ From = Annotated[
 Python = Annotated[
     str | None, typer.Option("--python", metavar="PATH", help="The interpreter that training uses, on every host.")
 ]
+MasterPort = Annotated[int | None, typer.Option("--master-port", metavar="PORT", help="The master port.", min=1)]
+MasterAddr = Annotated[str | None, typer.Option("--master-addr", metavar="HOST", help="The master's address.")]
+NprocPerNode = Annotated[int | None, typer.Option("--nproc-per-node", metavar="N", help="Ranks on each host.", min=1)]
+Env = Annotated[
+    list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="A variable as the job will have it.")
+]
+User = Annotated[str | None, typer.Option("--user", metavar="NAME", help="Who logs in to the hosts.")]
+SshPort = Annotated[int | None, typer.Option("--port", metavar="PORT", help="Where sshd listens on the hosts.", min=1)]
 SmokeTimeout = Annotated[
     float, typer.Option("--smoke-timeout", metavar="SECONDS", help="Deadline of the all-reduce.", min=1)
 ]

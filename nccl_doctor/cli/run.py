@@ -23,6 +23,7 @@ from nccl_doctor.collect.smoke import Limits
 from nccl_doctor.diagnose import judge
 from nccl_doctor.inventory.last_check import Hosts, remember
 from nccl_doctor.inventory.load import load
+from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.model import Cluster, Report, Severity
 from nccl_doctor.snapshot import Snapshot
 from nccl_doctor.transport.base import Kind, make_transport
@@ -39,7 +40,7 @@ class Request:
     skip: tuple[str, ...] = ()
     timeout_s: float = 300.0
     transport: Kind = "auto"
-    python: str | None = None
+    overrides: Overrides = field(default_factory=Overrides)
     mesh: MeshSize = "auto"
     sudo: bool = False
     smoke: bool = True
@@ -90,8 +91,8 @@ def _looked_and_judged(request: Request, selected: Codes, out: Out) -> tuple[Sna
 
 @contextmanager
 def _looking(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
-    cluster = load(request.hosts, where=request.where, exclude=request.exclude, environ=os.environ)
-    cluster = with_python(cluster, request.python)
+    where, said = request.where, request.overrides
+    cluster = load(request.hosts, where=where, exclude=request.exclude, environ=os.environ, overrides=said)
     if selected is None:
         needs = {"mesh", "smoke"}
         # while the hosts are waited for: reading a hundred modules takes as long as a host's answer

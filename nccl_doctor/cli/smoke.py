@@ -19,6 +19,12 @@ def smoke(
     timeout: options.Timeout = 300.0,
     transport: options.Transport = "auto",
     python: options.Python = None,
+    master_port: options.MasterPort = None,
+    master_addr: options.MasterAddr = None,
+    nproc_per_node: options.NprocPerNode = None,
+    env: options.Env = None,
+    user: options.User = None,
+    port: options.SshPort = None,
     backend: options.Backend = "auto",
     smoke_timeout: options.SmokeTimeout = 60.0,
     smoke_budget: options.SmokeBudget = 10.0,
@@ -32,6 +38,7 @@ def smoke(
     def work() -> int:
         from nccl_doctor.cli.run import Request, check_cluster
         from nccl_doctor.collect.smoke import Limits
+        from nccl_doctor.inventory.overrides import Overrides
 
         request = Request(
             hosts=hosts,
@@ -40,7 +47,7 @@ def smoke(
             only=("access", "software", "allreduce"),
             timeout_s=timeout,
             transport=transport,
-            python=python,
+            overrides=Overrides(python, master_port, master_addr, nproc_per_node, user, port, tuple(env or ())),
             smoke_limits=Limits(
                 deadline_s=smoke_timeout,
                 budget_s=smoke_budget,

@@ -8,6 +8,7 @@ from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory import detect, slurm
 from nccl_doctor.inventory.build import build
 from nccl_doctor.inventory.draft import Draft, Entry, Place, Said, Settings
+from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.inventory.patterns import expanded, named
 from nccl_doctor.inventory.reading import read_text
 from nccl_doctor.inventory.this_machine import ThisMachine, own_name, this_machine, training_python
@@ -20,6 +21,7 @@ def load(
     where: str | None,
     exclude: str | None,
     environ: Mapping[str, str],
+    overrides: Overrides = Overrides(),  # noqa: B008 - frozen
     here: ThisMachine | None = None,
 ) -> Cluster:
     """The cluster that a command works on.
@@ -30,6 +32,7 @@ def load(
         exclude: the pattern of ``-x``: hosts to leave out, by name or address; one that is not there is no error, as in
             pdsh and clush.
         environ: the environment, for Slurm's variables and an active virtual environment.
+        overrides: what options say in place of the file.
         here: this machine; None looks.
 
     Raises:
@@ -37,7 +40,10 @@ def load(
         UsageError: for anything else that can't be served.
     """
     left_out = expanded(exclude, Place("-x", is_file=False)) if exclude is not None else []
-    return build(_draft(path, where, environ), left_out, here or this_machine())
+    cluster = build(_draft(path, where, environ), left_out, here or this_machine())
+    if exclude is not None:
+        cluster = cluster.model_copy(update={"origins": {**cluster.origins, "-x": exclude}})
+    return overrides.applied(cluster)
 
 
 def _draft(path: str | None, where: str | None, environ: Mapping[str, str]) -> Draft:

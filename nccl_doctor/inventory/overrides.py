@@ -1,0 +1,65 @@
+"""What options say in place of a hosts file, for all hosts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nccl_doctor.inventory import values
+from nccl_doctor.inventory.draft import Place
+from nccl_doctor.model import Cluster
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """The options that win over the hosts file; None and empty where nothing was said."""
+
+    python: str | None = None
+    master_port: int | None = None
+    master_addr: str | None = None
+    nproc_per_node: int | None = None
+    user: str | None = None
+    port: int | None = None
+    env: tuple[str, ...] = ()
+
+    def applied(self, cluster: Cluster) -> Cluster:
+        """The cluster with them, each named as the origin of its value.
+
+        Raises:
+            UsageError: a value can't be what the option is about.
+        """
+        python = self.python and values.python(self.python, _place("--python"))
+        nproc = self.nproc_per_node and values.nproc(str(self.nproc_per_node), _place("--nproc-per-node"))
+        login = {
+            "user": self.user and values.user(self.user, _place("--user")),
+            "port": self.port and values.port(str(self.port), _place("--port")),
+        }
+        login = {name: value for name, value in login.items() if value}
+        env = dict(self._variable(one) for one in self.env)
+        origins = dict(cluster.origins)
+        whole: dict[str, object] = {}
+        if self.master_port:
+            whole["master_port"] = values.port(str(self.master_port), _place("--master-port"))
+        if self.master_addr:
+            whole["master_addr"] = values.host(self.master_addr, _place("--master-addr"))
+        origins |= {name: f"--{name.replace('_', '-')}" for name in whole}
+        nodes = []
+        for node in cluster.nodes:
+            update: dict[str, object] = {"python": python, "nproc_per_node": nproc}
+            update = {name: value for name, value in update.items() if value}
+            origins |= {f"{node.name}.{name}": f"--{name.replace('_', '-')}" for name in update}
+            origins |= {f"{node.name}.ssh.{name}": f"--{name}" for name in login}
+            origins |= {f"{node.name}.env.{name}": "--env" for name in env}
+            update |= {"ssh": node.ssh.model_copy(update=login), "env": {**node.env, **env}}
+            nodes.append(node.model_copy(update=update))
+        return cluster.model_copy(update={**whole, "nodes": tuple(nodes), "origins": origins})
+
+    @staticmethod
+    def _variable(text: str) -> tuple[str, str]:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise _place("--env").error(f"{text!r} is no NAME=VALUE")
+        return values.variable(name, _place("--env")), values.variable_value(value, _place("--env"))
+
+
+def _place(option: str) -> Place:
+    return Place(option, is_file=False)

@@ -1,0 +1,62 @@
+"""Where a cluster came from, as the words that name it again on a command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import DEFAULT_MASTER_PORT, Cluster, Node
+
+_NO_FILE = ("this machine", "-w", "SLURM_JOB_NODELIST")
+"""Sources of hosts that are no file (inventory/load.py)."""
+_PIPES = ("/dev/", "/proc/")
+"""Where ``<(command)`` and ``-`` are: gone when the next command runs."""
+_NODE_OPTIONS: tuple[tuple[str, str, Callable[[Node], object], object], ...] = (
+    ("--python", "python", lambda node: node.python, "python3"),
+    ("--nproc-per-node", "nproc_per_node", lambda node: node.nproc_per_node, None),
+    ("--user", "ssh.user", lambda node: node.ssh.user, None),
+    ("--port", "ssh.port", lambda node: node.ssh.port, None),
+)
+"""Each option with its name in ``Cluster.origins``, its value on a node, and what it is where nobody said it."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The source of a cluster."""
+
+    cluster: Cluster
+
+    @property
+    def file(self) -> str | None:
+        """The hosts file; None where there was none, or a pipe that can't be read again."""
+        text = self.cluster.source
+        return None if text in _NO_FILE or text.startswith(_PIPES) else text
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """What ``check`` and ``launch`` take for these hosts, with what options said beside a file."""
+        if self.file is None:
+            return "-w", fold([node.name for node in self.cluster.nodes]), *self._options()
+        left_out = self.cluster.origins.get("-x")
+        return self.file, *(("-x", left_out) if left_out else ()), *self._options()
+
+    def _options(self) -> Iterator[str]:
+        cluster = self.cluster
+        if cluster.master_port != DEFAULT_MASTER_PORT and self._is_needed("--master-port", "master_port"):
+            yield from ("--master-port", str(cluster.master_port))
+        if cluster.master_addr != cluster.nodes[0].address and self._is_needed("--master-addr", "master_addr"):
+            yield from ("--master-addr", cluster.master_addr)
+        first = cluster.nodes[0]
+        for option, name, value, default in _NODE_OPTIONS:
+            values = {value(node) for node in cluster.nodes}
+            shared = len(values) == 1 and values != {default}
+            if shared and self._is_needed(option, f"{first.name}.{name}"):
+                yield from (option, str(value(first)))
+        for variable, text in first.env.items():
+            shared = all(node.env.get(variable) == text for node in cluster.nodes)
+            if shared and self._is_needed("--env", f"{first.name}.env.{variable}"):
+                yield from ("--env", f"{variable}={text}")
+
+    def _is_needed(self, option: str, origin: str) -> bool:
+        return self.file is None or self.cluster.origins.get(origin) == option

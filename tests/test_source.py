@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nccl_doctor.errors import UsageError
+from nccl_doctor.inventory.overrides import Overrides
+from nccl_doctor.model import Cluster
+from nccl_doctor.source import Source
+from tests.checks.snapshots import patched
+
+OPTIONS = Overrides("/opt/py", 29511, "10.0.0.2", 2, "bob", 2222, ("NCCL_DEBUG=INFO",))
+SAID = (
+    *("--master-port", "29511", "--master-addr", "10.0.0.2", "--python", "/opt/py"),
+    *("--nproc-per-node", "2", "--user", "bob", "--port", "2222", "--env", "NCCL_DEBUG=INFO"),
+)
+
+
+def cluster(source: str, **more: Any) -> Cluster:
+    return patched({"cluster": {"source": source, **more}}).cluster
+
+
+def test_a_file_names_itself_and_options_are_said_again() -> None:
+    one = cluster("hosts.yaml", master_port=29400)
+    assert Source(one).arguments == ("hosts.yaml",)
+    assert Source(OPTIONS.applied(one)).arguments == ("hosts.yaml", *SAID)
+
+
+def test_what_was_left_out_stays_left_out() -> None:
+    assert Source(cluster("hosts.yaml", origins={"-x": "node4"})).arguments == ("hosts.yaml", "-x", "node4")
+
+
+@pytest.mark.parametrize("source", ["-w", "SLURM_JOB_NODELIST", "/dev/fd/63", "/proc/self/fd/11"])
+def test_without_a_file_to_read_again_all_of_it_is_said(source: str) -> None:
+    words = Source(OPTIONS.applied(cluster(source))).arguments
+    assert words[:2] == ("-w", "node[1-3]")
+    assert set(SAID) <= set(words)
+    assert Source(cluster(source)).file is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (Overrides(master_port=70000), "--master-port: "),
+        (Overrides(master_addr="-oProxy"), "--master-addr: "),
+        (Overrides(env=("A",)), "--env: 'A' is no NAME=VALUE"),
+        (Overrides(env=("1A=b",)), "--env: "),
+        (Overrides(user="a b"), "--user: "),
+    ],
+)
+def test_an_option_is_judged_as_the_file_is(overrides: Overrides, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        overrides.applied(cluster("-w"))

@@ -1,4 +1,4 @@
-"""Runs the checks over a snapshot, hangs what merely follows under its cause, and makes the report."""
+"""Runs the checks over a snapshot, puts what merely follows under its cause, and makes the report."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from nccl_doctor import summary
-from nccl_doctor.checks.allreduce.heard import heard
+from nccl_doctor.checks.allreduce.output_causes import causes_from_output
 from nccl_doctor.checks.registry import Check, Unjudged, View, all_checks
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import (
@@ -55,8 +55,8 @@ def judge(snapshot: Snapshot, command: str, selected: Selection = lambda _check:
         for check in all_checks()
         if check.function is not None
     ]
-    judged = _with_heard(judged, snapshot)
-    diagnoses = hang((j.check, finding) for j in judged for finding in j.findings)
+    judged = _with_causes_from_output(judged, snapshot)
+    diagnoses = attach_consequences((j.check, finding) for j in judged for finding in j.findings)
     results = tuple(
         CheckResult(code=j.check.code, name=j.check.name, category=j.check.category, outcome=j.outcome, reason=j.reason)
         for j in judged
@@ -64,7 +64,7 @@ def judge(snapshot: Snapshot, command: str, selected: Selection = lambda _check:
     return summary.report(snapshot, command, diagnoses, results, [_host(host) for host in snapshot.hosts])
 
 
-def _with_heard(judged: list[_Judged], snapshot: Snapshot) -> list[_Judged]:
+def _with_causes_from_output(judged: list[_Judged], snapshot: Snapshot) -> list[_Judged]:
     """The same with what the output of a failed all-reduce shows as its cause.
 
     A cause that a live check has found takes that as its consequence, as it takes the all-reduce's failure.
@@ -74,7 +74,7 @@ def _with_heard(judged: list[_Judged], snapshot: Snapshot) -> list[_Judged]:
         return judged
     by_name = {j.check.name: j for j in judged}
     entries = {check.name: check for check in all_checks()}
-    for name, finding in heard(snapshot.smoke):
+    for name, finding in causes_from_output(snapshot.smoke):
         entry, live = entries[name], by_name.get(name)
         settled = entry.category in SETTLED and entry.function is not None
         if live is not None and (live.findings or (settled and _run(entry, snapshot).outcome is Outcome.PASS)):
@@ -178,7 +178,7 @@ def _merged(gaps: Iterable[Unjudged]) -> list[str]:
     return [f"{fold(hosts)}: {reason}" if hosts else reason for reason, hosts in by_reason.items()]
 
 
-def hang(found: Iterable[tuple[Check, Finding]]) -> tuple[Diagnosis, ...]:
+def attach_consequences(found: Iterable[tuple[Check, Finding]]) -> tuple[Diagnosis, ...]:
     """Diagnoses, gravest first; a finding that another one explains stands under it.
 
     A finding follows from another where that one's check names it in ``explains`` and they share a host, or where it

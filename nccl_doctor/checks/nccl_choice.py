@@ -10,7 +10,7 @@ from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.model import Finding, Severity
 from nccl_doctor.nccl.faults import Fault, Kind, faults
 from nccl_doctor.nccl.suggest import fix
-from nccl_doctor.nccl.survey import Survey, survey
+from nccl_doctor.nccl.survey import ClusterNccl, survey
 
 NEEDS = ("interfaces", "env", "config_files")
 """Without these facts nobody can say what NCCL does on a host."""
@@ -26,51 +26,51 @@ OTHERWISE = (
 
 def findings(view: View, kind: Kind) -> Iterator[Finding | Unjudged]:
     """One finding for all hosts that share a setting and an interface; the hosts that can't be judged."""
-    lot = survey(view.snapshot)
+    nccl = survey(view.snapshot)
     judged = {host.name for host in view.hosts}
     groups: dict[tuple[str | None, str | None, Severity], list[Fault]] = {}
-    for fault in faults(lot):
+    for fault in faults(nccl):
         if fault.kind is kind and fault.host in judged:
             key = (fault.wanted, fault.used.name if fault.used is not None else None, fault.severity)
             groups.setdefault(key, []).append(fault)
     for group in groups.values():
-        yield _finding(lot, group)
-    for name in sorted(judged & set(lot.unknown)):
-        yield Unjudged((name,), lot.unknown[name])
-    for name, standing in lot.bootstrap.items():
-        if kind in (Kind.WRONG, Kind.NEEDED) and name in judged and standing.is_unsure and _concerns(lot, name, kind):
+        yield _finding(nccl, group)
+    for name in sorted(judged & set(nccl.unknown)):
+        yield Unjudged((name,), nccl.unknown[name])
+    for name, standing in nccl.bootstrap.items():
+        if kind in (Kind.WRONG, Kind.NEEDED) and name in judged and standing.is_unsure and _concerns(nccl, name, kind):
             yield Unjudged((name,), standing.verdicts[0].why)
 
 
-def _concerns(lot: Survey, host: str, kind: Kind) -> bool:
-    return (lot.wanted(host) is None) == (kind is Kind.NEEDED)
+def _concerns(nccl: ClusterNccl, host: str, kind: Kind) -> bool:
+    return (nccl.wanted(host) is None) == (kind is Kind.NEEDED)
 
 
-def _finding(lot: Survey, group: list[Fault]) -> Finding:
+def _finding(nccl: ClusterNccl, group: list[Fault]) -> Finding:
     first = group[0]
     hosts = tuple(fault.host for fault in group)
     return Finding(
         hosts=hosts,
-        message=f"{_setting(lot, group)}, NCCL on {fold(hosts)} {first.problem}.",
+        message=f"{_setting(nccl, group)}, NCCL on {fold(hosts)} {first.problem}.",
         evidence=folded((host, text) for fault in group for text, those in fault.evidence.items() for host in those),
         facts={
             "NCCL_SOCKET_IFNAME": first.wanted,
             "interface": first.used.name if first.used is not None else None,
             "addresses": {fault.host: fault.used.address for fault in group if fault.used is not None},
-            "suggestion": lot.suggestion.interfaces if lot.suggestion is not None else None,
+            "suggestion": nccl.suggestion.interfaces if nccl.suggestion is not None else None,
         },
-        fix=fix(lot.suggestion, OTHERWISE),
+        fix=fix(nccl.suggestion, OTHERWISE),
         severity=first.severity,
     )
 
 
-def _setting(lot: Survey, group: list[Fault]) -> str:
+def _setting(nccl: ClusterNccl, group: list[Fault]) -> str:
     wanted = group[0].wanted
     if wanted is None:
         return "Without NCCL_SOCKET_IFNAME"
     origins: dict[str, list[str]] = {}
     for fault in group:
-        origins.setdefault(lot.pictures[fault.host].variables["NCCL_SOCKET_IFNAME"].origin, []).append(fault.host)
+        origins.setdefault(nccl.pictures[fault.host].variables["NCCL_SOCKET_IFNAME"].origin, []).append(fault.host)
     several = len(origins) > 1
     places = [f"{origin} on {fold(hosts)}" if several else origin for origin, hosts in origins.items()]
     return f"With NCCL_SOCKET_IFNAME={quoted(wanted)} ({', '.join(places)})"

@@ -52,14 +52,14 @@ def own_names(view: View) -> Iterator[OwnName]:
 
 def finding(view: View, caught: list[OwnName], message: str) -> Finding:
     """The finding for some of them: GLOO_SOCKET_IFNAME is the remedy where a good interface is known for each."""
-    lot = survey(view.snapshot)
+    nccl = survey(view.snapshot)
     good = {
         name: one.chosen.name
-        for name, one in lot.pictures.items()
-        if one.chosen is not None and not lot.bootstrap[name].is_lost and not lot.is_idle(name)
+        for name, one in nccl.pictures.items()
+        if one.chosen is not None and not nccl.bootstrap[name].is_lost and not nccl.is_idle(name)
     }
-    if lot.suggestion is not None:
-        good = {**lot.suggestion.interfaces, **good}
+    if nccl.suggestion is not None:
+        good = {**nccl.suggestion.interfaces, **good}
     summary = (
         "Set this in the job's environment (the hosts file's env), or give each host's name its real address in "
         "/etc/hosts there."

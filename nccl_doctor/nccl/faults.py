@@ -8,10 +8,10 @@ from enum import Enum
 
 from nccl_doctor.model import Severity
 from nccl_doctor.nccl.interfaces import Chosen, Failure
-from nccl_doctor.nccl.picture import Picture
+from nccl_doctor.nccl.picture import HostNccl
 from nccl_doctor.nccl.reach import Answer, Cause, is_private
 from nccl_doctor.nccl.spec import parse_spec
-from nccl_doctor.nccl.survey import Survey
+from nccl_doctor.nccl.survey import ClusterNccl
 
 
 class Kind(Enum):
@@ -44,19 +44,19 @@ class Fault:
     evidence: Mapping[str, tuple[str, ...]]
 
 
-def faults(lot: Survey) -> Iterator[Fault]:
+def faults(nccl: ClusterNccl) -> Iterator[Fault]:
     """The fault of each host that has one."""
-    for one in lot.pictures.values():
-        found = _no_interface(lot, one) if one.chosen is None else _bad_interface(lot, one, one.chosen)
+    for one in nccl.pictures.values():
+        found = _no_interface(nccl, one) if one.chosen is None else _bad_interface(nccl, one, one.chosen)
         if found is not None:
             yield found
 
 
-def _no_interface(lot: Survey, one: Picture) -> Fault | None:
+def _no_interface(nccl: ClusterNccl, one: HostNccl) -> Fault | None:
     failure = one.choice.bootstrap
     if not isinstance(failure, Failure) or "NCCL_COMM_ID" in one.variables:  # env-bad-value tells of that one
         return None
-    wanted = lot.wanted(one.host)
+    wanted = nccl.wanted(one.host)
     idle = [
         entry.interface
         for entry in one.interfaces.addresses
@@ -73,19 +73,19 @@ def _no_interface(lot: Survey, one: Picture) -> Fault | None:
     return Fault(one.host, kind, Severity.ERROR, wanted, None, problem, evidence)
 
 
-def _bad_interface(lot: Survey, one: Picture, chosen: Chosen) -> Fault | None:
-    wanted = lot.wanted(one.host)
+def _bad_interface(nccl: ClusterNccl, one: HostNccl, chosen: Chosen) -> Fault | None:
+    wanted = nccl.wanted(one.host)
     uses = {f"NCCL uses {chosen.name} ({chosen.address}): {chosen.reason}": (one.host,)}
-    if lot.is_idle(one.host):
+    if nccl.is_idle(one.host):
         kind = Kind.NEEDED if wanted is None else Kind.DOWN
         problem = f"will use {chosen.name} ({chosen.address}), which is not running"
         return Fault(one.host, kind, Severity.ERROR, wanted, chosen, problem, uses)
-    standing = lot.bootstrap[one.host]
-    if standing.is_lost and not _is_anothers_fault(lot, one, chosen, standing.causes):
+    standing = nccl.bootstrap[one.host]
+    if standing.is_lost and not _is_anothers_fault(nccl, one, chosen, standing.causes):
         problem = f"will use {chosen.name} ({chosen.address}), {_unreached(standing.causes)}"
         evidence = uses | standing.reasons(Answer.NO)
-        return Fault(one.host, _kind(lot, one, wanted), Severity.ERROR, wanted, chosen, problem, evidence)
-    devices = lot.lost_devices(one.host)
+        return Fault(one.host, _kind(nccl, one, wanted), Severity.ERROR, wanted, chosen, problem, evidence)
+    devices = nccl.lost_devices(one.host)
     if devices:
         names = ", ".join(f"{use.name} ({use.address})" for use in devices)
         problem = f"will move data over {names} as well as {chosen.name}, and no other host can reach that"
@@ -97,20 +97,20 @@ def _bad_interface(lot: Survey, one: Picture, chosen: Chosen) -> Fault | None:
     return None
 
 
-def _kind(lot: Survey, one: Picture, wanted: str | None) -> Kind:
+def _kind(nccl: ClusterNccl, one: HostNccl, wanted: str | None) -> Kind:
     """Which of three: not set; a list that lets a good one through as well; a list that leads astray."""
     if wanted is None:
         return Kind.NEEDED
-    better = lot.suggestion.interfaces.get(one.host) if lot.suggestion is not None else None
+    better = nccl.suggestion.interfaces.get(one.host) if nccl.suggestion is not None else None
     through = {use.name for use in one.choice.net_socket}
     return Kind.AMBIGUOUS if not wanted.startswith("^") and better in through else Kind.WRONG
 
 
-def _is_anothers_fault(lot: Survey, one: Picture, chosen: Chosen, causes: set[Cause]) -> bool:
+def _is_anothers_fault(nccl: ClusterNccl, one: HostNccl, chosen: Chosen, causes: set[Cause]) -> bool:
     """Whether it is duplicate-address, or route-missing: then no other interface would mend it."""
     if is_private(one, chosen.name):
         return False
-    return causes == {Cause.OWN_ADDRESS} or (causes == {Cause.NO_ROUTE} and lot.suggestion is None)
+    return causes == {Cause.OWN_ADDRESS} or (causes == {Cause.NO_ROUTE} and nccl.suggestion is None)
 
 
 def _unreached(causes: set[Cause]) -> str:

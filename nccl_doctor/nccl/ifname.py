@@ -6,10 +6,10 @@ from nccl_doctor.commands import export
 from nccl_doctor.documents import Exports, InterfaceAnswer, InterfaceAnswers
 from nccl_doctor.hostlist import fold
 from nccl_doctor.nccl.interfaces import Failure
-from nccl_doctor.nccl.picture import Picture, picture
+from nccl_doctor.nccl.picture import HostNccl, picture
 from nccl_doctor.nccl.reach import Answer
 from nccl_doctor.nccl.suggest import Suggestion
-from nccl_doctor.nccl.survey import Survey
+from nccl_doctor.nccl.survey import ClusterNccl
 from nccl_doctor.nccl.versions import Version
 from nccl_doctor.snapshot import Snapshot, Unknown
 
@@ -22,54 +22,54 @@ def answers(snapshot: Snapshot, version: Version | None = None) -> InterfaceAnsw
         version: answer as this NCCL would; each host's own where None.
     """
     seen = {host.name: picture(host, version=version) for host in snapshot.reached}
-    known = {name: one for name, one in seen.items() if isinstance(one, Picture)}
-    lot = Survey(snapshot, known, {name: one.reason for name, one in seen.items() if isinstance(one, Unknown)})
-    trouble = any(_trouble(lot, name) is not None for name in known)
-    suggestion = lot.suggestion if trouble else None
-    found = tuple(_answer(lot, host.name, suggestion) for host in snapshot.hosts)
+    known = {name: one for name, one in seen.items() if isinstance(one, HostNccl)}
+    nccl = ClusterNccl(snapshot, known, {name: one.reason for name, one in seen.items() if isinstance(one, Unknown)})
+    trouble = any(_trouble(nccl, name) is not None for name in known)
+    suggestion = nccl.suggestion if trouble else None
+    found = tuple(_answer(nccl, host.name, suggestion) for host in snapshot.hosts)
     return InterfaceAnswers(hosts=found, exports=_exports(found))
 
 
-def _answer(lot: Survey, host: str, suggestion: Suggestion | None) -> InterfaceAnswer:
-    one = lot.pictures.get(host)
+def _answer(nccl: ClusterNccl, host: str, suggestion: Suggestion | None) -> InterfaceAnswer:
+    one = nccl.pictures.get(host)
     if one is None:
-        why = f"not known: {lot.unknown.get(host, 'the host was not reached')}"
+        why = f"not known: {nccl.unknown.get(host, 'the host was not reached')}"
         return InterfaceAnswer(name=host, nccl_interface=None, reason=why, known=False)
     to_set = suggestion.variables(host) if suggestion is not None else {}
     bootstrap = one.choice.bootstrap
     if isinstance(bootstrap, Failure):
         why = f"{bootstrap.reason}: NCCL ends with {bootstrap.words!r}"
         return InterfaceAnswer(name=host, nccl_interface=None, reason=why, set=to_set)
-    trouble = _trouble(lot, host)
+    trouble = _trouble(nccl, host)
     reason = bootstrap.reason
     if one.disagreement is not None:
         reason = one.disagreement if one.source == "libnccl" else f"{reason}, but {one.disagreement}"
     if trouble is not None:
         better = suggestion.interfaces[host] if suggestion is not None else None
         rivals = [use.name for use in one.choice.net_socket if use.name == better]
-        if rivals and rivals != [bootstrap.name] and lot.wanted(host) is None and one.disagreement is None:
+        if rivals and rivals != [bootstrap.name] and nccl.wanted(host) is None and one.disagreement is None:
             reason = f"comes before {rivals[0]} in the kernel's order"
         reason = f"{reason}; {trouble}"
     return InterfaceAnswer(name=host, nccl_interface=one.summary, reason=reason, set=to_set)
 
 
-def _trouble(lot: Survey, host: str) -> str | None:
+def _trouble(nccl: ClusterNccl, host: str) -> str | None:
     """Why the host's choice does not serve; None where it does or nobody can tell."""
-    one = lot.pictures[host]
+    one = nccl.pictures[host]
     if one.chosen is None:
         return "NCCL finds no interface"
-    if lot.is_idle(host):
+    if nccl.is_idle(host):
         return f"{one.chosen.name} is not running"
-    alone = len(lot.snapshot.hosts) == 1
+    alone = len(nccl.snapshot.hosts) == 1
     link = one.link(one.chosen.name)
     if alone and link is not None and "loopback" in link.flags and len(one.interfaces.links) > 1:
         return "no other host could reach it"
-    standing = lot.bootstrap[host]
+    standing = nccl.bootstrap[host]
     if standing.is_lost:
         unsure = any(verdict.answer is Answer.UNSURE for verdict in standing.verdicts)
         why, sources = next(iter(standing.reasons(Answer.NO).items()))
         return f"{fold(sources)}: {why}" if unsure else "no other host can reach it"
-    lost = lot.lost_devices(host)
+    lost = nccl.lost_devices(host)
     if lost:
         return f"NET/Socket also uses {', '.join(use.name for use in lost)}, which no other host can reach"
     return None

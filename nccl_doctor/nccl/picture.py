@@ -20,7 +20,7 @@ _AS_IT_IS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
-class Picture:
+class HostNccl:
     """What NCCL finds on a host, and what it makes of it.
 
     Attributes:
@@ -97,7 +97,7 @@ def prefix_length(netmask: str) -> int:
     return int(ipaddress.ip_address(netmask)).bit_count()
 
 
-def picture(host: Host, overrides: Mapping[str, str] = _AS_IT_IS, version: Version | None = None) -> Picture | Unknown:
+def picture(host: Host, overrides: Mapping[str, str] = _AS_IT_IS, version: Version | None = None) -> HostNccl | Unknown:
     """The picture of a host that was reached.
 
     Args:
@@ -132,7 +132,7 @@ def picture(host: Host, overrides: Mapping[str, str] = _AS_IT_IS, version: Versi
         return seen
     if asked_as_is and isinstance(facts.nccl_interface, Unknown) and isinstance(seen.bootstrap, Chosen):
         disagreement = facts.nccl_interface.reason  # the model is sure, so it was libnccl that gave none
-    return Picture(
+    return HostNccl(
         host=host.name,
         machine=_machine(facts, facts.interfaces),
         interfaces=facts.interfaces,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from nccl_doctor.nccl.picture import Network, Picture
+from nccl_doctor.nccl.picture import HostNccl, Network
 from nccl_doctor.snapshot import Dial, Mesh, Route, Unknown
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -49,7 +49,7 @@ class Verdict:
     cause: Cause | None = None
 
 
-def reach(source: Picture, target: Picture, address: str, mesh: Mesh | None) -> Verdict:
+def reach(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -> Verdict:
     """Judges one direction of one pair.
 
     Args:
@@ -71,7 +71,7 @@ def reach(source: Picture, target: Picture, address: str, mesh: Mesh | None) -> 
     return _by_route(source, target, there, dial if isinstance(dial, Dial) else None)
 
 
-def _dial(source: Picture, target: Picture, address: str, mesh: Mesh | None) -> Dial | bool:
+def _dial(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -> Dial | bool:
     """The dial that failed; True where all went well to this very address; False where nothing is known."""
     if mesh is None:
         return False
@@ -84,7 +84,7 @@ def _dial(source: Picture, target: Picture, address: str, mesh: Mesh | None) -> 
     return whole and address == target.dialled and not between
 
 
-def _by_route(source: Picture, target: Picture, there: Address, failed: Dial | None) -> Verdict:
+def _by_route(source: HostNccl, target: HostNccl, there: Address, failed: Dial | None) -> Verdict:
     who = source.host
     if str(there) in source.unreachable:
         return Verdict(who, Answer.NO, f"no route to {there} ({source.unreachable[str(there)]})", Cause.NO_ROUTE)
@@ -100,7 +100,7 @@ def _by_route(source: Picture, target: Picture, there: Address, failed: Dial | N
     return _by_gateway(source, target, there, route, failed)
 
 
-def _by_gateway(source: Picture, target: Picture, there: Address, route: Route, failed: Dial | None) -> Verdict:
+def _by_gateway(source: HostNccl, target: HostNccl, there: Address, route: Route, failed: Dial | None) -> Verdict:
     who = source.host
     if failed is not None and failed.outcome in LOST:
         return Verdict(
@@ -117,7 +117,7 @@ def _by_gateway(source: Picture, target: Picture, there: Address, route: Route, 
     return Verdict(who, Answer.UNSURE, f"{there} lies behind {route.gateway}, and was not tried")
 
 
-def _is_island(source: Picture, target: Picture, there: Address) -> bool:
+def _is_island(source: HostNccl, target: HostNccl, there: Address) -> bool:
     """Whether the target's net ends in the target: no gateway on it, nobody else in it, and no way to the source."""
     entry = next((entry for entry in target.interfaces.addresses if entry.address == str(there)), None)
     if entry is None or isinstance(target.routes, Unknown):
@@ -167,13 +167,13 @@ class Standing:
         return found
 
 
-def standing(target: Picture, address: str, pictures: Mapping[str, Picture], mesh: Mesh | None) -> Standing:
+def standing(target: HostNccl, address: str, pictures: Mapping[str, HostNccl], mesh: Mesh | None) -> Standing:
     """Asks every other host about an address of ``target``."""
     peers = (peer for name, peer in pictures.items() if name != target.host)
     return Standing(tuple(reach(peer, target, address, mesh) for peer in peers))
 
 
-def is_private(target: Picture, interface: str) -> bool:
+def is_private(target: HostNccl, interface: str) -> bool:
     """Whether an interface may well exist inside the host only: a bridge or the like that no gateway is behind."""
     link = target.link(interface)
     if link is None or link.kind not in PRIVATE_KINDS:

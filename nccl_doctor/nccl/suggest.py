@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from nccl_doctor.commands import export, on
 from nccl_doctor.model import Fix
-from nccl_doctor.nccl.picture import Picture, picture
+from nccl_doctor.nccl.picture import HostNccl, picture
 from nccl_doctor.nccl.reach import Answer, is_private, reach
 from nccl_doctor.snapshot import Host, Mesh, Resolution, Unknown
 
@@ -38,7 +38,7 @@ class Suggestion:
         return {"NCCL_SOCKET_IFNAME": f"={name}", "GLOO_SOCKET_IFNAME": name}
 
 
-def suggest(hosts: tuple[Host, ...], now: Mapping[str, Picture], mesh: Mesh | None) -> Suggestion | None:
+def suggest(hosts: tuple[Host, ...], now: Mapping[str, HostNccl], mesh: Mesh | None) -> Suggestion | None:
     """The best setting that provably works; None where none does or a host could not be looked at.
 
     Args:
@@ -47,7 +47,7 @@ def suggest(hosts: tuple[Host, ...], now: Mapping[str, Picture], mesh: Mesh | No
         mesh: where it was run.
     """
     free = {host.name: picture(host, {"NCCL_SOCKET_IFNAME": "=lo"}) for host in hosts}
-    known = {name: one for name, one in free.items() if isinstance(one, Picture)}
+    known = {name: one for name, one in free.items() if isinstance(one, HostNccl)}
     if not known or len(known) < len(hosts):
         return None
     plans = sorted(_plans(hosts, known), key=lambda plan: _merit(plan, now, known), reverse=True)
@@ -60,7 +60,7 @@ def suggest(hosts: tuple[Host, ...], now: Mapping[str, Picture], mesh: Mesh | No
 
 def works(hosts: tuple[Host, ...], plan: Plan, mesh: Mesh | None, accepted: tuple[Answer, ...]) -> bool:
     """Whether NCCL, set so, uses the planned interfaces and no other, and all of them reach each other."""
-    after: dict[str, Picture] = {}
+    after: dict[str, HostNccl] = {}
     for host in hosts:
         one = picture(host, {"NCCL_SOCKET_IFNAME": f"={plan[host.name]}"})
         if isinstance(one, Unknown) or one.chosen is None:
@@ -76,7 +76,7 @@ def works(hosts: tuple[Host, ...], plan: Plan, mesh: Mesh | None, accepted: tupl
     )
 
 
-def _plans(hosts: tuple[Host, ...], pictures: Mapping[str, Picture]) -> Iterator[Plan]:
+def _plans(hosts: tuple[Host, ...], pictures: Mapping[str, HostNccl]) -> Iterator[Plan]:
     """Candidates: what carries the addresses the hosts are known by, each net that all share, the way out of one."""
     known_by = {host.name: _carrier(host, hosts, pictures[host.name]) for host in hosts}
     if all(known_by.values()):
@@ -93,7 +93,7 @@ def _plans(hosts: tuple[Host, ...], pictures: Mapping[str, Picture]) -> Iterator
         yield {name: interface for name, interface in ways_out.items() if interface is not None}
 
 
-def _carrier(host: Host, hosts: tuple[Host, ...], one: Picture) -> str | None:
+def _carrier(host: Host, hosts: tuple[Host, ...], one: HostNccl) -> str | None:
     """The interface with the address that the hosts file, or the other hosts' resolvers, give for this host."""
     known = {host.node.address}
     for other in hosts:
@@ -104,7 +104,7 @@ def _carrier(host: Host, hosts: tuple[Host, ...], one: Picture) -> str | None:
     return next((e.interface for e in one.interfaces.addresses if e.address in known and _fits(one, e.interface)), None)
 
 
-def _in_net(one: Picture, net: ipaddress.IPv4Network | ipaddress.IPv6Network) -> str | None:
+def _in_net(one: HostNccl, net: ipaddress.IPv4Network | ipaddress.IPv6Network) -> str | None:
     for entry in one.interfaces.addresses:
         address = ipaddress.ip_address(entry.address)
         if address.version == net.version and address in net and _fits(one, entry.interface):
@@ -112,7 +112,7 @@ def _in_net(one: Picture, net: ipaddress.IPv4Network | ipaddress.IPv6Network) ->
     return None
 
 
-def _way_out(one: Picture) -> str | None:
+def _way_out(one: HostNccl) -> str | None:
     """The interface of the default route, or the first that is neither loopback nor a bridge without a gateway."""
     routes = () if isinstance(one.routes, Unknown) else one.routes
     default = [route.interface for route in routes if route.destination in ("0.0.0.0/0", "::/0")]
@@ -120,12 +120,12 @@ def _way_out(one: Picture) -> str | None:
     return next((name for name in (*default, *named) if _fits(one, name)), None)
 
 
-def _fits(one: Picture, interface: str) -> bool:
+def _fits(one: HostNccl, interface: str) -> bool:
     link = one.link(interface)
     return link is not None and "running" in link.flags and "loopback" not in link.flags and ":" not in interface
 
 
-def _merit(plan: Plan, now: Mapping[str, Picture], known: Mapping[str, Picture]) -> tuple[int, int, int]:
+def _merit(plan: Plan, now: Mapping[str, HostNccl], known: Mapping[str, HostNccl]) -> tuple[int, int, int]:
     """Rather what is no private bridge, then what most hosts use already, then what is fastest."""
     public = sum(not is_private(known[host], name) for host, name in plan.items())
     used = {host: one.chosen.name for host, one in now.items() if one.chosen is not None}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from nccl_doctor.nccl.interfaces import Chosen
-from nccl_doctor.nccl.picture import Picture, picture
+from nccl_doctor.nccl.picture import HostNccl, picture
 from nccl_doctor.nccl.reach import Standing, standing
 from nccl_doctor.nccl.spec import is_read
 from nccl_doctor.nccl.suggest import Suggestion, suggest
@@ -14,7 +14,7 @@ from nccl_doctor.snapshot import Mesh, Snapshot, Unknown
 
 
 @dataclass(frozen=True)
-class Survey:
+class ClusterNccl:
     """What NCCL does on the hosts that were reached.
 
     Attributes:
@@ -23,7 +23,7 @@ class Survey:
     """
 
     snapshot: Snapshot
-    pictures: dict[str, Picture]
+    pictures: dict[str, HostNccl]
     unknown: dict[str, str]
 
     @property
@@ -76,16 +76,16 @@ class _Same:
         return id(self.snapshot)
 
 
-def survey(snapshot: Snapshot) -> Survey:
+def survey(snapshot: Snapshot) -> ClusterNccl:
     """The survey of a snapshot; asked again for the same one, the same."""
     return _survey(_Same(snapshot))
 
 
 @lru_cache(maxsize=2)
-def _survey(key: _Same) -> Survey:
+def _survey(key: _Same) -> ClusterNccl:
     seen = {host.name: picture(host) for host in key.snapshot.reached}
-    return Survey(
+    return ClusterNccl(
         key.snapshot,
-        {name: one for name, one in seen.items() if isinstance(one, Picture)},
+        {name: one for name, one in seen.items() if isinstance(one, HostNccl)},
         {name: one.reason for name, one in seen.items() if isinstance(one, Unknown)},
     )

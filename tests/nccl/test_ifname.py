@@ -5,7 +5,7 @@ from typing import Any
 
 from nccl_doctor.model import NcclInterface
 from nccl_doctor.nccl.ifname import answers
-from nccl_doctor.nccl.picture import Picture, picture
+from nccl_doctor.nccl.picture import HostNccl, picture
 from nccl_doctor.nccl.survey import survey
 from nccl_doctor.nccl.witness_answer import nccl_interface
 from nccl_doctor.snapshot import LibncclAnswer, Snapshot, Unknown
@@ -91,7 +91,7 @@ def test_the_witness_wins_and_a_disagreement_is_told() -> None:
     fact = nccl_interface(host, told("eno9", "10.7.7.7"))
     asked = host.model_copy(update={"facts": host.facts.model_copy(update={"nccl_interface": fact})})
     seen = picture(asked)
-    assert isinstance(seen, Picture)
+    assert isinstance(seen, HostNccl)
     assert seen.source == "libnccl"
     assert seen.chosen is not None
     assert (seen.chosen.name, seen.chosen.address) == ("eno9", "10.7.7.7")
@@ -105,7 +105,7 @@ def test_the_witness_and_the_model_agree() -> None:
     assert host.facts is not None
     fact = nccl_interface(host, told("eno1", "10.0.0.1"))
     seen = picture(host.model_copy(update={"facts": host.facts.model_copy(update={"nccl_interface": fact})}))
-    assert isinstance(seen, Picture)
+    assert isinstance(seen, HostNccl)
     assert (seen.source, seen.disagreement) == ("libnccl", None)
 
 
@@ -129,7 +129,7 @@ def test_libnccl_that_fails_is_a_disagreement_unless_the_model_fails_as_well() -
     assert found.reason == "libnccl 2.27.7 ended with “Call to socket failed”; the model of it uses eno1 (10.0.0.1)"
     asked = host.model_copy(update={"facts": host.facts.model_copy(update={"nccl_interface": found})})
     seen = picture(asked)
-    assert isinstance(seen, Picture)
+    assert isinstance(seen, HostNccl)
     assert (seen.source, seen.disagreement) == ("model", found.reason)
     answer = answers(whole.model_copy(update={"hosts": (asked, *whole.hosts[1:])}))
     assert answer.hosts[0].reason.endswith(f", but {found.reason}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.nccl.picture import Picture
+from nccl_doctor.nccl.picture import HostNccl
 from nccl_doctor.nccl.reach import Answer, Cause, is_private, reach
 from nccl_doctor.nccl.survey import survey
 from nccl_doctor.snapshot import Mesh, Route
@@ -20,7 +20,7 @@ def facts(change: dict[str, Any]) -> dict[str, Any]:
     return {"hosts": {"node2": {"facts": change}}}
 
 
-def pair(patch: dict[str, Any]) -> tuple[Picture, Picture]:
+def pair(patch: dict[str, Any]) -> tuple[HostNccl, HostNccl]:
     pictures = survey(patched(patch)).pictures
     return pictures["node1"], pictures["node2"]
 
@@ -73,7 +73,7 @@ def test_no_route_at_all() -> None:
     assert reach(*pair(patch), "192.0.2.1", None).cause is Cause.NO_ROUTE
 
 
-def routed(mesh: dict[str, Any]) -> tuple[Picture, Picture, Mesh]:
+def routed(mesh: dict[str, Any]) -> tuple[HostNccl, HostNccl, Mesh]:
     """node2 on another subnet, with a gateway of its own there."""
     far = {**GATEWAY, "gateway": "10.9.0.254"}
     snapshot = patched(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from nccl_doctor.checks.allreduce.heard import is_echo
+from nccl_doctor.checks.allreduce.output_causes import is_echo
 from nccl_doctor.hostlist import fold
 from nccl_doctor.snapshot import RankResult, Smoke
 

@@ -22,7 +22,7 @@ from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.interfaces import Failure
-from nccl_doctor.nccl.picture import Picture
+from nccl_doctor.nccl.picture import HostNccl
 from nccl_doctor.nccl.survey import survey
 from nccl_doctor.nccl.values import BadValue, judge
 
@@ -35,12 +35,12 @@ from nccl_doctor.nccl.values import BadValue, judge
 )
 def env_bad_value(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a name and value; an error for NCCL_COMM_ID, without which NCCL does not start."""
-    lot = survey(view.snapshot)
+    nccl = survey(view.snapshot)
     found: dict[tuple[str, str], tuple[BadValue, dict[str, str]]] = {}
     for host in view.hosts:
-        one = lot.pictures.get(host.name)
+        one = nccl.pictures.get(host.name)
         if one is None:
-            yield Unjudged((host.name,), lot.unknown[host.name])
+            yield Unjudged((host.name,), nccl.unknown[host.name])
             continue
         for name, variable in one.variables.items():
             bad = _judge_comm_id(one) if name == "NCCL_COMM_ID" else judge(name, variable.value)
@@ -57,7 +57,7 @@ def env_bad_value(view: View) -> Iterator[Finding | Unjudged]:
         )
 
 
-def _judge_comm_id(one: Picture) -> BadValue | None:
+def _judge_comm_id(one: HostNccl) -> BadValue | None:
     failure = one.choice.bootstrap
     if not isinstance(failure, Failure):
         return None

@@ -49,16 +49,16 @@ MUST_AGREE = frozenset(
 )
 def env_mismatch(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a variable; the hosts at fault are those that differ from most."""
-    lot = survey(view.snapshot)
-    judged = [host.name for host in view.hosts if host.name in lot.pictures]
+    nccl = survey(view.snapshot)
+    judged = [host.name for host in view.hosts if host.name in nccl.pictures]
     for host in view.hosts:
-        if host.name in lot.unknown:
-            yield Unjudged((host.name,), lot.unknown[host.name])
-    names = dict.fromkeys(name for host in judged for name in lot.pictures[host].variables)
+        if host.name in nccl.unknown:
+            yield Unjudged((host.name,), nccl.unknown[host.name])
+    names = dict.fromkeys(name for host in judged for name in nccl.pictures[host].variables)
     for name in names:
         if not _matters(name):
             continue
-        column = {host: lot.pictures[host].variables.get(name) for host in judged}
+        column = {host: nccl.pictures[host].variables.get(name) for host in judged}
         values = {host: variable.value if variable is not None else None for host, variable in column.items()}
         if len(set(values.values())) > 1:
             yield _finding(name, column, values)

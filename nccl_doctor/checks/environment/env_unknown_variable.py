@@ -20,7 +20,7 @@ from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.known_variables import is_known, nearest, register
-from nccl_doctor.nccl.picture import Picture
+from nccl_doctor.nccl.picture import HostNccl
 from nccl_doctor.nccl.survey import survey
 from nccl_doctor.nccl.versions import show
 
@@ -28,12 +28,12 @@ from nccl_doctor.nccl.versions import show
 @check("NCD801", severity=Severity.WARNING, needs=("env", "config_files", "interfaces"))
 def env_unknown_variable(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a name; info where only this version of NCCL does not know it."""
-    lot = survey(view.snapshot)
+    nccl = survey(view.snapshot)
     found: dict[tuple[str, str | None], dict[str, str]] = {}
     for host in view.hosts:
-        one = lot.pictures.get(host.name)
+        one = nccl.pictures.get(host.name)
         if one is None:
-            yield Unjudged((host.name,), lot.unknown[host.name])
+            yield Unjudged((host.name,), nccl.unknown[host.name])
             continue
         for name, variable in one.variables.items():
             absent = _absent(one, name)
@@ -43,7 +43,7 @@ def env_unknown_variable(view: View) -> Iterator[Finding | Unjudged]:
         yield _finding(name, absent, origins)
 
 
-def _absent(one: Picture, name: str) -> str | None:
+def _absent(one: HostNccl, name: str) -> str | None:
     """Why the host's own version does not know a variable of NCCL's."""
     known = register().get(name)
     reason = known.absent(one.version) if known is not None and one.version is not None else None

@@ -18,7 +18,7 @@ from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS
 from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
-from nccl_doctor.nccl.picture import Picture
+from nccl_doctor.nccl.picture import HostNccl
 from nccl_doctor.nccl.reach import is_private
 from nccl_doctor.nccl.survey import survey
 
@@ -31,8 +31,8 @@ from nccl_doctor.nccl.survey import survey
 )
 def duplicate_address(view: View) -> Iterator[Finding | Unjudged]:
     """One finding an address that several machines have, or that a host has although it is another node's."""
-    lot = survey(view.snapshot)
-    pictures = {host.name: lot.pictures[host.name] for host in view.hosts if host.name in lot.pictures}
+    nccl = survey(view.snapshot)
+    pictures = {host.name: nccl.pictures[host.name] for host in view.hosts if host.name in nccl.pictures}
     nodes = known_addresses(view)
     wanted = {address for some in nodes.values() for address in some}
     wanted |= {one.chosen.address for one in pictures.values() if one.chosen is not None}
@@ -41,13 +41,13 @@ def duplicate_address(view: View) -> Iterator[Finding | Unjudged]:
             name: where for name, one in pictures.items() for where in [_owner(one, address)] if where is not None
         }
         machines = {pictures[name].machine for name in owners}
-        away = [name for name, some in nodes.items() if address in some and name not in lot.pictures]
+        away = [name for name, some in nodes.items() if address in some and name not in nccl.pictures]
         strangers = [name for name in owners if address not in nodes[name]]
         if len(machines) > 1 or (away and strangers):
             yield _finding(address, owners, away if strangers else [], tuple(nodes))
     for host in view.hosts:
-        if host.name in lot.unknown:
-            yield Unjudged((host.name,), lot.unknown[host.name])
+        if host.name in nccl.unknown:
+            yield Unjudged((host.name,), nccl.unknown[host.name])
 
 
 def _finding(address: str, owners: dict[str, str], away: list[str], order: tuple[str, ...]) -> Finding:
@@ -74,7 +74,7 @@ def known_addresses(view: View) -> dict[str, set[str]]:
     return known
 
 
-def _owner(one: Picture, address: str) -> str | None:
+def _owner(one: HostNccl, address: str) -> str | None:
     """The interface with this address, where it leads out of the host."""
     if address.startswith(("127.", "fe80:")) or address == "::1":
         return None

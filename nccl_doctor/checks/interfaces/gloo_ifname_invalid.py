@@ -22,7 +22,7 @@ from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.exact_names import gloo_devices
 from nccl_doctor.nccl.interfaces import Failure
 from nccl_doctor.nccl.suggest import setting
-from nccl_doctor.nccl.survey import Survey, survey
+from nccl_doctor.nccl.survey import ClusterNccl, survey
 from nccl_doctor.snapshot import Interfaces
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
@@ -36,7 +36,7 @@ VARIABLE = "GLOO_SOCKET_IFNAME"
 )
 def gloo_ifname_invalid(view: View) -> Iterator[Finding | Unjudged]:
     """One finding for each value that is no list of interface names on the hosts that have it."""
-    lot = survey(view.snapshot)
+    nccl = survey(view.snapshot)
     failed: dict[str, dict[str, str]] = {}
     names: dict[str, str] = {}
     for host, facts in view.facts:
@@ -53,21 +53,21 @@ def gloo_ifname_invalid(view: View) -> Iterator[Finding | Unjudged]:
             message=f"{VARIABLE}={quoted(value)} is no name of an interface of {fold(hosts)}: gloo will not start.",
             evidence=folded((host, f"{reason}; there are {names[host]}") for host, reason in hosts.items()),
             facts={VARIABLE: value},
-            fix=_fix(lot, tuple(hosts)),
+            fix=_fix(nccl, tuple(hosts)),
         )
 
 
-def _fix(lot: Survey, hosts: tuple[str, ...]) -> Fix:
-    better = {host: _better(lot, host) for host in hosts}
+def _fix(nccl: ClusterNccl, hosts: tuple[str, ...]) -> Fix:
+    better = {host: _better(nccl, host) for host in hosts}
     if not all(better.values()):
         return Fix(summary=f"Set {VARIABLE} to the whole name of the interface that leads to the other hosts.")
     summary = "Set the whole name in the job's environment (the hosts file's env)."
     return setting(summary, VARIABLE, {host: name for host, name in better.items() if name})
 
 
-def _better(lot: Survey, host: str) -> str | None:
+def _better(nccl: ClusterNccl, host: str) -> str | None:
     """The interface that NCCL uses there, where the others reach it; else the one that it should use."""
-    one = lot.pictures.get(host)
-    if one is not None and one.chosen is not None and not lot.bootstrap[host].is_lost and not lot.is_idle(host):
+    one = nccl.pictures.get(host)
+    if one is not None and one.chosen is not None and not nccl.bootstrap[host].is_lost and not nccl.is_idle(host):
         return one.chosen.name
-    return lot.suggestion.interfaces.get(host) if lot.suggestion is not None else None
+    return nccl.suggestion.interfaces.get(host) if nccl.suggestion is not None else None

@@ -24,12 +24,12 @@ from nccl_doctor.nccl.survey import survey
 @check("NCD213", severity=Severity.WARNING, needs=NEEDS)
 def mtu_mismatch(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a subnet; the hosts at fault are those that differ from most."""
-    lot = survey(view.snapshot)
+    nccl = survey(view.snapshot)
     by_network: dict[Network, dict[str, tuple[str, int]]] = {}
     for host in view.hosts:
-        one = lot.pictures.get(host.name)
+        one = nccl.pictures.get(host.name)
         if one is None:
-            yield Unjudged((host.name,), lot.unknown[host.name])
+            yield Unjudged((host.name,), nccl.unknown[host.name])
             continue
         link = one.link(one.chosen.name) if one.chosen is not None else None
         if one.chosen is None or link is None or "loopback" in link.flags:

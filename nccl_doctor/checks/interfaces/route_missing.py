@@ -19,32 +19,32 @@ from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.faults import faults
 from nccl_doctor.nccl.reach import Cause
-from nccl_doctor.nccl.survey import Survey, survey
+from nccl_doctor.nccl.survey import ClusterNccl, survey
 
 
 @check("NCD215", severity=Severity.ERROR, needs=(*NEEDS, "routes"), explains=EXPLAINS)
 def route_missing(view: View) -> Iterator[Finding | Unjudged]:
     """One finding for each host that lacks routes to addresses which are not at fault themselves."""
-    lot = survey(view.snapshot)
+    nccl = survey(view.snapshot)
     judged = {host.name for host in view.hosts}
-    blamed = {fault.host for fault in faults(lot)}
+    blamed = {fault.host for fault in faults(nccl)}
     lacking: dict[str, dict[str, str]] = {}
     seen: dict[str, dict[str, None]] = {}
-    for target, standing in lot.bootstrap.items():
-        chosen = lot.pictures[target].chosen
+    for target, standing in nccl.bootstrap.items():
+        chosen = nccl.pictures[target].chosen
         for verdict in standing.verdicts:
             if verdict.cause is Cause.NO_ROUTE and target not in blamed and chosen is not None:
                 lacking.setdefault(verdict.source, {})[target] = chosen.address
                 seen.setdefault(verdict.source, {})[verdict.why] = None
     for source, targets in lacking.items():
         if source in judged:
-            yield _finding(lot, source, targets, tuple(seen[source]))
-    for name in sorted(judged & set(lot.unknown)):
-        yield Unjudged((name,), lot.unknown[name])
+            yield _finding(nccl, source, targets, tuple(seen[source]))
+    for name in sorted(judged & set(nccl.unknown)):
+        yield Unjudged((name,), nccl.unknown[name])
 
 
-def _finding(lot: Survey, source: str, targets: dict[str, str], seen: tuple[str, ...]) -> Finding:
-    routes = lot.pictures[source].routes
+def _finding(nccl: ClusterNccl, source: str, targets: dict[str, str], seen: tuple[str, ...]) -> Finding:
+    routes = nccl.pictures[source].routes
     table = [f"{r.destination} {'via ' + r.gateway + ' ' if r.gateway else ''}dev {r.interface}" for r in routes or ()]
     return Finding(
         hosts=(source,),

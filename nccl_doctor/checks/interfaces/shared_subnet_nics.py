@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.model import Finding, Severity
-from nccl_doctor.nccl.picture import Network, Picture
+from nccl_doctor.nccl.picture import HostNccl, Network
 from nccl_doctor.nccl.suggest import fix
-from nccl_doctor.nccl.survey import Survey, survey
+from nccl_doctor.nccl.survey import ClusterNccl, survey
 from nccl_doctor.snapshot import Unknown
 
 KEYS = ("rp_filter", "arp_ignore", "arp_announce")
@@ -32,11 +32,11 @@ KEYS = ("rp_filter", "arp_ignore", "arp_announce")
 @check("NCD212", severity=Severity.WARNING, needs=NEEDS, explains=("port-unreachable", "allreduce-timeout"))
 def shared_subnet_nics(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a host and subnet, unless the sysctls show that it is meant so."""
-    lot = survey(view.snapshot)
+    nccl = survey(view.snapshot)
     for host, facts in view.facts:
-        one = lot.pictures.get(host.name)
+        one = nccl.pictures.get(host.name)
         if one is None:
-            yield Unjudged((host.name,), lot.unknown[host.name])
+            yield Unjudged((host.name,), nccl.unknown[host.name])
             continue
         for network, links in shared(one).items():
             if isinstance(facts.sysctls, Unknown):
@@ -44,10 +44,10 @@ def shared_subnet_nics(view: View) -> Iterator[Finding | Unjudged]:
                 continue
             settings = {link: {key: effective(facts.sysctls, key, link) for key in KEYS} for link in links}
             if not all(is_meant(values) for values in settings.values()):
-                yield _finding(lot, host.name, network, settings)
+                yield _finding(nccl, host.name, network, settings)
 
 
-def shared(one: Picture) -> dict[Network, tuple[str, ...]]:
+def shared(one: HostNccl) -> dict[Network, tuple[str, ...]]:
     """The subnets on which NCCL uses several links; aliases of one link are one."""
     found: dict[Network, dict[str, None]] = {}
     for use in (*((one.chosen,) if one.chosen is not None else ()), *one.choice.net_socket):
@@ -67,7 +67,7 @@ def is_meant(values: dict[str, int]) -> bool:
     return values["rp_filter"] != 1 and values["arp_ignore"] >= 1 and values["arp_announce"] == 2
 
 
-def _finding(lot: Survey, host: str, network: Network, settings: dict[str, dict[str, int]]) -> Finding:
+def _finding(nccl: ClusterNccl, host: str, network: Network, settings: dict[str, dict[str, int]]) -> Finding:
     names = " and ".join(settings)
     strict = any(values["rp_filter"] == 1 for values in settings.values())
     effect = (
@@ -83,5 +83,5 @@ def _finding(lot: Survey, host: str, network: Network, settings: dict[str, dict[
             for link, values in settings.items()
         ),
         facts={"network": str(network), "sysctls": settings},
-        fix=fix(lot.suggestion, f"Let NCCL use one of {names}, bond them, or give each a subnet of its own."),
+        fix=fix(nccl.suggestion, f"Let NCCL use one of {names}, bond them, or give each a subnet of its own."),
     )

@@ -18,7 +18,7 @@ def is_echo(error: str) -> bool:
     return bool(causes) and all(cause.name in FOLLOW for cause in causes)
 
 
-def heard(smoke: Smoke) -> tuple[tuple[str, Finding], ...]:
+def causes_from_output(smoke: Smoke) -> tuple[tuple[str, Finding], ...]:
     """Diagnoses by name that the ranks' output shows as causes, each on the hosts whose output shows it."""
     from nccl_doctor.logs.case import Case
     from nccl_doctor.logs.context import FOLLOW

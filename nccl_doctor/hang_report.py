@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from nccl_doctor.checks.registry import entry
-from nccl_doctor.diagnose import hang, judge
+from nccl_doctor.diagnose import judge
 from nccl_doctor.hang.findings import NEXT_TIME, findings, sentence
 from nccl_doctor.hang.folds import doing, folded
 from nccl_doctor.hang.gaps import gaps
@@ -33,7 +33,10 @@ def report(snapshot: HangSnapshot) -> HangReport:
         job=_job(judged.seen),
         ranks=tuple(_ranks(judged)),
         looks=_looks(snapshot),
-        diagnoses=(*hang((entry(name), finding) for name, finding in findings(judged)), *_access(snapshot)),
+        diagnoses=(
+            *attach_consequences((entry(name), finding) for name, finding in findings(judged)),
+            *_access(snapshot),
+        ),
         places=_places(judged.seen),
         not_seen=missing,
         other_jobs=snapshot.other_jobs,

@@ -9,28 +9,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.patience import LONG_S
+from tests.cli.program import run_on
 
 DOCTOR = str(Path(sys.executable).parent / "nccl-doctor")
 
 
 def fix_port(*words: str, text: str | None = None, **env: str) -> subprocess.CompletedProcess[str]:
-    variables = {name: value for name, value in os.environ.items() if name != "MASTER_PORT"}
-    # /dev/null, unless there is something to read: an open pipe would be read
-    reading: dict[str, Any] = {"stdin": subprocess.DEVNULL} if text is None else {"input": text}
-    return subprocess.run(
-        [DOCTOR, "fix-port", *words],
-        env={**variables, **env},
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-        check=False,
-        **reading,
-    )
+    return run_on(text, "fix-port", *words, cwd=Path.cwd(), **env)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from nccl_doctor.diagnose import judge
 from nccl_doctor.errors import DoctorError
 from nccl_doctor.model import Severity
 from tests.checks.snapshots import patched
-from tests.cli.test_usage import assert_one_sentence, run
+from tests.cli.program import assert_one_sentence, run
 
 HOSTS = "nproc_per_node: 2\nhosts: [node1, node2]\n"
 

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nccl_doctor.cli.snapshots import save_snapshot
 from tests.checks.snapshots import patched
-from tests.cli.test_usage import run
+from tests.cli.program import run
 
 XSD = Path(__file__).parents[1] / "report" / "junit.xsd"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,24 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.checks.snapshots import patched
+from tests.cli.program import assert_one_sentence, run
 from tests.patience import LONG_S
-
-
-def run(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    program = [str(Path(sys.executable).parent / "nccl-doctor"), *arguments]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-    return subprocess.run(
-        program, cwd=cwd, env={**clean, **env}, capture_output=True, text=True, timeout=LONG_S, check=False
-    )
-
-
-def assert_one_sentence(done: subprocess.CompletedProcess[str], words: str) -> None:
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert done.stdout == ""
-
 
 MALFORMED = [
     ("hosts: [a]\nmaster_prot: 1\n", 'hosts.yaml:2: unknown key "master_prot"; did you mean "master_port"?'),

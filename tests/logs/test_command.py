@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.program import run_on
 from tests.patience import LONG_S
 
 COMMAND = [sys.executable, "-c", "import typer; from nccl_doctor.cli.logs import logs; typer.run(logs)"]
@@ -24,7 +25,7 @@ HOSTILE = (
 
 
 def doctor(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *args], input=stdin, capture_output=True, text=True, timeout=LONG_S, check=False)
+    return run_on(stdin, "logs", *args, cwd=Path.cwd())
 
 
 def test_a_healthy_log_is_0_and_a_fault_is_1(tmp_path: Path) -> None:

@@ -1,0 +1,59 @@
+"""A process that imports the tool once and forks for each call of it; `tests/cli/program.py` talks to it.
+
+A call is a process of its own, with the arguments, variables, folder and streams it was given; only the start of the
+interpreter and its imports, most of what a call on the command line costs, are shared. It ends with the socket on its
+standard input.
+"""
+
+import json
+import os
+import socket
+import sys
+import traceback
+from typing import Any
+
+from nccl_doctor.checks.registry import all_checks
+from nccl_doctor.cli import app, main, run
+from nccl_doctor.report import human
+
+IMPORTED = (app, main, run, human, all_checks())
+
+
+def serve(calls: socket.socket) -> None:
+    """Takes a call, forks, and answers with its wait status, until the other end is closed."""
+    while True:
+        text, streams, _, _ = socket.recv_fds(calls, 1 << 20, 3)
+        if not text:
+            return
+        pid = os.fork()
+        if pid == 0:
+            calls.close()
+            become(json.loads(text), streams)
+        for stream in streams:
+            os.close(stream)
+        calls.send(json.dumps(os.waitpid(pid, 0)[1]).encode())
+
+
+def become(call: dict[str, Any], streams: list[int]) -> None:
+    """Runs the tool and leaves, as the console script does."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    os.environ.clear()
+    os.environ.update(call["env"])
+    os.chdir(call["cwd"])
+    sys.argv = ["nccl-doctor", *call["arguments"]]
+    try:
+        main.main()
+        code: object = 0
+    except SystemExit as left:
+        code = left.code
+    except BaseException:  # noqa: BLE001 - as the interpreter does with what nobody catches
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=0))

@@ -19,17 +19,25 @@ PLAN = Plan(patched({}).cluster, Limits(deadline_s=60), {"node1": 2, "node2": 1}
 LEFT: dict[str, Any] = {"exit": 0, "signal": None, "timed_out": False, "output": []}
 
 
-def begun(until: float = 1000.0, imports_s: float = 120.0) -> Course:
-    return Course(replace(PLAN, limits=replace(PLAN.limits, imports_s=imports_s)), time.monotonic() + until)
+class Clock:
+    """Stands still until it is moved on."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def begun(until: float = 1000.0, imports_s: float = 120.0, clock: Clock | None = None) -> Course:
+    """A course that begins at 0 of its clock, or now where it has none."""
+    what = replace(PLAN, limits=replace(PLAN.limits, imports_s=imports_s))
+    return Course(what, until, clock) if clock else Course(what, time.monotonic() + until)
 
 
 def reach(course: Course, stage: str, *ranks: tuple[str, int]) -> None:
     for host, local in ranks or (("node1", 0), ("node1", 1), ("node2", 0)):
         course.event(host, RankEvent.model_validate({"local_rank": local, "stage": stage, "since": 1.0}))
-
-
-def left_s(course: Course) -> float:
-    return course._stop_at - time.monotonic()
 
 
 def test_ranks_are_numbered_node_by_node() -> None:
@@ -46,61 +54,59 @@ def test_ranks_are_numbered_node_by_node() -> None:
 
 
 def test_the_deadline_counts_from_the_last_import() -> None:
-    course = begun(imports_s=600)
-    assert 50 < left_s(course) <= 60
+    course = begun(imports_s=600, clock=(clock := Clock()))
+    assert course.left_s == 60
     reach(course, "started", ("node1", 0))
-    assert 590 < left_s(course) <= 600
+    assert course.left_s == 600
+    clock.now = 10
     reach(course, "torch", ("node1", 0), ("node1", 1))
-    assert 50 < left_s(course) <= 60
-    course._began -= 100  # the imports took that long
+    assert course.left_s == 60
+    clock.now = 100  # the imports took that long: the others get twice as long again
     reach(course, "torch", ("node1", 0))
-    assert 190 < left_s(course) <= 201
+    assert course.left_s == 200
     reach(course, "torch", ("node2", 0))
-    assert 50 < left_s(course) <= 60
+    assert course.left_s == 60
 
 
 def test_a_torchrun_that_still_imports_is_waited_for_until_the_imports_have_had_their_time() -> None:
-    course = begun(imports_s=600)
-    course._stop_at -= 59
-    course.event("node1", RankEvent(local_rank=0, working=0.1))
-    assert 15 < left_s(course) <= course_module.START_S
-    course._stop_at -= 19
-    course._began -= 590
-    course.event("node1", RankEvent(local_rank=0, working=0.2))
-    assert 5 < left_s(course) <= 10
+    course = begun(imports_s=120, clock=(clock := Clock()))
+    working = RankEvent(local_rank=0, working=0.1)
+    course.event("node1", working)
+    assert course.left_s == 60, "never less than before"
+    clock.now = 59
+    course.event("node1", working)
+    assert course.left_s == course_module.START_S
+    clock.now = 115
+    course.event("node1", working)
+    assert course.left_s == 5
     reach(course, "started", ("node1", 0))
-    course._stop_at -= 100
-    before = course._stop_at
-    course.event("node2", RankEvent(local_rank=0, working=0.1))
-    assert course._stop_at == before
+    clock.now = 119
+    course.event("node2", working)
+    assert course.left_s == 1
 
 
 def test_the_end_of_the_run_comes_before_any_deadline() -> None:
-    course = begun(until=5)
+    course = begun(until=5, clock=Clock())
     reach(course, "torch")
-    assert left_s(course) <= 5
+    assert course.left_s == 5
 
 
 def test_a_failure_leaves_the_others_a_moment() -> None:
-    course = begun()
+    course = begun(clock=Clock())
     reach(course, "torch")
-    course.event(
-        "node1", RankEvent.model_validate({"local_rank": 0, "error": "ValueError", "wrong": False, "since": 1.0})
-    )
-    assert left_s(course) <= course_module.GRACE_S
+    course.event("node1", RankEvent(local_rank=0, error="ValueError", since=1.0))
+    assert course.left_s == course_module.GRACE_S
     reach(course, "torch")
-    assert left_s(course) <= course_module.GRACE_S
+    assert course.left_s == course_module.GRACE_S
 
 
 def test_a_wrong_sum_leaves_time_to_find_its_source() -> None:
-    course = begun()
+    course = begun(clock=Clock())
     reach(course, "torch")
-    course.event(
-        "node1", RankEvent.model_validate({"local_rank": 0, "error": "WrongSumError", "wrong": True, "since": 1.0})
-    )
-    assert course_module.GRACE_S < left_s(course) <= course_module.ACCUSE_S
-    course.event("node1", RankEvent.model_validate({"local_rank": 0, "wrong_group": [0, 1], "since": 1.0}))
-    course.event("node1", RankEvent.model_validate({"local_rank": 1, "wrong_group": [0, 1], "since": 1.0}))
+    course.event("node1", RankEvent(local_rank=0, error="WrongSumError", wrong=True, since=1.0))
+    assert course.left_s == course_module.ACCUSE_S
+    course.event("node1", RankEvent(local_rank=0, wrong_group=(0, 1), since=1.0))
+    course.event("node1", RankEvent(local_rank=1, wrong_group=(0, 1), since=1.0))
     assert course.wrong_groups == {(0, 1)}
 
 
@@ -158,13 +164,15 @@ def test_torchrun_tells_how_a_rank_died() -> None:
     assert exit_codes([DIED, "noise", DIED_IN_1_13]) == {1: -11, 0: 1}
 
 
-def test_what_became_of_it() -> None:
+def test_where_all_were_done_it_went_well() -> None:
     course = begun()
     reach(course, "done")
     for host in ("node1", "node2"):
         course.end(host, SmokeEnd.model_validate(LEFT))
     assert result(PLAN, course).outcome == "ok"
 
+
+def test_a_rank_and_a_launcher_that_were_killed_are_told_apart() -> None:
     course = begun()
     reach(course, "group")
     course.end("node1", SmokeEnd.model_validate({**LEFT, "exit": 1, "output": [DIED]}))
@@ -174,12 +182,16 @@ def test_what_became_of_it() -> None:
     assert [rank.signal for rank in smoke.ranks] == [None, 11, None]
     assert smoke.launchers == {"node2": "torchrun was killed by SIGKILL"}
 
+
+def test_how_each_launcher_ended_is_kept() -> None:
     course = begun()
     course.end("node1", SmokeEnd.model_validate({**LEFT, "exit": 1}))
     course.end("node2", SmokeEnd.model_validate({"broken": "the connection ended"}))
     smoke = result(PLAN, course)
     assert smoke.launchers == {"node1": "torchrun ended with status 1", "node2": "the connection ended"}
 
+
+def test_a_deadline_before_any_failure_is_a_timeout() -> None:
     course = begun()
     course.timed_out = True
     assert result(PLAN, course).outcome == "timeout"

@@ -69,13 +69,15 @@ class Course:
         timed_out: the deadline came before any failure.
     """
 
-    def __init__(self, plan: Plan, until: float) -> None:
+    def __init__(self, plan: Plan, until: float, clock: Callable[[], float] = time.monotonic) -> None:
         """Begins now.
 
         Args:
             plan: gives ranks and limits.
-            until: value of :func:`time.monotonic` at which it ends in any case.
+            until: value of ``clock`` at which it ends in any case.
+            clock: gives seconds.
         """
+        self._clock = clock
         self.ranks: list[Rank] = []
         self.sizes: list[SizeResult] = []
         self.wrong_groups: set[tuple[int, ...]] = set()
@@ -87,7 +89,7 @@ class Course:
             self.ranks += [Rank(host, local) for local in range(count)]
         self._counts, self._events = plan.counts, dict[str, int]()
         self._limits, self._until = plan.limits, until
-        self._began = time.monotonic()
+        self._began = self._clock()
         self._stop_at = min(until, self._began + max(plan.limits.deadline_s, START_S))
         self._failed = False
         self._stopped_at: float | None = None
@@ -138,9 +140,9 @@ class Course:
         """Calls ``stop`` once, at the deadline or a moment after the first failure; returns when all hosts ended."""
         with self._changed:
             while len(self.ends) < len(self._offsets):
-                left = self._stop_at - time.monotonic()
+                left = self.left_s
                 if self._stopped_at is None and left <= 0:
-                    self._stopped_at = time.monotonic()
+                    self._stopped_at = self._clock()
                     self.timed_out = not self._failed
                     # not in this thread: a host that takes nothing must not keep the clock from being watched
                     threading.Thread(target=stop, daemon=True).start()
@@ -149,20 +151,25 @@ class Course:
                     return
 
     @property
+    def left_s(self) -> float:
+        """Seconds until the deadline as it stands now."""
+        return self._stop_at - self._clock()
+
+    @property
     def given_up(self) -> bool:
         """Whether a host that has still not answered is no longer waited for."""
-        return self._stopped_at is not None and time.monotonic() > self._stopped_at + ANSWER_S
+        return self._stopped_at is not None and self._clock() > self._stopped_at + ANSWER_S
 
     def _wait_for_start(self) -> None:
         """A torchrun that has started no rank yet works."""
         if not self._failed and all(rank.stage == "none" for rank in self.ranks):
-            latest = min(time.monotonic() + START_S, self._began + self._limits.imports_s, self._until)
+            latest = min(self._clock() + START_S, self._began + self._limits.imports_s, self._until)
             self._stop_at = max(self._stop_at, latest)
             self._changed.notify_all()
 
     def _set_deadline(self) -> None:
         """A rank has started, or has imported torch."""
-        now, limits = time.monotonic(), self._limits
+        now, limits = self._clock(), self._limits
         latest = self._began + max(limits.imports_s, limits.deadline_s)
         there = sum("torch" in rank.times for rank in self.ranks)
         if there == len(self.ranks):
@@ -176,5 +183,5 @@ class Course:
     def _fail(self, grace_s: float) -> None:
         if not self._failed:
             self._failed = True
-            self._stop_at = min(self._stop_at, time.monotonic() + grace_s)
+            self._stop_at = min(self._stop_at, self._clock() + grace_s)
             self._changed.notify_all()

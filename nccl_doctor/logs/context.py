@@ -11,7 +11,9 @@ from nccl_doctor.logs.collectives import mismatch
 from nccl_doctor.logs.events import Event, Reading
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.flight import Dump
+from nccl_doctor.logs.ras_events import from_text
 from nccl_doctor.logs.rule import SCRIPT, Grade
+from nccl_doctor.logs.rules.scripts import TERMINATING
 from nccl_doctor.logs.rules.sockets import RETURN_CODE
 from nccl_doctor.logs.stall import apart, came_together, complaints, interrupts, stalled
 from nccl_doctor.logs.text import number
@@ -57,7 +59,16 @@ _RETRIES_AT_THE_END = 3
 
 
 _LAST_WORDS = 1
-"""Lines that may stand behind the one that names an exception at the end of a source."""
+"""Lines that may stand behind the one that names an exception at the end of a source, frames of stacks apart."""
+
+_FRAME = re.compile(
+    rb"\s|$|Traceback|During handling|The above exception|[\w.]*(?:Error|Exception)\b|\^|[~^ ]+$|\S+: +File |=+$|-+$"
+)
+
+_ABOVE, _STACK, _SOON = 60, 80, 200
+"""Lines from an exception to a launcher's notice, from the head of its stack to it, and to those that then waited."""
+
+_LEFT = frozenset({"collective-timeout", "peer-died"})
 
 
 @dataclass
@@ -86,10 +97,11 @@ class Log:
 def in_context(log: Log) -> list[Event]:
     """The events that stand for a fault, some under another name or of another weight than their line alone has."""
     facts = log.facts
-    every = [event for reading in log.readings for event in reading.events]
+    every = [event for reading in log.readings for event in (*reading.events, *from_text(reading.events))]
     events = [_renamed(event) for event in every if not _ras(event, facts)]
     if facts.ended_well:
         events = [event for event in events if event.grade is Grade.ROOT]
+    events = [_accused(event, log) for event in events]
     stuck = set() if facts.ended_well else _stuck_retries(log)
     if _given_up(log, events):
         stuck.add(SCRIPT)
@@ -120,6 +132,28 @@ def _standing_still(log: Log, kept: list[Event]) -> list[Event]:
     if names <= _NETWORK | {"collective-timeout"}:
         kept = [*apart(log.readings, log.facts), *kept]
     return (stalled(log.readings, log.facts) or kept) if interrupts(kept) else kept
+
+
+def _accused(event: Event, log: Log) -> Event:
+    """An exception that ended the job weighs more than a hint, a kill that a launcher announced less than a cause."""
+    if event.name not in ("killed", SCRIPT) or event.grade is Grade.CLUE:
+        return event
+    reading = next(one for one in log.readings if one.name == event.file)
+    notices = [one.line for one in reading.events if one.wording == TERMINATING]
+    if event.name == "killed":
+        announced = any(line < event.line for line in notices) and event.wording != TERMINATING
+        return replace(event, grade=min(event.grade, Grade.GENERIC)) if announced else event
+    if event.grade is not Grade.HINT:
+        return event
+    fatal = any(0 < line - event.line <= _ABOVE for line in notices) or _left_others_waiting(event, reading)
+    return replace(event, grade=Grade.LIKELY) if fatal else event
+
+
+def _left_others_waiting(event: Event, reading: Reading) -> bool:
+    """Whether soon after an exception whose stack stands above it others waited for its process in vain."""
+    later = (one.line - event.line for one in reading.events if one.name in _LEFT and one.grade is Grade.SYMPTOM)
+    stack = any(0 <= event.line - one <= _STACK for one in reading.tracebacks)
+    return stack and any(0 < lines <= _SOON for lines in later)
 
 
 def _ended_after(event: Event, events: list[Event]) -> Event:
@@ -198,9 +232,19 @@ def _stuck_retries(log: Log) -> set[str]:
     return stuck
 
 
+def _only_frames(tail: bytes, count: int) -> bool:
+    """Whether the last lines are but the stacks of other processes, which write into each other's."""
+    lines = tail.rstrip(b"\n").split(b"\n")[-count:] if 0 < count < 400 else [b"more"]
+    return all(_FRAME.match(line) or b'File "' in line for line in lines)
+
+
 def _given_up(log: Log, events: list[Event]) -> bool:
     """Whether an exception ended its process, and was not caught: a launcher says so, or its source says no more."""
     exceptions = {event.file: event.line for event in events if event.name == SCRIPT and event.grade is Grade.HINT}
     ends = {reading.name: reading.lines for reading in log.readings}
-    at_the_end = any(ends.get(file, 0) - line <= _LAST_WORDS for file, line in exceptions.items())
+    tails = {reading.name: reading.tail for reading in log.readings}
+    at_the_end = any(
+        ends.get(file, 0) - line <= _LAST_WORDS or (not log.joined and _only_frames(tails[file], ends[file] - line))
+        for file, line in exceptions.items()
+    )
     return at_the_end or any(event.name == SCRIPT and event.grade > Grade.HINT for event in events)

@@ -10,10 +10,17 @@ from nccl_doctor.logs.blame import Cause, causes
 from nccl_doctor.logs.context import Log
 from nccl_doctor.logs.events import Event, Reader, Reading
 from nccl_doctor.logs.facts import Facts
+from nccl_doctor.logs.ras_events import from_answer
 from nccl_doctor.logs.rule import Grade
+from nccl_doctor.logs.rules.ras import LINE
+from nccl_doctor.logs.text import decode
+from nccl_doctor.nccl.ras_answer import MalformedAnswerError, RasAnswer
+from nccl_doctor.nccl.ras_json import parse_json
 
 SMALL = 1 << 20
 """Logs up to this size together are read again, with their lines joined, where the first reading shows no cause."""
+
+_RAS_JSON = b'"communicators_count":'
 
 _SAMPLE = 64 << 10
 """So much of the beginning shows whether a log was wrapped."""
@@ -102,7 +109,7 @@ class Investigation:
     def _begun(self) -> list[Event]:
         """Looks at the beginning of a source: a dump, a wrapped log, or lines as they were written."""
         head, self._head = self._head or b"", None
-        if flight.looks_like_dump(head):
+        if flight.looks_like_dump(head) or _RAS_JSON in head:
             self._dump = []
         elif not self._live:
             self._width = unwrap.width(head)
@@ -128,6 +135,10 @@ class Investigation:
         dump = flight.read(reader.reading.name, data)
         if dump is not None:
             self.log.dumps[reader.reading.name] = dump
+            reader.reading.bytes = len(data)
+        elif (answer := _ras_answer(data)) is not None:
+            line = Event.of_file(reader.reading.name, LINE, f"the answer of RAS, NCCL {answer.nccl_version}")
+            reader.reading.events += from_answer(answer, line)
             reader.reading.bytes = len(data)
         else:
             reader.feed(data)
@@ -157,6 +168,13 @@ class Investigation:
             if better and (not found or better[0].grade > found[0].grade):
                 return better
         return found
+
+
+def _ras_answer(data: bytes) -> RasAnswer | None:
+    try:
+        return parse_json(decode(data)) if _RAS_JSON in data else None
+    except MalformedAnswerError:
+        return None
 
 
 def diagnose(sources: Iterable[Source], progress: Callable[[int], None] = lambda _count: None) -> LogVerdict:

@@ -89,6 +89,17 @@ class Event:
     order: int
     catalogued: Meaning | None = None
 
+    @classmethod
+    def of_file(
+        cls, file: str, wording: str, text: str, *, name: str = "", grade: Grade = Grade.CLUE, rank: int | None = None
+    ) -> Event:
+        """What a whole file says that is no log."""
+        return cls(name, grade, wording, file, 1, text, text, Prefix(), Address(), rank, order=-1)
+
+    def saying(self, message: str) -> Event:
+        """The same with another message than its text."""
+        return replace(self, message=message)
+
 
 class Place(NamedTuple):
     """Where a record stands: its line, and all of that line."""
@@ -105,6 +116,7 @@ class Reading:
         counts: lines of each diagnosis and grade, those that were not kept included.
         lines: lines that have ended.
         tail: the last bytes.
+        tracebacks: lines in which the stack of an exception begins.
     """
 
     name: str
@@ -114,6 +126,7 @@ class Reading:
     bytes: int = 0
     lines: int = 0
     tail: _Bytes = b""
+    tracebacks: list[int] = field(default_factory=list)
 
 
 class Reader:
@@ -171,6 +184,8 @@ class Reader:
                 fact = fact_rules.RULES[index - len(ALL)]
                 stated = fact.compiled.search(part)
                 if stated is not None:
+                    if stated[0].startswith("Traceback") and len(self.reading.tracebacks) < KEPT:
+                        self.reading.tracebacks.append(line.number)
                     prefix = prefix or peel(part)
                     self.reading.facts.take(fact.kind, stated, prefix)
             elif match := ALL[index].match(part):

@@ -113,6 +113,7 @@ def _merged(pieces: list[Reading]) -> Reading:
     for piece in pieces:
         whole.events += [replace(e, line=e.line + whole.lines, order=e.order + order) for e in piece.events]
         whole.counts += piece.counts
+        whole.tracebacks += [line + whole.lines for line in piece.tracebacks]
         whole.lines += piece.lines
         whole.bytes += piece.bytes
         whole.tail = piece.tail or whole.tail

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from nccl_doctor.logs.events import Address, Event
+from nccl_doctor.logs.events import Event
 from nccl_doctor.logs.flight import Dump, compare
-from nccl_doctor.logs.prefix import Prefix
 from nccl_doctor.logs.rule import Grade
 
 WORDING = "flight recorder"
@@ -31,20 +30,7 @@ def recorded(dumps: dict[str, Dump]) -> list[Event]:
         first = next(iter(files.values()))
         files |= dict.fromkeys(found.absent, first)
         told = dict.fromkeys(found.absent, f"gave no dump, while others wait in {where}") | told
-    return [_event(name, grade, files[rank], rank, text) for rank, text in told.items()]
-
-
-def _event(name: str, grade: Grade, file: str, rank: int, text: str) -> Event:
-    return Event(
-        name=name,
-        grade=grade,
-        wording=WORDING,
-        file=file,
-        line=1,
-        text=f"rank {rank}: {text}",
-        message=text,
-        prefix=Prefix(),
-        address=Address(),
-        rank=rank,
-        order=-1,
-    )
+    return [
+        Event.of_file(files[rank], WORDING, f"rank {rank}: {text}", name=name, grade=grade, rank=rank).saying(text)
+        for rank, text in told.items()
+    ]

@@ -9,7 +9,10 @@ from functools import cached_property
 
 from nccl_doctor.linear import compiled
 
-WEB = r"https?:|HTTPS?Connection|urllib3|huggingface|wandb|pypi|IPv6 network addresses"
+WEB = (
+    r"https?://|HTTPS?Connection|urllib3\.|requests\.exceptions|huggingface\.co\b|huggingface_hub\.|\bwandb[.:]"
+    r"|\bpypi\.org|IPv6 network addresses"
+)
 """Not about a host of the job: on clusters, downloads and trackers fail to connect every day, and IPv6 to resolve."""
 
 

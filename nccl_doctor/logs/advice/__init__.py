@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nccl_doctor.logs.advice import devices, network, ranks, transports
-from nccl_doctor.logs.advice.words import Said
 from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.rules import xid
+from nccl_doctor.logs.whole import modules
+from nccl_doctor.logs.words import Said
 
-ADVICE: dict[str, Callable[[Case], Said]] = {**network.ADVICE, **ranks.ADVICE, **devices.ADVICE, **transports.ADVICE}
+ADVICE: dict[str, Callable[[Case], Said]] = {
+    **network.ADVICE,
+    **ranks.ADVICE,
+    **devices.ADVICE,
+    **transports.ADVICE,
+    "gpu-errors": xid.advice,
+    **{name: module.advice for name, module in modules()},
+}
 """By the diagnosis' name."""
 
 

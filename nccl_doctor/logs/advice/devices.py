@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from nccl_doctor.logs.advice.words import Said, said
 from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.rules import xid
+from nccl_doctor.logs.words import Said, said
 
 
 def _oom(case: Case) -> Said:
@@ -16,7 +17,7 @@ def _oom(case: Case) -> Said:
 
 
 def _cuda(case: Case) -> Said:
-    return said(
+    return xid.told(case) or said(
         f"CUDA failed on {case.who}. Later errors of this process are of no account; the call that failed may be an "
         "earlier one.",
         "Run that host alone with CUDA_LAUNCH_BLOCKING=1, and look for Xid and ECC errors (dmesg, nvidia-smi -q).",

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Callable
 
 from nccl_doctor.commands import on
-from nccl_doctor.logs.advice.words import Said, said
 from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.words import Said, said
 from nccl_doctor.model import Command
 from nccl_doctor.shell import line
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from nccl_doctor.logs.advice.words import Said, said
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.collectives import never_started, waiting
 from nccl_doctor.logs.hang import absent, ranks_of, standing
+from nccl_doctor.logs.recorded import WORDING
 from nccl_doctor.logs.rule import SCRIPT
+from nccl_doctor.logs.rules.ras import LINE
 from nccl_doctor.logs.rules.scripts import EXITED
+from nccl_doctor.logs.words import Said, said
 
 
 def _collective_timeout(case: Case) -> Said:
+    if case.first.wording in (LINE, WORDING):
+        return _told_by_rank(case)
     places = waiting(case.cause.events)
     told = "; ".join(f"{ranks_of(ranks)} in {op} number {seq}" for (seq, op), ranks in list(places.items())[:4])
     missing = absent({rank for ranks in places.values() for rank in ranks}, case.log.facts.world_size)
@@ -37,7 +41,20 @@ def _collective_timeout(case: Case) -> Said:
     )
 
 
+def _told_by_rank(case: Case) -> Said:
+    """What RAS or the flight recorder says of each rank, the culprits' words first."""
+    words = [f"{ranks_of([e.rank]) if e.rank is not None else 'a rank'} {e.message}" for e in case.cause.events[:3]]
+    more = len(case.cause.events) - len(words)
+    return said(
+        "; ".join(words) + (f"; and {more} more" if more > 0 else "") + ".",
+        "Look at what the first of them did meanwhile (py-spy dump, its own log): the others wait for it.",
+        case.check(),
+    )
+
+
 def _collective_mismatch(case: Case) -> Said:
+    if case.first.wording == WORDING:
+        return _told_by_rank(case)
     places = waiting(case.cause.events)
     told = "; ".join(f"{ranks_of(ranks)} {op} number {seq}" for (seq, op), ranks in list(places.items())[:4])
     return said(
@@ -50,6 +67,13 @@ def _collective_mismatch(case: Case) -> Said:
 
 
 def _peer_died(case: Case) -> Said:
+    if case.first.wording in (LINE, WORDING):
+        return said(
+            f"{case.first.message[:1].upper()}{case.first.message[1:]}.",
+            "Look on that host whether the process is still there (ps, dmesg, the scheduler's record), whether it is "
+            "stopped or stuck, and whether the host is reached:",
+            case.check(),
+        )
     missing = standing(case.log.facts).missing
     hint = f" No line is of {ranks_of(missing)}." if missing else ""
     return said(
@@ -108,6 +132,14 @@ def _env_bad(case: Case) -> Said:
     )
 
 
+def _env_differs(case: Case) -> Said:
+    return said(
+        f"NCCL's variables differ between ranks (seen by {case.who}): what one chooses does not fit the others.",
+        "Make them the same on all hosts, ~/.nccl.conf and /etc/nccl.conf included:",
+        case.check(),
+    )
+
+
 def _unknown(case: Case) -> Said:
     known = case.first.catalogued
     since = f" (in NCCL since {known.first})" if known else ""
@@ -136,6 +168,7 @@ ADVICE = {
     "world-size-mismatch": _world_size,
     "launcher-env-missing": _env_missing,
     "env-bad-value": _env_bad,
+    "env-mismatch": _env_differs,
     "nccl-unknown-error": _unknown,
     "allreduce-wrong-result": _wrong_result,
 }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from nccl_doctor.logs.advice.words import Said, said
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.text import number
+from nccl_doctor.logs.words import Said, said
 
 _STATUS = re.compile(r"(?:error |status=)(?:\w+\()?(\d+)")
 _STATUSES = {

@@ -45,11 +45,6 @@ RULES: tuple[Rule, ...] = (
     ),
     symptom(
         "collective-timeout",
-        r"[Rr]anks? (?P<rank>\d+).{0,40} (?:failed to pass|did not pass) monitoredBarrier",
-        "RuntimeError: [Rank 0]: Rank 3 failed to pass monitoredBarrier in 1800000 ms",
-    ),
-    symptom(
-        "collective-timeout",
         r"Missed heartbeat|tensors were submitted to be reduced, gathered or broadcasted by subset of ranks"
         r"|Stalled ranks?:",
         "W stall_inspector.cc:105] One or more tensors were submitted to be reduced, gathered or broadcasted by "

@@ -172,7 +172,7 @@ ERROR_RULES: tuple[Rule, ...] = (
         r"(?:device-side assert triggered|illegal memory access|uncorrectable (?:ECC|NVLink) error"
         r"|unspecified launch failure|"
         r"all CUDA-capable devices are busy|CUDA-capable device\(s\) is/are busy|no kernel image is available"
-        r"|fallen off the bus)",
+        r")",
         "RuntimeError: CUDA error: device-side assert triggered",
     ),
     root(
@@ -181,11 +181,6 @@ ERROR_RULES: tuple[Rule, ...] = (
         r"|LaunchFailure|Assert|ECCUncorrectable|DevicesUnavailable)|CUDA_ERROR_)",
         "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`",
         unless=r"CUDA_ERROR_(?:OUT_OF|SYSTEM)",
-    ),
-    root(
-        "cuda-error",
-        r"(?:NVRM: )?Xid \((?:PCI:)?[0-9a-fA-F:.]+\): \d+",
-        "[ 4242.1] NVRM: Xid (PCI:0000:3b:00): 79, pid=4242, GPU has fallen off the bus.",
     ),
     root(
         "cuda-error",

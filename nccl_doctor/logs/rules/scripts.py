@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.logs.rule import SCRIPT, WEB, Rule, generic, hint, likely
+from nccl_doctor.logs.rule import SCRIPT, WEB, Rule, clue, generic, hint, likely
 
 _PLAIN = (
     r"(?:Value|Type|Key|Index|Attribute|Name|UnboundLocal|Assertion|ZeroDivision|FileNotFound|IsADirectory"
@@ -18,7 +18,36 @@ EXITED = (
 """The bare exit code that torchrun, DeepSpeed, Slurm, torch.distributed.launch and Accelerate tell; 128 and more is a
 signal's."""
 
+TERMINATING = (
+    r"(?:Forcefully terminating all other processes|[Ss]ending process \d+ closing signal"
+    r"|Closing process \d+ via signal|Killing subprocess \d+|Terminating (?:StepId|job step|all)|[Jj]ob step aborted"
+    r"|Force Terminated StepId"
+    r"|\[rank: \d+\] Child process with PID \d+ terminated with code"
+    r"|primary job (?:terminated|job)|MPI_ABORT was invoked|mpirun (?:detected|has exited due)|KILLING (?:JOB|TASK)"
+    r"|prterun (?:detected|has exited due)|process returned a non-zero exit code|[Kk]illing (?:all )?remaining"
+    r"|Shutting down (?:all )?workers|Terminat\w+ (?:all )?(?:other|remaining|sibling) (?:processes|ranks|workers))"
+)
+"""A launcher says that it ends the other processes: what is killed after that was killed by it."""
+
 RULES: tuple[Rule, ...] = (
+    clue(
+        SCRIPT,
+        TERMINATING,
+        "[rank: 0] Child process with PID 812 terminated with code 1. Forcefully terminating all other processes",
+    ),
+    hint(
+        SCRIPT,
+        r"(?:^|\] |\]: |> |\) |\| |\d: )(?:[\w.]+\.)?\w*(?:Error|Exception)$",
+        "AssertionError",
+        unless=WEB,
+    ),
+    hint(
+        SCRIPT,
+        r"(?:Assertion .{1,300} failed|Check failed: |terminate called after throwing an instance"
+        r"|Fatal Python error: |\bFATAL(?: ERROR)?: )",
+        "python: /src/kernel.cpp:88: void run(): Assertion `n % 8 == 0' failed.",
+        unless=WEB + r"|c10::Dist|ProcessGroup",
+    ),
     # torch's excepthook writes the rank before the lines of an exception that nobody caught (torch 2.4,
     # torch/distributed/distributed_c10d.py)
     likely(
@@ -46,6 +75,6 @@ RULES: tuple[Rule, ...] = (
         r"(?:^|\] |\]: |> |\) |\| |\d: )(?:[\w.]+\.)?\w*"
         r"(?:Error|Exception): ",
         "ValueError: bad shape",
-        unless=WEB + r"|torch\.distributed\.elastic\S*(?:Error|Exception): |subprocess\.Called",
+        unless=WEB + r"|raise |torch\.distributed\.elastic\S*(?:Error|Exception): |subprocess\.Called",
     ),
 )

@@ -1,0 +1,58 @@
+"""A container could not be started.
+
+What it means: The job never began on that host: the image, a mount, the runtime or the hook for GPUs failed.
+
+How we know: pyxis' "container start failed" and "failed to import docker image", enroot's and nvidia-container-cli's
+errors, "OCI runtime create failed", Docker's "Error response from daemon", Kubernetes' ImagePullBackOff.
+
+Fix: Start the same image by hand on the host that is named; see its disk (df /run /tmp), the image's name and
+credentials, and nvidia-container-cli info.
+
+References: github.com/NVIDIA/pyxis; github.com/NVIDIA/enroot; runc's create.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nccl_doctor.checks.registry import from_logs
+from nccl_doctor.logs.rule import Rule, likely, root
+from nccl_doctor.logs.words import Said, said
+
+if TYPE_CHECKING:
+    from nccl_doctor.logs.case import Case
+
+from_logs(__name__, "NCD923", explains=("killed", "peer-died", "script-failed", "rendezvous-timeout", "disk-full"))
+
+RULES: tuple[Rule, ...] = (
+    root(
+        "container-start-failed",
+        r"(?:pyxis: (?:container start failed|failed to (?:import|create|start)|couldn't (?:start|get|create))"
+        r"|failed to import docker image|enroot-\w+: (?:error|failed)|couldn't start container)",
+        "slurmstepd: error: pyxis: container start failed with error code: 1",
+    ),
+    likely(
+        "container-start-failed",
+        r"\[ERROR\] .{0,40}(?:nvidia\.sh|enroot|/etc/enroot)",
+        "pyxis:     [ERROR] /etc/enroot/hooks.d/98-nvidia.sh exited with return code 1",
+    ),
+    root(
+        "container-start-failed",
+        r"(?:OCI runtime (?:create|exec|start) failed|nvidia-container-cli: .{0,80}(?:error|failed)"
+        r"|failed to create (?:shim|containerd) task|error (?:running|during) (?:hook|container init)"
+        r"|Error response from daemon|(?:Err)?ImagePull(?:BackOff|Error)?: |CreateContainer(?:Config)?Error"
+        r"|RunContainerError|FATAL: .{0,60}(?:container|image|SIF|squashfs))",
+        "docker: Error response from daemon: failed to create task for container: OCI runtime create failed: runc "
+        "create failed",
+    ),
+)
+
+
+def advice(case: Case) -> Said:
+    """What to try by hand."""
+    host = case.address.host
+    return said(
+        f"A container could not be started on {case.who if case.who != 'a rank' else host or 'a host'}: the job never "
+        "began there.",
+        "Start the same image by hand on that host; the line says whether image, mount, GPU hook or disk failed.",
+    )

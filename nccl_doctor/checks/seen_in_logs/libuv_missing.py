@@ -1,0 +1,41 @@
+"""This torch was built without libuv, which its store asks for.
+
+What it means: Since torch 2.4 the rendezvous store uses libuv unless it is told otherwise; builds for Windows and some
+of one's own have none.
+
+How we know: "use_libuv was requested but PyTorch was built without libuv support".
+
+Fix: Set USE_LIBUV=0 (in the address: env://?use_libuv=0), or install a torch with libuv.
+
+References: torch/distributed/rendezvous.py; torch/csrc/distributed/c10d/TCPStore.cpp.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nccl_doctor.checks.registry import from_logs
+from nccl_doctor.logs.rule import Rule, root
+from nccl_doctor.logs.words import Said, said
+
+if TYPE_CHECKING:
+    from nccl_doctor.logs.case import Case
+
+from_logs(__name__, "NCD922", explains=("rendezvous-timeout", "connection-refused", "script-failed", "peer-died"))
+
+RULES: tuple[Rule, ...] = (
+    root(
+        "libuv-missing",
+        r"built without libuv|use_libuv was requested|libuv (?:support )?(?:is )?not (?:available|supported|found)",
+        "torch.distributed.DistStoreError: use_libuv was requested but PyTorch was built without libuv support, run "
+        "with USE_LIBUV=0 to disable it.",
+    ),
+)
+
+
+def advice(case: Case) -> Said:
+    """The variable that helps."""
+    return said(
+        f"The torch of {case.who} was built without libuv, which its rendezvous store asks for.",
+        "Set USE_LIBUV=0 on every host before the start, or install a build of torch with libuv.",
+    )

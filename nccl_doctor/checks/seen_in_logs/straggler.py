@@ -1,0 +1,45 @@
+"""One rank came too late, and a barrier names it.
+
+What it means: The others waited for this rank: it still loads, compiles, checkpoints or downloads, its host is slow, or
+it hangs before the barrier.
+
+How we know: torch's "Rank 3 failed to pass monitoredBarrier in 60000 ms", Horovod's "Stalled ranks", NCCL's RAS and
+vLLM's list of ranks that did not report.
+
+Fix: Look at that rank: its own log, py-spy dump, the load and the disks of its host. Steps that only one rank does
+need a longer time-out or a barrier of their own.
+
+References: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp (monitoredBarrier); horovod/common/stall_inspector.cc.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nccl_doctor.checks.registry import from_logs
+from nccl_doctor.logs.rule import Rule, likely
+from nccl_doctor.logs.words import Said, said
+
+if TYPE_CHECKING:
+    from nccl_doctor.logs.case import Case
+
+from_logs(__name__, "NCD921", explains=("collective-timeout", "peer-died", "killed", "rendezvous-timeout"))
+
+RULES: tuple[Rule, ...] = (
+    likely(
+        "straggler",
+        r"[Rr]anks? (?P<rank>\d+)[\d, ]{0,80} (?:failed to pass|did not pass|failed to reach) monitoredBarrier",
+        "RuntimeError: [Rank 0]: Rank 3 failed to pass monitoredBarrier in 1800000 ms",
+    ),
+)
+
+
+def advice(case: Case) -> Said:
+    """The rank to look at."""
+    ranks = ", ".join(dict.fromkeys(str(event.rank) for event in case.cause.events if event.rank is not None))
+    who = f"Rank {ranks}" if ranks else "A rank"
+    return said(
+        f"{who} did not come to a barrier in time; all others waited there.",
+        "Look at what that rank did meanwhile: its own log, py-spy dump --pid, the load and the disks of its host.",
+        case.check(),
+    )

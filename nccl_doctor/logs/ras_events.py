@@ -1,0 +1,109 @@
+"""Events out of what NCCL's RAS service said, as text between other lines or as a file of JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from nccl_doctor.logs.events import Address, Event
+from nccl_doctor.logs.rule import Grade
+from nccl_doctor.logs.rules.ras import LINE
+from nccl_doctor.nccl.ras_answer import Communicator, RankGroup, RasAnswer, RasProcess, RasRank
+from nccl_doctor.nccl.ras_text import parse_lines
+
+_ERRORS = {
+    "Unhandled CUDA error": ("cuda-error", Grade.LIKELY),
+    "Remote process error": ("peer-died", Grade.SYMPTOM),
+    "Timeout": ("collective-timeout", Grade.SYMPTOM),
+}
+
+
+def from_text(events: Sequence[Event]) -> list[Event]:
+    """What the lines of one source say together; each event stands on the line that names its rank or process."""
+    lines = [event for event in events if event.wording == LINE]
+    if not lines:
+        return []
+    return list(_told(parse_lines(event.message for event in lines), lines))
+
+
+def from_answer(answer: RasAnswer, event: Event) -> list[Event]:
+    """What an answer says; ``event`` stands for the file that it is."""
+    return list(_told(answer, [event]))
+
+
+def _told(answer: RasAnswer, lines: Sequence[Event]) -> Iterator[Event]:
+    for process in answer.dead:
+        yield _of_process(answer, process, "is dead for RAS, which no longer reaches it", lines)
+    for process in answer.missing:
+        yield _of_process(answer, process, "does not answer RAS: it is stopped, stuck or cut off", lines)
+    known = {(one.host, one.pid) for one in (*answer.dead, *answer.missing)}
+    for communicator in answer.communicators:
+        for rank in communicator.missing:
+            if (rank.host, rank.pid) not in known:
+                yield _of_rank(rank, "peer-died", Grade.LIKELY, f"{_who(rank)} gave RAS no data", lines)
+        yield from _of_errors(communicator, lines)
+        yield from _of_statuses(communicator, lines)
+        yield from _of_counts(communicator, lines)
+
+
+def _of_process(answer: RasAnswer, process: RasProcess, what: str, lines: Sequence[Event]) -> Event:
+    ranks = [
+        rank.rank
+        for one in answer.communicators
+        for rank in (*one.missing, *(rank for group in one.groups for rank in group.ranks))
+        if (rank.host, rank.pid) == (process.host, process.pid)
+    ]
+    gpus = ",".join(map(str, process.gpus))
+    text = f"process {process.pid} on {process.host} (GPU {gpus}) {what}"
+    line = _line(lines, f"Process {process.pid} on node {process.host}")
+    return _event(line, "peer-died", Grade.LIKELY, text, process.host, ranks[0] if ranks else None)
+
+
+def _of_errors(communicator: Communicator, lines: Sequence[Event]) -> Iterator[Event]:
+    for group in communicator.groups:
+        if group.topic == "error":
+            name, grade = _ERRORS.get(str(group.value), ("nccl-unknown-error", Grade.GENERIC))
+            yield from _of_group(group, name, grade, f'reported "{group.value}"', lines)
+
+
+def _of_statuses(communicator: Communicator, lines: Sequence[Event]) -> Iterator[Event]:
+    """Ranks that left a communicator which others still use."""
+    statuses = [group for group in communicator.groups if group.topic == "status"]
+    for group in sorted(statuses, key=lambda one: one.size)[: max(len(statuses) - 1, 0)]:
+        name = "rendezvous-timeout" if group.value == "INIT" else "peer-died"
+        yield from _of_group(group, name, Grade.SYMPTOM, f"has status {group.value}, which the others have not", lines)
+
+
+def _of_counts(communicator: Communicator, lines: Sequence[Event]) -> Iterator[Event]:
+    """The ranks behind: that others are ahead is what shows it."""
+    for collective, groups in communicator.launched().items():
+        furthest = groups[-1]
+        for group in groups[:-1]:
+            text = f"launched {collective} {group.value} times, while {furthest.size} ranks have {furthest.value}"
+            yield from _of_group(group, "collective-timeout", Grade.SYMPTOM, text, lines)
+
+
+def _of_group(group: RankGroup, name: str, grade: Grade, what: str, lines: Sequence[Event]) -> Iterator[Event]:
+    for rank in group.ranks:
+        yield _of_rank(rank, name, grade, f"on {rank.host} (process {rank.pid}) {what}" if rank.host else what, lines)
+    if not group.ranks:
+        text = f"of {group.size} ranks {what}"
+        yield _event(_line(lines, f"{group.size} ranks "), name, grade, text, None, None)
+
+
+def _of_rank(rank: RasRank, name: str, grade: Grade, text: str, lines: Sequence[Event]) -> Event:
+    return _event(_line(lines, f"Rank {rank.rank} "), name, grade, text, rank.host, rank.rank)
+
+
+def _who(rank: RasRank) -> str:
+    return f"rank {rank.rank} on {rank.host} (process {rank.pid})" if rank.host else f"rank {rank.rank}"
+
+
+def _line(lines: Sequence[Event], words: str) -> Event:
+    """The line that holds these words; a file of JSON has one alone."""
+    return next((line for line in lines if words in line.message), lines[0])
+
+
+def _event(line: Event, name: str, grade: Grade, text: str, host: str | None, rank: int | None) -> Event:
+    prefix = replace(line.prefix, host=host, rank=None)
+    return replace(line, name=name, grade=grade, message=text, address=Address(ip=host), rank=rank, prefix=prefix)

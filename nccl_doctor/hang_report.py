@@ -111,7 +111,7 @@ def _access(snapshot: HangSnapshot) -> tuple[Diagnosis, ...]:
     away = Snapshot(
         version=snapshot.version,
         taken_at=snapshot.taken_at,
-        cluster=snapshot.cluster,
+        cluster=snapshot.cluster.model_copy(update={"nodes": tuple(host.node for host in hosts)}),
         hosts=hosts,
         mesh=skipped("a running job was looked at"),
         smoke=skipped("a running job was looked at"),

@@ -41,6 +41,8 @@ def hang(
     timeout: options.Timeout = 120.0,
     transport: options.Transport = "auto",
     python: options.Python = None,
+    user: options.User = None,
+    port: options.Port = None,
     save: options.Save = None,
     save_whole: options.SaveWhole = False,
     load_from: options.From = None,
@@ -49,6 +51,7 @@ def hang(
 
     def work() -> int:
         from nccl_doctor.cli.hang_run import Request, run
+        from nccl_doctor.inventory.overrides import Overrides
 
         request = Request(
             hosts=hosts,
@@ -61,7 +64,7 @@ def hang(
             force=force,
             timeout_s=timeout,
             transport=transport,
-            python=python,
+            overrides=Overrides(python=python, user=user, port=port),
             save=save,
             save_whole=save_whole,
             load_from=load_from,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from nccl_doctor.cli.output import Out
 from nccl_doctor.cli.progress import progress
-from nccl_doctor.cli.run import with_python
 from nccl_doctor.cli.snapshots import read_snapshot, save_snapshot
 from nccl_doctor.collect.hang import Options, Stacks, take
 from nccl_doctor.hang_model import STANDS_STILL, HangReport
-from nccl_doctor.hang_report import report as report_of
 from nccl_doctor.inventory.load import load
+from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.snapshot.hang import HangSnapshot
 from nccl_doctor.transport.base import Kind, make_transport
 
@@ -32,7 +33,7 @@ class Request:
     force: bool
     timeout_s: float
     transport: Kind
-    python: str | None
+    overrides: Overrides
     save: Path | None
     save_whole: bool
     load_from: Path | None
@@ -40,9 +41,13 @@ class Request:
 
 def run(request: Request, out: Out) -> int:
     """Looks, judges, reports; 1 where the job stands still, 0 where it moves, 3 where nobody can tell."""
+    # while hosts are waited for: what judges takes as long to import as a host to answer
+    threading.Thread(target=import_module, args=("nccl_doctor.hang_report",), daemon=True).start()
     snapshot = read_snapshot(request.load_from, HangSnapshot) if request.load_from else _look(request, out)
     if request.save:
         save_snapshot(snapshot, request.save, whole=request.save_whole)
+    from nccl_doctor.hang_report import report as report_of
+
     report = report_of(snapshot)
     out.show(report)
     return exit_code(report)
@@ -56,8 +61,8 @@ def exit_code(report: HangReport) -> int:
 
 
 def _look(request: Request, out: Out) -> HangSnapshot:
-    cluster = load(request.hosts, where=request.where, exclude=request.exclude, environ=os.environ)
-    cluster = with_python(cluster, request.python)
+    said = request.overrides
+    cluster = load(request.hosts, where=request.where, exclude=request.exclude, environ=os.environ, overrides=said)
     options = Options(
         interval_s=request.interval_s,
         stacks=request.stacks,

@@ -24,7 +24,7 @@ from nccl_doctor.diagnose import judge
 from nccl_doctor.inventory.last_check import Hosts, remember
 from nccl_doctor.inventory.load import load
 from nccl_doctor.inventory.overrides import Overrides
-from nccl_doctor.model import Cluster, Report, Severity
+from nccl_doctor.model import Report, Severity
 from nccl_doctor.snapshot import Snapshot
 from nccl_doctor.transport.base import Kind, make_transport
 
@@ -112,14 +112,6 @@ def _looking(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
             yield run
     finally:
         lines.close()
-
-
-def with_python(cluster: Cluster, python: str | None) -> Cluster:
-    """The cluster with the interpreter of ``--python`` on every host, where one was given."""
-    if python is None:
-        return cluster
-    nodes = tuple(node.model_copy(update={"python": python}) for node in cluster.nodes)
-    return cluster.model_copy(update={"nodes": nodes})
 
 
 def unexplained(report: Report) -> bool:

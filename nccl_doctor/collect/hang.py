@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -15,13 +15,15 @@ from nccl_doctor import __version__
 from nccl_doctor.collect import answers, py_spy_bundle
 from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.hang_typed import LOOK, host_look
-from nccl_doctor.collect.run import Progress
 from nccl_doctor.collect.session import Session
 from nccl_doctor.errors import UsageError
 from nccl_doctor.model import Cluster, Node
 from nccl_doctor.snapshot import AccessFailure, Phased, unknown
 from nccl_doctor.snapshot.hang import HangHost, HangSnapshot, HostLook, JobRank, JobRanks, Ras
 from nccl_doctor.transport.base import AccessError, Transport
+
+if TYPE_CHECKING:
+    from nccl_doctor.collect.run import Progress
 
 ANSWER_S = 10.0
 """For the ranks of a host to be found; with 8 of them it takes 10 ms."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from nccl_doctor.logs import flight
-from nccl_doctor.snapshot import Fact, Phased, unknown
+from nccl_doctor.snapshot import Fact, Phased, Unknown, unknown
 from nccl_doctor.snapshot.equipment import Xid
 from nccl_doctor.snapshot.hang import (
     Call,
@@ -29,6 +29,7 @@ from nccl_doctor.snapshot.values import Count, Seconds
 MOST_CALLS = 64
 _TEXT = 200
 
+_UNKNOWN = TypeAdapter(Unknown)
 _STATE: TypeAdapter[Fact[RankState | None]] = TypeAdapter(Fact[RankState | None])
 _STACK: TypeAdapter[Phased[tuple[Thread, ...]]] = TypeAdapter(Phased[tuple[Thread, ...]])
 _FLOWS: TypeAdapter[Fact[dict[str, tuple[Flow, ...]]]] = TypeAdapter(Fact[dict[str, tuple[Flow, ...]]])
@@ -102,7 +103,7 @@ def recorded(told: object, rank: int) -> Any:  # noqa: ANN401 - Fact[Recorded | 
     if told is None:
         return None
     if isinstance(told, dict) and "$unknown" in told:
-        return _typed(TypeAdapter(Fact[None]), told)
+        return _typed(_UNKNOWN, told)
     try:
         if isinstance(told, dict) and isinstance(told.get("live"), dict):
             return _live(told["live"], rank)
@@ -110,7 +111,8 @@ def recorded(told: object, rank: int) -> Any:  # noqa: ANN401 - Fact[Recorded | 
         dump = told["dump"]
         return _recorded(flight.read(f"rank_{rank}", base64.b64decode(dump["data"])), {}, float(dump["age_s"]))
     except (AssertionError, KeyError, TypeError, ValueError, RecursionError, binascii.Error) as error:
-        return unknown(f"the flight recorder is not understood: {str(error).splitlines()[0][:_TEXT]}")
+        words = " ".join(str(error).split())[:_TEXT]
+        return unknown(f"the flight recorder is not understood: {words or type(error).__name__}")
 
 
 def _live(document: dict[str, Any], rank: int) -> Recorded:

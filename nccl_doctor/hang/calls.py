@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from nccl_doctor.hang.standing import Standing
 from nccl_doctor.logs import flight
 from nccl_doctor.nccl import ras
 from nccl_doctor.nccl.ras_answer import MalformedAnswerError, RasAnswer, RasProcess
-from nccl_doctor.snapshot.hang import HangSnapshot, Ras, Recorded
+from nccl_doctor.snapshot.hang import Call, HangSnapshot, Ras, Recorded
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def parting(ranks: dict[int, Standing]) -> Parting | None:
     groups = {one.calls[-1].group for one in chosen.values() if one.calls}
     found = flight.compare(_dump(number, one, groups) for number, one in chosen.items()) if len(chosen) >= 2 else None
     if found is None or not (found.odd or found.behind):
-        return None
+        return _apart({number: one.calls[-1] for number, one in chosen.items() if one.calls}, len(ranks))
     where = f"number {found.seq} of group {found.group}"
     did = {
         rank: " ".join(part for part in (record.name, record.sizes, record.dtypes) if part)
@@ -55,6 +56,17 @@ def parting(ranks: dict[int, Standing]) -> Parting | None:
     crossed = len(last) == len(found.behind) and not any(one.done for one in last.values())
     did |= {rank: f"{one.name} number {one.seq} of group {one.group}" for rank, one in last.items() if crossed}
     return Parting(where, tuple(found.behind), did, differs=False, crossed=crossed)
+
+
+def _apart(last: dict[int, Call], ranks: int) -> Parting | None:
+    """Where every rank waits in its last call, and these are of several groups: whoever is in a group, they cross."""
+    places = Counter((call.group, call.seq) for call in last.values())
+    if len(places) < 2 or len(last) < ranks or any(call.done for call in last.values()):
+        return None
+    (group, seq), _ = places.most_common(1)[0]
+    did = {rank: f"{call.name} number {call.seq} of group {call.group}" for rank, call in last.items()}
+    odd = tuple(sorted(rank for rank, call in last.items() if (call.group, call.seq) != (group, seq)))
+    return Parting(f"number {seq} of group {group}", odd, did, differs=False, crossed=True)
 
 
 def _dump(number: int, recorded: Recorded, groups: set[str]) -> flight.Dump:

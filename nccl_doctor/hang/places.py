@@ -19,6 +19,8 @@ _COLLECTIVE = re.compile(
 _BACKWARD = re.compile(r"torch/autograd/(?:graph|__init__)\.py$|torch/_tensor\.py$")
 _LOADER = re.compile(r"torch/utils/data/")
 _SYNC = re.compile(r"torch/cuda/")
+_BARE = frozenset({"__next__", "__call__", "_call_impl", "_wrapped_call_impl"})
+"""Names that say nothing by themselves: what they call tells more."""
 _WRAPPER = re.compile(r"wrapper|decorate|inner$")
 
 
@@ -92,11 +94,8 @@ def _kind(frames: Sequence[Frame]) -> Kind:
 def _called(frames: Sequence[Frame]) -> str:
     """The outermost function below the user's line that is no wrapper; without torch's name for a class's method."""
     python = [frame for frame in frames if frame.file.endswith(".py") or frame.file.startswith("<")]
-    named = [frame.function for frame in reversed(python) if not _WRAPPER.search(frame.function)]
-    for function in named:
-        if function not in ("__next__", "__call__", "_call_impl", "_wrapped_call_impl"):
-            return function.rpartition(".")[2]
-    return named[0] if named else ""
+    named = [frame.function.rpartition(".")[2] for frame in reversed(python) if not _WRAPPER.search(frame.function)]
+    return next((function for function in named if function not in _BARE), named[0] if named else "")
 
 
 def _named(frame: Frame) -> str:

@@ -27,7 +27,8 @@ def at(line: int, function: str = "step") -> list[dict[str, Any]]:
 
 IN_LOADER = frames(
     ("_try_get_data", LOADER, 1250),
-    ("__next__", LOADER, 700),
+    ("_next_data", LOADER, 1400),
+    ("_BaseDataLoaderIter.__next__", LOADER, 700),
     ("epoch", "/home/alice/dataset.py", 88),
     ("<module>", TRAIN, 300),
 )

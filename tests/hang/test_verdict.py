@@ -38,11 +38,11 @@ def test_a_rank_elsewhere_while_the_others_wait(where: list[dict[str, object]]) 
 def test_the_line_and_the_others_place_are_told() -> None:
     told = report(Job().stands(3, IN_LOADER).snapshot)
     assert told.message == (
-        "Rank 3 (node2, pid 1003) stands in _try_get_data at dataset.py:88 while 7 others wait in a collective."
+        "Rank 3 (node2, pid 1003) stands in _next_data at dataset.py:88 while 7 others wait in a collective."
     )
-    assert told.places == ("ranks 0-2,4-7 in all_reduce at train.py:212", "rank 3 in _try_get_data at dataset.py:88")
+    assert told.places == ("ranks 0-2,4-7 in all_reduce at train.py:212", "rank 3 in _next_data at dataset.py:88")
     (rank,) = [one for one in told.ranks if one.behind]
-    assert (rank.frame, rank.called, rank.host, rank.pid) == ("dataset.py:88 in epoch", "_try_get_data", "node2", 1003)
+    assert (rank.frame, rank.called, rank.host, rank.pid) == ("dataset.py:88 in epoch", "_next_data", "node2", 1003)
 
 
 def test_a_rank_in_the_kernel() -> None:
@@ -209,6 +209,13 @@ def test_two_groups_in_two_orders() -> None:
     )
 
 
+def test_two_groups_that_were_never_used_before_in_two_orders() -> None:
+    job = Job()
+    for rank in range(8):
+        job.recorded(rank, call("2" if rank == 3 else "1", 1))
+    assert judged(job) == ("different-collectives", ["collective-mismatch"], [3])
+
+
 def test_what_a_group_did_before_is_over() -> None:
     job = Job()
     for rank in range(8):
@@ -295,7 +302,7 @@ def test_no_job() -> None:
     assert "No running job" in told.message
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_taking_evidence_away_never_blames_another_rank(data: st.DataObject) -> None:
     """Stacks, recorders and connections of any ranks missing: rank 3, which sleeps, is named or nobody is."""

@@ -42,7 +42,7 @@ def hang(
     transport: options.Transport = "auto",
     python: options.Python = None,
     user: options.User = None,
-    port: options.Port = None,
+    port: options.SshPort = None,
     save: options.Save = None,
     save_whole: options.SaveWhole = False,
     load_from: options.From = None,

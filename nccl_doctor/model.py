@@ -7,9 +7,9 @@ Everything here is frozen data that turns into JSON and back. The JSON of :class
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, JsonValue, model_validator
 
 from nccl_doctor.frozen import Document, FrozenModel
 from nccl_doctor.measured import AllReduceReport, MeshReport
@@ -25,12 +25,24 @@ class Noun(FrozenModel):
 # --- the cluster, as the user described it -----------------------------------------------------------------------
 
 
-class SshOptions(Noun):
-    """How to log in, as far as ``~/.ssh/config`` does not say it."""
+class NodeOptions(Noun):
+    """Base of what one way of reaching hosts wants to know of a node.
 
-    user: str | None = None
-    port: int | None = None
-    identity_file: str | None = None
+    Attributes:
+        engine: its name in :attr:`Node.access`.
+    """
+
+    engine: ClassVar[str]
+
+
+Options = TypeVar("Options", bound=NodeOptions)
+Json = dict[str, JsonValue]
+
+
+def access(*options: NodeOptions) -> dict[str, Json]:
+    """The options as a node holds them: what says nothing is left out."""
+    said = {one.engine: one.model_dump(mode="json", exclude_defaults=True) for one in options}
+    return {engine: values for engine, values in said.items() if values}
 
 
 class Node(Noun):
@@ -44,6 +56,7 @@ class Node(Noun):
         cuda_visible_devices: as the environment variable; None leaves it unset.
         python: the interpreter that training uses.
         env: variables as the training job will have them.
+        access: what each way of reaching it was told, by the way's name; :meth:`options` reads it.
         local: this machine: run without SSH.
     """
 
@@ -53,9 +66,22 @@ class Node(Noun):
     nproc_per_node: int | None = None
     cuda_visible_devices: str | None = None
     python: str = "python3"
-    ssh: SshOptions = SshOptions()
+    access: dict[str, Json] = Field(default_factory=dict)
     env: dict[str, str] = Field(default_factory=dict)
     local: bool = False
+
+    def options(self, kind: type[Options]) -> Options:
+        """What one way of reaching hosts was told of this node."""
+        return kind.model_validate(self.access.get(kind.engine, {}))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _ssh_of_older_snapshots(cls, data: Any) -> Any:  # noqa: ANN401 - whatever stands there
+        if not (isinstance(data, dict) and isinstance(data.get("ssh"), dict)):
+            return data
+        said = {key: value for key, value in data["ssh"].items() if value is not None}
+        rest = {key: value for key, value in data.items() if key != "ssh"}
+        return rest | ({"access": {"ssh": said}} if said else {})
 
 
 class Cluster(Noun):

@@ -15,8 +15,8 @@ _PIPES = ("/dev/", "/proc/")
 _NODE_OPTIONS: tuple[tuple[str, str, Callable[[Node], object], object], ...] = (
     ("--python", "python", lambda node: node.python, "python3"),
     ("--nproc-per-node", "nproc_per_node", lambda node: node.nproc_per_node, None),
-    ("--user", "ssh.user", lambda node: node.ssh.user, None),
-    ("--port", "ssh.port", lambda node: node.ssh.port, None),
+    ("--user", "ssh.user", lambda node: node.access.get("ssh", {}).get("user"), None),
+    ("--port", "ssh.port", lambda node: node.access.get("ssh", {}).get("port"), None),
 )
 """Each option with its name in ``Cluster.origins``, its value on a node, and what it is where nobody said it."""
 

@@ -16,7 +16,7 @@ from nccl_doctor.hang_model import STANDS_STILL, HangReport
 from nccl_doctor.inventory.load import load
 from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.snapshot.hang import HangSnapshot
-from nccl_doctor.transport.base import Kind, make_transport
+from nccl_doctor.transport.register import Kind, make_transport
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from nccl_doctor.report.fix_port import confirmation, screen
 from nccl_doctor.report.safe import clean
 
 if TYPE_CHECKING:
-    from nccl_doctor.transport.base import Kind
+    from nccl_doctor.transport.register import Kind
 
 
 class Request(NamedTuple):

@@ -26,7 +26,7 @@ from nccl_doctor.inventory.load import load
 from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.model import Report, Severity
 from nccl_doctor.snapshot import Snapshot
-from nccl_doctor.transport.base import Kind, make_transport
+from nccl_doctor.transport.register import Kind, make_transport
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,18 @@ from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.session import Session
 from nccl_doctor.model import Cluster
 from nccl_doctor.nccl.witness_answer import nccl_interface
-from nccl_doctor.snapshot import MALFORMED, AccessFailure, Clock, Fact, Host, HostFacts, LibncclAnswer, Unknown, unknown
+from nccl_doctor.snapshot import (
+    MALFORMED,
+    Clock,
+    Fact,
+    Host,
+    HostFacts,
+    LibncclAnswer,
+    ProbeFacts,
+    ProbeFailed,
+    Unknown,
+    unknown,
+)
 
 GRACE_S = 2.0
 """What the answer may take beyond the deadline that the collectors on the host keep."""
@@ -33,10 +44,10 @@ class Limits:
 
 def gather(
     sessions: list[Session], cluster: Cluster, limits: Limits, on_done: Callable[[Session], None]
-) -> dict[str, HostFacts | AccessFailure]:
+) -> dict[str, HostFacts | ProbeFailed]:
     """The facts of each host by name; a host that gave none, why."""
     results = fan_out(lambda session: _ask(session, cluster, limits), sessions, on_done)
-    gathered: dict[str, HostFacts | AccessFailure] = {}
+    gathered: dict[str, HostFacts | ProbeFailed] = {}
     for session, result in zip(sessions, results, strict=True):
         gathered[session.node.name] = _failure(result) if isinstance(result, Exception) else result
     return gathered
@@ -107,7 +118,7 @@ def typed(answer: dict[str, Any]) -> HostFacts:
     raise MalformedError("facts that do not fit their types")
 
 
-def _failure(error: Exception) -> AccessFailure:
+def _failure(error: Exception) -> ProbeFailed:
     lines = (getattr(error, "traceback", None) or "").strip().splitlines()[-5:]
     detail = f"the probe gave no facts: {error}"
-    return AccessFailure(kind="probe-failed", detail=detail, evidence=tuple(lines), facts={"stage": "facts"})
+    return ProbeFailed(detail=detail, evidence=tuple(lines), facts=ProbeFacts(stage="facts"))

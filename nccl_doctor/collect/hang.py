@@ -18,7 +18,7 @@ from nccl_doctor.collect.hang_typed import LOOK, host_look
 from nccl_doctor.collect.session import Session
 from nccl_doctor.errors import UsageError
 from nccl_doctor.model import Cluster, Node
-from nccl_doctor.snapshot import AccessFailure, Phased, unknown
+from nccl_doctor.snapshot import AnyAccessFailure, Phased, ProbeFacts, ProbeFailed, unknown
 from nccl_doctor.snapshot.hang import HangHost, HangSnapshot, HostLook, JobRank, JobRanks, Ras
 from nccl_doctor.transport.base import AccessError, Transport
 
@@ -85,7 +85,7 @@ class _Watch:
         self._began = time.monotonic()
         self._taken_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._sessions: list[Session] = []
-        self._failures: dict[str, AccessFailure] = {}
+        self._failures: dict[str, AnyAccessFailure] = {}
         self._jobs: dict[str, JobRanks] = {}
         self._looks: dict[str, list[HostLook]] = {}
         self._ras: dict[str, tuple[Phased[Ras], ...]] = {}
@@ -240,7 +240,7 @@ class _Watch:
         detail = (
             f"the probe did not tell of the job: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
         )
-        failure = AccessFailure(kind="probe-failed", detail=detail[:1000], facts={"stage": "hang"})
+        failure = ProbeFailed(detail=detail[:1000], facts=ProbeFacts(stage="hang"))
         self._failures.setdefault(name, failure)
 
     def _phase(self, name: str, hosts: list[str]) -> float:

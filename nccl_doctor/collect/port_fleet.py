@@ -11,7 +11,8 @@ from nccl_doctor.errors import UsageError
 
 if TYPE_CHECKING:
     from nccl_doctor.model import Cluster, Node
-    from nccl_doctor.transport.base import Kind, Transport
+    from nccl_doctor.transport.base import Transport
+    from nccl_doctor.transport.register import Kind
 
 
 class Fleet:
@@ -69,7 +70,7 @@ class Fleet:
 
     def _name_hosts(self, hosts: str | None, host: str | None, kind: Kind) -> None:
         from nccl_doctor.inventory.load import load
-        from nccl_doctor.transport.base import make_transport
+        from nccl_doctor.transport.register import make_transport
 
         cluster = load(hosts, where=host if hosts is None else None, exclude=None, environ=os.environ)
         if hosts is not None:

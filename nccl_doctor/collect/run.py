@@ -21,12 +21,15 @@ from nccl_doctor.collect.smoke import trials
 from nccl_doctor.model import Cluster, Node
 from nccl_doctor.snapshot import (
     AccessFailure,
+    AnyAccessFailure,
     FirewallFacts,
     Host,
     HostFacts,
     Isolation,
     Mesh,
     Phased,
+    ProbeFacts,
+    ProbeFailed,
     Smoke,
     Snapshot,
     skipped,
@@ -94,7 +97,7 @@ class Run:
         self._taken_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._opened: list[Session] = []
         self._sessions: list[Session] = []
-        self._failures: dict[str, AccessFailure] = {}
+        self._failures: dict[str, AnyAccessFailure] = {}
         self._facts: dict[str, HostFacts] = {}
         self._mesh: Phased[Mesh] = skipped("not reached")
         self._smoke: Phased[Smoke] = skipped("not reached")
@@ -118,8 +121,8 @@ class Run:
         results = fan_out(open_session, self._cluster.nodes, lambda node: self._progress.done(node.name))
         for node, result in zip(self._cluster.nodes, results, strict=True):
             if isinstance(result, Exception):
-                self._failures[node.name] = AccessFailure(
-                    kind="probe-failed", detail=f"{type(result).__name__}: {result}", facts={"stage": "connect"}
+                self._failures[node.name] = ProbeFailed(
+                    detail=f"{type(result).__name__}: {result}", facts=ProbeFacts(stage="connect")
                 )
         self._sessions = sorted(self._opened, key=lambda session: session.node.node_rank)
         self._timings["connect"] = time.monotonic() - began
@@ -164,9 +167,7 @@ class Run:
         for session in self._sessions:
             if session.lost is not None:
                 detail = f"the probe ended while the ports were tested: {session.lost}"
-                self._failures[session.node.name] = AccessFailure(
-                    kind="probe-failed", detail=detail, facts={"stage": "mesh"}
-                )
+                self._failures[session.node.name] = ProbeFailed(detail=detail, facts=ProbeFacts(stage="mesh"))
                 del self._facts[session.node.name]
         self._sessions = [session for session in self._sessions if session.lost is None]
         return mesh.among({session.node.name for session in self._sessions})

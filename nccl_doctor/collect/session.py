@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from nccl_doctor.collect import answers, bundle, psutil_bundle
 from nccl_doctor.collect.answers import GoneError, Hello, MalformedError, NoAnswerError, ProbeError, RankEvent
 from nccl_doctor.model import Node
-from nccl_doctor.snapshot import AccessFailure
+from nccl_doctor.snapshot import ProbeFacts, ProbeFailed, PythonFacts, PythonMissing
 from nccl_doctor.transport.base import AccessError, Channel, Transport
 
 NOT_FOUND = 127
@@ -186,19 +186,18 @@ class Session:
             if chatter.strip():
                 self._chatter.append(chatter.decode(errors="replace")[:300])
 
-    def _start_failure(self, error: Exception) -> AccessFailure:
+    def _start_failure(self, error: Exception) -> PythonMissing | ProbeFailed:
         """Why the probe did not come up: no such interpreter, or whatever it said instead."""
         ended = not isinstance(error, NoAnswerError)
         status = self._channel.exit_status(time.monotonic() + 1) if ended else None
         said = [line for line in self._channel.stderr_tail().splitlines() if line.strip()][-5:]
-        facts = {"python": self.node.python}
         missing = any(words in line.lower() for line in said for words in ("not found", "no such file"))
         if status == NOT_FOUND or (missing and status not in (0, None)):
             detail = f'there is no interpreter "{self.node.python}"'
-            return AccessFailure(kind="python-missing", detail=detail, evidence=tuple(said), facts=facts)
+            return PythonMissing(detail=detail, evidence=tuple(said), facts=PythonFacts(python=self.node.python))
         detail = f"{self.node.python} did not start the probe: {error}"
         evidence = (*said, *self._chatter)
-        return AccessFailure(kind="probe-failed", detail=detail, evidence=evidence, facts={**facts, "stage": "start"})
+        return ProbeFailed(detail=detail, evidence=evidence, facts=ProbeFacts(python=self.node.python, stage="start"))
 
 
 def _too_old(version: str | None) -> bool:

@@ -10,7 +10,8 @@ from nccl_doctor.hostlist import quoted
 from nccl_doctor.inventory import values
 from nccl_doctor.inventory.draft import Draft, Entry, Said, Settings
 from nccl_doctor.inventory.this_machine import ThisMachine, canonical
-from nccl_doctor.model import DEFAULT_MASTER_PORT, Cluster, Node, SshOptions
+from nccl_doctor.model import DEFAULT_MASTER_PORT, Cluster, Node, access
+from nccl_doctor.transport.ssh_options import SshOptions
 
 Judged = dict[str, tuple[Entry, Settings]]
 """Each host by its name, in order, with all that was said of it."""
@@ -136,10 +137,12 @@ def _node(rank: int, entry: Entry, said: Settings, local: str | None, origins: d
         nproc_per_node=said.nproc_per_node.value if said.nproc_per_node else None,
         cuda_visible_devices=said.cuda_visible_devices.value if said.cuda_visible_devices else None,
         python=said.python.value if said.python else "python3",
-        ssh=SshOptions(
-            user=said.user.value if said.user else None,
-            port=said.port.value if said.port else None,
-            identity_file=said.identity_file.value if said.identity_file else None,
+        access=access(
+            SshOptions(
+                user=said.user.value if said.user else None,
+                port=said.port.value if said.port else None,
+                identity_file=said.identity_file.value if said.identity_file else None,
+            )
         ),
         env={variable: value.value for variable, value in said.env.items()},
         local=local is not None,

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from nccl_doctor.inventory import values
 from nccl_doctor.inventory.draft import Place
-from nccl_doctor.model import Cluster
+from nccl_doctor.model import Cluster, access
+from nccl_doctor.transport.ssh_options import SshOptions
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ class Overrides:
             origins |= {f"{node.name}.{name}": f"--{name.replace('_', '-')}" for name in update}
             origins |= {f"{node.name}.ssh.{name}": f"--{name}" for name in login}
             origins |= {f"{node.name}.env.{name}": "--env" for name in env}
-            update |= {"ssh": node.ssh.model_copy(update=login), "env": {**node.env, **env}}
+            said = access(node.options(SshOptions).model_copy(update=login))
+            update |= {"access": {**node.access, **said}, "env": {**node.env, **env}}
             nodes.append(node.model_copy(update=update))
         return cluster.model_copy(update={**whole, "nodes": tuple(nodes), "origins": origins})
 

@@ -62,8 +62,9 @@ def _values(node: Node) -> Iterator[tuple[str, str]]:
     yield "nproc_per_node", "" if node.nproc_per_node is None else str(node.nproc_per_node)
     yield "python", node.python
     yield "cuda_visible_devices", node.cuda_visible_devices or ""
-    for name, value in node.ssh:
-        yield f"ssh.{name}", "" if value is None else str(value)
+    for engine, options in node.access.items():
+        for name, option in options.items():
+            yield f"{engine}.{name}", str(option)
     for name, value in node.env.items():
         yield f"env.{name}", value
     yield "local", "without SSH"

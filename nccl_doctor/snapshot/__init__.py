@@ -14,8 +14,27 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, TypeAdapter, model_validator
 
 from nccl_doctor.model import Cluster
+from nccl_doctor.snapshot.access import (
+    AccessFailure,
+    AnyAccessFailure,
+    ChangedKeyFacts,
+    EngineFailure,
+    HostKeyChanged,
+    HostKeyUnknown,
+    LoginFacts,
+    ProbeFacts,
+    ProbeFailed,
+    PythonFacts,
+    PythonMissing,
+    Reason,
+    SshAuthFailed,
+    SshTarget,
+    SshUnreachable,
+    UnknownKeyFacts,
+    UnreachableFacts,
+)
 from nccl_doctor.snapshot.firewall import Firewalld, FirewallFacts, IptablesSave
-from nccl_doctor.snapshot.hosts import AccessFailure, Host, HostFacts
+from nccl_doctor.snapshot.hosts import Host, HostFacts
 from nccl_doctor.snapshot.mesh import Dial, DialOutcome, Mesh, Stall
 from nccl_doctor.snapshot.network import InterfaceAddress, Interfaces, Link, Resolution, Route
 from nccl_doctor.snapshot.ports import PortRange, PortTrial, Process, TcpSocket
@@ -38,10 +57,13 @@ from nccl_doctor.snapshot.values import HostAddress, IpAddress, Observed
 __all__ = [
     "MALFORMED",
     "AccessFailure",
+    "AnyAccessFailure",
+    "ChangedKeyFacts",
     "Clock",
     "ConfigFile",
     "Dial",
     "DialOutcome",
+    "EngineFailure",
     "Fact",
     "FirewallFacts",
     "Firewalld",
@@ -49,6 +71,8 @@ __all__ = [
     "GpuProcess",
     "Host",
     "HostFacts",
+    "HostKeyChanged",
+    "HostKeyUnknown",
     "Identity",
     "InterfaceAddress",
     "Interfaces",
@@ -57,13 +81,19 @@ __all__ = [
     "LibncclAnswer",
     "Limits",
     "Link",
+    "LoginFacts",
     "Mesh",
     "Phased",
     "PortRange",
     "PortTrial",
+    "ProbeFacts",
+    "ProbeFailed",
     "Process",
+    "PythonFacts",
     "PythonInfo",
+    "PythonMissing",
     "RankResult",
+    "Reason",
     "Resolution",
     "Route",
     "Shm",
@@ -71,12 +101,17 @@ __all__ = [
     "Skipped",
     "Smoke",
     "Snapshot",
+    "SshAuthFailed",
+    "SshTarget",
+    "SshUnreachable",
     "Stall",
     "TcpSocket",
     "TorchInfo",
     "TrainingJob",
     "Trial",
     "Unknown",
+    "UnknownKeyFacts",
+    "UnreachableFacts",
     "skipped",
     "unknown",
 ]

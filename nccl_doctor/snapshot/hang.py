@@ -8,8 +8,8 @@ from pydantic import Field
 
 from nccl_doctor.frozen import FrozenModel
 from nccl_doctor.model import Cluster, Node
+from nccl_doctor.snapshot.access import AnyAccessFailure
 from nccl_doctor.snapshot.equipment import Xid
-from nccl_doctor.snapshot.hosts import AccessFailure
 from nccl_doctor.snapshot.unknown import Fact, Phased, skipped
 from nccl_doctor.snapshot.values import Count, HostAddress, IpAddress, Observed, Output, Pid, Port, Seconds, SocketPort
 
@@ -222,7 +222,7 @@ class HangHost(Observed):
     job: JobRanks | None = None
     looks: tuple[HostLook, ...] = ()
     ras: tuple[Phased[Ras], ...] = ()
-    failure: AccessFailure | None = None
+    failure: AnyAccessFailure | None = None
 
     @property
     def name(self) -> str:

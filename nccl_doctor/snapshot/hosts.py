@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 from pydantic import AfterValidator, Field, TypeAdapter, model_validator
 
 from nccl_doctor.model import NcclInterface, Node
+from nccl_doctor.snapshot.access import AnyAccessFailure
 from nccl_doctor.snapshot.equipment import GpuHealth, LoginShell, NcclPlugin, PciPaths, RdmaDevice, SameEntry, Xid
 from nccl_doctor.snapshot.firewall import FirewallFacts
 from nccl_doctor.snapshot.network import Interfaces, Resolution, Route
@@ -64,35 +65,12 @@ class HostFacts(Observed):
     firewall_after: Fact[FirewallFacts | None] = None
 
 
-class AccessFailure(Observed):
-    """Why a host was not reached.
-
-    Attributes:
-        kind: the name of the diagnosis.
-        detail: one phrase: what happened.
-        evidence: the lines that show it.
-        facts: what the fix needs: port, user, key type, known_hosts line, …
-    """
-
-    kind: Literal[
-        "ssh-unreachable",
-        "ssh-auth-failed",
-        "ssh-host-key-unknown",
-        "ssh-host-key-changed",
-        "python-missing",
-        "probe-failed",
-    ]
-    detail: str
-    evidence: tuple[str, ...] = ()
-    facts: dict[str, Any] = Field(default_factory=dict)
-
-
 class Host(Observed):
     """One node and what it told; exactly one of ``facts`` and ``failure`` is there."""
 
     node: Node
     facts: HostFacts | None = None
-    failure: AccessFailure | None = None
+    failure: AnyAccessFailure | None = None
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Host:

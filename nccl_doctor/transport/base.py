@@ -6,19 +6,16 @@ Deadlines are values of :func:`time.monotonic`; a wait that reaches its own rais
 from __future__ import annotations
 
 import time
-from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
-from nccl_doctor.model import Cluster, Node
-from nccl_doctor.snapshot import AccessFailure
-
-Kind = Literal["auto", "paramiko", "openssh", "local"]
+from nccl_doctor.model import Node
+from nccl_doctor.snapshot import AnyAccessFailure
 
 
 class AccessError(Exception):
     """A host was not reached; ``failure`` says why."""
 
-    def __init__(self, failure: AccessFailure) -> None:
+    def __init__(self, failure: AnyAccessFailure) -> None:
         self.failure = failure
         super().__init__(f"{failure.kind}: {failure.detail}")
 
@@ -76,22 +73,3 @@ def remaining(deadline: float) -> float:
     if left <= 0:
         raise TimeoutError
     return left
-
-
-def make_transport(kind: Kind, cluster: Cluster, ssh_config: Path | None = None) -> Transport:
-    """The transport for the hosts of ``cluster``.
-
-    Whatever the kind, a node that is this machine runs without SSH.
-
-    Args:
-        kind: "auto" is paramiko, and the ``ssh`` program for hosts that need what paramiko can't do.
-        cluster: where every node of it is local, no SSH library is loaded.
-        ssh_config: read in place of ~/.ssh/config and /etc/ssh/ssh_config, as ``ssh -F`` does.
-    """
-    from nccl_doctor.transport.local import LocalTransport
-
-    if kind == "local" or all(node.local for node in cluster.nodes):
-        return LocalTransport()
-    from nccl_doctor.transport.choice import ChoosingTransport
-
-    return ChoosingTransport(kind, ssh_config)

@@ -8,15 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nccl_doctor.model import Node, SshOptions
+from nccl_doctor.model import Node
+from nccl_doctor.snapshot import SshAuthFailed, SshUnreachable
 from nccl_doctor.transport import failures, known_hosts
-from nccl_doctor.transport.base import AccessError, Channel, Kind
+from nccl_doctor.transport.base import AccessError, Channel
 from nccl_doctor.transport.jumps import split_jump
 from nccl_doctor.transport.local import LocalTransport
 from nccl_doctor.transport.openssh import OpensshTransport
+from nccl_doctor.transport.register import Kind
 from nccl_doctor.transport.resolve import resolve, unread_configuration
 from nccl_doctor.transport.settings import HostSettings
 from nccl_doctor.transport.ssh_config import BeyondError
+from nccl_doctor.transport.ssh_options import SshOptions
 
 if TYPE_CHECKING:
     from nccl_doctor.transport.paramiko_transport import ParamikoTransport
@@ -57,25 +60,26 @@ class ChoosingTransport:
             raise
 
     def _open(self, node: Node, command: str, deadline: float) -> Channel:
-        settings = self._resolve(node.address, node.ssh, deadline)
+        options = node.options(SshOptions)
+        settings = self._resolve(node.address, options, deadline)
         hops = self._hops(settings, deadline)
         if self._paramiko is None:
-            return self._openssh.open(settings, node.ssh, command, deadline)
+            return self._openssh.open(settings, options, command, deadline)
         beyond = _beyond_paramiko(self._paramiko, [settings, *hops])
         if beyond and self._either:
-            return self._openssh.open(settings, node.ssh, command, deadline)
+            return self._openssh.open(settings, options, command, deadline)
         if beyond and beyond != "@cert-authority":  # for that, paramiko's own verdict is at worst a refusal
             detail = f"is not asked: its SSH configuration sets {beyond}, which only the ssh program honours"
             raise failures.unreachable(settings.target(), "ssh-config", detail)
         try:
             return self._paramiko.open(settings, command, deadline)
         except BeyondError:
-            return self._openssh.open(settings, node.ssh, command, deadline)
+            return self._openssh.open(settings, options, command, deadline)
         except AccessError as error:
             if not self._either or not _worth_openssh(error):
                 raise
             try:
-                return self._openssh.open(settings, node.ssh, command, deadline)
+                return self._openssh.open(settings, options, command, deadline)
             except AccessError as second:
                 if second.failure.kind == error.failure.kind:
                     raise error from None  # it knows more: which keys were passed over, and why
@@ -135,7 +139,12 @@ def _beyond_paramiko(paramiko: ParamikoTransport, way: list[HostSettings]) -> st
 
 def _worth_openssh(error: AccessError) -> bool:
     """The server takes Kerberos, or the two share no algorithm."""
-    facts = error.failure.facts
-    if error.failure.kind == "ssh-auth-failed":
-        return "gssapi-with-mic" in facts["methods"]
-    return facts.get("reason") == "handshake"
+    failure = error.failure
+    if isinstance(failure, SshAuthFailed):
+        return "gssapi-with-mic" in failure.facts.methods
+    return isinstance(failure, SshUnreachable) and failure.facts.reason == "handshake"
+
+
+def make(kind: Kind, config: Path | None) -> ChoosingTransport:
+    """For the register."""
+    return ChoosingTransport(kind, config)

@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
-from nccl_doctor.snapshot import AccessFailure
+from nccl_doctor.snapshot import (
+    ChangedKeyFacts,
+    HostKeyChanged,
+    HostKeyUnknown,
+    LoginFacts,
+    Reason,
+    SshAuthFailed,
+    SshTarget,
+    SshUnreachable,
+    UnknownKeyFacts,
+    UnreachableFacts,
+)
 from nccl_doctor.transport import known_hosts
 from nccl_doctor.transport.base import AccessError
-
-Reason = Literal[
-    "invalid-name", "name-unresolved", "refused", "timed-out", "no-route", "unreachable", "no-banner", "dropped",
-    "not-ssh", "handshake", "proxy", "forwarding", "ssh-config", "no-account", "failed",
-]  # fmt: skip
 
 _WORDS: tuple[tuple[Reason, str], ...] = (
     ("refused", r"connection refused"),
@@ -28,6 +34,7 @@ _WORDS: tuple[tuple[Reason, str], ...] = (
     ("name-unresolved", r"could not resolve|name or service not known|name resolution|unknown host|no address assoc"),
     ("forwarding", r"administratively prohibited|open failed: .*prohibited"),
 )
+_LONGEST = 2048
 _ERRNO: dict[int, Reason] = {
     errno.ECONNREFUSED: "refused",
     errno.ETIMEDOUT: "timed-out",
@@ -63,17 +70,22 @@ class Target:
     via: bool = False
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> SshTarget:
         """What every failure's facts begin with."""
-        facts = {"target": self.name, "address": self.address, "port": self.port, "user": self.user}
-        return facts | ({"jump_host": self.name} if self.hop else {})
+        return SshTarget(
+            target=self.name,
+            address=self.address,
+            port=self.port,
+            user=self.user,
+            jump_host=self.name if self.hop else None,
+        )
 
 
 def unreachable(target: Target, reason: Reason, detail: str = "", evidence: tuple[str, ...] = ()) -> AccessError:
     """No SSH session came about; ``detail`` words it where the reason alone does not."""
-    facts = target.facts | {"reason": reason}
+    facts = UnreachableFacts(**dict(target.facts), reason=reason)
     words = detail or _DETAIL[reason]
-    return AccessError(AccessFailure(kind="ssh-unreachable", detail=words, evidence=evidence, facts=facts))
+    return AccessError(SshUnreachable(detail=words, evidence=_bounded(evidence), facts=facts))
 
 
 def timed_out(target: Target, seconds: float, evidence: tuple[str, ...] = ()) -> AccessError:
@@ -92,6 +104,11 @@ def dropped(target: Target, said: str) -> AccessError:
     detail = "closed every connection before the SSH greeting: sshd's MaxStartups is reached, or it bars this machine"
     said = re.sub(r"\s+", " ", said).strip()
     return unreachable(target, "dropped", detail, (f'it said "{said[:200]}"',) if said else ())
+
+
+def is_dropped(error: AccessError) -> bool:
+    """What :func:`dropped` made, which may be tried again."""
+    return isinstance(error.failure, SshUnreachable) and error.failure.facts.reason == "dropped"
 
 
 def says_dropped(said: str) -> bool:
@@ -134,17 +151,18 @@ def host_key_unknown(
     target: Target, key_type: str, fingerprint: str, known_hosts_file: Path, line: str | None = None
 ) -> AccessError:
     """No file knows the host. ``line`` is the one to add, where the key itself was seen."""
-    facts = target.facts | {
-        "key_type": key_type,
-        "fingerprint": fingerprint,
-        "known_hosts": str(known_hosts_file),
-        "known_hosts_directory": known_hosts_file.parent.is_dir(),
-        "via": target.via,
-        "known_hosts_line": line,
-    }
+    facts = UnknownKeyFacts(
+        **dict(target.facts),
+        key_type=key_type,
+        fingerprint=fingerprint,
+        known_hosts=str(known_hosts_file),
+        known_hosts_directory=known_hosts_file.parent.is_dir(),
+        via=target.via,
+        known_hosts_line=line,
+    )
     detail = "has a host key that no known_hosts file holds"
     evidence = (f"{key_type} {fingerprint}",) if fingerprint else ()
-    return AccessError(AccessFailure(kind="ssh-host-key-unknown", detail=detail, evidence=evidence, facts=facts))
+    return AccessError(HostKeyUnknown(detail=detail, evidence=evidence, facts=facts))
 
 
 def host_key_changed(target: Target, verdict: known_hosts.Verdict, key: bytes) -> AccessError:
@@ -164,21 +182,22 @@ def key_mismatch(
 ) -> AccessError:
     """As :func:`host_key_changed`, with (file, line) and (type, fingerprint) pairs."""
     file, line = where
-    facts = target.facts | {
-        "file": file,
-        "line": line,
-        "revoked": revoked,
-        "key_type": new[0],
-        "fingerprint": new[1],
-        "known_key_type": old[0] if old else None,
-        "known_fingerprint": old[1] if old else None,
-    }
+    facts = ChangedKeyFacts(
+        **dict(target.facts),
+        file=file,
+        line=line,
+        revoked=revoked,
+        key_type=new[0],
+        fingerprint=new[1],
+        known_key_type=old[0] if old else None,
+        known_fingerprint=old[1] if old else None,
+    )
     place = f"{file}:{line}"
     detail = f"showed a host key that {place} revokes" if revoked else f"showed another host key than {place} holds"
     evidence: tuple[str, ...] = (f"it showed {new[0]} {new[1]}",)
     if old is not None and not revoked:
         evidence = (f"{place} holds {old[0]} {old[1]}", *evidence)
-    return AccessError(AccessFailure(kind="ssh-host-key-changed", detail=detail, evidence=evidence, facts=facts))
+    return AccessError(HostKeyChanged(detail=detail, evidence=evidence, facts=facts))
 
 
 @dataclass(frozen=True)
@@ -208,14 +227,15 @@ class Login:
 
 def auth_failed(target: Target, login: Login) -> AccessError:
     """No key opened the door."""
-    facts = target.facts | {
-        "identity_file": login.identity_file,
-        "encrypted": list(login.encrypted),
-        "offered": len(login.offered),
-        "methods": list(login.methods),
-        "agent": login.agent,
-        "hardware": login.beyond,
-    }
+    facts = LoginFacts(
+        **dict(target.facts),
+        identity_file=login.identity_file,
+        encrypted=login.encrypted,
+        offered=len(login.offered),
+        methods=login.methods,
+        agent=login.agent,
+        hardware=login.beyond,
+    )
     evidence = [f"refused: {key}" for key in login.offered] or ["no key could be offered"]
     evidence += [f"passed over: {path} needs a passphrase and no agent holds it" for path in login.encrypted]
     evidence += login.notes
@@ -224,4 +244,9 @@ def auth_failed(target: Target, login: Login) -> AccessError:
     if login.aborted:
         evidence.append("the server broke off after too many keys (MaxAuthTries)")
     detail = f"refused to let the user {target.user} in"
-    return AccessError(AccessFailure(kind="ssh-auth-failed", detail=detail, evidence=tuple(evidence), facts=facts))
+    return AccessError(SshAuthFailed(detail=detail, evidence=_bounded(evidence), facts=facts))
+
+
+def _bounded(lines: Iterable[str]) -> tuple[str, ...]:
+    """A server's words have no bound of their own."""
+    return tuple(line[-_LONGEST:] for line in lines)

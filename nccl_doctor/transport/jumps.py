@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.model import SshOptions
+from nccl_doctor.transport.ssh_options import SshOptions
 
 MAX_HANDSHAKES = 8
 """At once through one jump host: sshd's MaxStartups (10:30:100) drops connections from the eleventh on."""

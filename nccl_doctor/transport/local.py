@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from nccl_doctor.model import Node
-from nccl_doctor.snapshot import AccessFailure
+from nccl_doctor.snapshot import ProbeFacts, ProbeFailed
 from nccl_doctor.transport.base import AccessError
 from nccl_doctor.transport.process import ProcessChannel
 
@@ -16,10 +18,13 @@ class LocalTransport:
         try:
             return ProcessChannel(["/bin/sh", "-c", command])
         except OSError as error:
-            failure = AccessFailure(
-                kind="probe-failed", detail=f"could not start /bin/sh: {error.strerror}", facts={"stage": "start"}
-            )
-            raise AccessError(failure) from error
+            detail = f"could not start /bin/sh: {error.strerror}"
+            raise AccessError(ProbeFailed(detail=detail, facts=ProbeFacts(stage="start"))) from error
 
     def close(self) -> None:
         """Nothing is shared."""
+
+
+def make(_kind: str, _config: Path | None) -> LocalTransport:
+    """For the register."""
+    return LocalTransport()

@@ -11,7 +11,6 @@ import threading
 import time
 from pathlib import Path
 
-from nccl_doctor.model import SshOptions
 from nccl_doctor.transport import failures
 from nccl_doctor.transport.backoff import pause
 from nccl_doctor.transport.base import AccessError
@@ -19,6 +18,7 @@ from nccl_doctor.transport.jumps import MAX_HANDSHAKES, split_jump
 from nccl_doctor.transport.openssh_log import Attempt, classify
 from nccl_doctor.transport.process import ProcessChannel
 from nccl_doctor.transport.settings import HostSettings, arguments
+from nccl_doctor.transport.ssh_options import SshOptions
 
 _STRICT = ("BatchMode=yes", "StrictHostKeyChecking=yes", "UpdateHostKeys=no")
 """Nothing is asked, and no key is added to a known_hosts file."""
@@ -58,7 +58,7 @@ class OpensshTransport:
                 try:
                     return self._open(settings, options, command, (started, deadline))
                 except AccessError as error:
-                    if error.failure.facts.get("reason") != "dropped" or not pause(attempt, deadline):
+                    if not failures.is_dropped(error) or not pause(attempt, deadline):
                         raise
         finally:
             slot.release()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from nccl_doctor.snapshot import Reason
 from nccl_doctor.transport import failures
 from nccl_doctor.transport.base import AccessError
-from nccl_doctor.transport.failures import Login, Reason, Target
+from nccl_doctor.transport.failures import Login, Target
 from nccl_doctor.transport.settings import HostSettings
 
 _SERVER_KEY = re.compile(r"Server host key: (\S+) (SHA256:\S+)")

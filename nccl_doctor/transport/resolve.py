@@ -6,10 +6,10 @@ import os
 import shutil
 from pathlib import Path
 
-from nccl_doctor.model import SshOptions
 from nccl_doctor.transport import failures, ssh_config
 from nccl_doctor.transport.settings import LEAST_RSA_BITS, HostSettings, arguments, asked, check_name
 from nccl_doctor.transport.ssh_config import BeyondError, Values, expand
+from nccl_doctor.transport.ssh_options import SshOptions
 
 DEFAULT_KEYS = ("id_rsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk")
 """OpenSSH's own names and order (readconf.c, fill_default_options); DSA and XMSS are gone from it."""

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,6 @@ from nccl_doctor.collect import answers, bundle
 from nccl_doctor.collect.answers import ProbeError
 from nccl_doctor.collect.session import Session
 from nccl_doctor.model import Node
-from nccl_doctor.snapshot import AccessFailure
 from nccl_doctor.transport.base import AccessError
 from nccl_doctor.transport.local import LocalTransport
 from tests.collect.nodes import interpreter, node
@@ -26,7 +26,7 @@ def opened(where: Node, seconds: float = LONG_S) -> Session:
     return Session.open(LocalTransport(), where, time.monotonic() + seconds, lifetime_s=30)
 
 
-def refused(where: Node, seconds: float = LONG_S) -> AccessFailure:
+def refused(where: Node, seconds: float = LONG_S) -> Any:
     with pytest.raises(AccessError) as caught:
         opened(where, seconds)
     return caught.value.failure
@@ -110,7 +110,7 @@ def test_noise_before_and_between_does_no_harm(tmp_path: Path) -> None:
 def test_no_interpreter() -> None:
     failure = refused(node("/opt/none/bin/python"))
     assert failure.kind == "python-missing"
-    assert failure.facts["python"] == "/opt/none/bin/python"
+    assert failure.facts.python == "/opt/none/bin/python"
 
 
 def test_an_interpreter_that_hangs(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from nccl_doctor.inventory import ansible
 from nccl_doctor.inventory.ansible import MAX_GROUPS
-from nccl_doctor.model import SshOptions
+from nccl_doctor.transport.ssh_options import SshOptions
 from tests.inventory.conftest import Refusal, Understand
 
 INI = """\
@@ -70,7 +70,7 @@ all:
 def test_groups_hand_down_and_hosts_keep_the_order_of_the_file(understand: Understand, text: str) -> None:
     nodes = understand(text).nodes
     key, python = "~/.ssh/cluster", "/opt/my train/bin/python"
-    assert [(n.name, n.address, n.ssh, n.python) for n in nodes] == [
+    assert [(n.name, n.address, n.options(SshOptions), n.python) for n in nodes] == [
         ("bastion.example.com", "bastion.example.com", SshOptions(user="admin", port=2222), "python3"),
         ("node01", "node01", SshOptions(user="root", identity_file=key), python),
         ("node02", "node02", SshOptions(user="root", identity_file=key), python),
@@ -82,9 +82,9 @@ def test_groups_hand_down_and_hosts_keep_the_order_of_the_file(understand: Under
 
 def test_where_each_value_came_from(understand: Understand) -> None:
     origins = understand(INI).origins
-    assert origins["node01.ssh.user"] == "hosts.yaml:5"
+    assert origins["node01.options(SshOptions).user"] == "hosts.yaml:5"
     assert origins["big.address"] == "hosts.yaml:6"
-    assert origins["big.ssh.user"] == 'hosts.yaml:17 (group "gpu")'
+    assert origins["big.options(SshOptions).user"] == 'hosts.yaml:17 (group "gpu")'
     assert origins["disk-a.ssh.identity_file"] == 'hosts.yaml:22 (group "cluster")'
 
 
@@ -105,7 +105,7 @@ def test_connection_and_interpreter_words(understand: Understand) -> None:
 
 def test_of_two_groups_on_one_level_the_last_by_name_wins(understand: Understand) -> None:
     text = "[b]\nn\n[a]\nn\n[a:vars]\nansible_user=from_a\n[b:vars]\nansible_user=from_b\n"
-    assert understand(text).nodes[0].ssh.user == "from_b"
+    assert understand(text).nodes[0].options(SshOptions).user == "from_b"
 
 
 def test_all_groups_together_are_bounded(refusal: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from nccl_doctor.transport.ssh_options import SshOptions
 from tests.inventory.conftest import Refusal, Understand
 
 MPI = """\
@@ -18,7 +19,7 @@ user@node5 max-slots=2
 
 def test_open_mpi_and_mpich(understand: Understand) -> None:
     cluster = understand(MPI)
-    assert [(n.name, n.nproc_per_node, n.ssh.user) for n in cluster.nodes] == [
+    assert [(n.name, n.nproc_per_node, n.options(SshOptions).user) for n in cluster.nodes] == [
         ("node1", 8, None),
         ("node2", 8, None),
         ("node3", 4, None),

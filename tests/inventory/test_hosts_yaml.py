@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.model import SshOptions
+from nccl_doctor.transport.ssh_options import SshOptions
 from tests.inventory.conftest import Refusal, Understand
 
 FULL = """\
@@ -38,10 +38,10 @@ def test_every_field(understand: Understand) -> None:
     first, big = cluster.nodes[0], cluster.nodes[3]
     assert first.address == "192.168.1.2"
     assert (first.nproc_per_node, first.python) == (2, "/opt/train/bin/python")
-    assert first.ssh == SshOptions(user="ubuntu", port=22, identity_file="~/.ssh/id_ed25519")
+    assert first.options(SshOptions) == SshOptions(user="ubuntu", port=22, identity_file="~/.ssh/id_ed25519")
     assert first.env == {"NCCL_SOCKET_IFNAME": "eno1", "NCCL_IB_DISABLE": "1", "FLAG": "true", "VERSION": "1.10"}
     assert (big.address, big.nproc_per_node, big.python) == ("192.168.1.100", 4, "python3.11")
-    assert big.ssh == SshOptions(user="ubuntu", port=2222, identity_file="~/.ssh/id_ed25519")
+    assert big.options(SshOptions) == SshOptions(user="ubuntu", port=2222, identity_file="~/.ssh/id_ed25519")
     assert big.env == {**first.env, "NCCL_SOCKET_IFNAME": "ens1", "EMPTY": ""}
     assert [node.cuda_visible_devices for node in cluster.nodes[2:]] == [None, "0,1", "2,3"]
 
@@ -55,7 +55,7 @@ def test_where_each_value_came_from(understand: Understand) -> None:
     assert origins["node02.env.FLAG"] == "hosts.yaml:9 (for all hosts)"
     assert origins["big.address"] == "hosts.yaml:15"
     assert origins["big.nproc_per_node"] == "hosts.yaml:16"
-    assert origins["big.ssh.user"] == "hosts.yaml:5 (for all hosts)"
+    assert origins["big.options(SshOptions).user"] == "hosts.yaml:5 (for all hosts)"
     assert origins["big.ssh.port"] == "hosts.yaml:19"
     assert origins["big.env.NCCL_SOCKET_IFNAME"] == "hosts.yaml:20"
 
@@ -64,7 +64,7 @@ def test_defaults(understand: Understand) -> None:
     cluster = understand("hosts:\r\n- node1\r\n- node2\r\nenv:\r\n")
     node = cluster.nodes[0]
     assert (cluster.master_addr, cluster.master_port) == ("node1", 29500)
-    assert (node.nproc_per_node, node.python, node.env, node.ssh) == (None, "python3", {}, SshOptions())
+    assert (node.nproc_per_node, node.python, node.env, node.options(SshOptions)) == (None, "python3", {}, SshOptions())
     assert cluster.origins["master_addr"] == "default: the first host's address"
     assert cluster.origins["master_port"] == cluster.origins["node1.python"] == "default"
     assert cluster.origins["node1.nproc_per_node"] == "default: the GPUs that the host shows, or 1"
@@ -72,7 +72,7 @@ def test_defaults(understand: Understand) -> None:
 
 def test_patterns_on_a_host_with_settings(understand: Understand) -> None:
     cluster = understand('hosts:\n- {name: "gpu[1-2]", address: "10.0.0.[7-8]", nproc_per_node: 8}\n- root@b[1-2]')
-    assert [(n.name, n.address, n.nproc_per_node, n.ssh.user) for n in cluster.nodes] == [
+    assert [(n.name, n.address, n.nproc_per_node, n.options(SshOptions).user) for n in cluster.nodes] == [
         ("gpu1", "10.0.0.7", 8, None),
         ("gpu2", "10.0.0.8", 8, None),
         ("b1", "b1", None, "root"),

@@ -8,6 +8,7 @@ from nccl_doctor.errors import HostsFileError, UsageError
 from nccl_doctor.inventory.load import load
 from nccl_doctor.inventory.this_machine import ThisMachine
 from nccl_doctor.model import Cluster
+from nccl_doctor.transport.ssh_options import SshOptions
 from tests.inventory.conftest import ELSEWHERE
 
 NODE2 = ThisMachine(frozenset({"node2"}), frozenset({"10.0.0.2"}))
@@ -45,8 +46,8 @@ def test_where_goes_before_slurm() -> None:
     found = cluster(where="node[01-02],root@10.0.0.3", SLURM_JOB_NODELIST="other[1-2]")
     assert names(found) == [("node01", 0), ("node02", 1), ("10.0.0.3", 2)]
     assert (found.source, found.master_addr) == ("-w", "node01")
-    assert found.nodes[2].ssh.user == "root"
-    assert found.origins["10.0.0.3.ssh.user"] == "-w"
+    assert found.nodes[2].options(SshOptions).user == "root"
+    assert found.origins["10.0.0.3.options(SshOptions).user"] == "-w"
 
 
 def test_exclusion_renumbers_and_finds_a_new_master(hosts_file: str) -> None:

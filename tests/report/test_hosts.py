@@ -5,9 +5,10 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from nccl_doctor.documents import HostList
-from nccl_doctor.model import Cluster, Node, SshOptions
+from nccl_doctor.model import Cluster, Node, access
 from nccl_doctor.report.render import render
 from nccl_doctor.report.safe import clean
+from nccl_doctor.transport.ssh_options import SshOptions
 from tests.report.strategies import TEXT
 
 ORIGINS = {
@@ -62,7 +63,7 @@ def table(described: Cluster) -> str:
 
 
 def test_every_value_with_its_place() -> None:
-    third = node(3, python="/opt/train/bin/python", ssh=SshOptions(user="ubuntu"))
+    third = node(3, python="/opt/train/bin/python", access=access(SshOptions(user="ubuntu")))
     assert table(cluster(node(1, local=True), node(2), third, origins=ORIGINS)) == TABLE
 
 

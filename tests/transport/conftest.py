@@ -3,12 +3,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nccl_doctor.model import Cluster, Node
-from nccl_doctor.snapshot import AccessFailure
-from nccl_doctor.transport.base import AccessError, Kind, Transport, make_transport
+from nccl_doctor.transport.base import AccessError, Transport
+from nccl_doctor.transport.register import Kind, make_transport
 from tests.patience import LONG_S, crowd
 from tests.transport.servers import Controller, Sshd, keygen, node, sshd
 
@@ -86,7 +87,7 @@ def run(transport: Transport, to: Node, command: str, data: bytes = b"", seconds
         channel.close()
 
 
-def failure(transport: Transport, to: Node, seconds: float = 10.0) -> AccessFailure:
+def failure(transport: Transport, to: Node, seconds: float = 10.0) -> Any:
     """Why a host is not reached; the deadline, later on a busy machine, must hold."""
     started, stretch = time.monotonic(), crowd()
     seconds *= stretch

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from nccl_doctor.model import Node, SshOptions
+from nccl_doctor.model import Node, access
+from nccl_doctor.transport.ssh_options import SshOptions
 from tests.patience import LONG_S
 
 LOOPBACK = "127.0.0.1"
@@ -145,4 +146,4 @@ class Controller:
 
 
 def node(port: int, name: str = "node1", *, address: str = LOOPBACK, local: bool = False) -> Node:
-    return Node(name=name, address=address, node_rank=0, ssh=SshOptions(port=port), local=local)
+    return Node(name=name, address=address, node_rank=0, access=access(SshOptions(port=port)), local=local)

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.model import Node, SshOptions
-from nccl_doctor.transport.base import Kind, Transport
+from nccl_doctor.model import Node, access
+from nccl_doctor.transport.base import Transport
 from nccl_doctor.transport.openssh import OpensshTransport
+from nccl_doctor.transport.register import Kind
+from nccl_doctor.transport.ssh_options import SshOptions
 from tests.patience import LONG_S
 from tests.transport.conftest import Make, failure, run
 from tests.transport.servers import (
@@ -57,19 +59,19 @@ def test_changed_host_key(transport: Transport, server: Sshd, controller: Contro
     found = failure(transport, node(server.port))
     assert found.kind == "ssh-host-key-changed"
     assert found.detail == f"showed another host key than {controller.known_hosts}:3 holds"
-    assert found.facts["fingerprint"] == fingerprint(server.host_keys[0])
-    assert (found.facts["file"], found.facts["line"]) == (str(controller.known_hosts), 3)
+    assert found.facts.fingerprint == fingerprint(server.host_keys[0])
+    assert (found.facts.file, found.facts.line) == (str(controller.known_hosts), 3)
 
 
 def test_changed_host_key_names_the_old_one(make: Make, server: Sshd, controller: Controller, keys: Path) -> None:
     controller.know(server.known(keys / "other"))
-    assert failure(make("paramiko"), node(server.port)).facts["known_fingerprint"] == fingerprint(keys / "other")
+    assert failure(make("paramiko"), node(server.port)).facts.known_fingerprint == fingerprint(keys / "other")
 
 
 def test_revoked_host_key(transport: Transport, server: Sshd, controller: Controller) -> None:
     controller.know(server.known(), f"@revoked * {public(server.host_keys[0])}\n")
     found = failure(transport, node(server.port))
-    assert (found.kind, found.facts["revoked"]) == ("ssh-host-key-changed", True)
+    assert (found.kind, found.facts.revoked) == ("ssh-host-key-changed", True)
 
 
 def test_hashed_known_hosts(transport: Transport, server: Sshd, controller: Controller) -> None:
@@ -100,9 +102,9 @@ def test_refused_key(transport: Transport, server: Sshd, controller: Controller,
     controller.config.write_text(controller.config.read_text().replace(str(keys / "id"), str(keys / "other")))
     found = failure(transport, node(server.port))
     assert found.kind == "ssh-auth-failed"
-    assert found.facts["methods"] == ["publickey"]
-    assert found.facts["offered"] == 1
-    assert found.facts["identity_file"] == str(keys / "other")
+    assert found.facts.methods == ["publickey"]
+    assert found.facts.offered == 1
+    assert found.facts.identity_file == str(keys / "other")
     assert str(keys / "other") in found.evidence[0]
     assert fingerprint(keys / "other") in found.evidence[0]
 
@@ -112,7 +114,7 @@ def test_encrypted_key_is_passed_over(transport: Transport, controller: Controll
     with sshd(keys, (keys / "host_ed25519",), f"AuthorizedKeysFile {keys / 'locked.pub'}") as running:
         controller.know(running.known())
         found = failure(transport, node(running.port))
-    assert (found.facts["encrypted"], found.facts["offered"]) == ([str(keys / "locked")], 0)
+    assert (found.facts.encrypted, found.facts.offered) == ([str(keys / "locked")], 0)
 
 
 def test_auto(make: Make, server: Sshd, controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,31 +158,34 @@ def test_explicit_identity_file(transport: Transport, server: Sshd, controller: 
     controller.know(server.known())
     controller.config.write_text(controller.config.read_text().replace(str(keys / "id"), str(keys / "nowhere")))
     host = Node(
-        name="n", address=LOOPBACK, node_rank=0, ssh=SshOptions(port=server.port, identity_file=str(keys / "id"))
+        name="n",
+        address=LOOPBACK,
+        node_rank=0,
+        access=access(SshOptions(port=server.port, identity_file=str(keys / "id"))),
     )
     assert run(transport, host, "echo in") == [b"in"]
 
 
 def test_nobody_listens(transport: Transport) -> None:
     found = failure(transport, node(free_port()))
-    assert (found.kind, found.facts["reason"]) == ("ssh-unreachable", "refused")
+    assert (found.kind, found.facts.reason) == ("ssh-unreachable", "refused")
 
 
 def test_name_that_does_not_resolve(transport: Transport) -> None:
     found = failure(transport, node(22, address="nowhere.invalid"))
-    assert (found.kind, found.facts["reason"]) == ("ssh-unreachable", "name-unresolved")
+    assert (found.kind, found.facts.reason) == ("ssh-unreachable", "name-unresolved")
 
 
 def test_silent_server(transport: Transport) -> None:
     with misbehaving(lambda _: None) as port:
         found = failure(transport, node(port), seconds=1.5)
-    assert (found.kind, found.facts["reason"]) == ("ssh-unreachable", "no-banner")
+    assert (found.kind, found.facts.reason) == ("ssh-unreachable", "no-banner")
 
 
 def test_silent_after_the_greeting(transport: Transport) -> None:
     with misbehaving(lambda connection: connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")) as port:
         found = failure(transport, node(port), seconds=1.5)
-    assert (found.kind, found.facts["reason"]) == ("ssh-unreachable", "timed-out")
+    assert (found.kind, found.facts.reason) == ("ssh-unreachable", "timed-out")
     assert found.detail.startswith("answered but did not finish")
 
 
@@ -191,7 +196,7 @@ def test_dropped_before_the_greeting(transport: Transport) -> None:
 
     with misbehaving(drop) as port:
         found = failure(transport, node(port), seconds=2.0)
-    assert (found.kind, found.facts["reason"]) == ("ssh-unreachable", "dropped")
+    assert (found.kind, found.facts.reason) == ("ssh-unreachable", "dropped")
     assert "MaxStartups" in found.detail
 
 
@@ -238,7 +243,7 @@ def test_not_an_ssh_server(transport: Transport) -> None:
 
     with misbehaving(answer) as port:
         found = failure(transport, node(port), seconds=3.0)
-    assert (found.kind, found.facts["reason"]) == ("ssh-unreachable", "not-ssh")
+    assert (found.kind, found.facts.reason) == ("ssh-unreachable", "not-ssh")
 
 
 def test_no_answer_to_a_connection(transport: Transport) -> None:
@@ -254,7 +259,7 @@ def test_no_answer_to_a_connection(transport: Transport) -> None:
         found = failure(transport, node(address[1]), seconds=1.5)
         for filler in fillers:
             filler.close()
-    assert (found.kind, found.facts["reason"]) == ("ssh-unreachable", "timed-out")
+    assert (found.kind, found.facts.reason) == ("ssh-unreachable", "timed-out")
 
 
 @pytest.mark.parametrize(
@@ -266,18 +271,18 @@ def test_hostile_names_reach_no_program(transport: Transport, name: str, monkeyp
 
     monkeypatch.setattr(subprocess, "Popen", run_nothing)
     found = failure(transport, node(22, address=name))
-    assert (found.kind, found.facts["reason"]) == ("ssh-unreachable", "invalid-name")
+    assert (found.kind, found.facts.reason) == ("ssh-unreachable", "invalid-name")
 
 
 def test_hostile_user(transport: Transport) -> None:
-    host = Node(name="n", address=LOOPBACK, node_rank=0, ssh=SshOptions(user="-oProxyCommand=id"))
-    assert failure(transport, host).facts["reason"] == "invalid-name"
+    host = Node(name="n", address=LOOPBACK, node_rank=0, access=access(SshOptions(user="-oProxyCommand=id")))
+    assert failure(transport, host).facts.reason == "invalid-name"
 
 
 def test_configuration_that_ssh_rejects(transport: Transport, controller: Controller) -> None:
     controller.configure("Port\n")
     found = failure(transport, node(22))
-    assert (found.kind, found.facts["reason"]) == ("ssh-unreachable", "ssh-config")
+    assert (found.kind, found.facts.reason) == ("ssh-unreachable", "ssh-config")
     assert "line 1" in " ".join(found.evidence)
 
 
@@ -285,7 +290,7 @@ def test_alias_and_host_key_alias(transport: Transport, server: Sshd, controller
     controller.configure(f"Host big\n  HostName {LOOPBACK}\n  Port {server.port}\n  HostKeyAlias grande\n")
     host = Node(name="big", address="big", node_rank=0)
     found = failure(transport, host)
-    assert (found.facts["target"], found.facts["address"], found.facts["port"]) == ("big", LOOPBACK, server.port)
+    assert (found.facts.target, found.facts.address, found.facts.port) == ("big", LOOPBACK, server.port)
     controller.know(f"grande {public(server.host_keys[0])}\n")
     fresh = type(transport)(*_arguments(transport))
     assert run(fresh, host, "echo in") == [b"in"]
@@ -301,7 +306,7 @@ def test_proxy_command(transport: Transport, server: Sshd, controller: Controlle
 def test_proxy_command_that_fails(transport: Transport, controller: Controller) -> None:
     controller.configure("Host *\n  ProxyCommand sh -c 'read line; echo no such tunnel >&2; exit 1'\n")
     found = failure(transport, node(22), seconds=3.0)
-    assert (found.kind, found.facts["reason"]) == ("ssh-unreachable", "proxy")
+    assert (found.kind, found.facts.reason) == ("ssh-unreachable", "proxy")
     assert "no such tunnel" in found.evidence[0]
 
 

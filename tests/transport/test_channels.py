@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.model import Node
-from nccl_doctor.transport.base import Channel, Kind, Transport
+from nccl_doctor.transport.base import Channel, Transport
+from nccl_doctor.transport.register import Kind
 from tests.patience import LONG_S, crowd
 from tests.transport.conftest import Make, run
 from tests.transport.servers import Controller, Sshd, node

@@ -11,7 +11,7 @@ from nccl_doctor.checks.access import ssh_host_key_unknown
 from nccl_doctor.checks.registry import View
 from nccl_doctor.model import Cluster, Finding, Node
 from nccl_doctor.snapshot import AccessFailure, Host, Snapshot, skipped
-from nccl_doctor.transport.base import Kind
+from nccl_doctor.transport.register import Kind
 from tests.transport.conftest import Make, failure, run
 from tests.transport.servers import LOOPBACK, Controller, Sshd, node
 

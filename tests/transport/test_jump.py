@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.model import Node, SshOptions
-from nccl_doctor.transport.base import Kind, Transport
+from nccl_doctor.model import Node
+from nccl_doctor.transport.base import Transport
 from nccl_doctor.transport.jumps import split_jump
+from nccl_doctor.transport.register import Kind
+from nccl_doctor.transport.ssh_options import SshOptions
 from tests.patience import LONG_S, crowd
 from tests.transport.conftest import Make, failure, run
 from tests.transport.servers import LOOPBACK, Controller, Sshd, free_port, public, sshd
@@ -74,8 +76,8 @@ def test_unknown_key_of_the_jump_host(transport: Transport, route: Route) -> Non
     route.controller.know(route.server.known())
     found = failure(transport, route.host())
     assert found.kind == "ssh-host-key-unknown"
-    assert (found.facts["jump_host"], found.facts["port"]) == ("jump", route.jump.port)
-    assert found.facts["via"] is False
+    assert (found.facts.jump_host, found.facts.port) == ("jump", route.jump.port)
+    assert found.facts.via is False
 
 
 def test_unknown_key_behind_the_jump_host(transport: Transport, route: Route) -> None:
@@ -84,14 +86,14 @@ def test_unknown_key_behind_the_jump_host(transport: Transport, route: Route) ->
     found = failure(transport, route.host())
     assert found.kind == "ssh-host-key-unknown"
     assert "jump_host" not in found.facts
-    assert found.facts["via"] is True
+    assert found.facts.via is True
 
 
 def test_the_line_for_a_key_behind_a_jump_host(make: Make, route: Route) -> None:
     route.configure()
     route.controller.know(route.jump.known())
     found = failure(make("paramiko"), route.host())
-    assert found.facts["known_hosts_line"] == f"{route.server.name} {public(route.server.host_keys[0])}"
+    assert found.facts.known_hosts_line == f"{route.server.name} {public(route.server.host_keys[0])}"
 
 
 def test_jump_host_that_is_away(transport: Transport, route: Route) -> None:
@@ -99,8 +101,8 @@ def test_jump_host_that_is_away(transport: Transport, route: Route) -> None:
     port = free_port()
     route.controller.configure(f"Host jump\n  Port {port}\n")
     found = failure(transport, route.host())
-    assert (found.kind, found.facts["reason"]) == ("ssh-unreachable", "refused")
-    assert (found.facts["jump_host"], found.facts["port"]) == ("jump", port)
+    assert (found.kind, found.facts.reason) == ("ssh-unreachable", "refused")
+    assert (found.facts.jump_host, found.facts.port) == ("jump", port)
 
 
 def test_jump_host_that_lets_nobody_in(transport: Transport, route: Route, keys: Path) -> None:
@@ -109,13 +111,13 @@ def test_jump_host_that_lets_nobody_in(transport: Transport, route: Route, keys:
     text = route.controller.config.read_text()
     route.controller.config.write_text(text.replace(f"IdentityFile {keys / 'id'}", f"IdentityFile {keys / 'other'}"))
     found = failure(transport, route.host())
-    assert (found.kind, found.facts["jump_host"]) == ("ssh-auth-failed", "jump")
+    assert (found.kind, found.facts.jump_host) == ("ssh-auth-failed", "jump")
 
 
 def test_nobody_listens_behind_the_jump_host(transport: Transport, route: Route) -> None:
     route.configure(port=free_port())
     found = failure(transport, route.host())
-    assert (found.kind, found.facts["reason"]) == ("ssh-unreachable", "refused")
+    assert (found.kind, found.facts.reason) == ("ssh-unreachable", "refused")
     assert "jump_host" not in found.facts
 
 
@@ -124,14 +126,14 @@ def test_jump_host_without_forwarding(transport: Transport, route: Route, keys: 
         route.controller.know(shut.known(), route.server.known())
         Route(shut, route.server, route.controller).configure()
         found = failure(transport, route.host())
-    assert (found.kind, found.facts["reason"]) == ("ssh-unreachable", "forwarding")
+    assert (found.kind, found.facts.reason) == ("ssh-unreachable", "forwarding")
 
 
 def test_jump_hosts_in_a_circle(transport: Transport, controller: Controller) -> None:
     """The ssh program starts one process after another here, without end."""
     controller.configure("Host a\n  ProxyJump b\nHost *\n  ProxyJump a\n")
     found = failure(transport, Node(name="inner", address="inner", node_rank=0), seconds=5.0)
-    assert (found.kind, found.facts["reason"]) == ("ssh-unreachable", "ssh-config")
+    assert (found.kind, found.facts.reason) == ("ssh-unreachable", "ssh-config")
 
 
 def test_the_deadline_holds_for_all_that_wait_for_a_jump_host(make: Make, route: Route) -> None:
@@ -142,7 +144,7 @@ def test_the_deadline_holds_for_all_that_wait_for_a_jump_host(make: Make, route:
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda n: failure(transport, route.host(f"inner{n}"), seconds=1.0), range(4)))
     assert time.monotonic() - started < 4.0 * crowd()
-    assert {(one.kind, one.facts["jump_host"]) for one in found} == {("ssh-unreachable", "jump")}
+    assert {(one.kind, one.facts.jump_host) for one in found} == {("ssh-unreachable", "jump")}
 
 
 @pytest.mark.parametrize(

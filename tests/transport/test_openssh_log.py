@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.model import SshOptions
 from nccl_doctor.transport import resolve as resolving
 from nccl_doctor.transport.openssh_log import Attempt, classify
+from nccl_doctor.transport.ssh_options import SshOptions
 from tests.patience import LONG_S
 
 
@@ -50,4 +50,4 @@ def test_classification(log: str, kind: str, reason: str | None, tmp_path: Path)
     config.write_text("")
     host = resolving.resolve("n", SshOptions(), time.monotonic() + LONG_S, config)
     found = classify(Attempt(host, log, "", 2.0, late=False)).failure
-    assert (found.kind, found.facts.get("reason")) == (kind, reason)
+    assert (found.kind, getattr(found.facts, "reason", None)) == (kind, reason)

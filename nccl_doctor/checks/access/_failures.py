@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from nccl_doctor.checks.registry import View
 from nccl_doctor.hostlist import fold
@@ -13,10 +13,11 @@ from nccl_doctor.snapshot import AccessFailure, Host
 FOLLOWS = ("allreduce-failed", "allreduce-timeout", "port-unreachable")
 """What a host that was not reached leads to."""
 
-Remedy = Callable[[tuple[AccessFailure, ...]], Fix]
+Failure = TypeVar("Failure", bound=AccessFailure)
+Remedy = Callable[[tuple[Failure, ...]], Fix]
 
 
-def findings(view: View, kind: str, remedy: Remedy, joint: str = "") -> Iterator[Finding]:
+def findings(view: View, kind: type[Failure], remedy: Remedy[Failure], joint: str = "") -> Iterator[Finding]:
     """One finding for all hosts that failed in the same words and are mended in the same words.
 
     Args:
@@ -25,11 +26,11 @@ def findings(view: View, kind: str, remedy: Remedy, joint: str = "") -> Iterator
         joint: what stands between the host and a detail that does not go on the sentence.
         remedy: the fix for failures that happened alike; its summary names no host.
     """
-    groups: dict[tuple[object, ...], list[tuple[Host, AccessFailure]]] = {}
+    groups: dict[tuple[object, ...], list[tuple[Host, Failure]]] = {}
     for host in view.snapshot.hosts:
         failure = host.failure
-        if failure is not None and failure.kind == kind:
-            key = (failure.detail, failure.facts.get("jump_host"), remedy((failure,)).summary)
+        if isinstance(failure, kind):
+            key = (failure.detail, _hop(failure), remedy((failure,)).summary)
             groups.setdefault(key, []).append((host, failure))
     for group in groups.values():
         hosts, failures = tuple(host for host, _ in group), tuple(failure for _, failure in group)
@@ -44,14 +45,18 @@ def findings(view: View, kind: str, remedy: Remedy, joint: str = "") -> Iterator
 
 def _subject(hosts: tuple[Host, ...], failure: AccessFailure) -> str:
     """Who failed: one host with its address, several by name, or the jump host before them."""
-    facts = failure.facts
-    place = f" ({facts['address']}:{facts['port']})" if "address" in facts and "port" in facts else ""
-    if "jump_host" in facts:
-        return f"The jump host {facts['jump_host']}{place}, on the way to {fold(host.name for host in hosts)},"
+    target = failure.ssh_target
+    place = f" ({target.address}:{target.port})" if target is not None else ""
+    if _hop(failure) is not None:
+        return f"The jump host {_hop(failure)}{place}, on the way to {fold(host.name for host in hosts)},"
     return f"{hosts[0].name}{place}" if len(hosts) == 1 else fold(host.name for host in hosts)
 
 
-def _evidence(hosts: tuple[Host, ...], failures: tuple[AccessFailure, ...]) -> tuple[str, ...]:
+def _hop(failure: AccessFailure) -> str | None:
+    return failure.ssh_target.jump_host if failure.ssh_target is not None else None
+
+
+def _evidence(hosts: tuple[Host, ...], failures: Sequence[AccessFailure]) -> tuple[str, ...]:
     """The lines, with the host's name before those that are not the same on all."""
     if len({failure.evidence for failure in failures}) == 1:
         return failures[0].evidence
@@ -60,14 +65,14 @@ def _evidence(hosts: tuple[Host, ...], failures: tuple[AccessFailure, ...]) -> t
     )
 
 
-def _facts(hosts: tuple[Host, ...], failures: tuple[AccessFailure, ...]) -> dict[str, Any]:
+def _facts(hosts: tuple[Host, ...], failures: Sequence[AccessFailure]) -> dict[str, Any]:
     """What holds for all, and under "by_host" what differs."""
-    first = failures[0].facts
-    common = {key: value for key, value in first.items() if all(one.facts.get(key) == value for one in failures)}
+    each = [failure.report_facts for failure in failures]
+    common = {key: value for key, value in each[0].items() if all(one.get(key) == value for one in each)}
     if len(hosts) == 1:
         return common
     differing = {
-        host.name: {key: value for key, value in failure.facts.items() if key not in common}
-        for host, failure in zip(hosts, failures, strict=True)
+        host.name: {key: value for key, value in facts.items() if key not in common}
+        for host, facts in zip(hosts, each, strict=True)
     }
     return common | ({"by_host": differing} if any(differing.values()) else {})

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.model import Finding, Fix, Severity
-from nccl_doctor.snapshot import AccessFailure, Unknown
+from nccl_doctor.snapshot import ProbeFailed, Unknown
 
 _SUMMARY = (
     "See whether ssh to the host runs a command (python3 -c 'print(1)') without waiting; the login shell, a forced "
@@ -32,12 +32,12 @@ _SUMMARY = (
 @check("NCD106", severity=Severity.ERROR, explains=FOLLOWS)
 def probe_failed(view: View) -> Iterator[Finding | Unjudged]:
     """One finding for the hosts that failed alike; no verdict on a host of which a fact is malformed."""
-    yield from findings(view, "probe-failed", _remedy, joint=":")
+    yield from findings(view, ProbeFailed, _remedy, joint=":")
     for host, facts in view.facts:
         told = [(field, value) for field, value in facts if isinstance(value, Unknown) and value.malformed]
         for field, value in told[:1]:
             yield Unjudged((host.name,), f"what it answered for {field} is {value.reason}")
 
 
-def _remedy(_: tuple[AccessFailure, ...]) -> Fix:
+def _remedy(_: tuple[ProbeFailed, ...]) -> Fix:
     return Fix(summary=_SUMMARY)

@@ -20,17 +20,17 @@ from collections.abc import Iterator
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.checks.registry import View, check
 from nccl_doctor.model import Finding, Fix, Severity
-from nccl_doctor.snapshot import AccessFailure
+from nccl_doctor.snapshot import PythonMissing
 
 
 @check("NCD105", severity=Severity.ERROR, explains=FOLLOWS)
 def python_missing(view: View) -> Iterator[Finding]:
     """One finding for the hosts that miss the same interpreter."""
-    return findings(view, "python-missing", _remedy, joint=":")
+    return findings(view, PythonMissing, _remedy, joint=":")
 
 
-def _remedy(failures: tuple[AccessFailure, ...]) -> Fix:
-    python = failures[0].facts.get("python", "python3")
+def _remedy(failures: tuple[PythonMissing, ...]) -> Fix:
+    python = failures[0].facts.python
     return Fix(
         summary=f"Give the full path of the interpreter that training uses, under python: in the hosts file; "
         f"or install Python 3.8 or later there as {python}."

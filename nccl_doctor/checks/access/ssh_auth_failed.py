@@ -26,7 +26,7 @@ from nccl_doctor.checks.registry import View, check
 from nccl_doctor.commands import on
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.shell import Line, line, script
-from nccl_doctor.snapshot import AccessFailure
+from nccl_doctor.snapshot import SshAuthFailed
 
 _LOGIN = re.compile(r"\w[\w.+-]*@\w[\w.:%-]*", re.ASCII)
 """ssh hands a host's name to shells of its own (ProxyCommand, Match exec), so that quotes do not suffice."""
@@ -37,22 +37,22 @@ _PASSWORDS = {"password", "keyboard-interactive"}
 @check("NCD102", severity=Severity.ERROR, explains=FOLLOWS)
 def ssh_auth_failed(view: View) -> Iterator[Finding]:
     """One finding for the hosts that failed alike."""
-    return findings(view, "ssh-auth-failed", _remedy)
+    return findings(view, SshAuthFailed, _remedy)
 
 
-def _remedy(failures: tuple[AccessFailure, ...]) -> Fix:
+def _remedy(failures: tuple[SshAuthFailed, ...]) -> Fix:
     facts = failures[0].facts
-    if facts.get("encrypted"):
-        agent = () if facts.get("agent") else (script('eval "$(ssh-agent -s)"'),)
-        files = sorted({path for failure in failures for path in failure.facts["encrypted"]})
+    if facts.encrypted:
+        agent = () if facts.agent else (script('eval "$(ssh-agent -s)"'),)
+        files = sorted({path for failure in failures for path in failure.facts.encrypted})
         summary = "Load the key that needs a passphrase into the agent, and check again from the same shell:"
         return _fix(summary, [*agent, line("ssh-add {*files}", files=files)])
-    if facts.get("identity_file") is None:
+    if facts.identity_file is None:
         return Fix(
             summary="Make a key with ssh-keygen -t ed25519, and add its public half to ~/.ssh/authorized_keys of that "
             "user on the host; or name the key in the hosts file (ssh: identity_file)."
         )
-    if _PASSWORDS & set(facts.get("methods", ())):
+    if _PASSWORDS & set(facts.methods):
         return _fix("Install the public key on the host; it asks for the user's password there:", _copies(failures))
     return Fix(
         summary="See that user and key are those meant (ssh: user, identity_file in the hosts file). The host takes no "
@@ -60,13 +60,13 @@ def _remedy(failures: tuple[AccessFailure, ...]) -> Fix:
     )
 
 
-def _copies(failures: tuple[AccessFailure, ...]) -> list[Line | None]:
+def _copies(failures: tuple[SshAuthFailed, ...]) -> list[Line | None]:
     lines: list[Line | None] = []
     for facts in (failure.facts for failure in failures):
-        login = f"{facts['user']}@{facts['target']}"
+        login = f"{facts.user}@{facts.target}"
         copy = "ssh-copy-id -p {port} -i {identity_file} {login}"
         fit = _LOGIN.fullmatch(login) is not None
-        lines.append(line(copy, port=facts["port"], identity_file=facts["identity_file"], login=login) if fit else None)
+        lines.append(line(copy, port=facts.port, identity_file=facts.identity_file, login=login) if fit else None)
     return lines
 
 

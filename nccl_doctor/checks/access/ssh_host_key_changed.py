@@ -22,22 +22,22 @@ from collections.abc import Iterator
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.checks.registry import View, check
 from nccl_doctor.model import Finding, Fix, Severity
-from nccl_doctor.snapshot import AccessFailure
+from nccl_doctor.snapshot import HostKeyChanged
 
 
 @check("NCD104", severity=Severity.ERROR, explains=FOLLOWS)
 def ssh_host_key_changed(view: View) -> Iterator[Finding]:
     """One finding for each known_hosts line that does not agree."""
-    return findings(view, "ssh-host-key-changed", _remedy)
+    return findings(view, HostKeyChanged, _remedy)
 
 
-def _remedy(failures: tuple[AccessFailure, ...]) -> Fix:
+def _remedy(failures: tuple[HostKeyChanged, ...]) -> Fix:
     facts = failures[0].facts
-    if facts["revoked"]:
+    if facts.revoked:
         return Fix(
             summary="Somebody marked this key as stolen or withdrawn: make the host a new one before you log in."
         )
-    place = f"line {facts['line']} of {facts['file']}"
+    place = f"line {facts.line} of {facts.file}"
     return Fix(
         summary="Find out whether the host was installed anew, and compare the fingerprint with its own, on its "
         f"console. Only if they agree, delete {place} and check again: the new key is then unknown and can be added."

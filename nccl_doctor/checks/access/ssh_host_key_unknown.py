@@ -29,7 +29,7 @@ from nccl_doctor.checks.registry import View, check
 from nccl_doctor.commands import on
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.shell import line
-from nccl_doctor.snapshot import AccessFailure
+from nccl_doctor.snapshot import HostKeyUnknown
 
 _LINE = re.compile(r"[\w.:\[\]-]+ (?P<type>[a-z0-9@.-]+) (?P<key>[A-Za-z0-9+/]+={0,2})", re.ASCII)
 """One plain name and its key: no marker, no pattern, no list of names."""
@@ -38,20 +38,20 @@ _LINE = re.compile(r"[\w.:\[\]-]+ (?P<type>[a-z0-9@.-]+) (?P<key>[A-Za-z0-9+/]+=
 @check("NCD103", severity=Severity.ERROR, explains=FOLLOWS)
 def ssh_host_key_unknown(view: View) -> Iterator[Finding]:
     """One finding, and one command, for all hosts with keys of the same type."""
-    return findings(view, "ssh-host-key-unknown", _remedy)
+    return findings(view, HostKeyUnknown, _remedy)
 
 
-def _remedy(failures: tuple[AccessFailure, ...]) -> Fix:
+def _remedy(failures: tuple[HostKeyUnknown, ...]) -> Fix:
     seen: dict[str, list[str]] = {}
     for facts in (failure.facts for failure in failures):
-        known = facts["known_hosts_line"]
-        absolute = facts["known_hosts"].startswith("/")
-        if known is None or not absolute or not _is_of(known, facts["fingerprint"]):
+        known = facts.known_hosts_line
+        absolute = facts.known_hosts.startswith("/")
+        if known is None or not absolute or not _is_of(known, facts.fingerprint):
             return Fix(
                 summary="Log in once with ssh, compare the fingerprint that it shows with the host's, and accept it."
             )
-        seen.setdefault(facts["known_hosts"], []).append(known)
-    new = {failure.facts["known_hosts"] for failure in failures if not failure.facts["known_hosts_directory"]}
+        seen.setdefault(facts.known_hosts, []).append(known)
+    new = {failure.facts.known_hosts for failure in failures if not failure.facts.known_hosts_directory}
     folders = [line("install -d -m 700 {folder}", folder=file.rpartition("/")[0]) for file in sorted(new)]
     adding = [
         line("printf '%s\\n' {*known} >> {file}", known=list(dict.fromkeys(known)), file=file)
@@ -77,8 +77,8 @@ def _is_of(known: str, fingerprint: str) -> bool:
     return fingerprint == "SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
 
 
-def _own(failure: AccessFailure) -> str:
+def _own(failure: HostKeyUnknown) -> str:
     """The line that prints the fingerprint on the host itself."""
     kinds = {"ssh-ed25519": "ed25519", "ssh-rsa": "rsa"}
-    kind = kinds.get(str(failure.facts["key_type"]), "ecdsa")
+    kind = kinds.get(str(failure.facts.key_type), "ecdsa")
     return f"ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub"

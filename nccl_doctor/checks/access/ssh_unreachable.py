@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.checks.registry import View, check
 from nccl_doctor.model import Finding, Fix, Severity
-from nccl_doctor.snapshot import AccessFailure
+from nccl_doctor.snapshot import SshUnreachable
 
 _SUMMARY = {
     "invalid-name": "Correct the address or the SSH user in the hosts file.",
@@ -53,8 +53,8 @@ _OTHER = "See whether ssh with the host's name works; its -v shows where it stop
 @check("NCD101", severity=Severity.ERROR, explains=FOLLOWS)
 def ssh_unreachable(view: View) -> Iterator[Finding]:
     """One finding for the hosts that failed alike."""
-    return findings(view, "ssh-unreachable", _remedy)
+    return findings(view, SshUnreachable, _remedy)
 
 
-def _remedy(failures: tuple[AccessFailure, ...]) -> Fix:
-    return Fix(summary=_SUMMARY.get(str(failures[0].facts.get("reason")), _OTHER))
+def _remedy(failures: tuple[SshUnreachable, ...]) -> Fix:
+    return Fix(summary=_SUMMARY.get(str(failures[0].facts.reason), _OTHER))

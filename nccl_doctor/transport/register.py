@@ -1,0 +1,33 @@
+"""The ways of reaching hosts, by the names that ``--transport`` takes.
+
+A new one is a module with its options of a node (:class:`~nccl_doctor.model.NodeOptions`), its failures
+(:class:`~nccl_doctor.snapshot.EngineFailure`) and ``make``, and a line here.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Literal, cast
+
+from nccl_doctor.model import Cluster
+from nccl_doctor.transport.base import Transport
+
+Kind = Literal["auto", "paramiko", "openssh", "local"]
+
+_MODULES: dict[Kind, str] = {"auto": "choice", "paramiko": "choice", "openssh": "choice", "local": "local"}
+
+
+def make_transport(kind: Kind, cluster: Cluster, ssh_config: Path | None = None) -> Transport:
+    """The transport for the hosts of ``cluster``; its module is loaded only now, for SSH takes long to import.
+
+    Whatever the kind, a node that is this machine runs without SSH.
+
+    Args:
+        kind: "auto" is paramiko, and the ``ssh`` program for hosts that need what paramiko can't do.
+        cluster: where every node of it is local, no SSH library is loaded.
+        ssh_config: read in place of ~/.ssh/config and /etc/ssh/ssh_config, as ``ssh -F`` does.
+    """
+    module = "local" if all(node.local for node in cluster.nodes) else _MODULES[kind]
+    made = import_module(f"nccl_doctor.transport.{module}").make(kind, ssh_config)
+    return cast("Transport", made)

@@ -82,9 +82,9 @@ def test_groups_hand_down_and_hosts_keep_the_order_of_the_file(understand: Under
 
 def test_where_each_value_came_from(understand: Understand) -> None:
     origins = understand(INI).origins
-    assert origins["node01.options(SshOptions).user"] == "hosts.yaml:5"
+    assert origins["node01.ssh.user"] == "hosts.yaml:5"
     assert origins["big.address"] == "hosts.yaml:6"
-    assert origins["big.options(SshOptions).user"] == 'hosts.yaml:17 (group "gpu")'
+    assert origins["big.ssh.user"] == 'hosts.yaml:17 (group "gpu")'
     assert origins["disk-a.ssh.identity_file"] == 'hosts.yaml:22 (group "cluster")'
 
 

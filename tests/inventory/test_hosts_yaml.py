@@ -55,7 +55,7 @@ def test_where_each_value_came_from(understand: Understand) -> None:
     assert origins["node02.env.FLAG"] == "hosts.yaml:9 (for all hosts)"
     assert origins["big.address"] == "hosts.yaml:15"
     assert origins["big.nproc_per_node"] == "hosts.yaml:16"
-    assert origins["big.options(SshOptions).user"] == "hosts.yaml:5 (for all hosts)"
+    assert origins["big.ssh.user"] == "hosts.yaml:5 (for all hosts)"
     assert origins["big.ssh.port"] == "hosts.yaml:19"
     assert origins["big.env.NCCL_SOCKET_IFNAME"] == "hosts.yaml:20"
 

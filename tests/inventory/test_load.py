@@ -47,7 +47,7 @@ def test_where_goes_before_slurm() -> None:
     assert names(found) == [("node01", 0), ("node02", 1), ("10.0.0.3", 2)]
     assert (found.source, found.master_addr) == ("-w", "node01")
     assert found.nodes[2].options(SshOptions).user == "root"
-    assert found.origins["10.0.0.3.options(SshOptions).user"] == "-w"
+    assert found.origins["10.0.0.3.ssh.user"] == "-w"
 
 
 def test_exclusion_renumbers_and_finds_a_new_master(hosts_file: str) -> None:

@@ -50,7 +50,8 @@ def test_unknown_host_key(transport: Transport, server: Sshd, controller: Contro
         "known_hosts": str(controller.known_hosts),
         "via": False,
     }
-    assert found.facts | wanted == found.facts
+    facts = found.facts.model_dump()
+    assert facts | wanted == facts
     assert controller.known_hosts.read_text() == "", "never written"
 
 
@@ -102,7 +103,7 @@ def test_refused_key(transport: Transport, server: Sshd, controller: Controller,
     controller.config.write_text(controller.config.read_text().replace(str(keys / "id"), str(keys / "other")))
     found = failure(transport, node(server.port))
     assert found.kind == "ssh-auth-failed"
-    assert found.facts.methods == ["publickey"]
+    assert found.facts.methods == ("publickey",)
     assert found.facts.offered == 1
     assert found.facts.identity_file == str(keys / "other")
     assert str(keys / "other") in found.evidence[0]
@@ -114,7 +115,7 @@ def test_encrypted_key_is_passed_over(transport: Transport, controller: Controll
     with sshd(keys, (keys / "host_ed25519",), f"AuthorizedKeysFile {keys / 'locked.pub'}") as running:
         controller.know(running.known())
         found = failure(transport, node(running.port))
-    assert (found.facts.encrypted, found.facts.offered) == ([str(keys / "locked")], 0)
+    assert (found.facts.encrypted, found.facts.offered) == ((str(keys / "locked"),), 0)
 
 
 def test_auto(make: Make, server: Sshd, controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,73 @@
+"""What a way of reaching hosts brings along, without a change elsewhere: its options of a node and its failures."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+
+from nccl_doctor.model import Cluster, Node, NodeOptions, access
+from nccl_doctor.snapshot import EngineFailure, Host, ProbeFacts, ProbeFailed, SshUnreachable, UnreachableFacts
+from nccl_doctor.transport.choice import ChoosingTransport
+from nccl_doctor.transport.local import LocalTransport
+from nccl_doctor.transport.register import Kind, make_transport
+from nccl_doctor.transport.ssh_options import SshOptions
+
+
+class PodOptions(NodeOptions):
+    engine: ClassVar[str] = "kube"
+
+    container: str = ""
+    namespace: str = "default"
+
+
+NODE = Node(name="n", address="n", node_rank=0, access=access(SshOptions(port=2222), PodOptions(container="train")))
+
+
+def test_each_engine_reads_its_own_options() -> None:
+    again = Node.model_validate_json(NODE.model_dump_json())
+    assert again.options(SshOptions) == SshOptions(port=2222)
+    assert again.options(PodOptions) == PodOptions(container="train")
+
+
+def test_options_that_say_nothing_are_left_out() -> None:
+    assert access(SshOptions(), PodOptions()) == {}
+
+
+def test_a_snapshot_of_before_is_read() -> None:
+    """Where SSH's options stood on the node itself."""
+    text = '{"name": "n", "address": "n", "node_rank": 0, "ssh": {"user": "ann", "port": null, "identity_file": null}}'
+    assert Node.model_validate_json(text).options(SshOptions) == SshOptions(user="ann")
+
+
+FACTS = UnreachableFacts(target="n", address="10.0.0.1", port=22, user="ann", reason="refused")
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        SshUnreachable(detail="refused", facts=FACTS),
+        ProbeFailed(detail="ended", facts=ProbeFacts(stage="start")),
+        EngineFailure(kind="pod-not-ready", detail="is pending", remedy="Wait for it.", facts={"pod": "train-0"}),
+    ],
+)
+def test_failures_keep_their_type_in_a_snapshot(
+    failure: SshUnreachable | ProbeFailed | EngineFailure,
+) -> None:
+    assert Host.model_validate_json(Host(node=NODE, failure=failure).model_dump_json()).failure == failure
+
+
+@pytest.mark.parametrize(
+    ("kind", "local", "wanted"),
+    [
+        ("auto", False, ChoosingTransport),
+        ("openssh", False, ChoosingTransport),
+        ("paramiko", True, LocalTransport),
+        ("local", False, LocalTransport),
+    ],
+)
+def test_the_register(kind: Kind, local: bool, wanted: type[object]) -> None:
+    node = Node(name="n", address="n", node_rank=0, local=local)
+    transport = make_transport(kind, Cluster(nodes=(node,), master_addr="n"))
+    assert isinstance(transport, wanted)
+    transport.close()

@@ -6,7 +6,7 @@ import pytest
 
 from nccl_doctor.compare import changes
 from nccl_doctor.documents import Change
-from tests.checks.snapshots import patched
+from tests.checks.snapshots import UNREACHABLE, patched
 
 
 def changed(patch: dict[str, Any]) -> list[Change]:
@@ -56,9 +56,9 @@ def test_a_fact_that_became_unknown_is_one_change() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["ssh-unreachable", "python-missing"])
-def test_a_host_that_is_away_is_that_one_change(kind: str) -> None:
-    away = {"facts": None, "failure": {"kind": kind, "detail": "x"}}
+@pytest.mark.parametrize(("kind", "facts"), [("ssh-unreachable", UNREACHABLE), ("python-missing", {"python": "p"})])
+def test_a_host_that_is_away_is_that_one_change(kind: str, facts: dict[str, Any]) -> None:
+    away = {"facts": None, "failure": {"kind": kind, "detail": "x", "facts": facts}}
     change = Change(what="reached", before="yes", after=f"no ({kind})", hosts=("node3",))
     assert changed({"hosts": {"node3": away}}) == [change]
 

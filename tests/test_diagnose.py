@@ -10,7 +10,7 @@ from nccl_doctor import diagnose
 from nccl_doctor.checks.registry import Check, Unjudged, View, all_checks, find
 from nccl_doctor.model import Finding, Fix, Outcome, Severity
 from nccl_doctor.snapshot import Unknown, unknown
-from tests.checks.snapshots import patched
+from tests.checks.snapshots import UNREACHABLE, patched
 
 
 def entry(name: str, **change: Any) -> Check:
@@ -95,7 +95,7 @@ def test_a_crash_of_one_check_is_its_outcome_and_nobody_elses(monkeypatch: pytes
 
 
 def test_an_unreached_host_is_a_diagnosis_and_no_gap_of_the_others() -> None:
-    away = {"facts": None, "failure": {"kind": "ssh-unreachable", "detail": "no answer in 10 s"}}
+    away = {"facts": None, "failure": {"kind": "ssh-unreachable", "detail": "no answer in 10 s", "facts": UNREACHABLE}}
     report = diagnose.judge(patched({"hosts": {"node2": away}}), "check")
     assert [row.name for row in report.diagnoses] == ["ssh-unreachable"]
     assert not [row.name for row in report.checks if row.outcome is Outcome.UNKNOWN]
@@ -103,13 +103,13 @@ def test_an_unreached_host_is_a_diagnosis_and_no_gap_of_the_others() -> None:
 
 
 def test_an_unreached_master_leaves_what_only_it_can_tell_unknown() -> None:
-    away = {"facts": None, "failure": {"kind": "ssh-unreachable", "detail": "no answer in 10 s"}}
+    away = {"facts": None, "failure": {"kind": "ssh-unreachable", "detail": "no answer in 10 s", "facts": UNREACHABLE}}
     report = diagnose.judge(patched({"hosts": {"node1": away}}), "check")
     unjudged = {row.name for row in report.checks if row.outcome is Outcome.UNKNOWN}
     assert {"port-in-use", "port-privileged", "master-addr-not-local"} <= unjudged
 
 
-AWAY = {"facts": None, "failure": {"kind": "ssh-unreachable", "detail": "no answer in 10 s"}}
+AWAY = {"facts": None, "failure": {"kind": "ssh-unreachable", "detail": "no answer in 10 s", "facts": UNREACHABLE}}
 
 
 def test_where_no_host_was_reached_nothing_passed() -> None:

@@ -7,7 +7,7 @@ import pytest
 from nccl_doctor.model import Node
 from nccl_doctor.ranks import counts, visible, world_size
 from nccl_doctor.snapshot import Gpu
-from tests.checks.snapshots import patched
+from tests.checks.snapshots import UNREACHABLE, patched
 
 GPUS = tuple(
     Gpu(index=i, name="NVIDIA H100", uuid=f"GPU-{i}a2b", memory_total_mib=None, memory_used_mib=None, driver="570.1")
@@ -26,7 +26,7 @@ def test_visible_devices_are_taken_in_their_order(named: str | None, seen: list[
 
 def test_ranks_are_set_or_gpus_or_one() -> None:
     gpus = [gpu.model_dump() for gpu in GPUS]
-    away: dict[str, Any] = {"facts": None, "failure": {"kind": "ssh-unreachable", "detail": "x"}}
+    away: dict[str, Any] = {"facts": None, "failure": {"kind": "ssh-unreachable", "detail": "x", "facts": UNREACHABLE}}
     snapshot = patched(
         {"hosts": {"node1": {"node": {"nproc_per_node": 2}, "facts": {"gpus": gpus}}, "node2": {"facts": {"gpus": gpus}},
                    "node3": {**away, "node": {"nproc_per_node": 3}}}}

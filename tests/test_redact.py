@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nccl_doctor.diagnose import judge
 from nccl_doctor.redact import redact
 from nccl_doctor.secret_shapes import LEFT_OUT, without_secrets
-from tests.checks.snapshots import patched
+from tests.checks.snapshots import UNREACHABLE, patched
 
 
 def text(patch: dict[str, Any]) -> str:
@@ -163,7 +163,10 @@ def test_a_known_user_goes_wherever_the_name_stands(line: str) -> None:
 
 
 def test_a_user_that_only_our_own_sentence_names_is_known() -> None:
-    away = {"facts": None, "failure": {"kind": "ssh-auth-failed", "detail": "refused to let the user dora in"}}
+    facts = {**UNREACHABLE, "identity_file": None, "encrypted": [], "offered": 1, "methods": [], "agent": False}
+    facts = {key: value for key, value in facts.items() if key != "reason"} | {"hardware": False}
+    failure = {"kind": "ssh-auth-failed", "detail": "refused to let the user dora in", "facts": facts}
+    away = {"facts": None, "failure": failure}
     kept, done = redact(patched({"hosts": {"node2": away}}))
     assert "dora" in done.users
     assert "dora" not in kept.model_dump_json()

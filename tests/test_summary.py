@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.diagnose import judge
-from tests.checks.snapshots import load, patched
+from tests.checks.snapshots import UNREACHABLE, load, patched
 
 CHECKS = Path(__file__).parent / "checks"
 
@@ -33,7 +33,7 @@ def test_a_failed_dial_shows_where_it_was_going() -> None:
 
 
 def test_a_row_says_on_how_many_hosts_was_looked() -> None:
-    away = {"facts": None, "failure": {"kind": "ssh-unreachable", "detail": "no answer in 10 s"}}
+    away = {"facts": None, "failure": {"kind": "ssh-unreachable", "detail": "no answer in 10 s", "facts": UNREACHABLE}}
     patch = {"hosts": {"node2": away, "node3": away}, "mesh": {"$unknown": "fewer than two hosts were reached"}}
     seen = rows({**patch, "smoke": {"$skipped": "needs every host"}})
     assert seen["limits"] == ("ok", "on 1 of 3 hosts")

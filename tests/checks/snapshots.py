@@ -17,6 +17,9 @@ from nccl_doctor.snapshot import Snapshot
 
 NAMES = ("node1", "node2", "node3")
 
+UNREACHABLE = {"target": "node3", "address": "10.0.0.3", "port": 22, "user": "ann", "reason": "timed-out"}
+"""The facts of an ssh-unreachable."""
+
 
 def _host(rank: int) -> dict[str, Any]:
     name, address = NAMES[rank], f"10.0.0.{rank + 1}"

@@ -12,7 +12,7 @@ from nccl_doctor.cli.snapshots import read_snapshot, save_snapshot, write_hosts
 from nccl_doctor.diagnose import judge
 from nccl_doctor.errors import DoctorError
 from nccl_doctor.model import Severity
-from tests.checks.snapshots import patched
+from tests.checks.snapshots import UNREACHABLE, patched
 from tests.cli.program import assert_one_sentence, run
 
 HOSTS = "nproc_per_node: 2\nhosts: [node1, node2]\n"
@@ -98,7 +98,7 @@ def test_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert (tmp_path / "seen.json").stat().st_mode & 0o777 == 0o600
 
 
-AWAY: dict[str, Any] = {"facts": None, "failure": {"kind": "ssh-unreachable", "detail": "x", "facts": {"port": 22}}}
+AWAY: dict[str, Any] = {"facts": None, "failure": {"kind": "ssh-unreachable", "detail": "x", "facts": UNREACHABLE}}
 LOW = {"facts": {"limits": {"nofile_soft": 256}}}
 
 

@@ -91,6 +91,11 @@ def saved(folder: Path, patch: dict[str, object]) -> str:
 
 
 TAKEN = {"port": 29500, "free": False, "error": "EADDRINUSE", "cause": "listener"}
+PRIVILEGED: dict[str, object] = {
+    "cluster": {"master_port": 80},
+    "hosts": {"node1": {"facts": {"master_port": {"port": 80, "free": True}}}},
+    "mesh": {"ports": {"node1": [80, 40001], "node2": [40002], "node3": [40003]}},
+}
 CODES: list[tuple[dict[str, object], list[str], int]] = [
     ({}, [], 0),
     ({"hosts": {"node1": {"facts": {"master_port": TAKEN}}}}, [], 1),
@@ -98,12 +103,12 @@ CODES: list[tuple[dict[str, object], list[str], int]] = [
     ({"hosts": {"node1": {"facts": {"master_port": TAKEN}}}}, ["--skip", "port-in-use"], 0),
     ({"hosts": {"node1": {"facts": {"master_port": {"$unknown": "no answer in 8 s"}}}}}, [], 3),
     (
-        {"cluster": {"master_port": 80}, "hosts": {"node1": {"facts": {"master_port": {"port": 80, "free": True}}}}},
+        PRIVILEGED,
         [],
         0,
     ),
     (
-        {"cluster": {"master_port": 80}, "hosts": {"node1": {"facts": {"master_port": {"port": 80, "free": True}}}}},
+        PRIVILEGED,
         ["--fail-on", "warning"],
         1,
     ),

@@ -22,7 +22,7 @@ def paste(host: Node, found: AccessFailure) -> list[str]:
     snapshot = Snapshot(
         schema=1,
         version="0",
-        taken_at="",
+        taken_at="2026-01-01T00:00:00+00:00",
         cluster=cluster,
         hosts=(Host(node=host, failure=found),),
         mesh=skipped("no"),

@@ -16,6 +16,8 @@ from nccl_doctor.measured import AllReduceReport, MeshReport
 
 DEFAULT_MASTER_PORT = 29500
 """torchrun's static rendezvous and ``env://`` use this port (torch/distributed/run.py)."""
+ENVIRONMENT = "of the environment"
+"""Stands in parentheses behind the name of a variable in :attr:`Cluster.origins`."""
 
 
 class Noun(FrozenModel):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from nccl_doctor.hostlist import fold
-from nccl_doctor.model import DEFAULT_MASTER_PORT, Cluster, Node
+from nccl_doctor.model import DEFAULT_MASTER_PORT, ENVIRONMENT, Cluster, Node
 
 _NO_FILE = ("this machine", "-w", "SLURM_JOB_NODELIST")
 """Sources of hosts that are no file (inventory/load.py)."""
@@ -59,4 +59,6 @@ class Source:
                 yield from ("--env", f"{variable}={text}")
 
     def _is_needed(self, option: str, origin: str) -> bool:
-        return self.file is None or self.cluster.origins.get(origin) == option
+        """Also what the environment said, which the next shell may not have."""
+        said = self.cluster.origins.get(origin, "")
+        return self.file is None or said == option or said.endswith(f"({ENVIRONMENT})")

@@ -23,7 +23,9 @@ from nccl_doctor.measured import (
     SizeReport,
 )
 from nccl_doctor.model import (
+    ENVIRONMENT,
     CheckResult,
+    Cluster,
     Diagnosis,
     HostSummary,
     Outcome,
@@ -120,15 +122,25 @@ def _title(snapshot: Snapshot) -> str:
     hosts = "1 host" if count == 1 else f"{count} hosts"
     ranks = f", {snapshot.smoke.world_size} ranks" if isinstance(snapshot.smoke, Smoke) else ""
     if count == 1 and cluster.nodes[0].local:
-        return f"this machine ({cluster.nodes[0].name}){ranks}, master port {cluster.master_port}"
+        return f"this machine ({cluster.nodes[0].name}){ranks}, master port {cluster.master_port}{_from(cluster)}"
     first = cluster.nodes[0].name
     place = f"{cluster.master_addr}:{cluster.master_port}"
-    return f"{hosts}{ranks}, master {place if first == cluster.master_addr else f'{first} ({place})'}"
+    master = place if first == cluster.master_addr else f"{first} ({place})"
+    return f"{hosts}{ranks}, master {master}{_from(cluster)}"
+
+
+def _from(cluster: Cluster) -> str:
+    """Which variables of the environment say where the master is."""
+    origins = (cluster.origins.get(name, "") for name in ("master_addr", "master_port"))
+    names = [origin.partition(" ")[0] for origin in origins if origin.endswith(f"({ENVIRONMENT})")]
+    return f", by {' and '.join(names)} {ENVIRONMENT}" if names else ""
 
 
 def _phases(snapshot: Snapshot, diagnoses: Sequence[Diagnosis], checks: Sequence[CheckResult]) -> Iterator[Phase]:
     texts = _Texts(snapshot)
-    severity = {diagnosis.code: diagnosis.severity for diagnosis in diagnoses}
+    by_code: dict[str, list[Diagnosis]] = {}
+    for diagnosis in diagnoses:
+        by_code.setdefault(diagnosis.code, []).append(diagnosis)
     consequences = {effect.code for diagnosis in diagnoses for effect in diagnosis.explains}
     for row in ROWS:
         mine = [check for check in checks if row_of(check.category, check.name) == row]
@@ -141,9 +153,11 @@ def _phases(snapshot: Snapshot, diagnoses: Sequence[Diagnosis], checks: Sequence
             # Also where a firewall's rule explains it, which the row below says.
             yield Phase(name=row, outcome="error", text=text)
         elif found:
-            gravest = max((severity.get(check.code, Severity.ERROR) for check in found), key=lambda s: s.rank)
-            own = any(check.code not in consequences for check in found)
-            yield Phase(name=row, outcome=OUTCOMES[gravest], text=text if own else f"{text} (follows)")
+            own = [each for check in found for each in by_code.get(check.code, ())]
+            gravest = max((each.severity for each in own), key=lambda s: s.rank, default=Severity.ERROR)
+            follows = all(check.code in consequences for check in found)
+            why = _why(row, text, own, gravest) if not follows else f"{text} (follows)".lstrip()
+            yield Phase(name=row, outcome=OUTCOMES[gravest], text=why or text)
         elif gaps:
             yield Phase(name=row, outcome="unknown", text=gaps[0].reason or "")
         elif not any(check.outcome is Outcome.PASS for check in mine):
@@ -153,6 +167,18 @@ def _phases(snapshot: Snapshot, diagnoses: Sequence[Diagnosis], checks: Sequence
             clean = any(check.name == "stale-process" and check.outcome is Outcome.PASS for check in mine)
             parts = (text, "nothing left behind" if clean and text else "", texts.coverage)
             yield Phase(name=row, outcome="ok", text="; ".join(filter(None, parts)))
+
+
+def _why(row: str, text: str, found: Sequence[Diagnosis], gravest: Severity) -> str:
+    """The faults of a row in words; "" where its own phrase tells them, or they are merely worth knowing."""
+    if row in ("access", "firewall", "all-reduce") or gravest is Severity.INFO:
+        return ""
+    hosts: dict[str, list[str]] = {}
+    for each in found:
+        if each.severity is not Severity.INFO and each.name != "port-in-use":
+            hosts.setdefault(each.name.replace("-", " "), []).extend(each.hosts)
+    faults = (f"{name}{f' on {fold(names)}' if names else ''}" for name, names in hosts.items())
+    return "; ".join(filter(None, (text if row == "processes" else "", *faults)))
 
 
 class _Texts:

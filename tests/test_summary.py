@@ -54,9 +54,18 @@ def test_a_row_that_only_suffers_says_so() -> None:
     assert rows({"hosts": {"node1": taken}, "smoke": smoke})["all-reduce"] == ("error", "failed (follows)")
 
 
+def test_a_row_that_fails_says_why() -> None:
+    small = {"facts": {"limits": {"nofile_soft": 256, "nofile_hard": 256}}}
+    assert rows({"hosts": {"node2": small}})["limits"] == ("warning", "nofile low on node2")
+
+
 @pytest.mark.parametrize(
     ("patch", "title"),
     [
+        (
+            {"cluster": {"origins": {"master_port": "MASTER_PORT (of the environment)"}}},
+            "3 hosts, 3 ranks, master node1 (10.0.0.1:29500), by MASTER_PORT of the environment",
+        ),
         ({}, "3 hosts, 3 ranks, master node1 (10.0.0.1:29500)"),
         ({"cluster": {"master_addr": "node1"}}, "3 hosts, 3 ranks, master node1:29500"),
         ({"smoke": {"$skipped": "--no-smoke"}}, "3 hosts, master node1 (10.0.0.1:29500)"),

@@ -17,18 +17,10 @@ def explain(
     """The page of one diagnosis: what it means, how we know, what to do."""
 
     def work() -> int:
-        from nccl_doctor.checks.registry import all_checks, find
         from nccl_doctor.documents import Page
-        from nccl_doctor.errors import UsageError
+        from nccl_doctor.pages import page_of
 
-        found = [check for check in find(code) if code.lower() != check.category]
-        if not found:
-            import difflib
-
-            near = difflib.get_close_matches(code, [text for c in all_checks() for text in (c.code, c.name)], 1)
-            hint = f'; did you mean "{near[0]}"?' if near else '; "nccl-doctor codes" lists them'
-            raise UsageError(f'"{code}" is no diagnosis{hint}')
-        entry = found[0]
+        entry = page_of(code)
         page = Page(code=entry.code, name=entry.name, severity=entry.severity, category=entry.category, text=entry.page)
         out.show(page)
         return 0

@@ -153,7 +153,7 @@ class Run:
             return
         if self._left() < limits.dial_s:
             # Cut short, a dial that only takes long would look like a firewall's work.
-            self._mesh = unknown("no time was left of --timeout")
+            self._mesh = unknown(self._no_time_for("the port test", limits.dial_s))
             return
         began = time.monotonic()
         self._start("dialling")
@@ -201,7 +201,7 @@ class Run:
             self._smoke = reason
             return
         if self._left() < limits.deadline_s:
-            self._smoke = unknown("no time was left of --timeout")
+            self._smoke = unknown(self._no_time_for("the all-reduce", limits.deadline_s))
             return
         began = time.monotonic()
         self._start("all-reduce")
@@ -262,6 +262,9 @@ class Run:
 
     def _session_done(self, session: Session) -> None:
         self._progress.done(session.node.name)
+
+    def _no_time_for(self, what: str, seconds: float) -> str:
+        return f"--timeout {self._options.total_s:.0f} leaves no time for {what}, which may take {seconds:.0f} s"
 
     def _left(self) -> float:
         return max(self._began + self._options.total_s - time.monotonic(), 0.1)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection
 from dataclasses import replace
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.hostlist import quoted
+from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.inventory import values
 from nccl_doctor.inventory.draft import Draft, Entry, Said, Settings
 from nccl_doctor.inventory.this_machine import ThisMachine, canonical
@@ -31,6 +32,7 @@ def build(draft: Draft, exclude: Collection[str], here: ThisMachine) -> Cluster:
         settings[entry.name.value] = entry, _one_word_for_devices(entry.own.over(entry.shared), entry)
     local = {entry.name.value: _why_local(entry, here) for entry in draft.entries}
     _refuse_shared_gpus(settings, local)
+    _refuse_absent(exclude, settings, draft)
     left = [pair for name, pair in settings.items() if not {name, pair[0].address.value} & set(exclude)]
     if not left:
         raise UsageError(f"-x leaves out every host of {draft.place.source}; at least one has to remain")
@@ -48,6 +50,16 @@ def build(draft: Draft, exclude: Collection[str], here: ThisMachine) -> Cluster:
         source=draft.place.source,
         origins=origins,
     )
+
+
+def _refuse_absent(exclude: Collection[str], settings: Judged, draft: Draft) -> None:
+    """Whoever leaves out a host that isn't there has misspelled one that is."""
+    there = {*settings, *(entry.address.value for entry in draft.entries)}
+    absent = [name for name in exclude if name not in there]
+    if absent:
+        near = difflib.get_close_matches(absent[0], there, 1)
+        hint = f"; did you mean {quoted(near[0])}?" if near else ""
+        raise UsageError(f"-x: {fold(absent)} is no host of {draft.place.source}{hint}")
 
 
 def _refuse_double(entry: Entry, seen: Judged) -> None:

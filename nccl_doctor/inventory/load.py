@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.inventory import detect, slurm
+from nccl_doctor.inventory import detect, slurm, values
 from nccl_doctor.inventory.build import build
 from nccl_doctor.inventory.draft import Draft, Entry, Place, Said, Settings
 from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.inventory.patterns import expanded, named
 from nccl_doctor.inventory.reading import read_text
 from nccl_doctor.inventory.this_machine import ThisMachine, own_name, this_machine, training_python
-from nccl_doctor.model import Cluster
+from nccl_doctor.model import ENVIRONMENT, Cluster
+
+MASTER: dict[str, tuple[str, Callable[[str, Place], Any]]] = {
+    "master_port": ("MASTER_PORT", values.port),
+    "master_addr": ("MASTER_ADDR", values.host),
+}
+"""What a job's environment says of the master (torch/distributed/rendezvous.py, ``env://``)."""
 
 
 def load(
@@ -29,9 +37,8 @@ def load(
     Args:
         path: the hosts file.
         where: the pattern of ``-w``, in place of a file.
-        exclude: the pattern of ``-x``: hosts to leave out, by name or address; one that is not there is no error, as in
-            pdsh and clush.
-        environ: the environment, for Slurm's variables and an active virtual environment.
+        exclude: the pattern of ``-x``: hosts to leave out, by name or address.
+        environ: the environment, for Slurm's variables, MASTER_PORT and MASTER_ADDR, and an active virtual environment.
         overrides: what options say in place of the file.
         here: this machine; None looks.
 
@@ -40,10 +47,23 @@ def load(
         UsageError: for anything else that can't be served.
     """
     left_out = expanded(exclude, Place("-x", is_file=False)) if exclude is not None else []
-    cluster = build(_draft(path, where, environ), left_out, here or this_machine())
+    draft = _draft(path, where, environ)
+    overridden = {name for name in MASTER if getattr(overrides, name) is not None}
+    cluster = build(_with_master(draft, overridden, environ), left_out, here or this_machine())
     if exclude is not None:
         cluster = cluster.model_copy(update={"origins": {**cluster.origins, "-x": exclude}})
     return overrides.applied(cluster)
+
+
+def _with_master(draft: Draft, overridden: Collection[str], environ: Mapping[str, str]) -> Draft:
+    """The draft with the environment's word on the master, which counts where nobody else said one."""
+    said: dict[str, Any] = {
+        name: Said(read(text, place), place)
+        for name, (variable, read) in MASTER.items()
+        if (text := environ.get(variable)) and getattr(draft, name) is None and name not in overridden
+        for place in (Place(variable, is_file=False, note=ENVIRONMENT),)
+    }
+    return replace(draft, **said)
 
 
 def _draft(path: str | None, where: str | None, environ: Mapping[str, str]) -> Draft:

@@ -11,6 +11,9 @@ from nccl_doctor.report.text import Screen, plural, table, wrap
 
 _HOPS = 16
 """Hosts of a ring that are drawn; of a longer one the first of these and the last."""
+_ROWS = 6
+_GRADIENT = 100e6
+"""Bytes: 25 million parameters in float32, as a ResNet-50 has them."""
 
 
 def smoke(result: AllReduceReport, screen: Screen) -> Iterator[list[str]]:
@@ -29,8 +32,10 @@ def smoke(result: AllReduceReport, screen: Screen) -> Iterator[list[str]]:
         *_labelled("link     ", _link(result.link), screen),
     ]
     if result.sizes:
-        header, *rows = _sizes(result.sizes, result.link)
+        shown = result.sizes if screen.verbose else _spread(result.sizes)
+        header, *rows = _sizes(shown, result.link)
         yield table(header, rows, screen.prose)
+        yield wrap(_gradient(result.sizes), screen.prose)
 
 
 def _labelled(label: str, text: str, screen: Screen) -> list[str]:
@@ -88,18 +93,48 @@ def _link(link: LinkShare | None) -> str:
     return f"{link.name} on {link.host} could give {link.gb_per_s:.3g} GB/s, {100 * link.share:.0f} % reached"
 
 
+def _spread(sizes: Sequence[SizeReport]) -> list[SizeReport]:
+    """Rows from the smallest to the largest of each type, evenly apart and few; -v shows all."""
+    kinds: dict[str, list[SizeReport]] = {}
+    for size in sizes:
+        kinds.setdefault(size.dtype, []).append(size)
+    most = max(_ROWS // max(len(kinds), 1), 2)
+    return [its[index] for its in kinds.values() for index in _evenly(len(its), most)]
+
+
+def _evenly(count: int, most: int) -> list[int]:
+    """At most so many places among ``count``, the first and the last among them."""
+    rows = min(count, most)
+    return [round(row * (count - 1) / max(rows - 1, 1)) for row in range(rows)]
+
+
+def _gradient(sizes: Sequence[SizeReport]) -> str:
+    """How long the gradients of a model take, by the largest message that was measured."""
+    largest = max(sizes, key=lambda size: size.bytes)
+    if largest.bytes < 1 << 20:
+        return ""
+    return f"A gradient of 100 MB takes about {_time(_GRADIENT / largest.bytes * largest.seconds)}."
+
+
 def _sizes(sizes: Sequence[SizeReport], link: LinkShare | None) -> list[tuple[str, ...]]:
     """The header and a row a size; the type where there is more than one, the link's own time where that is known."""
     typed = len({size.dtype for size in sizes}) > 1
     best = "link's best" if link else ""
-    rows = [("size", "type" if typed else "", "time", "algbw GB/s", "busbw GB/s", best)]
+    rows = [("size", "type" if typed else "", "time", "algbw", "busbw", best)]
     for size in sizes:
         # T = 2 (N - 1) / N * K / B, and busbw = algbw * 2 (N - 1) / N
         best = _time(size.seconds * size.busbw / link.gb_per_s) if link else ""
         kind = size.dtype if typed else ""
-        time = _time(size.seconds)
-        rows.append((_bytes(size.bytes), kind, time, f"{size.algbw:.2f}", f"{size.busbw:.2f}", best))
+        rows.append((_bytes(size.bytes), kind, _time(size.seconds), _rate(size.algbw), _rate(size.busbw), best))
     return [tuple(cell for cell, title in zip(row, rows[0], strict=True) if title) for row in rows]
+
+
+def _rate(gb_per_s: float) -> str:
+    """In GB/s, in MB/s or kB/s where that would be too small a number to tell anything."""
+    for unit, scale in (("GB/s", 1.0), ("MB/s", 1e3)):
+        if gb_per_s * scale >= 1:
+            return f"{gb_per_s * scale:.3g} {unit}" if gb_per_s * scale < 100 else f"{gb_per_s * scale:.0f} {unit}"
+    return f"{gb_per_s * 1e6:.3g} kB/s"
 
 
 def _bytes(count: int) -> str:

@@ -6,8 +6,10 @@ import pytest
 
 from nccl_doctor.errors import HostsFileError, UsageError
 from nccl_doctor.inventory.load import load
+from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.inventory.this_machine import ThisMachine
 from nccl_doctor.model import Cluster
+from nccl_doctor.source import Source
 from nccl_doctor.transport.ssh_options import SshOptions
 from tests.inventory.conftest import ELSEWHERE
 
@@ -51,7 +53,7 @@ def test_where_goes_before_slurm() -> None:
 
 
 def test_exclusion_renumbers_and_finds_a_new_master(hosts_file: str) -> None:
-    found = cluster(hosts_file, exclude="node[1,3],10.0.0.9,absent")
+    found = cluster(hosts_file, exclude="node[1,3],10.0.0.9")
     assert names(found) == [("node2", 0)]
     assert found.master_addr == "node2"
     assert "node1.address" not in found.origins
@@ -59,10 +61,28 @@ def test_exclusion_renumbers_and_finds_a_new_master(hosts_file: str) -> None:
     assert names(cluster(SLURM_JOB_NODELIST="a[1-3]", exclude="a1")) == [("a2", 0), ("a3", 1)]
 
 
+def test_the_environment_says_the_master_where_nobody_else_does(hosts_file: str) -> None:
+    said = {"MASTER_PORT": "29777", "MASTER_ADDR": "10.0.0.9"}
+    found = load(hosts_file, where=None, exclude=None, environ=said, here=ELSEWHERE)
+    assert (found.master_addr, found.master_port) == ("10.0.0.9", 29777)
+    assert found.origins["master_port"] == "MASTER_PORT (of the environment)"
+    again = ("--master-port", "29777", "--master-addr", "10.0.0.9")
+    assert Source(found).arguments == (hosts_file, *again)
+    options = Overrides(master_port=29600, master_addr="node2")
+    both = load(hosts_file, where=None, exclude=None, environ=said, overrides=options, here=ELSEWHERE)
+    assert (both.master_addr, both.master_port) == ("node2", 29600)
+    path = Path(hosts_file)
+    path.write_text(f"master_port: 29500\nmaster_addr: node1\n{path.read_text()}")
+    file = load(hosts_file, where=None, exclude=None, environ=said, here=ELSEWHERE)
+    assert (file.master_addr, file.master_port) == ("node1", 29500)
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
         ({"where": "a", "exclude": "a"}, "-x leaves out every host of -w; at least one has to remain"),
+        ({"where": "node[1-3]", "exclude": "nod2"}, '-x: nod2 is no host of -w; did you mean "node2"?'),
+        ({"where": "a", "MASTER_PORT": "port"}, 'MASTER_PORT: "port" is no port: a whole number from 1 to 65535'),
         ({"where": "a[1"}, '-w: "a[1" has a "[" without its partner; write node[01-04,07]'),
         ({"where": ""}, '-w: "" holds an empty name; write names joined by single commas'),
         ({"where": "a,a"}, '-w: the host "a" stands twice; keep one, or give one machine that is two nodes two names'),

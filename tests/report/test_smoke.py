@@ -56,7 +56,7 @@ def test_sizes_stand_beside_what_the_link_could_do() -> None:
     sizes = [{"bytes": 1 << 20, "seconds": 0.002, "algbw": 0.524288, "busbw": 0.78, "dtype": "float32"}]
     text = shown(sizes=sizes, link={"host": "node2", "name": "eno1", "gb_per_s": 1.25, "share": 0.624})
     assert "link     eno1 on node2 could give 1.25 GB/s, 62 % reached" in text
-    assert "1 MiB  2.00 ms  0.52        0.78        1.25 ms" in text
+    assert "1 MiB  2.00 ms  524 MB/s  780 MB/s  1.25 ms" in text
     assert "type" not in text
 
 
@@ -64,3 +64,20 @@ def test_two_types_are_told_apart() -> None:
     size = {"bytes": 1 << 20, "seconds": 0.002, "algbw": 0.524288, "busbw": 0.78}
     text = shown(sizes=[{**size, "dtype": "float32"}, {**size, "dtype": "bfloat16"}])
     assert "1 MiB  bfloat16  2.00 ms" in text
+
+
+def test_few_rows_unless_all_are_asked_for() -> None:
+    sizes = [
+        {"bytes": 8 << power, "seconds": 0.004, "algbw": (2 << power) / 1e6, "busbw": (8 << power) / 4e6}
+        for power in range(24)
+    ]
+    text = shown(sizes=sizes)
+    table = text[text.index("size") :].splitlines()
+    assert [row.split("  ")[0] for row in table[1:7]] == ["8 B", "256 B", "4 KiB", "128 KiB", "2 MiB", "64 MiB"]
+    assert "0.00" not in text
+    assert table[-1] == "A gradient of 100 MB takes about 5.96 ms."
+    result = AllReduceReport.model_validate(
+        {"backend": "gloo", "world_size": 2, "ok": True, "outcome": "ok", "ranks": [], "sizes": sizes}
+    )
+    whole = list(smoke(result, Screen(painter(color=False), verbose=True)))
+    assert len(whole[1]) == 25

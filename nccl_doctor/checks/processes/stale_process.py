@@ -90,7 +90,7 @@ def _remedies(left: list[TrainingJob], gone: list[GpuProcess], *, whole: bool) -
             yield f"End what is yours: pid {', '.join(own)} (nccl-doctor fix-port --pid shows each)."
         for job in running:
             if job.own and job.refusal:
-                yield f"fix-port does not end pid {job.pid} just like that: {job.refusal}."
+                yield f"fix-port ends pid {job.pid} only with --force: {job.refusal}."
         others = sorted({job.user for job in running if not job.own})
         if others:
             yield f"Ask {', '.join(others)}, or root, to end the others."

@@ -1,0 +1,58 @@
+"""Which diagnosis somebody means who asks for its page: by code, number, name, or in the error's own words."""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import os
+
+from nccl_doctor.checks.registry import Check, all_checks, find
+from nccl_doctor.errors import UsageError
+from nccl_doctor.hostlist import quoted
+from nccl_doctor.logs.diagnose import Source, diagnose
+
+ERRORS = {
+    "EADDRINUSE": "port-in-use",
+    "EADDRNOTAVAIL": "master-addr-not-local",
+    "EACCES": "port-privileged",
+    "ECONNREFUSED": "connection-refused",
+    "ECONNRESET": "peer-died",
+    "EPIPE": "peer-died",
+    "EHOSTUNREACH": "no-route-to-host",
+    "ENETUNREACH": "route-missing",
+    "ETIMEDOUT": "connection-timed-out",
+    "EMFILE": "nofile-low",
+    "ENOSPC": "shm-exhausted",
+}
+"""What the kernel's errors mean where a job of several hosts starts."""
+
+
+def page_of(word: str) -> Check:
+    """The diagnosis that a word, or the line of an error, means.
+
+    Raises:
+        UsageError: it means none.
+    """
+    asked = word.strip()
+    code = f"NCD{asked}" if asked.isdigit() else asked
+    named = [check for check in find(code) if code.lower() != check.category]
+    found = named or find(_by_error(asked) or "") or find(_by_line(asked) or "")
+    if found:
+        return found[0]
+    near = difflib.get_close_matches(asked, [text for check in all_checks() for text in (check.code, check.name)], 1)
+    hint = f"; did you mean {quoted(near[0])}?" if near else '; "nccl-doctor codes" lists them'
+    raise UsageError(f"{quoted(asked)} is no diagnosis{hint}")
+
+
+def _by_error(text: str) -> str | None:
+    """An error of the kernel's by its name, or by what the C library calls it."""
+    for name, page in ERRORS.items():
+        if text.upper() == name or text.lower() == os.strerror(getattr(errno, name)).lower():
+            return page
+    return None
+
+
+def _by_line(text: str) -> str | None:
+    """A line as a log has it."""
+    causes = diagnose([Source("words", [text.encode(errors="replace") + b"\n"])]).causes
+    return causes[0].name if causes else None

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+
+from nccl_doctor.checks.registry import all_checks
+from nccl_doctor.errors import UsageError
+from nccl_doctor.pages import ERRORS, page_of
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        ("NCD304", "port-in-use"),
+        ("ncd304", "port-in-use"),
+        ("304", "port-in-use"),
+        ("port-in-use", "port-in-use"),
+        ("EADDRINUSE", "port-in-use"),
+        ("address already in use", "port-in-use"),
+        ("No route to host", "no-route-to-host"),
+        ("CUDA error: invalid device ordinal", "local-rank-invalid"),
+    ],
+)
+def test_a_page_is_found_by_what_people_have_before_them(asked: str, name: str) -> None:
+    assert page_of(asked).name == name
+
+
+def test_every_error_of_the_kernel_has_a_page() -> None:
+    assert set(ERRORS.values()) <= {check.name for check in all_checks()}
+
+
+def test_a_category_and_a_slip_of_the_finger_are_no_page() -> None:
+    with pytest.raises(UsageError, match='"port-in-us" is no diagnosis; did you mean "port-in-use"'):
+        page_of("port-in-us")
+    with pytest.raises(UsageError, match='"ports" is no diagnosis'):
+        page_of("ports")

@@ -13,7 +13,8 @@ from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, Validati
 from pydantic_core import from_json
 
 from nccl_doctor.snapshot import DialOutcome, Fact, FirewallFacts, SizeResult
-from nccl_doctor.snapshot.values import Clipped, Count, Observed, Pid, Port, Seconds, Signed, Version
+from nccl_doctor.snapshot.smoke import Reported
+from nccl_doctor.snapshot.values import Clipped, Count, Observed, Pid, Port, ProcessState, Seconds, Signed, Version
 
 T = TypeVar("T")
 
@@ -93,13 +94,13 @@ class RankEvent(Observed):
 
     local_rank: Count
     since: Seconds = 0.0
-    stage: Literal["started", "torch", "store", "group", "allreduce", "sizes", "done"] | None = None
+    stage: Reported | None = None
     error: Clipped | None = None
     wrong: bool = False
     pid: Pid | None = None
     torch: Version | None = None
     nccl: Version | None = None
-    state: str | None = None
+    state: ProcessState | None = None
     stack: Annotated[tuple[str, ...], Field(max_length=64)] = ()
     exit_code: Annotated[int, Field(ge=-128, le=255)] | None = None
     own_s: float | None = None

@@ -52,7 +52,7 @@ from nccl_doctor.snapshot.system import (
     TorchInfo,
 )
 from nccl_doctor.snapshot.unknown import MALFORMED, Fact, Phased, Skipped, Unknown, skipped, unknown
-from nccl_doctor.snapshot.values import HostAddress, IpAddress, Observed
+from nccl_doctor.snapshot.values import Count, HostAddress, IpAddress, Observed
 
 __all__ = [
     "MALFORMED",
@@ -136,7 +136,7 @@ class Snapshot(Observed):
             where a dial failed or a host lacks a name, for what is to be done about that.
     """
 
-    schema_: int = Field(default=1, alias="schema", serialization_alias="schema")
+    schema_: Count = Field(default=1, alias="schema", serialization_alias="schema")
     version: str
     taken_at: Annotated[str, AfterValidator(_time)]
     cluster: Cluster

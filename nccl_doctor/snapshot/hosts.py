@@ -15,7 +15,7 @@ from nccl_doctor.snapshot.ports import PortRange, PortTrial, TcpSocket
 from nccl_doctor.snapshot.processes import GpuProcess, TrainingJob
 from nccl_doctor.snapshot.system import Clock, ConfigFile, Gpu, Identity, Limits, PythonInfo, Shm, TorchInfo
 from nccl_doctor.snapshot.unknown import Fact, Phased, unknown
-from nccl_doctor.snapshot.values import EnvValue, InterfaceName, IpAddress, Observed, Version
+from nccl_doctor.snapshot.values import EnvValue, InterfaceName, IpAddress, Observed, SysctlNumber, Version
 
 _CHOSEN = TypeAdapter(tuple[InterfaceName, IpAddress, Version | None])
 
@@ -31,7 +31,8 @@ class HostFacts(Observed):
 
     Attributes:
         firewall: as it was before the ports were tested.
-        sysctls: rp_filter, arp_ignore and arp_announce by full name: "net.ipv4.conf.all.rp_filter".
+        sysctls: rp_filter, arp_ignore, arp_announce and the neighbour table's thresholds by full name:
+            "net.ipv4.conf.all.rp_filter".
         firewall_after: the same again after that, where dials failed: the counters tell which rule they met.
     """
 
@@ -51,7 +52,7 @@ class HostFacts(Observed):
     clock: Fact[Clock]
     master_port: Phased[PortTrial]
     nccl_interface: Fact[Annotated[NcclInterface, AfterValidator(_named)] | None] = None
-    sysctls: Fact[dict[str, str]] = unknown("not asked")
+    sysctls: Fact[dict[str, SysctlNumber]] = unknown("not asked")
     rdma: Fact[tuple[RdmaDevice, ...]] = unknown("not looked at")
     pci: Fact[PciPaths] = unknown("not looked at")
     gpu_health: Fact[tuple[GpuHealth, ...]] = unknown("not looked at")

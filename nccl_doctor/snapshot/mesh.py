@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from nccl_doctor.snapshot.unknown import Phased, Skipped, Unknown, skipped
 from nccl_doctor.snapshot.values import Count, HostAddress, Observed, Port
@@ -72,6 +72,12 @@ class Mesh(Observed):
     not_listening: dict[str, str] = Field(default_factory=dict)
     stalls: Phased[tuple[Stall, ...]] = skipped("large packets were not tried")
     answered: dict[str, tuple[HostAddress, ...]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _counted(self) -> Mesh:
+        if self.pairs != self.hosts * (self.hosts - 1) or self.tested > self.pairs:
+            raise ValueError("hosts, pairs and dialled pairs do not fit together")
+        return self
 
     def among(self, names: Collection[str]) -> Mesh:
         """What it shows of these hosts alone."""

@@ -7,14 +7,19 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from nccl_doctor.snapshot.unknown import Phased, skipped
-from nccl_doctor.snapshot.values import Count, Observed, Pid, Rate, Seconds, Version
+from nccl_doctor.snapshot.values import Count, Observed, Pid, ProcessState, Rate, Seconds, Version
+
+Reported = Literal["started", "torch", "store", "group", "allreduce", "sizes", "done"]
+"""What a rank reports, in the order in which it gets there (probe/allreduce_worker.py)."""
+Stage = Literal["none", Reported]
+"""The last that a rank reported; "none" before the first."""
 
 
 class RankResult(Observed):
     """How far one rank came.
 
     Attributes:
-        stage: the last that it reached, "none" before the first: see probe/allreduce_worker.py for their order.
+        stage: the last that it reached.
         pid: on its host; the interpreter, torch and NCCL are those that it really loaded.
         times: seconds from its start to each stage.
         exit_code: as torchrun tells it; ``signal``, the number, where it was killed.
@@ -29,7 +34,7 @@ class RankResult(Observed):
     rank: Count
     host: str
     local_rank: Count
-    stage: str
+    stage: Stage
     ok: bool
     error: str | None = None
     pid: Pid | None = None
@@ -38,7 +43,7 @@ class RankResult(Observed):
     times: dict[str, Seconds] = Field(default_factory=dict)
     exit_code: Count | None = None
     signal: Count | None = None
-    state: str | None = None
+    state: ProcessState | None = None
     stack: tuple[str, ...] = ()
     own_s: Seconds | None = None
     interfaces: tuple[str, ...] = ()

@@ -129,6 +129,10 @@ Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 """How many, how large, which: never negative; bytes of the largest memory fit in."""
 Pid = Annotated[int, Field(ge=0, le=2**31 - 1)]
 """Of a process; 0 for one outside of the PID namespace that tells."""
+SysctlNumber = Annotated[str, Field(pattern=r"^-?[0-9]{1,19}$")]
+"""A kernel setting that is one number, as /proc/sys prints it."""
+ProcessState = Annotated[str, Field(pattern=r"^[A-Za-z]( [^ ]{1,64})?$")]
+"""The letter of proc(5), "S", and of one in the kernel where it waits, "D nfs_wait"."""
 Signed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 """An integer of which the sign means something."""
 Seconds = Annotated[float, Field(ge=0)]

@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from nccl_doctor.checks.allreduce.output_causes import is_echo
 from nccl_doctor.hostlist import fold
 from nccl_doctor.snapshot import RankResult, Smoke
+from nccl_doctor.snapshot.smoke import Stage
 
-STAGES = ("none", "started", "torch", "store", "group", "allreduce", "sizes", "done")
-"""In the order in which ranks reach them (probe/allreduce_worker.py)."""
+STAGES: tuple[Stage, ...] = get_args(Stage)
 
-MISSING = {
+MISSING: dict[Stage, str] = {
     "none": "never started",
     "started": "did not get through importing torch",
     "torch": "did not reach the master's store",

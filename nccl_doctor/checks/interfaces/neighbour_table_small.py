@@ -69,8 +69,8 @@ def neighbour_table_small(view: View) -> Iterator[Finding | Unjudged]:
 
 def _limit(facts: HostFacts) -> int | None:
     """gc_thresh3; None where nobody may see it: only the first network namespace shows it, no container does."""
-    text = facts.sysctls.get(LIMIT, "") if isinstance(facts.sysctls, dict) else ""
-    return int(text) if text.isdigit() else None
+    text = facts.sysctls.get(LIMIT) if isinstance(facts.sysctls, dict) else None
+    return None if text is None else int(text)
 
 
 def _peers(facts: HostFacts, wanted: set[str]) -> int:

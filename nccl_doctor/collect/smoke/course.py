@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from nccl_doctor.collect.answers import MalformedError, RankEvent, SmokeEnd
 from nccl_doctor.collect.smoke.plan import Plan
 from nccl_doctor.snapshot import SizeResult
+from nccl_doctor.snapshot.smoke import Stage
 
 GRACE_S = 3.0
 """After the first failure, the time the other ranks get to say what they saw of it."""
@@ -37,7 +38,7 @@ class Rank:
 
     host: str
     local_rank: int
-    stage: str = "none"
+    stage: Stage = "none"
     error: str | None = None
     wrong: bool = False
     pid: int | None = None

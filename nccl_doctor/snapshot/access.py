@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, JsonValue, Tag
+from pydantic import Discriminator, Field, Tag
 
-from nccl_doctor.snapshot.values import Observed
+from nccl_doctor.snapshot.values import Count, Observed, Signed, SocketPort
 
 Reason = Literal[
     "invalid-name", "name-unresolved", "refused", "timed-out", "no-route", "unreachable", "no-banner", "dropped",
@@ -34,7 +34,7 @@ class SshTarget(Observed):
 
     target: str
     address: str
-    port: int
+    port: SocketPort
     user: str
     jump_host: str | None = None
 
@@ -59,7 +59,7 @@ class LoginFacts(SshTarget):
 
     identity_file: str | None
     encrypted: tuple[str, ...]
-    offered: int
+    offered: Count
     methods: tuple[str, ...]
     agent: bool
     hardware: bool
@@ -86,7 +86,7 @@ class ChangedKeyFacts(SshTarget):
     """The key that was shown, and the line that holds another one or revokes it."""
 
     file: str
-    line: int
+    line: Count
     revoked: bool
     key_type: str
     fingerprint: str
@@ -184,7 +184,7 @@ class EngineFailure(AccessFailure):
     """
 
     remedy: str
-    facts: dict[str, JsonValue] = Field(default_factory=dict)
+    facts: dict[str, str | Signed | float | bool | tuple[str, ...] | None] = Field(default_factory=dict)
 
 
 _SSH = ("ssh-unreachable", "ssh-auth-failed", "ssh-host-key-unknown", "ssh-host-key-changed")

@@ -20,6 +20,11 @@ MOST_LINES = 5
 """Lines that are quoted of one cause."""
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+_OF_ADAPTERS = frozenset({"ib-fault", "gdr-p2p-fault", "memlock-low"})
+_ADAPTER = re.compile(r"\b((?:mlx[45]|bnxt_re|irdma|hns|efa|rdmap\w*|qedr|rocep\w*|ibp\w*)_?\d+\w*)(?:[:/ ,.)]|$)")
+_DEVICE = re.compile(_ADAPTER.pattern.rpartition("(?:[:/")[0] + r"(?::(\d{1,3}))?")
+"""Names of RDMA devices, as the kernel's drivers give them."""
+
 _LOCAL = re.compile(r"localhost(?:\.localdomain)?|ip6-localhost|127\..*|0\.0\.0\.0")
 
 
@@ -79,10 +84,10 @@ class Case:
     def entities(self) -> dict[str, Any]:
         """What the contract asks for, as far as the log names it."""
         facts, address, own = self.log.facts, self.address, self.interface()
-        ranks = [self.rank_of(event) for event in self.cause.events]
+        ranks = [*(self.rank_of(event) for event in self.cause.events), facts.summary_rank]
         ranks += self._rank_that_follows()
         found = {
-            "host": next(iter(self.hosts), None) or address.host,
+            "host": next(iter(self.hosts), None) or address.host or facts.summary_host,
             "ip": address.ip or (own.address.partition("%")[0] if own else self.first.prefix.ip),
             "port": self.port,
             "iface": self._iface(address, own),
@@ -100,6 +105,11 @@ class Case:
     def _iface(self, address: Address, own: Interface | None) -> str | None:
         if self.cause.name == "ifname-no-match" and self.log.facts.ifname:
             return self.log.facts.ifname
+        if self.cause.name in _OF_ADAPTERS:
+            found = (_ADAPTER.search(event.text) for event in self.cause.events)
+            device = next((match[1] for match in found if match), None)
+            if device is not None:
+                return device
         theirs = self._of_address(address.ip) if self.cause.name == "wrong-interface" else None
         return address.iface or theirs or (own.name if own else None) or self.log.facts.ifname
 
@@ -120,6 +130,13 @@ class Case:
         last = self.cause.events[-1]
         chosen.setdefault((last.file, last.line), last)
         return tuple(LogLine(file=e.file, line=e.line, text=e.text) for e in chosen.values())
+
+    @property
+    def device(self) -> str:
+        """The RDMA device and its port that the lines name, "" where none does."""
+        found = (_DEVICE.search(event.text) for event in self.cause.events)
+        match = next((one for one in found if one), None)
+        return "" if match is None else match[1] + (f" port {match[2]}" if match[2] else "")
 
     @property
     def who(self) -> str:

@@ -54,6 +54,9 @@ _ONLY_WITH: dict[str, set[str]] = {"memlock-low": {"ib-fault", "plugin-fault"}}
 """Hints that need one of these faults beside them: healthy logs of hosts without RDMA complain of the limit, too."""
 
 _BARRIER = re.compile(r"world_size=(?P<size>\d+), worker_count=(?P<workers>\d+)")
+_SIZES = re.compile(r"mismatch in info from procs, nranks (?P<one>\d{1,9}) vs (?P<other>\d{1,9})\b")
+"""Two builds of NCCL lay out differently what they tell each other: equal sizes, and the rest is garbage."""
+
 _RETRIES_AT_THE_END = 3
 """A log that ends within this many lines of a retry shows no success after it."""
 
@@ -111,6 +114,9 @@ def in_context(log: Log) -> list[Event]:
     if not facts.ended_well and not log.joined:
         kept = _standing_still(log, kept)
     kept = [_ended_after(event, kept) for event in kept]
+    kept = _other_builds(kept)
+    if facts.ifname and not any(process.interfaces for process in facts.processes.values()):
+        kept = [_without_interface(event) for event in kept]
     differing = mismatch(kept)
     return [replace(e, name="collective-mismatch", grade=Grade.ROOT) if e in differing else e for e in kept]
 
@@ -170,6 +176,31 @@ def _before(one: Event, other: Event) -> bool:
     return one.file == other.file and one.order < other.order
 
 
+def _other_builds(events: list[Event]) -> list[Event]:
+    """The events; where hosts tell of sockets from different files of NCCL's source, they run different builds of it.
+
+    src/misc/socket.cc has them to 2.28, src/os/linux.cc from 2.29 on.
+    """
+    files: dict[str, set[str]] = {"os/linux.cc": set(), "misc/socket.cc": set()}
+    for event in events:
+        file = event.prefix.where.partition(":")[0].rpartition("src/")[2]
+        if event.prefix.host and file in files:
+            files[file].add(event.prefix.host)
+    new, old = files.values()
+    if not new or not old or new & old:
+        return events
+    return [
+        replace(event, name="version-mismatch", grade=Grade.ROOT) if event.prefix.host in new | old else event
+        for event in events
+    ]
+
+
+def _without_interface(event: Event) -> Event:
+    """NCCL 2.27 calls it an unknown error: a variable names interfaces, and no line ever says which one is used."""
+    hidden = event.name == "nccl-unknown-error"
+    return replace(event, name="ifname-no-match", grade=Grade.LIKELY) if hidden else event
+
+
 def _ras(event: Event, facts: Facts) -> bool:
     """A bind of NCCL's RAS service that failed, after which the job goes on (src/ras/client_support.cc)."""
     return event.name == "ephemeral-ports-few" and facts.ras_failures > 0
@@ -180,6 +211,9 @@ def _renamed(event: Event) -> Event:
     barrier = _BARRIER.search(event.text) if event.name == "rendezvous-timeout" else None
     if barrier is not None and (number(barrier["workers"]) or 0) > (number(barrier["size"]) or 0):
         return replace(event, name="world-size-mismatch", grade=Grade.ROOT)
+    sizes = _SIZES.search(event.text) if event.name == "world-size-mismatch" else None
+    if sizes is not None and sizes["one"] == sizes["other"]:
+        return replace(event, name="version-mismatch", grade=Grade.ROOT)
     if event.name in _CONNECTION and event.grade > Grade.HINT:
         name = _nowhere(event)
         return replace(event, name=name, grade=Grade.ROOT) if name else event
@@ -205,6 +239,9 @@ def _weighed(event: Event, names: set[str], stuck: set[str], facts: Facts) -> Ev
         return replace(event, grade=Grade.ROOT) if _interface_matters(event, names | stuck, facts) else event
     if event.name == SCRIPT:
         return replace(event, grade=Grade.GENERIC) if SCRIPT in stuck else event
+    if event.name == "plugin-fault":
+        sockets = any(process.network == "Socket" for process in facts.processes.values())
+        return replace(event, grade=Grade.LIKELY) if sockets else event
     beside, grade = _BESIDE.get(event.name, (FOLLOW, Grade.GENERIC))
     if event.name in _CONNECTION and came_together(facts):
         return event

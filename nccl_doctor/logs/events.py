@@ -52,6 +52,8 @@ _ADDRESSES: tuple[re.Pattern[str], ...] = tuple(
 )
 _IP = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}|[0-9a-fA-F]*:[0-9a-fA-F:.]+")
 _UNSPECIFIED = {"0.0.0.0", "::", "?UNKNOWN?"}  # noqa: S104 - read in a log, not bound to
+_SOURCE = re.compile(r"(?:^|\s)raise (?:\w+\.)*\w+(?:\(|$)")
+"""A line of a program's source in a stack: it holds the template of the message that follows."""
 _RANKS = re.compile(r"\b[Rr]ank[ :=]{1,2}(?P<rank>\d{1,6})\b(?P<bare>)")
 _RANKS_OTHERWISE = re.compile(r"\(rank=(?P<rank>\d+)|Error: \[(?P<bare>\d{1,6})\](?: is |: params)")
 
@@ -168,7 +170,10 @@ class Reader:
         return events
 
     def _judge(self, line: Line) -> Iterator[Event]:
-        text = decode(line.data)
+        for piece in line.data.split(b"\r"):  # what a progress bar wrote over itself is no part of the message
+            yield from self._judge_text(line, decode(piece))
+
+    def _judge_text(self, line: Line, text: str) -> Iterator[Event]:
         for start, end in records(text):
             self.order += 1
             told = self._told(line, text[start:end])
@@ -188,7 +193,7 @@ class Reader:
                         self.reading.tracebacks.append(line.number)
                     prefix = prefix or peel(part)
                     self.reading.facts.take(fact.kind, stated, prefix)
-            elif match := ALL[index].match(part):
+            elif (match := ALL[index].match(part)) and not _SOURCE.search(part):
                 if ALL[index].grade is Grade.BENIGN:
                     return None
                 if best is None or ALL[index].grade > best[0].grade:

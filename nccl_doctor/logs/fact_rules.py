@@ -68,6 +68,16 @@ RULES: tuple[FactRule, ...] = (
         r"NCCL_SOCKET_IFNAME (?:set (?:by environment )?to|=) ?(?P<value>[\w^=,.:@-]+)",
         "n1:1:2 [0] NCCL INFO NCCL_SOCKET_IFNAME set by environment to =eno1",
     ),
+    FactRule(
+        "torn",
+        r"(?:Destroy|Abort) COMPLETE",
+        "n1:1:2 [0] NCCL INFO comm 0x5 rank 2 nranks 4 cudaDev 2 busId 1000 - Destroy COMPLETE",
+    ),
+    FactRule(
+        "summary",
+        r"^ +(?:host +: (?P<host>[\w.-]+)|rank +: (?P<rank>\d{1,7}) \(local_rank: \d+\))",
+        "  rank      : 3 (local_rank: 3)",
+    ),
     FactRule("srun", r"srun: error: (?P<host>[\w.-]+): task", "srun: error: n1: task 0: Exited with exit code 1"),
     FactRule("stated", r"(?:dist_rank|global_rank|GLOBAL_RANK)\S{0,3} ?(?P<rank>\d{1,6})\b", "self.dist_rank: 1"),
     FactRule(

@@ -81,6 +81,8 @@ class Facts:
         trees: rank to its ``Trees`` line.
         rows: lines of a benchmark's table.
         gave_up: a call of NCCL came back with an error, or a process with an exception.
+        torn_down: a communicator was ended, or aborted, after its use.
+        summary_host: where torchrun's summary saw the first failure, and ``summary_rank`` on which rank.
         ended_well: a line that only a run that came to its end prints.
         failed_hosts: hosts that the launcher names in its errors.
         world_size: the largest communicator.
@@ -99,6 +101,9 @@ class Facts:
     nodes: int | None = None
     ras_failures: int = 0
     gave_up: bool = False
+    torn_down: bool = False
+    summary_host: str | None = None
+    summary_rank: int | None = None
     rows: int = 0
 
     @property
@@ -137,6 +142,9 @@ class Facts:
         self.trees = {**other.trees, **self.trees}
         self.ended_well = self.ended_well or other.ended_well
         self.gave_up = self.gave_up or other.gave_up
+        self.torn_down = self.torn_down or other.torn_down
+        self.summary_host = other.summary_host or self.summary_host
+        self.summary_rank = self.summary_rank if other.summary_rank is None else other.summary_rank
         self.failed_hosts |= other.failed_hosts
         self.stated_ranks |= other.stated_ranks
         self.world_size = max(self.world_size or 0, other.world_size or 0) or None
@@ -188,6 +196,8 @@ class Facts:
             process.plugin = match["plugin"]
 
     def _init(self, match: re.Match[str], prefix: Prefix) -> None:
+        if number(match["size"]) == 1:
+            return  # a communicator of one rank waits for nobody
         done = match["end"] == "COMPLETE"
         process = self._reached(prefix, Milestone.COMPLETE if done else Milestone.INIT_START)
         self._note_rank(process, match)
@@ -228,6 +238,16 @@ class Facts:
 
     def _well(self, _match: re.Match[str], _prefix: Prefix) -> None:
         self.ended_well = True
+
+    def _torn(self, _match: re.Match[str], _prefix: Prefix) -> None:
+        self.torn_down = True
+
+    def _summary(self, match: re.Match[str], _prefix: Prefix) -> None:
+        """Torchrun's summary ends with the root cause."""
+        if match["host"]:
+            self.summary_host = match["host"]
+        else:
+            self.summary_rank = number(match["rank"])
 
     def _srun(self, match: re.Match[str], _prefix: Prefix) -> None:
         self.failed_hosts.setdefault(match["host"])

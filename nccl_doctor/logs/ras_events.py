@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from nccl_doctor.linear import compiled
 from nccl_doctor.logs.events import Address, Event
 from nccl_doctor.logs.rule import Grade
 from nccl_doctor.logs.rules.ras import LINE
 from nccl_doctor.nccl.ras_answer import Communicator, RankGroup, RasAnswer, RasProcess, RasRank
 from nccl_doctor.nccl.ras_text import parse_lines
 
+_BEGINS = compiled(r"Process \d|Rank \d|#\d|\d+ (?:ranks?|job process)|Missing communicator|Communicator ranks")
 _ERRORS = {
     "Unhandled CUDA error": ("cuda-error", Grade.LIKELY),
     "Remote process error": ("peer-died", Grade.SYMPTOM),
@@ -23,7 +25,13 @@ def from_text(events: Sequence[Event]) -> list[Event]:
     lines = [event for event in events if event.wording == LINE]
     if not lines:
         return []
-    return list(_told(parse_lines(event.message for event in lines), lines))
+    return list(_told(parse_lines(_bare(event.message) for event in lines), lines))
+
+
+def _bare(message: str) -> str:
+    """The line without the prefixes that no rule peels: RAS indents its lines."""
+    begins = _BEGINS.search(message)
+    return message[begins.start() :] if begins else message
 
 
 def from_answer(answer: RasAnswer, event: Event) -> list[Event]:

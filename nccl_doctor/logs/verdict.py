@@ -76,7 +76,11 @@ def _reached(where: Standing) -> dict[str, list[int]]:
 def _unfinished(verdict: LogVerdict) -> Diagnosis | None:
     """A log without a fault that ends before all ranks have met: it may be a hang, or only a beginning."""
     where = standing(verdict.log.facts)
-    if verdict.log.facts.ended_well or (where.finished and not (where.reached and where.missing)):
+    if (
+        verdict.log.facts.ended_well
+        or verdict.log.facts.torn_down
+        or (where.finished and not (where.reached and where.missing))
+    ):
         return None
     check = entry("rendezvous-timeout")
     return Diagnosis(
@@ -96,6 +100,8 @@ def _severity(case: Case) -> Severity:
     A warning that nobody knows, in a log where nothing failed, is worth knowing and no more.
     """
     cause, facts = case.cause, case.log.facts
+    if cause.name == "env-mismatch" and not cause.follows:
+        return Severity.WARNING
     if cause.follows or cause.grade > Grade.LIKELY:
         return Severity.ERROR
     if all(guessed(event) for event in cause.events):

@@ -9,6 +9,7 @@ from nccl_doctor.logs.text import number
 from nccl_doctor.logs.words import Said, said
 
 _STATUS = re.compile(r"(?:error |status=)(?:\w+\()?(\d+)")
+_EMPTY_GID = re.compile(r"(?i:gids?) ?[=:]? ?(?:::|0000:0000:0000:0000:0000:0000:0000:0000)(?:[ ,)]|$)")
 _STATUSES = {
     4: "status 4 is a local protection error: memory that the adapter may not read, mostly GPU memory (GPUDirect, ACS)",
     5: "status 5 only says that the connection had failed before",
@@ -52,7 +53,9 @@ def _memlock(case: Case) -> Said:
 def _ib(case: Case) -> Said:
     statuses = [number(digits) for event in case.cause.events for digits in _STATUS.findall(event.text)]
     told = next((_STATUSES[status] for status in statuses if status is not None and status in _STATUSES), None)
-    place = f" to {case.target}" if case.address.ip else ""
+    place = (f" over {case.device}" if case.device else "") + (f" to {case.target}" if case.address.ip else "")
+    if any(_EMPTY_GID.search(event.text) for event in case.cause.events):
+        told = "the GID of one side is empty, so its index (NCCL_IB_GID_INDEX) names no address of that port"
     return said(
         f"RDMA{place} failed on {case.who}" + (f": {told}." if told else "."),
         "Test the pair with ib_write_bw and look at the link (ibstat, ethtool). On RoCE unset NCCL_IB_GID_INDEX "

@@ -116,6 +116,31 @@ RULES: tuple[Rule, ...] = (
     ),
     root(
         "hostname-unresolvable",
+        r"(?:[Nn]o such host is known|\[Errno 1100[1-4]\]|ENOTFOUND|EAI_(?:AGAIN|NONAME|FAIL)"
+        r"|gethostby\w+ (?:failed|error)"
+        r"|[Uu]nknown host:? |[Hh]ost ?name lookup fail"
+        r"|(?:[Uu]nable|[Ff]ailed|[Cc]annot|[Cc]ould not) to resolve (?:host|name|\S+:\d)"
+        r"|DNS (?:resolution|lookup|query) failed|Domain name not found|[Nn]ame resolution fail"
+        r"|[Nn]o address found for host"
+        r"|cannot resolve (?:host|own|local|the host))",
+        "socket.gaierror: [Errno 11001] getaddrinfo failed",
+        unless=WEB,
+    ),
+    root(
+        "hostname-unresolvable",
+        r"gloo.{0,160}(?:10049|requested address is not valid)",
+        "RuntimeError: [enforce fail at gloo/transport/uv/device.cc:153] rv != -1. bind: (10049) The requested address "
+        "is not valid in its context",
+    ),
+    root(
+        "hostname-unresolvable",
+        r"\(gai error: -\d+ - .{0,60}\)",
+        "RuntimeError: The hostname of the server socket cannot be retrieved (gai error: -3 - Temporary failure in "
+        "name resolution).",
+        unless=r"IPv6 network addresses|client socket cannot be retrieved",
+    ),
+    root(
+        "hostname-unresolvable",
         r"error encountered when getting address info ?:",
         "n1:7:7 [0] misc/socket.cc:317 NCCL WARN Net : error encountered when getting address info : Name or service "
         "not known",

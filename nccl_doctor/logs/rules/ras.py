@@ -5,7 +5,7 @@ The report is one text over many lines: each is a clue, and :mod:`nccl_doctor.lo
 
 from __future__ import annotations
 
-from nccl_doctor.logs.rule import Rule, benign, clue, likely
+from nccl_doctor.logs.rule import Rule, benign, clue, likely, root
 
 LINE = (
     r"(?:job process(?: is|es are) considered dead|Missing communicator data from \d+ "
@@ -29,7 +29,7 @@ RULES: tuple[Rule, ...] = (
         r"rank\(s\) (?P<rank>\d+)",
         "NCCL DIAG [INFO] CUDA driver version: mismatch across 16 ranks in comm 0x5f, rank(s) 9 differ from rank 0",
     ),
-    likely(
+    root(
         "env-mismatch",
         r"NCCL DIAG \[INFO\] .{0,20}[Ee]nv.{0,80}(?:mismatch|differ)",
         "n1:4242 NCCL DIAG [INFO] NCCL env: NCCL_ALGO mismatch across 16 ranks in comm 0x5f, rank(s) 9 differ",

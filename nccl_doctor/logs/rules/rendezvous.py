@@ -16,9 +16,15 @@ RULES: tuple[Rule, ...] = (
         "Address family not supported by protocol).",
     ),
     benign(
-        _CLIENT + r"(?:errno: (?:99|101)|system error: 10049) - ",
+        _CLIENT + r"errno: (?:99|101) - ",
         "[W socket.cpp:663] [c10d] The client socket has failed to connect to [::1]:29500 (errno: 101 - Network is "
         "unreachable).",
+    ),
+    hint(
+        "hostname-unresolvable",
+        _CLIENT + r"system error: 10049 - ",
+        "[W socket.cpp:601] [c10d] The client socket has failed to connect to [own-name.local]:29500 (system error: "
+        "10049 - The requested address is not valid in its context.).",
     ),
     hint(
         "connection-refused",

@@ -49,6 +49,7 @@ RULES: tuple[Rule, ...] = (
         "rendezvous-timeout",
         STARTED,
         "n1:1:2 [0] NCCL INFO comm 0x5 rank 0 nranks 2 cudaDev 0 busId 1000 commId 0x9 - Init START",
+        unless=r"nranks 1 ",
     ),
     clue(
         "collective-timeout",

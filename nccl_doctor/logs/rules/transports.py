@@ -84,6 +84,13 @@ P2P_RULES: tuple[Rule, ...] = (
 
 IB_RULES: tuple[Rule, ...] = (
     root(
+        "gdr-p2p-fault",
+        r"(?:UCX|ucp|uct).{0,80}(?:failed to register .{0,200}mem_type|ibv_reg_\w*mr\w*\(.{0,160}failed: (?:Bad address"
+        r"|Invalid argument|Operation not supported))|failed to register address .{0,200}(?:cuda|mem_type)",
+        "[1739.1] [gpu03:812 :0] ib_md.c:293 UCX ERROR ibv_reg_mr(address=0x7f2a, length=8192, access=0xf) failed: "
+        "Bad address",
+    ),
+    root(
         "memlock-low",
         r"(?:ibv_(?:reg_mr|reg_dmabuf_mr|create_qp|create_cq|alloc_pd|open_device)\w*.*(?:Cannot allocate memory"
         r"|errno ?:? ?12\b|ENOMEM))",
@@ -163,6 +170,22 @@ IB_RULES: tuple[Rule, ...] = (
 )
 
 PLUGIN_RULES: tuple[Rule, ...] = (
+    benign(
+        r"NET/OFI .{0,80}ncclGetVersion",
+        "n1:1:2 [0] NCCL WARN NET/OFI Failed to find ncclGetVersion symbol, can not get NCCL version",
+    ),
+    hint(
+        "plugin-fault",
+        r"INFO NET/Plugin ?: ?(?:Could not find: |Plugin load \(|No plugin found \(|Failed to (?:load|open) )\S",
+        "n1:1:2 [0] NCCL INFO NET/Plugin: Could not find: aws-ofi libnccl-net-aws-ofi.so. Using internal plugin.",
+        unless=r"(?:find: |\(|load |open )(?:\S*/)?(?:libnccl-net\.so|none)",
+    ),
+    likely(
+        "plugin-fault",
+        r"\bOFI (?:call|plugin|fi_\w+).{0,60}(?:fail|error)|[Nn]o OFI NICs? found"
+        r"|nccl_net_ofi_\w+.{0,60}(?:fail|error)",
+        "gpu-03: [1] WARN: OFI call failed with RC -22, Invalid argument",
+    ),
     benign(
         r"WARN NET/OFI (?:Failed to open libcudart|.*(?:using default|not set|Setting ))",
         "n1:1:2 [0] configure_x:9 NCCL WARN NET/OFI Failed to open libcudart.so",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from nccl_doctor import summary
 from nccl_doctor.checks.allreduce.output_causes import causes_from_output
+from nccl_doctor.checks.derived import Derived
 from nccl_doctor.checks.registry import Check, Unjudged, View, all_checks
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import (
@@ -50,12 +51,13 @@ class _Judged:
 
 def judge(snapshot: Snapshot, command: str, selected: Selection = lambda _check: True) -> Report:
     """The report of a snapshot; ``selected`` says which checks run."""
+    derived = Derived(snapshot)
     judged = [
-        _run(check, snapshot) if selected(check) else _Judged(check, Outcome.SKIP, summary.NOT_SELECTED)
+        _run(check, derived) if selected(check) else _Judged(check, Outcome.SKIP, summary.NOT_SELECTED)
         for check in all_checks()
         if check.function is not None
     ]
-    judged = _with_causes_from_output(judged, snapshot)
+    judged = _with_causes_from_output(judged, derived)
     diagnoses = attach_consequences((j.check, finding) for j in judged for finding in j.findings)
     results = tuple(
         CheckResult(code=j.check.code, name=j.check.name, category=j.check.category, outcome=j.outcome, reason=j.reason)
@@ -64,20 +66,21 @@ def judge(snapshot: Snapshot, command: str, selected: Selection = lambda _check:
     return summary.report(snapshot, command, diagnoses, results, [_host(host) for host in snapshot.hosts])
 
 
-def _with_causes_from_output(judged: list[_Judged], snapshot: Snapshot) -> list[_Judged]:
+def _with_causes_from_output(judged: list[_Judged], derived: Derived) -> list[_Judged]:
     """The same with what the output of a failed all-reduce shows as its cause.
 
     A cause that a live check has found takes that as its consequence, as it takes the all-reduce's failure.
     """
     failed = {j.check.name for j in judged if j.check.name in FAULTS and j.findings}
-    if not failed or not isinstance(snapshot.smoke, Smoke):
+    smoke = derived.snapshot.smoke
+    if not failed or not isinstance(smoke, Smoke):
         return judged
     by_name = {j.check.name: j for j in judged}
     entries = {check.name: check for check in all_checks()}
-    for name, finding in causes_from_output(snapshot.smoke):
+    for name, finding in causes_from_output(smoke):
         entry, live = entries[name], by_name.get(name)
         settled = entry.category in SETTLED and entry.function is not None
-        if live is not None and (live.findings or (settled and _run(entry, snapshot).outcome is Outcome.PASS)):
+        if live is not None and (live.findings or (settled and _run(entry, derived).outcome is Outcome.PASS)):
             continue
         cause = replace(entry, explains=(*entry.explains, *failed))
         by_name = {n: replace(j, check=_explaining(j.check, failed, name)) for n, j in by_name.items()}
@@ -102,8 +105,9 @@ def _host(host: Host) -> HostSummary:
     )
 
 
-def _run(check: Check, snapshot: Snapshot) -> _Judged:
+def _run(check: Check, derived: Derived) -> _Judged:
     """One check over all hosts; a crash is its outcome and nobody else's."""
+    snapshot = derived.snapshot
     phase_reason = _phase_reason(check, snapshot)
     if phase_reason is None and not snapshot.reached and check.category != "access":
         phase_reason = Outcome.UNKNOWN, "no host was reached"
@@ -114,7 +118,7 @@ def _run(check: Check, snapshot: Snapshot) -> _Judged:
     findings: list[Finding] = []
     try:
         assert check.function is not None
-        for result in check.function(View(snapshot, tuple(hosts))):
+        for result in check.function(View(derived, tuple(hosts))):
             if isinstance(result, Unjudged):
                 gaps.append(result)
             else:

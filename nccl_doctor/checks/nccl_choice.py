@@ -10,7 +10,7 @@ from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.model import Finding, Severity
 from nccl_doctor.nccl.faults import Fault, Kind, faults
 from nccl_doctor.nccl.suggest import fix
-from nccl_doctor.nccl.survey import ClusterNccl, survey
+from nccl_doctor.nccl.survey import ClusterNccl
 
 NEEDS = ("interfaces", "env", "config_files")
 """Without these facts nobody can say what NCCL does on a host."""
@@ -26,7 +26,7 @@ OTHERWISE = (
 
 def findings(view: View, kind: Kind) -> Iterator[Finding | Unjudged]:
     """One finding for all hosts that share a setting and an interface; the hosts that can't be judged."""
-    nccl = survey(view.snapshot)
+    nccl = view.nccl
     judged = {host.name for host in view.hosts}
     groups: dict[tuple[str | None, str | None, Severity], list[Fault]] = {}
     for fault in faults(nccl):

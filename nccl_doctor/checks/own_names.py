@@ -12,8 +12,7 @@ from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.exact_names import gloo_devices
 from nccl_doctor.nccl.interfaces import Failure
 from nccl_doctor.nccl.suggest import setting
-from nccl_doctor.nccl.survey import survey
-from nccl_doctor.snapshot import Interfaces, Resolution, Unknown
+from nccl_doctor.snapshot import Resolution, known
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
 
@@ -38,21 +37,21 @@ def own_names(view: View) -> Iterator[OwnName]:
     if len({node.address for node in view.snapshot.cluster.nodes}) < 2:
         return
     for host, facts in view.facts:
-        assert isinstance(facts.resolution, dict)
-        assert isinstance(facts.env, dict)
-        assert isinstance(facts.interfaces, Interfaces)
-        assert not isinstance(facts.identity, Unknown)
-        resolution = facts.resolution.get(facts.identity.hostname)
-        if resolution is None or len({**facts.env, **host.node.env}.get(VARIABLE, "")) > 1:
+        resolved = known(facts.resolution)
+        env = known(facts.env)
+        interfaces = known(facts.interfaces)
+        identity = known(facts.identity)
+        resolution = resolved.get(identity.hostname)
+        if resolution is None or len({**env, **host.node.env}.get(VARIABLE, "")) > 1:
             continue
-        devices = gloo_devices(facts.interfaces, {}, resolution)
+        devices = gloo_devices(interfaces, {}, resolution)
         if devices and not isinstance(devices, Failure):
-            yield OwnName(host.name, facts.identity.hostname, resolution, devices[0].address)
+            yield OwnName(host.name, identity.hostname, resolution, devices[0].address)
 
 
 def finding(view: View, caught: list[OwnName], message: str) -> Finding:
     """The finding for some of them: GLOO_SOCKET_IFNAME is the remedy where a good interface is known for each."""
-    nccl = survey(view.snapshot)
+    nccl = view.nccl
     good = {
         name: one.chosen.name
         for name, one in nccl.pictures.items()

@@ -21,8 +21,11 @@ from functools import cache
 from typing import Literal
 
 from nccl_doctor import checks
+from nccl_doctor.checks.derived import Derived
+from nccl_doctor.firewall.blame import Judged
 from nccl_doctor.model import Finding, Severity
-from nccl_doctor.snapshot import Host, HostFacts, Mesh, Phased, Smoke, Snapshot
+from nccl_doctor.nccl.survey import ClusterNccl
+from nccl_doctor.snapshot import Host, HostFacts, Mesh, Smoke, Snapshot, known
 
 
 @dataclass(frozen=True)
@@ -35,10 +38,35 @@ class Unjudged:
 
 @dataclass(frozen=True)
 class View:
-    """What a check sees: the snapshot, and the reached hosts whose needed facts are all known."""
+    """What a check sees: the snapshot, what follows from it, and the reached hosts whose needed facts are all known."""
 
-    snapshot: Snapshot
+    derived: Derived
     hosts: tuple[Host, ...]
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """All that was seen."""
+        return self.derived.snapshot
+
+    @property
+    def nccl(self) -> ClusterNccl:
+        """What NCCL does on each host."""
+        return self.derived.nccl
+
+    @property
+    def firewall(self) -> Judged:
+        """What the hosts' packet filters explain of the dials that failed; for checks that need the mesh."""
+        return self.derived.firewall
+
+    @property
+    def mesh(self) -> Mesh:
+        """The port mesh, for checks that need it."""
+        return known(self.snapshot.mesh)
+
+    @property
+    def smoke(self) -> Smoke:
+        """The all-reduce, for checks that need it."""
+        return known(self.snapshot.smoke)
 
     @property
     def facts(self) -> Iterator[tuple[Host, HostFacts]]:
@@ -156,8 +184,3 @@ def entry(name: str) -> Check:
 def find(word: str) -> tuple[Check, ...]:
     """The checks that a code, a name or a category means; empty where it means none."""
     return tuple(c for c in all_checks() if word.lower() in (c.code.lower(), c.name, c.category))
-
-
-def phase(snapshot: Snapshot, need: str) -> Phased[Mesh] | Phased[Smoke]:
-    """The phase that a need of a check names."""
-    return snapshot.mesh if need == "mesh" else snapshot.smoke

@@ -17,7 +17,7 @@ from nccl_doctor.firewall.packet import Direction, Packet, RuleRef
 from nccl_doctor.firewall.remedy import remedy
 from nccl_doctor.firewall.routing import Path, ephemeral, numeric, path_of, source_address
 from nccl_doctor.firewall.ruleset import Ruleset, compile_rules
-from nccl_doctor.snapshot import Dial, FirewallFacts, Host, Mesh, Snapshot, Unknown
+from nccl_doctor.snapshot import Dial, FirewallFacts, Host, Mesh, Snapshot, Unknown, known
 
 NOT_DIALLED = "not dialled"
 """Error of a dial that was never made, for somebody holds the port; what the rules would do with it is judged."""
@@ -64,22 +64,18 @@ class Judged:
     blames: tuple[Blame, ...]
     gaps: tuple[Gap, ...]
 
-
-_last: list[tuple[Snapshot, Judged]] = []
+    def unexplained(self, mesh: Mesh) -> tuple[Dial, ...]:
+        """The failed dials of the mesh that no rule of either host is known to stop."""
+        stopped = {id(dial) for blame in self.blames for dial in blame.dials}
+        return tuple(dial for dial in mesh.failed if id(dial) not in stopped)
 
 
 def judge(snapshot: Snapshot) -> Judged:
-    """Compares every failed dial with the rules on its way; the latest answer is kept, for two checks ask.
+    """Compares every failed dial of the mesh with the rules on its way.
 
     A dial that all rules let through is in neither list: something between the hosts stops it.
     """
-    if not _last or _last[0][0] is not snapshot:
-        _last[:] = [(snapshot, _judged(snapshot))]
-    return _last[0][1]
-
-
-def _judged(snapshot: Snapshot) -> Judged:
-    assert isinstance(snapshot.mesh, Mesh)
+    mesh = known(snapshot.mesh)
     hosts = {host.name: host for host in snapshot.reached}
     rules = {name: compiled(host) for name, host in hosts.items()}
     blames: dict[tuple[str, Direction], Blame] = {}
@@ -90,7 +86,7 @@ def _judged(snapshot: Snapshot) -> Judged:
         known = source in hosts and target in hosts
         return path_of(address, hosts[source], hosts[target]) if known else None
 
-    for dial in (*snapshot.mesh.failed, *_undialled(snapshot, snapshot.mesh)):
+    for dial in (*mesh.failed, *_undialled(snapshot, mesh)):
         way = path(dial.src, dial.dst, dial.address)
         if way is None or dial.outcome == "no-source-address":
             continue  # the last never left the program
@@ -107,8 +103,8 @@ def _judged(snapshot: Snapshot) -> Judged:
             blame = blames[name, direction]
             _enter(blame, dial, objection, stopping[0])
     for blame in blames.values():
-        if blame.direction == "input" and snapshot.mesh.tested == snapshot.mesh.pairs:
-            blame.spared.extend(_spared(blame, snapshot.mesh, rules[blame.host.name], path))
+        if blame.direction == "input" and mesh.tested == mesh.pairs:
+            blame.spared.extend(_spared(blame, mesh, rules[blame.host.name], path))
     return Judged(tuple(blames.values()), tuple(gaps))
 
 
@@ -123,13 +119,6 @@ def _undialled(snapshot: Snapshot, mesh: Mesh) -> Iterator[Dial]:
     address = master.node.address if chosen is None or isinstance(chosen, Unknown) else chosen.address
     for name in sorted(mesh.ports.keys() - {master.name}):
         yield Dial(src=name, dst=master.name, address=address, port=port, outcome="failed", error=NOT_DIALLED)
-
-
-def unexplained(snapshot: Snapshot) -> tuple[Dial, ...]:
-    """The failed dials that no rule of either host is known to stop."""
-    assert isinstance(snapshot.mesh, Mesh)
-    stopped = {id(dial) for blame in judge(snapshot).blames for dial in blame.dials}
-    return tuple(dial for dial in snapshot.mesh.failed if id(dial) not in stopped)
 
 
 def compiled(host: Host, *, after: bool = False) -> Ruleset:
@@ -190,8 +179,7 @@ def opening(blames: Sequence[Blame], snapshot: Snapshot) -> Opening:
     The peers that one of them stops, so that the same lines serve them all, though each then names its own address
     too; all of the cluster where the mesh was a sample.
     """
-    mesh = snapshot.mesh
-    assert isinstance(mesh, Mesh)
+    mesh = known(snapshot.mesh)
     ports = merged(
         [(snapshot.cluster.master_port,) * 2, *(ephemeral(host.facts) for host in snapshot.reached if host.facts)]
     )
@@ -201,8 +189,8 @@ def opening(blames: Sequence[Blame], snapshot: Snapshot) -> Opening:
 
 def unconfirmed(blames: Sequence[Blame], snapshot: Snapshot) -> tuple[tuple[str, str], ...]:
     """Hosts and the addresses that the opening would let through on the word of these hosts alone."""
-    assert isinstance(snapshot.mesh, Mesh)
-    peers = dict.fromkeys(peer for blame in blames for peer in _peers(blame, snapshot, snapshot.mesh))
+    mesh = known(snapshot.mesh)
+    peers = dict.fromkeys(peer for blame in blames for peer in _peers(blame, snapshot, mesh))
     readers = [blame.host.name for blame in blames]
     return tuple(
         (host, address)

@@ -1,9 +1,9 @@
-"""All hosts' pictures side by side, made once for a snapshot and asked by every check about interfaces."""
+"""All hosts' pictures side by side."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from nccl_doctor.nccl.interfaces import Chosen
 from nccl_doctor.nccl.picture import HostNccl, picture
@@ -63,29 +63,11 @@ class ClusterNccl:
         return link is not None and "running" not in link.flags
 
 
-class _Same:
-    """A snapshot as a key: equal to itself alone, and kept alive by the cache."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.snapshot is other.snapshot
-
-    def __hash__(self) -> int:
-        return id(self.snapshot)
-
-
 def survey(snapshot: Snapshot) -> ClusterNccl:
-    """The survey of a snapshot; asked again for the same one, the same."""
-    return _survey(_Same(snapshot))
-
-
-@lru_cache(maxsize=2)
-def _survey(key: _Same) -> ClusterNccl:
-    seen = {host.name: picture(host) for host in key.snapshot.reached}
+    """What NCCL does on the hosts of a snapshot."""
+    seen = {host.name: picture(host) for host in snapshot.reached}
     return ClusterNccl(
-        key.snapshot,
+        snapshot,
         {name: one for name, one in seen.items() if isinstance(one, HostNccl)},
         {name: one.reason for name, one in seen.items() if isinstance(one, Unknown)},
     )

@@ -51,7 +51,7 @@ from nccl_doctor.snapshot.system import (
     Shm,
     TorchInfo,
 )
-from nccl_doctor.snapshot.unknown import MALFORMED, Fact, Phased, Skipped, Unknown, skipped, unknown
+from nccl_doctor.snapshot.unknown import MALFORMED, Fact, Phased, Skipped, Unknown, known, skipped, unknown
 from nccl_doctor.snapshot.values import Count, HostAddress, IpAddress, Observed
 
 __all__ = [
@@ -112,6 +112,7 @@ __all__ = [
     "Unknown",
     "UnknownKeyFacts",
     "UnreachableFacts",
+    "known",
     "skipped",
     "unknown",
 ]

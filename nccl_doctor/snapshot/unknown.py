@@ -50,6 +50,17 @@ def skipped(reason: str) -> Skipped:
     return Skipped.model_validate({"$skipped": reason})
 
 
+def known(fact: Unknown | Skipped | T) -> T:
+    """A fact that a check needs, and therefore has.
+
+    Raises:
+        TypeError: it is not known: the check does not name it among its needs.
+    """
+    if isinstance(fact, (Unknown, Skipped)):
+        raise TypeError(f"not among the needs: {fact.reason}")
+    return fact
+
+
 Fact = Annotated[Unknown | T, Field(union_mode="left_to_right")]
 
 

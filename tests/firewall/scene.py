@@ -7,6 +7,7 @@ from typing import Any
 
 from typing_extensions import Self
 
+from nccl_doctor.checks.derived import Derived
 from nccl_doctor.checks.ports.firewall_blocks_ephemeral import firewall_blocks_ephemeral
 from nccl_doctor.checks.ports.firewall_blocks_port import firewall_blocks_port
 from nccl_doctor.checks.registry import Unjudged, View
@@ -86,7 +87,7 @@ class Scene:
         }  # fmt: skip
         mesh = {"hosts": 2, "pairs": 2, "tested": 2, "ports": PORTS, "failed": failed}
         snapshot = patched({"hosts": hosts, "mesh": mesh})
-        view = View(snapshot, snapshot.reached)
+        view = View(Derived(snapshot), snapshot.reached)
         port, ephemeral = list(firewall_blocks_port(view)), list(firewall_blocks_ephemeral(view))
         return Judgement(
             snapshot,

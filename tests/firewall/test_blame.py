@@ -4,15 +4,16 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor.checks.derived import Derived
 from nccl_doctor.checks.ports.firewall_blocks_port import firewall_blocks_port
 from nccl_doctor.checks.registry import View
-from nccl_doctor.firewall.blame import judge, opening, remedies, unexplained
+from nccl_doctor.firewall.blame import judge, opening, remedies
 from nccl_doctor.firewall.connection import Ends, handshake, reject_outcome
 from nccl_doctor.firewall.packet import syn
 from nccl_doctor.firewall.routing import path_of, route_to
 from nccl_doctor.firewall.ruleset import Ruleset, compile_rules
 from nccl_doctor.model import Finding
-from nccl_doctor.snapshot import Snapshot
+from nccl_doctor.snapshot import Snapshot, known
 from tests.checks.snapshots import patched
 from tests.firewall.facts import ACCEPT, DROP, captured, iptables_facts, nft_facts, tcp
 
@@ -69,7 +70,7 @@ def test_what_no_rule_explains_is_nobodys_fault_here() -> None:
 def test_what_a_rule_stops_is_explained_and_the_rest_is_not() -> None:
     failed = [("node2", "node1", 29500, "timed-out"), ("node1", "node3", 40005, "timed-out")]
     seen = snapshot({"node1": nft_facts([tcp("dport", 29500), DROP])}, failed)
-    assert [dial.dst for dial in unexplained(seen)] == ["node3"]
+    assert [dial.dst for dial in judge(seen).unexplained(known(seen.mesh))] == ["node3"]
 
 
 def test_a_dial_that_never_left_its_program_is_not_a_rules_fault() -> None:
@@ -99,7 +100,7 @@ def test_a_dial_that_passes_against_the_rules_is_told() -> None:
     seen = snapshot({"node1": everybody}, [("node2", "node1", 29500, "timed-out")], ports=ports)
     (blame,) = judge(seen).blames
     assert blame.spared == [("node3", 29500)]
-    (found,) = firewall_blocks_port(View(seen, seen.reached))
+    (found,) = firewall_blocks_port(View(Derived(seen), seen.reached))
     assert isinstance(found, Finding)
     assert any(line.startswith("but     node3 -> node1:29500 passed") for line in map(str, found.evidence))
     both = [("node2", "node1", 29500, "timed-out"), ("node3", "node1", 29500, "timed-out")]

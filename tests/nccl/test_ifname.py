@@ -6,7 +6,6 @@ from typing import Any
 from nccl_doctor.model import NcclInterface
 from nccl_doctor.nccl.ifname import answers
 from nccl_doctor.nccl.picture import HostNccl, picture
-from nccl_doctor.nccl.survey import survey
 from nccl_doctor.nccl.witness_answer import nccl_interface
 from nccl_doctor.snapshot import LibncclAnswer, Snapshot, Unknown
 from tests.checks.snapshots import load, patched
@@ -145,9 +144,3 @@ def test_an_answer_without_the_log_line_is_found_by_its_address() -> None:
     elsewhere = nccl_interface(host, told(None, "10.9.9.9", "2.99.1"))
     assert isinstance(elsewhere, NcclInterface)
     assert (elsewhere.name, elsewhere.source) == ("eno1", "model")
-
-
-def test_a_survey_is_made_once() -> None:
-    snapshot = patched({})
-    assert survey(snapshot) is survey(snapshot)
-    assert survey(snapshot) is not survey(patched({}))

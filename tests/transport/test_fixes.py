@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.checks.access import ssh_host_key_unknown
+from nccl_doctor.checks.derived import Derived
 from nccl_doctor.checks.registry import View
 from nccl_doctor.model import Cluster, Finding, Node
 from nccl_doctor.snapshot import AccessFailure, Host, Snapshot, skipped
@@ -28,7 +29,7 @@ def paste(host: Node, found: AccessFailure) -> list[str]:
         mesh=skipped("no"),
         smoke=skipped("no"),
     )
-    (finding,) = ssh_host_key_unknown.ssh_host_key_unknown(View(snapshot, ()))
+    (finding,) = ssh_host_key_unknown.ssh_host_key_unknown(View(Derived(snapshot), ()))
     assert isinstance(finding, Finding)
     lines = [command.command for command in finding.fix.commands]
     subprocess.run(["sh", "-ec", "\n".join(lines)], check=True, capture_output=True)

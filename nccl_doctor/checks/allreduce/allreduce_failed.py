@@ -36,8 +36,7 @@ ADVICE = {
 @check("NCD702", severity=Severity.ERROR, needs=("smoke",))
 def allreduce_failed(view: View) -> Iterator[Finding | Unjudged]:
     """Fires where a rank failed; names the rank whose error is no echo of another's."""
-    smoke = view.snapshot.smoke
-    assert isinstance(smoke, Smoke)
+    smoke = view.smoke
     if smoke.outcome != "failed":
         return
     found = culprits(smoke)

@@ -35,8 +35,7 @@ LATENCIES = 10
 @check("NCD704", severity=Severity.WARNING, needs=("smoke",))
 def allreduce_slow(view: View) -> Iterator[Finding | Unjudged]:
     """Fires where less than a quarter of the link's speed was reached, or all wait for one rank."""
-    smoke = view.snapshot.smoke
-    assert isinstance(smoke, Smoke)
+    smoke = view.smoke
     speed = link(view.snapshot)
     late = straggler(smoke)
     slow = speed is not None and _far_under(smoke, speed)

@@ -35,8 +35,7 @@ from nccl_doctor.snapshot import Smoke
 @check("NCD701", severity=Severity.ERROR, needs=("smoke",))
 def allreduce_timeout(view: View) -> Iterator[Finding | Unjudged]:
     """Fires where the deadline came first; names the ranks to look at."""
-    smoke = view.snapshot.smoke
-    assert isinstance(smoke, Smoke)
+    smoke = view.smoke
     if smoke.outcome != "timeout":
         return
     found = culprits(smoke)

@@ -26,8 +26,7 @@ from nccl_doctor.snapshot import RankResult, Smoke
 @check("NCD703", severity=Severity.ERROR, needs=("smoke",))
 def allreduce_wrong_result(view: View) -> Iterator[Finding | Unjudged]:
     """Fires where a rank found a sum that is not the one expected."""
-    smoke = view.snapshot.smoke
-    assert isinstance(smoke, Smoke)
+    smoke = view.smoke
     wrong = [rank for rank in smoke.ranks if rank.error and rank.error.startswith("WrongSumError")]
     if not wrong:
         return

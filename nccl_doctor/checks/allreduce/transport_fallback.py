@@ -28,8 +28,7 @@ P2P_OFF = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL")
 @check("NCD705", severity=Severity.WARNING, needs=("smoke",), explains=("allreduce-slow",))
 def transport_fallback(view: View) -> Iterator[Finding | Unjudged]:
     """Fires where NCCL's lines show a way that is slower than what the host has."""
-    smoke = view.snapshot.smoke
-    assert isinstance(smoke, Smoke)
+    smoke = view.smoke
     if smoke.backend != "nccl":
         return
     if machines(view.snapshot) > 1:

@@ -23,7 +23,6 @@ from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.interfaces import Failure
 from nccl_doctor.nccl.picture import HostNccl
-from nccl_doctor.nccl.survey import survey
 from nccl_doctor.nccl.values import BadValue, judge
 
 
@@ -35,7 +34,7 @@ from nccl_doctor.nccl.values import BadValue, judge
 )
 def env_bad_value(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a name and value; an error for NCCL_COMM_ID, without which NCCL does not start."""
-    nccl = survey(view.snapshot)
+    nccl = view.nccl
     found: dict[tuple[str, str], tuple[BadValue, dict[str, str]]] = {}
     for host in view.hosts:
         one = nccl.pictures.get(host.name)

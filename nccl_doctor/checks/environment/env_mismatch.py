@@ -20,7 +20,6 @@ from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.known_variables import is_known
-from nccl_doctor.nccl.survey import survey
 from nccl_doctor.nccl.variables import Variable
 
 MAY_DIFFER = frozenset(
@@ -49,7 +48,7 @@ MUST_AGREE = frozenset(
 )
 def env_mismatch(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a variable; the hosts at fault are those that differ from most."""
-    nccl = survey(view.snapshot)
+    nccl = view.nccl
     judged = [host.name for host in view.hosts if host.name in nccl.pictures]
     for host in view.hosts:
         if host.name in nccl.unknown:

@@ -21,14 +21,13 @@ from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.known_variables import is_known, nearest, register
 from nccl_doctor.nccl.picture import HostNccl
-from nccl_doctor.nccl.survey import survey
 from nccl_doctor.nccl.versions import show
 
 
 @check("NCD801", severity=Severity.WARNING, needs=("env", "config_files", "interfaces"))
 def env_unknown_variable(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a name; info where only this version of NCCL does not know it."""
-    nccl = survey(view.snapshot)
+    nccl = view.nccl
     found: dict[tuple[str, str | None], dict[str, str]] = {}
     for host in view.hosts:
         one = nccl.pictures.get(host.name)

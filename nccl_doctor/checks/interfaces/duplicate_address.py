@@ -20,7 +20,6 @@ from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.picture import HostNccl
 from nccl_doctor.nccl.reach import is_private
-from nccl_doctor.nccl.survey import survey
 
 
 @check(
@@ -31,7 +30,7 @@ from nccl_doctor.nccl.survey import survey
 )
 def duplicate_address(view: View) -> Iterator[Finding | Unjudged]:
     """One finding an address that several machines have, or that a host has although it is another node's."""
-    nccl = survey(view.snapshot)
+    nccl = view.nccl
     pictures = {host.name: nccl.pictures[host.name] for host in view.hosts if host.name in nccl.pictures}
     nodes = known_addresses(view)
     wanted = {address for some in nodes.values() for address in some}

@@ -22,8 +22,8 @@ from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.exact_names import gloo_devices
 from nccl_doctor.nccl.interfaces import Failure
 from nccl_doctor.nccl.suggest import setting
-from nccl_doctor.nccl.survey import ClusterNccl, survey
-from nccl_doctor.snapshot import Interfaces
+from nccl_doctor.nccl.survey import ClusterNccl
+from nccl_doctor.snapshot import known
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
 
@@ -36,17 +36,17 @@ VARIABLE = "GLOO_SOCKET_IFNAME"
 )
 def gloo_ifname_invalid(view: View) -> Iterator[Finding | Unjudged]:
     """One finding for each value that is no list of interface names on the hosts that have it."""
-    nccl = survey(view.snapshot)
+    nccl = view.nccl
     failed: dict[str, dict[str, str]] = {}
     names: dict[str, str] = {}
     for host, facts in view.facts:
-        assert isinstance(facts.env, dict)
-        assert isinstance(facts.interfaces, Interfaces)
-        value = {**facts.env, **host.node.env}.get(VARIABLE, "")
-        outcome = gloo_devices(facts.interfaces, {VARIABLE: value}, None)
+        env = known(facts.env)
+        interfaces = known(facts.interfaces)
+        value = {**env, **host.node.env}.get(VARIABLE, "")
+        outcome = gloo_devices(interfaces, {VARIABLE: value}, None)
         if isinstance(outcome, Failure):
             failed.setdefault(value, {})[host.name] = outcome.reason
-            names[host.name] = ", ".join(dict.fromkeys(entry.interface for entry in facts.interfaces.addresses))
+            names[host.name] = ", ".join(dict.fromkeys(entry.interface for entry in interfaces.addresses))
     for value, hosts in failed.items():
         yield Finding(
             hosts=tuple(hosts),

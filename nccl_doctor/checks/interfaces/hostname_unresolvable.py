@@ -24,7 +24,7 @@ from nccl_doctor.confirmed import Address
 from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.shell import Line, line
-from nccl_doctor.snapshot import Resolution, Snapshot
+from nccl_doctor.snapshot import Resolution, Snapshot, known
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
 
@@ -41,8 +41,8 @@ def hostname_unresolvable(view: View) -> Iterator[Finding | Unjudged]:
     cluster = view.snapshot.cluster
     seen: dict[str, dict[str, Resolution]] = {}
     for host, facts in view.facts:
-        assert isinstance(facts.resolution, dict)
-        for name, resolution in facts.resolution.items():
+        resolved = known(facts.resolution)
+        for name, resolution in resolved.items():
             seen.setdefault(name, {})[host.name] = resolution
     own = [one for one in own_names(view) if not one.resolution.addresses]
     names = dict.fromkeys((cluster.master_addr, *(node.address for node in cluster.nodes)))

@@ -19,16 +19,13 @@ from nccl_doctor.checks.lines import folded
 from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
-from nccl_doctor.nccl.survey import survey
 
 
 @check("NCD218", severity=Severity.INFO)
 def ifname_model_differs(view: View) -> Iterator[Finding | Unjudged]:
     """One finding for all hosts."""
     differing = {
-        name: picture.disagreement
-        for name, picture in survey(view.snapshot).pictures.items()
-        if picture.disagreement is not None
+        name: picture.disagreement for name, picture in view.nccl.pictures.items() if picture.disagreement is not None
     }
     if differing:
         yield Finding(

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from nccl_doctor.checks.interfaces.master_addr_loopback import is_loopback
 from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.model import Finding, Fix, Severity
-from nccl_doctor.snapshot import HostFacts, Interfaces
+from nccl_doctor.snapshot import HostFacts, known
 
 
 @check(
@@ -31,13 +31,13 @@ def master_addr_not_local(view: View) -> Iterator[Finding | Unjudged]:
     """Fires where no address that the first host resolves the master address to is its own."""
     address = view.snapshot.cluster.master_addr
     for host, facts in view.facts:
-        assert isinstance(facts.interfaces, Interfaces)
-        assert isinstance(facts.resolution, dict)
-        resolution = facts.resolution.get(address)
+        interfaces = known(facts.interfaces)
+        resolved = known(facts.resolution)
+        resolution = resolved.get(address)
         if resolution is None:
             yield Unjudged((host.name,), f"the probe did not resolve {address}")
             continue
-        own = [entry.address for entry in facts.interfaces.addresses]
+        own = [entry.address for entry in interfaces.addresses]
         if any(found in own or is_loopback(found) for found in resolution.addresses):
             continue
         became = ", ".join(resolution.addresses) or f"nothing ({resolution.error})"
@@ -54,9 +54,9 @@ def master_addr_not_local(view: View) -> Iterator[Finding | Unjudged]:
 
 
 def _shown(facts: HostFacts) -> list[str]:
-    assert isinstance(facts.interfaces, Interfaces)
+    interfaces = known(facts.interfaces)
     return [
         f"{entry.address} ({entry.interface})"
-        for entry in facts.interfaces.addresses
+        for entry in interfaces.addresses
         if not is_loopback(entry.address) and not entry.address.startswith("fe80:")
     ]

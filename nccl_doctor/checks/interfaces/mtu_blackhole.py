@@ -20,14 +20,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
-from nccl_doctor.snapshot import Mesh, Skipped, Stall, Unknown
+from nccl_doctor.snapshot import Skipped, Stall, Unknown
 
 
 @check("NCD214", severity=Severity.ERROR, needs=("mesh",), explains=("allreduce-failed", "allreduce-timeout"))
 def mtu_blackhole(view: View) -> Iterator[Finding | Unjudged]:
     """One finding for each host that takes part in most of the stalled pairs that are left; one where that is most."""
-    mesh = view.snapshot.mesh
-    assert isinstance(mesh, Mesh)
+    mesh = view.mesh
     if isinstance(mesh.stalls, Skipped):
         return
     if isinstance(mesh.stalls, Unknown):

@@ -18,13 +18,12 @@ from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.picture import Network
-from nccl_doctor.nccl.survey import survey
 
 
 @check("NCD213", severity=Severity.WARNING, needs=NEEDS)
 def mtu_mismatch(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a subnet; the hosts at fault are those that differ from most."""
-    nccl = survey(view.snapshot)
+    nccl = view.nccl
     by_network: dict[Network, dict[str, tuple[str, int]]] = {}
     for host in view.hosts:
         one = nccl.pictures.get(host.name)

@@ -22,7 +22,7 @@ from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.commands import on
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.shell import line
-from nccl_doctor.snapshot import HostFacts, Interfaces
+from nccl_doctor.snapshot import HostFacts, known
 
 NAME = "net.ipv4.neigh.default.gc_thresh"
 LIMIT = f"{NAME}3"
@@ -75,14 +75,14 @@ def _limit(facts: HostFacts) -> int | None:
 
 def _peers(facts: HostFacts, wanted: set[str]) -> int:
     """The cluster's IPv4 addresses that lie on a net of the host's own."""
-    assert isinstance(facts.interfaces, Interfaces)
-    assert isinstance(facts.resolution, dict)
+    interfaces = known(facts.interfaces)
+    resolved = known(facts.resolution)
     nets = [
         ipaddress.ip_interface(f"{entry.address}/{entry.netmask}").network
-        for entry in facts.interfaces.addresses
+        for entry in interfaces.addresses
         if entry.family == "inet" and entry.netmask
     ]
-    own = {entry.address for entry in facts.interfaces.addresses}
-    found = {text for name in wanted if name in facts.resolution for text in facts.resolution[name].addresses}
+    own = {entry.address for entry in interfaces.addresses}
+    found = {text for name in wanted if name in resolved for text in resolved[name].addresses}
     addresses = [ipaddress.ip_address(text) for text in found - own if "." in text]
     return sum(any(address in net for net in nets) for address in addresses)

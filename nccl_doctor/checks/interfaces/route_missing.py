@@ -19,13 +19,13 @@ from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.faults import faults
 from nccl_doctor.nccl.reach import Cause
-from nccl_doctor.nccl.survey import ClusterNccl, survey
+from nccl_doctor.nccl.survey import ClusterNccl
 
 
 @check("NCD215", severity=Severity.ERROR, needs=(*NEEDS, "routes"), explains=EXPLAINS)
 def route_missing(view: View) -> Iterator[Finding | Unjudged]:
     """One finding for each host that lacks routes to addresses which are not at fault themselves."""
-    nccl = survey(view.snapshot)
+    nccl = view.nccl
     judged = {host.name for host in view.hosts}
     blamed = {fault.host for fault in faults(nccl)}
     lacking: dict[str, dict[str, str]] = {}

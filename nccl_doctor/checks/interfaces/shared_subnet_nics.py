@@ -23,7 +23,7 @@ from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.model import Finding, Severity
 from nccl_doctor.nccl.picture import HostNccl, Network
 from nccl_doctor.nccl.suggest import fix
-from nccl_doctor.nccl.survey import ClusterNccl, survey
+from nccl_doctor.nccl.survey import ClusterNccl
 from nccl_doctor.snapshot import Unknown
 
 KEYS = ("rp_filter", "arp_ignore", "arp_announce")
@@ -32,7 +32,7 @@ KEYS = ("rp_filter", "arp_ignore", "arp_announce")
 @check("NCD212", severity=Severity.WARNING, needs=NEEDS, explains=("port-unreachable", "allreduce-timeout"))
 def shared_subnet_nics(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a host and subnet, unless the sysctls show that it is meant so."""
-    nccl = survey(view.snapshot)
+    nccl = view.nccl
     for host, facts in view.facts:
         one = nccl.pictures.get(host.name)
         if one is None:

@@ -26,7 +26,7 @@ from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.commands import on
 from nccl_doctor.model import Command, Finding, Fix, Severity
 from nccl_doctor.shell import line
-from nccl_doctor.snapshot import Host, PortRange
+from nccl_doctor.snapshot import Host, known
 
 OWN_PORTS = 6
 WIDE = (15000, 65000)
@@ -40,8 +40,7 @@ def ephemeral_ports_few(view: View) -> Iterator[Finding | Unjudged]:
     local = ranks.counts(view.snapshot)
     short: dict[tuple[int, int, int, int], list[Host]] = {}
     for host, facts in view.facts:
-        own = facts.port_range
-        assert isinstance(own, PortRange)
+        own = known(facts.port_range)
         needed = needed_ports(local[host.name], world)
         if needed > own.size:
             short.setdefault((own.low, own.high, own.size, needed), []).append(host)
@@ -67,8 +66,7 @@ def ephemeral_ports_few(view: View) -> Iterator[Finding | Unjudged]:
 
 def _widen(host: Host, master_port: int) -> tuple[Command, ...]:
     assert host.facts
-    own = host.facts.port_range
-    assert isinstance(own, PortRange)
+    own = known(host.facts.port_range)
     settings = [f"net.ipv4.ip_local_port_range={WIDE[0]} {WIDE[1]}"]
     if host.node.node_rank == 0 and WIDE[0] <= master_port <= WIDE[1] and master_port not in own.reserved_ports:
         settings.append(reserving(own, master_port))

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.firewall_findings import finding, gaps, grouped
 from nccl_doctor.checks.registry import Unjudged, View, check
-from nccl_doctor.firewall.blame import judge
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Severity
 
@@ -32,7 +31,7 @@ from nccl_doctor.model import Finding, Severity
 def firewall_blocks_ephemeral(view: View) -> Iterator[Finding | Unjudged]:
     """One finding for all hosts that stop these ports alike, unless that rule stops the master port too."""
     snapshot = view.snapshot
-    judged = judge(snapshot)
+    judged = view.firewall
     for blames in grouped(judged, snapshot, master=False):
         first = blames[0]
         names = fold([blame.host.name for blame in blames])

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.firewall_findings import finding, gaps, grouped, stops_master
 from nccl_doctor.checks.registry import Unjudged, View, check
-from nccl_doctor.firewall.blame import Blame, judge
+from nccl_doctor.firewall.blame import Blame
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Severity
 from nccl_doctor.snapshot import Snapshot
@@ -36,7 +36,7 @@ from nccl_doctor.snapshot import Snapshot
 def firewall_blocks_port(view: View) -> Iterator[Finding | Unjudged]:
     """One finding for all hosts that have the same rule, where it stops the master port on one of them."""
     snapshot = view.snapshot
-    judged = judge(snapshot)
+    judged = view.firewall
     for blames in grouped(judged, snapshot, master=True):
         first = blames[0]
         names = fold([blame.host.name for blame in blames])

@@ -21,7 +21,7 @@ from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.commands import on
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.shell import line
-from nccl_doctor.snapshot import PortRange
+from nccl_doctor.snapshot import PortRange, known
 
 
 @check("NCD306", severity=Severity.WARNING, needs=("port_range",), explains=("port-in-use",), scope="master")
@@ -29,8 +29,7 @@ def port_in_ephemeral_range(view: View) -> Iterator[Finding | Unjudged]:
     """Fires where the kernel may give the master port away."""
     port = view.snapshot.cluster.master_port
     for host, facts in view.facts:
-        own = facts.port_range
-        assert isinstance(own, PortRange)
+        own = known(facts.port_range)
         if not own.low <= port <= own.high or port in own.reserved_ports:
             continue
         yield Finding(

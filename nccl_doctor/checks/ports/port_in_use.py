@@ -31,7 +31,7 @@ from nccl_doctor.commands import on
 from nccl_doctor.model import Command, Finding, Fix, Severity
 from nccl_doctor.port_model import age_words
 from nccl_doctor.shell import Line, line
-from nccl_doctor.snapshot import Host, PortRange, PortTrial, Process
+from nccl_doctor.snapshot import Host, PortRange, PortTrial, Process, known
 
 MEANS = {
     "listener": "a process listens on it",
@@ -53,8 +53,7 @@ MEANS = {
 def port_in_use(view: View) -> Iterator[Finding | Unjudged]:
     """Fires where torch would not get the master port, and says who has it."""
     for host, facts in view.facts:
-        trial = facts.master_port
-        assert isinstance(trial, PortTrial)
+        trial = known(facts.master_port)
         if trial.free or trial.error == "EACCES":
             continue
         cause = trial.cause or "unknown"

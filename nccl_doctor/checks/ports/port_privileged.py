@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.model import Finding, Fix, Severity
-from nccl_doctor.snapshot import PortTrial
+from nccl_doctor.snapshot import known
 
 
 @check(
@@ -27,8 +27,7 @@ from nccl_doctor.snapshot import PortTrial
 def port_privileged(view: View) -> Iterator[Finding | Unjudged]:
     """An error where the bind was refused; a warning where it only works because we are root."""
     for host, facts in view.facts:
-        trial = facts.master_port
-        assert isinstance(trial, PortTrial)
+        trial = known(facts.master_port)
         refused = trial.error == "EACCES"
         if not refused and trial.port >= 1024:
             continue

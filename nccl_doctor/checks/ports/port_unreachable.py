@@ -27,10 +27,9 @@ from collections.abc import Iterator, Sequence
 from itertools import permutations
 
 from nccl_doctor.checks.registry import Unjudged, View, check
-from nccl_doctor.firewall.blame import judge, unexplained
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
-from nccl_doctor.snapshot import Dial, FirewallFacts, Mesh, Snapshot
+from nccl_doctor.snapshot import Dial, FirewallFacts
 
 MEANS = {
     "refused": "connection refused",
@@ -52,22 +51,21 @@ MEANS = {
 )
 def port_unreachable(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a host that can't be reached, or a host that reaches nobody."""
-    mesh = view.snapshot.mesh
-    assert isinstance(mesh, Mesh)
+    mesh = view.mesh
     for name, reason in mesh.not_listening.items():
         yield Unjudged((name,), reason)
-    rest = list(unexplained(view.snapshot))
+    rest = list(view.firewall.unexplained(mesh))
     everybody = set(mesh.ports)
     if len(everybody) > 2 and {(dial.src, dial.dst) for dial in rest} == set(permutations(everybody, 2)):
         names = tuple(mesh.ports)
-        yield _finding(view.snapshot, names, f"Of {fold(names)}, none can reach any other.", rest)
+        yield _finding(view, names, f"Of {fold(names)}, none can reach any other.", rest)
         return
     for name in sorted(everybody):
         outgoing = [dial for dial in rest if dial.src == name]
         cut_off = {dial.dst for dial in outgoing} == everybody - {name} and len(everybody) > 2
         incoming = [dial for dial in rest if dial.dst == name]
         if cut_off and len({dial.src for dial in incoming}) < len(everybody) - 1:
-            yield _finding(view.snapshot, (name,), f"{name} reaches no other host.", outgoing)
+            yield _finding(view, (name,), f"{name} reaches no other host.", outgoing)
             rest = [dial for dial in rest if dial.src != name]
     for name, _ in Counter(dial.dst for dial in rest).most_common():
         incoming = [dial for dial in rest if dial.dst == name]
@@ -80,11 +78,11 @@ def port_unreachable(view: View) -> Iterator[Finding | Unjudged]:
         verb = "and" if both else "can't reach"
         tail = "can't reach each other" if both else f"on port{'s' * (len(ports) > 1)} {', '.join(map(str, ports))}"
         hosts = (name, *sources) if both else (name,)
-        yield _finding(view.snapshot, hosts, f"{fold(sources)} {verb} {name} {tail}.", incoming + back)
+        yield _finding(view, hosts, f"{fold(sources)} {verb} {name} {tail}.", incoming + back)
         rest = [dial for dial in rest if name not in (dial.src, dial.dst)]
 
 
-def _finding(snapshot: Snapshot, hosts: tuple[str, ...], message: str, dials: Sequence[Dial]) -> Finding:
+def _finding(view: View, hosts: tuple[str, ...], message: str, dials: Sequence[Dial]) -> Finding:
     groups: dict[tuple[str, str, str], list[Dial]] = {}
     for dial in dials:
         groups.setdefault((dial.dst, dial.address, dial.outcome), []).append(dial)
@@ -94,9 +92,11 @@ def _finding(snapshot: Snapshot, hosts: tuple[str, ...], message: str, dials: Se
         ports = ",".join(map(str, sorted({dial.port for dial in members})))
         evidence.append(f"{sources} -> {address}:{ports}: {MEANS[outcome]}")
     ends = {name for dial in dials for name in (dial.src, dial.dst)}
-    judged = {host.name for host in snapshot.reached if host.facts and isinstance(host.facts.firewall, FirewallFacts)}
+    judged = {
+        host.name for host in view.snapshot.reached if host.facts and isinstance(host.facts.firewall, FirewallFacts)
+    }
     shown = set(map(id, dials))
-    doubtful = {name for gap in judge(snapshot).gaps if id(gap.dial) in shown for name in gap.hosts}
+    doubtful = {name for gap in view.firewall.gaps if id(gap.dial) in shown for name in gap.hosts}
     unread = (ends - judged) | (ends & doubtful)
     evidence.append(
         f"the firewall rules of {fold(sorted(unread))} could not be judged"

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.model import Finding, Fix, Node, Severity
 from nccl_doctor.ranks import visible
-from nccl_doctor.snapshot import Gpu, GpuProcess, Host, TrainingJob, Unknown
+from nccl_doctor.snapshot import Gpu, GpuProcess, Host, TrainingJob, Unknown, known
 
 TAKEN_MIB = 1024
 """Less is a context and little more."""
@@ -40,12 +40,12 @@ UNSEEN_MIB = 2048
 def gpu_in_use(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a host whose needed GPUs are taken."""
     for host, facts in view.facts:
-        assert not isinstance(facts.gpus, Unknown)
-        assert not isinstance(facts.gpu_processes, Unknown)
-        needed = _needed(host.node, facts.gpus)
+        gpus = known(facts.gpus)
+        gpu_processes = known(facts.gpu_processes)
+        needed = _needed(host.node, gpus)
         uuids = {gpu.uuid for gpu in needed}
-        taken = [use for use in facts.gpu_processes if use.uuid in uuids and _counts(use)]
-        held = {use.uuid for use in facts.gpu_processes}
+        taken = [use for use in gpu_processes if use.uuid in uuids and _counts(use)]
+        held = {use.uuid for use in gpu_processes}
         unseen = [gpu for gpu in needed if gpu.uuid not in held and (gpu.memory_used_mib or 0) >= UNSEEN_MIB]
         if taken or unseen:
             jobs = () if isinstance(facts.processes, Unknown) else facts.processes

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
-from nccl_doctor.snapshot import HostFacts, Limits, Unknown
+from nccl_doctor.snapshot import HostFacts, Unknown, known
 
 MIB = 1 << 20
 FATAL = 64 * MIB
@@ -39,10 +39,10 @@ def memlock_low(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a limit, folded over hosts."""
     low: dict[int, list[str]] = {}
     for host, facts in view.facts:
-        assert isinstance(facts.limits, Limits)
-        assert not isinstance(facts.rdma, Unknown)
-        limit = facts.limits.memlock_soft
-        up = any(port.state == "ACTIVE" for device in facts.rdma for port in device.ports)
+        limits = known(facts.limits)
+        rdma = known(facts.rdma)
+        limit = limits.memlock_soft
+        up = any(port.state == "ACTIVE" for device in rdma for port in device.ports)
         if up and limit is not None and limit < ENOUGH and not _is_exempt(facts):
             low.setdefault(limit, []).append(host.name)
     for limit, hosts in low.items():

@@ -23,7 +23,7 @@ from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.ranks import world_size
-from nccl_doctor.snapshot import Limits
+from nccl_doctor.snapshot import known
 
 BASE = 256
 PER_RANK = 16
@@ -44,10 +44,10 @@ def nofile_low(view: View) -> Iterator[Finding | Unjudged]:
     need = BASE + PER_RANK * world
     low: dict[tuple[int, int | None], list[str]] = {}
     for host, facts in view.facts:
-        assert isinstance(facts.limits, Limits)
-        soft = facts.limits.nofile_soft
+        limits = known(facts.limits)
+        soft = limits.nofile_soft
         if soft is not None and soft < need:
-            low.setdefault((soft, facts.limits.nofile_hard), []).append(host.name)
+            low.setdefault((soft, limits.nofile_hard), []).append(host.name)
     for (soft, hard), hosts in low.items():
         enough = hard is None or hard >= need
         yield Finding(

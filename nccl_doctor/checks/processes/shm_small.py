@@ -21,7 +21,7 @@ from nccl_doctor.commands import on
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.ranks import nproc
 from nccl_doctor.shell import line
-from nccl_doctor.snapshot import HostFacts, Shm, Unknown
+from nccl_doctor.snapshot import HostFacts, Shm, Unknown, known
 
 MIB = 1 << 20
 WANTED = 64 * MIB
@@ -32,9 +32,9 @@ LEAST = 32 * MIB
 def shm_small(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a host: how much is lacking differs."""
     for host, facts in view.facts:
-        assert isinstance(facts.shm, Shm)
+        shm = known(facts.shm)
         ranks = nproc(host.node, facts, alone=len(view.snapshot.cluster.nodes) == 1)
-        free = facts.shm.free_bytes
+        free = shm.free_bytes
         if free >= WANTED * ranks:
             continue
         uses_gpus = not isinstance(facts.gpus, Unknown) and bool(facts.gpus)
@@ -42,10 +42,10 @@ def shm_small(view: View) -> Iterator[Finding | Unjudged]:
             hosts=(host.name,),
             message=f"Shared memory (/dev/shm) on {host.name} has {free // MIB} MiB free; "
             f"{'1 rank wants' if ranks == 1 else f'{ranks} ranks want'} {WANTED * ranks // MIB} MiB.",
-            evidence=(f"{facts.shm.total_bytes // MIB} MiB in all, {free // MIB} MiB free",),
-            facts={"free_bytes": free, "total_bytes": facts.shm.total_bytes, "needed_bytes": WANTED * ranks},
+            evidence=(f"{shm.total_bytes // MIB} MiB in all, {free // MIB} MiB free",),
+            facts={"free_bytes": free, "total_bytes": shm.total_bytes, "needed_bytes": WANTED * ranks},
             severity=Severity.ERROR if uses_gpus and free < LEAST * ranks else None,
-            fix=_fix(host.name, facts, facts.shm, ranks),
+            fix=_fix(host.name, facts, shm, ranks),
         )
 
 

@@ -33,15 +33,15 @@ from collections.abc import Iterator
 from nccl_doctor.checks.job_words import described, endable, ending
 from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.model import Finding, Fix, Severity
-from nccl_doctor.snapshot import GpuProcess, Host, HostFacts, TrainingJob, Unknown
+from nccl_doctor.snapshot import GpuProcess, Host, HostFacts, TrainingJob, Unknown, known
 
 
 @check("NCD601", severity=Severity.WARNING, needs=("processes",), explains=("gpu-in-use",))
 def stale_process(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a host: all that was left there."""
     for host, facts in view.facts:
-        assert not isinstance(facts.processes, Unknown)
-        left = [job for job in facts.processes if job.left_behind]
+        processes = known(facts.processes)
+        left = [job for job in processes if job.left_behind]
         gone = _gone(facts)
         if left or gone:
             yield _finding(view, host, left, gone)

@@ -23,7 +23,7 @@ from nccl_doctor.commands import on
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.shell import line
-from nccl_doctor.snapshot import HostFacts, Unknown
+from nccl_doctor.snapshot import HostFacts, known
 
 LOAD = line("modprobe nvidia_peermem")
 NO_WAY = "neither nvidia_peermem is loaded nor DMA-BUF to be had"
@@ -55,16 +55,16 @@ def gpudirect_hindered(view: View) -> Iterator[Finding | Unjudged]:
 
 
 def _hindrances(facts: HostFacts) -> Iterator[str]:
-    assert not isinstance(facts.rdma, Unknown)
-    assert not isinstance(facts.pci, Unknown)
-    assert not isinstance(facts.gpus, Unknown)
-    up = any(port.state == "ACTIVE" for device in facts.rdma for port in device.ports)
-    if not up or not facts.gpus:
+    rdma = known(facts.rdma)
+    pci = known(facts.pci)
+    gpus = known(facts.gpus)
+    up = any(port.state == "ACTIVE" for device in rdma for port in device.ports)
+    if not up or not gpus:
         return
-    if not facts.pci.peermem and facts.pci.dmabuf is False:
+    if not pci.peermem and pci.dmabuf is False:
         yield NO_WAY
-    if facts.pci.acs:
-        yield f"ACS redirects traffic at {len(facts.pci.acs)} PCI bridges: {', '.join(facts.pci.acs[:4])}"
-    translating = [kind for kind in facts.pci.iommu if kind != "identity"]
+    if pci.acs:
+        yield f"ACS redirects traffic at {len(pci.acs)} PCI bridges: {', '.join(pci.acs[:4])}"
+    translating = [kind for kind in pci.iommu if kind != "identity"]
     if translating:
         yield f"the IOMMU translates the GPUs' addresses ({', '.join(translating)}); iommu=pt lets them through"

@@ -25,7 +25,7 @@ from nccl_doctor.checks.majority import Difference, difference, ordered
 from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
-from nccl_doctor.snapshot import Host, HostFacts, Unknown
+from nccl_doctor.snapshot import Host, HostFacts, Unknown, known
 from nccl_doctor.snapshot.equipment import RdmaDevice, RdmaPort
 
 ROCE_V2 = "RoCE v2"
@@ -67,13 +67,13 @@ def _breaks(one: Difference) -> bool:
 
 def _profile(host: Host, facts: HostFacts) -> Iterator[tuple[str, str]]:
     """What has to be equal, by subject."""
-    assert not isinstance(facts.rdma, Unknown)
-    yield "RDMA devices", ", ".join(device.name for device in facts.rdma) or "none"
-    for device in facts.rdma:
+    rdma = known(facts.rdma)
+    yield "RDMA devices", ", ".join(device.name for device in rdma) or "none"
+    for device in rdma:
         for port in device.ports:
             yield f"{device.name} port {port.number}", _port(port)
-    yield from _gids(host, facts, facts.rdma)
-    if not isinstance(facts.pci, Unknown) and facts.rdma and not isinstance(facts.gpus, Unknown) and facts.gpus:
+    yield from _gids(host, facts, rdma)
+    if not isinstance(facts.pci, Unknown) and rdma and not isinstance(facts.gpus, Unknown) and facts.gpus:
         ways = [*(["nvidia_peermem"] if facts.pci.peermem else []), *(["DMA-BUF"] if facts.pci.dmabuf else [])]
         yield "GPUDirect", " and ".join(ways) or "none"
 

@@ -20,7 +20,7 @@ from nccl_doctor.checks.majority import Difference, difference
 from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
-from nccl_doctor.snapshot import Unknown
+from nccl_doctor.snapshot import known
 from nccl_doctor.snapshot.equipment import SameEntry
 
 SHOWN = 8
@@ -32,8 +32,8 @@ def code_mismatch(view: View) -> Iterator[Finding | Unjudged]:
     for path in view.snapshot.cluster.same:
         found: dict[str, SameEntry] = {}
         for host, facts in view.facts:
-            assert not isinstance(facts.same, Unknown)
-            entry = next((one for one in facts.same if one.path == path), None)
+            same = known(facts.same)
+            entry = next((one for one in same if one.path == path), None)
             if entry is None or entry.problem is not None:
                 yield Unjudged((host.name,), f"{path}: {entry.problem if entry else 'was not looked at'}")
             else:

@@ -21,7 +21,7 @@ from nccl_doctor.commands import on
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.shell import line
-from nccl_doctor.snapshot import HostFacts, Unknown
+from nccl_doctor.snapshot import HostFacts, Unknown, known
 
 START = line("systemctl enable --now nvidia-fabricmanager")
 STARTABLE = ("inactive", "failed")
@@ -38,15 +38,15 @@ def fabric_manager_down(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a state of the service, folded over hosts."""
     down: dict[str, list[str]] = {}
     for host, facts in view.facts:
-        assert not isinstance(facts.pci, Unknown)
-        if not facts.pci.nvswitches or facts.pci.fabric_manager == "active":
+        pci = known(facts.pci)
+        if not pci.nvswitches or pci.fabric_manager == "active":
             continue
         if _registered(facts):
             continue
-        if facts.pci.fabric_manager is None:
+        if pci.fabric_manager is None:
             yield Unjudged((host.name,), "has NVSwitches, and systemd can't be asked about nvidia-fabricmanager")
         else:
-            down.setdefault(facts.pci.fabric_manager, []).append(host.name)
+            down.setdefault(pci.fabric_manager, []).append(host.name)
     for state, hosts in down.items():
         startable = state in STARTABLE
         yield Finding(

@@ -22,7 +22,7 @@ from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Node, Severity
 from nccl_doctor.ranks import devices, nproc, visible
-from nccl_doctor.snapshot import Gpu, Unknown
+from nccl_doctor.snapshot import Gpu, known
 
 
 @check(
@@ -38,14 +38,14 @@ def gpu_count_low(view: View) -> Iterator[Finding | Unjudged]:
         return
     uneven: dict[str, int] = {}
     for host, facts in view.facts:
-        assert not isinstance(facts.gpus, Unknown)
+        gpus = known(facts.gpus)
         ranks = nproc(host.node, facts, alone=len(view.snapshot.cluster.nodes) == 1)
-        missing = _missing(host.node, facts.gpus)
-        seen = visible(host.node, facts.gpus)
+        missing = _missing(host.node, gpus)
+        seen = visible(host.node, gpus)
         if missing or (len(seen) < ranks and not _parts(host.node)):
-            yield _short(host.node, facts.gpus, ranks, missing)
+            yield _short(host.node, gpus, ranks, missing)
         elif host.node.nproc_per_node is None and host.node.cuda_visible_devices is None:
-            uneven[host.name] = len(facts.gpus)
+            uneven[host.name] = len(gpus)
     yield from _uneven(uneven)
 
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.model import Finding, Fix, Severity
-from nccl_doctor.snapshot import Unknown
+from nccl_doctor.snapshot import Unknown, known
 from nccl_doctor.snapshot.equipment import GpuHealth, Xid
 
 PROGRAMS_OWN = frozenset({13, 31, 43, 45, 68, 69})
@@ -32,12 +32,12 @@ LOST = frozenset({79, 119, 120, 140, 154})
 def gpu_errors(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a host."""
     for host, facts in view.facts:
-        assert not isinstance(facts.gpu_health, Unknown)
-        counted = [line for gpu in facts.gpu_health for line in _health(gpu)]
+        gpu_health = known(facts.gpu_health)
+        counted = [line for gpu in gpu_health for line in _health(gpu)]
         logged = [x for x in (() if isinstance(facts.xids, Unknown) else facts.xids) if x.number not in PROGRAMS_OWN]
         if not counted and not logged:
             continue
-        lost = any(x.number in LOST for x in logged) or any(gpu.remap_failed for gpu in facts.gpu_health)
+        lost = any(x.number in LOST for x in logged) or any(gpu.remap_failed for gpu in gpu_health)
         yield Finding(
             hosts=(host.name,),
             message=f"A GPU of {host.name} is broken or needs a reset: "

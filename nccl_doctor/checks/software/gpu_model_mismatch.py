@@ -20,7 +20,7 @@ from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.ranks import visible
-from nccl_doctor.snapshot import Gpu, Unknown
+from nccl_doctor.snapshot import Gpu, known
 
 GIB = 1024
 
@@ -30,8 +30,8 @@ def gpu_model_mismatch(view: View) -> Iterator[Finding | Unjudged]:
     """One finding: hosts whose GPUs are not the others', or unlike among themselves."""
     kinds = {}
     for host, facts in view.facts:
-        assert not isinstance(facts.gpus, Unknown)
-        seen = visible(host.node, facts.gpus)
+        gpus = known(facts.gpus)
+        seen = visible(host.node, gpus)
         if seen:
             kinds[host.name] = Counter(map(_kind, seen))
     mixed = {name for name, found in kinds.items() if len(found) > 1}

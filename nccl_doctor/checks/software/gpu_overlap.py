@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.ranks import nproc, visible
-from nccl_doctor.snapshot import Unknown
+from nccl_doctor.snapshot import known
 
 
 @check("NCD504", severity=Severity.ERROR, needs=("gpus",), explains=("allreduce-failed", "allreduce-timeout"))
@@ -28,9 +28,9 @@ def gpu_overlap(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a pair of nodes that share GPUs."""
     used: dict[str, dict[str, str]] = {}
     for host, facts in view.facts:
-        assert not isinstance(facts.gpus, Unknown)
+        gpus = known(facts.gpus)
         ranks = nproc(host.node, facts, alone=len(view.snapshot.cluster.nodes) == 1)
-        mine = visible(host.node, facts.gpus)[:ranks]
+        mine = visible(host.node, gpus)[:ranks]
         used[host.name] = {gpu.uuid: f"{gpu.index} ({gpu.name})" for gpu in mine if gpu.uuid.startswith("GPU-")}
     for one, other in itertools.combinations(used, 2):
         shared = [uuid for uuid in used[one] if uuid in used[other]]

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.model import Finding, Fix, Severity
-from nccl_doctor.snapshot import Host, PythonInfo, Unknown
+from nccl_doctor.snapshot import Host, PythonInfo, Unknown, known
 from nccl_doctor.snapshot.equipment import LoginShell
 
 SEARCHED = frozenset({"LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH"})
@@ -37,15 +37,15 @@ def login_environment_differs(view: View) -> Iterator[Finding | Unjudged]:
     groups: dict[tuple[str, ...], list[str]] = {}
     matters: set[tuple[str, ...]] = set()
     for host, facts in view.facts:
-        assert isinstance(facts.python, PythonInfo)
+        python = known(facts.python)
         if host.node.local:
             continue
         if isinstance(facts.login_shell, Unknown):
             if "/" not in host.node.python:
                 yield Unjudged((host.name,), facts.login_shell.reason)
         elif facts.login_shell is not None:
-            lines = tuple(_lines(host, facts.python, facts.login_shell))
-            if lines and _matters(host, facts.python, facts.login_shell):
+            lines = tuple(_lines(host, python, facts.login_shell))
+            if lines and _matters(host, python, facts.login_shell):
                 matters.add(lines)
             if lines:
                 groups.setdefault(lines, []).append(host.name)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.model import Finding, Fix, Severity
-from nccl_doctor.snapshot import PythonInfo, TorchInfo
+from nccl_doctor.snapshot import TorchInfo, known
 
 
 @check("NCD501", severity=Severity.ERROR, needs=("torch", "python"), explains=("allreduce-failed", "allreduce-timeout"))
@@ -26,9 +26,9 @@ def torch_missing(view: View) -> Iterator[Finding | Unjudged]:
     lacking: dict[str, list[str]] = {}
     present: dict[str, list[str]] = {}
     for host, facts in view.facts:
-        assert isinstance(facts.python, PythonInfo)
+        python = known(facts.python)
         seen = present if isinstance(facts.torch, TorchInfo) else lacking
-        seen.setdefault(facts.python.executable, []).append(host.name)
+        seen.setdefault(python.executable, []).append(host.name)
     for executable, hosts in lacking.items():
         others = [f"torch is there: {', '.join(names)} ({path})" for path, names in present.items()]
         yield Finding(

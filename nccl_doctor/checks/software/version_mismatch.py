@@ -32,7 +32,7 @@ from nccl_doctor.checks.majority import difference, ordered
 from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, NcclInterface, Severity
-from nccl_doctor.snapshot import HostFacts, PythonInfo, Smoke, TorchInfo, Unknown
+from nccl_doctor.snapshot import HostFacts, Smoke, TorchInfo, Unknown, known
 
 MATTERS = {
     "torch": Severity.ERROR,
@@ -87,8 +87,8 @@ def _in_the_all_reduce(view: View, host: str) -> dict[str, str]:
 
 def _versions(facts: HostFacts) -> dict[str, str]:
     """What is compared; a host without torch has a diagnosis of its own."""
-    assert isinstance(facts.python, PythonInfo)
-    found = {"Python": ".".join(facts.python.version.split(".")[:2])}
+    python = known(facts.python)
+    found = {"Python": ".".join(python.version.split(".")[:2])}
     if isinstance(facts.torch, TorchInfo):
         found["torch"] = facts.torch.version.split("+")[0]
         found["CUDA"] = facts.torch.cuda or facts.torch.hip or "none"

@@ -1,0 +1,26 @@
+"""What follows from the facts of all hosts together, worked out when first asked for."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from nccl_doctor.firewall import blame
+from nccl_doctor.nccl.survey import ClusterNccl, survey
+from nccl_doctor.snapshot import Snapshot
+
+
+class Derived:
+    """One for a snapshot, shared by all of its checks."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+
+    @cached_property
+    def nccl(self) -> ClusterNccl:
+        """What NCCL does on each host."""
+        return survey(self.snapshot)
+
+    @cached_property
+    def firewall(self) -> blame.Judged:
+        """What the hosts' packet filters explain of the dials that failed."""
+        return blame.judge(self.snapshot)

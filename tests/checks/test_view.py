@@ -1,0 +1,37 @@
+"""What checks see: what is derived is made once, and what a check does not need it does not get."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+
+from nccl_doctor.checks.derived import Derived
+from nccl_doctor.checks.registry import View
+from nccl_doctor.diagnose import judge
+from nccl_doctor.firewall import blame
+from nccl_doctor.nccl.survey import survey
+from nccl_doctor.snapshot import known, skipped, unknown
+from tests.checks.snapshots import patched
+
+
+def test_what_is_derived_is_made_once_a_judgement() -> None:
+    snapshot = patched({})
+    with (
+        mock.patch("nccl_doctor.checks.derived.survey", wraps=survey) as surveyed,
+        mock.patch("nccl_doctor.firewall.blame.judge", wraps=blame.judge) as blamed,
+    ):
+        first, again = judge(snapshot, "check"), judge(snapshot, "check")
+    assert first == again
+    assert (surveyed.call_count, blamed.call_count) == (2, 2)
+
+
+def test_a_fact_that_is_not_known_is_no_fact() -> None:
+    assert known("a") == "a"
+    assert known(None) is None
+    for fact in (unknown("no tool"), skipped("not asked for")):
+        with pytest.raises(TypeError, match="not among the needs: no"):
+            known(fact)
+    view = View(Derived(patched({"mesh": {"$skipped": "not asked for"}})), ())
+    with pytest.raises(TypeError, match="not asked for"):
+        assert view.mesh

@@ -57,7 +57,6 @@ class Options:
     pid: int | None = None
     force: bool = False
     dump: bool = False
-    ras: bool = True
     connect_s: float = 10.0
     total_s: float = 120.0
 
@@ -143,10 +142,11 @@ class _Watch:
 
     def ask_ras(self) -> None:
         """Each host's service knows the whole job; the second one is asked where the first does not answer."""
-        if not self._options.ras:
+        serving = [one for one in self._with_ranks() if self._serves_ras(one)][:RAS_HOSTS]
+        if not serving:
             return
-        began = self._phase("asking RAS", [])
-        for session in [one for one in self._with_ranks() if self._serves_ras(one)][:RAS_HOSTS]:
+        began = self._phase("asking NCCL's RAS", [session.node.name for session in serving])
+        for session in serving:
             try:
                 told = _ask(session, _RAS, "ras", RAS_ANSWER_S, pids=self._pids(session), force=self._options.force)
             except answers.ProbeError as error:

@@ -40,7 +40,7 @@ def _head(report: HangReport, screen: Screen) -> list[str]:
 
 
 def _ranks(report: HangReport, screen: Screen) -> Iterator[list[str]]:
-    if screen.verbose:
+    if screen.verbose and report.ranks:
         rows = [
             (str(one.rank), one.host or "?", str(one.pid or "-"), one.state, one.doing, "behind" if one.behind else "")
             for one in report.ranks
@@ -63,6 +63,6 @@ def _last(report: HangReport, screen: Screen) -> Iterator[str]:
         yield from wrap(f"Another job, not looked at: {one}", screen.prose, "", "  ")
     seconds = report.timings.get("total", 0)
     still = report.verdict in STANDS_STILL
-    verdict = f"Verdict: {report.verdict}, in {seconds:.1f} s; the job was left as it was."
-    more = f" More: nccl-doctor explain {report.diagnoses[0].code}" if still and report.diagnoses else ""
-    yield from wrap(verdict + more, screen.width)
+    yield from wrap(f"Verdict: {report.verdict}, in {seconds:.1f} s; the job was left as it was.", screen.width)
+    if still and report.diagnoses:
+        yield f"More: nccl-doctor explain {report.diagnoses[0].code}"

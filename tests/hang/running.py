@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
+import shlex
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -20,6 +19,8 @@ SCRIPT = Path(__file__).with_name("train.txt")
 PORT = 29555
 NPROC = 2
 BAD = 3
+BY_SIGNAL = ("sleep", "loader", "lock", "fifo", "validate")
+"""Faults that SIGUSR1 ends; the others end by themselves or by their group's time-out."""
 PATIENCE_S = 240.0
 """For what a busy machine takes long to do: it bounds a test that fails, not one that passes."""
 
@@ -33,7 +34,7 @@ class Training:
         limit_s: after which collectives that never match are given up.
     """
 
-    def __init__(self, lab: Lab, *, recorder: bool = True, limit_s: float = 600, user: str | None = None) -> None:
+    def __init__(self, lab: Lab, *, recorder: bool = True, limit_s: float = 600) -> None:
         self.lab = lab
         self.world = NPROC * len(lab.hosts)
         command = [
@@ -51,9 +52,8 @@ class Training:
             host.write("/root/train.py", SCRIPT.read_text())
             host.run("mkfifo -m 666 /run/fifo", check=False)
             place = [f"--node_rank={number}", f"--master_addr={lab.hosts[0].address}", f"--master_port={PORT}"]
-            log = Path(f"/tmp/hang-job-{os.getpid()}-{host.name}.log").open("w")  # noqa: SIM115 - the child's own
-            started = host.popen([*command, *place, "train.py"], env=env, stdout=log, stderr=log, user=user)
-            self._launchers.append(started)
+            line = f"exec {shlex.join([*command, *place, 'train.py'])} >/run/train.log 2>&1"
+            self._launchers.append(host.popen(line, env=env))
         self.went_on()
 
     def host(self, rank: int) -> LabHost:
@@ -84,9 +84,13 @@ class Training:
         """Brings a fault on, and waits until all ranks are in it and stand."""
         self.lab.hosts[0].write("/run/scenario.new", name)
         self.lab.hosts[0].run("mv /run/scenario.new /run/scenario")
-        self.until(lambda: all(self._doing(rank) == name for rank in range(self.world)), f"{name} on all ranks")
+        self.until(lambda: self.all_in(name), f"{name} on all ranks")
         if settle:
             self._stand()
+
+    def all_in(self, name: str) -> bool:
+        """Whether every rank is in that fault now."""
+        return all(self._doing(rank) == name for rank in range(self.world))
 
     def _doing(self, rank: int) -> str:
         try:
@@ -126,6 +130,14 @@ class Training:
             host.run("pkill -KILL -f train.py; rm -f /run/step-* /run/doing-* /run/worker-*", check=False)
 
 
+def release(job: Training, name: str) -> None:
+    """Lets the rank at fault go on."""
+    if name == "kernel":
+        job.host(BAD).run("timeout 30 sh -c 'echo > /run/fifo'")
+    elif name in BY_SIGNAL:
+        job.signal(0 if name == "validate" else BAD, signal.SIGUSR1)
+
+
 def hang(lab: Lab, *arguments: str, timeout: float = 60) -> tuple[int, dict[str, Any]]:
     """Exit code and JSON of ``nccl-doctor hang`` on the controller."""
     lab.controller.write("/root/hosts.yaml", lab.hosts_file())
@@ -137,17 +149,16 @@ def hang(lab: Lab, *arguments: str, timeout: float = 60) -> tuple[int, dict[str,
 
 
 @contextmanager
-def cut(lab: Lab, host: LabHost) -> Iterator[None]:
-    """The switch carries no data of the job to and from a host; SSH and its like go on."""
-    lab.switch(["nft", "add", "table", "bridge", "cut"])
-    lab.switch(["nft", "add", "chain", "bridge", "cut", "forward", "{ type filter hook forward priority 0; }"])
-    for side in ("saddr", "daddr"):
-        rule = f"ip {side} {host.address} tcp sport != 22 tcp dport != 22 drop"
-        lab.switch(["nft", "add", "rule", "bridge", "cut", "forward", *rule.split()])
+def cut(host: LabHost) -> Iterator[None]:
+    """A host's firewall drops what the job sends and gets, once it has connected; SSH and its like go on."""
+    ruleset = """
+        table ip cut {
+            chain sent { type filter hook output priority 0; oifname lo accept; tcp sport 22 accept; drop; }
+            chain got { type filter hook input priority 0; iifname lo accept; tcp dport 22 accept; drop; }
+        }
+    """
+    host.run(["nft", "-f", "-"], input=ruleset)
     try:
         yield
     finally:
-        lab.switch(["nft", "delete", "table", "bridge", "cut"])
-
-
-__all__ = ["BAD", "Training", "cut", "hang", "subprocess"]
+        host.run("nft delete table ip cut")

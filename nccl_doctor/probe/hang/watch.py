@@ -62,7 +62,9 @@ class Watch:
             },
             left_s,
         )
-        records = run({str(pid): partial(self._record, pid, deadline) for pid in alive}, left_s)
+        # the server of a stopped rank is stopped as well
+        awake = [pid for pid, letter in alive.items() if letter not in "Tt"]
+        records = run({str(pid): partial(self._record, pid, deadline) for pid in awake}, left_s)
         return {
             "at_s": at,
             "ranks": [
@@ -111,11 +113,13 @@ class Watch:
         if not where:
             raise Unavailable("NCCL's RAS is switched off in the job (NCCL_RAS_ENABLE=0)")
         if not request["force"] and any(not _safe(version) for version in versions or ["unknown"]):
-            return answer
+            told = " and ".join(versions or ["of unknown version"])
+            why = f"NCCL {told}: before 2.27.3 the question can crash a job that is starting; --force asks all the same"
+            return {**answer, "refused": why}
         reports: dict[str, Any] = {}
         for host, port in sorted(where):
             for turn in range(RAS_TURNS):
-                report = ras.ask(host, port, json_form=turn % 2 == 0, deadline=deadline)
+                report = ras.ask(host, port, json_form=turn < RAS_TURNS // 2, deadline=deadline)
                 reports.setdefault(report["text"], report)
         return {**answer, "reports": list(reports.values())}
 

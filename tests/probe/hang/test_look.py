@@ -18,6 +18,7 @@ from nccl_doctor.collect import py_spy_bundle
 from nccl_doctor.probe import procs
 from nccl_doctor.probe.hang import flows, kernel_log, library, stacks, state, watch
 from nccl_doctor.probe.procs import Table
+from tests.ras_server import Service, serving
 
 SLEEPER = """\
 import os, socket, sys, time
@@ -146,6 +147,29 @@ def test_which_nccl_a_process_has_loaded() -> None:
         assert library.loaded_nccl(process.pid) == {"path": str(path), "version": "2.28.9"}
         process.kill()
     assert library.loaded_nccl(os.getpid()) is None
+
+
+def test_an_old_nccl_is_asked_only_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    looker = watch.Watch()
+    looker._ranks = {7: {"told": {"NCCL_RAS_ADDR": "127.0.0.1:1"}}}
+    monkeypatch.setattr(library, "loaded_nccl", lambda _pid: {"path": "x", "version": "2.26.2"})
+    told = looker.handlers["ras"]({"pids": [7], "force": False})
+    assert "2.26.2" in told["refused"]
+    assert "--force" in told["refused"]
+    assert "refused" in looker.handlers["ras"]({"pids": [7], "force": True})["$unknown"]  # by the port: it was dialled
+    looker._ranks = {7: {"told": {"NCCL_RAS_ENABLE": "0"}}}
+    assert "NCCL_RAS_ENABLE=0" in looker.handlers["ras"]({"pids": [7], "force": True})["$unknown"]
+
+
+def test_two_jobs_on_one_port_are_both_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "loaded_nccl", lambda _pid: {"path": "x", "version": "2.28.9"})
+    texts = [f"NCCL version 2.28.{number} compiled with CUDA 13.0" for number in range(2)]
+    with serving(*(Service(text, '{"nccl_version": "2.28.9", "communicators": []}') for text in texts)) as port:
+        looker = watch.Watch()
+        looker._ranks = {7: {"told": {"NCCL_RAS_ADDR": f"127.0.0.1:{port}"}}}
+        told = looker.handlers["ras"]({"pids": [7], "force": False})
+    assert {one["form"] for one in told["reports"]} == {"json", "text"}
+    assert set(texts) < {one["text"] for one in told["reports"]}
 
 
 @pytest.mark.parametrize(

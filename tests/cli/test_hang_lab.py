@@ -136,9 +136,9 @@ def ours_but_training(host: Any) -> list[tuple[int, str]]:
 def test_a_rank_that_is_killed_and_nobody_notices(training: Training) -> None:
     """The last one: its launcher is stopped and its host's farewells are dropped, as when power fails."""
     host = training.host(BAD)
-    host.run("nft add table ip mute")
-    host.run("nft add chain ip mute output '{ type filter hook output priority 0; }'")
-    host.run("nft add rule ip mute output tcp sport != 22 tcp flags & (fin | rst) != 0 drop")
+    farewells = "tcp sport != 22 tcp flags & (fin | rst) != 0 drop"
+    ruleset = f"table ip mute {{ chain sent {{ type filter hook output priority 0; {farewells}; }}; }}"
+    host.run(["nft", "-f", "-"], input=ruleset)
     for pid, line in host.processes():
         if "torch.distributed.run" in line:
             host.run(f"kill -STOP {pid}")

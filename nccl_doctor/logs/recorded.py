@@ -26,6 +26,8 @@ def recorded(dumps: dict[str, Dump]) -> list[Event]:
     told |= {
         rank: ("" if odd else "waits in ") + record.told() for rank, record in found.did.items() if rank not in odd
     }
+    if len(told) == 1 and len(files) > 1:
+        told = {rank: f"{text}, a group that no other dump knows of" for rank, text in told.items()}
     if found.absent and not odd and not found.behind:
         first = next(iter(files.values()))
         files |= dict.fromkeys(found.absent, first)

@@ -79,6 +79,12 @@ RULES: tuple[Rule, ...] = (
     ),
     root(
         "collective-mismatch",
+        r"Received data size doesn't match expected size|op\.preamble\.length <= op\.nbytes",
+        "  what():  [enforce fail at gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 8 vs 4. Received "
+        "data size doesn't match expected size.",
+    ),
+    root(
+        "collective-mismatch",
         r"Detected mismatch between collectives on ranks",
         "RuntimeError: Detected mismatch between collectives on ranks. Rank 1 is running collective: "
         "CollectiveFingerPrint(SequenceNumber=4, OpType=ALLREDUCE), but Rank 0 is running collective: "

@@ -13,7 +13,12 @@ from nccl_doctor.hang_report import report
 from tests.hang.made_up import IN_BACKWARD, IN_LOADER, Job, at, call, in_all_reduce
 
 RAS = Path(__file__).parents[1] / "nccl" / "ras"
-UNREACHED = {"kind": "ssh-unreachable", "detail": "gave no answer in 10 s", "evidence": [], "facts": {"port": 22}}
+UNREACHED = {
+    "kind": "ssh-unreachable",
+    "detail": "gave no answer in 10 s",
+    "evidence": [],
+    "facts": {"target": "node2", "address": "10.77.0.2", "user": "root", "port": 22, "reason": "timed-out"},
+}
 
 
 def judged(job: Job) -> tuple[str, list[str], list[int]]:

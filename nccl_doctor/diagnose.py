@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from nccl_doctor import summary
 from nccl_doctor.checks.allreduce.output_causes import causes_from_output
-from nccl_doctor.checks.derived import Derived
-from nccl_doctor.checks.registry import Check, Unjudged, View, all_checks
+from nccl_doctor.derived import Derived
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import (
     CheckResult,
@@ -21,6 +20,7 @@ from nccl_doctor.model import (
     Report,
     Severity,
 )
+from nccl_doctor.registry import Check, Unjudged, View, all_checks
 from nccl_doctor.snapshot import Host, Skipped, Smoke, Snapshot, Unknown
 
 Selection = Callable[[Check], bool]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from nccl_doctor.checks.registry import entry
 from nccl_doctor.diagnose import attach_consequences, judge
 from nccl_doctor.hang.findings import NEXT_TIME, findings, sentence
 from nccl_doctor.hang.folds import doing, folded
@@ -15,6 +14,7 @@ from nccl_doctor.hang.verdict import judge as verdict_of
 from nccl_doctor.hang_model import STANDS_STILL, HangJob, HangLook, HangRank, HangReport
 from nccl_doctor.logs.hang import ranks_of
 from nccl_doctor.model import Diagnosis
+from nccl_doctor.registry import entry
 from nccl_doctor.snapshot import Host, Snapshot, skipped
 from nccl_doctor.snapshot.hang import HangSnapshot
 

@@ -6,10 +6,10 @@ import difflib
 import errno
 import os
 
-from nccl_doctor.checks.registry import Check, all_checks, find
 from nccl_doctor.errors import UsageError
 from nccl_doctor.hostlist import quoted
 from nccl_doctor.logs.diagnose import Source, diagnose
+from nccl_doctor.registry import Check, all_checks, find
 
 ERRORS = {
     "EADDRINUSE": "port-in-use",

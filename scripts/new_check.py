@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.model import Finding, Fix, Severity
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from nccl_doctor import diagnose
-from nccl_doctor.checks.registry import Check, Unjudged, View, all_checks, find
 from nccl_doctor.model import Finding, Fix, Outcome, Severity
+from nccl_doctor.registry import Check, Unjudged, View, all_checks, find
 from nccl_doctor.snapshot import Unknown, unknown
 from tests.checks.snapshots import UNREACHABLE, patched
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.checks.registry import all_checks
 from nccl_doctor.errors import UsageError
 from nccl_doctor.pages import ERRORS, page_of
+from nccl_doctor.registry import all_checks
 
 
 @pytest.mark.parametrize(

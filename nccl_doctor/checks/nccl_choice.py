@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.lines import folded
-from nccl_doctor.checks.registry import Unjudged, View
 from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.model import Finding, Severity
 from nccl_doctor.nccl.faults import Fault, Kind, faults
 from nccl_doctor.nccl.suggest import fix
 from nccl_doctor.nccl.survey import ClusterNccl
+from nccl_doctor.registry import Unjudged, View
 
 NEEDS = ("interfaces", "env", "config_files")
 """Without these facts nobody can say what NCCL does on a host."""

@@ -6,12 +6,12 @@ import ipaddress
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nccl_doctor.checks.registry import View
 from nccl_doctor.hostlist import quoted
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.exact_names import gloo_devices
 from nccl_doctor.nccl.interfaces import Failure
 from nccl_doctor.nccl.suggest import setting
+from nccl_doctor.registry import View
 from nccl_doctor.snapshot import Resolution, known
 
 VARIABLE = "GLOO_SOCKET_IFNAME"

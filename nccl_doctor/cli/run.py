@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from nccl_doctor.checks.registry import all_checks
 from nccl_doctor.cli.options import FailOn
 from nccl_doctor.cli.output import Out
 from nccl_doctor.cli.progress import progress
@@ -25,6 +24,7 @@ from nccl_doctor.inventory.last_check import Hosts, remember
 from nccl_doctor.inventory.load import load
 from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.model import Report, Severity
+from nccl_doctor.registry import all_checks
 from nccl_doctor.snapshot import Snapshot
 from nccl_doctor.transport.register import Kind, make_transport
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nccl_doctor.errors import UsageError
 
 if TYPE_CHECKING:
-    from nccl_doctor.checks.registry import Check
+    from nccl_doctor.registry import Check
 
 Codes = set[str] | None
 """Codes of the checks that run; None for all, which spares a command that waits for hosts the import of all checks."""
@@ -23,7 +23,7 @@ def selection(only: Iterable[str], skip: Iterable[str]) -> Codes:
     only, skip = tuple(only), tuple(skip)
     if not only and not skip:
         return None
-    from nccl_doctor.checks.registry import all_checks
+    from nccl_doctor.registry import all_checks
 
     chosen = {check.code for word in only for check in _meant(word)} if only else {c.code for c in all_checks()}
     return chosen - {check.code for word in skip for check in _meant(word)}
@@ -35,7 +35,7 @@ def among(codes: Codes) -> Callable[[Check], bool]:
 
 
 def _meant(word: str) -> tuple[Check, ...]:
-    from nccl_doctor.checks.registry import all_checks, find
+    from nccl_doctor.registry import all_checks, find
 
     found = find(word)
     if not found:

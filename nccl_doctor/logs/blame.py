@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from nccl_doctor.checks.registry import entry
 from nccl_doctor.logs.context import FOLLOW, Log, in_context
 from nccl_doctor.logs.events import Event
 from nccl_doctor.logs.recorded import recorded
 from nccl_doctor.logs.rule import SCRIPT, Grade
 from nccl_doctor.logs.rules.scripts import EXITED
+from nccl_doctor.registry import entry
 
 MOST_CAUSES = 3
 

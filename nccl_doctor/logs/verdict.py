@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nccl_doctor import __version__
-from nccl_doctor.checks.registry import Check, entry
 from nccl_doctor.hostlist import fold
 from nccl_doctor.logs.advice import advice
 from nccl_doctor.logs.case import Case
@@ -15,6 +14,7 @@ from nccl_doctor.logs.hang import Standing, standing
 from nccl_doctor.logs.rule import Grade
 from nccl_doctor.logs.stall import guessed
 from nccl_doctor.model import CheckResult, Consequence, Diagnosis, Finding, Fix, Outcome, Report, Severity
+from nccl_doctor.registry import Check, entry
 
 
 def report(verdict: LogVerdict, seconds: float, selected: Callable[[Check], bool] = lambda _check: True) -> Report:

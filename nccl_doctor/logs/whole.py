@@ -1,6 +1,6 @@
 """Diagnoses that stand in one file each: page, wordings and advice together, in ``checks/seen_in_logs``.
 
-Such a module registers itself with :func:`~nccl_doctor.checks.registry.from_logs` and holds ``RULES`` and ``advice``; a
+Such a module registers itself with :func:`~nccl_doctor.registry.from_logs` and holds ``RULES`` and ``advice``; a
 new one is that file and a case in ``tests/logs``.
 """
 
@@ -11,12 +11,12 @@ import pkgutil
 from collections.abc import Iterator
 from types import ModuleType
 
-from nccl_doctor.checks import seen_in_logs
+PACKAGE = "nccl_doctor.checks.seen_in_logs"
 
 
 def modules() -> Iterator[tuple[str, ModuleType]]:
     """(name of the diagnosis, its module) of each that holds its own wordings."""
-    for found in pkgutil.iter_modules(seen_in_logs.__path__):
-        module = importlib.import_module(f"{seen_in_logs.__name__}.{found.name}")
+    for found in pkgutil.iter_modules(importlib.import_module(PACKAGE).__path__):
+        module = importlib.import_module(f"{PACKAGE}.{found.name}")
         if hasattr(module, "RULES"):
             yield found.name.replace("_", "-"), module

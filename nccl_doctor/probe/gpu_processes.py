@@ -21,7 +21,7 @@ def collect(deadline: float) -> list[dict[str, Any]]:
     if not any(os.path.exists(path) for path in SIGNS):
         return []
     # its subprocess takes 10 ms to import, and many machines that are looked at have no GPU
-    from nccl_doctor.probe.facts import gpus
+    from nccl_doctor.probe import gpus
 
     rows = gpus.query("compute-apps", FIELDS, deadline)
     return parse(rows, gpus.query("gpu", ("index", "uuid"), deadline) if rows.strip() else "")
@@ -56,7 +56,7 @@ def utilization(deadline: float) -> dict[str, int | None]:
     Raises:
         Unavailable: nvidia-smi is missing, fails or is too slow.
     """
-    from nccl_doctor.probe.facts import gpus
+    from nccl_doctor.probe import gpus
 
     rows = (row.partition(",") for row in gpus.query("gpu", ("uuid", "utilization.gpu"), deadline).splitlines())
     return {uuid.strip(): int(told) if told.strip().isdigit() else None for uuid, _, told in rows}

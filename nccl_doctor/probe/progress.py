@@ -10,8 +10,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple, Sequence
 
-from nccl_doctor.probe import gpu_processes, holders, sock_diag
-from nccl_doctor.probe.hang import state
+from nccl_doctor.probe import gpu_processes, holders, rank_state, sock_diag
 from nccl_doctor.probe.sock_diag import Flow
 from nccl_doctor.probe.unavailable import Unavailable
 
@@ -62,8 +61,8 @@ def _look(pids: Sequence[int]) -> Look:
     flows = (flow for flow in sock_diag.flows() if flow.socket.state == "ESTABLISHED")
     return Look(
         time.monotonic(),
-        {pid: state.cpu_s(pid) or 0.0 for pid in pids},
-        {pid: state.io_bytes(pid) or 0 for pid in pids},
+        {pid: rank_state.cpu_s(pid) or 0.0 for pid in pids},
+        {pid: rank_state.io_bytes(pid) or 0 for pid in pids},
         {flow.socket.inode: flow for flow in flows if f"socket:[{flow.socket.inode}]" in held},
     )
 

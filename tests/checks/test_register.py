@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.checks.registry import Check, all_checks
 from nccl_doctor.diagnose import SUBJECTS, judge
 from nccl_doctor.model import Outcome
+from nccl_doctor.registry import Check, all_checks
 from tests.checks.snapshots import load, patched
 
 HERE = Path(__file__).parent

@@ -6,11 +6,11 @@ from unittest import mock
 
 import pytest
 
-from nccl_doctor.checks.derived import Derived
-from nccl_doctor.checks.registry import View
+from nccl_doctor.derived import Derived
 from nccl_doctor.diagnose import judge
 from nccl_doctor.firewall import blame
 from nccl_doctor.nccl.survey import survey
+from nccl_doctor.registry import View
 from nccl_doctor.snapshot import known, skipped, unknown
 from tests.checks.snapshots import patched
 
@@ -18,7 +18,7 @@ from tests.checks.snapshots import patched
 def test_what_is_derived_is_made_once_a_judgement() -> None:
     snapshot = patched({})
     with (
-        mock.patch("nccl_doctor.checks.derived.survey", wraps=survey) as surveyed,
+        mock.patch("nccl_doctor.derived.survey", wraps=survey) as surveyed,
         mock.patch("nccl_doctor.firewall.blame.judge", wraps=blame.judge) as blamed,
     ):
         first, again = judge(snapshot, "check"), judge(snapshot, "check")

@@ -12,8 +12,8 @@ import sys
 import traceback
 from typing import Any
 
-from nccl_doctor.checks.registry import all_checks
 from nccl_doctor.cli import app, main, run
+from nccl_doctor.registry import all_checks
 from nccl_doctor.report import human
 
 IMPORTED = (app, main, run, human, all_checks())

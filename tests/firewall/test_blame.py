@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.checks.derived import Derived
 from nccl_doctor.checks.ports.firewall_blocks_port import firewall_blocks_port
-from nccl_doctor.checks.registry import View
+from nccl_doctor.derived import Derived
 from nccl_doctor.firewall.blame import judge, opening, remedies
 from nccl_doctor.firewall.connection import Ends, handshake, reject_outcome
 from nccl_doctor.firewall.packet import syn
 from nccl_doctor.firewall.routing import path_of, route_to
 from nccl_doctor.firewall.ruleset import Ruleset, compile_rules
 from nccl_doctor.model import Finding
+from nccl_doctor.registry import View
 from nccl_doctor.snapshot import Snapshot, known
 from tests.checks.snapshots import patched
 from tests.firewall.facts import ACCEPT, DROP, captured, iptables_facts, nft_facts, tcp

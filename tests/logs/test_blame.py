@@ -6,12 +6,12 @@ from functools import cache
 
 import pytest
 
-from nccl_doctor.checks.registry import all_checks
 from nccl_doctor.logs.advice import advice
 from nccl_doctor.logs.blame import Cause
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.diagnose import Source, diagnose
 from nccl_doctor.logs.rules import ALL
+from nccl_doctor.registry import all_checks
 
 CLOSED = "n2:1:2 [0] NCCL WARN socketProgress: Connection closed by remote peer n1<4242>"
 WATCHDOG = (

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from nccl_doctor.checks.registry import all_checks
 from nccl_doctor.logs import fact_rules
 from nccl_doctor.logs.advice import ADVICE
 from nccl_doctor.logs.anchors import anchor
@@ -15,6 +14,7 @@ from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.rule import Grade, Rule
 from nccl_doctor.logs.rules import ALL, stalls
 from nccl_doctor.logs.verdict import report
+from nccl_doctor.registry import all_checks
 
 TABLES: list[Rule | fact_rules.FactRule] = [*ALL, *fact_rules.RULES]
 

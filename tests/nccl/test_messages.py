@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from nccl_doctor.checks.registry import all_checks
 from nccl_doctor.logs.diagnose import Source, diagnose
 from nccl_doctor.nccl.messages import Meaning, catalogue, meaning
+from nccl_doctor.registry import all_checks
 
 FILLED = {
     "d": "7",

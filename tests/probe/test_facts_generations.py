@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.probe.facts import gpu_health, gpus, pci, rdma
+from nccl_doctor.probe import gpus
+from nccl_doctor.probe.facts import gpu_health, pci, rdma
 from tests.patience import LONG_S
 
 GENERATIONS = Path(__file__).parent / "generations"

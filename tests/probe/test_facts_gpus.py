@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.probe.facts import gpus
+from nccl_doctor.probe import gpus
 from nccl_doctor.probe.unavailable import Unavailable
 from tests.patience import LONG_S
 

@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
-from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import ProbeFailed, Unknown
 
 _SUMMARY = (

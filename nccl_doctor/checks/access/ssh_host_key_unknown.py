@@ -25,9 +25,9 @@ import re
 from collections.abc import Iterator
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
-from nccl_doctor.checks.registry import View, check
 from nccl_doctor.commands import on
 from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.registry import View, check
 from nccl_doctor.shell import line
 from nccl_doctor.snapshot import HostKeyUnknown
 

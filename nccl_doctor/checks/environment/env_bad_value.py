@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.lines import folded
-from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.interfaces import Failure
 from nccl_doctor.nccl.picture import HostNccl
 from nccl_doctor.nccl.values import BadValue, judge
+from nccl_doctor.registry import Unjudged, View, check
 
 
 @check(

@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.lines import folded
-from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.known_variables import is_known, nearest, register
 from nccl_doctor.nccl.picture import HostNccl
 from nccl_doctor.nccl.versions import show
+from nccl_doctor.registry import Unjudged, View, check
 
 
 @check("NCD801", severity=Severity.WARNING, needs=("env", "config_files", "interfaces"))

@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.lines import folded
-from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.exact_names import gloo_devices
 from nccl_doctor.nccl.interfaces import Failure
 from nccl_doctor.nccl.suggest import setting
 from nccl_doctor.nccl.survey import ClusterNccl
+from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import known
 
 VARIABLE = "GLOO_SOCKET_IFNAME"

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.own_names import finding, own_names
-from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Severity
+from nccl_doctor.registry import Unjudged, View, check
 
 
 @check(

@@ -18,11 +18,11 @@ from ipaddress import IPv4Address
 
 from nccl_doctor import confirmed
 from nccl_doctor.checks.own_names import finding, is_without_gpus, own_names
-from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.commands import on
 from nccl_doctor.confirmed import Address
 from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.shell import Line, line
 from nccl_doctor.snapshot import Resolution, Snapshot, known
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
-from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.registry import Unjudged, View, check
 
 
 def is_loopback(address: str) -> bool:

@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from nccl_doctor.checks.nccl_choice import NEEDS
-from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.picture import Network
+from nccl_doctor.registry import Unjudged, View, check
 
 
 @check("NCD213", severity=Severity.WARNING, needs=NEEDS)

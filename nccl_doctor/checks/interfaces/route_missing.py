@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS
-from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.faults import faults
 from nccl_doctor.nccl.reach import Cause
 from nccl_doctor.nccl.survey import ClusterNccl
+from nccl_doctor.registry import Unjudged, View, check
 
 
 @check("NCD215", severity=Severity.ERROR, needs=(*NEEDS, "routes"), explains=EXPLAINS)

@@ -19,11 +19,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.nccl_choice import NEEDS
-from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.model import Finding, Severity
 from nccl_doctor.nccl.picture import HostNccl, Network
 from nccl_doctor.nccl.suggest import fix
 from nccl_doctor.nccl.survey import ClusterNccl
+from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Unknown
 
 KEYS = ("rp_filter", "arp_ignore", "arp_announce")

@@ -22,9 +22,9 @@ from collections.abc import Iterator
 
 from nccl_doctor import ranks
 from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving
-from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.commands import on
 from nccl_doctor.model import Command, Finding, Fix, Severity
+from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.shell import line
 from nccl_doctor.snapshot import Host, known
 

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.firewall_findings import finding, gaps, grouped
-from nccl_doctor.checks.registry import Unjudged, View, check
+from nccl_doctor.checks.ports._firewall import finding, gaps, grouped
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Severity
+from nccl_doctor.registry import Unjudged, View, check
 
 
 @check(

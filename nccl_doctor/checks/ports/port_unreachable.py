@@ -26,9 +26,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import permutations
 
-from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Dial, FirewallFacts
 
 MEANS = {

@@ -15,6 +15,6 @@ References: NCCL's src/transport/net_socket.cc and net_ib.cc; torch/csrc/distrib
 
 from __future__ import annotations
 
-from nccl_doctor.checks.registry import from_logs
+from nccl_doctor.registry import from_logs
 
 from_logs(__name__, "NCD904")

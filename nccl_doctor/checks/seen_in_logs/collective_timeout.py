@@ -17,6 +17,6 @@ from 2.2.
 
 from __future__ import annotations
 
-from nccl_doctor.checks.registry import from_logs
+from nccl_doctor.registry import from_logs
 
 from_logs(__name__, "NCD903")

@@ -13,6 +13,6 @@ References: CUDA runtime API, cudaError_t; NVIDIA's Xid catalogue.
 
 from __future__ import annotations
 
-from nccl_doctor.checks.registry import from_logs
+from nccl_doctor.registry import from_logs
 
 from_logs(__name__, "NCD913", explains=("gdr-p2p-fault", "ib-fault", "out-of-memory"))

@@ -14,6 +14,6 @@ References: NCCL's src/graph/paths.cc and src/transport/p2p.cc; NCCL user guide,
 
 from __future__ import annotations
 
-from nccl_doctor.checks.registry import from_logs
+from nccl_doctor.registry import from_logs
 
 from_logs(__name__, "NCD911", explains=("cuda-error", "ib-fault", "out-of-memory"))

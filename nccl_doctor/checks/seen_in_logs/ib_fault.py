@@ -16,6 +16,6 @@ References: NCCL's src/transport/net_ib.cc; infiniband/verbs.h (ibv_wc_status).
 
 from __future__ import annotations
 
-from nccl_doctor.checks.registry import from_logs
+from nccl_doctor.registry import from_logs
 
 from_logs(__name__, "NCD910", explains=("cuda-error", "gdr-p2p-fault"))

@@ -13,6 +13,6 @@ References: signal(7); torch/distributed/elastic/multiprocessing/api.py.
 
 from __future__ import annotations
 
-from nccl_doctor.checks.registry import from_logs
+from nccl_doctor.registry import from_logs
 
 from_logs(__name__, "NCD917")

@@ -12,6 +12,6 @@ References: CUDA runtime API, cudaErrorInvalidDevice (101).
 
 from __future__ import annotations
 
-from nccl_doctor.checks.registry import from_logs
+from nccl_doctor.registry import from_logs
 
 from_logs(__name__, "NCD907", explains=("cuda-error", "gpu-count-low"))

@@ -13,6 +13,6 @@ References: torch's CUDA memory notes; kernel documentation on the OOM killer.
 
 from __future__ import annotations
 
-from nccl_doctor.checks.registry import from_logs
+from nccl_doctor.registry import from_logs
 
 from_logs(__name__, "NCD914", explains=("cuda-error", "gdr-p2p-fault", "ib-fault"))

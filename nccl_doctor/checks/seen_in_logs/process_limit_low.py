@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nccl_doctor.checks.registry import from_logs
 from nccl_doctor.logs.rule import Rule, likely, root
 from nccl_doctor.logs.words import Said, said
+from nccl_doctor.registry import from_logs
 
 if TYPE_CHECKING:
     from nccl_doctor.logs.case import Case

@@ -15,6 +15,6 @@ References: torch/csrc/distributed/c10d/socket.cpp and TCPStore.cpp; torch/distr
 
 from __future__ import annotations
 
-from nccl_doctor.checks.registry import from_logs
+from nccl_doctor.registry import from_logs
 
 from_logs(__name__, "NCD902")

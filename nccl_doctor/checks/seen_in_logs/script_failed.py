@@ -13,6 +13,6 @@ References: torch/distributed/elastic/multiprocessing/errors; torch/distributed/
 
 from __future__ import annotations
 
-from nccl_doctor.checks.registry import from_logs
+from nccl_doctor.registry import from_logs
 
 from_logs(__name__, "NCD919")

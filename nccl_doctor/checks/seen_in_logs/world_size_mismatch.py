@@ -14,6 +14,6 @@ References: NCCL's src/bootstrap.cc.
 
 from __future__ import annotations
 
-from nccl_doctor.checks.registry import from_logs
+from nccl_doctor.registry import from_logs
 
 from_logs(__name__, "NCD915")

@@ -15,6 +15,6 @@ References: NCCL's src/misc/socket.cc (ncclFindInterfaces).
 
 from __future__ import annotations
 
-from nccl_doctor.checks.registry import from_logs
+from nccl_doctor.registry import from_logs
 
 from_logs(__name__, "NCD901", explains=("hostname-loopback", "no-route-to-host"))

@@ -17,9 +17,9 @@ import hashlib
 from collections.abc import Iterator
 
 from nccl_doctor.checks.majority import Difference, difference
-from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import known
 from nccl_doctor.snapshot.equipment import SameEntry
 

@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Node, Severity
 from nccl_doctor.ranks import devices, nproc, visible
+from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Gpu, known
 
 

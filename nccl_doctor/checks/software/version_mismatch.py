@@ -29,9 +29,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.majority import difference, ordered
-from nccl_doctor.checks.registry import Unjudged, View, check
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, NcclInterface, Severity
+from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import HostFacts, Smoke, TorchInfo, Unknown, known
 
 MATTERS = {

@@ -13,10 +13,9 @@ import traceback
 from functools import partial
 from typing import Any, Callable, Dict
 
-from nccl_doctor.probe import firewall, ports
+from nccl_doctor.probe import firewall, gpus, ports
 from nccl_doctor.probe.facts import (
     gpu_health,
-    gpus,
     host,
     interfaces,
     login_shell,

@@ -8,7 +8,7 @@ import re
 import time
 from typing import Any
 
-from nccl_doctor.probe.facts import gpus
+from nccl_doctor.probe import gpus
 from nccl_doctor.probe.unavailable import Unavailable
 
 FIELDS = ("index", "pci.bus_id", "mig.mode.current", "ecc.errors.uncorrected.volatile.total", "fabric.state")

@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 from nccl_doctor.probe.facts.host import read
-from nccl_doctor.probe.facts.programs import output
 from nccl_doctor.probe.facts.rdma import entries
+from nccl_doctor.probe.tools import output
 from nccl_doctor.probe.unavailable import Unavailable
 
 NVIDIA = "0x10de"

@@ -8,7 +8,7 @@ import stat
 import time
 from typing import Any, Iterator
 
-from nccl_doctor.probe.facts.programs import output
+from nccl_doctor.probe.tools import output
 from nccl_doctor.probe.unavailable import Unavailable
 
 MAX_FILES = 5000

@@ -7,8 +7,9 @@ import time
 from functools import partial
 from typing import Any, Callable
 
+from nccl_doctor.probe import rank_state
 from nccl_doctor.probe.facts import gpu_health, run
-from nccl_doctor.probe.hang import flows, kernel_log, library, ranks, ras, recorder, state
+from nccl_doctor.probe.hang import flows, kernel_log, library, ranks, ras, recorder
 from nccl_doctor.probe.hang.stacks import Spy
 from nccl_doctor.probe.procs import Table
 from nccl_doctor.probe.unavailable import Unavailable
@@ -47,7 +48,7 @@ class Watch:
         deadline = time.monotonic() + request["deadline_s"]
         pids = [pid for pid in request["pids"] if pid in self._ranks]
         table = Table()
-        states = {pid: state.look(pid, self._ranks[pid]["started"], table) for pid in pids}
+        states = {pid: rank_state.look(pid, self._ranks[pid]["started"], table) for pid in pids}
         alive = {pid: told["state"] for pid, told in states.items() if told is not None}
         at = time.clock_gettime(time.CLOCK_BOOTTIME)
         stacks = self._spy.dump(alive, request["stacks"], deadline) if request["stacks"] else {}

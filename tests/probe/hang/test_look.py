@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.collect import py_spy_bundle
-from nccl_doctor.probe import procs
-from nccl_doctor.probe.hang import flows, kernel_log, library, stacks, state, watch
+from nccl_doctor.probe import procs, rank_state
+from nccl_doctor.probe.hang import flows, kernel_log, library, stacks, watch
 from nccl_doctor.probe.procs import Table
 from tests.ras_server import Service, serving
 
@@ -56,16 +56,16 @@ def seen(spy: stacks.Spy, pid: int, letter: str = "S", mode: str = "read") -> li
 
 
 def test_a_sleeping_process(sleeper: int) -> None:
-    told = state.look(sleeper, started(sleeper), Table())
+    told = rank_state.look(sleeper, started(sleeper), Table())
     assert told is not None
     assert (told["state"], told["threads"], told["workers"]) == ("S", 1, [])
     assert told["cpu_s"] > 0
     assert told["wanted_s"] > 0
     assert told["io_bytes"] > 1000
-    again = state.look(sleeper, started(sleeper), Table())
+    again = rank_state.look(sleeper, started(sleeper), Table())
     assert again is not None
     assert again["switches"] == told["switches"]
-    assert state.look(sleeper, started(sleeper) + 1, Table()) is None
+    assert rank_state.look(sleeper, started(sleeper) + 1, Table()) is None
 
 
 def test_its_connection_waits_for_a_reader(sleeper: int) -> None:

@@ -20,8 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
-from nccl_doctor import checks
-from nccl_doctor.checks.derived import Derived
+from nccl_doctor.derived import Derived
 from nccl_doctor.firewall.blame import Judged
 from nccl_doctor.model import Finding, Severity
 from nccl_doctor.nccl.survey import ClusterNccl
@@ -107,6 +106,7 @@ class Check:
     function: CheckFunction | None = None
 
 
+PACKAGE = "nccl_doctor.checks"
 _register: dict[str, Check] = {}
 
 
@@ -158,10 +158,15 @@ def _enter(entry: Check) -> None:
     _register[entry.code] = entry
 
 
+def _modules() -> Iterator[pkgutil.ModuleInfo]:
+    """Those of the checks, found by name: they import this one."""
+    return pkgutil.walk_packages(importlib.import_module(PACKAGE).__path__, f"{PACKAGE}.")
+
+
 @cache
 def all_checks() -> tuple[Check, ...]:
     """Every diagnosis there is, by code."""
-    for module in pkgutil.walk_packages(checks.__path__, checks.__name__ + "."):
+    for module in _modules():
         importlib.import_module(module.name)
     return tuple(_register[code] for code in sorted(_register))
 
@@ -174,7 +179,7 @@ def entry(name: str) -> Check:
         KeyError: there is none of this name.
     """
     stem = name.replace("-", "_")
-    for module in pkgutil.walk_packages(checks.__path__, checks.__name__ + "."):
+    for module in _modules():
         if module.name.endswith(f".{stem}"):
             importlib.import_module(module.name)
     by_name = {check.name: check for check in _register.values()}

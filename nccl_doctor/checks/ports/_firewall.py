@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nccl_doctor.checks.ports.port_unreachable import MEANS
-from nccl_doctor.checks.registry import Unjudged
 from nccl_doctor.commands import on
 from nccl_doctor.firewall.blame import NOT_DIALLED, Blame, Judged, compiled, opening, remedies, unconfirmed
 from nccl_doctor.firewall.describe import counted, describe
@@ -14,6 +13,7 @@ from nccl_doctor.firewall.packet import RuleRef
 from nccl_doctor.firewall.ruleset import Ruleset
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix
+from nccl_doctor.registry import Unjudged
 from nccl_doctor.snapshot import Dial, Snapshot
 
 PORTS_SHOWN = 4

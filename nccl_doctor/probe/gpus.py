@@ -6,7 +6,7 @@ import os
 import re
 from typing import Any, Sequence
 
-from nccl_doctor.probe.facts.programs import output
+from nccl_doctor.probe.tools import output
 from nccl_doctor.probe.unavailable import Unavailable
 
 FIELDS = ("index", "name", "uuid", "memory.total", "memory.used", "driver_version")

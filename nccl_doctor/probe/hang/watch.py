@@ -27,6 +27,7 @@ class Watch:
     def __init__(self) -> None:
         self._spy = Spy()
         self._ranks: dict[int, dict[str, Any]] = {}
+        self._found_at = time.monotonic()
         self.handlers: dict[str, Callable[[dict[str, Any]], Any]] = {
             "ranks": self._find,
             "py_spy": lambda request: self._spy.install(request["bundle"]),
@@ -38,6 +39,7 @@ class Watch:
     def _find(self, _request: dict[str, Any]) -> dict[str, Any]:
         """snapshot.JobRanks, and whether there is a py-spy."""
         found = ranks.find(Table())
+        self._found_at = time.monotonic()
         self._ranks = {row["pid"]: row for row in found["ranks"]}
         # a file system that hangs must not hold up what does not need it
         spy = run({"py_spy": partial(self._spy.find, list(self._ranks))}, ASK_S)["py_spy"]
@@ -91,7 +93,7 @@ class Watch:
         live = recorder.live(pid, row["told"], until)
         if live is not None:
             return {"live": live}
-        dump = recorder.dumped(pid, row["rank"], row["age_s"], row["told"])
+        dump = recorder.dumped(pid, row["rank"], row["age_s"] + time.monotonic() - self._found_at, row["told"])
         return None if dump is None else {"dump": dump}
 
     def _dump(self, request: dict[str, Any]) -> list[int]:

@@ -82,12 +82,6 @@ def looked(cluster: Cluster, transport: Transport, options: Options, progress: P
         run.close()
 
 
-def take_snapshot(cluster: Cluster, transport: Transport, options: Options, progress: Progress) -> Snapshot:
-    """All that was seen of every host."""
-    with looked(cluster, transport, options, progress) as run:
-        return run.snapshot()
-
-
 class Run:
     """One run over all hosts, phase by phase."""
 

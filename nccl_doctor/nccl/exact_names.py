@@ -1,8 +1,7 @@
-"""GLOO_SOCKET_IFNAME and TP_SOCKET_IFNAME: whole names only, unlike NCCL's prefixes.
+"""GLOO_SOCKET_IFNAME: whole names only, unlike NCCL's prefixes.
 
 gloo: gloo/transport/tcp/device.cc ``lookupAddrForIface``; its list and its default are torch's
-(torch/csrc/distributed/c10d/ProcessGroupGloo.cpp and init.cpp). TensorPipe: tensorpipe/transport/uv/utility.cc, with
-torch/csrc/distributed/rpc/tensorpipe_agent.cpp.
+(torch/csrc/distributed/c10d/ProcessGroupGloo.cpp and init.cpp).
 """
 
 from __future__ import annotations
@@ -43,12 +42,6 @@ def gloo_devices(
         if address in owners or address.startswith("127."):
             return (Chosen(owners.get(address, "lo"), address, "the host's own name resolves to it"),)
     return (Chosen("lo", LOOPBACK, "the host's own name resolves to none of its addresses"),)
-
-
-def tensorpipe_address(interfaces: Interfaces, name: str) -> Chosen:
-    """Where TensorPipe listens with TP_SOCKET_IFNAME set: a name that is not there silently gives 127.0.0.1."""
-    found = exact(interfaces, name, "TP_SOCKET_IFNAME names it")
-    return found or Chosen("lo", LOOPBACK, f"no interface is called {name!r}")
 
 
 def exact(interfaces: Interfaces, name: str, reason: str) -> Chosen | None:

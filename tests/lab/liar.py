@@ -22,7 +22,7 @@ from typing import Any
 from nccl_doctor.cli.choices import FailOn
 from nccl_doctor.cli.output import exit_code
 from nccl_doctor.collect import facts, mesh
-from nccl_doctor.collect.run import Options, take_snapshot
+from nccl_doctor.collect.run import Options, looked
 from nccl_doctor.collect.smoke import Limits
 from nccl_doctor.diagnose import judge
 from nccl_doctor.model import Cluster, Node
@@ -107,7 +107,8 @@ def in_process(one: Lie, folder: Path) -> list[str]:
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here (proc(5))
     before = peak_mib()
     try:
-        snapshot = take_snapshot(cluster, LocalTransport(), options, Quiet())
+        with looked(cluster, LocalTransport(), options, Quiet()) as run:
+            snapshot = run.snapshot()
         report = judge(snapshot, "check")
         texts = [render("check", form, report) for form in ("human", "junit", "prometheus", "json")]
         grown = peak_mib() - before

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.nccl.exact_names import gloo_devices, tensorpipe_address
+from nccl_doctor.nccl.exact_names import gloo_devices
 from nccl_doctor.nccl.interfaces import Failure
 from nccl_doctor.snapshot import InterfaceAddress, Interfaces, Resolution
 
@@ -44,8 +44,3 @@ def test_without_the_variable_the_hosts_own_name_decides(resolved: tuple[str, ..
     assert isinstance(outcome, tuple)
     assert [device.address for device in outcome] == [expected]
     assert gloo_devices(INTERFACES, {}, None) is None
-
-
-def test_tensorpipe_falls_back_to_loopback() -> None:
-    assert tensorpipe_address(INTERFACES, "eth1").address == "10.0.1.5"
-    assert tensorpipe_address(INTERFACES, "eth").address == "127.0.0.1"

@@ -33,6 +33,10 @@ class MeshReport(FrozenModel):
     failed: tuple[FailedDial, ...] = ()
 
 
+STAGES = ("none", "started", "torch", "store", "group", "allreduce", "sizes", "done")
+"""How far a rank of the all-reduce comes, in this order (probe/allreduce_worker.py)."""
+
+
 class RankReport(FrozenModel):
     """How far one rank came.
 

@@ -35,6 +35,7 @@ from nccl_doctor.model import (
     Severity,
 )
 from nccl_doctor.snapshot import (
+    PENDING,
     FirewallFacts,
     Isolation,
     Mesh,
@@ -96,6 +97,12 @@ def report(
         timings=snapshot.timings,
         next_step=_next_step(snapshot, diagnoses) if complete and command == "check" else None,
     )
+
+
+def decided(seen: Report) -> tuple[Phase, ...]:
+    """The rows of a run that still goes on: those with no check that waits for a phase to come."""
+    waiting = {row_of(check.category, check.name) for check in seen.checks if check.reason == PENDING}
+    return tuple(row for row in seen.phases if row.name not in waiting)
 
 
 def status(diagnoses: Iterable[Diagnosis]) -> Literal["ok", "warning", "error"]:
@@ -275,9 +282,13 @@ class _Texts:
         how = f"NCCL over {way(smoke)}" if smoke.backend == "nccl" and way(smoke) else smoke.backend
         speed = link(self._snapshot)
         if speed is None:
-            return f"{smoke.world_size} ranks over {how}, right sums, up to {best(smoke):.2g} GB/s"
+            return f"{smoke.world_size} ranks over {how}, right sums, up to {_rate(best(smoke))}"
         share = f"{100 * best(smoke) / speed.gb_per_s:.0f} % of {speed.name}"
         return f"{smoke.world_size} ranks over {how}, {best(smoke):.2g} of {speed.gb_per_s:.3g} GB/s ({share})"
+
+
+def _rate(gb_per_s: float) -> str:
+    return f"{gb_per_s:.2g} GB/s" if gb_per_s >= 0.1 else f"{gb_per_s * 1e3:.2g} MB/s"
 
 
 def _values(values: Iterable[str]) -> str:

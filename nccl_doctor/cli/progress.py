@@ -1,88 +1,150 @@
-"""Progress on stderr: one live line on a terminal, a plain line a phase elsewhere."""
+"""Progress on stderr: a live checklist on a terminal, elsewhere a plain line a phase and one each ten seconds."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from nccl_doctor.hostlist import fold
+from nccl_doctor.report.progress import Wait
 from nccl_doctor.report.safe import clean
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
 
-class Lines:
-    """A plain line when a phase begins, for logs and CI."""
+    from nccl_doctor.model import Phase
+    from nccl_doctor.snapshot import Snapshot
 
-    def phase(self, name: str, hosts: list[str]) -> None:
-        """Says the phase and the number of hosts."""
-        sys.stderr.write(f"{name}  {len(hosts)} host{'s' * (len(hosts) != 1)}\n")
-        sys.stderr.flush()
+AGAIN_S = 10.0
+"""How often a line tells a log that the phase goes on."""
+
+Decided = Callable[["Snapshot"], "tuple[Phase, ...]"]
+"""The rows of the checklist that what was seen up to now decides."""
+
+
+class Silent:
+    """For ``-q``: nothing is shown."""
+
+    def phase(self, name: str, hosts: list[str], limit_s: float | None = None) -> None:
+        """A phase begins."""
 
     def done(self, host: str) -> None:
-        """Nothing: one line a phase is enough."""
+        """A host has finished it."""
+
+    def stage(self, host: str, stage: str, size: int | None = None) -> None:
+        """A rank of a host has come so far in the all-reduce."""
+
+    def seen(self, snapshot: Callable[[], Snapshot]) -> None:
+        """A phase has ended."""
 
     def close(self) -> None:
-        """Nothing to clear."""
+        """Nothing more is to be shown."""
 
 
-class Silent(Lines):
-    """For ``-q``."""
+class Lines(Silent):
+    """A plain line when a phase begins and each ten seconds of it, for logs and CI."""
 
-    def phase(self, name: str, hosts: list[str]) -> None:
-        """Nothing."""
-
-
-class LiveLine(Lines):
-    """``probing  30/32  waiting for node[07,19]  4 s``, rewritten in place."""
+    every_s = AGAIN_S
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._name = ""
-        self._waiting: list[str] = []
-        self._total = 0
-        self._began = time.monotonic()
         self._closed = threading.Event()
+        self._wait: Wait | None = None
+        self._began = self._told = time.monotonic()
         threading.Thread(target=self._tick, daemon=True).start()
 
-    def phase(self, name: str, hosts: list[str]) -> None:
-        """Begins a phase."""
+    def phase(self, name: str, hosts: list[str], limit_s: float | None = None) -> None:
+        """Says the phase and the number of hosts."""
         with self._lock:
-            self._name, self._waiting, self._total = name, list(hosts), len(hosts)
-            self._began = time.monotonic()
-        self._draw()
+            self._wait = Wait(name, tuple(hosts), limit_s)
+            self._began = self._told = time.monotonic()
+        self._begin(f"{name}  {len(hosts)} host{'s' * (len(hosts) != 1)}")
 
     def done(self, host: str) -> None:
         """Takes a host off the list of those awaited."""
         with self._lock:
-            if host in self._waiting:
-                self._waiting.remove(host)
-        self._draw()
+            if self._wait is not None:
+                self._wait.done.add(host)
+
+    def stage(self, host: str, stage: str, size: int | None = None) -> None:
+        """Notes what a host does."""
+        with self._lock:
+            if self._wait is not None:
+                self._wait.stages[host] = stage
+                self._wait.size = size or self._wait.size
 
     def close(self) -> None:
-        """Clears the line."""
+        """Ends it."""
         self._closed.set()
-        with self._lock:
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()
+
+    def _begin(self, text: str) -> None:
+        sys.stderr.write(clean(text) + "\n")
+        sys.stderr.flush()
 
     def _tick(self) -> None:
         while not self._closed.wait(0.5):
-            self._draw()
+            now = time.monotonic()
+            if now - self._told >= self.every_s and not self._closed.is_set():
+                self._told = now
+                self._begin(self.line)
 
-    def _draw(self) -> None:
+    @property
+    def line(self) -> str:
+        """What is waited for now."""
         with self._lock:
-            if self._closed.is_set() or not self._name:
-                return
-            seconds = time.monotonic() - self._began
-            text = f"{self._name}  {self._total - len(self._waiting)}/{self._total}"
-            if self._waiting and seconds >= 1:
-                text += f"  waiting for {fold(self._waiting)}  {seconds:.0f} s"
-            sys.stderr.write("\r\x1b[2K" + clean(text)[:79])
-            sys.stderr.flush()
+            return "" if self._wait is None else self._wait.line(time.monotonic() - self._began)
 
 
-def progress(*, quiet: bool) -> Lines:
+class Checklist(Lines):
+    """The rows as they are decided and, below, what is waited for; gone when the report comes.
+
+    rich redraws it in place, cut to the width that the terminal has at that moment.
+    """
+
+    every_s = float("inf")
+    frames_per_s = 4.0
+
+    def __init__(self, decided: Decided | None = None) -> None:
+        super().__init__()
+        self._decided = decided
+        self._rows: tuple[Phase, ...] = ()
+        self._live: Live | None = None
+
+    def seen(self, snapshot: Callable[[], Snapshot]) -> None:
+        """Shows the rows that are decided now."""
+        if self._decided is not None:
+            self._rows = self._decided(snapshot())
+
+    def close(self) -> None:
+        """Clears it."""
+        super().close()
+        if self._live is not None:
+            self._live.stop()
+
+    def _begin(self, _text: str) -> None:
+        if self._live is None:
+            from rich.console import Console
+            from rich.live import Live
+
+            console = Console(stderr=True, highlight=False)
+            rate = self.frames_per_s
+            self._live = Live(console=console, get_renderable=self._drawn, transient=True, refresh_per_second=rate)
+            self._live.start()
+
+    def _drawn(self) -> RenderableType:
+        from rich.text import Text
+
+        from nccl_doctor.report.human import row
+
+        lines = [*(row(one) for one in self._rows), "", clean(self.line)]
+        return Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
+
+
+def progress(*, quiet: bool, decided: Decided | None = None) -> Silent:
     """The one that fits where stderr goes."""
     if quiet:
         return Silent()
-    return LiveLine() if sys.stderr.isatty() else Lines()
+    return Checklist(decided) if sys.stderr.isatty() else Lines()

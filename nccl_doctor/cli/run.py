@@ -26,6 +26,7 @@ from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.model import Report, Severity
 from nccl_doctor.registry import all_checks
 from nccl_doctor.snapshot import Snapshot
+from nccl_doctor.summary import decided
 from nccl_doctor.transport.register import Kind, make_transport
 
 
@@ -106,7 +107,7 @@ def _looking(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
         smoke=request.smoke and "smoke" in needs,
         smoke_limits=request.smoke_limits,
     )
-    lines = progress(quiet=out.quiet)
+    lines = progress(quiet=out.quiet, decided=lambda seen: decided(judge(seen, out.command, among(selected))))
     try:
         with looked(cluster, make_transport(request.transport, cluster), options, lines) as run:
             yield run

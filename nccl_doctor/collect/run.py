@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -20,6 +20,7 @@ from nccl_doctor.collect.session import Session
 from nccl_doctor.collect.smoke import trials
 from nccl_doctor.model import Cluster, Node
 from nccl_doctor.snapshot import (
+    PENDING,
     AccessFailure,
     AnyAccessFailure,
     FirewallFacts,
@@ -45,11 +46,17 @@ NAMES_S = 3.0
 class Progress(Protocol):
     """Who is told how far the run is."""
 
-    def phase(self, name: str, hosts: list[str]) -> None:
-        """A phase begins, and these hosts are awaited."""
+    def phase(self, name: str, hosts: list[str], limit_s: float | None = None) -> None:
+        """A phase begins, and these hosts are awaited, for so many seconds at most."""
 
     def done(self, host: str) -> None:
         """A host has finished the phase."""
+
+    def stage(self, host: str, stage: str, size: int | None = None) -> None:
+        """A rank of a host has reached a stage of the all-reduce, and measured a message of so many bytes."""
+
+    def seen(self, snapshot: Callable[[], Snapshot]) -> None:
+        """A phase has ended, after which so much has been seen."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +81,10 @@ def looked(cluster: Cluster, transport: Transport, options: Options, progress: P
     try:
         run.connect()
         run.facts()
+        progress.seen(run.snapshot)
         run.mesh()
         run.names()
+        progress.seen(run.snapshot)
         run.smoke()
         yield run
     finally:
@@ -93,14 +102,15 @@ class Run:
         self._sessions: list[Session] = []
         self._failures: dict[str, AnyAccessFailure] = {}
         self._facts: dict[str, HostFacts] = {}
-        self._mesh: Phased[Mesh] = skipped("not reached")
-        self._smoke: Phased[Smoke] = skipped("not reached")
+        self._mesh: Phased[Mesh] = skipped(PENDING)
+        self._smoke: Phased[Smoke] = skipped(PENDING)
         self._resolved: dict[str, tuple[IpAddress, ...]] = {}
         self._timings: dict[str, float] = {}
 
     def connect(self) -> None:
         """Reaches the hosts, all at once."""
-        self._progress.phase("connecting", [node.name for node in self._cluster.nodes])
+        limit = self._within(self._options.connect_s)
+        self._progress.phase("connecting", [node.name for node in self._cluster.nodes], limit)
         began = time.monotonic()
 
         def open_session(node: Node) -> None:
@@ -124,8 +134,8 @@ class Run:
     def facts(self) -> None:
         """Asks each host what it knows of itself."""
         began = time.monotonic()
-        self._start("asking")
         limits = replace(self._options.facts_limits, timeout_s=self._within(self._options.facts_limits.timeout_s))
+        self._start("asking", limits.timeout_s)
         for name, result in facts_phase.gather(self._sessions, self._cluster, limits, self._session_done).items():
             if isinstance(result, AccessFailure):
                 self._failures[name] = result
@@ -198,7 +208,7 @@ class Run:
             self._smoke = unknown(self._no_time_for("the all-reduce", limits.deadline_s))
             return
         began = time.monotonic()
-        self._start("all-reduce")
+        self._start("all-reduce", limits.deadline_s)
         try:
             self._smoke = smoke_phase.run(
                 self._sessions,
@@ -206,7 +216,7 @@ class Run:
                 self._cluster,
                 limits,
                 self._began + self._options.total_s,
-                self._session_done,
+                self._progress,
             )
         except ProbeError as error:
             self._smoke = unknown(f"could not be started: {error}")
@@ -251,8 +261,8 @@ class Run:
             timings={name: round(seconds, 3) for name, seconds in self._timings.items()},
         )
 
-    def _start(self, phase: str) -> None:
-        self._progress.phase(phase, [session.node.name for session in self._sessions])
+    def _start(self, phase: str, limit_s: float | None = None) -> None:
+        self._progress.phase(phase, [session.node.name for session in self._sessions], limit_s)
 
     def _session_done(self, session: Session) -> None:
         self._progress.done(session.node.name)

@@ -41,6 +41,11 @@ def render(report: Report, options: RenderOptions) -> str:
     return "\n".join("\n".join([*block, ""]) for block in blocks if any(block))
 
 
+def row(phase: Phase) -> str:
+    """A row of the checklist on one line, without colour, as long as it is."""
+    return clean(f"  {phase.name:<{_PHASE_NAME}}{_OUTCOMES[phase.outcome][0]:>4}    {phase.text}").rstrip()
+
+
 def _phases(phases: tuple[Phase, ...], screen: Screen) -> Iterator[str]:
     for phase in phases:
         name = f"  {clean(phase.name):<{_PHASE_NAME}}"

@@ -51,11 +51,12 @@ from nccl_doctor.snapshot.system import (
     Shm,
     TorchInfo,
 )
-from nccl_doctor.snapshot.unknown import MALFORMED, Fact, Phased, Skipped, Unknown, known, skipped, unknown
+from nccl_doctor.snapshot.unknown import MALFORMED, PENDING, Fact, Phased, Skipped, Unknown, known, skipped, unknown
 from nccl_doctor.snapshot.values import Count, HostAddress, IpAddress, Observed
 
 __all__ = [
     "MALFORMED",
+    "PENDING",
     "AccessFailure",
     "AnyAccessFailure",
     "ChangedKeyFacts",

@@ -13,6 +13,9 @@ T = TypeVar("T")
 MALFORMED = "malformed: "
 """So begins the reason where a host answered what is no such fact."""
 
+PENDING = "not reached"
+"""Why a phase was skipped that had not yet begun."""
+
 
 class Unknown(Observed):
     """Could not look: no permission, a tool that is missing, a time-out.

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,10 +73,16 @@ def lie(number: int, start: int) -> Lie:
 class Quiet:
     """Nobody watches the progress."""
 
-    def phase(self, name: str, hosts: list[str]) -> None:
+    def phase(self, name: str, hosts: list[str], limit_s: float | None = None) -> None:
         """Nothing is shown."""
 
     def done(self, host: str) -> None:
+        """Nothing is shown."""
+
+    def stage(self, host: str, stage: str, size: int | None = None) -> None:
+        """Nothing is shown."""
+
+    def seen(self, snapshot: Callable[[], Snapshot]) -> None:
         """Nothing is shown."""
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from nccl_doctor.collect.answers import MalformedError, RankEvent, SmokeEnd
 from nccl_doctor.collect.smoke.plan import Plan
+from nccl_doctor.measured import STAGES
 from nccl_doctor.snapshot import SizeResult
 from nccl_doctor.snapshot.smoke import Stage
 
@@ -118,6 +119,11 @@ class Course:
                 self._fail(ACCUSE_S if event.wrong else GRACE_S)
             if event.stage in ("started", "torch") and not self._failed:
                 self._set_deadline()
+
+    def stage(self, host: str) -> str:
+        """How far the slowest rank of a host has come."""
+        first = self._offsets[host]
+        return min((rank.stage for rank in self.ranks[first : first + self._counts[host]]), key=STAGES.index)
 
     def _take_result(self, number: int, event: RankEvent) -> None:
         if event.size is not None:

@@ -6,9 +6,10 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from nccl_doctor.collect import answers
-from nccl_doctor.collect.answers import NoAnswerError, ProbeError, SmokeEnd
+from nccl_doctor.collect.answers import NoAnswerError, ProbeError, RankEvent, SmokeEnd
 from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.session import Session
 from nccl_doctor.collect.smoke.course import ANSWER_S, Course
@@ -21,6 +22,16 @@ from nccl_doctor.snapshot import HostFacts, Mesh, Phased, PortTrial, Skipped, Sm
 
 SEND_S = 10.0
 POLL_S = 0.25
+
+
+class Watcher(Protocol):
+    """Who is told how far the all-reduce is."""
+
+    def stage(self, host: str, stage: str, size: int | None = None) -> None:
+        """The slowest rank of a host has come so far, and a message of so many bytes was measured."""
+
+    def done(self, host: str) -> None:
+        """A host has ended."""
 
 
 def why_not(cluster: Cluster, facts: dict[str, HostFacts], mesh: Phased[Mesh]) -> Skipped | None:
@@ -45,7 +56,7 @@ def run(
     cluster: Cluster,
     limits: Limits,
     until: float,
-    on_done: Callable[[Session], None],
+    watcher: Watcher,
 ) -> Smoke:
     """Starts every node's torchrun at once and follows all ranks to the end or the deadline.
 
@@ -55,7 +66,7 @@ def run(
         cluster: what is run.
         limits: its bounds.
         until: value of :func:`time.monotonic` at which the last host has answered, or is given up.
-        on_done: told of each host that has ended.
+        watcher: told how far each host is.
 
     Raises:
         ProbeError: it could not be started on a host.
@@ -70,25 +81,25 @@ def run(
 
     def follow(session: Session) -> None:
         name = session.node.name
-        course.end(name, _answer(session, numbers[name], course))
+
+        def on_event(event: RankEvent) -> None:
+            course.event(name, event)
+            watcher.stage(name, course.stage(name), event.size.bytes if event.size else None)
+
+        course.end(name, _answer(session, numbers[name], course, on_event))
 
     threading.Thread(target=course.watch, args=(stop,), daemon=True).start()
-    fan_out(follow, sessions, on_done, at_once=len(sessions))
+    fan_out(follow, sessions, lambda session: watcher.done(session.node.name), at_once=len(sessions))
     if limits.save_logs is not None:
         _save(limits.save_logs, {name: end.output for name, end in course.ends.items()})
     return result(what, course)
 
 
-def _answer(session: Session, number: int, course: Course) -> SmokeEnd:
+def _answer(session: Session, number: int, course: Course, on_event: Callable[[RankEvent], None]) -> SmokeEnd:
     """The last answer of a host's probe, or why there is none."""
     while True:
         try:
-            return session.wait(
-                answers.SMOKE_END,
-                number,
-                time.monotonic() + POLL_S,
-                lambda event: course.event(session.node.name, event),
-            )
+            return session.wait(answers.SMOKE_END, number, time.monotonic() + POLL_S, on_event)
         except NoAnswerError:
             if course.given_up:
                 return SmokeEnd(broken="it gave no answer when it was told to stop")

@@ -1,0 +1,136 @@
+"""Progress as a terminal shows it; pyte is the terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pyte
+import pytest
+
+from nccl_doctor.cli.progress import Lines
+from tests.patience import LONG_S
+
+RUN = """
+import sys, time
+from nccl_doctor.cli.progress import Checklist, progress
+from nccl_doctor.model import Phase
+Checklist.frames_per_s = 0.001  # none but those that are asked for, so that none is under way when the size changes
+rows = (Phase(name="access", outcome="ok", text="4 hosts answered in 0.6 s"),
+        Phase(name="software", outcome="error", text="version mismatch on node3; " + "a long text " * 6))
+lines = progress(quiet=False, decided=lambda _seen: rows)
+lines.phase("asking", ["node1", "node2"], 600.0)
+while "waiting" not in lines.line: time.sleep(0.05)
+lines._live.refresh()
+sys.stdin.readline()
+lines.seen(lambda: None)
+lines.phase("all-reduce", ["node1", "node2"], 600.0)
+lines.stage("node1", "sizes")
+lines.stage("node2", "started")
+while "node2" not in lines.line: time.sleep(0.05)
+for frame in range(4):
+    lines.stage("node1", "sizes", 16 + frame << 20)
+    lines._live.refresh()
+    sys.stdin.readline()
+lines.close()
+print("the report")
+"""
+
+
+class Terminal:
+    """A pseudo-terminal with a program on it, and what its screen shows."""
+
+    def __init__(self, descriptor: int, process: subprocess.Popen[bytes]) -> None:
+        self._descriptor, self._process = descriptor, process
+        self._screen = pyte.Screen(80, 24)
+        self._stream = pyte.ByteStream(self._screen)
+
+    def resize(self, columns: int) -> None:
+        """As a window does whose edge is drawn."""
+        fcntl.ioctl(self._descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        cursor = self._screen.cursor.y, self._screen.cursor.x
+        self._screen.resize(24, columns)  # which sets the margins, and so sends the cursor home
+        self._screen.cursor.y, self._screen.cursor.x = cursor[0], min(cursor[1], columns - 1)
+        self._process.send_signal(signal.SIGWINCH)
+
+    def enter(self) -> None:
+        """The program goes on."""
+        os.write(self._descriptor, b"\n")
+
+    def until(self, holds: Callable[[str], bool]) -> str:
+        """The screen once something holds of it."""
+        end = time.monotonic() + LONG_S
+        while not holds(self.text):
+            assert time.monotonic() < end, self.text
+            if select.select([self._descriptor], [], [], 0.2)[0]:
+                try:
+                    self._stream.feed(os.read(self._descriptor, 65536))
+                except OSError:  # EIO: the program has ended
+                    assert holds(self.text), self.text
+        return self.text
+
+    @property
+    def text(self) -> str:
+        """All lines, without the blanks at their ends."""
+        return "\n".join(line.rstrip() for line in self._screen.display).strip("\n")
+
+
+@contextmanager
+def terminal(code: str) -> Iterator[Terminal]:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    attributes = termios.tcgetattr(theirs)
+    attributes[3] &= ~termios.ECHO
+    termios.tcsetattr(theirs, termios.TCSANOW, attributes)
+    environ = {**os.environ, "TERM": "xterm-256color"}
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ) as process:
+        os.close(theirs)
+        try:
+            yield Terminal(ours, process)
+        finally:
+            process.kill()
+            os.close(ours)
+
+
+def test_rows_appear_as_they_are_decided_and_the_terminal_may_change_its_size() -> None:
+    with terminal(RUN) as shown:
+        first = shown.until(lambda text: "waiting for node[1-2]" in text)
+        assert "access" not in first
+        assert " of 600 s" in first
+        shown.enter()
+        both = shown.until(lambda text: "node2 still importing torch" in text)
+        assert "access         ok    4 hosts answered in 0.6 s" in both
+        assert "software     FAIL    version mismatch on node3" in both
+        for size, columns in ((17, 60), (18, 120), (19, 70)):
+            shown.resize(columns)
+            shown.enter()
+            line = f"all-reduce  {size} MiB, 1 of 2 hosts measuring, node2 still"
+            now = shown.until(lambda text, line=line: line in text)  # type: ignore[misc]
+            assert now.count("4 hosts answered") == 1
+        shown.enter()
+        assert shown.until(lambda text: "the report" in text) == "the report"
+
+
+def test_a_log_gets_a_line_a_phase_and_one_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Lines, "every_s", 1.0)
+    lines = Lines()
+    lines.phase("asking", ["node1", "node2"], 600.0)
+    lines.done("node1")
+    time.sleep(2.2)
+    lines.close()
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "asking  2 hosts"
+    assert said[1].startswith("asking  1 of 2 hosts, waiting for node2, ")

@@ -2,9 +2,10 @@
 
 A host claims the address of its NCCL interface, and often nothing else knows it: the plan has the name of another net.
 Each dialling host therefore judges a claim by what it knows itself. It dials what the plan names, what its own resolver
-makes of that, what lies in one of its own networks or behind a route of its own that is no default route, and private
-addresses near one of its own (clouds give a host a /32 and a default route). Nothing else, and never a loopback,
-multicast or metadata address that the plan does not name: that pair is not tested, and the report says why.
+makes of that, what lies in one of its own networks or behind a route of its own that is no default route, and what is in
+the same private block as an address of its own: a routed fabric gives every rack a net of 10.0.0.0/8 and its hosts a
+default route, clouds a /32. Nothing else, and never a loopback, multicast, broadcast or metadata address that the plan
+does not name: that pair is not tested, and the report says why.
 """
 
 from __future__ import annotations
@@ -16,13 +17,20 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from nccl_doctor.model import NcclInterface, Node
 from nccl_doctor.snapshot import HostFacts, Interfaces, Resolution, Unknown
 
-NEAR = {4: 16, 6: 64}
-"""Leading bits that a private address shares with one of the dialling host's own to be near."""
+PRIVATE = tuple(
+    map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"))
+)
+"""What an organisation numbers by itself: RFC 1918, the shared space of RFC 6598, unique local addresses (RFC 4193)."""
 
 METADATA = frozenset(
-    map(ipaddress.ip_address, ("169.254.169.254", "169.254.170.2", "100.100.100.200", "fd00:ec2::254"))
+    map(
+        ipaddress.ip_address,
+        ("169.254.169.254", "169.254.170.2", "100.100.100.200", "fd00:ec2::254", "fd20:ce::254"),
+    )
 )
-"""Where clouds serve credentials to whoever asks from a host: AWS, Azure, GCP and others; ECS; Alibaba; AWS by IPv6."""
+"""Where clouds serve credentials to whoever asks from a host: all of them; ECS; Alibaba; AWS and GCP by IPv6."""
+
+_BROADCAST = ipaddress.ip_address("255.255.255.255")
 
 
 def address_of(address: str, facts: HostFacts) -> str:
@@ -46,27 +54,37 @@ def confirmed(address: str, dst: Node, source: HostFacts) -> bool:
         there = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return False
-    if there.is_loopback or there.is_multicast or there.is_unspecified or there in METADATA:
+    there = getattr(there, "ipv4_mapped", None) or there
+    own = list(_own_networks(source))
+    if there.is_loopback or there.is_multicast or there.is_unspecified or there in METADATA or _broadcast(there, own):
         return False
-    return any(there in network for network in (*_networks(source), *_near(there, source)))
+    return any(there in network for network in (*own, *_routes(source), *_private_blocks(own)))
 
 
-def _networks(source: HostFacts) -> Iterator[IPv4Network | IPv6Network]:
-    """Those that a host is in, and those that it has routes to, the default routes left out."""
+def _own_networks(source: HostFacts) -> Iterator[IPv4Network | IPv6Network]:
+    """Those that a host is in."""
     for entry in source.interfaces.addresses if isinstance(source.interfaces, Interfaces) else ():
-        if entry.netmask is not None:
-            bits = int(ipaddress.ip_address(entry.netmask)).bit_count()
-            yield ipaddress.ip_network(f"{entry.address.partition('%')[0]}/{bits}", strict=False)
+        address = entry.address.partition("%")[0]
+        own = ipaddress.ip_network(address)
+        bits = own.max_prefixlen if entry.netmask is None else int(ipaddress.ip_address(entry.netmask)).bit_count()
+        yield ipaddress.ip_network(f"{address}/{bits}", strict=False)
+
+
+def _routes(source: HostFacts) -> Iterator[IPv4Network | IPv6Network]:
+    """Where a host's routes lead, the default routes left out."""
     for route in () if isinstance(source.routes, Unknown) else source.routes:
         network = ipaddress.ip_network(route.destination, strict=False)
         if network.prefixlen > 0:
             yield network
 
 
-def _near(there: IPv4Address | IPv6Address, source: HostFacts) -> Iterator[IPv4Network | IPv6Network]:
-    if not there.is_private or there.is_link_local:
-        return
-    for entry in source.interfaces.addresses if isinstance(source.interfaces, Interfaces) else ():
-        own = ipaddress.ip_address(entry.address.partition("%")[0])
-        if own.version == there.version and own.is_private and not own.is_loopback:
-            yield ipaddress.ip_network(f"{own}/{NEAR[own.version]}", strict=False)
+def _private_blocks(own: list[IPv4Network | IPv6Network]) -> Iterator[IPv4Network | IPv6Network]:
+    """The private blocks in which a host has an address."""
+    return (block for block in PRIVATE if any(net.network_address in block for net in own))
+
+
+def _broadcast(there: IPv4Address | IPv6Address, own: list[IPv4Network | IPv6Network]) -> bool:
+    """Whether all hosts of a net would hear it; nets of two addresses and of one have no such address (RFC 3021)."""
+    return there == _BROADCAST or any(
+        there == net.broadcast_address for net in own if net.version == 4 and net.prefixlen < 31
+    )

@@ -9,6 +9,7 @@ from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from nccl_doctor.collect.port_machine import Machine, sleep
+from nccl_doctor.errors import NotReachedError
 from nccl_doctor.port_model import (
     LAST_PORT,
     Elsewhere,
@@ -30,6 +31,10 @@ KILL_S = 5.0
 """What a process may take to go after SIGKILL: the kernel gives back its memory, a GPU's driver its own."""
 SETTLE_S = 1.0
 """What sockets may take to go after their last process."""
+MOST_WAIT_S = 300.0
+"""For the kernel to give a port back, whatever a host says: a TIME_WAIT takes a minute."""
+MOST_PROCESSES = 1 << 15
+"""Of a job, with all that it started while it was ending."""
 FIRST = 1024
 FEW, MANY = 16, 512
 """Ports that a host is asked for at once: the first ones are mostly free, and each costs a trial."""
@@ -89,6 +94,8 @@ def end(machine: Machine, jobs: Iterable[Job], grace_s: float, *, force: bool, t
         # what a launcher started while it was ending belongs to the job too
         living = _identities(machine.ask("signal", processes=list(known), signal=None, force=force))
         known.update(dict.fromkeys(living))
+        if len(known) > MOST_PROCESSES:
+            raise NotReachedError(f"{machine.name}: it tells of more than {MOST_PROCESSES} processes of one job")
         return living
 
     left = _wait(alive, grace_s, lambda pids, s: tell(f"SIGTERM sent; SIGKILL to pid {pids} in {s:.0f} s"))
@@ -107,7 +114,7 @@ def wait_until_free(machine: Machine, report: PortReport, tell: Tell, *, settle_
     began = time.monotonic()
     while not report.free:
         waiting = report.cause == "time-wait"
-        if waiting and time.monotonic() - began > 2 * (report.time_wait_s or 60) + 60:
+        if waiting and time.monotonic() - began > min(2 * (report.time_wait_s or 60) + 60, MOST_WAIT_S):
             return report
         if not waiting and time.monotonic() > settled:
             return report

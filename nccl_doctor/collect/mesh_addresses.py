@@ -2,10 +2,10 @@
 
 A host claims the address of its NCCL interface, and often nothing else knows it: the plan has the name of another net.
 Each dialling host therefore judges a claim by what it knows itself. It dials what the plan names, what its own resolver
-makes of that, what lies in one of its own networks or behind a route of its own that is no default route, and what is in
-the same private block as an address of its own: a routed fabric gives every rack a net of 10.0.0.0/8 and its hosts a
-default route, clouds a /32. Nothing else, and never a loopback, multicast, broadcast or metadata address that the plan
-does not name: that pair is not tested, and the report says why.
+makes of that, what lies in one of its own networks or behind a route of its own that is no default route, and what is
+in the same private block as an address of its own: a routed fabric gives every rack a net of 10.0.0.0/8 and its hosts
+a default route, clouds a /32. Nothing else, and never a loopback, multicast, broadcast or metadata address that the
+plan does not name: that pair is not tested, and the report says why.
 """
 
 from __future__ import annotations

@@ -6,10 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from nccl_doctor.collect.answers import ProbeError
 from nccl_doctor.collect.fanout import fan_out
+from nccl_doctor.collect.port_answers import ANSWERS
 from nccl_doctor.collect.session import Session
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model import Node
@@ -20,8 +19,6 @@ ANSWER_S = 20.0
 LIFETIME_S = 300.0
 """A probe that hears nothing ends after this; the longest run waits for a grace period and a TIME_WAIT."""
 
-_ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
-
 
 class SessionMachine:
     """A host behind a session."""
@@ -31,9 +28,10 @@ class SessionMachine:
         self.name = session.node.name
 
     def ask(self, do: str, **arguments: Any) -> Any:  # noqa: ANN401 - JSON
-        """The answer to a request."""
+        """The answer to a request, in the probe's own shape and of no other values than it can have."""
         try:
-            return self._session.ask(_ANYTHING, do, time.monotonic() + ANSWER_S, **arguments)
+            told = self._session.ask(ANSWERS[do], do, time.monotonic() + ANSWER_S, **arguments)
+            return told.model_dump()
         except ProbeError as error:
             raise NotReachedError(f"{self.name}: {error}") from error
 

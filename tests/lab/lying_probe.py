@@ -1,12 +1,13 @@
 """Stands in the place of a host's interpreter: runs the real probe, and changes what it answers. A program.
 
 ``lying_probe.py SEED PYTHON -I -c LOADER``: the seed decides which answers are changed and how; with "s" in front they
-are the all-reduce's. It passes requests on
-as they are, and ends with its stdin, as the probe does.
+are the all-reduce's, with "p" those that ``fix-port`` asks for. It passes requests on as they are, and ends with its
+stdin, as the probe does.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -18,6 +19,7 @@ from typing import Any, BinaryIO
 
 REQUESTS = ("hello", "facts", "clock", "listen", "dial", "large", "unlisten", "firewall")
 WEIGHTS = (4, 30, 4, 14, 14, 6, 4, 2)
+PORT = ("port", "free")
 ALL_REDUCE = ("event", "smoke", "trial", "prepare_trials", "free_port")
 WAYS = ("values", "damage", "flood", "silence", "id", "nesting", "death")
 PATIENT = (60, 12, 6, 2, 6, 6, 6)
@@ -42,7 +44,7 @@ def main() -> None:
     header = sys.stdin.buffer.readline()
     real.stdin.write(header)
     real.stdin.flush()
-    liar = Liar(json.loads(header)["nonce"].encode(), random.Random(seed), all_reduce=seed.startswith("s"))
+    liar = Liar(json.loads(header)["nonce"].encode(), random.Random(seed), seed[0])
     threading.Thread(target=pass_on, args=(real.stdin, liar.asked), daemon=True).start()
     for line in real.stdout:
         liar.answer(line)
@@ -69,11 +71,13 @@ class Liar:
         asked: what each request was, by its number.
     """
 
-    def __init__(self, nonce: bytes, draw: random.Random, *, all_reduce: bool) -> None:
+    def __init__(self, nonce: bytes, draw: random.Random, about: str) -> None:
         self.asked: dict[int, str] = {}
         self._nonce, self._draw = nonce, draw
-        about = draw.choices(REQUESTS, WEIGHTS, k=draw.choice((1, 1, 2)))
-        self._about = set(draw.choices(ALL_REDUCE, (6, 4, 1, 1, 1), k=2) if all_reduce else about)
+        some = draw.choices(REQUESTS, WEIGHTS, k=draw.choice((1, 1, 2)))
+        self._about = set(draw.choices(ALL_REDUCE, (6, 4, 1, 1, 1), k=2) if about == "s" else some)
+        if about == "p":
+            self._about = {draw.choice(PORT)}
         (self._way,) = draw.choices(WAYS, PATIENT)
 
     def answer(self, line: bytes) -> None:
@@ -100,25 +104,8 @@ class Liar:
     def _changed(self, message: Any) -> Any:
         part = "hello" if "hello" in message else "event" if "event" in message else "ok"
         if part in message and self._draw.random() < 0.9:
-            return {**message, part: self._bent(message[part])}
-        return self._bent(message)
-
-    def _bent(self, value: Any) -> Any:
-        """The value with some of its parts replaced, left out, doubled or added."""
-        holder = [value]
-        for _ in range(self._draw.choice((1, 1, 2, 5, 20))):
-            places = [*_places(holder)]
-            inside, key = self._draw.choice(places)
-            turn = self._draw.random()
-            if turn < 0.7 or inside is holder:
-                inside[key] = self._draw.choice(VALUES)
-            elif turn < 0.8:
-                del inside[key]
-            elif turn < 0.9 and isinstance(inside, list):
-                inside.extend(inside * self._draw.choice((1, 10)))
-            elif isinstance(inside, dict):
-                inside[self._draw.choice(("more", "", "\ud800", "169.254.169.254"))] = self._draw.choice(VALUES)
-        return holder[0]
+            return {**message, part: bent(message[part], self._draw)}
+        return bent(message, self._draw)
 
     def _damage(self, message: Any) -> None:
         data = bytearray(json.dumps(message).encode())
@@ -151,7 +138,7 @@ class Liar:
 
     def _silence(self, _message: Any) -> None:
         """Says nothing, now and later."""
-        self._about = {*REQUESTS, *ALL_REDUCE, ""}
+        self._about = {*REQUESTS, *ALL_REDUCE, *PORT, ""}
 
     def _id(self, message: Any) -> None:
         for number in self._draw.choices((0, -1, 10**9, "1", None, [1], True, message.get("id", 0), 1, 2), k=3):
@@ -166,6 +153,24 @@ class Liar:
 
     def _death(self, _message: Any) -> None:
         os._exit(self._draw.choice((0, 1, 127, 139)))
+
+
+def bent(value: Any, draw: random.Random) -> Any:
+    """The value with some of its parts replaced, left out, doubled or added."""
+    holder = [value]
+    for _ in range(draw.choice((1, 1, 2, 5, 20))):
+        places = [*_places(holder)]
+        inside, key = draw.choice(places)
+        turn = draw.random()
+        if turn < 0.7 or inside is holder:
+            inside[key] = copy.deepcopy(draw.choice(VALUES))
+        elif turn < 0.8:
+            del inside[key]
+        elif turn < 0.9 and isinstance(inside, list):
+            inside.extend(inside * draw.choice((1, 10)))
+        elif isinstance(inside, dict):
+            inside[draw.choice(("more", "", "\ud800", "169.254.169.254"))] = copy.deepcopy(draw.choice(VALUES))
+    return holder[0]
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:

@@ -1,0 +1,136 @@
+"""What a lying host tells ``fix-port``: it is refused in one sentence, or shown for what it is; nothing breaks."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from nccl_doctor.collect import fix_port
+from nccl_doctor.collect.port_sessions import SessionMachine
+from nccl_doctor.errors import NotReachedError
+from nccl_doctor.port_model import Job, Member, PortReport
+from nccl_doctor.probe import port_requests
+from nccl_doctor.report.fix_port import render_json, screen
+from nccl_doctor.report.render import RenderOptions
+from tests.collect.test_answers import Liar, lying, opened
+from tests.collect.test_fix_port import FakeMachine, trial
+from tests.lab.lying_probe import bent
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, Any]:
+    """What the probe really says of a port that a process of ours holds."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+        answer = port_requests.look({"port": port, "pid": None, "started": None, "grace_s": 10})
+    said: dict[str, Any] = json.loads(json.dumps(answer))
+    return said
+
+
+def machine(answer: Any) -> SessionMachine:
+    return SessionMachine(opened(Liar(lambda request: [{"id": request["id"], "ok": answer}])))
+
+
+def shown(answer: Any) -> str:
+    report = fix_port.look(machine(answer), 29500, None, 0)
+    return screen(report) + render_json(report, RenderOptions())
+
+
+def test_what_the_probe_says_goes_through_as_it_is(told: dict[str, Any]) -> None:
+    here = FakeMachine("here", port=lambda _: told)
+    assert fix_port.look(machine(told), 29500, None, 0) == fix_port.look(here, 29500, None, 0)
+    assert told["jobs"][0]["root"]
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_whatever_it_says_there_is_a_screen_or_one_sentence(told: dict[str, Any], part: int) -> None:
+    outcomes = set()
+    for seed in range(part * 100, part * 100 + 100):
+        try:
+            outcomes.add(bool(shown(bent(copy.deepcopy(told), random.Random(seed)))))
+        except NotReachedError as error:
+            outcomes.add(str(error).startswith("here: it answered what the probe never says"))
+    assert outcomes == {True}
+
+
+def changed(told: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    answer = copy.deepcopy(told)
+    *way, last = [int(step) if step.isdigit() else step for step in path.split(".")]
+    inside: Any = answer
+    for step in way:
+        inside = inside[step]
+    inside[last] = value
+    return answer
+
+
+LIES = [
+    ("jobs.0.holders", []),
+    ("jobs.0.root", 4_000_000),
+    ("jobs.0.processes", []),
+    ("jobs.0.holders.0.started", 1e300),
+    ("jobs.0.holders.0.pid", -1),
+    ("jobs.0.holders.0.pid", "1; reboot"),
+    ("jobs.0.processes.0.started", "7; reboot"),
+    ("jobs.0.processes.0.gpus", [{"gpu": "0", "uuid": [], "memory_mib": {}}]),
+    ("jobs.0.refusal", ["no"]),
+    ("range", {"low": 1, "high": 2, "reserved": "8080 ; reboot"}),
+    ("range", {"low": 1, "high": 2, "reserved": "0-30000000"}),
+    ("elsewhere", [{"pid": "1 -- reboot", "command": "x", "unit": None}]),
+    ("trial.cause", "innocent"),
+    ("trial.sockets.0.remote_address", "$(reboot)"),
+    ("trial.time_wait_s", 1e999),
+    ("trial", []),
+    ("uid", None),
+]
+
+
+@pytest.mark.parametrize(("path", "value"), LIES)
+def test_a_lie_is_told_with_the_host_and_where_it_is(told: dict[str, Any], path: str, value: Any) -> None:
+    with pytest.raises(NotReachedError, match="here: it answered what the probe never says"):
+        shown(changed(told, path, value))
+
+
+@pytest.mark.parametrize("alive", [[[-1, 1]], [[1]], [["1", "$(reboot)"]], [[1, 2]] * 5000, {}, None])
+def test_no_signal_goes_to_what_is_no_process(alive: Any) -> None:
+    job = Job(10, True, None, (), (Member(10, 1, "python", None, rank=True),), None, final=False)
+    with pytest.raises(NotReachedError, match="here: "):
+        fix_port.end(machine({"alive": alive, "denied": []}), [job], 0.0, force=False, tell=lambda _: None)
+
+
+def test_a_host_that_tells_of_ever_more_processes_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fix_port, "sleep", lambda _: None)
+    numbers = iter(range(1, 2**22, 4000))
+
+    def more(request: dict[str, Any]) -> list[bytes | dict[str, Any]]:
+        first = next(numbers)
+        return [{"id": request["id"], "ok": {"alive": [[first + n, 1] for n in range(4000)], "denied": []}}]
+
+    job = Job(10, True, None, (), (Member(10, 1, "python", None, rank=True),), None, final=False)
+    with pytest.raises(NotReachedError, match="here: it tells of more than"):
+        fix_port.end(SessionMachine(opened(Liar(more))), [job], 600.0, force=False, tell=lambda _: None)
+
+
+def test_a_time_wait_is_waited_for_no_longer_than_the_kernel_can_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fix_port, "MOST_WAIT_S", 0.2)
+    monkeypatch.setattr(fix_port, "sleep", lambda _: time.sleep(0.05))
+    waits = trial(free=False, error="EADDRINUSE", cause="time-wait", time_wait_s=1e9)
+    report = PortReport("node1", here=False, port=29500, free=False, cause="time-wait", time_wait_s=1e9)
+    assert not fix_port.wait_until_free(FakeMachine(port=lambda _: waits), report, lambda _: None).free
+
+
+def test_free_is_only_what_was_asked_for() -> None:
+    assert fix_port.next_port([machine({"free": [22, 29503]})], 29500) == 29503
+    with pytest.raises(NotReachedError, match="here"):
+        fix_port.next_port([machine({"free": [[]]})], 29500)
+
+
+def test_silence_and_damage_are_one_sentence() -> None:
+    for said in ([b"NONCE {]"], [{"id": 7, "ok": None}], [{"id": 1}], [{"id": 1, "event": {}}], []):
+        with pytest.raises(NotReachedError, match="here: "):
+            fix_port.look(SessionMachine(lying(*said)), 29500, None, 0)

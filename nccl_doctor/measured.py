@@ -5,11 +5,53 @@ Apart from the facts of a snapshot, whose types are as strict as hosts are untru
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from nccl_doctor.frozen import FrozenModel
+
+Name = Annotated[str, Field(max_length=4096)]
+"""A host's, in a snapshot."""
+
+
+class MachineLoad(FrozenModel):
+    """How busy a machine was.
+
+    Attributes:
+        queue: runnable processes, the one-minute average of proc_loadavg(5).
+        cpus: that they share.
+        lag_s: how late a thread of ours woke up at most; None where nobody measured it.
+    """
+
+    queue: float = Field(ge=0, allow_inf_nan=False)
+    cpus: int = Field(ge=1, le=2**20)
+    lag_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+
+    @property
+    def busy(self) -> bool:
+        """Two programs want each CPU, or a thread waited half a second for one."""
+        return self.queue >= 2 * self.cpus or (self.lag_s or 0.0) >= 0.5
+
+    @property
+    def words(self) -> str:
+        """As evidence beside a host that was late."""
+        late = "" if self.lag_s is None else f", threads up to {self.lag_s:.1f} s late"
+        return f"this machine was busy meanwhile: load {self.queue:.1f} on {self.cpus} CPUs{late}"
+
+
+class Load(FrozenModel):
+    """How busy the measuring machines were: a late answer may be theirs.
+
+    Attributes:
+        controller: the machine that nccl-doctor ran on, while it connected.
+        hosts: those that answered, when their probe began.
+        second_try: the hosts that answered only when they were asked again.
+    """
+
+    controller: MachineLoad
+    hosts: dict[Name, MachineLoad] = Field(default_factory=dict)
+    second_try: tuple[Name, ...] = ()
 
 
 class FailedDial(FrozenModel):

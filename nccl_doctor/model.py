@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from pydantic import Field, JsonValue, model_validator
 
 from nccl_doctor.frozen import Document, FrozenModel
-from nccl_doctor.measured import AllReduceReport, MeshReport
+from nccl_doctor.measured import AllReduceReport, Load, MeshReport
 
 DEFAULT_MASTER_PORT = 29500
 """torchrun's static rendezvous and ``env://`` use this port (torch/distributed/run.py)."""
@@ -258,5 +258,6 @@ class Report(Document):
     phases: tuple[Phase, ...] = ()
     mesh: MeshReport | None = None
     smoke: AllReduceReport | None = None
+    load: Load | None = None
     timings: dict[str, float] = Field(default_factory=dict)
     next_step: str | None = None

@@ -94,6 +94,7 @@ def report(
         phases=tuple(_phases(snapshot, diagnoses, checks)),
         mesh=_mesh(snapshot),
         smoke=_smoke(snapshot),
+        load=snapshot.load,
         timings=snapshot.timings,
         next_step=_next_step(snapshot, diagnoses) if complete and command == "check" else None,
     )

@@ -42,6 +42,10 @@ Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Every check, and
 FailOnLevel = Annotated[FailOn, typer.Option("--fail-on", help="Exit 1 from this severity on.")]
 Only = Annotated[list[str] | None, typer.Option("--only", metavar="CHECK", help="Only this code, name or category.")]
 Skip = Annotated[list[str] | None, typer.Option("--skip", metavar="CHECK", help="Not this code, name or category.")]
+ConnectTimeout = Annotated[
+    float,
+    typer.Option("--connect-timeout", metavar="SECONDS", help="For each host to let us in, and to answer.", min=1),
+]
 Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="For the whole run.", min=1)]
 Transport = Annotated[TransportKind, typer.Option("--transport", help="How hosts are reached.")]
 Mesh = Annotated[

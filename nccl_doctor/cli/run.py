@@ -40,6 +40,7 @@ class Request:
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     timeout_s: float = 300.0
+    connect_s: float = 10.0
     transport: Kind = "auto"
     overrides: Overrides = field(default_factory=Overrides)
     mesh: MeshSize = "auto"
@@ -101,6 +102,7 @@ def _looking(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
     else:
         needs = {need for check in all_checks() if check.code in selected for need in check.needs}
     options = Options(
+        connect_s=request.connect_s,
         total_s=request.timeout_s,
         facts_limits=facts.Limits(sudo=request.sudo),
         mesh_limits=mesh.Limits(size=request.mesh if "mesh" in needs else "none"),

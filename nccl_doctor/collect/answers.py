@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
+from nccl_doctor.measured import MachineLoad
 from nccl_doctor.snapshot import DialOutcome, Fact, FirewallFacts, SizeResult
 from nccl_doctor.snapshot.smoke import Reported
 from nccl_doctor.snapshot.values import Clipped, Count, Observed, Pid, Port, ProcessState, Seconds, Signed, Version
@@ -54,6 +55,7 @@ class Hello(Observed):
     psutil: Version | None
     machine: str
     pid: Pid
+    load: MachineLoad | None = None
 
 
 class Listening(Observed):

@@ -16,9 +16,11 @@ from nccl_doctor.collect import smoke as smoke_phase
 from nccl_doctor.collect.answers import ProbeError
 from nccl_doctor.collect.controller_names import look_up
 from nccl_doctor.collect.fanout import fan_out
+from nccl_doctor.collect.reach import Reach
 from nccl_doctor.collect.session import Session
 from nccl_doctor.collect.smoke import trials
-from nccl_doctor.model import Cluster, Node
+from nccl_doctor.measured import Load
+from nccl_doctor.model import Cluster
 from nccl_doctor.snapshot import (
     PENDING,
     AccessFailure,
@@ -37,7 +39,7 @@ from nccl_doctor.snapshot import (
     unknown,
 )
 from nccl_doctor.snapshot.values import IpAddress
-from nccl_doctor.transport.base import AccessError, Transport
+from nccl_doctor.transport.base import Transport
 
 NAMES_S = 3.0
 """What this machine's resolver may take for all names; what it has not told by then confirms nothing."""
@@ -106,28 +108,22 @@ class Run:
         self._smoke: Phased[Smoke] = skipped(PENDING)
         self._resolved: dict[str, tuple[IpAddress, ...]] = {}
         self._timings: dict[str, float] = {}
+        self._load: Load | None = None
 
     def connect(self) -> None:
-        """Reaches the hosts, all at once."""
+        """Reaches the hosts."""
         limit = self._within(self._options.connect_s)
         self._progress.phase("connecting", [node.name for node in self._cluster.nodes], limit)
         began = time.monotonic()
-
-        def open_session(node: Node) -> None:
-            deadline = time.monotonic() + self._within(self._options.connect_s)
-            lifetime = self._left() + 10
-            try:
-                # appended here, not by the caller: what Ctrl-C interrupts must be closed too
-                self._opened.append(Session.open(self._transport, node, deadline, lifetime))
-            except AccessError as error:
-                self._failures[node.name] = error.failure
-
-        results = fan_out(open_session, self._cluster.nodes, lambda node: self._progress.done(node.name))
-        for node, result in zip(self._cluster.nodes, results, strict=True):
-            if isinstance(result, Exception):
-                self._failures[node.name] = ProbeFailed(
-                    detail=f"{type(result).__name__}: {result}", facts=ProbeFacts(stage="connect")
-                )
+        reach = Reach(
+            self._transport,
+            self._options.connect_s,
+            self._began + self._options.total_s,
+            self._progress.done,
+            self._opened,
+            self._failures,
+        )
+        self._load = reach.all(self._cluster.nodes)
         self._sessions = sorted(self._opened, key=lambda session: session.node.node_rank)
         self._timings["connect"] = time.monotonic() - began
 
@@ -258,6 +254,7 @@ class Run:
             mesh=self._mesh,
             smoke=self._smoke,
             resolved=self._resolved,
+            load=self._load,
             timings={name: round(seconds, 3) for name, seconds in self._timings.items()},
         )
 

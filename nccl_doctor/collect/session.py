@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import secrets
 import time
@@ -58,17 +59,19 @@ class Session:
         self._allowance = MAX_GREETING
 
     @classmethod
-    def open(cls, transport: Transport, node: Node, deadline: float, lifetime_s: float) -> Session:
-        """Connects and starts the probe.
+    def open(
+        cls, transport: Transport, node: Node, deadline: float, lifetime_s: float, latest: float = math.inf
+    ) -> Session:
+        """Connects before the deadline, and starts the probe in as much time again, but before ``latest``.
 
         Raises:
             AccessError: with one of the six kinds of :class:`~nccl_doctor.snapshot.AccessFailure`.
         """
-        nonce = secrets.token_hex(16)
+        nonce, bound = secrets.token_hex(16), deadline - time.monotonic()
         channel = transport.open(node, bundle.command(node.python), deadline)
         session = cls(node, channel, nonce)
         try:
-            session._greet({"nonce": nonce, "lifetime_s": lifetime_s}, deadline)
+            session._greet({"nonce": nonce, "lifetime_s": lifetime_s}, min(time.monotonic() + bound, latest))
         except (OSError, EOFError, ValueError, ProbeError) as error:
             failure = session._start_failure(error)
             channel.close()
@@ -197,7 +200,9 @@ class Session:
             return PythonMissing(detail=detail, evidence=tuple(said), facts=PythonFacts(python=self.node.python))
         detail = f"{self.node.python} did not start the probe: {error}"
         evidence = (*said, *self._chatter)
-        return ProbeFailed(detail=detail, evidence=evidence, facts=ProbeFacts(python=self.node.python, stage="start"))
+        return ProbeFailed(
+            detail=detail, evidence=evidence, facts=ProbeFacts(python=self.node.python, stage="start", late=not ended)
+        )
 
 
 def _too_old(version: str | None) -> bool:

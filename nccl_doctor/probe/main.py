@@ -196,4 +196,5 @@ def _hello() -> dict[str, Any]:
         "psutil": version,
         "machine": os.uname().machine,
         "pid": os.getpid(),
+        "load": {"queue": os.getloadavg()[0], "cpus": len(os.sched_getaffinity(0))},
     }

@@ -25,6 +25,10 @@ def details(report: Report, screen: Screen) -> Iterator[list[str]]:
     if not all(rank.ok for rank in ranks):
         rows = [(str(rank.rank), rank.host, rank.stage, rank.error or "") for rank in ranks]
         yield table(("rank", "host", "came as far as", "error"), rows, screen.prose)
+    load = report.load
+    if load is not None and load.second_try:
+        busy = f" ({load.controller.words})" if load.controller.busy else ""
+        yield wrap(f"answered at the second try{busy}", screen.prose, f"{fold(load.second_try)}  ")
     if report.timings:
         spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.timings.items())
         yield wrap(spent, screen.prose, "took  ")

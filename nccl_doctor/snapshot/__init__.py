@@ -13,6 +13,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, TypeAdapter, model_validator
 
+from nccl_doctor.measured import Load
 from nccl_doctor.model import Cluster
 from nccl_doctor.snapshot.access import (
     AccessFailure,
@@ -147,6 +148,7 @@ class Snapshot(Observed):
     smoke: Phased[Smoke]
     timings: dict[str, float] = Field(default_factory=dict)
     resolved: dict[str, tuple[IpAddress, ...]] = Field(default_factory=dict)
+    load: Load | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Snapshot:
@@ -157,8 +159,9 @@ class Snapshot(Observed):
             HOST_ADDRESS.validate_python(text)
         mesh = self.mesh.names if isinstance(self.mesh, Mesh) else set()
         smoke = self.smoke.names if isinstance(self.smoke, Smoke) else set()
-        if not mesh | smoke <= set(names):
-            raise ValueError("the mesh or the all-reduce names hosts that are not there")
+        load = {*self.load.hosts, *self.load.second_try} if self.load else set()
+        if not mesh | smoke | load <= set(names):
+            raise ValueError("the mesh, the all-reduce or the load names hosts that are not there")
         return self
 
     @property

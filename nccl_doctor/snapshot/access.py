@@ -101,9 +101,10 @@ class PythonFacts(Observed):
 
 
 class ProbeFacts(PythonFacts):
-    """Where the probe failed: connect, start, facts."""
+    """Where the probe failed: connect, start, facts, mesh; ``late`` where it was a deadline."""
 
     stage: str
+    late: bool = False
 
 
 class AccessFailure(Observed):
@@ -118,6 +119,11 @@ class AccessFailure(Observed):
     kind: str
     detail: str
     evidence: tuple[str, ...] = ()
+
+    @property
+    def ran_out_of_time(self) -> bool:
+        """It may be the fault of a machine that had too much to do, this one above all."""
+        return False
 
     @property
     def report_facts(self) -> dict[str, Any]:
@@ -138,6 +144,11 @@ class SshUnreachable(AccessFailure):
 
     kind: Literal["ssh-unreachable"] = "ssh-unreachable"
     facts: UnreachableFacts
+
+    @property
+    def ran_out_of_time(self) -> bool:
+        """No answer, an unfinished handshake, or a server that dropped us for it had too many others."""
+        return self.facts.reason in ("timed-out", "no-banner", "dropped")
 
 
 class SshAuthFailed(AccessFailure):
@@ -173,6 +184,11 @@ class ProbeFailed(AccessFailure):
 
     kind: Literal["probe-failed"] = "probe-failed"
     facts: ProbeFacts
+
+    @property
+    def ran_out_of_time(self) -> bool:
+        """The interpreter started, and no answer came."""
+        return self.facts.late
 
 
 class EngineFailure(AccessFailure):

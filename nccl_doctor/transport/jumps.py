@@ -7,6 +7,9 @@ from nccl_doctor.transport.ssh_options import SshOptions
 MAX_HANDSHAKES = 8
 """At once through one jump host: sshd's MaxStartups (10:30:100) drops connections from the eleventh on."""
 
+QUEUE = 6.0
+"""How many times its own bound a host may wait for its turn at a jump host."""
+
 
 def split_jump(jumps: str) -> tuple[str, str, SshOptions]:
     """The jump hosts before the last one, the last one's name, and its user and port.

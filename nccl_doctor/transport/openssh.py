@@ -14,7 +14,7 @@ from pathlib import Path
 from nccl_doctor.transport import failures
 from nccl_doctor.transport.backoff import pause
 from nccl_doctor.transport.base import AccessError
-from nccl_doctor.transport.jumps import MAX_HANDSHAKES, split_jump
+from nccl_doctor.transport.jumps import MAX_HANDSHAKES, QUEUE, split_jump
 from nccl_doctor.transport.openssh_log import Attempt, classify
 from nccl_doctor.transport.process import ProcessChannel
 from nccl_doctor.transport.settings import HostSettings, arguments
@@ -48,9 +48,11 @@ class OpensshTransport:
             AccessError: the host was not reached.
         """
         started, target = time.monotonic(), settings.target()
-        slot = self._slot(settings.proxy_jump)
-        if not slot.acquire(timeout=max(0.0, deadline - started)):
+        slot, bound = self._slot(settings.proxy_jump), deadline - started
+        if not slot.acquire(timeout=max(0.0, QUEUE * bound)):
             raise failures.stalled(target, "waiting for its turn at the jump host", time.monotonic() - started)
+        started = time.monotonic()  # a host's time begins with its turn
+        deadline = started + bound
         try:
             attempt = 0
             while True:

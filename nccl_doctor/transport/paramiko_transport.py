@@ -16,7 +16,7 @@ from pathlib import Path
 
 from nccl_doctor.transport import failures, known_hosts
 from nccl_doctor.transport.base import AccessError, remaining
-from nccl_doctor.transport.jumps import MAX_HANDSHAKES
+from nccl_doctor.transport.jumps import MAX_HANDSHAKES, QUEUE
 from nccl_doctor.transport.settings import HostSettings
 
 with warnings.catch_warnings():  # cryptography warns of ciphers that paramiko merely lists
@@ -47,10 +47,10 @@ class _Jump:
     slots: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(MAX_HANDSHAKES))
 
     @contextmanager
-    def slot(self, target: failures.Target, deadline: float) -> Iterator[None]:
-        """Holds one of the handshakes."""
+    def slot(self, target: failures.Target, seconds: float) -> Iterator[None]:
+        """Holds one of the handshakes, for which it waits no longer than that."""
         started = time.monotonic()
-        if not self.slots.acquire(timeout=max(0.0, deadline - started)):
+        if not self.slots.acquire(timeout=max(0.0, seconds)):
             raise failures.stalled(target, "waiting for its turn at the jump host", time.monotonic() - started)
         try:
             yield
@@ -79,8 +79,9 @@ class ParamikoTransport:
             AccessError: the host was not reached.
             BeyondError: only the ssh program can use the keys that there are.
         """
-        started, target = time.monotonic(), settings.target()
-        session = self._session(settings, deadline)
+        target = settings.target()
+        session, deadline = self._session(settings, deadline)
+        started = time.monotonic()
         try:
             with ends_at(deadline, session):
                 channel = session.open_session(timeout=remaining(deadline))
@@ -100,10 +101,15 @@ class ParamikoTransport:
             if jump.done() and jump.exception() is None:
                 jump.result().session.close()
 
-    def _session(self, settings: HostSettings, deadline: float, *, hop: bool = False) -> paramiko.Transport:
+    def _session(
+        self, settings: HostSettings, deadline: float, *, hop: bool = False
+    ) -> tuple[paramiko.Transport, float]:
+        """The session, and the deadline, later by what the jump host took: a host's time begins with its turn there."""
+        began = time.monotonic()
+        whole = bound = deadline - began
         if settings.connect_timeout is not None:
-            deadline = min(deadline, time.monotonic() + settings.connect_timeout)
-        jump = self._jump(settings.proxy_jump, deadline) if settings.proxy_jump else None
+            bound = min(bound, settings.connect_timeout)
+        jump = self._jump(settings.proxy_jump, began + bound) if settings.proxy_jump else None
 
         def connect() -> Stream:
             if jump is not None:
@@ -112,8 +118,11 @@ class ParamikoTransport:
                 return ProxyCommandStream(settings.proxy_command)
             return dial(settings.target(hop=hop), deadline)
 
-        with jump.slot(settings.target(), deadline) if jump else nullcontext():
-            return establish(settings, connect, self.known_keys(settings), deadline, hop=hop, alone=self._alone)
+        with jump.slot(settings.target(), QUEUE * bound) if jump else nullcontext():
+            began = time.monotonic()
+            deadline = began + bound
+            session = establish(settings, connect, self.known_keys(settings), deadline, hop=hop, alone=self._alone)
+            return session, began + whole
 
     def known_keys(self, settings: HostSettings) -> tuple[known_hosts.KnownKey, ...]:
         """The entries of every file that may know the host, read once."""
@@ -131,7 +140,7 @@ class ParamikoTransport:
             shared = self._jumps.setdefault(jumps, Future())
         if mine:
             try:
-                shared.set_result(_Jump(self._session(jump, deadline, hop=True)))
+                shared.set_result(_Jump(self._session(jump, deadline, hop=True)[0]))
             except BaseException as error:
                 shared.set_exception(error)
                 raise

@@ -48,7 +48,7 @@ def test_a_document_without_a_promised_field_is_not_valid() -> None:
 
 
 def test_the_promised_fields_are_there() -> None:
-    promised = "schema version command status complete hosts diagnoses checks mesh smoke timings"
+    promised = "schema version command status complete hosts diagnoses checks mesh smoke load timings"
     assert set(promised.split()) <= set(document(healthy()))
     found = document(host_away())["diagnoses"][0]
     assert list(found) == ["code", "name", "severity", "hosts", "message", "evidence", "facts", "fix", "explains"]

@@ -1,0 +1,63 @@
+"""Who is accused, and who gets a second try: over a real probe on this machine, and hosts that say nothing."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+
+from nccl_doctor.collect.reach import Reach
+from nccl_doctor.measured import Load, MachineLoad
+from nccl_doctor.model import Node
+from nccl_doctor.transport import failures
+from nccl_doctor.transport.local import LocalTransport
+from nccl_doctor.transport.process import ProcessChannel
+from tests.collect.nodes import node
+from tests.patience import LONG_S
+
+
+class Slow(LocalTransport):
+    """Hosts that run out of time so many times before they answer."""
+
+    def __init__(self, failing: dict[str, float]) -> None:
+        self.tries: list[str] = []
+        self._failing, self._lock = failing, threading.Lock()
+
+    def open(self, node: Node, command: str, deadline: float) -> ProcessChannel:
+        with self._lock:
+            self.tries.append(node.name)
+            many = self.tries.count(node.name)
+        if many <= self._failing.get(node.name, 0):
+            raise failures.timed_out(failures.Target(node.name, node.address, 22, "root"), 10.0)
+        return super().open(node, command, deadline)
+
+
+def reached(transport: Slow, count: int) -> tuple[Reach, Load]:
+    reach = Reach(transport, LONG_S, time.monotonic() + 3 * LONG_S, lambda _: None)
+    load = reach.all([node(name=f"node{rank}", rank=rank) for rank in range(count)])
+    for session in reach.opened:
+        session.close()
+    return reach, load
+
+
+def test_a_host_that_was_late_gets_a_second_try_and_only_then_is_accused() -> None:
+    transport = Slow({"node1": 1, "node2": math.inf})
+    reach, load = reached(transport, 3)
+    assert list(reach.failures) == ["node2"]
+    assert reach.failures["node2"].detail == "gave no answer to a TCP connection in 10 s"
+    assert sorted(transport.tries) == ["node0", "node1", "node1", "node2", "node2"]
+    assert load.second_try == ("node1",)
+    assert set(load.hosts) == {"node0", "node1"}
+    assert load.controller.busy == any("busy" in line for line in reach.failures["node2"].evidence)
+
+
+def test_one_host_alone_is_not_asked_twice() -> None:
+    reach, _ = reached(transport := Slow({"node0": 1}), 1)
+    assert list(reach.failures) == ["node0"]
+    assert transport.tries == ["node0"]
+
+
+def test_what_busy_means() -> None:
+    assert MachineLoad(queue=4.0, cpus=2).busy
+    assert MachineLoad(queue=0.0, cpus=2, lag_s=0.6).busy
+    assert not MachineLoad(queue=3.9, cpus=2, lag_s=0.4).busy

@@ -1,3 +1,31 @@
-"""nccl-doctor: cluster preflight and NCCL diagnostics for PyTorch jobs."""
+"""nccl-doctor: cluster preflight and NCCL diagnostics for PyTorch jobs.
+
+``nccl-doctor check hosts.yaml``, step by step:
+
+1. cli/main.py hands the words to cli/app.py; cli/check.py makes a ``Request`` of the options.
+2. cli/run.py ``check_cluster`` has inventory/load.py read the hosts file into a ``Cluster`` (model.py).
+3. collect/run.py ``looked`` goes through the phases of a ``Run``: connect, facts, mesh, names, smoke.
+4. connect: transport/register.py reaches each host, collect/session.py starts probe/main.py there and asks it.
+5. facts: probe/facts/ looks at the host; collect/facts.py types each answer as ``HostFacts`` (snapshot/hosts.py).
+6. mesh: collect/mesh.py has every host listen, and dial the others (probe/mesh.py).
+7. smoke: collect/smoke/ runs an all-reduce over all hosts (probe/allreduce.py) and notes how far each rank came.
+8. diagnose.py ``judge`` runs the checks of registry.py (checks/CATEGORY/NAME.py) over the ``Snapshot``; each gets a
+   ``View``, with what derived.py works out by nccl/ and firewall/; what merely follows goes under its cause.
+9. summary.py makes the ``Report`` (model.py) of that.
+10. cli/output.py has report/render.py print it in the form that was asked for, and leaves with its exit code.
+
+Glossary:
+
+- cluster: the nodes of a job and its master; node: a place in that list; host: the machine it is on.
+- probe: the program that runs on a host while we are connected, and leaves nothing there.
+- fact: what a host told, typed; ``Unknown`` where nobody could look, ``Skipped`` where nobody was asked to.
+- phase: a part of a run: connect, facts, mesh, smoke. mesh: every host dials every other. smoke: a small all-reduce.
+- snapshot: all facts and phases of one run. view: what one check sees of it.
+- check: judges facts, purely. finding: what it yields. diagnosis: a finding with its code and what follows from it.
+- consequence: a finding that another one explains. gap: hosts that a check could not judge.
+- rule: a wording of a log line, and what it means. grade: how sure that is.
+- remedy, fix: what to do, as prose and commands. blame: a host's rule that stops a dial.
+- form: human, JSON, JUnit, Prometheus. report: the document that every form shows.
+"""
 
 __version__ = "0.1.0"

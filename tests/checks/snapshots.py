@@ -120,11 +120,14 @@ def healthy() -> dict[str, Any]:
 
 def patched(patch: dict[str, Any]) -> Snapshot:
     """The healthy snapshot with a patch laid over it; "hosts" is by name there."""
-    document = healthy()
-    for name, change in patch.pop("hosts", {}).items():
-        index = NAMES.index(name)
-        document["hosts"][index] = _merged(document["hosts"][index], change)
-    return Snapshot.model_validate(_merged(document, patch))
+    return Snapshot.model_validate(overlaid(healthy(), patch))
+
+
+def overlaid(document: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """A whole snapshot of three hosts, as JSON, with a patch laid over it."""
+    hosts = [_merged(host, patch.get("hosts", {}).get(host["node"]["name"], {})) for host in document["hosts"]]
+    merged: dict[str, Any] = _merged(document, {**patch, "hosts": hosts})
+    return merged
 
 
 def load(path: Path) -> Snapshot:

@@ -30,7 +30,7 @@ def is_loopback(address: str) -> bool:
     "NCD201",
     severity=Severity.ERROR,
     needs=("resolution",),
-    explains=("port-unreachable", "allreduce-failed", "allreduce-timeout", "master-addr-not-local"),
+    explains=("port-unreachable", "allreduce-failed", "allreduce-timeout"),
 )
 def master_addr_loopback(view: View) -> Iterator[Finding | Unjudged]:
     """Fires where any host but the first takes the master address for itself, or the first gives it out as such."""

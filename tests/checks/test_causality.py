@@ -1,0 +1,98 @@
+"""Every check's ``explains`` can be reached: for each edge there is a cluster in which the effect stands under its cause."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from nccl_doctor.diagnose import judge
+from nccl_doctor.registry import Check, all_checks
+from nccl_doctor.snapshot import Snapshot
+from tests.checks.snapshots import NAMES, healthy, overlaid
+
+EDGES = [(check, effect) for check in all_checks() if check.function for effect in check.explains]
+LIVE = {check.name for check in all_checks() if check.function}
+_DIAL = {"src": "node3", "dst": "node1", "address": "node1", "port": 29500, "outcome": "timed-out"}
+_ELSEWHERE = {"node1": {"addresses": ["10.0.0.77"]}}
+BY_HAND: dict[tuple[str, str], dict[str, Any]] = {
+    ("hostname-mismatch", "port-unreachable"): {
+        "cluster": {"master_addr": "node1"},
+        "hosts": {"node3": {"facts": {"resolution": _ELSEWHERE}}},
+        "mesh": {"failed": [_DIAL]},
+    },
+    ("hostname-mismatch", "master-addr-not-local"): {
+        "cluster": {"master_addr": "node1"},
+        "hosts": {"node1": {"facts": {"resolution": _ELSEWHERE}}},
+    },
+    ("ephemeral-ports-few", "port-in-use"): {
+        "hosts": {
+            "node1": {
+                "facts": {
+                    "port_range": {"low": 32768, "high": 32769},
+                    "master_port": {"port": 29500, "free": False, "error": "EADDRINUSE", "cause": "outbound"},
+                }
+            }
+        }
+    },
+}
+"""Edges of which the two checks' own fixtures, laid over each other, make no cluster."""
+
+
+@pytest.mark.parametrize(("cause", "effect"), [pytest.param(c, e, id=f"{c.name}-{e}") for c, e in EDGES if e in LIVE])
+def test_an_edge_between_checks_folds_one_under_the_other(cause: Check, effect: str) -> None:
+    assert any(_folds(snapshot, cause.name, effect) for snapshot in _clusters(cause.name, effect))
+
+
+def test_what_only_logs_show_follows_from_a_check_too() -> None:
+    assert [(cause.name, effect) for cause, effect in EDGES if effect not in LIVE] == [("gpu-in-use", "out-of-memory")]
+    busy = _fires("gpu-in-use")[0]
+    document = overlaid(healthy(), busy)
+    document["smoke"]["outcome"] = "failed"
+    host = next(iter(busy["hosts"]))
+    rank = document["smoke"]["ranks"][NAMES.index(host)]
+    said = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 79.1 GiB"
+    )
+    rank.update(ok=False, stage="store", error=said, exit_code=1)
+    document["smoke"]["output"] = {host: [f"[rank{rank['rank']}]: {said}"]}
+    assert _folds(Snapshot.model_validate(document), "gpu-in-use", "out-of-memory", "allreduce-failed")
+
+
+def _folds(snapshot: Snapshot, *names: str) -> bool:
+    report = judge(snapshot, "check", lambda check: check.name in names)
+    under = {one.name for diagnosis in report.diagnoses if diagnosis.name == names[0] for one in diagnosis.explains}
+    return names[1] in under
+
+
+def _fires(name: str) -> list[dict[str, Any]]:
+    folder = name.replace("-", "_")
+    return [json.loads(path.read_text()) for path in sorted(Path(__file__).parent.glob(f"*/{folder}/fires*.json"))]
+
+
+def _clusters(cause: str, effect: str) -> Iterator[Snapshot]:
+    """Clusters in which both fire, or may: their fixtures alone and over each other, the effect's on each host."""
+    patches = [BY_HAND[cause, effect]] if (cause, effect) in BY_HAND else []
+    layers = [(patch,) for patch in (*patches, *_fires(cause), *_fires(effect))]
+    pairs = [(x, moved) for x in _fires(cause) for y in _fires(effect) for moved in _on_each_host(y)]
+    for layer in (*layers, *pairs, *(pair[::-1] for pair in pairs)):
+        document = healthy()
+        for patch in layer:
+            document = patch if "schema" in patch else overlaid(document, patch)
+        try:
+            yield Snapshot.model_validate(document)
+        except ValidationError:
+            continue  # these two make no cluster that can be
+
+
+def _on_each_host(patch: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if "schema" in patch or "hosts" not in patch:
+        yield patch
+        return
+    for turn in range(len(NAMES)):
+        moved = {NAMES[(NAMES.index(name) + turn) % len(NAMES)]: change for name, change in patch["hosts"].items()}
+        yield {**patch, "hosts": moved}

@@ -5,6 +5,7 @@ Stands beside diagnose.py because the report layer knows the model alone and no 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Literal
@@ -54,6 +55,7 @@ NOT_SELECTED = "not selected"
 ROWS: dict[str, tuple[str, ...]] = {
     "access": ("access",),
     "software": ("software", "rdma"),
+    "GPUs": (),
     "interfaces": ("interfaces", "environment"),
     "ports": ("ports",),
     "firewall": ("firewall",),
@@ -69,6 +71,7 @@ OUTCOMES: dict[Severity, PhaseOutcome] = {
     Severity.INFO: "ok",
 }
 LIMITS = ("nofile-low", "memlock-low", "shm-small")
+GPUS = ("gpu-count-low", "gpu-overlap", "gpu-model-mismatch", "gpu-errors", "gpu-in-use")
 HOLDERS = ("port-in-use", "port-privileged")
 
 
@@ -117,6 +120,8 @@ def row_of(category: str, name: str) -> str:
     """The screen's row that a check belongs to."""
     if category == "ports" and name.startswith("firewall-"):
         return "firewall"
+    if name in GPUS:
+        return "GPUs"
     if name in LIMITS:
         return "limits"
     if name in HOLDERS:
@@ -170,7 +175,10 @@ def _phases(snapshot: Snapshot, diagnoses: Sequence[Diagnosis], checks: Sequence
             yield Phase(name=row, outcome="unknown", text=gaps[0].reason or "")
         elif not any(check.outcome is Outcome.PASS for check in mine):
             skipped = [check for check in mine if check.outcome is Outcome.SKIP]
-            yield Phase(name=row, outcome="skip" if skipped else "n/a", text=(skipped or mine)[0].reason or "")
+            reason = (skipped or mine)[0].reason or ""
+            cpus = row == "GPUs" and all(facts.gpus == () for facts in texts.facts)
+            text = f"{reason}: CPU only, over gloo" if cpus and not skipped else reason
+            yield Phase(name=row, outcome="skip" if skipped else "n/a", text=text)
         else:
             clean = any(check.name == "stale-process" and check.outcome is Outcome.PASS for check in mine)
             parts = (text, "nothing left behind" if clean and text else "", texts.coverage)
@@ -194,17 +202,17 @@ class _Texts:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._facts = [host.facts for host in snapshot.hosts if host.facts is not None]
+        self.facts = [host.facts for host in snapshot.hosts if host.facts is not None]
 
     @property
     def coverage(self) -> str:
         """On how many hosts was looked, where not on all of them."""
         hosts = self._snapshot.hosts
-        return "" if len(self._facts) == len(hosts) else f"on {len(self._facts)} of {len(hosts)} hosts"
+        return "" if len(self.facts) == len(hosts) else f"on {len(self.facts)} of {len(hosts)} hosts"
 
     def of(self, row: str) -> str:
         """The phrase of a row, "" where it has none."""
-        method = getattr(self, f"_{row.replace('-', '')}", None)
+        method = getattr(self, f"_{row.replace('-', '').lower()}", None)
         return method() if method else ""
 
     def _access(self) -> str:
@@ -218,11 +226,22 @@ class _Texts:
         return f"{len(hosts)} host{'s' * (len(hosts) > 1)} answered in {seconds:.1f} s"
 
     def _software(self) -> str:
-        python = _values(f.python.version for f in self._facts if isinstance(f.python, PythonInfo))
-        torch = _values(f.torch.version for f in self._facts if isinstance(f.torch, TorchInfo))
-        nccl = _values(f.torch.nccl for f in self._facts if isinstance(f.torch, TorchInfo) and f.torch.nccl)
+        python = _values(f.python.version for f in self.facts if isinstance(f.python, PythonInfo))
+        torch = _values(f.torch.version for f in self.facts if isinstance(f.torch, TorchInfo))
+        nccl = _values(f.torch.nccl for f in self.facts if isinstance(f.torch, TorchInfo) and f.torch.nccl)
         parts = [("python", python), ("torch", torch), ("NCCL", nccl)]
         return ", ".join(f"{name} {value}" for name, value in parts if value)
+
+    def _gpus(self) -> str:
+        """How many of which kind, hosts that have the same together."""
+        kinds: dict[str, list[str]] = {}
+        for host in self._snapshot.hosts:
+            gpus = host.facts.gpus if host.facts else ()
+            if isinstance(gpus, Unknown) or not gpus:
+                continue
+            count = Counter(gpu.name.removeprefix("NVIDIA ") for gpu in gpus)
+            kinds.setdefault(", ".join(f"{n} {name}" for name, n in count.items()), []).append(host.name)
+        return "; ".join(f"{what} on {'each of ' if len(on) > 1 else ''}{fold(on)}" for what, on in kinds.items())
 
     def _interfaces(self) -> str:
         chosen: dict[str, list[str]] = {}

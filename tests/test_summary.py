@@ -22,7 +22,8 @@ def test_a_healthy_cluster_says_what_was_seen() -> None:
     assert seen["ports"] == ("ok", "6 of 6 pairs, master port and 3 ephemeral ports each")
     assert seen["processes"] == ("ok", "port 29500 is free; nothing left behind")
     assert seen["all-reduce"] == ("ok", "3 ranks over gloo, 0.67 of 1.25 GB/s (54 % of eno1)")
-    assert {outcome for outcome, _ in seen.values()} == {"ok"}
+    assert seen["GPUs"] == ("n/a", "no GPU on any host: CPU only, over gloo")
+    assert {outcome for outcome, _ in seen.values()} == {"ok", "n/a"}
 
 
 def test_a_failed_dial_shows_where_it_was_going() -> None:
@@ -52,6 +53,22 @@ def test_a_row_that_only_suffers_says_so() -> None:
         "ranks": [{"rank": 0, "host": "node1", "local_rank": 0, "stage": "none", "ok": False}],
     }
     assert rows({"hosts": {"node1": taken}, "smoke": smoke})["all-reduce"] == ("error", "failed (follows)")
+
+
+def test_gpus_have_a_row_of_their_own() -> None:
+    hosts = ("node1", "node2", "node3")
+
+    def two(host: str) -> dict[str, Any]:
+        gpu = {"name": "NVIDIA H100 PCIe", "memory_total_mib": 81559, "memory_used_mib": 0, "driver": "550.54"}
+        return {"facts": {"gpus": [{"index": index, "uuid": f"GPU-{host}-{index}", **gpu} for index in range(2)]}}
+
+    none: dict[str, Any] = {"facts": {"gpus": []}}
+    assert rows({"hosts": dict.fromkeys(hosts, none)})["GPUs"] == ("n/a", "no GPU on any host: CPU only, over gloo")
+    some = {host: two(host) for host in hosts}
+    assert "2 H100 PCIe on each of node[1-3]" in rows({"hosts": some})["GPUs"][1]
+    few = rows({"hosts": {**some, "node3": {**some["node3"], "node": {"nproc_per_node": 4}}}})
+    assert few["GPUs"][0] == "error"
+    assert "gpu count low on node3" in few["GPUs"][1]
 
 
 def test_a_row_that_fails_says_why() -> None:

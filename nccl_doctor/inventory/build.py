@@ -29,7 +29,9 @@ def build(draft: Draft, exclude: Collection[str], here: ThisMachine) -> Cluster:
     settings: Judged = {}
     for entry in draft.entries:
         _refuse_double(entry, settings)
-        settings[entry.name.value] = entry, _one_word_for_devices(entry.own.over(entry.shared), entry)
+        said = _one_word_for_devices(entry.own.over(entry.shared), entry)
+        _refuse_more_ranks_than_gpus(said, entry)
+        settings[entry.name.value] = entry, said
     local = {entry.name.value: _why_local(entry, here) for entry in draft.entries}
     _refuse_shared_gpus(settings, local)
     _refuse_absent(exclude, settings, draft)
@@ -84,6 +86,17 @@ def _one_word_for_devices(settings: Settings, entry: Entry) -> Settings:
         return replace(settings, env=env)
     devices = Said(values.devices(said.value, said.place), said.place)
     return replace(settings, env=env, cuda_visible_devices=devices)
+
+
+def _refuse_more_ranks_than_gpus(said: Settings, entry: Entry) -> None:
+    """A rank takes the GPU of its number among those that are visible, and NCCL wants one for each."""
+    named = values.device_list(said.cuda_visible_devices.value) if said.cuda_visible_devices else []
+    ranks = said.nproc_per_node
+    if named and ranks and ranks.value > len(named):
+        raise ranks.place.error(
+            f"{quoted(entry.name.value)} is to start {ranks.value} ranks and sees {len(named)} GPU"
+            f"{'s' * (len(named) > 1)} (cuda_visible_devices {quoted(','.join(named))}); give each rank one"
+        )
 
 
 def _why_local(entry: Entry, here: ThisMachine) -> str | None:

@@ -106,12 +106,27 @@ def plan(cluster: Cluster, seen: Mapping[str, Seen], script: tuple[str, ...], to
             f"how many ranks {fold(unknown)} should start is not known: set nproc_per_node in the hosts file, or run "
             f"nccl-doctor check on it first, which counts the GPUs"
         )
+    _refuse_more_ranks_than_gpus(cluster, seen)
     starts: list[Start] = []
     for node in cluster.nodes:
         count = _count(node, seen.get(node.name)) or 1
         first = starts[-1].first + starts[-1].nproc if starts else 0
         starts.append(_start(node, count, first, seen.get(node.name)))
     return Job(cluster, tuple(starts), script, torch)
+
+
+def _refuse_more_ranks_than_gpus(cluster: Cluster, seen: Mapping[str, Seen]) -> None:
+    """Options can contradict a hosts file, and both what the last check saw; without any GPU ranks are on CPUs."""
+    for node in cluster.nodes:
+        there = len(device_list(node.cuda_visible_devices or ""))
+        if not there and node.cuda_visible_devices is None and node.name in seen:
+            there = seen[node.name].gpus or 0
+        count = _count(node, seen.get(node.name)) or 0
+        if there and count > there:
+            raise UsageError(
+                f"{node.name} is to start {count} ranks and has {there} GPU{'s' * (there > 1)}; set nproc_per_node "
+                f"to {there}, or cuda_visible_devices"
+            )
 
 
 def divides(batch: int, world: int) -> None:

@@ -12,7 +12,7 @@ _DOES = dict(
         STAGES,
         (
             *("starting torchrun", "importing torch", "looking for the master", "joining the group"),
-            *("in the first all-reduce", "measuring", "measuring", "done"),
+            *("in the first all-reduce", "measuring", "measuring", "ending"),
         ),
         strict=True,
     )

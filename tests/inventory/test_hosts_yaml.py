@@ -21,7 +21,7 @@ hosts:
   - node[02-03]
   - name: big
     address: 192.168.1.100
-    nproc_per_node: 4
+    nproc_per_node: 1
     cuda_visible_devices: "0,1"
     python: python3.11
     ssh: {port: 2222}
@@ -40,7 +40,7 @@ def test_every_field(understand: Understand) -> None:
     assert (first.nproc_per_node, first.python) == (2, "/opt/train/bin/python")
     assert first.options(SshOptions) == SshOptions(user="ubuntu", port=22, identity_file="~/.ssh/id_ed25519")
     assert first.env == {"NCCL_SOCKET_IFNAME": "eno1", "NCCL_IB_DISABLE": "1", "FLAG": "true", "VERSION": "1.10"}
-    assert (big.address, big.nproc_per_node, big.python) == ("192.168.1.100", 4, "python3.11")
+    assert (big.address, big.nproc_per_node, big.python) == ("192.168.1.100", 1, "python3.11")
     assert big.options(SshOptions) == SshOptions(user="ubuntu", port=2222, identity_file="~/.ssh/id_ed25519")
     assert big.env == {**first.env, "NCCL_SOCKET_IFNAME": "ens1", "EMPTY": ""}
     assert [node.cuda_visible_devices for node in cluster.nodes[2:]] == [None, "0,1", "2,3"]
@@ -104,6 +104,10 @@ NOT_A_HOST = (
             (
                 ':1: unknown key "a"; allowed are master_addr, master_port, python, ssh, env, nproc_per_node, same, hosts'
             ),
+        ),
+        (
+            "hosts:\n- name: a\n  nproc_per_node: 4\n  cuda_visible_devices: '0,1'",
+            ':3: "a" is to start 4 ranks and sees 2 GPUs (cuda_visible_devices "0,1"); give each rank one',
         ),
         ("hosts:\n- a\nmaster_prot: 1", ':3: unknown key "master_prot"; did you mean "master_port"?'),
         (H + "ssh: {usr: x}", ':2: unknown key "usr"; did you mean "user"?'),

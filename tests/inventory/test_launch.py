@@ -53,6 +53,16 @@ def test_ranks_follow_the_list_and_gpus_the_devices() -> None:
     assert made.world_size == 6
 
 
+def test_more_ranks_than_gpus_are_refused() -> None:
+    four = Node(name="a", address="10.0.0.1", node_rank=0, nproc_per_node=4)
+    two = four.model_copy(update={"cuda_visible_devices": "0,1"})
+    for node, seen in ((four, {"a": Seen(4, gpus=2)}), (two, {})):
+        with pytest.raises(UsageError, match="a is to start 4 ranks and has 2 GPUs; set nproc_per_node to 2"):
+            plan(Cluster(nodes=(node,), master_addr="10.0.0.1"), seen, ("train.py",))
+    on_cpus = Cluster(nodes=(four,), master_addr="10.0.0.1")
+    assert plan(on_cpus, {"a": Seen(4, gpus=0)}, ("train.py",)).world_size == 4
+
+
 def test_counts_come_from_the_file_before_the_check_and_are_never_guessed() -> None:
     seen = {"node1": Seen(8, gpus=8), "node2": Seen(8, gpus=8)}
     assert [start.nproc for start in plan(cluster(2, None), seen, ("t.py",)).starts] == [2, 8]

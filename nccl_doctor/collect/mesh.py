@@ -26,6 +26,9 @@ from nccl_doctor.snapshot import Dial, HostFacts, Mesh, PortTrial
 AT_ONCE = 256
 """Dials that a host makes at once (probe/mesh.py)."""
 
+AGAIN = 2.0
+"""A dial's time when it is tried again, as a multiple of the first."""
+
 ANSWER_S = 5.0
 """What listening, and reporting after the last dial timed out, may take."""
 
@@ -58,8 +61,11 @@ def run(
     def dial(session: Session, wanted: list[Target]) -> Dialled:
         return _dial(session, wanted, nonce, limits.dial_s)
 
+    def again(session: Session, wanted: list[Target]) -> Dialled:
+        return _dial(session, wanted, nonce, AGAIN * limits.dial_s)
+
     dialled = fan_out(lambda s: dial(s, targets[s.node.name]), sessions, on_done)
-    dialled = redial.run(sessions, targets, dialled, dial)
+    dialled = redial.run(sessions, targets, dialled, again)
     stalls = large.run(sessions, targets, dialled)
     fan_out(lambda s: s.ask(answers.NOTHING, "unlisten", time.monotonic() + ANSWER_S), sessions)
     failed: list[Dial] = []

@@ -5,9 +5,10 @@ from typing import Any, cast
 import pytest
 
 from nccl_doctor.collect import redial
-from nccl_doctor.collect.answers import DIALLED, Dialled, ProbeError
+from nccl_doctor.collect.answers import DIALLED, Dialled, Hello, ProbeError
 from nccl_doctor.collect.mesh_plan import Target
 from nccl_doctor.collect.session import Session
+from nccl_doctor.measured import MachineLoad
 from tests.collect.nodes import node
 
 LOST, REFUSED = [0, 29500, "timed-out", "ETIMEDOUT"], [1, 40000, "refused", "ECONNREFUSED"]
@@ -17,8 +18,9 @@ TARGETS = {
 
 
 class Somebody:
-    def __init__(self, name: str, rank: int) -> None:
+    def __init__(self, name: str, rank: int, load: MachineLoad | None = None) -> None:
         self.node = node(name=name, rank=rank)
+        self.hello = Hello(python="3.11.2", psutil=None, machine="x86_64", pid=7, load=load)
 
 
 SESSIONS = cast("list[Session]", [Somebody("a", 0), Somebody("b", 1), Somebody("silent", 2)])
@@ -61,3 +63,26 @@ def test_none_many_or_told_failures_cost_no_second_try(failed: list[list[Any]]) 
 def test_in_a_small_mesh_a_pair_that_times_out_is_believed() -> None:
     asked, _ = redialled([LOST] * 4, [], connected=10)
     assert asked == []
+
+
+BUSY = cast("list[Session]", [Somebody("a", 0, MachineLoad(queue=9.0, cpus=2))])
+
+
+@pytest.mark.parametrize(("saved", "tries"), [([0, 5], 1), ([3, 2], 2), ([2, 0, 5], 2), ([1, 1, 1, 1, 5], 4)])
+def test_what_a_busy_host_lost_is_tried_as_long_as_that_helps(saved: list[int], tries: int) -> None:
+    """Most of its dials timed out; each try gets so many through."""
+    rows = [[0, port, "timed-out", "ETIMEDOUT"] for port in range(29500, 29505)]
+    targets = {"a": [Target("c", "10.0.0.3", tuple(range(29500, 29505)))]}
+    asked: list[int] = []
+
+    def dial(_session: Session, wanted: list[Target]) -> Dialled:
+        asked.append(len(wanted))
+        through = saved[len(asked) - 1]
+        late = [[place, wanted[place].ports[0], "timed-out", "ETIMEDOUT"] for place in range(through, len(wanted))]
+        return told(through, late)
+
+    (answer,) = redial.run(BUSY, targets, [told(1, rows)], dial)
+    assert len(asked) == tries
+    assert isinstance(answer, Dialled)
+    assert answer.connected == 1 + sum(saved[:tries])
+    assert len(answer.failed) == 5 - sum(saved[:tries])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from nccl_doctor.collect.reach import Reach
 from nccl_doctor.model import Node
 from nccl_doctor.transport.base import Transport
 from nccl_doctor.transport.jumps import split_jump
@@ -17,7 +19,7 @@ from nccl_doctor.transport.register import Kind
 from nccl_doctor.transport.ssh_options import SshOptions
 from tests.patience import LONG_S, crowd
 from tests.transport.conftest import Make, failure, run
-from tests.transport.servers import LOOPBACK, Controller, Sshd, free_port, public, sshd
+from tests.transport.servers import LOOPBACK, Controller, Sshd, free_port, misbehaving, public, sshd
 
 KINDS: tuple[Kind, ...] = ("paramiko", "openssh")
 
@@ -145,6 +147,30 @@ def test_the_deadline_holds_for_all_that_wait_for_a_jump_host(make: Make, route:
         found = list(pool.map(lambda n: failure(transport, route.host(f"inner{n}"), seconds=1.0), range(4)))
     assert time.monotonic() - started < 4.0 * crowd()
     assert {(one.kind, one.facts.jump_host) for one in found} == {("ssh-unreachable", "jump")}
+
+
+def test_waiting_for_a_turn_at_the_jump_host_is_no_time_of_the_host(make: Make, route: Route) -> None:
+    """Eight silent hosts hold every place for all of their time; the others wait that long before theirs begins."""
+    with misbehaving(lambda _: None) as silent:
+        route.configure(port=silent)
+        transport = make("paramiko")
+        with ThreadPoolExecutor(12) as pool:
+            found = list(pool.map(lambda n: failure(transport, route.host(f"inner{n}"), seconds=1.0), range(12)))
+    assert not any("turn" in one.detail for one in found)
+
+
+def test_max_startups_on_the_jump_host_and_behind_it(transport: Transport, route: Route, keys: Path) -> None:
+    """sshd's default drops connections at random from the eleventh unfinished handshake on."""
+    startups = "MaxStartups 10:30:100"
+    with sshd(keys, (keys / "host_ecdsa",), startups) as jump, sshd(keys, (keys / "host_ed25519",), startups) as server:
+        route.controller.know(jump.known(), server.known())
+        Route(jump, server, route.controller).configure()
+        reach = Reach(transport, LONG_S, time.monotonic() + 2 * LONG_S, lambda _: None)
+        hosts = [Node(name=f"inner{n}", address=f"inner{n}", node_rank=n, python=sys.executable) for n in range(20)]
+        load = reach.all(hosts)
+        for session in reach.opened:
+            session.close()
+    assert (reach.failures, load.second_try) == ({}, ())
 
 
 @pytest.mark.parametrize(

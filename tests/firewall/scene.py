@@ -13,7 +13,7 @@ from nccl_doctor.derived import Derived
 from nccl_doctor.model import Finding
 from nccl_doctor.registry import Unjudged, View
 from nccl_doctor.snapshot import Dial, Mesh, Snapshot
-from tests.checks.snapshots import patched
+from tests.checks.snapshots import healthy, patched
 from tests.firewall.netbox import Box, Pair
 
 PORTS = {"node1": [29500, 33000, 45000], "node2": [33000, 45000]}
@@ -86,7 +86,11 @@ class Scene:
             for name, address in ADDRESSES.items()
         }  # fmt: skip
         mesh = {"hosts": 2, "pairs": 2, "tested": 2, "ports": PORTS, "failed": failed}
-        snapshot = patched({"hosts": hosts, "mesh": mesh})
+        nodes = [
+            {**node, "address": ADDRESSES.get(node["name"], node["address"])} for node in healthy()["cluster"]["nodes"]
+        ]
+        cluster = {"nodes": nodes, "master_addr": ADDRESSES["node1"]}
+        snapshot = patched({"cluster": cluster, "hosts": hosts, "mesh": mesh})
         view = View(Derived(snapshot), snapshot.reached)
         port, ephemeral = list(firewall_blocks_port(view)), list(firewall_blocks_ephemeral(view))
         return Judgement(

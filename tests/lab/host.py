@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
+from types import TracebackType
 from typing import IO, Any, TypeVar
 
 from tests.lab import kernel
@@ -54,6 +55,17 @@ def inside(pid: int, flags: int, action: Callable[[], T]) -> T:
     thread.start()
     thread.join()
     return outcome.result()
+
+
+class Program(subprocess.Popen[str]):
+    """A program on a host: where a test fails beside it, it is killed, for waiting may last as long as it does."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, error, trace)
 
 
 class LabHost:
@@ -113,8 +125,8 @@ class LabHost:
             credentials = {"user": _IDS[user], "group": _IDS[user], "extra_groups": []}
         environment = {**self._environment(user), **(env or {})}
 
-        def start() -> subprocess.Popen[str]:
-            return subprocess.Popen(
+        def start() -> Program:
+            return Program(
                 arguments,
                 env=environment,
                 cwd=environment["HOME"],

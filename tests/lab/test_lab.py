@@ -141,11 +141,17 @@ def test_nothing_leads_out_of_the_lab(lab: Lab) -> None:
 def test_processes_are_the_hosts_own(lab: Lab) -> None:
     first, second = lab.hosts[:2]
     with first.popen(["sleep", "4321"]) as process:
-        assert "sleep 4321" in [line for _, line in first.processes()]
+        first.wait_until(lambda: "sleep 4321" in [line for _, line in first.processes()], "its command line")
         assert "sleep 4321" not in [line for _, line in second.processes()]
         assert first.run(["kill", "-0", str(process.pid)], check=False).returncode == 1
         process.kill()
     assert first.processes()[0] == (1, "sleep infinity")
+
+
+def test_a_program_ends_with_the_test_that_failed_beside_it(lab: Lab) -> None:
+    with pytest.raises(LookupError), lab.hosts[0].popen(["sleep", "4322"]):
+        raise LookupError
+    assert "sleep 4322" not in [line for _, line in lab.hosts[0].processes()]
 
 
 def test_orphans_belong_to_init_and_leave_no_zombie(fresh_lab: Lab) -> None:

@@ -148,7 +148,7 @@ class Reader:
     def close(self) -> list[Event]:
         """Takes the last line, where it has no end, and what was passed over among the last ones."""
         events = self._take(self._scanner.close())
-        return events + self._last_words() if self._scanner.spent else events
+        return events + self._last_words() if self._scanner.passed_over else events
 
     def _last_words(self) -> list[Event]:
         """The end of a source once more, where the wordings that stand there had been said too often before."""

@@ -14,16 +14,18 @@ import re
 from dataclasses import dataclass
 from itertools import pairwise
 
+from nccl_doctor.linear import compiled
 from nccl_doctor.logs.text import number
 
-NCCL = re.compile(
-    r"(?:(?P<host>[A-Za-z0-9][A-Za-z0-9._-]*):(?P<pid>\d+)(?: (?=NCCL DIAG)|:(?P<tid>\d+) ))?(?:\[(?P<dev>-?\d+)\] )?"
+_DIAGNOSTIC = compiled(r"(?P<host>[A-Za-z0-9][A-Za-z0-9._-]*):(?P<pid>\d+) (?P<level>NCCL DIAG)(?: |$)")
+NCCL = compiled(
+    r"(?:(?P<host>[A-Za-z0-9][A-Za-z0-9._-]*):(?P<pid>\d+):(?P<tid>\d+) )?(?:\[(?P<dev>-?\d+)\] )?"
     r"(?P<where>(?:[^ \[\]]+(?::\d+| \d+)(?: \([^()]*\))? ?|.{0,200}?:\d+ )?)"
     r"(?P<level>(?:NCCL|RCCL) (?:INFO|WARN|VERSION|CALL|TRACE|ABORT|DIAG))(?: |$)"
 )
 """NCCL's prefix, anywhere in a line: ranks that share a terminal write into each other's lines."""
 
-_RECORD = re.compile(r"(?<![A-Za-z0-9._-])[A-Za-z0-9][A-Za-z0-9._-]*:\d+:\d+ \[-?\d+\] ")
+_RECORD = compiled(r"(?:^|[^A-Za-z0-9._-])([A-Za-z0-9][A-Za-z0-9._-]*:\d+:\d+ \[-?\d+\] )")
 """Where a record of NCCL begins, inside a line of several."""
 
 _TAGS: tuple[re.Pattern[str], ...] = tuple(
@@ -91,7 +93,7 @@ class Prefix:
 
 def records(line: str) -> list[tuple[int, int]]:
     """Start and end of each record in a line: one, or several where ranks have written into one line."""
-    starts = [match.start() for match in _RECORD.finditer(line)] if line.count("NCCL") > 1 else []
+    starts = [match.start(1) for match in _RECORD.finditer(line)] if line.count("NCCL") > 1 else []
     if len(starts) < 2:
         return [(0, len(line))]
     edges = [0, *starts[1:], len(line)]
@@ -104,6 +106,8 @@ def peel(record: str) -> Prefix:
     position = _peel_tags(record, found)
     stop = position + 600
     nccl = NCCL.search(record, position, stop) if record.find("CCL ", position, stop) >= 0 else None
+    if nccl is not None and nccl["host"] is None:
+        nccl = _DIAGNOSTIC.search(record, position, stop) or nccl
     if nccl is not None:
         own = {name: value for name, value in nccl.groupdict().items() if value}
         found = {**found, **own}

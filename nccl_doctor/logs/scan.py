@@ -23,8 +23,11 @@ from nccl_doctor.logs.text import plain
 MAX_LINE = 1 << 20
 """A longer line is read in pieces of this size, so that a file without line ends needs no more memory than others."""
 
-WINDOW = 4096
+WINDOW = 2048
 """Of a longer line so many bytes around what was found are judged at a time: the rest is data, or made to cost time."""
+
+WINDOWS = 64
+"""So many of these are judged of one source; its end is judged whatever came before."""
 
 QUOTA = 2048
 """Lines of one source that an anchor may send to be judged. What is said that often has been said: a log of a million
@@ -106,12 +109,18 @@ class Scanner:
         self._line = 1
         self._spent = [0] * len(rules.rules)
         self._wasted = 0
+        self._windows = 0
         self.bytes = 0
 
     @property
     def spent(self) -> frozenset[int]:
         """The anchors whose further lines were passed over."""
         return frozenset(identity for identity, lines in enumerate(self._spent) if lines >= QUOTA)
+
+    @property
+    def passed_over(self) -> bool:
+        """Whether something that was found was not judged."""
+        return self._windows > WINDOWS or bool(self.spent)
 
     @property
     def lines(self) -> int:
@@ -139,16 +148,20 @@ class Scanner:
         block, self._rest = self._rest, b""
         yield from self._block(block, 0, len(block))
 
+    def _is_spent(self, identity: int) -> bool:
+        spent = self._spent[identity] >= QUOTA
+        self._wasted += spent
+        return spent
+
     def _block(self, data: bytes, first: int, last: int) -> Iterator[Line]:
         """The candidates in ``data`` from ``first`` to ``last``; not copied, which would cost as much as the scan."""
         if data.find(b"\x1b", first, last) >= 0:
             data = plain(data[first:last])
             first, last = 0, len(data)
-        counted, start, end, rules = first, first, -1, set[int]()
+        counted, start, end, rules, skip = first, first, -1, set[int](), -1
         for distance, identity in self._table.hits(memoryview(data)[first:last]):
             place = first + distance
-            if self._spent[identity] >= QUOTA:
-                self._wasted += 1
+            if place <= skip or self._is_spent(identity):
                 continue
             if place > end:
                 if rules:
@@ -157,9 +170,13 @@ class Scanner:
                 self._line += data.count(b"\n", counted, start)
                 end = data.find(b"\n", place, last)
                 end = last if end < 0 else end
-                if end - start > WINDOW:
-                    start, end = max(start, place - WINDOW // 2), min(end, place + WINDOW // 2)
                 counted, rules = start, set()
+                if end - start > WINDOW:
+                    self._windows += 1
+                    if self._windows > WINDOWS:
+                        skip = end
+                        continue
+                    start, end = max(start, place - WINDOW // 2), min(end, place + WINDOW // 2)
             self._spent[identity] += 1
             rules.update(self._table.rules[identity])
         if rules:

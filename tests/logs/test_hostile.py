@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from nccl_doctor.logs import scan, unwrap
+from nccl_doctor.logs import events, scan, unwrap
 from nccl_doctor.logs.diagnose import Source, diagnose
 from tests.bench.hostile_logs import RULES, SIZE, harmless, hostile, seconds, units
 
@@ -54,3 +54,14 @@ def test_a_word_said_too_often_is_heard_again_at_the_end() -> None:
     assert (cause.name, cause.events[0].line) == ("nofile-low", noise.count(b"\n") + 1)
     (cause,) = diagnose([Source("x.log", [noise, b"ValueError: bad shape\n"])]).causes
     assert (cause.name, cause.events[0].line) == ("script-failed", noise.count(b"\n") + 1)
+
+
+def test_a_file_without_line_ends_is_judged_at_a_few_places_and_at_its_end() -> None:
+    fault = b"node1:5:7 [0] NCCL WARN Call to ibv_reg_mr failed "
+    noise = b"x" * 3000
+    scanner = scan.Scanner(scan.table(events._PATTERNS))
+    lines = [*scanner.feed((noise + fault) * 200), *scanner.close()]
+    assert len(lines) == scan.WINDOWS
+    assert scanner.passed_over
+    found = diagnose([Source("x.log", [(noise + fault) * 200 + b"torch.OutOfMemoryError: CUDA out of memory. "])])
+    assert "out-of-memory" in {cause.name for cause in found.causes}

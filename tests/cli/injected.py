@@ -34,8 +34,8 @@ def act():
         with open("/run/timed", "w") as file:
             file.write("\\n".join(lines))
     elif ACT == "segment":
-        open("/dev/shm/nccl-Ab3dE6", "w").close()
-        os.kill(os.getpid(), signal.SIGKILL)
+        with open("/dev/shm/nccl-Ab3dE6", "w"):
+            time.sleep(86400)
     else:
         os.kill(os.getpid(), getattr(signal, ACT))
 

@@ -18,7 +18,7 @@ from nccl_doctor.probe import children
 FOLDER = "/dev/shm"  # noqa: S108 - shared memory lies nowhere else
 OURS = re.compile(r"nccl-\w{6}|torch_\d+_\d+_\d+|sem\.mp-\w{8}|psm_\w{8}")
 PAUSE_S = 1.0
-"""Between two looks; each reads the mappings of all ranks."""
+"""Between two looks where the folder shows no new name; each reads the mappings of all ranks."""
 
 
 class Segments:
@@ -26,12 +26,19 @@ class Segments:
 
     def __init__(self) -> None:
         self._before = _names()
+        self._listed = set(self._before)
         self._seen: set[str] = set()
         self._next = 0.0
 
     def look(self, *, at_once: bool = False) -> None:
-        """Remembers what descendants have mapped or open now; does nothing right after the look before."""
-        if not at_once and time.monotonic() < self._next:
+        """Remembers what descendants have mapped or open now; does nothing right after the look before.
+
+        A new name is looked at without delay: NCCL's stand there for no longer than the peer takes to attach.
+        """
+        names = _names()
+        fresh = not names <= self._listed
+        self._listed |= names
+        if not (at_once or fresh) and time.monotonic() < self._next:
             return
         self._seen |= _held(children.descendants(os.getpid())) - self._before
         self._next = time.monotonic() + PAUSE_S

@@ -89,3 +89,13 @@ def test_a_host_without_the_folder_has_no_segments(monkeypatch: pytest.MonkeyPat
     segments = Segments()
     segments.look()
     assert segments.sweep() == []
+
+
+def test_a_new_name_is_looked_at_without_delay(folder: Path, rank: subprocess.Popen[str]) -> None:
+    segments = Segments()
+    segments.look()
+    wait_for(rank)
+    segments.look()
+    rank.kill()
+    rank.wait()
+    assert "nccl-Ab3dE6" in segments.sweep()

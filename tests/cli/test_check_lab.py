@@ -50,16 +50,22 @@ ACCESS = [
 ]
 
 
-@pytest.mark.parametrize(("broken", "name"), ACCESS)
-def test_a_host_that_cant_be_reached_is_one_diagnosis_and_the_others_are_judged(
-    fresh_lab: Lab, broken: str, name: str
+def test_each_host_that_cant_be_reached_is_named_for_its_own_reason_and_the_others_are_judged(
+    make_lab: MakeLab,
 ) -> None:
-    fault(broken)(fresh_lab, fresh_lab.host("node2"))
-    run = doctor(fresh_lab, *NO_SMOKE)
-    assert run.names == [name]
-    assert run.first["hosts"] == ["node2"]
+    lab = make_lab(len(ACCESS) + 2)
+    broken = lab.hosts[1:-1]
+    for host, (name, _) in zip(broken, ACCESS, strict=True):
+        fault(name)(lab, host)
+    run = doctor(lab, *NO_SMOKE)
+    named = [
+        (name, host)
+        for name, hosts in zip(run.names, (one["hosts"] for one in run.report["diagnoses"]), strict=True)
+        for host in hosts
+    ]
+    assert sorted(named) == sorted((name, host.name) for host, (_, name) in zip(broken, ACCESS, strict=True))
     assert run.code == 1
-    assert [host["reached"] for host in run.report["hosts"]] == [True, False, True]
+    assert [host["reached"] for host in run.report["hosts"]] == [True, *(False for _ in broken), True]
     assert run.report["mesh"]["tested"] == 2
     assert run.report["timings"]["total"] < 15 * crowd()
 

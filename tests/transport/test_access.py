@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
 import subprocess
@@ -213,6 +214,7 @@ def test_dropped_twice_and_then_served(transport: Transport, server: Sshd, contr
         assert run(transport, node(port), "echo in") == [b"in"]
     for thread in served:
         thread.join(LONG_S)
+        assert not thread.is_alive()
     assert len(served) == 3
 
 
@@ -228,8 +230,9 @@ def _relay(connection: socket.socket, port: int) -> None:
                 while data := source.recv(65536):
                     sink.sendall(data)
                 sink.shutdown(socket.SHUT_WR)
-            except OSError:
-                upstream.close()
+            except OSError:  # reset; closing alone would not wake the other thread
+                with contextlib.suppress(OSError):
+                    upstream.shutdown(socket.SHUT_RDWR)
 
         up = threading.Thread(target=copy, args=(connection, upstream))
         up.start()

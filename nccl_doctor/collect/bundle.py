@@ -13,7 +13,12 @@ from pathlib import Path
 
 from nccl_doctor import probe
 
-LOADER = "import sys,zlib;exec(compile(zlib.decompress(sys.stdin.buffer.read({size})),'<nccl-doctor>','exec'))"
+LOADER = (
+    "import sys,zlib;print('{mark}'[::-1]+'{{}}',flush=True);"
+    "exec(compile(zlib.decompress(sys.stdin.buffer.read({size})),'<nccl-doctor>','exec'))"
+)
+"""Says that it is ready, by the nonce and an empty object, and reads the probe only then: a login that runs something
+else would take it for commands. The nonce stands backwards, so that an echo of the command line is no such word."""
 
 
 @cache
@@ -26,13 +31,13 @@ def bundle() -> bytes:
     return zlib.compress(program.encode(), 9)
 
 
-def command(python: str) -> str:
-    """The line that starts the probe under a host's interpreter.
+def command(python: str, nonce: str) -> str:
+    """The line that starts the probe under a host's interpreter; ``nonce``, letters and digits, marks its words.
 
     ``exec`` spares a shell that would have to die too. Double quotes without $, ` and ! mean the same to sh, csh and
     fish. ``-I``: no file in somebody's home and no PYTHON* variable can shadow a module.
     """
-    loader = LOADER.format(size=len(bundle()))
+    loader = LOADER.format(size=len(bundle()), mark=nonce[::-1])
     interpreter = "~/" + shlex.quote(python[2:]) if python.startswith("~/") else shlex.quote(python)
     return f'exec {interpreter} -I -c "{loader}"'
 

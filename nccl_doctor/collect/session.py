@@ -15,13 +15,10 @@ from pydantic import TypeAdapter
 
 from nccl_doctor.collect import answers, bundle, psutil_bundle
 from nccl_doctor.collect.answers import GoneError, Hello, MalformedError, NoAnswerError, ProbeError, RankEvent
+from nccl_doctor.collect.start_failure import Start, start_failure
 from nccl_doctor.model import Node
-from nccl_doctor.snapshot import ProbeFacts, ProbeFailed, PythonFacts, PythonMissing
+from nccl_doctor.snapshot import ProbeFailed, PythonMissing
 from nccl_doctor.transport.base import AccessError, Channel, Transport
-
-NOT_FOUND = 127
-"""A shell's exit status for a command it does not find (POSIX, 2.8.2)."""
-
 
 OLDEST_PSUTIL = (5, 9, 3)
 
@@ -57,6 +54,7 @@ class Session:
         self._awaited: set[int] = set()
         self._early: dict[int, dict[str, Any]] = {}
         self._allowance = MAX_GREETING
+        self._ready = False
 
     @classmethod
     def open(
@@ -68,7 +66,7 @@ class Session:
             AccessError: with one of the six kinds of :class:`~nccl_doctor.snapshot.AccessFailure`.
         """
         nonce, bound = secrets.token_hex(16), deadline - time.monotonic()
-        channel = transport.open(node, bundle.command(node.python), deadline)
+        channel = transport.open(node, bundle.command(node.python, nonce), deadline)
         session = cls(node, channel, nonce)
         try:
             session._greet({"nonce": nonce, "lifetime_s": lifetime_s}, min(time.monotonic() + bound, latest))
@@ -150,6 +148,9 @@ class Session:
             return answers.typed(kind, "answer", message["ok"])
 
     def _greet(self, header: dict[str, Any], deadline: float) -> None:
+        if self._next(deadline):
+            raise MalformedError("a word before the probe was sent")
+        self._ready = True
         try:
             self._channel.send(bundle.bundle() + json.dumps(header).encode() + b"\n", deadline)
         except TimeoutError:  # an interpreter that reads nothing, and the bundle is more than a pipe holds
@@ -190,18 +191,19 @@ class Session:
                 self._chatter.append(chatter.decode(errors="replace")[:300])
 
     def _start_failure(self, error: Exception) -> PythonMissing | ProbeFailed:
-        """Why the probe did not come up: no such interpreter, or whatever it said instead."""
-        ended = not isinstance(error, NoAnswerError)
-        status = self._channel.exit_status(time.monotonic() + 1) if ended else None
-        said = [line for line in self._channel.stderr_tail().splitlines() if line.strip()][-5:]
-        missing = any(words in line.lower() for line in said for words in ("not found", "no such file"))
-        if status == NOT_FOUND or (missing and status not in (0, None)):
-            detail = f'there is no interpreter "{self.node.python}"'
-            return PythonMissing(detail=detail, evidence=tuple(said), facts=PythonFacts(python=self.node.python))
-        detail = f"{self.node.python} did not start the probe: {error}"
-        evidence = (*said, *self._chatter)
-        return ProbeFailed(
-            detail=detail, evidence=evidence, facts=ProbeFacts(python=self.node.python, stage="start", late=not ended)
+        """Why the probe did not come up."""
+        late = isinstance(error, NoAnswerError)
+        return start_failure(
+            Start(
+                python=self.node.python,
+                error=str(error),
+                ready=self._ready,
+                late=late,
+                lied=isinstance(error, MalformedError),
+                status=None if late else self._channel.exit_status(time.monotonic() + 1),
+                stderr=[line for line in self._channel.stderr_tail().splitlines() if line.strip()][-5:],
+                chatter=self._chatter,
+            )
         )
 
 

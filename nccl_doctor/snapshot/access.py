@@ -5,7 +5,7 @@ AccessFailure             a host was not reached
 ├── SshAuthFailed         none of the keys let the user in
 ├── HostKeyUnknown        no known_hosts file holds the host's key
 ├── HostKeyChanged        a file holds another key, or revokes this one
-├── PythonMissing         the interpreter is not there
+├── PythonMissing         the interpreter is not there, or can't run the probe
 ├── ProbeFailed           the interpreter did not start the probe, or the probe failed
 └── EngineFailure         what an engine alone knows: by the name of its diagnosis, with its own remedy
 """
@@ -22,6 +22,12 @@ Reason = Literal[
     "invalid-name", "name-unresolved", "refused", "timed-out", "no-route", "unreachable", "no-banner", "dropped",
     "not-ssh", "handshake", "proxy", "forwarding", "ssh-config", "no-account", "failed",
 ]  # fmt: skip
+
+
+PythonProblem = Literal[
+    "missing", "permission", "directory", "architecture", "too-old", "incomplete", "library", "broken"
+]
+"""Why an interpreter can't be used."""
 
 
 class SshTarget(Observed):
@@ -95,14 +101,16 @@ class ChangedKeyFacts(SshTarget):
 
 
 class PythonFacts(Observed):
-    """The interpreter that was asked for."""
+    """The interpreter that was asked for, and what is wrong with it."""
 
     python: str | None = None
+    problem: PythonProblem = "missing"
 
 
-class ProbeFacts(PythonFacts):
-    """Where the probe failed: connect, start, facts, mesh; ``late`` where it was a deadline."""
+class ProbeFacts(Observed):
+    """Where the probe failed: connect, login, start, facts, mesh, hang; ``late`` where it was a deadline."""
 
+    python: str | None = None
     stage: str
     late: bool = False
 
@@ -173,7 +181,7 @@ class HostKeyChanged(AccessFailure):
 
 
 class PythonMissing(AccessFailure):
-    """The interpreter is not there."""
+    """The interpreter is not there, or is of no use."""
 
     kind: Literal["python-missing"] = "python-missing"
     facts: PythonFacts

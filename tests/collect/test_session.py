@@ -116,8 +116,8 @@ def test_no_interpreter() -> None:
 def test_an_interpreter_that_hangs(tmp_path: Path) -> None:
     began = time.monotonic()
     failure = refused(node(interpreter(tmp_path, "sleep 60")), 0.5)
-    assert failure.kind == "probe-failed"
-    assert "no answer in time" in failure.detail
+    assert (failure.kind, failure.facts.stage, failure.ran_out_of_time) == ("probe-failed", "login", True)
+    assert "did not start in time" in failure.detail
     assert time.monotonic() - began < 10 * crowd()
 
 
@@ -131,8 +131,15 @@ def test_an_interpreter_that_is_too_old_is_told_so(tmp_path: Path) -> None:
     old = "import sys; sys.version_info = (3, 6, 15, 'final', 0);"
     script = f'loader="{old}$3"; exec "$PYTHON" "$1" "$2" "$loader"'
     failure = refused(node(interpreter(tmp_path, script)))
-    assert failure.kind == "probe-failed"
-    assert "Python 3.8 or later is needed, this is 3.6.15" in failure.detail
+    assert (failure.kind, failure.facts.problem) == ("python-missing", "too-old")
+    assert failure.detail.endswith("is Python 3.6.15, and 3.8 or later is needed")
+
+
+def test_a_login_that_runs_something_else_is_sent_no_program(tmp_path: Path) -> None:
+    """A shell in the interpreter's place would run the program's bytes as commands."""
+    received = tmp_path / "received"
+    failure = refused(node(interpreter(tmp_path, f"exec tee {received}")), 0.5)
+    assert (failure.facts.stage, received.read_bytes()) == ("login", b"")
 
 
 def test_hostile_interpreter_names_are_quoted(tmp_path: Path) -> None:
@@ -142,7 +149,7 @@ def test_hostile_interpreter_names_are_quoted(tmp_path: Path) -> None:
 
 
 def test_a_tilde_is_the_hosts_home() -> None:
-    assert bundle.command("~/venv/bin/my python").startswith("exec ~/'venv/bin/my python' -I -c ")
+    assert bundle.command("~/venv/bin/my python", "ab12").startswith("exec ~/'venv/bin/my python' -I -c ")
 
 
 def test_nothing_of_the_python_environment_shadows_the_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,8 @@ def main() -> None:
     real = subprocess.Popen([python, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert real.stdin is not None
     assert real.stdout is not None
+    sys.stdout.buffer.write(real.stdout.readline())  # that it reads
+    sys.stdout.buffer.flush()
     real.stdin.write(sys.stdin.buffer.read(bundle))
     header = sys.stdin.buffer.readline()
     real.stdin.write(header)

@@ -23,10 +23,11 @@ from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import ProbeFailed, Unknown
 
-_SUMMARY = (
-    "See whether ssh to the host runs a command (python3 -c 'print(1)') without waiting; the login shell, a forced "
-    "command or a full machine may prevent it."
+_LOGIN = (
+    "See whether ssh to the host runs a command (python3 -c 'print(1)') without waiting; the login shell, its start-up "
+    "files or a forced command prevent it."
 )
+_STARTED = "See whether the host is full (memory, processes) or its disk hangs; if not, report this with check -v."
 
 
 @check("NCD106", severity=Severity.ERROR, explains=FOLLOWS)
@@ -39,5 +40,5 @@ def probe_failed(view: View) -> Iterator[Finding | Unjudged]:
             yield Unjudged((host.name,), f"what it answered for {field} is {value.reason}")
 
 
-def _remedy(_: tuple[ProbeFailed, ...]) -> Fix:
-    return Fix(summary=_SUMMARY)
+def _remedy(failures: tuple[ProbeFailed, ...]) -> Fix:
+    return Fix(summary=_LOGIN if failures[0].facts.stage in ("connect", "login") else _STARTED)

@@ -1,7 +1,8 @@
 """The interpreter that training uses does not start on the host.
 
-What it means: SSH works, but the host has no such Python, or one that is too old (3.8 is the least). The job would
-fail there with "No such file or directory" or at its first import.
+What it means: SSH works, but the host has no such Python, one that is too old (3.8 is the least), that the user may
+not run, that is made for another processor, or that lacks a part of itself. The job would fail there with "No such
+file or directory" or at its first import.
 
 How we know: the interpreter named for the host (``python`` in the hosts file, else ``python3``) was started over SSH
 without a login: what a profile or ``conda activate`` adds to PATH in a terminal is not there, for a launcher's ranks
@@ -20,7 +21,7 @@ from collections.abc import Iterator
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import View, check
-from nccl_doctor.snapshot import PythonMissing
+from nccl_doctor.snapshot import PythonMissing, PythonProblem
 
 
 @check("NCD105", severity=Severity.ERROR, explains=FOLLOWS)
@@ -29,9 +30,24 @@ def python_missing(view: View) -> Iterator[Finding]:
     return findings(view, PythonMissing, _remedy, joint=":")
 
 
+_REMEDY: dict[PythonProblem, str] = {
+    "missing": "Give the full path of the interpreter that training uses, under python: in the hosts file; or install "
+    "Python 3.8 or later there as {python}.",
+    "too-old": "Give the interpreter that training uses, Python 3.8 or later, by its full path under python: in the "
+    "hosts file.",
+    "permission": "Let the user run it (its mode, that of the folders above it, a mount with noexec), or give another "
+    "interpreter under python: in the hosts file.",
+    "directory": "Give the program itself under python: in the hosts file, such as {python}/bin/python.",
+    "architecture": "Give that host an interpreter made for its processor, under its own python: in the hosts file.",
+    "incomplete": "Build that Python again with its libraries' headers there (zlib1g-dev, libffi-dev, libssl-dev), "
+    "or give another interpreter under python: in the hosts file.",
+    "library": "It needs an environment that an SSH login does not set (LD_LIBRARY_PATH, a module): have the login's "
+    "start-up file set it, or give a Python that starts by itself under python: in the hosts file.",
+    "broken": "Its environment is damaged or its base is gone: make it anew, or give another interpreter under python: "
+    "in the hosts file.",
+}
+
+
 def _remedy(failures: tuple[PythonMissing, ...]) -> Fix:
-    python = failures[0].facts.python
-    return Fix(
-        summary=f"Give the full path of the interpreter that training uses, under python: in the hosts file; "
-        f"or install Python 3.8 or later there as {python}."
-    )
+    facts = failures[0].facts
+    return Fix(summary=_REMEDY[facts.problem].format(python=facts.python))

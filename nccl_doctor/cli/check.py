@@ -18,7 +18,7 @@ def check(
     fail_on: options.FailOnLevel = options.FailOn.ERROR,
     only: options.Only = None,
     skip: options.Skip = None,
-    timeout: options.Timeout = 300.0,
+    timeout: options.TimeoutWithSmoke = None,
     connect_timeout: options.ConnectTimeout = 10.0,
     transport: options.Transport = "auto",
     python: options.Python = None,

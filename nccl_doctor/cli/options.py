@@ -47,6 +47,16 @@ ConnectTimeout = Annotated[
     typer.Option("--connect-timeout", metavar="SECONDS", help="For each host to let us in, and to answer.", min=1),
 ]
 Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="For the whole run.", min=1)]
+TimeoutWithSmoke = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        help="For the whole run.",
+        min=1,
+        show_default="300, or 240 more than --smoke-timeout",
+    ),
+]
 Transport = Annotated[TransportKind, typer.Option("--transport", help="How hosts are reached.")]
 Mesh = Annotated[
     Literal["auto", "full", "none"],

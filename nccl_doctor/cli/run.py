@@ -29,6 +29,11 @@ from nccl_doctor.snapshot import Snapshot
 from nccl_doctor.summary import decided
 from nccl_doctor.transport.register import Kind, make_transport
 
+LEAST_TOTAL_S = 300.0
+"""What a run may take where nobody says."""
+BESIDE_SMOKE_S = 240.0
+"""What all else may need of that: connections, facts, dials, imports of torch (up to 120 s), groups that are tried."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -39,7 +44,7 @@ class Request:
     exclude: str | None = None
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
-    timeout_s: float = 300.0
+    timeout_s: float | None = None
     connect_s: float = 10.0
     transport: Kind = "auto"
     overrides: Overrides = field(default_factory=Overrides)
@@ -103,7 +108,7 @@ def _looking(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
         needs = {need for check in all_checks() if check.code in selected for need in check.needs}
     options = Options(
         connect_s=request.connect_s,
-        total_s=request.timeout_s,
+        total_s=total_s(request.timeout_s, request.smoke_limits),
         facts_limits=facts.Limits(sudo=request.sudo),
         mesh_limits=mesh.Limits(size=request.mesh if "mesh" in needs else "none"),
         smoke=request.smoke and "smoke" in needs,
@@ -115,6 +120,14 @@ def _looking(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
             yield run
     finally:
         lines.close()
+
+
+def total_s(asked: float | None, smoke: Limits) -> float:
+    """Seconds for the whole run: what was asked for, else enough for an all-reduce that takes all of its own.
+
+    Only who gives ``--timeout`` himself may learn that it leaves no time for something.
+    """
+    return max(LEAST_TOTAL_S, BESIDE_SMOKE_S + smoke.deadline_s) if asked is None else asked
 
 
 def unexplained(report: Report) -> bool:

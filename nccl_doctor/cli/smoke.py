@@ -16,7 +16,7 @@ def smoke(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
     fail_on: options.FailOnLevel = options.FailOn.ERROR,
-    timeout: options.Timeout = 300.0,
+    timeout: options.TimeoutWithSmoke = None,
     transport: options.Transport = "auto",
     python: options.Python = None,
     master_port: options.MasterPort = None,

@@ -70,7 +70,7 @@ def _look(pids: Sequence[int]) -> Look:
 def _talked(look: Look) -> str | None:
     for flow in look.peers.values():
         if flow.heard_s is not None and flow.heard_s < TALKED_S:
-            return f"{_peer(flow)} sent it data {flow.heard_s:.0f} s ago"
+            return f"{_peer(flow)} sent it data {int(flow.heard_s)} s ago"
     return None
 
 

@@ -16,6 +16,7 @@ from typing import IO, Any, TypeVar
 
 from tests.lab import kernel
 from tests.lab.errors import CommandFailed, LabError
+from tests.lab.machine import runs
 from tests.lab.plan import ALICE, CONTROLLER
 from tests.lab.requirements import SYSTEM_PATH
 from tests.patience import LONG_S
@@ -216,6 +217,10 @@ class LabHost:
         fields = [line.split()[3] for line in self.run(["ss", "-Hltn"]).stdout.splitlines()]
         pairs = [field.rpartition(":") for field in fields]
         return sorted((address.strip("[]"), int(port)) for address, _, port in pairs)
+
+    def runs(self, interface: str) -> bool:
+        """Whether an interface is IFF_RUNNING by now; see :func:`tests.lab.machine.runs`."""
+        return runs(self.pid, interface)
 
     def wait_until(self, condition: Callable[[], object], what: str, timeout: float = LONG_S) -> None:
         """Wait until the condition holds, or raise `LabError` that names what was waited for."""

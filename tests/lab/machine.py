@@ -124,6 +124,15 @@ def ip_batch(script: str, pass_fds: tuple[int, ...] = ()) -> None:
         raise LabError(f"ip -batch failed: {done.stderr.strip()}")
 
 
+def runs(pid: int, interface: str) -> bool:
+    """Whether an interface of a process's network is IFF_RUNNING, which is what NCCL goes by.
+
+    A link that came or went shows in it a moment later, with much else to tell a second or more: the kernel collects
+    such changes of all namespaces, and tells of a hundred a second (net/core/link_watch.c).
+    """
+    return Path(f"/proc/{pid}/root/sys/class/net/{interface}/operstate").read_text() == "up\n"
+
+
 def _raise_limits() -> None:
     """As on a machine set up for training, as far as this one allows: a container may not raise its hard limits."""
     for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK):

@@ -78,6 +78,10 @@ def _build(plans: list[HostPlan], pids: list[int]) -> None:
     for plan, report in zip(plans, reports, strict=True):
         _await(plan, report, deadline)
     machine.ip_batch("".join(f"link set {plan.name} master br0 up\n" for plan in plans))
+    while not all(machine.runs(pid, "eth0") for pid in pids):
+        if time.monotonic() > deadline:
+            raise LabError(f"The hosts' links did not come up within {LONG_S:.0f} s.")
+        time.sleep(0.005)
 
 
 def _start(plan: HostPlan, switch: int, own_pids: int, pids: list[int]) -> int:

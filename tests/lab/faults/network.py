@@ -39,6 +39,7 @@ address add {address} brd + dev {name}
 link set {name} up
 """
     host.run(["ip", "-batch", "-"], input=script)
+    host.wait_until(lambda: host.runs(name), f"a running {name}")
 
 
 @register("hostname-loopback")
@@ -139,6 +140,7 @@ def lose_carrier(lab: Lab, host: LabHost) -> None:
     """Every host has a second network; this host's eth1 is up and keeps its address, but its cable is out."""
     add_second_network(lab, host)
     lab.switch(["ip", "link", "set", _second_port(host), "down"])
+    host.wait_until(lambda: not host.runs("eth1"), "eth1 without a carrier")
 
 
 def _add_interface(lab: Lab, host: LabHost, bridge: str, address: ipaddress.IPv4Address) -> None:
@@ -150,6 +152,7 @@ def _add_interface(lab: Lab, host: LabHost, bridge: str, address: ipaddress.IPv4
     prefix = host.run("ip -o -4 address show dev eth0").stdout.split()[3].partition("/")[2]
     host.run(["ip", "address", "add", f"{address}/{prefix}", "brd", "+", "dev", "eth1"])
     host.run(["ip", "link", "set", "eth1", "up"])
+    host.wait_until(lambda: host.runs("eth1"), "a running eth1")
 
 
 def _second_port(host: LabHost) -> str:

@@ -12,7 +12,7 @@ from nccl_doctor.hang.standing import Standing
 from nccl_doctor.hang.verdict import Judgement, Seen
 from nccl_doctor.hang.verdict import judge as verdict_of
 from nccl_doctor.hang_model import STANDS_STILL, HangJob, HangLook, HangRank, HangReport
-from nccl_doctor.logs.hang import ranks_of
+from nccl_doctor.logs.words import ranks_of
 from nccl_doctor.model import Diagnosis
 from nccl_doctor.registry import entry
 from nccl_doctor.snapshot import Host, Snapshot, skipped

@@ -88,7 +88,7 @@ class Check:
         needs: names of :class:`~nccl_doctor.snapshot.HostFacts` fields without which a host can't be judged; "mesh"
             and "smoke" stand for those phases.
         explains: names of the diagnoses that merely follow from this one. Not those that ranks print of any fault of
-            another one (nccl_doctor.logs.context, FOLLOW).
+            another one (nccl_doctor.logs.rule, ``LogSigns.echo``).
         in_logs: what also follows where a log alone tells; facts of a host would show the two apart.
         scope: "master" judges the first host only.
         function: None for a diagnosis that only logs or a running job show.

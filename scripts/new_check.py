@@ -39,6 +39,41 @@ def {function}(view: View) -> Iterator[Finding | Unjudged]:
     raise NotImplementedError
 '''
 
+IN_LOGS = '''"""One sentence: the fault.
+
+What it means: what the user sees when the job starts.
+
+How we know: which lines show it.
+
+Fix: what to do.
+
+References: where the wording stands in the program's source.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nccl_doctor.logs.rule import LogSigns, root
+from nccl_doctor.logs.words import Advice, advise
+from nccl_doctor.registry import from_logs
+
+if TYPE_CHECKING:
+    from nccl_doctor.logs.case import Case
+
+from_logs(__name__, "NCD{code}", explains=("peer-died", "killed", "script-failed"))
+
+RULES = (root(r"the wording: {name}", "n1:1:2 [0] the wording: {name}, in a line that holds it"),)
+
+
+def advice(case: Case) -> Advice:
+    """What to do."""
+    return advise(f"What is wrong on {{case.who}}.", "What to do there.", case.check())
+
+
+SIGNS = LogSigns(RULES, advice)
+'''
+
 
 def main(category: str, name: str) -> None:
     """Writes the file, and says what is left to do."""
@@ -52,11 +87,13 @@ def main(category: str, name: str) -> None:
     target = package / category.replace("-", "_") / f"{stem}.py"
     if target.exists():
         sys.exit(f"{target.relative_to(root)} is there already")
-    target.write_text(SKELETON.format(code=code, function=stem))
-    fixtures = root / "tests" / "checks" / category.replace("-", "_") / stem
-    fixtures.mkdir(parents=True, exist_ok=True)
+    of_logs = category == "seen-in-logs"
+    target.write_text((IN_LOGS if of_logs else SKELETON).format(code=code, function=stem, name=name))
     print(f"{target.relative_to(root)} is NCD{code}.")
-    print(f"Its fixtures go to {fixtures.relative_to(root)}: fires.json, quiet.json, unknown.json.")
+    if of_logs:
+        print(f"Its cases go to tests/logs/cases/{name}.log, and {name}-*.log beside it.")
+    else:
+        print(f"Its fixtures go to tests/checks/{category}/{stem}: fires.json, quiet.json, unknown.json.")
 
 
 if __name__ == "__main__":

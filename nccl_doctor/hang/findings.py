@@ -8,7 +8,7 @@ from nccl_doctor.commands import on
 from nccl_doctor.hang.folds import doing, folded, named, told
 from nccl_doctor.hang.standing import Link, Standing
 from nccl_doctor.hang.verdict import Judgement, Seen
-from nccl_doctor.logs.hang import ranks_of
+from nccl_doctor.logs.words import ranks_of
 from nccl_doctor.model import Finding, Fix
 from nccl_doctor.shell import line
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nccl_doctor.hang.standing import Standing
-from nccl_doctor.logs.hang import ranks_of
+from nccl_doctor.logs.words import ranks_of
 
 KERNEL_WORDS = {
     "futex": "waits for another thread",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.hang.verdict import Seen
 from nccl_doctor.hostlist import fold
-from nccl_doctor.logs.hang import ranks_of
+from nccl_doctor.logs.words import ranks_of
 from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.hang import HangSnapshot, Ras
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from nccl_doctor.logs.context import FOLLOW, Log, in_context
+from nccl_doctor.logs.context import Log, in_context
 from nccl_doctor.logs.events import Event
+from nccl_doctor.logs.marks import EXITED
 from nccl_doctor.logs.recorded import recorded
+from nccl_doctor.logs.register import echoes
 from nccl_doctor.logs.rule import SCRIPT, Grade
-from nccl_doctor.logs.rules.scripts import EXITED
 from nccl_doctor.registry import entry
 
 MOST_CAUSES = 3
@@ -68,7 +69,7 @@ def _order(events: Sequence[Event]) -> Callable[[Event], tuple[int, int, tuple[i
     def key(event: Event) -> tuple[int, int, tuple[int, int, int], int]:
         time = event.prefix.time if timed and event.prefix.time else (0, 0, 0)
         given_up = event.name == SCRIPT and event.grade is Grade.GENERIC
-        late = 2 + (event.wording == EXITED) if given_up else event.name in FOLLOW
+        late = 2 + (event.wording == EXITED) if given_up else event.name in echoes()
         return -event.grade, late, time, event.order
 
     return key
@@ -76,12 +77,12 @@ def _order(events: Sequence[Event]) -> Callable[[Event], tuple[int, int, tuple[i
 
 def _follows(group: list[Event], chosen: list[list[Event]]) -> bool:
     name, grade = group[0].name, group[0].grade
-    if grade < Grade.LIKELY or name in FOLLOW or name == SCRIPT:
+    if grade < Grade.LIKELY or name in echoes() or name == SCRIPT:
         return True
     return any(name in _effects(cause[0].name) for cause in chosen)
 
 
 def _effects(name: str) -> tuple[str, ...]:
-    """What else follows from a cause, beyond FOLLOW."""
+    """What else follows from a cause, beyond the echoes."""
     check = entry(name)
     return check.explains + check.in_logs

@@ -13,6 +13,8 @@ from nccl_doctor.logs.blame import Cause
 from nccl_doctor.logs.context import Log
 from nccl_doctor.logs.events import Address, Event
 from nccl_doctor.logs.facts import Interface, Process
+from nccl_doctor.logs.rank_progress import rank_progress
+from nccl_doctor.logs.words import ranks_of
 from nccl_doctor.model import Command, LogLine
 from nccl_doctor.shell import line
 
@@ -50,6 +52,11 @@ class Case:
     def ranks(self) -> tuple[int, ...]:
         """Ranks that show the fault, sorted."""
         return tuple(sorted({rank for rank in map(self.rank_of, self.cause.events) if rank is not None}))
+
+    @property
+    def silent_ranks(self) -> tuple[int, ...]:
+        """Ranks of which no line tells, though others do."""
+        return rank_progress(self.log.facts).missing
 
     @property
     def address(self) -> Address:
@@ -142,8 +149,7 @@ class Case:
     def who(self) -> str:
         """``rank 3 on gpu02``, ``ranks 8-15 on gpu[02-03]``, ``a rank`` where no line tells."""
         ranks, hosts = self.ranks, self.hosts
-        folded = fold([str(rank) for rank in ranks]).strip("[]")
-        named = f"rank{'s' * (len(ranks) > 1)} {folded}" if ranks else ""
+        named = ranks_of(ranks) if ranks else ""
         place = fold([host for host in hosts if _HOST.fullmatch(host)])
         if named and place:
             return f"{named} on {place}"

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from nccl_doctor.logs.events import Event
 from nccl_doctor.logs.text import number
+
+if TYPE_CHECKING:
+    from nccl_doctor.logs.events import Event
 
 _WORK = re.compile(
     r"SeqNum=(?P<seq>\d+), ?OpType=(?P<op>\w+)(?:, ?NumelIn=(?P<numel_in>\d+), ?NumelOut=(?P<numel_out>\d+))?"
@@ -18,6 +21,9 @@ _MUST_AGREE = frozenset(
     {"ALLREDUCE", "BROADCAST", "REDUCE", "_ALLGATHER_BASE", "_REDUCE_SCATTER_BASE", "ALLREDUCE_COALESCED"}
 )
 """Collectives whose sizes are equal on all ranks; all-to-all and coalesced gathers may differ."""
+
+_MOST = 64
+"""More missing ranks than this are those of hosts whose logs were not given."""
 
 
 @dataclass(frozen=True)
@@ -81,3 +87,9 @@ def never_started(events: Iterable[Event]) -> bool:
         return True
     sequence = [found.seq for found in map(work, events) if found is not None]
     return bool(sequence) and max(sequence) <= 1
+
+
+def absent(seen: set[int], world_size: int | None) -> tuple[int, ...]:
+    """The ranks of a job that are not among ``seen``; none where so many are that their logs were just not given."""
+    few = (world_size or 0) - len(seen) <= _MOST
+    return tuple(sorted(set(range(world_size or 0)) - seen)) if few else ()

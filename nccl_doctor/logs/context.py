@@ -11,48 +11,15 @@ from nccl_doctor.logs.collectives import mismatch
 from nccl_doctor.logs.events import Event, Reading
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.flight import Dump
+from nccl_doctor.logs.marks import RETURN_CODE, TERMINATING
 from nccl_doctor.logs.ras_events import from_text
+from nccl_doctor.logs.register import echoes, signs
 from nccl_doctor.logs.rule import SCRIPT, Grade
-from nccl_doctor.logs.rules.scripts import TERMINATING
-from nccl_doctor.logs.rules.sockets import RETURN_CODE
 from nccl_doctor.logs.stall import apart, came_together, complaints, interrupts, stalled
 from nccl_doctor.logs.text import number
 
-FOLLOW: frozenset[str] = frozenset(
-    {
-        "collective-timeout",
-        "connection-refused",
-        "connection-timed-out",
-        "killed",
-        "nccl-unknown-error",
-        "peer-died",
-        "rendezvous-timeout",
-    }
-)
-"""What ranks see of any fault of another one."""
-
 _CONNECTION = frozenset({"connection-refused", "connection-timed-out", "no-route-to-host"})
 _RETRIED = _CONNECTION | {"rendezvous-timeout"}
-_NETWORK = frozenset({*FOLLOW, "no-route-to-host", "hostname-loopback", "ephemeral-ports-few"}) - {"collective-timeout"}
-
-_BESIDE: dict[str, tuple[frozenset[str], Grade]] = {
-    "connection-refused": (_NETWORK, Grade.ROOT),
-    "connection-timed-out": (_NETWORK, Grade.ROOT),
-    "ephemeral-ports-few": (_NETWORK, Grade.ROOT),
-    "no-route-to-host": (_NETWORK, Grade.ROOT),
-    "memlock-low": (FOLLOW | {"ib-fault", "plugin-fault"}, Grade.ROOT),
-    "shm-exhausted": (FOLLOW, Grade.LIKELY),
-    "collective-timeout": (FOLLOW, Grade.GENERIC),
-    "cuda-error": (FOLLOW, Grade.GENERIC),
-    "hostname-unresolvable": (FOLLOW, Grade.GENERIC),
-    "ib-fault": (FOLLOW, Grade.GENERIC),
-    "rendezvous-timeout": (FOLLOW, Grade.GENERIC),
-}
-"""Beside which other faults alone a hint counts, and how much: whatever explains the failure itself, silences it."""
-
-_ONLY_WITH: dict[str, set[str]] = {"memlock-low": {"ib-fault", "plugin-fault"}}
-"""Hints that need one of these faults beside them: healthy logs of hosts without RDMA complain of the limit, too."""
-
 _BARRIER = re.compile(r"world_size=(?P<size>\d+), worker_count=(?P<workers>\d+)")
 _SIZES = re.compile(r"mismatch in info from procs, nranks (?P<one>\d{1,9}) vs (?P<other>\d{1,9})\b")
 """Two builds of NCCL lay out differently what they tell each other: equal sizes, and the rest is garbage."""
@@ -135,7 +102,7 @@ def _telling(events: list[Event]) -> set[str]:
 def _standing_still(log: Log, kept: list[Event]) -> list[Event]:
     """The events, and before them what shows a hang, where no other fault explains it."""
     names = _telling(kept)
-    if names <= _NETWORK | {"collective-timeout"}:
+    if names <= _network() | {"collective-timeout"}:
         kept = [*apart(log.readings, log.facts), *kept]
     return (stalled(log.readings, log.facts) or kept) if interrupts(kept) else kept
 
@@ -242,12 +209,18 @@ def _weighed(event: Event, names: set[str], stuck: set[str], facts: Facts) -> Ev
     if event.name == "plugin-fault":
         sockets = any(process.network == "Socket" for process in facts.processes.values())
         return replace(event, grade=Grade.LIKELY) if sockets else event
-    beside, grade = _BESIDE.get(event.name, (FOLLOW, Grade.GENERIC))
     if event.name in _CONNECTION and came_together(facts):
         return event
-    wanted = _ONLY_WITH.get(event.name, names)
-    matters = (bool(names & wanted) and names <= beside) or event.name in stuck
-    return replace(event, grade=grade) if matters else event
+    shown = signs()[event.name]
+    beside = _network() if shown.network else echoes().union(shown.hint_beside)
+    wanted = names.intersection(shown.hint_beside) if shown.hint_beside else names
+    matters = (bool(wanted) and names <= beside) or event.name in stuck
+    return replace(event, grade=shown.hint) if matters else event
+
+
+def _network() -> frozenset[str]:
+    """What tells of the way between hosts, and what ranks see of that; a collective that waits is no such sign."""
+    return echoes().union(name for name, one in signs().items() if one.network) - {"collective-timeout"}
 
 
 def _interface_matters(event: Event, names: set[str], facts: Facts) -> bool:
@@ -255,7 +228,7 @@ def _interface_matters(event: Event, names: set[str], facts: Facts) -> bool:
     several = len(facts.hosts) > 1 or (facts.nodes or 1) > 1
     if names:
         failed = names & {*_CONNECTION, "rendezvous-timeout"}
-        return names <= _NETWORK | {"collective-timeout"} and (bool(failed) or several)
+        return names <= _network() | {"collective-timeout"} and (bool(failed) or several)
     return several and "Bootstrap" in event.message and not came_together(facts)
 
 

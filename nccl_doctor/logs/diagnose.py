@@ -10,9 +10,9 @@ from nccl_doctor.logs.blame import Cause, causes
 from nccl_doctor.logs.context import Log
 from nccl_doctor.logs.events import Event, Reader, Reading
 from nccl_doctor.logs.facts import Facts
+from nccl_doctor.logs.marks import RAS_LINE
 from nccl_doctor.logs.ras_events import from_answer
 from nccl_doctor.logs.rule import Grade
-from nccl_doctor.logs.rules.ras import LINE
 from nccl_doctor.logs.text import decode
 from nccl_doctor.nccl.ras_answer import MalformedAnswerError, RasAnswer
 from nccl_doctor.nccl.ras_json import parse_json
@@ -137,7 +137,7 @@ class Investigation:
             self.log.dumps[reader.reading.name] = dump
             reader.reading.bytes = len(data)
         elif (answer := _ras_answer(data)) is not None:
-            line = Event.of_file(reader.reading.name, LINE, f"the answer of RAS, NCCL {answer.nccl_version}")
+            line = Event.of_file(reader.reading.name, RAS_LINE, f"the answer of RAS, NCCL {answer.nccl_version}")
             reader.reading.events += from_answer(answer, line)
             reader.reading.bytes = len(data)
         else:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 from nccl_doctor.logs import fact_rules
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.prefix import Prefix, peel, records
+from nccl_doctor.logs.register import rules
 from nccl_doctor.logs.rule import Grade, Rule
-from nccl_doctor.logs.rules import ALL
-from nccl_doctor.logs.scan import Line, Scanner, table
+from nccl_doctor.logs.scan import Line, Scanner, Table, table
 from nccl_doctor.logs.text import QUOTED, decode, number, quote
 from nccl_doctor.nccl.messages import Meaning, meaning
 
@@ -32,8 +32,6 @@ _CATALOGUED = {
     "collective-timeout": Grade.SYMPTOM,
 }
 """What a warning weighs that NCCL's catalogue knows and no rule does; others are LIKELY."""
-
-_PATTERNS = (*(rule.pattern for rule in ALL), *(rule.pattern for rule in fact_rules.RULES))
 
 _ADDRESSES: tuple[re.Pattern[str], ...] = tuple(
     map(
@@ -136,7 +134,7 @@ class Reader:
 
     def __init__(self, name: str, facts: Facts, first_order: int = 0) -> None:
         self.reading = Reading(name, facts)
-        self._scanner = Scanner(table(_PATTERNS))
+        self._scanner = Scanner(_table())
         self.order = first_order
         self._most = KEPT
 
@@ -155,7 +153,7 @@ class Reader:
         judged = {(event.line, event.wording) for event in self.reading.events}
         end = self.reading.tail[self.reading.tail.find(b"\n") + 1 :]
         before = self.reading.lines - end.count(b"\n")
-        scanner, self._most = Scanner(table(_PATTERNS)), KEPT + KEPT // 8
+        scanner, self._most = Scanner(_table()), KEPT + KEPT // 8
         lines = [
             replace(line, number=line.number + before) for part in (scanner.feed(end), scanner.close()) for line in part
         ]
@@ -182,22 +180,23 @@ class Reader:
 
     def _told(self, line: Line, part: str) -> tuple[Rule, re.Match[str]] | None:
         """The weightiest rule that a record fits; facts are noted on the way."""
+        wordings = rules()
         best: tuple[Rule, re.Match[str]] | None = None
         prefix: Prefix | None = None
         for index in line.rules:
-            if index >= len(ALL):
-                fact = fact_rules.RULES[index - len(ALL)]
+            if index >= len(wordings):
+                fact = fact_rules.RULES[index - len(wordings)]
                 stated = fact.compiled.search(part)
                 if stated is not None:
                     if stated[0].startswith("Traceback") and len(self.reading.tracebacks) < KEPT:
                         self.reading.tracebacks.append(line.number)
                     prefix = prefix or peel(part)
                     self.reading.facts.take(fact.kind, stated, prefix)
-            elif (match := ALL[index].match(part)) and not _SOURCE.search(part):
-                if ALL[index].grade is Grade.BENIGN:
+            elif (match := wordings[index].match(part)) and not _SOURCE.search(part):
+                if wordings[index].grade is Grade.BENIGN:
                     return None
-                if best is None or ALL[index].grade > best[0].grade:
-                    best = (ALL[index], match)
+                if best is None or wordings[index].grade > best[0].grade:
+                    best = (wordings[index], match)
         return best
 
     def _event(self, rule: Rule, match: re.Match[str], place: Place) -> Iterator[Event]:
@@ -227,6 +226,11 @@ class Reader:
             order=self.order,
             catalogued=known,
         )
+
+
+def _table() -> Table:
+    """What the first pass looks for: all wordings, then all facts."""
+    return table((*(rule.pattern for rule in rules()), *(rule.pattern for rule in fact_rules.RULES)))
 
 
 def address_of(match: re.Match[str]) -> Address:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from nccl_doctor.linear import compiled
 from nccl_doctor.logs.events import Address, Event
+from nccl_doctor.logs.marks import RAS_LINE
 from nccl_doctor.logs.rule import Grade
-from nccl_doctor.logs.rules.ras import LINE
 from nccl_doctor.nccl.ras_answer import Communicator, RankGroup, RasAnswer, RasProcess, RasRank
 from nccl_doctor.nccl.ras_text import parse_lines
 
@@ -22,7 +22,7 @@ _ERRORS = {
 
 def from_text(events: Sequence[Event]) -> list[Event]:
     """What the lines of one source say together; each event stands on the line that names its rank or process."""
-    lines = [event for event in events if event.wording == LINE]
+    lines = [event for event in events if event.wording == RAS_LINE]
     if not lines:
         return []
     return list(_told(parse_lines(_bare(event.message) for event in lines), lines))

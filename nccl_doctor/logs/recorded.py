@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from nccl_doctor.logs.events import Event
 from nccl_doctor.logs.flight import Dump, compare
+from nccl_doctor.logs.marks import RECORDED
 from nccl_doctor.logs.rule import Grade
-
-WORDING = "flight recorder"
 
 
 def recorded(dumps: dict[str, Dump]) -> list[Event]:
@@ -33,6 +32,6 @@ def recorded(dumps: dict[str, Dump]) -> list[Event]:
         files |= dict.fromkeys(found.absent, first)
         told = dict.fromkeys(found.absent, f"gave no dump, while others wait in {where}") | told
     return [
-        Event.of_file(files[rank], WORDING, f"rank {rank}: {text}", name=name, grade=grade, rank=rank).saying(text)
+        Event.of_file(files[rank], RECORDED, f"rank {rank}: {text}", name=name, grade=grade, rank=rank).saying(text)
         for rank, text in told.items()
     ]

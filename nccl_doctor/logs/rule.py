@@ -1,13 +1,19 @@
-"""What a rule is: one wording, the diagnosis it speaks for, and how much it weighs."""
+"""What a rule is: one wording, the diagnosis it speaks for, and how much it weighs; and how logs show a diagnosis."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from nccl_doctor.linear import compiled
+
+if TYPE_CHECKING:
+    from nccl_doctor.logs.case import Case
+    from nccl_doctor.logs.words import Advice
 
 WEB = (
     r"https?://|HTTPS?Connection|urllib3\.|requests\.exceptions|huggingface\.co\b|huggingface_hub\.|\bwandb[.:]"
@@ -44,18 +50,18 @@ class Rule:
     """One wording that logs hold.
 
     Attributes:
-        name: the diagnosis of the contract's catalogue; empty for BENIGN.
         pattern: a regular expression without looking around (:mod:`nccl_doctor.linear`). Named groups ``host``, ``ip``,
             ``port``, ``iface`` and ``rank`` become entities.
         sample: a line that it is meant for; the tests hold every rule against its own sample.
         unless: a line that this is found in is not meant.
+        name: the diagnosis, which the file that the rule stands in tells; empty for BENIGN.
     """
 
-    name: str
     grade: Grade
     pattern: str
     sample: str
     unless: str = ""
+    name: str = ""
 
     @cached_property
     def _compiled(self) -> tuple[re.Pattern[str], re.Pattern[str] | None]:
@@ -69,36 +75,63 @@ class Rule:
         return None if found is None or (unless is not None and unless.search(text)) else found
 
 
-def root(name: str, pattern: str, sample: str, unless: str = "") -> Rule:
+def root(pattern: str, sample: str, unless: str = "") -> Rule:
     """A rule of grade ROOT."""
-    return Rule(name, Grade.ROOT, pattern, sample, unless)
+    return Rule(Grade.ROOT, pattern, sample, unless)
 
 
-def likely(name: str, pattern: str, sample: str, unless: str = "") -> Rule:
+def likely(pattern: str, sample: str, unless: str = "") -> Rule:
     """A rule of grade LIKELY."""
-    return Rule(name, Grade.LIKELY, pattern, sample, unless)
+    return Rule(Grade.LIKELY, pattern, sample, unless)
 
 
-def symptom(name: str, pattern: str, sample: str, unless: str = "") -> Rule:
+def symptom(pattern: str, sample: str, unless: str = "") -> Rule:
     """A rule of grade SYMPTOM."""
-    return Rule(name, Grade.SYMPTOM, pattern, sample, unless)
+    return Rule(Grade.SYMPTOM, pattern, sample, unless)
 
 
-def generic(name: str, pattern: str, sample: str, unless: str = "") -> Rule:
+def generic(pattern: str, sample: str, unless: str = "") -> Rule:
     """A rule of grade GENERIC."""
-    return Rule(name, Grade.GENERIC, pattern, sample, unless)
+    return Rule(Grade.GENERIC, pattern, sample, unless)
 
 
-def hint(name: str, pattern: str, sample: str, unless: str = "") -> Rule:
+def hint(pattern: str, sample: str, unless: str = "") -> Rule:
     """A rule of grade HINT."""
-    return Rule(name, Grade.HINT, pattern, sample, unless)
+    return Rule(Grade.HINT, pattern, sample, unless)
 
 
-def clue(name: str, pattern: str, sample: str, unless: str = "") -> Rule:
+def clue(pattern: str, sample: str, unless: str = "") -> Rule:
     """A rule of grade CLUE."""
-    return Rule(name, Grade.CLUE, pattern, sample, unless)
+    return Rule(Grade.CLUE, pattern, sample, unless)
 
 
 def benign(pattern: str, sample: str) -> Rule:
     """A rule of grade BENIGN: its line is no fault, whatever other rules say."""
-    return Rule("", Grade.BENIGN, pattern, sample)
+    return Rule(Grade.BENIGN, pattern, sample)
+
+
+@dataclass(frozen=True)
+class LogSigns:
+    """How logs show one diagnosis, and what to say then: the ``SIGNS`` of its file.
+
+    Attributes:
+        rules: its wordings; of several of one grade that fit a line, the first speaks.
+        advice: what to say and do.
+        after: diagnoses that go before this one where a line fits wordings of both that weigh the same; between
+            others the name decides.
+        echo: ranks see it of any fault of another one, so it is a cause only where nothing else is.
+        network: it tells of the way between hosts; beside other such faults its hints count.
+        hint: what a hint of it weighs once it counts.
+        hint_beside: its hints count beside these faults alone, not beside any.
+        warning_up_to: nothing worse than a warning up to this grade, where nothing follows from it: NCCL may have gone
+            on without the plugin or the setting.
+    """
+
+    rules: tuple[Rule, ...]
+    advice: Callable[[Case], Advice]
+    after: tuple[str, ...] = ()
+    echo: bool = False
+    network: bool = False
+    hint: Grade = Grade.GENERIC
+    hint_beside: tuple[str, ...] = ()
+    warning_up_to: Grade = Grade.BENIGN

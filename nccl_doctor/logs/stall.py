@@ -5,12 +5,12 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import replace
 
+from nccl_doctor.logs import marks
 from nccl_doctor.logs.events import Event, Reading
 from nccl_doctor.logs.facts import Facts, Milestone
 from nccl_doctor.logs.rule import Grade
-from nccl_doctor.logs.rules import stalls
 
-_PLACES = frozenset({stalls.CHOSEN, stalls.STARTED, stalls.CONNECTED, stalls.TABLE, stalls.MEETING, stalls.TALKING})
+_PLACES = frozenset({marks.CHOSEN, marks.STARTED, marks.CONNECTED, marks.TABLE, marks.MEETING, marks.TALKING})
 _NEAR = 25
 """Lines between the place where a run stood and the interrupt: a stack trace, not the steps of a training."""
 _LATER = 3
@@ -28,18 +28,18 @@ def came_together(facts: Facts) -> bool:
 
 def guessed(event: Event) -> bool:
     """Whether only the end of the log speaks for a hang, which may be the end of an excerpt."""
-    return event.wording == stalls.STARTED
+    return event.wording == marks.STARTED
 
 
 def complaints(readings: list[Reading]) -> bool:
     """Whether somebody wrote that it hangs, or ended it from the keyboard."""
-    wordings = {stalls.COMPLAINED, stalls.BROKE_OFF}
+    wordings = {marks.COMPLAINED, marks.BROKE_OFF}
     return any(event.wording in wordings for reading in readings for event in reading.events)
 
 
 def interrupts(events: list[Event]) -> bool:
     """Whether nothing but an interrupt stands among the faults."""
-    return all(event.wording == stalls.INTERRUPTED for event in events)
+    return all(event.wording == marks.INTERRUPTED for event in events)
 
 
 def stalled(readings: list[Reading], facts: Facts) -> list[Event]:
@@ -52,7 +52,7 @@ def stalled(readings: list[Reading], facts: Facts) -> list[Event]:
 
 
 def _complained(reading: Reading, facts: Facts) -> list[Event]:
-    words = [event for event in reading.events if event.wording == stalls.COMPLAINED]
+    words = [event for event in reading.events if event.wording == marks.COMPLAINED]
     if not words:
         return []
     places = [event for event in reading.events if event.wording in _PLACES]
@@ -62,7 +62,7 @@ def _complained(reading: Reading, facts: Facts) -> list[Event]:
 
 
 def _interrupted(reading: Reading) -> list[Event]:
-    ends = [event for event in reading.events if event.wording in {stalls.BROKE_OFF, stalls.INTERRUPTED}]
+    ends = [event for event in reading.events if event.wording in {marks.BROKE_OFF, marks.INTERRUPTED}]
     places = [event for event in reading.events if event.wording in _PLACES]
     for end in ends:
         before = [place for place in places if 0 <= end.line - place.line <= _NEAR]
@@ -73,7 +73,7 @@ def _interrupted(reading: Reading) -> list[Event]:
 
 def _empty_table(reading: Reading, facts: Facts) -> list[Event]:
     """The head of a benchmark's table that is followed by no row."""
-    heads = [event for event in reading.events if event.wording == stalls.TABLE]
+    heads = [event for event in reading.events if event.wording == marks.TABLE]
     return [_blamed(heads[-1], heads[-1].name)] if heads and not facts.rows else []
 
 
@@ -82,7 +82,7 @@ def _left_waiting(readings: list[Reading], facts: Facts) -> list[Event]:
     if came_together(facts):
         return []
     for reading in readings:
-        last = [event for event in reading.events if event.wording == stalls.STARTED][-1:]
+        last = [event for event in reading.events if event.wording == marks.STARTED][-1:]
         if last and _ends_with_nccl(reading, last[0].line):
             return [_blamed(last[0], last[0].name)]
     return []
@@ -103,7 +103,7 @@ def apart(readings: list[Reading], facts: Facts) -> list[Event]:
     chosen: dict[str, Event] = {}
     for reading in readings:
         for event in reading.events:
-            if event.wording == stalls.CHOSEN and event.prefix.host:
+            if event.wording == marks.CHOSEN and event.prefix.host:
                 chosen.setdefault(event.prefix.host, event)
     nets = {_net(event.address.ip) for event in chosen.values()}
     parted = len(nets - {None}) > 1 or (len(chosen) > 1 and str(_NETS[-1]) in nets)
@@ -123,7 +123,7 @@ def _net(ip: str | None) -> str | None:
 
 def _name(place: Event) -> str:
     """What a run waits for that stands there: behind the choice of an interface, for the other ranks."""
-    return "rendezvous-timeout" if place.wording == stalls.CHOSEN else place.name
+    return "rendezvous-timeout" if place.wording == marks.CHOSEN else place.name
 
 
 def _blamed(event: Event, name: str, grade: Grade = Grade.LIKELY) -> Event:

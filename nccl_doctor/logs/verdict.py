@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from nccl_doctor import __version__
 from nccl_doctor.hostlist import fold
-from nccl_doctor.logs.advice import advice
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.diagnose import LogVerdict
 from nccl_doctor.logs.events import Event
-from nccl_doctor.logs.hang import Standing, standing
+from nccl_doctor.logs.rank_progress import RankProgress, rank_progress
+from nccl_doctor.logs.register import signs
 from nccl_doctor.logs.rule import Grade
 from nccl_doctor.logs.stall import guessed
 from nccl_doctor.model import CheckResult, Consequence, Diagnosis, Finding, Fix, Outcome, Report, Severity
@@ -41,13 +41,13 @@ def report(verdict: LogVerdict, seconds: float, selected: Callable[[Check], bool
 
 def finding(case: Case) -> Finding:
     """The finding of one cause, as a live check would yield it."""
-    words = advice(case)
+    advice = signs()[case.cause.name].advice(case)
     return Finding(
         hosts=case.hosts,
-        message=_sentence(words.message),
+        message=_sentence(advice.message),
         evidence=case.evidence(),
-        facts={"ranks": list(case.ranks), "lines": case.count, "reached": _reached(standing(case.log.facts))},
-        fix=words.fix,
+        facts={"ranks": list(case.ranks), "lines": case.count, "reached": _reached(rank_progress(case.log.facts))},
+        fix=advice.fix,
         entities=case.entities(),
     )
 
@@ -68,14 +68,14 @@ def _diagnosis(case: Case) -> Diagnosis:
     )
 
 
-def _reached(where: Standing) -> dict[str, list[int]]:
+def _reached(where: RankProgress) -> dict[str, list[int]]:
     reached = {milestone.name.lower(): list(ranks) for milestone, ranks in where.reached.items()}
     return reached | ({"missing": list(where.missing)} if where.missing else {})
 
 
 def _unfinished(verdict: LogVerdict) -> Diagnosis | None:
     """A log without a fault that ends before all ranks have met: it may be a hang, or only a beginning."""
-    where = standing(verdict.log.facts)
+    where = rank_progress(verdict.log.facts)
     if (
         verdict.log.facts.ended_well
         or verdict.log.facts.torn_down
@@ -88,7 +88,7 @@ def _unfinished(verdict: LogVerdict) -> Diagnosis | None:
         name=check.name,
         severity=Severity.INFO,
         hosts=verdict.log.facts.hosts,
-        message=f"The log ends without an error before all ranks had met: {where.told()}.",
+        message=f"The log ends without an error before all ranks had met: {where.phrase()}.",
         facts={"reached": _reached(where)},
         fix=Fix(summary="If it hangs there: look at the ranks that are behind or of which there is no word first."),
     )
@@ -100,13 +100,11 @@ def _severity(case: Case) -> Severity:
     A warning that nobody knows, in a log where nothing failed, is worth knowing and no more.
     """
     cause, facts = case.cause, case.log.facts
-    if cause.name == "env-mismatch" and not cause.follows:
+    if not cause.follows and cause.grade <= signs()[cause.name].warning_up_to:
         return Severity.WARNING
     if cause.follows or cause.grade > Grade.LIKELY:
         return Severity.ERROR
     if all(guessed(event) for event in cause.events):
-        return Severity.WARNING
-    if cause.grade is Grade.LIKELY and cause.name in {"plugin-fault", "env-bad-value"}:
         return Severity.WARNING
     only_warned = all(event.prefix.level == "WARN" for event in cause.events)
     if cause.name == "nccl-unknown-error" and only_warned and not facts.gave_up:

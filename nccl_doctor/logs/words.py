@@ -1,20 +1,56 @@
-"""What is said of a case."""
+"""What to say of a fault that a log shows, and phrases that several diagnoses share."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from nccl_doctor.commands import on
+from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Command, Fix
+from nccl_doctor.shell import line
+
+if TYPE_CHECKING:
+    from nccl_doctor.logs.case import Case
 
 
 @dataclass(frozen=True)
-class Said:
+class Advice:
     """One sentence for a tired person, and what to do."""
 
     message: str
     fix: Fix
 
 
-def said(message: str, summary: str, commands: tuple[Command, ...] = ()) -> Said:
-    """Words with commands that are safe to paste."""
-    return Said(message, Fix(summary=summary, risk="safe" if commands else "manual", commands=commands))
+def advise(message: str, summary: str, commands: tuple[Command, ...] = ()) -> Advice:
+    """Advice with commands that are safe to paste."""
+    return Advice(message, Fix(summary=summary, risk="safe" if commands else "manual", commands=commands))
+
+
+def ranks_of(ranks: Iterable[int]) -> str:
+    """``rank 3``, ``ranks 0-2,7``."""
+    names = [str(rank) for rank in sorted(ranks)]
+    return f"rank{'s' * (len(names) > 1)} {fold(names).strip('[]')}"
+
+
+def ifname_command(case: Case) -> tuple[Command, ...]:
+    """``nccl-doctor ifname`` over the hosts concerned; here where the log names none."""
+    return case.check(command="ifname") or on(None, line("nccl-doctor ifname"))
+
+
+def not_logged_in(case: Case, why: str, summary: str) -> Advice:
+    """A launcher's SSH that failed."""
+    host = case.address.host or case.address.ip or next(iter(case.hosts), "a host")
+    return advise(f"The launcher could not log in to {host} by SSH: {why}.", summary, case.check())
+
+
+def by_rank(case: Case) -> Advice:
+    """What RAS or the flight recorder says of each rank, the culprits' words first."""
+    words = [f"{ranks_of([e.rank]) if e.rank is not None else 'a rank'} {e.message}" for e in case.cause.events[:3]]
+    more = len(case.cause.events) - len(words)
+    return advise(
+        "; ".join(words) + (f"; and {more} more" if more > 0 else "") + ".",
+        "Look at what the first of them did meanwhile (py-spy dump, its own log): the others wait for it.",
+        case.check(),
+    )

@@ -14,11 +14,11 @@ import time
 from nccl_doctor.logs import fact_rules
 from nccl_doctor.logs.anchors import anchor
 from nccl_doctor.logs.diagnose import Source, diagnose
+from nccl_doctor.logs.register import rules
 from nccl_doctor.logs.rule import Rule
-from nccl_doctor.logs.rules import ALL
 from nccl_doctor.logs.verdict import report
 
-RULES: tuple[Rule | fact_rules.FactRule, ...] = (*ALL, *fact_rules.RULES)
+RULES: tuple[Rule | fact_rules.FactRule, ...] = (*rules(), *fact_rules.RULES)
 SIZE = 60_000
 
 

@@ -6,11 +6,10 @@ from functools import cache
 
 import pytest
 
-from nccl_doctor.logs.advice import advice
 from nccl_doctor.logs.blame import Cause
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.diagnose import Source, diagnose
-from nccl_doctor.logs.rules import ALL
+from nccl_doctor.logs.register import rules, signs
 from nccl_doctor.registry import all_checks
 
 CLOSED = "n2:1:2 [0] NCCL WARN socketProgress: Connection closed by remote peer n1<4242>"
@@ -102,7 +101,7 @@ def test_blame(lines: list[str], wanted: list[str]) -> None:
 def test_an_exception_is_told_before_the_exit_code_that_follows_it() -> None:
     said = f"{EXITED}\nmine.OddException: no such shard\n"
     verdict = diagnose([Source("run.log", [said.encode()])])
-    words = advice(Case(verdict.causes[0], verdict.log))
+    words = signs()[verdict.causes[0].name].advice(Case(verdict.causes[0], verdict.log))
     assert words.message == "The script itself failed on a rank: mine.OddException: no such shard"
 
 
@@ -133,7 +132,7 @@ EDGES = [
     (check.name, effect)
     for check in all_checks()
     for effect in (*check.explains, *check.in_logs)
-    if {check.name, effect} <= {rule.name for rule in ALL}
+    if {check.name, effect} <= {rule.name for rule in rules()}
 ]
 
 
@@ -146,7 +145,9 @@ def test_every_edge_between_diagnoses_of_logs_folds_the_one_under_the_other(caus
 
 def samples(name: str) -> list[str]:
     """Lines that show a diagnosis alone."""
-    return [rule.sample for rule in ALL if rule.name == name and [each.name for each in verdict(rule.sample)] == [name]]
+    return [
+        rule.sample for rule in rules() if rule.name == name and [each.name for each in verdict(rule.sample)] == [name]
+    ]
 
 
 @cache

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nccl_doctor.logs.advice import ADVICE, advice
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.diagnose import LogVerdict, Source, diagnose
+from nccl_doctor.logs.register import signs
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.log"))
 
@@ -29,7 +29,7 @@ def first(text: str | bytes) -> str | None:
 
 
 def expected(path: Path) -> str:
-    return max((name for name in ADVICE if path.stem.startswith(name)), key=len)
+    return max((name for name in signs() if path.stem.startswith(name)), key=len)
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
@@ -51,7 +51,7 @@ def test_evidence_is_quoted_from_its_line(path: Path) -> None:
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_words_are_short_and_commands_name_what_the_log_names(path: Path) -> None:
     verdict = verdict_of(path.read_bytes())
-    words = advice(Case(verdict.causes[0], verdict.log))
+    words = signs()[verdict.causes[0].name].advice(Case(verdict.causes[0], verdict.log))
     assert 20 < len(words.message) < 500
     assert len(words.fix.commands) <= 1
     for command in words.fix.commands:
@@ -164,7 +164,7 @@ def test_nothing_raises(pieces: list[bytes], data: st.DataObject) -> None:
     assert len(verdict.causes) <= 3
     for cause in verdict.causes:
         case = Case(cause, verdict.log)
-        assert advice(case).message
+        assert signs()[case.cause.name].advice(case).message
         assert case.evidence()
         case.entities()
 

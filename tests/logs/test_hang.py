@@ -6,7 +6,7 @@ import pytest
 
 from nccl_doctor.logs.diagnose import Source, diagnose
 from nccl_doctor.logs.facts import Milestone, facts_of
-from nccl_doctor.logs.hang import standing
+from nccl_doctor.logs.rank_progress import rank_progress
 from nccl_doctor.logs.verdict import report
 from nccl_doctor.model import LogLine, Severity
 
@@ -21,10 +21,10 @@ def lines(*done: int, started: tuple[int, ...] = ()) -> list[str]:
 
 
 def test_behind_and_missing() -> None:
-    where = standing(facts_of(lines(0, 1, started=(3,))))
+    where = rank_progress(facts_of(lines(0, 1, started=(3,))))
     assert where.reached == {Milestone.INIT_START: (3,), Milestone.COMPLETE: (0, 1)}
     assert where.missing == (2,)
-    assert where.told() == (
+    assert where.phrase() == (
         "rank 3 waited for the others in NCCL's bootstrap; ranks 0-1 had their communicator; of rank 2 there is no word"
     )
 

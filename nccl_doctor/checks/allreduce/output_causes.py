@@ -11,18 +11,18 @@ from nccl_doctor.snapshot import Smoke
 @lru_cache(maxsize=256)
 def is_echo(error: str) -> bool:
     """Whether an error only says that others are gone or did not come ("Connection closed by peer")."""
-    from nccl_doctor.logs.context import FOLLOW
     from nccl_doctor.logs.diagnose import Source, diagnose
+    from nccl_doctor.logs.register import echoes
 
     causes = diagnose([Source("error", [error.encode() + b"\n"])]).causes
-    return bool(causes) and all(cause.name in FOLLOW for cause in causes)
+    return bool(causes) and all(cause.name in echoes() for cause in causes)
 
 
 def causes_from_output(smoke: Smoke) -> tuple[tuple[str, Finding], ...]:
     """Diagnoses by name that the ranks' output shows as causes, each on the hosts whose output shows it."""
     from nccl_doctor.logs.case import Case
-    from nccl_doctor.logs.context import FOLLOW
     from nccl_doctor.logs.diagnose import Source, diagnose
+    from nccl_doctor.logs.register import echoes
     from nccl_doctor.logs.rule import Grade
     from nccl_doctor.logs.verdict import finding
 
@@ -30,7 +30,7 @@ def causes_from_output(smoke: Smoke) -> tuple[tuple[str, Finding], ...]:
     verdict = diagnose([Source(host, [text]) for host, text in lines.items()])
     found: list[tuple[str, Finding]] = []
     for cause in verdict.causes:
-        if cause.grade is Grade.ROOT and cause.name not in FOLLOW:
+        if cause.grade is Grade.ROOT and cause.name not in echoes():
             hosts = tuple(dict.fromkeys(event.file for event in cause.events))
             found.append((cause.name, finding(Case(cause, verdict.log)).model_copy(update={"hosts": hosts})))
     return tuple(found)

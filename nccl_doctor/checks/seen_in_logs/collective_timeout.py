@@ -17,6 +17,125 @@ from 2.2.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from nccl_doctor.logs.collectives import absent, never_started, waiting
+from nccl_doctor.logs.marks import BROKE_OFF, COMPLAINED, CONNECTED, RAS_LINE, RECORDED, TABLE, TALKING
+from nccl_doctor.logs.rule import LogSigns, clue, generic, hint, symptom
+from nccl_doctor.logs.words import Advice, advise, by_rank, ranks_of
 from nccl_doctor.registry import from_logs
 
+if TYPE_CHECKING:
+    from nccl_doctor.logs.case import Case
+
 from_logs(__name__, "NCD903")
+
+
+def advice(case: Case) -> Advice:
+    """Which ranks wait where, which are missing, and where to look."""
+    if case.first.wording in (RAS_LINE, RECORDED):
+        return by_rank(case)
+    places = waiting(case.cause.events)
+    told = "; ".join(f"{ranks_of(ranks)} in {op} number {seq}" for (seq, op), ranks in list(places.items())[:4])
+    missing = absent({rank for ranks in places.values() for rank in ranks}, case.log.facts.world_size)
+    sentence = f"{case.who} waited in a collective that did not end in time"
+    if told:
+        sentence += f": {told}"
+    if told and missing:
+        sentence += f". No word of {ranks_of(missing)}: look there first"
+    elif len(places) > 1:
+        sentence += ". Those with the smallest number are behind: look there first"
+    if never_started(case.cause.events):
+        return advise(
+            sentence + ".",
+            "Not one collective had ended before, so the ranks never came together: an interface, a firewall, RDMA. "
+            "Test:",
+            case.check(),
+        )
+    return advise(
+        sentence + ".",
+        "Find what the ranks that are missing or behind did meanwhile (an exception, data loading, a checkpoint, "
+        "other code). TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 keep a record; give it to "
+        "nccl-doctor logs.",
+        case.check(),
+    )
+
+
+RULES = (
+    symptom(
+        r"Watchdog caught collective operation timeout",
+        "[rank2]:[E425 00:40:12 ProcessGroupNCCL.cpp:629] [Rank 2] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=6, OpType=BROADCAST, NumelIn=96, NumelOut=96, Timeout(ms)=1800000) ran for 1800012 "
+        "milliseconds",
+    ),
+    symptom(
+        r"WorkNCCL\(.*ran for \d+ milliseconds before timing out",
+        "Timeout at NCCL work: 5, WorkNCCL(SeqNum=6, OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1800012 "
+        "milliseconds before timing out",
+    ),
+    symptom(
+        r"(?:watchdog|Watchdog|monitor) got stuck for \d+ seconds",
+        "[rank7]: ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring "
+        "enqueued collectives.",
+    ),
+    symptom(
+        r"(?:[Hh]eartbeat monitor timed out|no heartbeat of its watchdog|watchdog hang or watchdog error"
+        r"|possible GIL induced hang)",
+        "[rank4]:[E708 11:01:11 ProcessGroupNCCL.cpp:1413] [PG ID 0 Rank 4] Heartbeat monitor timed out! Process "
+        "will be terminated after dumping debug info.",
+    ),
+    symptom(
+        r"(?:RPC call to \w+ timed out|Termination timeout for .* exceeded"
+        r"|Watchdog timeout \(self\.watchdog_timeout|Scheduler watchdog timeout)",
+        "TimeoutError: RPC call to execute_model timed out.",
+    ),
+    symptom(
+        r"Timed out waiting \d+ms for (?:recv|send) operation",
+        "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:84] Timed out waiting 1800000ms for recv operation to "
+        "complete",
+    ),
+    symptom(
+        r"Missed heartbeat|tensors were submitted to be reduced, gathered or broadcasted by subset of ranks"
+        r"|Stalled ranks?:",
+        "W stall_inspector.cc:105] One or more tensors were submitted to be reduced, gathered or broadcasted by "
+        "subset of ranks",
+    ),
+    symptom(
+        r"(?i:(?:collective|all-?reduce|all-?gather|broadcast|barrier"
+        r"|collective op) (?:operation )?(?:has )?(?:timed out|timeout))",
+        "RuntimeError: NCCL Collective operation timeout: ALLREDUCE timed out",
+    ),
+    symptom(
+        r"(?:This thread has been waiting for|may be stuck)\b.*(?:participants|devices|threads|[Rr]endezvous"
+        r"|[Aa]ll ?[Rr]educe)",
+        "E rendezvous.cc:38] This thread has been waiting for `acquire clique for rank 0` for 40 seconds and may be "
+        "stuck: Expected 8 threads to join the rendezvous",
+    ),
+    generic(
+        r"(?:Some NCCL operations have failed or timed out|timed out in (?:blocking wait|call to)"
+        r"|collective timeout from|due to collective timeout|"
+        r"taking the entire process down|NCCL (?:operation )?timed out|ncclTimeout|NCCL timeout in:|"
+        r"[Tt]imeout at NCCL work|failure detected by watchdog)",
+        "[E ProcessGroupNCCL.cpp:456] Some NCCL operations have failed or timed out.",
+    ),
+    hint(
+        r"No available shared memory broadcast block found in \d+",
+        "INFO [shm_broadcast.py:466] No available shared memory broadcast block found in 60 seconds.",
+    ),
+    hint(
+        r"(?:using GPU \d+ (?:as device used by this process is"
+        r"|to perform barrier as devices used by this process are) currently unknown)",
+        "[W ProcessGroupNCCL.cpp:1569] Rank 0 using GPU 0 to perform barrier as devices used by this process are "
+        "currently unknown.",
+    ),
+    clue(
+        CONNECTED,
+        "n1:1:2 [0] NCCL INFO comm 0x5 rank 0 nranks 2 cudaDev 0 busId 1000 - Init COMPLETE",
+    ),
+    clue(TABLE, "#       size         count      type   redop    root     time   algbw   busbw"),
+    clue(TALKING, '  File "/v/torch/distributed/distributed_c10d.py", line 3145, in barrier'),
+    clue(COMPLAINED, "(it hangs here forever)"),
+    clue(BROKE_OFF, "^C"),
+)
+
+SIGNS = LogSigns(RULES, advice, echo=True)

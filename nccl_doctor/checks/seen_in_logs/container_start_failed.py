@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nccl_doctor.logs.rule import Rule, likely, root
-from nccl_doctor.logs.words import Said, said
+from nccl_doctor.logs.rule import LogSigns, likely, root
+from nccl_doctor.logs.words import Advice, advise
 from nccl_doctor.registry import from_logs
 
 if TYPE_CHECKING:
@@ -24,20 +24,28 @@ if TYPE_CHECKING:
 
 from_logs(__name__, "NCD923", explains=("killed", "peer-died", "script-failed", "rendezvous-timeout", "disk-full"))
 
-RULES: tuple[Rule, ...] = (
+
+def advice(case: Case) -> Advice:
+    """What to try by hand."""
+    host = case.address.host
+    return advise(
+        f"A container could not be started on {case.who if case.who != 'a rank' else host or 'a host'}: the job never "
+        "began there.",
+        "Start the same image by hand on that host; the line says whether image, mount, GPU hook or disk failed.",
+    )
+
+
+RULES = (
     root(
-        "container-start-failed",
         r"(?:pyxis: (?:container start failed|failed to (?:import|create|start)|couldn't (?:start|get|create))"
         r"|failed to import docker image|enroot-\w+: (?:error|failed)|couldn't start container)",
         "slurmstepd: error: pyxis: container start failed with error code: 1",
     ),
     likely(
-        "container-start-failed",
         r"\[ERROR\] .{0,40}(?:nvidia\.sh|enroot|/etc/enroot)",
         "pyxis:     [ERROR] /etc/enroot/hooks.d/98-nvidia.sh exited with return code 1",
     ),
     root(
-        "container-start-failed",
         r"(?:OCI runtime (?:create|exec|start) failed|nvidia-container-cli: .{0,80}(?:error|failed)"
         r"|failed to create (?:shim|containerd) task|error (?:running|during) (?:hook|container init)"
         r"|Error response from daemon|(?:Err)?ImagePull(?:BackOff|Error)?: |CreateContainer(?:Config)?Error"
@@ -47,12 +55,4 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 
-
-def advice(case: Case) -> Said:
-    """What to try by hand."""
-    host = case.address.host
-    return said(
-        f"A container could not be started on {case.who if case.who != 'a rank' else host or 'a host'}: the job never "
-        "began there.",
-        "Start the same image by hand on that host; the line says whether image, mount, GPU hook or disk failed.",
-    )
+SIGNS = LogSigns(RULES, advice, after=("cuda-driver-mismatch", "out-of-memory"))

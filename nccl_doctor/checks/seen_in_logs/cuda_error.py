@@ -13,6 +13,87 @@ References: CUDA runtime API, cudaError_t; NVIDIA's Xid catalogue.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from nccl_doctor.logs.rule import LogSigns, generic, hint, likely, root
+from nccl_doctor.logs.words import Advice, advise
+from nccl_doctor.logs.xid import meaning_of_xid
 from nccl_doctor.registry import from_logs
 
+if TYPE_CHECKING:
+    from nccl_doctor.logs.case import Case
+
 from_logs(__name__, "NCD913", explains=("gdr-p2p-fault", "ib-fault", "out-of-memory"))
+
+
+def advice(case: Case) -> Advice:
+    """What the Xid means where a line names one; else how to find the call."""
+    return meaning_of_xid(case) or advise(
+        f"CUDA failed on {case.who}. Later errors of this process are of no account; the call that failed may be an "
+        "earlier one.",
+        "Run that host alone with CUDA_LAUNCH_BLOCKING=1, and look for Xid and ECC errors (dmesg, nvidia-smi -q).",
+        case.check(),
+    )
+
+
+RULES = (
+    likely(
+        r"(?:(?:Cuda|HIP) failure:?(?: \d+)? '|CUDA failure \S+ '|CUDA error \d+ ')",
+        "n1:1:2 [0] enqueue.cc:99 NCCL WARN Cuda failure 700 'an illegal memory access was encountered'",
+        unless=r"'driver shutting down|out of memory",
+    ),
+    root(
+        r"(?:CUDA|HIP) (?:kernel )?error: ",
+        "RuntimeError: CUDA error: an illegal memory access was encountered",
+        unless=r"error: (?:out of memory|invalid device ordinal)",
+    ),
+    root(
+        r"(?:device-side assert triggered|illegal memory access|uncorrectable (?:ECC|NVLink) error"
+        r"|unspecified launch failure|"
+        r"all CUDA-capable devices are busy|CUDA-capable device\(s\) is/are busy|no kernel image is available"
+        r")",
+        "RuntimeError: CUDA error: device-side assert triggered",
+    ),
+    root(
+        r"(?:CUBLAS_STATUS_[A-RT-Z]|CUDNN_STATUS_(?:[A-RT-Z]|SUB)|cuDNN error: |cudaError(?:IllegalAddress"
+        r"|LaunchFailure|Assert|ECCUncorrectable|DevicesUnavailable)|CUDA_ERROR_)",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`",
+        unless=r"CUDA_ERROR_(?:OUT_OF|SYSTEM)",
+    ),
+    root(
+        r"(?:cuda|CUDA) runtime error \(\d+\)",
+        "RuntimeError: cuda runtime error (77) : an illegal memory access was encountered",
+    ),
+    root(
+        r"WARN .*(?:NVML failure|nvmlInit\w*\(\) failed|nvmlDevice\w+\(.*\) failed|Failed to set CUDA (?:device"
+        r"|context))",
+        "n1:1:2 [0] misc/nvmlwrap.cc:70 NCCL WARN nvmlInit_v2() failed: Driver Not Loaded",
+    ),
+    hint(
+        r"CUDA initialization: |cudaGetDeviceCount\(\)\.? (?:Error|returned)",
+        "UserWarning: CUDA initialization: Unexpected error from cudaGetDeviceCount().",
+    ),
+    generic(
+        r"(?:unhandled cuda error|ncclUnhandledCudaError)",
+        "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:784, unhandled cuda error, NCCL version 2.7.8",
+    ),
+    likely(
+        r"Xid \((?:PCI:)?[0-9a-fA-F:.]+\): (?:13|31|43|45|68|69)\b",
+        "[53012.7] NVRM: Xid (PCI:0000:41:00): 31, pid=80211, name=python, Ch 00000010, MMU Fault",
+        unless=r"SXid",
+    ),
+)
+
+SIGNS = LogSigns(
+    RULES,
+    advice,
+    after=(
+        "duplicate-gpu",
+        "fabric-manager-down",
+        "gdr-p2p-fault",
+        "gpu-count-low",
+        "local-rank-invalid",
+        "out-of-memory",
+        "torch-missing",
+    ),
+)

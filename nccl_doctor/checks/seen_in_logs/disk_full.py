@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nccl_doctor.logs.rule import Rule, root
-from nccl_doctor.logs.words import Said, said
+from nccl_doctor.logs.rule import LogSigns, root
+from nccl_doctor.logs.words import Advice, advise
 from nccl_doctor.registry import from_logs
 
 if TYPE_CHECKING:
@@ -23,24 +23,25 @@ if TYPE_CHECKING:
 
 from_logs(__name__, "NCD920", explains=("collective-timeout", "peer-died", "killed", "script-failed"))
 
-RULES: tuple[Rule, ...] = (
+
+def advice(case: Case) -> Advice:
+    """Where to make room."""
+    return advise(
+        f"A disk is full, or a quota used up, on {case.who}: a file could not be written.",
+        "Look at df -h, df -i and quota -s there, for the folder that the line names; then make room.",
+    )
+
+
+RULES = (
     root(
-        "disk-full",
         r"(?i:no space left on device|disk quota exceeded)|\[Errno (?:28|122)\]",
         "OSError: [Errno 28] No space left on device: '/scratch/run7/step_900.pt'",
         unless=r"(?i:/dev/shm|shared memory|\bshm|fallocate|/torch_\d|nccl-|inotify|file watch)",
     ),
     root(
-        "disk-full",
         r"PytorchStreamWriter failed writing file|inline_container\.cc.{0,80}unexpected pos",
         "RuntimeError: [enforce fail at inline_container.cc:603] . unexpected pos 704 vs 598",
     ),
 )
 
-
-def advice(case: Case) -> Said:
-    """Where to make room."""
-    return said(
-        f"A disk is full, or a quota used up, on {case.who}: a file could not be written.",
-        "Look at df -h, df -i and quota -s there, for the folder that the line names; then make room.",
-    )
+SIGNS = LogSigns(RULES, advice)

@@ -14,6 +14,33 @@ References: NCCL's src/init.cc.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from nccl_doctor.logs.rule import LogSigns, root
+from nccl_doctor.logs.words import Advice, advise
 from nccl_doctor.registry import from_logs
 
+if TYPE_CHECKING:
+    from nccl_doctor.logs.case import Case
+
 from_logs(__name__, "NCD906", explains=("cuda-error",))
+
+
+def advice(case: Case) -> Advice:
+    """How each process gets its own GPU."""
+    return advise(
+        f"Two ranks use one GPU ({case.who}).",
+        'Give each process its own: torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything else, and no '
+        "CUDA_VISIBLE_DEVICES that overlaps. Containers with one hostname and boot id also look so.",
+        case.check(),
+    )
+
+
+RULES = (
+    root(
+        r"(?:Duplicate GPU detected ?: rank (?P<rank>\d+)|Multiple [Rr]anks (?:are|detected) using the same GPU)",
+        "n1:1:2 [0] init.cc:943 NCCL WARN Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 53000",
+    ),
+)
+
+SIGNS = LogSigns(RULES, advice)

@@ -14,6 +14,62 @@ References: NCCL's src/graph/paths.cc and src/transport/p2p.cc; NCCL user guide,
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from nccl_doctor.logs.rule import LogSigns, likely, root
+from nccl_doctor.logs.words import Advice, advise
 from nccl_doctor.registry import from_logs
 
+if TYPE_CHECKING:
+    from nccl_doctor.logs.case import Case
+
 from_logs(__name__, "NCD911", explains=("cuda-error", "ib-fault", "out-of-memory"))
+
+
+def advice(case: Case) -> Advice:
+    """How to find out which way fails."""
+    return advise(
+        f"GPUs of {case.who} do not reach each other or the network adapter directly.",
+        "Try NCCL_P2P_DISABLE=1 or NCCL_NET_GDR_LEVEL=LOC to see which way it is; then ACS and IOMMU off, "
+        "nvidia-peermem loaded, the container with --ipc=host.",
+        case.check(),
+    )
+
+
+RULES = (
+    likely(
+        r"NCCL DIAG \[INFO\] .{0,40}(?:P2P|p2p|IOMMU|ATS|ACS).{0,80}(?:mismatch|corrupt|fail|differ)",
+        "NCCL DIAG [INFO] P2P: data mismatch between GPU 0 and GPU 3 on node n1",
+    ),
+    root(
+        r"transport/p2p\.cc:\d+ .*NCCL WARN .*(?:Cuda|CUDA|HIP|hip) (?:failure|error)",
+        "n1:1:2 [0] transport/p2p.cc:269 NCCL WARN Cuda failure 1 'invalid argument'",
+    ),
+    root(
+        r"(?:peer mapping resources exhausted|peer access is not supported|cudaErrorPeerAccess|cudaErrorTooManyPeers"
+        r"|mapping of buffer object failed)",
+        "n1:1:2 [0] allocator.cc:79 NCCL WARN Cuda failure 711 'peer mapping resources exhausted'",
+    ),
+    root(
+        r"WARN .*(?:P2P is disabled between NVLINK|failed to peer with device|CUDA IPC handle|(?:cuda|hip)Ipc\w+ failed"
+        r"|MNNVL .*not (?:working|supported))",
+        "n1:1:2 [0] graph/paths.cc:320 NCCL WARN P2P is disabled between NVLINK connected GPUs 1 and 0.",
+    ),
+    root(
+        r"WARN .*(?:ibv_reg_(?:dmabuf_)?mr\S* failed.*(?:Bad address|Operation not supported|[Ii]nvalid)"
+        r"|\bgdr_\w+\(.*failed|GDRCOPY failure)",
+        "n1:1:2 [0] misc/ibvwrap.cc:233 NCCL WARN Call to ibv_reg_mr failed with error Bad address",
+    ),
+    root(
+        r"(?:cuIpc|cudaIpc|hipIpc|cuMemImport|cuMemExport)\w+.{0,60}(?:fail|error|invalid)",
+        "RuntimeError: cudaIpcOpenMemHandle failed: invalid argument",
+    ),
+    root(
+        r"(?:UCX|ucp|uct).{0,80}(?:failed to register .{0,200}mem_type|ibv_reg_\w*mr\w*\(.{0,160}failed: (?:Bad address"
+        r"|Invalid argument|Operation not supported))|failed to register address .{0,200}(?:cuda|mem_type)",
+        "[1739.1] [gpu03:812 :0] ib_md.c:293 UCX ERROR ibv_reg_mr(address=0x7f2a, length=8192, access=0xf) failed: "
+        "Bad address",
+    ),
+)
+
+SIGNS = LogSigns(RULES, advice, after=("out-of-memory",))

@@ -16,6 +16,92 @@ References: NCCL's src/transport/net_ib.cc; infiniband/verbs.h (ibv_wc_status).
 
 from __future__ import annotations
 
+import re
+from typing import TYPE_CHECKING
+
+from nccl_doctor.logs.rule import LogSigns, hint, root, symptom
+from nccl_doctor.logs.text import number
+from nccl_doctor.logs.words import Advice, advise
 from nccl_doctor.registry import from_logs
 
+if TYPE_CHECKING:
+    from nccl_doctor.logs.case import Case
+
 from_logs(__name__, "NCD910", explains=("cuda-error", "gdr-p2p-fault"))
+
+_STATUS = re.compile(r"(?:error |status=)(?:\w+\()?(\d+)")
+_EMPTY_GID = re.compile(r"(?i:gids?) ?[=:]? ?(?:::|0000:0000:0000:0000:0000:0000:0000:0000)(?:[ ,)]|$)")
+_STATUSES = {
+    4: "status 4 is a local protection error: memory that the adapter may not read, mostly GPU memory (GPUDirect, ACS)",
+    5: "status 5 only says that the connection had failed before",
+    9: "status 9: the other side refused the request",
+    10: "status 10: the other side's memory was gone, mostly because its process had ended",
+    11: "status 11: the other side failed",
+    12: "status 12: no acknowledgement came, so link, GID index, VLAN, MTU or PFC are wrong, or the other side is gone",
+    13: "status 13: the other side was never ready to receive",
+}
+"""Of ibv_wc_status, infiniband/verbs.h."""
+
+
+def advice(case: Case) -> Advice:
+    """What the completion's status means, and how to test the pair."""
+    statuses = [number(digits) for event in case.cause.events for digits in _STATUS.findall(event.text)]
+    told = next((_STATUSES[status] for status in statuses if status is not None and status in _STATUSES), None)
+    place = (f" over {case.device}" if case.device else "") + (f" to {case.target}" if case.address.ip else "")
+    if any(_EMPTY_GID.search(event.text) for event in case.cause.events):
+        told = "the GID of one side is empty, so its index (NCCL_IB_GID_INDEX) names no address of that port"
+    return advise(
+        f"RDMA{place} failed on {case.who}" + (f": {told}." if told else "."),
+        "Test the pair with ib_write_bw and look at the link (ibstat, ethtool). On RoCE unset NCCL_IB_GID_INDEX "
+        "from NCCL 2.21 on, and set it before. NCCL_IB_DISABLE=1 shows whether all else works.",
+        case.check(),
+    )
+
+
+RULES = (
+    symptom(
+        r"Got completion .*(?:with error 5,|status=5 |status=IBV_WC_WR_FLUSH_ERR)",
+        "n1:1:2 [0] transport/net_ib.cc:99 NCCL WARN NET/IB : Got completion from peer 10.0.0.2<4> with error 5, "
+        "opcode 1, len 0, vendor err 249",
+    ),
+    root(
+        r"Got completion (?:from peer )?.*(?:with (?:error|status)|status ?=)",
+        "n1:1:2 [0] transport/net_ib.cc:99 NCCL WARN NET/IB : Got completion from peer 10.0.0.2<4> with error 12, "
+        "opcode 1, len 0, vendor err 129",
+    ),
+    root(
+        r"NET/IB.*(?:async (?:fatal|error) event|Got async (?:error )?event|Got CQE with error|marked as failed"
+        r"|error is fatal)",
+        "n1:1:2 [0] transport/net_ib.cc:93 NCCL WARN NET/IB : mlx5_0:1 Got async event : port error",
+    ),
+    hint(
+        r"NET/IB.*(?:GID table changed|non-fatal async event)",
+        "n1:1:2 [0] transport/net_ib.cc:93 NCCL WARN NET/IB : mlx5_0:1 GID table changed",
+    ),
+    root(
+        r"WARN .*(?:Call to ibv_\w+(?:\(\))? (?:failed|returned)|ibv_post_(?:send|recv)\(\) failed)",
+        "n1:1:2 [0] misc/ibvwrap.cc:190 NCCL WARN Call to ibv_modify_qp failed with error Connection timed out",
+    ),
+    root(
+        r"WARN .*(?:incompatible devices|device is incompatible with|different link_layer|different number of devices"
+        r"|mlx5dv_\w+ failed)",
+        "n1:1:2 [0] transport/net_ib.cc:1 NCCL WARN NET/IB : Attempted to connect incompatible devices: "
+        "[0]mlx5_0:1/IB and [1]mlx5_1:1/RoCE.",
+    ),
+    root(
+        r"WARN .*NET/IB.*[Uu]nable to (?:open|query|allocate)",
+        "n1:1:2 [0] transport/net_ib.cc:1 NCCL WARN NET/IB : Unable to open device mlx5_0",
+    ),
+    root(
+        r"(?i:transport retry count(?:er)? exceeded|RNR retry|failed to create (?:a )?queue pair"
+        r"|[Ll]ocal QP operation err)",
+        "ib_mlx5_log.c:171 Transport retry count exceeded on mlx5_0:1/RoCE (synd 0x15 vend 0x81 hw_synd 0/0)",
+    ),
+    root(
+        r"WARN .*Detected mixed local (?:Net|CollNet) device counts",
+        "n1:1:2 [0] init.cc:1200 NCCL WARN Detected mixed local Net device counts across ranks (min 4, max 8). Set "
+        "NCCL_IGNORE_NET_MISMATCH=1 to continue.",
+    ),
+)
+
+SIGNS = LogSigns(RULES, advice, after=("memlock-low",))

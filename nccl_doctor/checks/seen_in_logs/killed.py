@@ -13,6 +13,68 @@ References: signal(7); torch/distributed/elastic/multiprocessing/api.py.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from nccl_doctor.logs.marks import INTERRUPTED
+from nccl_doctor.logs.rule import LogSigns, generic, likely
+from nccl_doctor.logs.words import Advice, advise
 from nccl_doctor.registry import from_logs
 
+if TYPE_CHECKING:
+    from nccl_doctor.logs.case import Case
+
 from_logs(__name__, "NCD917")
+
+
+def advice(case: Case) -> Advice:
+    """Who may have sent the signal."""
+    return advise(
+        f"A process of {case.who} was ended from outside: the kernel's OOM killer, the scheduler, a time limit or a "
+        "person.",
+        "Ask dmesg and the scheduler (sacct, kubectl describe pod) on that host who sent the signal.",
+    )
+
+
+RULES = (
+    generic(INTERRUPTED, "KeyboardInterrupt"),
+    likely(
+        r"process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on signal (?:9|15|1)\b",
+        "mpirun noticed that process rank 3 with PID 4242 on node gpu02 exited on signal 9 (Killed).",
+    ),
+    likely(
+        r"(?:exitcode: -9\b|exit ?code:? (?:-9|137)\b|[Ss]ignal:? ?\(?9(?:[ ),:]|$)|Signal 9 \(SIGKILL\)|SIGKILL"
+        r"|exited on signal 9"
+        r"|return code = -(?:9|15)\b)",
+        "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 1 (pid: 1168) of "
+        "binary: python",
+    ),
+    likely(
+        r"(?:killed by signal: (?:Killed|Terminated)|[Ee]xit [Cc]ode: +137|User defined signal)",
+        "RuntimeError: DataLoader worker (pid 42) is killed by signal: Killed.",
+    ),
+    likely(r"(?:^|: |\d )Killed(?: |$|\.)", "run.sh: line 12: 4242 Killed                  python train.py"),
+    likely(
+        r"(?:CANCELLED AT|DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAIL)|[Jj]ob (?:was )?(?:preempted|evicted)|Preempted"
+        r"|Evicted\b)",
+        "slurmstepd: error: *** STEP 77.0 ON n1 CANCELLED AT 2025-03-01T10:00:00 DUE TO TIME LIMIT ***",
+    ),
+    likely(
+        r"(?:Received (?:1|15|Signals\.SIG\w+:? ?\d*) death signal"
+        r"|SignalException: Process \d+ got signal: \d"
+        r"|SIGHUP death signal)",
+        "WARNING:torch.distributed.elastic.agent.server.api:Received 1 death signal, shutting down workers",
+        unless=r"Signals\.SIGINT|got signal: 2\b",
+    ),
+    likely(
+        r"(?:Segmentation fault|exitcode: -11\b|SIGSEGV|exited on signal 11|Caught signal 11)",
+        "Signal 11 (SIGSEGV) received by PID 4242",
+    ),
+    generic(
+        r"(?:exited on signal \d+|exitcode ?: -\d|Signal 6 \(SIGABRT\)"
+        r"|srun: error: \S+: task\S* \S+: (?:Killed|Terminated|Bus error|Aborted|Segm"
+        r"|Exited with exit code 1[23]))",
+        "srun: error: n1: task 3: Killed",
+    ),
+)
+
+SIGNS = LogSigns(RULES, advice, echo=True)

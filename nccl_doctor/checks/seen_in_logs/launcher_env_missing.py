@@ -14,6 +14,70 @@ References: torch/distributed/rendezvous.py.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from nccl_doctor.logs.rule import LogSigns, likely, root
+from nccl_doctor.logs.words import Advice, advise
 from nccl_doctor.registry import from_logs
 
+if TYPE_CHECKING:
+    from nccl_doctor.logs.case import Case
+
 from_logs(__name__, "NCD916")
+
+
+def advice(case: Case) -> Advice:
+    """How to start it."""
+    return advise(
+        f"{case.who} was started without the variables that torch.distributed reads (RANK, WORLD_SIZE, LOCAL_RANK, "
+        "MASTER_ADDR, MASTER_PORT).",
+        "Start it by torchrun, which sets them; a script that wants --local_rank reads LOCAL_RANK instead. "
+        "nccl-doctor launch prints the command for each host.",
+    )
+
+
+RULES = (
+    root(
+        r"environment variable (?:\w+) expected, but not set",
+        "ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable RANK "
+        "expected, but not set",
+    ),
+    root(
+        r"env:// rendezvous: \w+ not set",
+        "ValueError: env:// rendezvous: WORLD_SIZE not set",
+    ),
+    root(
+        r"KeyError: '(?:(?:LOCAL_|GROUP_|NODE_)?RANK|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT)|SLURM_\w+|OMPI_\w+"
+        r"|PMI\w*_\w+)'",
+        "KeyError: 'LOCAL_RANK'",
+    ),
+    root(
+        r"(?:LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)[`'\"]? (?:env\S* )?(?:var\S* )?(?:is|are|was|must be"
+        r"|should be|needs to be) "
+        r"(?:not (?:been )?set|set|missing|undefined|required)",
+        "RuntimeError: MASTER_ADDR is not set",
+    ),
+    root(
+        r"unrecognized arguments: .*--local[-_]rank",
+        "train.py: error: unrecognized arguments: --local-rank=0",
+    ),
+    root(
+        r"(?:arguments are required|requires? (?:argument|the)).*--?(?:local[-_]rank|node[-_]rank"
+        r"|nproc[-_]per[-_]node|master[-_]addr)",
+        "error: the following arguments are required: --local_rank",
+    ),
+    root(
+        r"(?:object has no attribute 'local_rank'|No module named 'mpi4py')",
+        "AttributeError: 'Namespace' object has no attribute 'local_rank'",
+    ),
+    likely(
+        r"Default process group has not been initialized",
+        "RuntimeError: Default process group has not been initialized, please make sure to call init_process_group.",
+    ),
+    root(
+        r"PMIX? (?:server|init)\S* .*fail|was not built with SLURM's PMI support|PMI2?_Init failed",
+        "OMPI was not built with SLURM's PMI support and therefore cannot execute.",
+    ),
+)
+
+SIGNS = LogSigns(RULES, advice)

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nccl_doctor.logs.rule import Rule, root
-from nccl_doctor.logs.words import Said, said
+from nccl_doctor.logs.rule import LogSigns, root
+from nccl_doctor.logs.words import Advice, advise
 from nccl_doctor.registry import from_logs
 
 if TYPE_CHECKING:
@@ -23,19 +23,21 @@ if TYPE_CHECKING:
 
 from_logs(__name__, "NCD922", explains=("rendezvous-timeout", "connection-refused", "script-failed", "peer-died"))
 
-RULES: tuple[Rule, ...] = (
+
+def advice(case: Case) -> Advice:
+    """The variable that helps."""
+    return advise(
+        f"The torch of {case.who} was built without libuv, which its rendezvous store asks for.",
+        "Set USE_LIBUV=0 on every host before the start, or install a build of torch with libuv.",
+    )
+
+
+RULES = (
     root(
-        "libuv-missing",
         r"built without libuv|use_libuv was requested|libuv (?:support )?(?:is )?not (?:available|supported|found)",
         "torch.distributed.DistStoreError: use_libuv was requested but PyTorch was built without libuv support, run "
         "with USE_LIBUV=0 to disable it.",
     ),
 )
 
-
-def advice(case: Case) -> Said:
-    """The variable that helps."""
-    return said(
-        f"The torch of {case.who} was built without libuv, which its rendezvous store asks for.",
-        "Set USE_LIBUV=0 on every host before the start, or install a build of torch with libuv.",
-    )
+SIGNS = LogSigns(RULES, advice)

@@ -12,6 +12,43 @@ References: CUDA runtime API, cudaErrorInvalidDevice (101).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from nccl_doctor.logs.rule import LogSigns, root
+from nccl_doctor.logs.words import Advice, advise
 from nccl_doctor.registry import from_logs
 
+if TYPE_CHECKING:
+    from nccl_doctor.logs.case import Case
+
 from_logs(__name__, "NCD907", explains=("cuda-error", "gpu-count-low"))
+
+
+def advice(case: Case) -> Advice:
+    """Which of the numbers to change."""
+    return advise(
+        f"{case.who} asked for a GPU that is not there: its local rank is as large as the number of GPUs it may see, "
+        "or larger.",
+        "Start no more processes a host than it shows GPUs (--nproc_per_node, CUDA_VISIBLE_DEVICES), and use "
+        "LOCAL_RANK, not RANK.",
+        case.check(),
+    )
+
+
+RULES = (
+    root(
+        r"(?:invalid device ordinal|[Ii]nvalid device id|cudaErrorInvalidDevice\b|Invalid device \d+ \(totalnDev)",
+        "RuntimeError: CUDA error: invalid device ordinal",
+    ),
+    root(
+        r"(?i:local[ _]rank).{0,24}(?:>=|exceeds|out of range|is larger|is greater|not available|no such gpu"
+        r"|does not (?:exist|have))",
+        "AssertionError: local_rank 4 exceeds the number of available GPUs",
+    ),
+    root(
+        r"device >= 0 && device < num_gpus",
+        "RuntimeError: device >= 0 && device < num_gpus INTERNAL ASSERT FAILED",
+    ),
+)
+
+SIGNS = LogSigns(RULES, advice)

@@ -14,6 +14,45 @@ References: NCCL's src/debug.cc; NCCL user guide, troubleshooting.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from nccl_doctor.logs.rule import LogSigns, generic
+from nccl_doctor.logs.words import Advice, advise
 from nccl_doctor.registry import from_logs
 
+if TYPE_CHECKING:
+    from nccl_doctor.logs.case import Case
+
 from_logs(__name__, "NCD918")
+
+
+def advice(case: Case) -> Advice:
+    """How to get more out of NCCL."""
+    known = case.first.catalogued
+    since = f" (in NCCL since {known.first})" if known else ""
+    return advise(
+        f"NCCL failed on {case.who}{since}, and the log does not say why.",
+        "Run again with NCCL_DEBUG=INFO and give all ranks' output to nccl-doctor logs.",
+        case.check(),
+    )
+
+
+RULES = (
+    generic(
+        r"NCCL WARN ",
+        "n1:1:2 [0] x.cc:1 NCCL WARN Something that no table here knows",
+    ),
+    generic(
+        r"NCCL DIAG \[?(?:ERROR|FAIL|FATAL|WARN)\w*\]? ",
+        "n1:4242 NCCL DIAG [ERROR] GPU 3: ATS is off",
+    ),
+    generic(
+        r"(?:NCCL error in: |NCCL [Ee]rror:? |[Nn]ccl(?:System|Internal|InvalidUsage|InvalidArgument)(?:Error)?:"
+        r"|unhandled system error|"
+        r"Test NCCL failure|nccl(?:All|Comm|Group|Reduce|Broadcast|Send|Recv|Get)\w*(?:\(.*\))? failed"
+        r"|NcclError|ncclUnhandledSystemError|Failed, NCCL error)",
+        "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:784, unhandled system error, NCCL version 2.7.8",
+    ),
+)
+
+SIGNS = LogSigns(RULES, advice, after=("cuda-error", "peer-died", "rendezvous-timeout"), echo=True)

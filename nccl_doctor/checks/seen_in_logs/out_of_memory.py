@@ -13,6 +13,67 @@ References: torch's CUDA memory notes; kernel documentation on the OOM killer.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from nccl_doctor.logs.rule import LogSigns, root
+from nccl_doctor.logs.words import Advice, advise
 from nccl_doctor.registry import from_logs
 
+if TYPE_CHECKING:
+    from nccl_doctor.logs.case import Case
+
 from_logs(__name__, "NCD914", explains=("cuda-error", "gdr-p2p-fault", "ib-fault"))
+
+_CUDA = (
+    r"(?:(?:Cuda|HIP) failure:?(?: \d+)? '|CUDA error:? "
+    r"|CUDA error \d+ '|CUDA failure \S+ '|(?:CUDA|HIP) runtime error.*: ?"
+    r"|HIP error:? |cudaError\w*[:,]? ?)"
+)
+
+
+def advice(case: Case) -> Advice:
+    """Where to save memory."""
+    return advise(
+        f"Memory ran out on {case.who}.",
+        "For GPU memory: a smaller batch, or free what else holds the GPU. For the host's: more memory for the job, "
+        "fewer data loading workers. See what is left over on the GPUs:",
+        case.check(),
+    )
+
+
+RULES = (
+    root(
+        r"(?:(?:CUDA|HIP|XPU|GPU) out of memory|OutOfMemoryError|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
+        r"|hipErrorOutOfMemory)",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    ),
+    root(
+        _CUDA + r".{0,40}out of memory",
+        "n1:1:2 [0] enqueue.cc:99 NCCL WARN Cuda failure 2 'out of memory'",
+    ),
+    root(
+        r"WARN .*(?:Failed to CUDA (?:host )?(?:malloc|calloc|alloc)|Failed to malloc \d+"
+        r"|malloc\(size=\d+\) returned null|Allocation failed)",
+        "n1:1:2 [0] include/alloc.h:70 NCCL WARN Failed to CUDA calloc async 4194304 bytes",
+    ),
+    root(
+        r"(?:oom-kill|oom_kill|oom_reaper|OOMKilled|OOM Killed|[Dd]etected \d+ oom|Out [Oo]f [Mm]emory: Kill)",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=77.0. Some of the step tasks have been OOM Killed.",
+    ),
+    root(
+        r"(?:DefaultCPUAllocator: (?:can't|not enough|can not)|std::bad_alloc|\[Errno 12\] Cannot allocate memory"
+        r"|\bMemoryError\b)",
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:75] DefaultCPUAllocator: can't allocate memory: you tried to "
+        "allocate 9 bytes.",
+    ),
+    root(
+        r"(?:RESOURCE_EXHAUSTED|Resource exhausted): .*(?:[Oo]ut of memory|OOM|allocat)",
+        "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8589934592 bytes.",
+    ),
+    root(
+        r"(?:was|been|were) killed due to .{0,40}(?:low on memory|out of memory|memory pressure|memory usage)",
+        "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
+    ),
+)
+
+SIGNS = LogSigns(RULES, advice)

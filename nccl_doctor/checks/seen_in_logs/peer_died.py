@@ -14,6 +14,102 @@ References: NCCL's src/misc/socket.cc (socketProgress); torch/csrc/distributed/c
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from nccl_doctor.logs.marks import RAS_LINE, RECORDED
+from nccl_doctor.logs.rule import WEB, Grade, LogSigns, clue, generic, symptom
+from nccl_doctor.logs.wordings import failed_connects
+from nccl_doctor.logs.words import Advice, advise, ranks_of
 from nccl_doctor.registry import from_logs
 
+if TYPE_CHECKING:
+    from nccl_doctor.logs.case import Case
+
 from_logs(__name__, "NCD905")
+
+
+def advice(case: Case) -> Advice:
+    """Which rank is gone, and where its last words may be."""
+    if case.first.wording in (RAS_LINE, RECORDED):
+        return advise(
+            f"{case.first.message[:1].upper()}{case.first.message[1:]}.",
+            "Look on that host whether the process is still there (ps, dmesg, the scheduler's record), whether it is "
+            "stopped or stuck, and whether the host is reached:",
+            case.check(),
+        )
+    missing = case.silent_ranks
+    hint = f" No line is of {ranks_of(missing)}." if missing else ""
+    return advise(
+        f"{case.who} lost the connection to a rank that had ended; why that one ended, this log does not say.{hint}",
+        'Look for the first error, "Killed" or a message of the kernel (dmesg) on the other hosts, and give all '
+        "ranks' logs "
+        "to nccl-doctor logs together.",
+        case.check(),
+    )
+
+
+RULES = (
+    clue(RAS_LINE, "  Rank 7 -- GPU 3 managed by process 3748990 on node 10.1.2.3"),
+    *failed_connects(Grade.SYMPTOM, r"(?:Connection reset by peer|Broken pipe)", "Connection reset by peer"),
+    symptom(
+        r"Connection closed by remote peer",
+        "n1:1:2 [0] include/socket.h:416 NCCL WARN Net : Connection closed by remote peer",
+    ),
+    symptom(
+        r"WARN .*Call to (?:recv|send|write|read)\S* .*failed ?: ",
+        "n1:1:2 [0] misc/socket.cc:50 NCCL WARN Net : Call to recv from 10.0.0.2<4242> failed : Connection reset by "
+        "peer",
+    ),
+    symptom(
+        r"WARN .*(?:Proxy Call to rank \d+ failed|Socket recv failed while polling|Proxy thread error"
+        r"|Could not receive type from localRank)",
+        "n1:1:2 [0] proxy.cc:1119 NCCL WARN Socket recv failed while polling for opId=0x7f12",
+    ),
+    symptom(
+        r"(?:Connection closed by peer|(?:Read|Write|recv|send) (?:error"
+        r"|timeout)) \[(?P<ip>[0-9a-fA-F.:]+)\]:(?P<port>\d+)",
+        "RuntimeError: [gloo/transport/tcp/pair.cc:598] Connection closed by peer [10.0.0.2]:31337",
+    ),
+    symptom(
+        r"gloo/transport/tcp/.*(?:Connection reset by peer|Broken pipe|Socket closed|Connection closed)",
+        "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Socket closed",
+    ),
+    symptom(
+        r"(?:recv|send)(?:Bytes|Value|String|Vector)? ?(?:failed|error).*(?:Broken pipe|Connection reset|got 0 bytes)",
+        "[W113 04:10:22 TCPStore.cpp:106] [c10d] sendBytes failed on SocketImpl(fd=83, addr=[a]:4, remote=[b]:5): "
+        "Broken pipe",
+    ),
+    symptom(
+        r"(?:failed to recv, got 0 bytes|TCPStore server has shut down too early|[Cc]onnection was (?:closed"
+        r"|likely closed))",
+        "RuntimeError: failed to recv, got 0 bytes",
+    ),
+    symptom(
+        r"(?:\[Errno 104\]|\[Errno 32\])",
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        unless=WEB,
+    ),
+    symptom(
+        r"(?:RuntimeError|DistNetworkError|DistBackendError): (?:.*: )?(?:Connection reset by peer|Broken pipe)",
+        "RuntimeError: Connection reset by peer",
+    ),
+    symptom(
+        r"(?:NCCL communicator was aborted|HorovodInternalError|Horovod has been shut down|ActorDiedError|"
+        r"[Aa]ctor (?:died|is dead)|WorkerCrashedError|has been marked dead|[Ww]orker (?:died|unexpectedly exited)"
+        r"|failed to send a keep-alive heartbeat|tasks are unhealthy|stopped sending heartbeats"
+        r"|indicates that another task died)",
+        "RuntimeError: NCCL communicator was aborted on rank 3. Original reason for failure was: x",
+    ),
+    generic(
+        r"(?:remote process exited or there was a network error|ncclRemoteError|EngineDeadError)",
+        "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3699, remote process exited or "
+        "there was a network error, NCCL version 2.27.3",
+    ),
+    symptom(
+        r"(?:lost connection to the (?:remote )?daemon|remote daemon .* (?:lost|failed)|[Nn]ode .*(?:has )?failed(?:,"
+        r"|:| and)|task \d+ .* launch failed)",
+        "An ORTE daemon has unexpectedly failed after launch: it lost connection to the remote daemon",
+    ),
+)
+
+SIGNS = LogSigns(RULES, advice, echo=True)

@@ -14,6 +14,77 @@ References: NCCL's src/plugin/net.cc; aws-ofi-nccl.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from nccl_doctor.logs.rule import Grade, LogSigns, hint, likely, root
+from nccl_doctor.logs.words import Advice, advise
 from nccl_doctor.registry import from_logs
 
+if TYPE_CHECKING:
+    from nccl_doctor.logs.case import Case
+
 from_logs(__name__, "NCD912", explains=("cuda-error", "ib-fault"))
+
+
+def advice(case: Case) -> Advice:
+    """What the plugin needs."""
+    return advise(
+        f"NCCL's network plugin failed on {case.who}.",
+        "Look whether its devices are there (fi_info -p efa, /dev/infiniband in the container), whether the "
+        "security group lets the hosts talk to each other, and whether its version fits this NCCL. NCCL_NET=Socket "
+        "shows whether all else works.",
+        case.check(),
+    )
+
+
+RULES = (
+    hint(
+        r"INFO NET/Plugin ?: ?(?:Could not find: |Plugin load \(|No plugin found \(|Failed to (?:load|open) )\S",
+        "n1:1:2 [0] NCCL INFO NET/Plugin: Could not find: aws-ofi libnccl-net-aws-ofi.so. Using internal plugin.",
+        unless=r"(?:find: |\(|load |open )(?:\S*/)?(?:libnccl-net\.so|none)",
+    ),
+    likely(
+        r"\bOFI (?:call|plugin|fi_\w+).{0,60}(?:fail|error)|[Nn]o OFI NICs? found"
+        r"|nccl_net_ofi_\w+.{0,60}(?:fail|error)",
+        "gpu-03: [1] WARN: OFI call failed with RC -22, Invalid argument",
+    ),
+    likely(
+        r"(?:tcpx|TCPX|fastrak|FASTRAK)\w*\(.*NCCL WARN ",
+        "[0] tcpxResult_t tcpxCommProgress(tcpxComm*):1231 NCCL WARN 0xad:0xae, nic 0, rx ctrl timeout",
+    ),
+    root(
+        r"NET/OFI .*(?:completed with error|Unresponsive receiver|fi_\w+(?:\(\))? (?:call )?failed|RC: -?\d+)",
+        "n1:1:2 [0] ofi_process_cq:1077 NCCL WARN NET/OFI Request 0x7f completed with error. RC: 103. Error: 4126 "
+        "(Unresponsive receiver)",
+    ),
+    likely(
+        r"WARN NET/OFI ",
+        "n1:1:2 [0] nccl_net_ofi_init:1444 NCCL WARN NET/OFI aws-ofi-nccl initialization failed",
+    ),
+    likely(
+        r"SHARP coll init error|Cannot create SHARP job|sharp_coll_init failed",
+        "n1:1:2 [0] sharp_plugin.c:352 NCCL WARN NET/IB :SHARP coll init error: Cannot create SHARP job(-11)",
+    ),
+    root(
+        r"(?:Failed to initialize any NET plugin|Error ?: network .* not found"
+        r")",
+        "n1:1:2 [0] init.cc:700 NCCL WARN Error: network AWS Libfabric not found.",
+    ),
+    likely(
+        r"WARN .*NET/(?:FasTrak|FASTRAK|gIB|GIB|TCPX|GPUDirectTCPX|UCX|AWS|Libfabric|MLX5|SHARP|DLINFER|HPC)\b",
+        "n1:1:2 [0] x.cc:1 NCCL WARN NET/FasTrak plugin: failed to connect to the receive manager",
+    ),
+    root(
+        r"(?:libnccl-net|libnccl_net|librccl-net|aws-ofi-nccl)\S*.{0,60}(?:undefined symbol|version .* not found"
+        r"|[Ss]egmentation)",
+        "/opt/amazon/lib/libnccl-net.so: undefined symbol: fi_getinfo",
+    ),
+    likely(
+        r"(?:libfabric|EFA|efa).{0,80}(?:fi_\w+ failed|Unresponsive receiver|provider .* (?:error|failed)"
+        r"|[Uu]nreachable remote)",
+        "libfabric:77:1:efa:cq:efa_rdm: Libfabric EFA provider has encountered an internal error: Unresponsive "
+        "receiver",
+    ),
+)
+
+SIGNS = LogSigns(RULES, advice, warning_up_to=Grade.LIKELY)

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nccl_doctor.logs.rule import Rule, likely, root
-from nccl_doctor.logs.words import Said, said
+from nccl_doctor.logs.rule import LogSigns, likely, root
+from nccl_doctor.logs.words import Advice, advise
 from nccl_doctor.registry import from_logs
 
 if TYPE_CHECKING:
@@ -25,36 +25,35 @@ if TYPE_CHECKING:
 
 from_logs(__name__, "NCD924", explains=("peer-died", "collective-timeout", "killed", "script-failed", "out-of-memory"))
 
-RULES: tuple[Rule, ...] = (
+
+def advice(case: Case) -> Advice:
+    """Where the limits are."""
+    return advise(
+        f"{case.who} could not make another process or thread: a limit on their number is reached.",
+        "Look at ulimit -u, at the cgroup's pids.max and at /proc/sys/kernel/threads-max there; raise them, or start "
+        "fewer data loading workers and threads (OMP_NUM_THREADS=1).",
+    )
+
+
+RULES = (
     root(
-        "process-limit-low",
         r"(?:fork|clone|pthread_create|[Cc]reat\w+ (?:new )?thread|system_error|RLIMIT_NPROC)\b.{0,120}"
         r"[Rr]esource temporarily unavailable"
         r"|\[Errno 11\] [Rr]esource temporarily unavailable|fork: Cannot allocate memory",
         "bash: fork: retry: Resource temporarily unavailable",
     ),
     root(
-        "process-limit-low",
         r"can't start new thread|[Uu]nable to create new native thread|RLIMIT_NPROC",
         "RuntimeError: can't start new thread",
     ),
     likely(
-        "process-limit-low",
         r"(?:pthread_create|thread creation) failed",
         "OpenBLAS blas_thread_init: pthread_create failed for thread 41 of 64: Operation not permitted",
     ),
     likely(
-        "process-limit-low",
         r"cgroup: fork rejected by pids controller",
         "cgroup: fork rejected by pids controller in /docker/4f1",
     ),
 )
 
-
-def advice(case: Case) -> Said:
-    """Where the limits are."""
-    return said(
-        f"{case.who} could not make another process or thread: a limit on their number is reached.",
-        "Look at ulimit -u, at the cgroup's pids.max and at /proc/sys/kernel/threads-max there; raise them, or start "
-        "fewer data loading workers and threads (OMP_NUM_THREADS=1).",
-    )
+SIGNS = LogSigns(RULES, advice)

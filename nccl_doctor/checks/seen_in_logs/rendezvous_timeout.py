@@ -15,6 +15,120 @@ References: torch/csrc/distributed/c10d/socket.cpp and TCPStore.cpp; torch/distr
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from nccl_doctor.logs.marks import MEETING, STARTED
+from nccl_doctor.logs.rule import LogSigns, clue, generic, hint, likely
+from nccl_doctor.logs.words import Advice, advise
 from nccl_doctor.registry import from_logs
 
+if TYPE_CHECKING:
+    from nccl_doctor.logs.case import Case
+
 from_logs(__name__, "NCD902")
+
+
+def advice(case: Case) -> Advice:
+    """Who waited for whom, and a test of the hosts."""
+    return advise(
+        f"{case.who} waited for the master at {case.target} or for other ranks until the time ran out.",
+        "Not every rank came: a host that did not start, another master address or port, a firewall. Test the hosts:",
+        case.check(),
+    )
+
+
+RULES = (
+    likely(
+        r"client socket has (?:timed out after|failed to connect to any network address of)",
+        "[E socket.cpp:793] [c10d] The client socket has timed out after 60s while trying to connect to (10.0.0.2, "
+        "29500).",
+    ),
+    hint(
+        r"TCP client failed to connect/validate to host .*retrying",
+        "[W TCPStore.cpp:340] [c10d] TCP client failed to connect/validate to host 10.0.0.2:29500 - retrying (try=3, "
+        "timeout=9ms)",
+    ),
+    likely(
+        r"TCP client failed to connect/validate to host .*timed out",
+        "[E TCPStore.cpp:329] [c10d] TCP client failed to connect/validate to host 10.0.0.2:29500 - timed out "
+        "(try=3, timeout=9ms)",
+    ),
+    likely(
+        r"connect\(\) timed out\. Original timeout",
+        "RuntimeError: connect() timed out. Original timeout was 60000 ms.",
+    ),
+    likely(
+        r"(?:Did not receive (?:response|ready|init) .{0,40}(?:front-end|engine|worker)"
+        r"|[Tt]imed out waiting for (?:engine|worker|placement group|front-end)|startup handshake)",
+        "RuntimeError: Did not receive response from front-end process within 5 minutes",
+    ),
+    likely(
+        r"Timed out after \d+ seconds waiting for clients",
+        "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 3/4 clients joined.",
+    ),
+    likely(
+        r"Timed out (?:initializing process group in store based barrier|waiting for .* to join)",
+        "RuntimeError: Timed out initializing process group in store based barrier on rank: 3, for key: "
+        "store_based_barrier_key:1 (world_size=8, worker_count=4, timeout=0:30:00)",
+    ),
+    hint(
+        r"Waiting in store based barrier to initialize process group for rank: (?P<rank>\d+)",
+        "Waiting in store based barrier to initialize process group for rank: 3, key: store_based_barrier_key:1 "
+        "(world_size=8, worker_count=4, timeout=0:30:00)",
+    ),
+    likely(
+        r"(?:wait timeout after \d+ ?ms, keys|Timeout waiting for key|[Tt]imeout waiting for (?:ncclUniqueId"
+        r"|NCCL unique))",
+        "torch.distributed.DistStoreError: wait timeout after 600000ms, keys: /default_pg/0//cpu//0/rank_3",
+    ),
+    likely(
+        r"(?:RuntimeError|DistStoreError|StoreTimeout|LastError): Socket Timeout",
+        "RuntimeError: Socket Timeout",
+    ),
+    likely(
+        r"Rendezvous(?:Timeout|Connection)(?:Error|Exception)",
+        "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
+        unless=r"keep-alive heartbeat",
+    ),
+    likely(
+        r"(?:connection to the [Cc]10d store (?:has )?failed|[Rr]endezvous (?:has )?(?:timed out|failed))",
+        "RendezvousConnectionError: The connection to the C10d store has failed. See inner exception for details.",
+    ),
+    likely(
+        r"is setting up NCCL communicator and retrieving ncclUniqueId .*(?:got error|timed out)",
+        "RuntimeError: [3] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value "
+        "store by key '0', but store->get('0') got error: Socket Timeout",
+    ),
+    likely(
+        r"(?:DEADLINE_EXCEEDED|Deadline Exceeded).*(?:[Bb]arrier|coordinat|[Cc]onnect|RegisterTask|[Tt]imed out)",
+        "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Id: PjRT_Client_Connect::0",
+    ),
+    likely(
+        r"(?:UNAVAILABLE|UNKNOWN): .*(?:failed to connect to (?:all|remote)|[Cc]oordination service)",
+        "XlaRuntimeError: UNAVAILABLE: failed to connect to all addresses; last error: ipv4:10.0.0.2:8476",
+    ),
+    likely(
+        r"[Tt]imed out waiting for (?:tasks|other|all|peers|nodes|workers|hosts)\b.*(?:start|join|connect|ready|rank"
+        r"|node|worker)",
+        "Timed out waiting for tasks to start. Please check connectivity between servers.",
+    ),
+    generic(
+        r"Rendezvous(?:Closed|GracefulExit)Error",
+        "torch.distributed.elastic.rendezvous.api.RendezvousClosedError",
+    ),
+    clue(
+        STARTED,
+        "n1:1:2 [0] NCCL INFO comm 0x5 rank 0 nranks 2 cudaDev 0 busId 1000 commId 0x9 - Init START",
+        unless=r"nranks 1 ",
+    ),
+    clue(
+        MEETING,
+        '  File "/v/torch/distributed/distributed_c10d.py", line 1148, in init_process_group',
+    ),
+    hint(
+        r"(?i:initializing) (?:distributed|ddp|deepspeed distributed): GLOBAL_RANK: (?P<rank>\d+), MEMBER: \d+/\d+",
+        "initializing ddp: GLOBAL_RANK: 1, MEMBER: 2/8",
+    ),
+)
+
+SIGNS = LogSigns(RULES, advice, echo=True)

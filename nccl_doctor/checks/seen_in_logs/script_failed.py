@@ -13,6 +13,79 @@ References: torch/distributed/elastic/multiprocessing/errors; torch/distributed/
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from nccl_doctor.logs.marks import EXITED, TERMINATING
+from nccl_doctor.logs.rule import WEB, LogSigns, clue, generic, hint, likely
+from nccl_doctor.logs.words import Advice, advise
 from nccl_doctor.registry import from_logs
 
+if TYPE_CHECKING:
+    from nccl_doctor.logs.case import Case
+
 from_logs(__name__, "NCD919")
+
+_PLAIN = (
+    r"(?:Value|Type|Key|Index|Attribute|Name|UnboundLocal|Assertion|ZeroDivision|FileNotFound|IsADirectory"
+    r"|NotImplemented|ModuleNotFound|Import|UnicodeDecode|UnicodeEncode|JSONDecode|Recursion|Overflow|FloatingPoint|EOF|Unpickling)Error"
+)
+
+
+def advice(case: Case) -> Advice:
+    """The exception, or how to get it where only an exit code is left."""
+    if case.first.wording != EXITED:
+        return advise(
+            f"The script itself failed on {case.who}: {' '.join(case.first.message.split())[:160]}",
+            "Read the traceback above that line; nothing in the log points at NCCL or the network.",
+        )
+    return advise(
+        "A process ended with an exit code that no signal gives, and the log does not hold its last words.",
+        "Look into that rank's own output: torchrun --log-dir DIR --tee 3 keeps it, and @record on main() "
+        "(torch.distributed.elastic.multiprocessing.errors) puts the traceback into torchrun's summary.",
+    )
+
+
+RULES = (
+    clue(
+        TERMINATING,
+        "[rank: 0] Child process with PID 812 terminated with code 1. Forcefully terminating all other processes",
+    ),
+    hint(
+        r"(?:^|\] |\]: |> |\) |\| |\d: )(?:[\w.]+\.)?\w*(?:Error|Exception)$",
+        "AssertionError",
+        unless=WEB,
+    ),
+    hint(
+        r"(?:Assertion .{1,300} failed|Check failed: |terminate called after throwing an instance"
+        r"|Fatal Python error: |\bFATAL(?: ERROR)?: )",
+        "python: /src/kernel.cpp:88: void run(): Assertion `n % 8 == 0' failed.",
+        unless=WEB + r"|c10::Dist|ProcessGroup",
+    ),
+    # torch's excepthook writes the rank before the lines of an exception that nobody caught (torch 2.4,
+    # torch/distributed/distributed_c10d.py)
+    likely(
+        r"\[rank(?P<rank>\d+)\]: (?:[\w.]+\.)?" + _PLAIN + r"(?:: |$)",
+        "[rank1]: ValueError: bad shape",
+    ),
+    likely(
+        r"RuntimeError: (?:The size of tensor a|mat1 and mat2 shapes|shape '|Sizes of tensors must match"
+        r"|Expected all tensors to be on the same device|Error\(s\) in loading state_dict"
+        r"|element 0 of tensors does not require grad|Trying to backward through the graph"
+        r"|one of the variables needed for gradient|stack expects each tensor|Given groups="
+        r"|[Ee]xpected scalar type|a leaf Variable that requires grad)",
+        "RuntimeError: The size of tensor a (32) must match the size of tensor b (16) at non-singleton dimension 0",
+    ),
+    generic(
+        EXITED,
+        "E1120 10:00:05.456000 1234 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 1) "
+        "local_rank: 1 (pid: 1301) of binary: /opt/py/bin/python",
+    ),
+    hint(
+        r"(?:^|\] |\]: |> |\) |\| |\d: )(?:[\w.]+\.)?\w*"
+        r"(?:Error|Exception): ",
+        "ValueError: bad shape",
+        unless=WEB + r"|raise |torch\.distributed\.elastic\S*(?:Error|Exception): |subprocess\.Called",
+    ),
+)
+
+SIGNS = LogSigns(RULES, advice)

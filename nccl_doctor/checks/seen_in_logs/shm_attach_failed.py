@@ -14,6 +14,48 @@ References: NCCL's src/misc/shmutils.cc; logind.conf(5).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from nccl_doctor.logs.rule import LogSigns, likely, root
+from nccl_doctor.logs.words import Advice, advise
 from nccl_doctor.registry import from_logs
 
+if TYPE_CHECKING:
+    from nccl_doctor.logs.case import Case
+
 from_logs(__name__, "NCD909")
+
+
+def advice(case: Case) -> Advice:
+    """How ranks of a host share it."""
+    return advise(
+        f"{case.who} could not open a shared memory segment that another rank of its host had made: containers that "
+        "do not share /dev/shm, segments that were removed, or a rank that had ended.",
+        "Give all ranks of a host one IPC namespace (--ipc=host), set RemoveIPC=no in logind.conf, and look for the "
+        "first error of the other ranks.",
+        case.check(),
+    )
+
+
+RULES = (
+    root(
+        r"(?:Error while attaching (?:to )?shared memory segment|Could not (?:map|open) \S*(?:shm|nccl)"
+        r"|[Ff]ailed to attach .*shared memory)",
+        "n1:1:2 [0] misc/shmutils.cc:87 NCCL WARN Error while attaching to shared memory segment /dev/shm/nccl-a1 "
+        "(size 9637888)",
+    ),
+    root(
+        r"(?:shm_open failed to open|shared memory \S+ failed, error|failed to create shared memory file"
+        r"|failed to register host buffer).*"
+        r"(?:No such file|Permission denied|Invalid argument|File exists|[Oo]peration not)",
+        "n1:1:2 [0] misc/shmutils.cc:120 NCCL WARN unlink shared memory /dev/shm/nccl-a1 failed, error: No such file "
+        "or directory",
+    ),
+    likely(
+        r"WARN .*(?:shm_open failed|failure in mmap of|munmap of shared memory|failed to create shared memory"
+        r"|Could not map)",
+        "n1:1:2 [0] include/shm.h:60 NCCL WARN failure in mmap of nccl-shm-send-1 (size 4096) : Cannot allocate memory",
+    ),
+)
+
+SIGNS = LogSigns(RULES, advice, after=("shm-exhausted",))

@@ -14,6 +14,57 @@ References: NCCL's src/misc/shmutils.cc; shm_overview(7).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from nccl_doctor.logs.rule import Grade, LogSigns, hint, likely, root
+from nccl_doctor.logs.words import Advice, advise
 from nccl_doctor.registry import from_logs
 
+if TYPE_CHECKING:
+    from nccl_doctor.logs.case import Case
+
 from_logs(__name__, "NCD908", explains=("shm-attach-failed",))
+
+
+def advice(case: Case) -> Advice:
+    """How to give a container more."""
+    return advise(
+        f"Shared memory (/dev/shm) is full or too small on {case.who}; a container has 64 MB of it unless told more.",
+        "Start the container with --ipc=host or --shm-size=16g; in Kubernetes mount an emptyDir with medium: Memory "
+        "at /dev/shm. See what there is:",
+        case.check(),
+    )
+
+
+RULES = (
+    root(
+        r"(?i:(?:shared memory|/dev/shm|\bshm|posix_fallocate|fallocate|/torch_\d).*no space left on device)",
+        "n1:1:2 [0] include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left on device",
+    ),
+    root(
+        r"(?i:no space left on device.*(?:/dev/shm|shared memory|\bshm\b|/torch_\d))",
+        "OSError: [Errno 28] No space left on device: '/dev/shm/sem.mp-x'",
+    ),
+    likely(
+        r"Error while creating shared memory segment",
+        "n1:1:2 [3] include/shm.h:48 NCCL WARN Error while creating shared memory segment nccl-shm-recv-7-1-2-3 "
+        "(size 9637888)",
+    ),
+    root(
+        r"(?:failed to extend \S*shm|[Uu]nable to (?:write to file|mmap \d+ bytes from file|allocate shared memory)"
+        r"|insufficient shared memory|out of shared memory)",
+        "RuntimeError: DataLoader worker (pid 42) is killed by signal: Bus error. It is possible that dataloader's "
+        "workers are out of shared memory.",
+    ),
+    likely(
+        r"(?:Bus error|SIGBUS|exitcode: -7\b|[Ss]ignal 7\b)",
+        "Signal 7 (SIGBUS) received by PID 4242",
+    ),
+    hint(
+        r"INFO .*(?:fallocate: Failed to extend|cuMem host allocations do not appear)",
+        "n1:1:2 [0] NCCL INFO fallocate: Failed to extend /dev/shm/nccl-a1 to 9637892 bytes, error: No space left - "
+        "retrying",
+    ),
+)
+
+SIGNS = LogSigns(RULES, advice, hint=Grade.LIKELY)

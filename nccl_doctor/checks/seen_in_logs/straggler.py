@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nccl_doctor.logs.rule import Rule, likely
-from nccl_doctor.logs.words import Said, said
+from nccl_doctor.logs.rule import LogSigns, likely
+from nccl_doctor.logs.words import Advice, advise
 from nccl_doctor.registry import from_logs
 
 if TYPE_CHECKING:
@@ -25,21 +25,23 @@ if TYPE_CHECKING:
 
 from_logs(__name__, "NCD921", explains=("collective-timeout", "peer-died", "killed", "rendezvous-timeout"))
 
-RULES: tuple[Rule, ...] = (
+
+def advice(case: Case) -> Advice:
+    """The rank to look at."""
+    ranks = ", ".join(dict.fromkeys(str(event.rank) for event in case.cause.events if event.rank is not None))
+    who = f"Rank {ranks}" if ranks else "A rank"
+    return advise(
+        f"{who} did not come to a barrier in time; all others waited there.",
+        "Look at what that rank did meanwhile: its own log, py-spy dump --pid, the load and the disks of its host.",
+        case.check(),
+    )
+
+
+RULES = (
     likely(
-        "straggler",
         r"[Rr]anks? (?P<rank>\d+)[\d, ]{0,80} (?:failed to pass|did not pass|failed to reach) monitoredBarrier",
         "RuntimeError: [Rank 0]: Rank 3 failed to pass monitoredBarrier in 1800000 ms",
     ),
 )
 
-
-def advice(case: Case) -> Said:
-    """The rank to look at."""
-    ranks = ", ".join(dict.fromkeys(str(event.rank) for event in case.cause.events if event.rank is not None))
-    who = f"Rank {ranks}" if ranks else "A rank"
-    return said(
-        f"{who} did not come to a barrier in time; all others waited there.",
-        "Look at what that rank did meanwhile: its own log, py-spy dump --pid, the load and the disks of its host.",
-        case.check(),
-    )
+SIGNS = LogSigns(RULES, advice)

@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from nccl_doctor.logs.rule import Rule, likely
-from nccl_doctor.logs.words import Said, said
+from nccl_doctor.logs.words import Advice, advise
 
 if TYPE_CHECKING:
     from nccl_doctor.logs.case import Case
@@ -52,29 +51,7 @@ _MEANING = {
 """By NVIDIA's Xid catalogue, in our words."""
 
 
-RULES: tuple[Rule, ...] = (
-    likely(
-        "cuda-error",
-        r"Xid \((?:PCI:)?[0-9a-fA-F:.]+\): (?:13|31|43|45|68|69)\b",
-        "[53012.7] NVRM: Xid (PCI:0000:41:00): 31, pid=80211, name=python, Ch 00000010, MMU Fault",
-        unless=r"SXid",
-    ),
-    likely(
-        "gpu-errors",
-        r"(?:NVRM: |nvidia-\w+: )?S?Xid \((?:PCI:)?[0-9a-fA-F:.]+\): \d+",
-        "[ 4242.1] NVRM: Xid (PCI:0000:3b:00): 79, pid=4242, GPU has fallen off the bus.",
-    ),
-    likely(
-        "gpu-errors",
-        r"NCCL DIAG \[INFO\] (?:ECC|NVLink|NVLINK|S?Xid)\b.{0,80}"
-        r"(?:uncorrect|volatile|error|inactive|down|Xid \d|reported)",
-        "n1:4242 NCCL DIAG [INFO] ECC: uncorrectable errors on rank(s) 3 in comm 0x5f",
-        unless=r"no errors|0 errors|not (?:available|supported)|unavailable",
-    ),
-)
-
-
-def told(case: Case) -> Said | None:
+def meaning_of_xid(case: Case) -> Advice | None:
     """What the number means, and of which GPU; None where no line holds one."""
     found = next((match for event in case.cause.events if (match := _XID.search(event.text))), None)
     if found is None:
@@ -83,18 +60,9 @@ def told(case: Case) -> Said | None:
     process = f", process {found['pid']}" if (found["pid"] or "").isdigit() else ""
     process += f" ({found['name']})" if process and found["name"] else ""
     place = f" on {case.who}" if case.who != "a rank" else ""
-    return said(
+    return advise(
         f"{found['kind']} {found['number']} of GPU {found['bus']}{place}{process}: {means}.",
         "Where it is the program's fault: CUDA_LAUNCH_BLOCKING=1 and compute-sanitizer. Else take the host out of the "
         "job, reset the GPU or reboot, and test it with dcgmi diag -r 3.",
-        case.check(),
-    )
-
-
-def advice(case: Case) -> Said:
-    """Of an error of the GPU itself."""
-    return told(case) or said(
-        f"NCCL's diagnostics report an error of a GPU or its links on {case.who}.",
-        "See nvidia-smi -q and dcgmi diag -r 3 there.",
         case.check(),
     )

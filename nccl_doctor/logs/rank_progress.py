@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nccl_doctor.hostlist import fold
+from nccl_doctor.logs.collectives import absent
 from nccl_doctor.logs.facts import Facts, Milestone
+from nccl_doctor.logs.words import ranks_of
 
 _WORDS = {
     Milestone.STARTED: "had begun",
@@ -16,12 +17,10 @@ _WORDS = {
     Milestone.CONNECTED: "had connected their rings",
     Milestone.COMPLETE: "had their communicator",
 }
-_MOST = 64
-"""More missing ranks than this are those of hosts whose logs were not given."""
 
 
 @dataclass(frozen=True)
-class Standing:
+class RankProgress:
     """Where each rank stood when the log ended.
 
     Attributes:
@@ -37,7 +36,7 @@ class Standing:
         """Whether every rank that is seen came to its communicator."""
         return set(self.reached) <= {Milestone.COMPLETE}
 
-    def told(self) -> str:
+    def phrase(self) -> str:
         """A phrase for each milestone, those that are behind first."""
         parts = [f"{ranks_of(ranks)} {_WORDS[milestone]}" for milestone, ranks in self.reached.items()]
         if self.missing:
@@ -45,26 +44,14 @@ class Standing:
         return "; ".join(parts)
 
 
-def standing(facts: Facts) -> Standing:
+def rank_progress(facts: Facts) -> RankProgress:
     """Where the ranks stood, as far as NCCL's lines name them."""
     reached: dict[Milestone, set[int]] = {}
     for process in facts.processes.values():
         if process.rank is not None:
             reached.setdefault(process.milestone, set()).add(process.rank)
     seen = set().union(*reached.values()) if reached else set()
-    return Standing(
+    return RankProgress(
         {milestone: tuple(sorted(reached[milestone])) for milestone in sorted(reached)},
         absent(seen, facts.world_size) if seen else (),
     )
-
-
-def absent(seen: set[int], world_size: int | None) -> tuple[int, ...]:
-    """The ranks of a job that are not among ``seen``; none where so many are that their logs were just not given."""
-    few = (world_size or 0) - len(seen) <= _MOST
-    return tuple(sorted(set(range(world_size or 0)) - seen)) if few else ()
-
-
-def ranks_of(ranks: tuple[int, ...] | list[int]) -> str:
-    """``rank 3``, ``ranks 0-2,7``."""
-    folded = fold([str(rank) for rank in sorted(ranks)]).strip("[]")
-    return f"rank{'s' * (len(ranks) > 1)} {folded}"

@@ -1,0 +1,77 @@
+"""Wordings that code asks for by name: where a run stood, who says that it stood, and what ended it.
+
+A hang has no error line. NCCL: src/init.cc and src/bootstrap.cc; the table's head: nccl-tests, src/common.cu.
+"""
+
+from __future__ import annotations
+
+CHOSEN = r"Bootstrap ?: Using (?:\[0\])?(?P<iface>[A-Za-z][A-Za-z0-9_.-]*):(?P<ip>[0-9a-fA-F.:]+)"
+"""A process chose its interface."""
+
+STARTED = r"nranks \d+ .*- Init START"
+"""A rank waits for the others."""
+
+CONNECTED = r"nranks \d+ .*- Init COMPLETE"
+"""A rank has its communicator."""
+
+TABLE = r"# +size +count +type   redop"
+"""A benchmark begins; its rows follow."""
+
+MEETING = r"torch/distributed/\S+\.py\", line \d+, in (?:init_process_group|_?store_based_barrier|\w*rendezvous\w*)"
+"""A stack ends where processes meet."""
+
+TALKING = (
+    r"distributed_c10d\.py\", line \d+, in (?:barrier|monitored_barrier|all_reduce|all_gather\w*|broadcast\w*|gather"
+    r"|scatter|reduce\w*|all_to_all\w*|send|recv)\b"
+)
+"""A stack ends in a collective."""
+
+COMPLAINED = (
+    r"(?i:(?:hangs?|hung|stuck|freezes|frozen|stalls|blocks|blocked) (?:right )?(?:here|forever|indefinitely"
+    r"|at this (?:point|step|line|stage)|after this|for (?:hours|minutes|ever)))"
+    r"|(?i:(?:nothing|no (?:more|further) (?:output|logs?|lines?)) (?:happens|is printed|after this"
+    r"|any ?more|from here))"
+    r"|(?i:(?:and then|then it|it just|program|script|training|process|job) (?:hangs|gets stuck|is stuck|freezes))"
+)
+"""Somebody wrote into the log what they saw."""
+
+BROKE_OFF = r"^\^C|^\[mpiexec@\S+\] (?:Sending Ctrl-C|Press Ctrl-C)|Ctrl-C caught|mpirun: killing job"
+"""Somebody ended it from the keyboard."""
+
+INTERRUPTED = r"KeyboardInterrupt|Received (?:2|Signals\.SIGINT) death signal|got signal: 2\b"
+"""The same, as Python and torchrun tell it."""
+
+EXITED = (
+    r"(?:failed \(exitcode: (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\)"
+    r"|exits with return code = (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\b"
+    r"|srun: error: (?P<host>\S+): tasks? \S+: Exited with exit code (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\b"
+    r"|returned non-zero exit status (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\.)"
+)
+"""The bare exit code that torchrun, DeepSpeed, Slurm, torch.distributed.launch and Accelerate tell; 128 and more is a
+signal's."""
+
+TERMINATING = (
+    r"(?:Forcefully terminating all other processes|[Ss]ending process \d+ closing signal"
+    r"|Closing process \d+ via signal|Killing subprocess \d+|Terminating (?:StepId|job step|all)|[Jj]ob step aborted"
+    r"|Force Terminated StepId"
+    r"|\[rank: \d+\] Child process with PID \d+ terminated with code"
+    r"|primary job (?:terminated|job)|MPI_ABORT was invoked|mpirun (?:detected|has exited due)|KILLING (?:JOB|TASK)"
+    r"|prterun (?:detected|has exited due)|process returned a non-zero exit code|[Kk]illing (?:all )?remaining"
+    r"|Shutting down (?:all )?workers|Terminat\w+ (?:all )?(?:other|remaining|sibling) (?:processes|ranks|workers))"
+)
+"""A launcher says that it ends the other processes: what is killed after that was killed by it."""
+
+RETURN_CODE = r"INFO misc/socket\.cc:\d+ -> 2\b"
+"""ncclSystemError, on its way up: what failed stands before it, in a line that may be lost."""
+
+RAS_LINE = (
+    r"(?:job process(?: is|es are) considered dead|Missing communicator data from \d+ "
+    r"|#\d+-\d+ \([0-9a-f]{1,16}\) (?:INCOMPLETE|MISMATCH|ERROR)|Communicator ranks have different "
+    r"|ranks? (?:\d+ )?(?:have|has) (?:launched up to operation|not launched any op|status )"
+    r"|Rank \d+ (?:has .{0,40})?-- (?:GPU|\[process)|Rank \d+ has (?:launched|not launched|status) .{0,80} --"
+    r"|Process \d+ on node \S+ managing GPU|(?:ranks|Rank \d+) reported [A-Z][\w ]+)"
+)
+"""A line of RAS' report (``ncclras``) that tells of a fault, or of where it is."""
+
+RECORDED = "flight recorder"
+"""Stands for the wording where no line but a dump of torch's flight recorder tells."""

@@ -23,7 +23,7 @@ Glossary:
 - snapshot: all facts and phases of one run. view: what one check sees of it.
 - check: judges facts, purely. finding: what it yields. diagnosis: a finding with its code and what follows from it.
 - consequence: a finding that another one explains. gap: hosts that a check could not judge.
-- rule: a wording of a log line. grade: how sure it is. signs: a diagnosis' rules and advice (checks/seen_in_logs, logs/signs).
+- rule: a wording of a log line. grade: how sure it is. signs: a diagnosis' rules and advice, in one file.
 - remedy, fix: what to do, as prose and commands. blame: a host's rule that stops a dial.
 - form: human, JSON, JUnit, Prometheus. report: the document that every form shows.
 """

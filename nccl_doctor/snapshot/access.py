@@ -61,6 +61,7 @@ class LoginFacts(SshTarget):
         methods: what the server would take.
         agent: an agent answered.
         hardware: keys were passed over that only the ssh program can use.
+        barred: a key was taken, and the account then barred.
     """
 
     identity_file: str | None
@@ -69,6 +70,7 @@ class LoginFacts(SshTarget):
     methods: tuple[str, ...]
     agent: bool
     hardware: bool
+    barred: bool = False
 
 
 class UnknownKeyFacts(SshTarget):

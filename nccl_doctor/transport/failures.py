@@ -35,6 +35,7 @@ _WORDS: tuple[tuple[Reason, str], ...] = (
     ("forwarding", r"administratively prohibited|open failed: .*prohibited"),
 )
 _LONGEST = 2048
+_PHRASE = 300
 _ERRNO: dict[int, Reason] = {
     errno.ECONNREFUSED: "refused",
     errno.ETIMEDOUT: "timed-out",
@@ -212,6 +213,9 @@ class Login:
         identity_file: the key whose public part should be on the host; None where there is none.
         agent: an agent answered.
         aborted: the server broke off (MaxAuthTries).
+        barred: the server hung up on a key without refusing it: it took the key and then barred the account, as sshd
+            does where PAM's account rules say no (OpenSSH auth2.c, userauth_finish).
+        said: what the server showed during the login: its Banner, or PAM's words.
         beyond: keys were passed over that the ssh program could use.
     """
 
@@ -222,6 +226,8 @@ class Login:
     identity_file: str | None = None
     agent: bool = False
     aborted: bool = False
+    barred: bool = False
+    said: str = ""
     beyond: bool = False
 
 
@@ -235,10 +241,18 @@ def auth_failed(target: Target, login: Login) -> AccessError:
         methods=login.methods,
         agent=login.agent,
         hardware=login.beyond,
+        barred=login.barred,
     )
+    said = re.sub(r"\s+", " ", login.said).strip()
+    if login.barred:
+        words = f'said "{said[-_PHRASE:]}"' if said else "hung up without a word"
+        detail = f"took a key of the user {target.user}, barred the account and {words}"
+        return AccessError(SshAuthFailed(detail=detail, evidence=_bounded(login.notes), facts=facts))
     evidence = [f"refused: {key}" for key in login.offered] or ["no key could be offered"]
     evidence += [f"passed over: {path} needs a passphrase and no agent holds it" for path in login.encrypted]
     evidence += login.notes
+    if said:
+        evidence.append(f'the server said "{said[-_PHRASE:]}"')
     if login.methods:
         evidence.append(f"the server takes: {', '.join(login.methods)}")
     if login.aborted:

@@ -17,6 +17,10 @@ _REVOKED = re.compile(r"REVOKED HOST KEY|was revoked and you have requested")
 _CONTINUE = re.compile(r"Authentications that can continue: (\S+)")
 _ACCEPTED = re.compile(r"Server accepts key: (/\S+)")  # and yet no login: nobody could type its passphrase
 _OFFERED = re.compile(r"Offering public key: (.+)")
+_AGENT = "get_agent_identities: agent returned"
+_OWN = re.compile(
+    r"debug\d: |(?:\S+@)?\S+: Permission denied|Connection (?:closed|reset) |Received disconnect |Disconnected from "
+)
 _GREETED = re.compile(r"Remote protocol version|Remote software version")
 _SAID = re.compile(r"banner line \d+: (.*)")
 _HUNG_UP = re.compile(r"exchange_identification|Connection (closed|reset)|closed by remote host|banner line")
@@ -76,6 +80,8 @@ def _host_key(attempt: Attempt, target: Target, log: str) -> AccessError | None:
 
 
 def _login(attempt: Attempt, target: Target, log: str) -> AccessError | None:
+    if not attempt.late and _barred(log):
+        return failures.auth_failed(target, Login(barred=True, said=_said(attempt.stderr), agent=_AGENT in log))
     methods, accepted = _CONTINUE.findall(log), tuple(_ACCEPTED.findall(log))
     if attempt.late or not ("Permission denied" in log or "Too many authentication failures" in log):
         return None
@@ -87,10 +93,23 @@ def _login(attempt: Attempt, target: Target, log: str) -> AccessError | None:
         methods=tuple(methods[-1].split(",")) if methods else (),
         notes=tuple(f"{path} does not exist" for path in files if attempt.settings.chosen_keys and not path.exists()),
         identity_file=next(iter(existing), None),
-        agent="get_agent_identities: agent returned" in log,
+        agent=_AGENT in log,
+        said=_said(attempt.stderr),
         aborted="Too many authentication failures" in log,
     )
     return failures.auth_failed(target, login)
+
+
+def _barred(log: str) -> bool:
+    """The server took a key and then hung up, as it does where PAM's account rules say no."""
+    _, taken, after = log.rpartition("Server accepts key: ")
+    hung_up = re.search(r"^Connection (closed|reset) ", after, re.MULTILINE)
+    return bool(taken) and hung_up is not None and "Authenticated" not in after
+
+
+def _said(stderr: str) -> str:
+    """What the server showed during the login: ssh hands it on among its own words."""
+    return "\n".join(line for line in stderr.splitlines() if not _OWN.match(line))
 
 
 def _session(attempt: Attempt, target: Target, log: str) -> AccessError | None:

@@ -25,15 +25,19 @@ _KEEPALIVE_S = 15
 
 
 class Session(paramiko.Transport):
-    """Tells each thread why its own channel was not opened, in the server's words.
+    """Tells each thread why its own channel was not opened, and why the server hung up, in the server's words.
 
     paramiko keeps one last exception for all threads, and without the words, which tell "refused" from "no route".
+
+    Attributes:
+        farewell: what the server said as it ended the session (RFC 4253, section 11.1); empty where it merely closed.
     """
 
     def __init__(self, stream: Stream) -> None:
         super().__init__(cast("socket.socket", stream))  # it asks for no more than a Stream
         self._wanted: dict[int, int] = {}  # by thread, the channel that it is opening
         self._refusals: dict[int, paramiko.ChannelException] = {}  # by channel
+        self.farewell = ""
 
     def _next_channel(self) -> int:
         number: int = super()._next_channel()  # type: ignore[misc]  # not in the stubs
@@ -45,6 +49,18 @@ class Session(paramiko.Transport):
         number, code = words.get_int(), words.get_int()
         self._refusals[number] = paramiko.ChannelException(code, words.get_text())
         super()._parse_channel_open_failure(message)  # type: ignore[misc]  # not in the stubs
+
+    def _parse_disconnect(self, message: paramiko.Message) -> None:
+        words = paramiko.Message(message.get_remainder())
+        words.get_int()
+        self.farewell = words.get_text()
+        super()._parse_disconnect(message)  # type: ignore[misc]  # not in the stubs
+
+    def said(self) -> str:
+        """The last banner that the server sent during the login: PAM's words where PAM had any (RFC 4252, 5.4)."""
+        handler = self.auth_handler  # get_banner() forgets it when the server hangs up
+        banner = handler.banner if handler is not None else None
+        return banner.decode(errors="replace") if isinstance(banner, bytes) else str(banner or "")
 
     def get_exception(self) -> Exception | None:
         """What ended this thread's wish for a channel, else what ended the session."""
@@ -208,7 +224,7 @@ def _why_no_session(
 
 
 def _log_in(
-    transport: paramiko.Transport, settings: HostSettings, target: Target, span: tuple[float, float], *, alone: bool
+    transport: Session, settings: HostSettings, target: Target, span: tuple[float, float], *, alone: bool
 ) -> None:
     started, deadline = span
     try:
@@ -225,7 +241,7 @@ def _log_in(
     raise failures.auth_failed(target, login)
 
 
-def _try_keys(transport: paramiko.Transport, user: str, identities: Identities) -> Login:
+def _try_keys(transport: Session, user: str, identities: Identities) -> Login:
     """Offers one key after another; what is left where none opened is what to say about it."""
     offered: list[str] = []
     notes = list(identities.notes)
@@ -251,14 +267,18 @@ def _try_keys(transport: paramiko.Transport, user: str, identities: Identities) 
             break
         if not transport.is_active():
             break
+    aborted = not transport.is_active()
+    barred = aborted and bool(offered) and not transport.farewell
     return Login(
-        offered=tuple(offered),
+        offered=tuple(offered[:-1] if barred else offered),
         encrypted=identities.encrypted,
         notes=tuple(notes),
         methods=tuple(methods or _methods(transport, user)),
         identity_file=identities.public,
         agent=identities.agent,
-        aborted=not transport.is_active(),
+        aborted=aborted and not barred,
+        barred=barred,
+        said=transport.said(),
         beyond=identities.beyond,
     )
 

@@ -42,6 +42,11 @@ from tests.patience import LONG_S
             "ssh-auth-failed",
             None,
         ),
+        (
+            "debug1: Remote protocol version 2.0\ndebug1: Server accepts key: /k RSA x\nConnection closed by n port 22",
+            "ssh-auth-failed",
+            None,
+        ),
         ("No ED25519 host key is known for n.\nHost key verification failed.", "ssh-host-key-unknown", None),
     ],
 )

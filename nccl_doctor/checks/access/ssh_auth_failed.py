@@ -7,6 +7,9 @@ How we know: every key was offered in OpenSSH's order (the identity file that wa
 files in ~/.ssh), and each was refused. The evidence names them, those that were passed over (a file with a passphrase
 that no agent holds), and the methods that the server would take.
 
+A server that takes a key and then hangs up bars the account: expired, locked, /etc/nologin, or PAM's rules, such as
+pam_slurm_adopt's "you have no active jobs on this node". Its own words stand in the message.
+
 Fix: where a passphrase stands in the way, load the key into the agent. Where the server takes passwords, install the
 public key with ssh-copy-id, which asks for the password once. Else the key has to be added to ~/.ssh/authorized_keys
 on the host by someone who can get in; or another user or key is meant, and the hosts file (ssh: user, identity_file)
@@ -42,6 +45,8 @@ def ssh_auth_failed(view: View) -> Iterator[Finding]:
 
 def _remedy(failures: tuple[SshAuthFailed, ...]) -> Fix:
     facts = failures[0].facts
+    if facts.barred:
+        return Fix(summary=_slurm_or_account(failures[0].detail))
     if facts.encrypted:
         agent = () if facts.agent else (script('eval "$(ssh-agent -s)"'),)
         files = sorted({path for failure in failures for path in failure.facts.encrypted})
@@ -57,6 +62,15 @@ def _remedy(failures: tuple[SshAuthFailed, ...]) -> Fix:
     return Fix(
         summary="See that user and key are those meant (ssh: user, identity_file in the hosts file). The host takes no "
         "password: somebody who can get in has to add the public key to that user's ~/.ssh/authorized_keys."
+    )
+
+
+def _slurm_or_account(said: str) -> str:
+    if re.search("(?i)slurm|no active job", said):
+        return "Slurm lets users in only where they have a job: ask for the nodes first (salloc or sbatch), then check."
+    return (
+        "The key is right. The account is expired, locked, or not let in on that host (PAM's account rules, nologin): "
+        "ask whoever runs it; journalctl -u ssh -u sshd there names the rule."
     )
 
 

@@ -1,0 +1,76 @@
+"""Logins as people's hosts have them: what ``ssh HOST true`` does there, and what is said of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.doctor import doctor
+from tests.lab.cluster import Lab, MakeLab
+from tests.lab.faults.ssh import start_sshd, stop_sshd
+from tests.lab.host import LabHost
+from tests.lab.plan import SSHD_CONFIG
+
+pytestmark = pytest.mark.lab
+
+SLURM = "Access denied by pam_slurm_adopt: you have no active jobs on this node"
+EXPIRED = "Your account has expired"
+
+
+@pytest.fixture
+def odd(make_lab: MakeLab) -> Lab:
+    """node1 is healthy; node2 lets in who has a job; alice's account on node3 is expired; node4's shell starts another."""
+    lab = make_lab(4)
+    with_pam(
+        lab.host("node2"), "account required pam_exec.so stdout /opt/adopt", f"#!/bin/sh\necho '{SLURM}'\nexit 1\n"
+    )
+    with_pam(lab.host("node3"), "account required pam_unix.so")
+    lab.host("node3").run("usermod -e 1970-01-02 alice")
+    lab.host("node4").write("/root/.bashrc", "exec dash\n")
+    return lab
+
+
+def with_pam(host: LabHost, rule: str, program: str = "") -> None:
+    """sshd asks PAM, as it does on people's hosts."""
+    if program:
+        host.write("/opt/adopt", program, 0o755)
+    host.write("/etc/pam.d/sshd", f"auth required pam_permit.so\n{rule}\nsession required pam_permit.so\n")
+    host.write("/etc/ssh/sshd_config", SSHD_CONFIG.replace("UsePAM no", "UsePAM yes"))
+    stop_sshd(host)
+    start_sshd(host)
+
+
+def ssh(lab: Lab, login: str) -> str:
+    """What a person sees."""
+    done = lab.controller.run(["ssh", "-o", "BatchMode=yes", login, "true"], check=False)
+    assert done.returncode == 255
+    return done.stderr
+
+
+def test_the_servers_own_words_end_the_search(odd: Lab) -> None:
+    assert SLURM in ssh(odd, "node2")
+    assert EXPIRED in ssh(odd, "alice@node3")
+    hosts = odd.hosts_file(hosts=["node1", "node2", {"name": "node3", "ssh": {"user": "alice"}}])
+    for transport in ("paramiko", "openssh"):
+        run = doctor(odd, "check", "--no-smoke", "--transport", transport, hosts=hosts)
+        assert run.code == 1
+        assert [(found["name"], found["hosts"]) for found in run.report["diagnoses"]] == [
+            ("ssh-auth-failed", ["node2"]),
+            ("ssh-auth-failed", ["node3"]),
+        ]
+        adopt, expired = run.report["diagnoses"]
+        assert f'took a key of the user root, barred the account and said "{SLURM}' in adopt["message"]
+        assert "salloc" in adopt["fix"]["summary"]
+        assert f'barred the account and said "{EXPIRED}' in expired["message"]
+        assert "expired, locked" in expired["fix"]["summary"]
+
+
+def test_a_login_shell_that_starts_another_is_sent_no_program(odd: Lab) -> None:
+    """Plain ssh hangs there, too: the second shell waits for commands on stdin."""
+    waits = odd.controller.run(["timeout", "2", "ssh", "-n", "-o", "BatchMode=yes", "node4", "echo ran"], check=False)
+    assert "ran" not in waits.stdout
+    run = doctor(odd, "check", "--no-smoke", "--connect-timeout", "5", hosts=odd.hosts_file(hosts=["node1", "node4"]))
+    (found,) = run.report["diagnoses"]
+    assert (found["name"], found["hosts"]) == ("probe-failed", ["node4"])
+    assert "did not start in time: the login waits or runs something else" in found["message"]
+    assert "login shell" in found["fix"]["summary"]
+    assert not any("not found" in line for line in found["evidence"]), "the program was run as commands"

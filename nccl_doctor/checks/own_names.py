@@ -1,4 +1,4 @@
-"""What hosts make of their own names, which gloo listens on; two diagnoses share this."""
+"""What hosts make of their own names, which gloo listens on; three diagnoses share this."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ class OwnName:
     def is_loopback(self) -> bool:
         """Whether the name itself gives gloo a loopback address, so that the others look for it on themselves."""
         return self.gloo in self.resolution.addresses and ipaddress.ip_address(self.gloo.partition("%")[0]).is_loopback
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the name gives addresses of which the host has none, so that gloo falls back to 127.0.0.1."""
+        return bool(self.resolution.addresses) and self.gloo not in self.resolution.addresses
 
 
 def own_names(view: View) -> Iterator[OwnName]:

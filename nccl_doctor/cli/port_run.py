@@ -11,7 +11,7 @@ from nccl_doctor.cli.port_source import wanted_port
 from nccl_doctor.collect import fix_port
 from nccl_doctor.collect.port_fleet import Fleet
 from nccl_doctor.collect.port_machine import Machine
-from nccl_doctor.errors import DoctorError, NotReachedError, UsageError
+from nccl_doctor.errors import DoctorError, UsageError
 from nccl_doctor.port_model import GRACE_S, Identity, PortReport, Suggestion, as_identity
 from nccl_doctor.report.fix_port import confirmation, screen
 from nccl_doctor.report.safe import clean
@@ -141,7 +141,7 @@ def _confirmed(report: PortReport) -> bool:
 
 def _move(request: Request, port: int, fleet: Fleet, out: Out) -> int:
     """``--next``: the number alone on stdout, so that a script can take it."""
-    found = fix_port.suggestion(fleet.all(), port)
+    found = fix_port.suggestion(fleet.all(), port, fleet.address)
     if found is None:
         raise DoctorError("no port from 1024 to 65535 is free on every host and fit for a job")
     if request.write and request.hosts is not None:
@@ -167,8 +167,8 @@ def _move(request: Request, port: int, fleet: Fleet, out: Out) -> int:
 
 def _suggestion(fleet: Fleet, port: int, countdown: Countdown) -> Suggestion | None:
     try:
-        return fix_port.suggestion(fleet.all(), port)
-    except NotReachedError as error:
+        return fix_port.suggestion(fleet.all(), port, fleet.address)
+    except DoctorError as error:
         countdown(f"no port to move to: {error}")
         return None
 

@@ -9,7 +9,8 @@ from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from nccl_doctor.collect.port_machine import Machine, sleep
-from nccl_doctor.errors import NotReachedError
+from nccl_doctor.errors import DoctorError, NotReachedError
+from nccl_doctor.hostlist import fold
 from nccl_doctor.port_model import (
     LAST_PORT,
     Elsewhere,
@@ -38,6 +39,8 @@ MOST_PROCESSES = 1 << 15
 FIRST = 1024
 FEW, MANY = 16, 512
 """Ports that a host is asked for at once: the first ones are mostly free, and each costs a trial."""
+TRIALS = 2
+"""How often free ports are tried from the other hosts, until it is said that none can be reached."""
 WELL_KNOWN = frozenset(
     {
         *(2049, 2222, 3000, 3306, 4444, 5000, 5432, 5555, 6006, 6379, 6443, 6817, 6818, 6819, 7860, 8000, 8080, 8265),
@@ -125,26 +128,53 @@ def wait_until_free(machine: Machine, report: PortReport, tell: Tell, *, settle_
     return report
 
 
-def next_port(machines: Sequence[Machine], after: int) -> int | None:
-    """The first port behind ``after``, then from 1024 on, that is fit and free on all machines; None where none is."""
+def next_port(machines: Sequence[Machine], after: int, address: str | None = None) -> int | None:
+    """The first port behind ``after``, then from 1024 on, that is fit and free on all machines; None where none is.
+
+    Args:
+        machines: the one that will listen, and then the others of its job.
+        after: the port to move away from.
+        address: where the others will look for the first; they try it there. None where nobody else will.
+
+    Raises:
+        DoctorError: they reach none of those that were tried.
+        NotReachedError: a machine did not answer.
+    """
+    target, *others = machines
     candidates = (port for port in chain(range(after + 1, LAST_PORT + 1), range(FIRST, after)) if port >= FIRST)
     wanted = (port for port in candidates if port not in WELL_KNOWN)
+    tried: list[dict[str, set[int]]] = []
     for batch in _batches(wanted):
         free = set(batch)
         for answer in _everywhere(partial(_free, batch), machines):
             free &= answer
+        if free and others and address is not None:
+            from nccl_doctor.collect.port_reach import reached
+
+            tried.append(reached(target, others, address, [port for port in batch if port in free]))
+            free = set.intersection(*tried[-1].values())
         if free:
             return next(port for port in batch if port in free)
+        if len(tried) == TRIALS:
+            raise DoctorError(_out_of_reach(target, address, tried))
     return None
 
 
-def suggestion(machines: Sequence[Machine], after: int) -> Suggestion | None:
-    """The next port, and the line that sets it for what is started next from the same shell.
+def _out_of_reach(target: Machine, address: str | None, tried: Sequence[dict[str, set[int]]]) -> str:
+    lost = [name for name in tried[0] if not any(answer[name] for answer in tried)]
+    return (
+        f"{fold(lost or list(tried[0]))} can't reach {target.name} ({address}) on any port that is free there; "
+        "`nccl-doctor check` with the same hosts finds what stops them"
+    )
+
+
+def suggestion(machines: Sequence[Machine], after: int, address: str | None = None) -> Suggestion | None:
+    """The next port, and the line that sets it for what is started next from the same shell; see :func:`next_port`.
 
     torchrun and torch.distributed.launch read PET_MASTER_PORT (torch/distributed/argparse_util.py), ``env://`` reads
     MASTER_PORT (torch/distributed/rendezvous.py).
     """
-    port = next_port(machines, after)
+    port = next_port(machines, after, address)
     if port is None:
         return None
     command = f"export MASTER_PORT={port} PET_MASTER_PORT={port}"

@@ -27,6 +27,7 @@ class Fleet:
     Attributes:
         target: the host that is meant; this machine until :meth:`connect`.
         master_port: of the hosts file.
+        address: where the job's other hosts look for the target; None where there are none.
 
     Raises:
         UsageError, HostsFileError: the file or the name means no host.
@@ -35,6 +36,7 @@ class Fleet:
     def __init__(self, hosts: str | None, host: str | None, kind: Kind, grace_s: float) -> None:
         self.target: Machine = ThisMachine()
         self.master_port: int | None = None
+        self.address: str | None = None
         self._grace_s = grace_s
         self._opened: list[Machine] = []
         self._transport: Transport | None = None
@@ -76,6 +78,7 @@ class Fleet:
         if hosts is not None:
             self.master_port, self._nodes = cluster.master_port, cluster.nodes
         self._target = _named(cluster, hosts, host)
+        self.address = cluster.master_addr if self._target.node_rank == 0 else self._target.address
         self._transport = make_transport(kind, cluster)
 
     def _connect(self, nodes: Sequence[Node]) -> Sequence[Machine]:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from nccl_doctor import confirmed
 from nccl_doctor.firewall.connection import Objection, handshake
-from nccl_doctor.firewall.describe import printable
+from nccl_doctor.firewall.describe import growth, printable
 from nccl_doctor.firewall.manager import Manager, manager_of
 from nccl_doctor.firewall.opening import Opening, Remedy, merged
 from nccl_doctor.firewall.packet import Direction, Packet, RuleRef
@@ -86,12 +86,17 @@ def judge(snapshot: Snapshot) -> Judged:
         known = source in hosts and target in hosts
         return path_of(address, hosts[source], hosts[target]) if known else None
 
+    later = {name: compiled(host, after=True) for name, host in hosts.items()}
     for dial in (*mesh.failed, *_undialled(snapshot, mesh)):
         way = path(dial.src, dial.dst, dial.address)
         if way is None or dial.outcome == "no-source-address":
             continue  # the last never left the program
         found = handshake(_to(way, dial.port), way.ends, rules[dial.src], rules[dial.dst])
-        stopping = [objection for objection in found if objection.verdict.blocks]
+        stopping = [
+            _by_counters(objection, later[dial.src if objection.side == "dialler" else dial.dst])
+            for objection in found
+            if objection.verdict.blocks
+        ]
         if not stopping:
             gaps |= dict.fromkeys(_gap(dial, objection) for objection in found)
         for objection in stopping:
@@ -106,6 +111,14 @@ def judge(snapshot: Snapshot) -> Judged:
         if blame.direction == "input" and mesh.tested == mesh.pairs:
             blame.spared.extend(_spared(blame, mesh, rules[blame.host.name], path))
     return Judged(tuple(blames.values()), tuple(gaps))
+
+
+def _by_counters(objection: Objection, after: Ruleset) -> Objection:
+    """Of the rules that may be the one that stops a packet, the one whose counter has grown; never one whose stood."""
+    verdict = objection.verdict
+    grown = {one: growth(one.rule, after) for one in (*verdict.instead, verdict) if one.rule is not None}
+    likely = [one for one, by in grown.items() if by] or [one for one, by in reversed(grown.items()) if by is None]
+    return replace(objection, verdict=likely[0]) if verdict.instead and likely else objection
 
 
 def _undialled(snapshot: Snapshot, mesh: Mesh) -> Iterator[Dial]:

@@ -38,6 +38,12 @@ def counted(rules: Sequence[tuple[RuleRef, Ruleset]]) -> str:
     return f" ({name} {before}{grown} packets)"
 
 
+def growth(rule: RuleRef, after: Ruleset) -> int | None:
+    """By how many packets a rule's counter has grown until it was read again; None where it has none."""
+    later = _later(rule, after)
+    return None if rule.packets is None or later is None else later - rule.packets
+
+
 def _place(rule: RuleRef) -> str:
     where = f"{rule.family} {rule.table}, chain {rule.chain}"
     if rule.place is None:
@@ -54,6 +60,8 @@ def _zone(rule: RuleRef, facts: FirewallFacts) -> str | None:
     zone = zones(known.runtime).get(zone_of(rule, facts) or "")
     if zone is None:
         return None
+    if rule.place is not None and (rich := zone.refusals):
+        return f"zone {zone.name}: {'; '.join(rich)}"
     what = {key: zone.settings.get(key, "") for key in ("services", "ports", "sources")}
     listed = "; ".join(f"{key} {value}" for key, value in what.items() if value) or "nothing"
     bound = zone.settings.get("interfaces") or ("the default" if zone.name == known.default_zone else "")

@@ -12,6 +12,9 @@ from nccl_doctor.shell import Line, line
 from nccl_doctor.snapshot import Firewalld, FirewallFacts
 
 _ZONE_NAME = re.compile(r"[A-Za-z0-9_/-]{1,64}")
+_PRIORITY = re.compile(r'priority="(-?\d{1,5})"')
+_FIRST = -32768
+"""firewalld.richlanguage(5)."""
 _OF_THE_INTERFACE = frozenset({"interfaces", "target", "forward"})
 """Settings that NetworkManager and firewalld's own start change in force, without anybody's doing."""
 
@@ -39,17 +42,23 @@ def _changes(peer: str, runtime: dict[str, Zone], opening: Opening) -> list[Line
     claimed = [zone for zone in runtime.values() if zone.name != "trusted" and _claims(zone, peer)]
     if not claimed:
         return [line("--zone=trusted --add-source={peer}", peer=peer)]
-    rule = 'rule family="ipv{version}" source address="{peer}" port port="{port}" protocol="tcp" accept'
+    rule = 'rule {priority}family="ipv{version}" source address="{peer}" port port="{port}" protocol="tcp" accept'
     return [
         line(
             "--zone={zone} --add-rich-rule={rule}",
             zone=zone.name,
-            rule=rule.format(version=ip_network(peer).version, peer=peer, port=port),
+            rule=rule.format(priority=_ahead(zone), version=ip_network(peer).version, peer=peer, port=port),
         )
         for zone in claimed
         if _ZONE_NAME.fullmatch(zone.name)
         for port in port_words(opening.ports, "-")
     ]
+
+
+def _ahead(zone: Zone) -> str:
+    """The priority by which an accept stands before a zone's own rich rules that reject or drop; "" where none does."""
+    taken = [int(found[1]) if (found := _PRIORITY.search(rule)) else 0 for rule in zone.refusals]
+    return f'priority="{max(_FIRST, min(0, *taken) - 1)}" ' if taken else ""
 
 
 def _claims(zone: Zone, peer: str) -> bool:

@@ -64,6 +64,12 @@ class Zone:
         """Addresses and nets whose packets it takes, whatever interface they come by."""
         return tuple(self.settings.get("sources", "").split())
 
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """Its rich rules that reject or drop."""
+        rules = self.settings.get("rich rules", "").splitlines()
+        return tuple(rule for rule in rules if re.search(r"\b(reject|drop)\b", rule))
+
 
 def zones(listing: str) -> dict[str, Zone]:
     """The zones of a ``firewall-cmd --list-all-zones`` by name."""
@@ -73,9 +79,9 @@ def zones(listing: str) -> dict[str, Zone]:
         if line and not line[0].isspace():
             name = line.split()[0]
             found[name] = Zone(name, {})
+        elif name and line.strip().startswith("rule "):  # rich rules stand on lines of their own
+            found[name].settings["rich rules"] = f"{found[name].settings.get('rich rules', '')}\n{line.strip()}"
         elif name and ":" in line:
             key, _, value = line.strip().partition(":")
             found[name].settings[key] = value.strip()
-        elif name and line.strip():  # rich rules stand on lines of their own
-            found[name].settings["rich rules"] = f"{found[name].settings.get('rich rules', '')}\n{line.strip()}"
     return found

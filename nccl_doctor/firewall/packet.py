@@ -95,12 +95,15 @@ class Verdict:
         how: of a reject: its ``reject with`` words, as nft or iptables spells them.
         rule: what decided; of an unknown verdict, the rule that can't be evaluated; None where nothing objects.
         reason: of an unknown verdict.
+        instead: other rules that stop it where what can't be evaluated comes out otherwise; its kind and ``how`` may
+            differ. The verdict itself is that of the rule that stops it where nothing of the sort holds.
     """
 
     kind: Literal["accept", "drop", "reject", "unknown"]
     how: str = ""
     rule: RuleRef | None = None
     reason: str = ""
+    instead: tuple[Verdict, ...] = ()
 
     @property
     def blocks(self) -> bool:

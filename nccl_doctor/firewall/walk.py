@@ -111,13 +111,19 @@ def walk(base: BaseChain, packet: Packet, journey: Journey) -> Verdict | None:
     way = _Walk(base, packet, journey)
     if way.chain(base.rules, sure=True, depth=0) & _BACK:
         way.ends.append(Verdict(base.policy, rule=base.policy_ref))
-    verdict = way.ends[0]
-    if len({(end.kind, end.how) for end in way.ends}) > 1:
+    *instead, verdict = way.ends
+    if all(end.blocks for end in way.ends):
+        verdict = replace(verdict, instead=tuple(_of(base, end) for end in instead))
+    elif len({(end.kind, end.how) for end in way.ends}) > 1:
         verdict = _cannot_tell(way.doubts[0])
     elif verdict.kind == "accept":
         return None
     if base.scope != "host":
         verdict = _cannot_tell(verdict.rule or base.policy_ref)
+    return _of(base, verdict)
+
+
+def _of(base: BaseChain, verdict: Verdict) -> Verdict:
     rule = verdict.rule or base.policy_ref
     return replace(verdict, rule=replace(rule, base=base.policy_ref.chain, hook=base.hook))
 

@@ -13,7 +13,7 @@ from nccl_doctor.firewall.routing import path_of, route_to
 from nccl_doctor.firewall.ruleset import Ruleset, compile_rules
 from nccl_doctor.model import Finding
 from nccl_doctor.registry import View
-from nccl_doctor.snapshot import Snapshot, known
+from nccl_doctor.snapshot import IptablesSave, Snapshot, known
 from tests.checks.snapshots import patched
 from tests.firewall.facts import ACCEPT, DROP, captured, iptables_facts, nft_facts, tcp
 
@@ -113,6 +113,26 @@ def test_every_rule_in_the_way_is_opened() -> None:
     (blame,) = judge(seen).blames
     programs = {str(line).split()[0] for line in remedies(blame, opening([blame], seen)).commands}
     assert programs == {"nft", "iptables-legacy"}
+
+
+LIMIT = "-A INPUT -p tcp -m connlimit --connlimit-above 100 -j REJECT --reject-with tcp-reset"
+
+
+@pytest.mark.parametrize(("stood", "grew", "named"), [(0, 3, "-P INPUT DROP"), (3, 0, "connlimit")])
+def test_where_every_branch_blocks_the_counters_name_the_rule(stood: int, grew: int, named: str) -> None:
+    before = iptables_facts(f"[0:0] {LIMIT}", policy="DROP")
+    assert isinstance(before.iptables, tuple)
+    (save,) = before.iptables
+    assert isinstance(save, IptablesSave)
+    text = save.text.replace("[0:0] -A", f"[{stood}:180] -A").replace("DROP [7:420]", f"DROP [{7 + grew}:600]")
+    after = before.model_copy(update={"iptables": (save.model_copy(update={"text": text}),)})
+    seen = snapshot({"node1": before}, [("node2", "node1", 29500, "timed-out")])
+    facts = seen.hosts[0].facts
+    assert facts is not None
+    host = seen.hosts[0].model_copy(update={"facts": facts.model_copy(update={"firewall_after": after})})
+    (blame,) = judge(seen.model_copy(update={"hosts": (host, *seen.hosts[1:])})).blames
+    (rule,) = blame.rules
+    assert named in rule.text
 
 
 def test_two_nodes_of_one_machine_talk_over_its_loopback() -> None:

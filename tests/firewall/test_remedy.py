@@ -62,6 +62,24 @@ def test_firewalld_gets_rich_rules_where_a_zone_claims_the_peers() -> None:
     ]
 
 
+def test_a_rich_rule_that_rejects_is_shown_and_the_accept_stands_before_it() -> None:
+    facts = captured("firewalld_internal")
+    assert facts.firewalld
+    opening = Opening("input", ("10.9.0.1",), ((29500, 29500),))
+    reject = 'rule family="ipv6" source address="fd00::/8" port port="29500" protocol="tcp" reject'
+    rule = RuleRef(
+        "nft", "inet", "firewalld", "filter_IN_internal_deny", 9, "reject", base="filter_INPUT", hook="input"
+    )
+    for priority, wanted in (("", "-1"), ("-7 ", "-8")):
+        text = reject.replace("rule ", f'rule priority="{priority.strip()}" ') if priority else reject
+        head, zone, rest = facts.firewalld.runtime.partition("\ninternal")
+        runtime = head + zone + rest.replace("rich rules: ", f"rich rules: \n\t{text}", 1)
+        changed = facts.model_copy(update={"firewalld": facts.firewalld.model_copy(update={"runtime": runtime})})
+        assert describe(rule, changed).startswith(f"zone internal: {text}"[:100])
+        first = shlex.split(lines(remedy(rule, changed, opening))[0])
+        assert first[-1].startswith(f'--add-rich-rule=rule priority="{wanted}" family="ipv4" source address="10.9.0.1"')
+
+
 def test_a_policy_of_firewalld_is_left_to_judgement() -> None:
     facts = captured("firewalld_public")
     rule = RuleRef(

@@ -1,12 +1,18 @@
-"""Two hosts see different addresses for the same name.
+"""A name has an address that it should not have: two hosts see different ones, or a host's own name gives a stranger's.
 
 What it means: ranks that look up the master by name end at different machines, or at addresses that they can't reach:
-some hosts join, the others wait until their time-out. Mostly one host's /etc/hosts is out of date.
+some hosts join, the others wait until their time-out. A host whose own name gives an address that none of its
+interfaces has (an old one, or another host's) makes gloo fall back to 127.0.0.1, where the others can't reach it: a
+gloo job fails, and so do the helper groups of NCCL jobs (checkpoints, monitored barriers). Mostly one host's /etc/hosts
+is out of date.
 
-How we know: each host resolved every name of the cluster; a name is at fault where two hosts' answers have no address
-in common. What a host's own /etc/hosts says of its own name on loopback is another diagnosis (hostname-loopback).
+How we know: each host resolved every name of the cluster and its own; a name is at fault where two hosts' answers have
+no address in common, unless the host with another answer reached the master by it; a host's own name where no
+interface has any of its addresses. What /etc/hosts says of a host's own name on loopback is another diagnosis
+(hostname-loopback).
 
-Fix: make /etc/hosts the same on all hosts, or use IP addresses in the hosts file.
+Fix: make /etc/hosts the same on all hosts, or use IP addresses in the hosts file; for a host's own name
+GLOO_SOCKET_IFNAME helps, too.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from nccl_doctor.checks.own_names import finding, own_names
 from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
@@ -23,11 +30,19 @@ from nccl_doctor.snapshot import Mesh
 @check(
     "NCD205",
     severity=Severity.WARNING,
-    needs=("resolution",),
+    needs=("resolution", "identity", "interfaces", "env"),
     explains=("port-unreachable", "allreduce-failed", "allreduce-timeout", "master-addr-not-local"),
 )
 def hostname_mismatch(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding for each name with its column of the matrix; an error for the master's name."""
+    """One finding for each name with its column of the matrix, an error for the master's; one for all own names."""
+    stale = [own for own in own_names(view) if own.is_stale]
+    if stale:
+        hosts = tuple(own.host for own in stale)
+        message = f"On {fold(hosts)} the host's own name gives an address that it does not have: gloo takes 127.0.0.1."
+        about_own = finding(view, stale, message)
+        is_master = view.snapshot.cluster.master_addr in {own.name for own in stale}
+        yield about_own.model_copy(update={"severity": Severity.ERROR}) if is_master else about_own
+    own = {(one.host, one.name) for one in stale}
     names = dict.fromkeys(
         name for _, facts in view.facts if isinstance(facts.resolution, dict) for name in facts.resolution
     )
@@ -37,12 +52,24 @@ def hostname_mismatch(view: View) -> Iterator[Finding | Unjudged]:
             resolution = facts.resolution.get(name) if isinstance(facts.resolution, dict) else None
             told = resolution.addresses if resolution is not None else ()
             real = tuple(sorted(address for address in told if not address.startswith("127.") and address != "::1"))
-            if real:
+            if real and (host.name, name) not in own:
                 column[host.name] = real
         common, _ = Counter(column.values()).most_common(1)[0] if column else ((), 0)
-        odd = tuple(host for host, real in column.items() if not set(real) & set(common))
+        odd = tuple(
+            host for host, real in column.items() if not set(real) & set(common) and not _reached(view, host, name)
+        )
         if odd:
             yield _finding(view, name, column, odd)
+
+
+def _reached(view: View, host: str, name: str) -> bool:
+    """Whether a host met our listener on the master port by the name of the master, whatever it makes of that."""
+    cluster, mesh = view.snapshot.cluster, view.snapshot.mesh
+    master = cluster.nodes[0].name
+    if not isinstance(mesh, Mesh) or name != cluster.master_addr or host == master:
+        return False
+    dialled = host in mesh.ports and cluster.master_port in mesh.ports.get(master, ())
+    return dialled and all(dial.address != name for dial in mesh.failures.get((host, master), ()))
 
 
 def _failed(view: View, name: str, odd: tuple[str, ...]) -> list[dict[str, str]]:

@@ -13,6 +13,9 @@ dialled them; each listener proves by a random word that it is ours. How a dial 
 - network unreachable: the dialling host has no route there.
 - stranger: somebody else answered at that address: two hosts with one address, or a proxy.
 
+Of the hosts on failed pairs the fewest that explain them all are named: one that is cut off from four others, not the
+four. Where several choices are as good, as for a single pair, all are.
+
 Fix: ask whoever runs what lies between the two hosts to let all TCP ports through among the cluster's addresses, both
 ways. In a cloud that is the security group of both instances (a rule whose source is the group itself) and the network
 ACL of the subnet, which keeps no state and must let the answers back, too. Elsewhere it is a firewall between two nets,
@@ -22,10 +25,10 @@ an ACL of a switch or port isolation on it. Where nobody could read a host's own
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import permutations
 
+from nccl_doctor.checks.fewest import Group, groups
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
@@ -50,36 +53,57 @@ MEANS = {
     explains=("allreduce-failed", "allreduce-timeout"),
 )
 def port_unreachable(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding a host that can't be reached, or a host that reaches nobody."""
+    """One finding for each of the fewest hosts that explain the failed pairs; for all where none is likelier."""
     mesh = view.mesh
     for name, reason in mesh.not_listening.items():
         yield Unjudged((name,), reason)
-    rest = list(view.firewall.unexplained(mesh))
-    everybody = set(mesh.ports)
-    if len(everybody) > 2 and {(dial.src, dial.dst) for dial in rest} == set(permutations(everybody, 2)):
-        names = tuple(mesh.ports)
-        yield _finding(view, names, f"Of {fold(names)}, none can reach any other.", rest)
-        return
-    for name in sorted(everybody):
-        outgoing = [dial for dial in rest if dial.src == name]
-        cut_off = {dial.dst for dial in outgoing} == everybody - {name} and len(everybody) > 2
-        incoming = [dial for dial in rest if dial.dst == name]
-        if cut_off and len({dial.src for dial in incoming}) < len(everybody) - 1:
-            yield _finding(view, (name,), f"{name} reaches no other host.", outgoing)
-            rest = [dial for dial in rest if dial.src != name]
-    for name, _ in Counter(dial.dst for dial in rest).most_common():
-        incoming = [dial for dial in rest if dial.dst == name]
-        back = [dial for dial in rest if dial.src == name]
-        if not incoming:
-            continue
-        sources = sorted({dial.src for dial in incoming})
-        ports = sorted({dial.port for dial in incoming})
-        both = {dial.dst for dial in back} == set(sources)
-        verb = "and" if both else "can't reach"
-        tail = "can't reach each other" if both else f"on port{'s' * (len(ports) > 1)} {', '.join(map(str, ports))}"
-        hosts = (name, *sources) if both else (name,)
-        yield _finding(view, hosts, f"{fold(sources)} {verb} {name} {tail}.", incoming + back)
-        rest = [dial for dial in rest if name not in (dial.src, dial.dst)]
+    rest = view.firewall.unexplained(mesh)
+    for group in groups((dial.src, dial.dst) for dial in rest):
+        among = [dial for dial in rest if dial.src in group.hosts]
+        if group.is_certain:
+            yield from _each(view, group, among, len(mesh.ports))
+        else:
+            yield _all(view, group, among)
+
+
+def _each(view: View, group: Group, dials: list[Dial], count: int) -> Iterator[Finding]:
+    """One finding for each host that explains why pairs failed."""
+    for name in sorted(group.guilty, key=lambda one: -sum(one in (dial.src, dial.dst) for dial in dials)):
+        mine = [dial for dial in dials if name in (dial.src, dial.dst)]
+        dials = [dial for dial in dials if name not in (dial.src, dial.dst)]
+        if mine:
+            yield _finding(view, (name,), _sentence(name, mine, count), mine)
+
+
+def _sentence(name: str, dials: list[Dial], count: int) -> str:
+    """What a host and the others can't do."""
+    incoming = {dial.src for dial in dials if dial.dst == name}
+    outgoing = {dial.dst for dial in dials if dial.src == name}
+    if incoming == outgoing:
+        return f"{name} and {fold(sorted(incoming))} can't reach each other."
+    if not incoming:
+        return (
+            f"{name} reaches no other host." if len(outgoing) == count - 1 else f"{name} can't reach {fold(outgoing)}."
+        )
+    if not outgoing:
+        ports = sorted({dial.port for dial in dials})
+        return (
+            f"{fold(sorted(incoming))} can't reach {name} on port{'s' * (len(ports) > 1)} {', '.join(map(str, ports))}."
+        )
+    return f"{fold(sorted(incoming))} can't reach {name}, nor it {fold(sorted(outgoing))}."
+
+
+def _all(view: View, group: Group, dials: list[Dial]) -> Finding:
+    """The finding where nothing tells who of them is at fault; a pair that fails one way is its target's."""
+    names = tuple(node.name for node in view.snapshot.cluster.nodes if node.name in group.hosts)
+    pairs = {(dial.src, dial.dst) for dial in dials}
+    if len(names) == 2:
+        ends = {dial.dst for dial in dials}
+        hosts = names if len(ends) == 2 else tuple(ends)
+        return _finding(view, hosts, _sentence(hosts[0], dials, len(names)), dials)
+    if pairs == set(permutations(names, 2)):
+        return _finding(view, names, f"Of {fold(names)}, none can reach any other.", dials)
+    return _finding(view, names, f"Among {fold(names)}, {len(pairs)} of the ways from one to another fail.", dials)
 
 
 def _finding(view: View, hosts: tuple[str, ...], message: str, dials: Sequence[Dial]) -> Finding:

@@ -14,14 +14,14 @@ LAST_INDEX = 2 * FIRST_INDEX
 """An interface index behind those of the host's own interfaces."""
 
 
-def _map_name(host: LabHost, name: str, address: str | None) -> None:
+def map_name(host: LabHost, name: str, address: str | None) -> None:
     """Have a host's /etc/hosts give another address for a name, or none."""
     kept = [line for line in host.read("/etc/hosts").splitlines() if line.split()[1:] != [name]]
     new = [f"{address} {name}"] if address else []
     host.write("/etc/hosts", "\n".join([*kept, *new]) + "\n")
 
 
-def _switch_rule(lab: Lab, rule: str) -> None:
+def switch_rule(lab: Lab, rule: str) -> None:
     lab.switch(["nft", "add", "table", "bridge", "lab"])
     lab.switch(["nft", "add", "chain", "bridge", "lab", "forward", "{ type filter hook forward priority 0; }"])
     lab.switch(["nft", "add", "rule", "bridge", "lab", "forward", *rule.split()])
@@ -45,20 +45,20 @@ link set {name} up
 @register("hostname-loopback")
 def loop_hostname(lab: Lab, host: LabHost) -> None:
     """The host's own name gives 127.0.1.1, as Debian's installer writes it."""
-    _map_name(host, host.name, "127.0.1.1")
+    map_name(host, host.name, "127.0.1.1")
 
 
 @register("hostname-unresolvable")
 def lose_hostname(lab: Lab, host: LabHost) -> None:
     """The host cannot resolve its own name."""
-    _map_name(host, host.name, None)
+    map_name(host, host.name, None)
 
 
 @register("hostname-mismatch")
 def mistake_hostname(lab: Lab, host: LabHost) -> None:
     """The host sees another address for the first of its peers than all others do."""
     peer = lab.others(host)[0]
-    _map_name(host, peer.name, str(ipaddress.ip_address(lab.controller.address) - 2))
+    map_name(host, peer.name, str(ipaddress.ip_address(lab.controller.address) - 2))
 
 
 @register("mtu-small")
@@ -77,22 +77,22 @@ def swallow_large_packets(lab: Lab, host: LabHost) -> None:
     for one in lab.hosts:
         lab.switch(["ip", "link", "set", one.name, "mtu", "9000"])
         one.run(["ip", "link", "set", "eth0", "mtu", "9000"])
-    _switch_rule(lab, f"iifname {host.name} oifname != {lab.controller.name} meta length > 1500 drop")
-    _switch_rule(lab, f"oifname {host.name} iifname != {lab.controller.name} meta length > 1500 drop")
+    switch_rule(lab, f"iifname {host.name} oifname != {lab.controller.name} meta length > 1500 drop")
+    switch_rule(lab, f"oifname {host.name} iifname != {lab.controller.name} meta length > 1500 drop")
 
 
 @register("cut-off")
 def cut_off(lab: Lab, host: LabHost) -> None:
     """The switch drops all IP between this host and its first peer, both ways; nothing on the hosts explains it."""
     peer = lab.others(host)[0]
-    _switch_rule(lab, f"ip saddr {host.address} ip daddr {peer.address} drop")
-    _switch_rule(lab, f"ip saddr {peer.address} ip daddr {host.address} drop")
+    switch_rule(lab, f"ip saddr {host.address} ip daddr {peer.address} drop")
+    switch_rule(lab, f"ip saddr {peer.address} ip daddr {host.address} drop")
 
 
 @register("switch-drops-port")
 def drop_port_between(lab: Lab, host: LabHost) -> None:
     """The switch drops what goes to this host's master port, as a cloud's security group does."""
-    _switch_rule(lab, f"ip daddr {host.address} tcp dport {MASTER_PORT} drop")
+    switch_rule(lab, f"ip daddr {host.address} tcp dport {MASTER_PORT} drop")
 
 
 @register("docker-bridge")

@@ -1,0 +1,39 @@
+"""Which hosts explain failed pairs."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nccl_doctor.checks.fewest import EXACT_UP_TO, groups
+
+
+@pytest.mark.parametrize(
+    ("pairs", "guilty"),
+    [
+        pytest.param([("c", other) for other in "abde"] + [(other, "c") for other in "abde"], "c", id="cut-off"),
+        pytest.param([("a", "b"), ("b", "a")], "ab", id="a-pair"),
+        pytest.param(list(permutations("abc", 2)), "abc", id="nobody-reaches-anybody"),
+        pytest.param([("a", "c"), ("a", "d"), ("b", "c"), ("b", "d")], "abcd", id="two-halves"),
+        pytest.param([("a", "c"), ("a", "d"), ("a", "e"), ("b", "c"), ("b", "d"), ("b", "e")], "ab", id="two-of-five"),
+        pytest.param([(f"n{n:02}", "z") for n in range(40)], ["z"], id="large"),
+    ],
+)
+def test_the_fewest_that_explain_all(pairs: list[tuple[str, str]], guilty: str) -> None:
+    [group] = groups(pairs)
+    assert group.guilty == set(guilty)
+
+
+def test_faults_that_share_no_host_are_apart() -> None:
+    found = list(groups([("a", "b"), ("c", "d"), ("c", "e")]))
+    assert [group.guilty for group in found] == [{"a", "b"}, {"c"}]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2 * EXACT_UP_TO), st.integers(0, 2 * EXACT_UP_TO))))
+def test_every_pair_has_a_guilty_end(numbers: list[tuple[int, int]]) -> None:
+    pairs = [(str(one), str(other)) for one, other in numbers if one != other]
+    guilty = {name for group in groups(pairs) for name in group.guilty}
+    assert all(guilty & set(pair) for pair in pairs)

@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from nccl_doctor.hostlist import quoted
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.exact_names import gloo_devices
+from nccl_doctor.nccl.gloo import lost_to
 from nccl_doctor.nccl.interfaces import Failure
+from nccl_doctor.nccl.reach import Answer, reach
 from nccl_doctor.nccl.suggest import setting
 from nccl_doctor.registry import View
 from nccl_doctor.snapshot import Resolution, known
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
+CHANCE = (
+    "gloo works all the same, for of two addresses it dials the lower one; with a second such host, or in "
+    "192.168.0.0/16, it would not"
+)
+"""Of a loopback address that nobody dials."""
 
 
 @dataclass(frozen=True)
 class OwnName:
-    """A host's own name, what it makes of it, and the address that gloo would give to the others."""
+    """A host's own name, what it makes of it, and the address that gloo would give to the others.
+
+    Attributes:
+        lost: the hosts with which gloo can't connect because of that address.
+    """
 
     host: str
     name: str
     resolution: Resolution
     gloo: str
+    lost: tuple[str, ...]
 
     @property
     def is_loopback(self) -> bool:
-        """Whether the name itself gives gloo a loopback address, so that the others look for it on themselves."""
+        """Whether the name itself gives gloo a loopback address."""
         return self.gloo in self.resolution.addresses and ipaddress.ip_address(self.gloo.partition("%")[0]).is_loopback
 
     @property
@@ -41,17 +55,54 @@ def own_names(view: View) -> Iterator[OwnName]:
     """The hosts whose own name matters: there are others, and GLOO_SOCKET_IFNAME does not take its place."""
     if len({node.address for node in view.snapshot.cluster.nodes}) < 2:
         return
+    named: dict[str, tuple[str, Resolution]] = {}
+    addresses: dict[str, str] = {}
     for host, facts in view.facts:
-        resolved = known(facts.resolution)
-        env = known(facts.env)
-        interfaces = known(facts.interfaces)
         identity = known(facts.identity)
-        resolution = resolved.get(identity.hostname)
-        if resolution is None or len({**env, **host.node.env}.get(VARIABLE, "")) > 1:
-            continue
-        devices = gloo_devices(interfaces, {}, resolution)
+        resolution = known(facts.resolution).get(identity.hostname)
+        variables = {**known(facts.env), **host.node.env}
+        devices = gloo_devices(known(facts.interfaces), variables, resolution)
         if devices and not isinstance(devices, Failure):
-            yield OwnName(host.name, identity.hostname, resolution, devices[0].address)
+            addresses[host.name] = devices[0].address
+            if resolution is not None and len(variables.get(VARIABLE, "")) < 2:
+                named[host.name] = identity.hostname, resolution
+    usual = Counter(map(_is_v4, addresses.values())).most_common()[0][0] if addresses else True
+    for host_name, (name, resolution) in named.items():
+        rivals = {
+            other: address
+            for other, address in addresses.items()
+            if other == host_name or not _is_innocent(view, host_name, other, addresses, usual=usual)
+        }
+        lost = lost_to(host_name, rivals, partial(_reaches, view, host_name))
+        yield OwnName(host_name, name, resolution, addresses[host_name], lost)
+
+
+def _is_v4(address: str) -> bool:
+    return ":" not in address
+
+
+def _is_innocent(view: View, host: str, other: str, addresses: Mapping[str, str], *, usual: bool) -> bool:
+    """Whether nothing that ``host`` says can be wrong between the two.
+
+    They are one machine; or of two families, and the other one's is the odd one.
+    """
+    pictures = view.nccl.pictures
+    ends = [pictures[name].machine for name in (host, other) if name in pictures]
+    if len(ends) == 2 and ends[0] is not None and ends[0] == ends[1]:
+        return True
+    mine, theirs = _is_v4(addresses[host]), _is_v4(addresses[other])
+    return mine != theirs and mine == usual
+
+
+def _reaches(view: View, host: str, source: str, address: str) -> bool:
+    """Whether it may; NCCL's own address of the host is the matter of others."""
+    pictures = view.nccl.pictures
+    if host not in pictures or source not in pictures:
+        return True
+    target = pictures[host]
+    if target.chosen is not None and target.chosen.address == address:
+        return True
+    return reach(pictures[source], target, address, view.nccl.mesh).answer is not Answer.NO
 
 
 def finding(view: View, caught: list[OwnName], message: str) -> Finding:
@@ -78,8 +129,15 @@ def finding(view: View, caught: list[OwnName], message: str) -> Finding:
         ),
         facts={own.host: list(own.resolution.addresses) for own in caught},
         fix=setting(summary, VARIABLE, names) if len(names) == len(caught) else Fix(summary=summary),
-        severity=Severity.ERROR if is_without_gpus(view) else None,
+        severity=_severity(view, caught),
     )
+
+
+def _severity(view: View, caught: list[OwnName]) -> Severity | None:
+    """None, the check's own, where gloo is but the helper of a job of NCCL's."""
+    if not any(own.lost for own in caught):
+        return Severity.INFO
+    return Severity.ERROR if is_without_gpus(view) else None
 
 
 def is_without_gpus(view: View) -> bool:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, field_serializer, model_validator
 
+from nccl_doctor.collect import answers
 from nccl_doctor.port_model import Cause
 from nccl_doctor.snapshot.ports import PortRange, TcpSocket
 from nccl_doctor.snapshot.values import Count, Observed, Pid, Port, Seconds
@@ -125,5 +126,8 @@ ANSWERS: dict[str, TypeAdapter[Any]] = {
     "port": TypeAdapter(_Look),
     "signal": TypeAdapter(_Signalled),
     "free": TypeAdapter(_Free),
+    "listen": answers.LISTENING,
+    "dial": answers.DIALLED,
+    "unlisten": answers.NOTHING,
 }
-"""By the request's name (probe/port_requests.py)."""
+"""By the request's name (probe/port_requests.py, and of the port mesh)."""

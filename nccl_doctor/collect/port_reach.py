@@ -7,16 +7,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
-
-from nccl_doctor.collect import answers
 from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.port_machine import Machine
-from nccl_doctor.errors import NotReachedError
-
-T = TypeVar("T")
 
 DIAL_S = 3.0
 AT_ONCE = 64
@@ -35,13 +28,13 @@ def reached(target: Machine, others: Sequence[Machine], address: str, ports: Seq
 
     def dial(machine: Machine) -> set[int]:
         machine.ask("listen", nonce=nonce, sockets=[])
-        told = _typed(answers.DIALLED, machine, "dial", targets=[[address, good, nonce]], timeout_s=DIAL_S)
-        return set(good) - {row.port for row in told.failed}
+        told = machine.ask("dial", targets=[[address, good, nonce]], timeout_s=DIAL_S)
+        return set(good) - {port for _, port, *_ in told["failed"]}
 
     try:
-        listening = _typed(answers.LISTENING, target, "listen", nonce=nonce, sockets=sockets)
+        listening = target.ask("listen", nonce=nonce, sockets=sockets)
         # what it was not asked for may be somebody else's
-        good = sorted({port for port in listening.ports if port is not None} & set(wanted))
+        good = sorted({port for port in listening["ports"] if port is not None} & set(wanted))
         found = fan_out(dial, others)
     finally:
         fan_out(lambda machine: machine.ask("unlisten"), [target, *others])
@@ -51,10 +44,3 @@ def reached(target: Machine, others: Sequence[Machine], address: str, ports: Seq
             raise answer
         connected[machine.name] = answer
     return connected
-
-
-def _typed(kind: TypeAdapter[T], machine: Machine, do: str, **arguments: Any) -> T:  # noqa: ANN401 - JSON
-    try:
-        return kind.validate_python(machine.ask(do, **arguments))
-    except ValidationError as error:
-        raise NotReachedError(f"{machine.name}: what it answered to {do} is no answer of the probe's") from error

@@ -31,7 +31,7 @@ class SessionMachine:
         """The answer to a request, in the probe's own shape and of no other values than it can have."""
         try:
             told = self._session.ask(ANSWERS[do], do, time.monotonic() + ANSWER_S, **arguments)
-            return told.model_dump()
+            return ANSWERS[do].dump_python(told)
         except ProbeError as error:
             raise NotReachedError(f"{self.name}: {error}") from error
 

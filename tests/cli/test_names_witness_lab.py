@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.checks.in_the_lab import only
 from tests.cli import gloo_job
 from tests.cli.doctor import Run, doctor
 from tests.lab.cluster import Lab, MakeLab
@@ -19,6 +21,12 @@ pytestmark = pytest.mark.lab
 
 def check(lab: Lab, *words: str, **change: Any) -> Run:
     return doctor(lab, "check", "--no-smoke", *words, hosts=lab.hosts_file(**change))
+
+
+def pasted(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """The lines of a diagnosis, with their hosts; there is at least one."""
+    assert found["fix"]["commands"]
+    return [(command["host"], command["command"]) for command in found["fix"]["commands"]]
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +51,53 @@ def test_a_second_address_of_the_master_that_reaches_it_is_no_fault(three: Lab) 
     finally:
         other.write("/etc/hosts", before)
         master.run("ip address del 10.77.0.240/24 dev eth0")
+
+
+def test_a_stale_own_name_is_a_fault_where_gloo_dials_what_it_falls_back_to(three: Lab) -> None:
+    """Of two addresses gloo dials the lower one: 127.0.0.1 below 192.168.0.0/16, and not below 10.77.0.0/24."""
+    before = {host.name: host.read("/etc/hosts") for host in three.hosts}
+    node = three.host("node3")
+    try:
+        map_name(node, "node3", "10.77.0.77")
+        run = check(three)
+        assert (run.names, run.first["severity"], run.first["hosts"]) == (["hostname-mismatch"], "info", ["node3"])
+        assert gloo_job.works(three)
+        for place, host in enumerate(three.hosts, 1):
+            host.run(f"ip address add 192.168.0.{place}/24 dev eth0")
+            for number, other in enumerate(three.hosts, 1):
+                map_name(host, other.name, f"192.168.0.{number}")
+        assert check(three).names == []
+        assert gloo_job.works(three, master="node1")
+        map_name(node, "node3", "192.168.0.77")
+        found = only(check(three), "hostname-mismatch", ["node3"])
+        assert found["severity"] == "error"
+        assert gloo_job.fails(three, master="node1")
+        own = {host: dict([shlex.split(line)[1].split("=")]) for host, line in pasted(found)}
+        assert gloo_job.works(three, master="node1", own=own)
+        map_name(node, "node3", "127.0.1.1")
+        assert only(check(three), "hostname-loopback", ["node3"])["severity"] == "error"
+    finally:
+        for place, host in enumerate(three.hosts, 1):
+            host.write("/etc/hosts", before[host.name])
+            host.run(f"ip address del 192.168.0.{place}/24 dev eth0; true")
+
+
+def test_a_masters_own_name_on_loopback_is_one_diagnosis_and_no_fault_where_gloo_works(three: Lab) -> None:
+    master = three.host("node1")
+    before = master.read("/etc/hosts")
+    try:
+        map_name(master, "node1", "127.0.1.1")
+        run = doctor(three, "check", hosts=three.hosts_file(master_addr="node1"))
+        assert (run.names, run.first["severity"], run.code) == (["hostname-loopback"], "info", 0)
+        assert run.report["smoke"]["ok"]
+        assert gloo_job.works(three, master="node1")
+        map_name(three.host("node2"), "node2", "127.0.1.1")
+        found = only(check(three, master_addr="node1"), "hostname-loopback", ["node1", "node2"])
+        assert found["severity"] == "error"
+        assert gloo_job.fails(three, master="node1")
+    finally:
+        master.write("/etc/hosts", before)
+        map_name(three.host("node2"), "node2", "10.77.0.2")
 
 
 def test_one_of_five_that_the_switch_cuts_off_is_the_one(make_lab: MakeLab) -> None:

@@ -148,7 +148,8 @@ class LabHost:
         """Kill what `popen` started and still runs: a PID namespace ends only once its last process is waited for."""
         for process in self._started:
             process.kill()
-            process.wait()
+            with process:  # waits, and closes its pipes
+                pass
 
     def run(
         self,

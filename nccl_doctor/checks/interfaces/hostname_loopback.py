@@ -4,7 +4,11 @@ What it means: gloo listens on the address of the host's own name and gives it t
 127.0.1.1, as Debian's and Ubuntu's installers write it, the others look for it on themselves: "Gloo connectFullMesh
 failed", "Connection refused, remote=[127.0.1.1]:…". NCCL is not concerned; a job that uses NCCL alone runs.
 
-How we know: what each host makes of its own name, in the order in which gloo tries the answers.
+Of two addresses gloo dials the lower one. So a single such host still meets peers in 10.0.0.0/8, whose addresses are
+lower than 127.0.1.1: that is said, and is no fault; two such hosts, or one among peers in 192.168.0.0/16, are.
+
+How we know: what each host makes of its own name, in the order in which gloo tries the answers, and gloo's rule of who
+dials whom. ::1 beside the others' IPv4 addresses ends gloo at once ("ss1.ss_family == ss2.ss_family").
 
 Fix: set GLOO_SOCKET_IFNAME, or give the name its real address in /etc/hosts.
 
@@ -15,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.own_names import finding, own_names
+from nccl_doctor.checks.own_names import CHANCE, finding, own_names
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Severity
 from nccl_doctor.registry import Unjudged, View, check
@@ -29,9 +33,12 @@ from nccl_doctor.registry import Unjudged, View, check
     in_logs=("no-route-to-host", "wrong-interface"),
 )
 def hostname_loopback(view: View) -> Iterator[Finding | Unjudged]:
-    """Fires on the hosts whose gloo would listen on 127.x; an error where the job has no GPU and so needs gloo."""
+    """Fires on the hosts whose gloo would listen on 127.x; an error where the job has no GPU and so needs gloo.
+
+    Only worth knowing where gloo works all the same.
+    """
     caught = [own for own in own_names(view) if own.is_loopback]
     if caught:
         hosts = tuple(own.host for own in caught)
-        message = f"On {fold(hosts)} the host's own name resolves to a loopback address: gloo gives the others that."
-        yield finding(view, caught, message)
+        what = ": gloo gives the others that" if any(own.lost for own in caught) else f"; {CHANCE}"
+        yield finding(view, caught, f"On {fold(hosts)} the host's own name resolves to a loopback address{what}.")

@@ -3,8 +3,10 @@
 What it means: ranks that look up the master by name end at different machines, or at addresses that they can't reach:
 some hosts join, the others wait until their time-out. A host whose own name gives an address that none of its
 interfaces has (an old one, or another host's) makes gloo fall back to 127.0.0.1, where the others can't reach it: a
-gloo job fails, and so do the helper groups of NCCL jobs (checkpoints, monitored barriers). Mostly one host's /etc/hosts
-is out of date.
+gloo job fails, and so do the helper groups of NCCL jobs (checkpoints, monitored barriers); where gloo works all the
+same, because of two addresses it dials the lower one (hostname-loopback tells), that is said and is no fault. An own
+name that gives an address of another family than the others' ends gloo with "ss1.ss_family == ss2.ss_family". Mostly
+one host's /etc/hosts is out of date.
 
 How we know: each host resolved every name of the cluster and its own; a name is at fault where two hosts' answers have
 no address in common, unless the host with another answer reached the master by it; a host's own name where no
@@ -20,7 +22,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from nccl_doctor.checks.own_names import finding, own_names
+from nccl_doctor.checks.own_names import CHANCE, OwnName, finding, own_names
 from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
@@ -36,12 +38,16 @@ from nccl_doctor.snapshot import Mesh
 def hostname_mismatch(view: View) -> Iterator[Finding | Unjudged]:
     """One finding for each name with its column of the matrix, an error for the master's; one for all own names."""
     stale = [own for own in own_names(view) if own.is_stale]
+    master = view.snapshot.cluster.master_addr
     if stale:
-        hosts = tuple(own.host for own in stale)
-        message = f"On {fold(hosts)} the host's own name gives an address that it does not have: gloo takes 127.0.0.1."
-        about_own = finding(view, stale, message)
-        is_master = view.snapshot.cluster.master_addr in {own.name for own in stale}
-        yield about_own.model_copy(update={"severity": Severity.ERROR}) if is_master else about_own
+        fatal = any(own.host == view.snapshot.cluster.nodes[0].name and own.name == master for own in stale)
+        about_own = finding(view, stale, _stale_words(stale))
+        yield about_own.model_copy(update={"severity": Severity.ERROR}) if fatal else about_own
+    lost = [own for own in own_names(view) if own.lost and own.resolution.addresses and not own.is_loopback]
+    for one in (own for own in lost if not own.is_stale):
+        others = fold(one.lost)
+        words = f"On {one.host} the host's own name gives {one.gloo}, by which gloo can't connect it with {others}."
+        yield finding(view, [one], words)
     own = {(one.host, one.name) for one in stale}
     names = dict.fromkeys(
         name for _, facts in view.facts if isinstance(facts.resolution, dict) for name in facts.resolution
@@ -60,6 +66,11 @@ def hostname_mismatch(view: View) -> Iterator[Finding | Unjudged]:
         )
         if odd:
             yield _finding(view, name, column, odd)
+
+
+def _stale_words(stale: list[OwnName]) -> str:
+    what = "gloo gives the others 127.0.0.1" if any(own.lost for own in stale) else CHANCE
+    return f"On {fold([own.host for own in stale])} the host's own name gives an address that it does not have: {what}."
 
 
 def _reached(view: View, host: str, name: str) -> bool:

@@ -2,7 +2,7 @@
 
 What it means: every rank looks up the master address; where that fails it ends with "The IPv4 network addresses of (…)
 cannot be retrieved (gai error: -2 - Name or service not known)". A host that can't resolve its own name makes gloo fall
-back to 127.0.0.1, which the others can't reach.
+back to 127.0.0.1, which the others can't reach (hostname-loopback tells when gloo needs them to).
 
 How we know: getaddrinfo(3) on each host for the master address, for every host's address in the hosts file, and for
 the host's own name.
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Address
 
 from nccl_doctor import confirmed
-from nccl_doctor.checks.own_names import finding, is_without_gpus, own_names
+from nccl_doctor.checks.own_names import CHANCE, finding, is_without_gpus, own_names
 from nccl_doctor.commands import on
 from nccl_doctor.confirmed import Address
 from nccl_doctor.hostlist import fold, quoted
@@ -49,12 +49,14 @@ def hostname_unresolvable(view: View) -> Iterator[Finding | Unjudged]:
     for name in names:
         lost = {host: r for host, r in seen.get(name, {}).items() if not r.addresses}
         if lost:
-            is_fatal = name == cluster.master_addr or (is_without_gpus(view) and any(one.name == name for one in own))
+            fails = is_without_gpus(view) and any(one.name == name and one.lost for one in own)
+            is_fatal = name == cluster.master_addr or fails
             yield _finding(name, lost, seen[name], view.snapshot, is_fatal=is_fatal)
     caught = [one for one in own if one.name not in names]
     if caught:
         hosts = tuple(one.host for one in caught)
-        yield finding(view, caught, f"{fold(hosts)} can't resolve the host's own name: gloo falls back to 127.0.0.1.")
+        what = "gloo falls back to 127.0.0.1" if any(one.lost for one in caught) else CHANCE
+        yield finding(view, caught, f"{fold(hosts)} can't resolve the host's own name: {what}.")
 
 
 def _finding(

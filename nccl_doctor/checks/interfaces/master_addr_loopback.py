@@ -5,8 +5,8 @@ master on their own machine, are refused or wait until "The client socket has ti
 
 How we know: `master_addr` of the hosts file, and what each host resolves it to.
 
-Fix: set `master_addr` to the address of the first host's network interface. A name that /etc/hosts maps to
-127.0.1.1, as Debian and Ubuntu do with the machine's own name, is no good on that machine either.
+Fix: set `master_addr` to the address of the first host's network interface. On the first host itself a name may give
+127.0.1.1, as Debian and Ubuntu write it for a machine's own: rank 0 listens on all addresses, and meets itself there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def is_loopback(address: str) -> bool:
     explains=("port-unreachable", "allreduce-failed", "allreduce-timeout"),
 )
 def master_addr_loopback(view: View) -> Iterator[Finding | Unjudged]:
-    """Fires where any host but the first takes the master address for itself, or the first gives it out as such."""
+    """Fires where a host but the first takes the master address for itself, or the address itself is one."""
     nodes = view.snapshot.cluster.nodes
     if len({node.address for node in nodes}) < 2:
         return
@@ -41,7 +41,8 @@ def master_addr_loopback(view: View) -> Iterator[Finding | Unjudged]:
     seen: list[tuple[str, str]] = []
     for host, facts in view.facts:
         resolution = facts.resolution.get(address) if isinstance(facts.resolution, dict) else None
-        if resolution is not None and resolution.addresses and is_loopback(resolution.addresses[0]):
+        serves = host.node.node_rank == 0 and not is_loopback(address)
+        if resolution and resolution.addresses and is_loopback(resolution.addresses[0]) and not serves:
             seen.append((host.name, resolution.addresses[0]))
     if not seen and not is_loopback(address):
         return

@@ -1,0 +1,39 @@
+"""Which of two hosts connects to the other in gloo, and whether that can work.
+
+Of two ranks the one with the higher address connects to the lower one's, the bytes compared as memcmp(3) does, the port
+where they are equal: gloo/transport/tcp/device.cc, ``Device::isInitiator``. So 127.0.0.1 is never dialled where it is
+the higher of the two: a single host that gives it out still meets peers in 10.0.0.0/8, and none in 192.168.0.0/16.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Mapping
+
+Reaches = Callable[[str, str], bool]
+"""Whether a host (its name) may reach an address."""
+
+
+def lost_to(host: str, addresses: Mapping[str, str], reaches: Reaches) -> tuple[str, ...]:
+    """The hosts with which gloo can't connect because of the address that ``host`` gives out.
+
+    Args:
+        host: one of ``addresses``.
+        addresses: what gloo listens on, by host.
+        reaches: asked of those that would connect to ``host``; never of loopback addresses.
+    """
+    own = _numeric(addresses[host])
+    found = []
+    for name, text in addresses.items():
+        other = _numeric(text)
+        if name == host:
+            continue
+        is_dialled = own.packed <= other.packed
+        misses = is_dialled and (own.is_loopback or not reaches(name, addresses[host]))
+        if own.version != other.version or misses:
+            found.append(name)
+    return tuple(found)
+
+
+def _numeric(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    return ipaddress.ip_address(address.partition("%")[0])

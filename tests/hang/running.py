@@ -120,14 +120,21 @@ class Training:
     def pids(self) -> dict[int, int]:
         return {rank: self.pid(rank) for rank in range(self.world)}
 
+    def states(self) -> set[str]:
+        """The states of all ranks' processes."""
+        lines = [self.host(rank).read(f"/proc/{self.pid(rank)}/stat") for rank in range(self.world)]
+        return {line.rpartition(")")[2].split()[0] for line in lines}
+
     def signal(self, rank: int, number: signal.Signals) -> None:
         self.host(rank).run(f"kill -{number.name[3:]} {self.pid(rank)}")
 
     def end(self) -> None:
         for one in self._launchers:
             one.kill()
+            one.wait()
         for host in self.lab.hosts:
-            host.run("pkill -KILL -f train.py; rm -f /run/step-* /run/doing-* /run/worker-*", check=False)
+            host.run("pkill -KILL -f '[t]rain.py'", check=False)  # a plain pattern matches this line itself
+            host.run("rm -f /run/step-* /run/doing-* /run/worker-*")
 
 
 def release(job: Training, name: str) -> None:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from pydantic import TypeAdapter
 
 from nccl_doctor import __version__
 from nccl_doctor.collect import answers, py_spy_bundle
 from nccl_doctor.collect.fanout import fan_out
+from nccl_doctor.collect.hang_jobs import choose
+from nccl_doctor.collect.hang_stores import with_counted
 from nccl_doctor.collect.hang_typed import LOOK, host_look
 from nccl_doctor.collect.session import Session
-from nccl_doctor.errors import UsageError
 from nccl_doctor.model import Cluster, Node
-from nccl_doctor.snapshot import AnyAccessFailure, Phased, ProbeFacts, ProbeFailed, unknown
-from nccl_doctor.snapshot.hang import HangHost, HangSnapshot, HostLook, JobRank, JobRanks, Ras
+from nccl_doctor.snapshot import AnyAccessFailure, Phased, ProbeFacts, ProbeFailed, Unknown, unknown
+from nccl_doctor.snapshot.hang import HangHost, HangSnapshot, HostLook, JobRanks, Ras, StoreClient
 from nccl_doctor.transport.base import AccessError, Transport
 
 if TYPE_CHECKING:
@@ -117,11 +117,16 @@ class _Watch:
                 _ask(session, answers.NOTHING, "py_spy", SHIP_S, bundle=py_spy_bundle.pack())
             return found
 
-        self._jobs = self._everywhere(find)
-        job = self._chosen({name: told.ranks for name, told in self._jobs.items()})
-        for name, told in self._jobs.items():
-            mine = tuple(rank for rank in told.ranks if _job(name, rank) == job)
-            self._jobs[name] = told.model_copy(update={"ranks": _latest(mine)})
+        told = with_counted(self._everywhere(find))
+        choice = choose(told, port=self._cluster.master_port, pid=self._options.pid)
+        for name, why in choice.liars.items():
+            self._fail(name, ValueError(why))
+        self._others = choice.others
+        self._jobs = {
+            name: one.model_copy(update={"ranks": choice.ranks[name], "unnumbered": _reason(one.unnumbered)})
+            for name, one in told.items()
+            if name not in choice.liars
+        }
         self._timings["find"] = time.monotonic() - began
 
     def look(self) -> None:
@@ -191,37 +196,6 @@ class _Watch:
     def _pids(self, session: Session) -> list[int]:
         return [rank.pid for rank in self._jobs[session.node.name].ranks] if session.node.name in self._jobs else []
 
-    def _chosen(self, ranks: dict[str, tuple[JobRank, ...]]) -> Job | None:
-        """The job that is meant, None where there is none at all.
-
-        Raises:
-            UsageError: it is not clear which.
-        """
-        jobs = Counter(_job(host, rank) for host, some in ranks.items() for rank in some)
-        meant = self._meant(ranks) if self._options.pid is not None else set(jobs)
-        port = self._cluster.master_port
-        if len(meant) > 1 and len(named := {job for job in meant if job.port == port}) == 1:
-            meant = named
-        if len(meant) > 1:
-            told = "; ".join(f"{job} ({jobs[job]} ranks here)" for job in sorted(meant)[:8])
-            raise UsageError(f"{len(meant)} jobs run: {told}. Name one of its processes with --pid")
-        chosen = next(iter(meant), None)
-        self._others = tuple(f"{job} ({count} ranks)" for job, count in sorted(jobs.items()) if job != chosen)
-        return chosen
-
-    def _meant(self, ranks: dict[str, tuple[JobRank, ...]]) -> set[Job]:
-        """The job of ``--pid``: of a rank's own PID or its launcher's."""
-        wanted = self._options.pid
-        found = {_job(host, rank) for host, some in ranks.items() for rank in some if rank.pid == wanted}
-        if found:
-            return found
-        for host, some in ranks.items():
-            below = {pid for one in self._jobs[host].launchers if one.pid == wanted for pid in one.children}
-            found |= {_job(host, rank) for rank in some if rank.pid in below}
-        if not found:
-            raise UsageError(f"--pid {wanted}: no rank of a job that we may look at, and no launcher of one")
-        return found
-
     def _everywhere(
         self, work: Callable[[Session], Result], sessions: list[Session] | None = None
     ) -> dict[str, Result]:
@@ -248,32 +222,9 @@ class _Watch:
         return time.monotonic()
 
 
-class Job(NamedTuple):
-    """What the ranks of one job share; ``host`` only where its master is the host itself."""
-
-    address: str
-    port: int
-    world_size: int
-    run_id: str
-    host: str
-
-    def __str__(self) -> str:
-        return f"{self.address}:{self.port} of {self.world_size} ranks" + (f" on {self.host}" if self.host else "")
-
-
-def _job(host: str, rank: JobRank) -> Job:
-    alone = rank.master_addr in ("localhost", "::1") or rank.master_addr.startswith("127.")
-    run_id = rank.told.get("TORCHELASTIC_RUN_ID", "")
-    return Job(rank.master_addr, rank.master_port, rank.world_size, run_id, host if alone else "")
-
-
-def _latest(ranks: tuple[JobRank, ...]) -> tuple[JobRank, ...]:
-    """One process a rank: an orphan of an earlier start has the same number and is older."""
-    youngest: dict[int, JobRank] = {}
-    for rank in ranks:
-        if rank.rank not in youngest or rank.age_s < youngest[rank.rank].age_s:
-            youngest[rank.rank] = rank
-    return tuple(youngest[number] for number in sorted(youngest))
+def _reason(unnumbered: Unknown | tuple[StoreClient, ...]) -> Unknown | tuple[()]:
+    """Why nobody could look for ranks without variables; those of other programs are nobody's business."""
+    return unnumbered if isinstance(unnumbered, Unknown) else ()
 
 
 def _ask(session: Session, kind: TypeAdapter[Result], what: str, seconds: float, **arguments: object) -> Result:

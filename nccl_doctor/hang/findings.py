@@ -49,7 +49,10 @@ def sentence(judged: Judgement) -> str:
 def _unknown(judged: Judgement) -> str:
     seen = judged.seen
     if not seen.ranks:
-        return "No running job was found: no process of yours with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."
+        return (
+            "No running job was found: no process of yours with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, "
+            "and no two that share a store of torch's."
+        )
     if seen.unseen:
         return f"The job stands still; {ranks_of(list(seen.unseen))} could not be looked at."
     hint = f"; {judged.hint}" if judged.hint else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from nccl_doctor.hang.verdict import Seen
 from nccl_doctor.hostlist import fold
@@ -13,7 +14,17 @@ from nccl_doctor.snapshot.hang import HangSnapshot, Ras
 
 def gaps(snapshot: HangSnapshot, seen: Seen) -> tuple[str, ...]:
     """Each a phrase, gravest first."""
-    return (*_hosts(snapshot, seen), *_stacks(seen), *_recorders(seen), *_ras(snapshot, seen), *_flows(seen))
+    some = (_numbers(snapshot, seen), _hosts(snapshot, seen), _stacks(seen), _recorders(seen))
+    return tuple(chain(*some, _ras(snapshot, seen), _flows(seen)))
+
+
+def _numbers(snapshot: HangSnapshot, seen: Seen) -> Iterator[str]:
+    if any(one.told.counted for one in seen.ranks.values()):
+        yield "the ranks' own numbers, which no variable tells: they are counted here by hosts and by their start"
+    jobs = {host.name: host.job for host in snapshot.hosts if host.job is not None}
+    blind = {name: job.unnumbered.reason for name, job in jobs.items() if isinstance(job.unnumbered, Unknown)}
+    if blind and not seen.ranks:
+        yield f"ranks without variables on {fold(blind)}: {next(iter(blind.values()))}"
 
 
 def _hosts(snapshot: HangSnapshot, seen: Seen) -> Iterator[str]:

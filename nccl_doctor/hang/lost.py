@@ -35,7 +35,9 @@ def lost(snapshot: HangSnapshot, ranks: dict[int, Standing]) -> tuple[tuple[Lost
     gone = [_absent(rank, hosts[homes[rank]]) for rank in absent if rank in homes]
     homeless = [rank for rank in absent if rank not in homes]
     empty = tuple(host.name for host in snapshot.hosts if host.job is not None and not host.job.ranks)
-    if empty and not any(host.failure for host in snapshot.hosts):
+    # a counted rank was counted because it holds a connection: it is somewhere else
+    counted = any(one.told.counted for one in ranks.values())
+    if empty and not counted and not any(host.failure for host in snapshot.hosts):
         words = "no rank of this job runs there"
         gone += [
             Lost(rank, empty, None, "has no process", (f"{name}: {words}",)) for rank in homeless for name in empty

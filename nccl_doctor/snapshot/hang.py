@@ -19,8 +19,8 @@ Letter = Annotated[str, Field(pattern=r"^[A-Za-z]$")]
 Short = Annotated[str, Field(max_length=512)]
 
 
-class JobRank(Observed):
-    """A rank as its launcher started it.
+class JobProcess(Observed):
+    """A process of a job.
 
     Attributes:
         inner_pid: its PID inside of its container, as NCCL tells it.
@@ -30,12 +30,6 @@ class JobRank(Observed):
         told: of its variables those that say what can be asked of it.
     """
 
-    rank: Count
-    world_size: Annotated[int, Field(ge=1, le=MAX_RANKS)]
-    local_rank: Count | None
-    local_world_size: Count | None
-    master_addr: HostAddress
-    master_port: Port
     pid: Pid
     inner_pid: Pid
     started: Count
@@ -45,6 +39,30 @@ class JobRank(Observed):
     unit: Short | None
     nccl: Short | None
     told: dict[Short, Short]
+    local_rank: Count | None
+    local_world_size: Count | None
+
+
+class JobRank(JobProcess):
+    """A rank as its launcher started it; ``counted`` where that gave it no number, and we did."""
+
+    rank: Count
+    world_size: Annotated[int, Field(ge=1, le=MAX_RANKS)]
+    master_addr: HostAddress
+    master_port: Port
+    counted: bool = False
+
+
+class StoreClient(JobProcess):
+    """A process that may be a rank, though no variable of it says so.
+
+    Attributes:
+        dials: address and port of each end that it dialled, and how many connections it has to it.
+        serves: those of them that it answers itself, and how many connections came to it: a job's store is one.
+    """
+
+    dials: tuple[tuple[IpAddress, SocketPort, Count], ...]
+    serves: tuple[tuple[IpAddress, SocketPort, Count], ...]
 
 
 class Launcher(Observed):
@@ -62,6 +80,7 @@ class JobRanks(Observed):
 
     ranks: Annotated[tuple[JobRank, ...], Field(max_length=4096)]
     launchers: tuple[Launcher, ...]
+    unnumbered: Fact[Annotated[tuple[StoreClient, ...], Field(max_length=4096)]] = ()
     hidden: Count
     py_spy: bool
     machine: Short

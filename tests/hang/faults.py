@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.hang.running import BAD, Training, cut, hang, release
+from tests.lab.host import LabHost
 
 
 @dataclass(frozen=True)
@@ -126,15 +127,21 @@ def _cut_off(job: Training) -> Iterator[None]:
 
 @contextmanager
 def _killed(job: Training) -> Iterator[None]:
-    """Its launcher is stopped and its host's farewells are dropped, as when power fails: the job can't go on."""
+    """Its launcher is stopped, and nobody hears of it: the job can't go on."""
     host = job.host(BAD)
+    (launcher,) = [pid for pid, line in host.processes() if "torch.distributed.run" in line]
+    with unnoticed(host, launcher):
+        job.signal(BAD, signal.SIGKILL)
+        yield
+
+
+@contextmanager
+def unnoticed(host: LabHost, launcher: int) -> Iterator[None]:
+    """A launcher is stopped, and the host's farewells are dropped, as when power fails."""
     farewells = "tcp sport != 22 tcp flags & (fin | rst) != 0 drop"
     ruleset = f"table ip mute {{ chain sent {{ type filter hook output priority 0; {farewells}; }}; }}"
     host.run(["nft", "-f", "-"], input=ruleset)
-    for pid, line in host.processes():
-        if "torch.distributed.run" in line:
-            host.run(f"kill -STOP {pid}")
-    job.signal(BAD, signal.SIGKILL)
+    host.run(f"kill -STOP {launcher}")
     try:
         yield
     finally:

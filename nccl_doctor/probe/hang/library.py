@@ -8,6 +8,8 @@ import re
 IN_MAP = re.compile(r"\s(/[^\n]*/lib(?:nccl|torch_cuda)\.so[.0-9]*)(?: \(deleted\))?$", re.MULTILINE)
 """A torch that links NCCL statically has it in libtorch_cuda.so."""
 MOST_MAP = 8 << 20
+TORCH = "/libtorch_cpu.so"
+"""Every build of torch has it."""
 FILE = re.compile(r"\.so\.([0-9]+\.[0-9]+\.[0-9]+)$")
 WHEEL = re.compile(r"nvidia_nccl_cu[0-9]+-([0-9]+\.[0-9]+\.[0-9]+)[^/]*\.dist-info")
 
@@ -21,6 +23,15 @@ def loaded_nccl(pid: int) -> dict[str, str | None] | None:
         return None
     path = next((one for one in found if "libnccl" in one), found[0] if found else None)
     return None if path is None else {"path": path[-300:], "version": _version(pid, path)}
+
+
+def has_torch(pid: int) -> bool:
+    """Whether it has loaded torch."""
+    try:
+        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
+            return TORCH in file.read(MOST_MAP)
+    except OSError:  # gone, or another user's
+        return False
 
 
 def _version(pid: int, path: str) -> str | None:

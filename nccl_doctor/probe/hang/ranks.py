@@ -7,10 +7,10 @@ topmost Python process with a rank's variables is the rank.
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Iterable
 
 from nccl_doctor.probe import guard, programs, units
-from nccl_doctor.probe.hang import library
+from nccl_doctor.probe.hang import library, stores
 from nccl_doctor.probe.procs import Proc, Table
 
 NUMBERS = (
@@ -30,17 +30,47 @@ TEXT = 300
 
 
 def find(table: Table) -> dict[str, Any]:
-    """snapshot.JobRank of each rank that is ours to look at; launchers and dead children; how many are not ours."""
-    ours = {os.getpid(), *table.ancestors(os.getpid()), *table.descendants(os.getpid())}
+    """snapshot.JobRank of each rank that is ours to look at, and how many may be that are not."""
+    ours = _ours(table)
     numbered = {pid: told for pid in table.procs if pid not in ours and (told := _numbers(table.environ(pid)))}
     ranks = [pid for pid in numbered if _is_rank(pid, numbered, table)]
     readable = [pid for pid in ranks if os.getuid() in (0, table.uid(pid))]
-    launchers = [pid for pid in table.procs if pid not in ours and programs.is_launcher(table.argv(pid))]
     return {
         "ranks": [_row(pid, numbered[pid], table) for pid in sorted(readable)[:MOST]],
-        "launchers": [_launcher(pid, table) for pid in sorted(launchers)[:MOST]],
         "hidden": sum(1 for pid in table.procs if pid not in ours and _hidden(table.procs[pid], table)),
     }
+
+
+def launchers(table: Table, ranks: Iterable[int] = ()) -> list[dict[str, Any]]:
+    """snapshot.Launcher of each process that starts ranks: by its name, or as the Python process above one of these."""
+    above = {table.procs[pid].ppid for pid in ranks if pid in table.procs}
+    parents = {pid for pid in above if pid in table.procs and programs.is_python(table.executable(pid))}
+    named = {pid for pid in table.procs if programs.is_launcher(table.argv(pid))}
+    return [_launcher(pid, table) for pid in sorted((named | parents) - _ours(table))[:MOST]]
+
+
+def unnumbered(table: Table) -> list[dict[str, Any]]:
+    """snapshot.StoreClient of each process that may be a rank, though no variable of it says so.
+
+    Raises:
+        OSError: the kernel does not tell of connections.
+    """
+    known = {pid for pid in table.procs if _numbers(table.environ(pid))} | _ours(table)
+    may = [
+        pid
+        for pid, proc in table.procs.items()
+        if pid not in known
+        and proc.state != "Z"
+        and os.getuid() in (0, table.uid(pid))
+        and programs.is_python(table.executable(pid))
+        and not programs.is_launcher(table.argv(pid))
+    ]
+    found = stores.clients(table, may)
+    return [{**_told(one["pid"], table), **one} for one in found[:MOST]]
+
+
+def _ours(table: Table) -> set[int]:
+    return {os.getpid(), *table.ancestors(os.getpid()), *table.descendants(os.getpid())}
 
 
 def _numbers(environ: dict[str, str]) -> tuple[int, int, int | None, int | None] | None:
@@ -75,7 +105,6 @@ def _hidden(proc: Proc, table: Table) -> bool:
 def _row(pid: int, numbers: tuple[int, int, int | None, int | None], table: Table) -> dict[str, Any]:
     environ = table.environ(pid)
     rank, size, local_rank, local_size = numbers
-    nccl = library.loaded_nccl(pid)
     return {
         "rank": rank,
         "world_size": size,
@@ -83,6 +112,13 @@ def _row(pid: int, numbers: tuple[int, int, int | None, int | None], table: Tabl
         "local_world_size": local_size,
         "master_addr": environ["MASTER_ADDR"][:TEXT],
         "master_port": int(environ["MASTER_PORT"]),
+        **_told(pid, table),
+    }
+
+
+def _told(pid: int, table: Table) -> dict[str, Any]:
+    environ, nccl = table.environ(pid), library.loaded_nccl(pid)
+    return {
         "pid": pid,
         "inner_pid": inner_pid(pid),
         "started": table.procs[pid].started,

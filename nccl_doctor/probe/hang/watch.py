@@ -38,12 +38,16 @@ class Watch:
 
     def _find(self, _request: dict[str, Any]) -> dict[str, Any]:
         """snapshot.JobRanks, and whether there is a py-spy."""
-        found = ranks.find(Table())
+        table = Table()
+        found = ranks.find(table)
         self._found_at = time.monotonic()
-        self._ranks = {row["pid"]: row for row in found["ranks"]}
+        told = run({"unnumbered": partial(ranks.unnumbered, table)}, ASK_S)
+        some = told["unnumbered"] if isinstance(told["unnumbered"], list) else []
+        self._ranks = {row["pid"]: row for row in [*found["ranks"], *some]}
         # a file system that hangs must not hold up what does not need it
         spy = run({"py_spy": partial(self._spy.find, list(self._ranks))}, ASK_S)["py_spy"]
-        return {**found, "py_spy": spy is True, "machine": os.uname().machine}
+        starters = ranks.launchers(table, [row["pid"] for row in some])
+        return {**found, **told, "launchers": starters, "py_spy": spy is True, "machine": os.uname().machine}
 
     def _look(self, request: dict[str, Any]) -> dict[str, Any]:
         """snapshot.HostLook at the ranks whose PIDs are asked for; ``stacks`` is a mode of theirs or None."""
@@ -79,7 +83,7 @@ class Watch:
                 }
                 for pid in pids
             ],
-            "launchers": ranks.find(table)["launchers"],
+            "launchers": ranks.launchers(table, pids),
             **around,
         }
 
@@ -93,12 +97,14 @@ class Watch:
         live = recorder.live(pid, row["told"], until)
         if live is not None:
             return {"live": live}
+        if "rank" not in row:  # a dump is known by its rank
+            return None
         dump = recorder.dumped(pid, row["rank"], row["age_s"] + time.monotonic() - self._found_at, row["told"])
         return None if dump is None else {"dump": dump}
 
     def _dump(self, request: dict[str, Any]) -> list[int]:
         """Has ranks write their dumps; those that were told to."""
-        wanted = [pid for pid in request["pids"] if pid in self._ranks]
+        wanted = [pid for pid in request["pids"] if "rank" in self._ranks.get(pid, {})]
         return [pid for pid in wanted if recorder.ask_for_dump(pid, self._ranks[pid]["rank"], self._ranks[pid]["told"])]
 
     def _ras(self, request: dict[str, Any]) -> dict[str, Any]:

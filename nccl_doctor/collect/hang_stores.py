@@ -1,0 +1,119 @@
+"""Jobs without variables: processes that share a store are one job, and its ranks are counted."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import NamedTuple
+
+from nccl_doctor.snapshot import Unknown
+from nccl_doctor.snapshot.hang import JobRank, JobRanks, StoreClient
+
+End = tuple[str, int]
+LEAST = 2
+"""One process that dials itself is no job: a notebook does it."""
+
+
+class _Store(NamedTuple):
+    """A port that a process serves and has dialled itself: torch's TCPStore, or one of NCCL's own services.
+
+    Attributes:
+        ends: its addresses, and how many connections came to each.
+        clients: host and process of each that dialled it.
+    """
+
+    host: str
+    port: int
+    ends: dict[End, int]
+    clients: tuple[tuple[str, StoreClient], ...]
+
+
+def with_counted(found: dict[str, JobRanks]) -> dict[str, JobRanks]:
+    """The hosts' answers with the ranks of these jobs, counted by the order of hosts and of their start."""
+    told: dict[str, tuple[StoreClient, ...]] = {
+        name: one.unnumbered for name, one in found.items() if not isinstance(one.unnumbered, Unknown)
+    }
+    counted: dict[str, list[JobRank]] = {name: [] for name in found}
+    taken: set[tuple[str, int]] = set()
+    # all ranks have dialled the store, and of NCCL's services only some
+    for store in sorted(_stores(told), key=lambda one: -len(one.clients)):
+        free = [(name, one) for name, one in store.clients if (name, one.pid) not in taken]
+        if len(free) >= LEAST or any((one.local_world_size or 0) >= LEAST for _, one in free):
+            taken |= {(name, one.pid) for name, one in free}
+            for name, rank in _ranks(store, free, list(told)):
+                counted[name].append(rank)
+    return {
+        name: one.model_copy(update={"ranks": (*one.ranks, *counted[name])}) if counted[name] else one
+        for name, one in found.items()
+    }
+
+
+def _stores(told: dict[str, tuple[StoreClient, ...]]) -> list[_Store]:
+    found = []
+    for host, clients in told.items():
+        for server in clients:
+            for port in sorted({end[1] for end in server.serves}):
+                ends = {_end(*one): one[2] for one in server.serves if one[1] == port}
+                found.append(_Store(host, port, ends, _clients(told, host, set(ends))))
+    return found
+
+
+def _clients(
+    told: dict[str, tuple[StoreClient, ...]], server: str, ends: set[End]
+) -> tuple[tuple[str, StoreClient], ...]:
+    """Those that dialled one of the ends; what a loopback address leads to is on each host another."""
+    return tuple(
+        (name, one)
+        for name, clients in told.items()
+        for one in clients
+        if any(
+            _end(*dial) in ends and (name == server or not ipaddress.ip_address(str(dial[0])).is_loopback)
+            for dial in one.dials
+        )
+    )
+
+
+def _ranks(store: _Store, clients: list[tuple[str, StoreClient]], order: list[str]) -> list[tuple[str, JobRank]]:
+    hosts = sorted({name for name, _ in clients}, key=lambda name: (name != store.host, order.index(name)))
+    size = 0
+    numbered: list[tuple[str, StoreClient, int]] = []
+    for name in hosts:
+        mine, local = _local(sorted((one for host, one in clients if host == name), key=_start))
+        numbered += [(name, one, size + (one.local_rank or 0)) for one in mine]
+        size += local
+    size += _unseen(store, clients)
+    address = min(store.ends, key=lambda end: (ipaddress.ip_address(end[0]).is_loopback, end))[0]
+    return [(name, _rank(one, number, size, address, store.port)) for name, one, number in numbered]
+
+
+def _local(clients: list[StoreClient]) -> tuple[list[StoreClient], int]:
+    """One host's with their numbers there, and how many there are: by their common parent, else by their start."""
+    told = [one for one in clients if one.local_rank is not None]
+    sizes, numbers = {one.local_world_size or 0 for one in told}, {one.local_rank for one in told}
+    if len(sizes) == 1 and len(numbers) == len(told):
+        # what has lost its parent, beside those that have not, is what an ended one left: a data loader's worker
+        return told, sizes.pop()
+    return [one.model_copy(update={"local_rank": at, "local_world_size": None}) for at, one in enumerate(clients)], len(
+        clients
+    )
+
+
+def _start(one: StoreClient) -> tuple[int, int]:
+    return one.started, one.pid
+
+
+def _unseen(store: _Store, clients: list[tuple[str, StoreClient]]) -> int:
+    """Ranks on hosts that were not asked: connections came to the store that none of those seen has."""
+    held = [sum(dial[2] for dial in one.dials if _end(*dial) in store.ends) for _, one in clients]
+    strange = sum(store.ends.values()) - sum(held)
+    return max(0, -(-strange // max(held)))
+
+
+def _rank(one: StoreClient, number: int, size: int, address: str, port: int) -> JobRank:
+    told = one.model_dump(exclude={"dials", "serves"}, by_alias=True)
+    return JobRank.model_validate(
+        {**told, "rank": number, "world_size": size, "master_addr": address, "master_port": port, "counted": True}
+    )
+
+
+def _end(address: object, port: int, _count: int) -> End:
+    return str(address), port

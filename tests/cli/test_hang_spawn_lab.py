@@ -1,0 +1,67 @@
+"""``nccl-doctor hang`` on jobs whose ranks have no variables that say so."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hang.faults import unnoticed
+from tests.hang.running import hang
+from tests.lab.cluster import Lab
+
+pytestmark = pytest.mark.lab
+
+SCRIPT = Path(__file__).parents[1] / "hang/spawn.txt"
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    """Two hosts with two spawned ranks each, which wait for rank 3."""
+    with Lab.up(2) as lab:
+        for number, host in enumerate(lab.hosts):
+            host.write("/root/spawn.py", SCRIPT.read_text())
+            host.background([sys.executable, "spawn.py", str(number), "2", lab.hosts[0].address])
+        for number, host in enumerate(lab.hosts):
+            there = " && ".join(f"test -e /run/spawned-{number * 2 + local}" for local in (0, 1))
+            host.wait_until(
+                lambda host=host, there=there: not host.run(there, check=False).returncode, "ranks", timeout=240
+            )
+        yield lab
+
+
+def test_spawned_ranks_are_found_by_the_store_that_they_share(lab: Lab) -> None:
+    code, told = hang(lab)
+    assert (code, told["verdict"]) == (1, "outside-nccl")
+    assert told["job"] == {"master_addr": lab.hosts[0].address, "master_port": 29666, "world_size": 4}
+    assert [(one["rank"], one["host"]) for one in told["ranks"]] == [
+        (0, "node1"), (1, "node1"), (2, "node2"), (3, "node2"),
+    ]  # fmt: skip
+    (late,) = [one for one in told["ranks"] if one["behind"]]
+    assert (late["rank"], late["frame"]) == (3, "spawn.py:32 in run")
+    assert "Rank 3 (node2, " in told["diagnoses"][0]["message"]
+    assert "counted here" in told["not_seen"][0]
+    spawner = next(pid for pid, line in lab.hosts[1].processes() if "spawn.py 1 2" in line)
+    assert hang(lab, "--pid", str(spawner))[1]["job"] == told["job"]
+
+
+def test_with_one_of_its_hosts_alone_the_others_are_not_seen(lab: Lab) -> None:
+    """The store's host tells that others are connected to it."""
+    code, told = hang(lab, "-x", "node2")
+    assert (code, told["verdict"], told["job"]["world_size"]) == (3, "unknown", 4)
+    assert "ranks 2-3 could not be looked at" in told["message"]
+
+
+def test_a_spawned_rank_that_has_ended(lab: Lab) -> None:
+    """The last one."""
+    host = lab.hosts[1]
+    parent = next(pid for pid, line in host.processes() if "spawn.py 1 2" in line)
+    ranks = host.run(f"pgrep -P {parent} -f multiprocessing.spawn").stdout.split()
+    with unnoticed(host, parent):
+        host.run(f"kill -KILL {max(map(int, ranks))}")
+        code, told = hang(lab)
+    assert (code, told["verdict"]) == (1, "gone")
+    assert [one["rank"] for one in told["ranks"] if one["behind"]] == [3]
+    assert "zombie" in told["diagnoses"][0]["message"]

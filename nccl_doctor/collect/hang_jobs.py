@@ -93,9 +93,15 @@ def _latest(ranks: list[JobRank]) -> tuple[JobRank, ...]:
 
 
 def _contradicted(ranks: dict[str, tuple[JobRank, ...]]) -> dict[str, str]:
-    """Hosts that tell of ranks which two or more others tell of as their own."""
+    """Hosts that tell of ranks which two or more others tell of as their own, the worst first."""
     numbers = {name: {rank.rank for rank in some} for name, some in ranks.items()}
     against = {name: [one for one in numbers if one != name and numbers[one] & numbers[name]] for name in numbers}
-    return {
-        name: f"it tells of ranks that run on {fold(others)}" for name, others in against.items() if len(others) > 1
-    }
+    liars: dict[str, str] = {}
+    while against:
+        worst = max(against, key=lambda name: len(against[name]))
+        others = against.pop(worst)
+        if len(others) < 2:
+            break
+        liars[worst] = f"it tells of ranks that run on {fold(others)}"
+        against = {name: [one for one in some if one != worst] for name, some in against.items()}
+    return liars

@@ -6,9 +6,10 @@ import ipaddress
 from typing import NamedTuple
 
 from nccl_doctor.snapshot import Unknown
-from nccl_doctor.snapshot.hang import JobRank, JobRanks, StoreClient
+from nccl_doctor.snapshot.hang import MAX_RANKS, JobRank, JobRanks, StoreClient
 
 End = tuple[str, int]
+MOST_LOCAL = 4096
 LEAST = 2
 """One process that dials itself is no job: a notebook does it."""
 
@@ -51,7 +52,7 @@ def _stores(told: dict[str, tuple[StoreClient, ...]]) -> list[_Store]:
     found = []
     for host, clients in told.items():
         for server in clients:
-            for port in sorted({end[1] for end in server.serves}):
+            for port in sorted({end[1] for end in server.serves} - {0}):
                 ends = {_end(*one): one[2] for one in server.serves if one[1] == port}
                 found.append(_Store(host, port, ends, _clients(told, host, set(ends))))
     return found
@@ -80,7 +81,7 @@ def _ranks(store: _Store, clients: list[tuple[str, StoreClient]], order: list[st
         mine, local = _local(sorted((one for host, one in clients if host == name), key=_start))
         numbered += [(name, one, size + (one.local_rank or 0)) for one in mine]
         size += local
-    size += _unseen(store, clients)
+    size = min(size + _unseen(store, clients), MAX_RANKS)
     address = min(store.ends, key=lambda end: (ipaddress.ip_address(end[0]).is_loopback, end))[0]
     return [(name, _rank(one, number, size, address, store.port)) for name, one, number in numbered]
 
@@ -89,9 +90,15 @@ def _local(clients: list[StoreClient]) -> tuple[list[StoreClient], int]:
     """One host's with their numbers there, and how many there are: by their common parent, else by their start."""
     told = [one for one in clients if one.local_rank is not None]
     sizes, numbers = {one.local_world_size or 0 for one in told}, {one.local_rank for one in told}
-    if len(sizes) == 1 and len(numbers) == len(told):
+    size = max(sizes, default=0)
+    if (
+        len(sizes) == 1
+        and size <= MOST_LOCAL
+        and len(numbers) == len(told)
+        and all((one.local_rank or 0) < size for one in told)
+    ):
         # what has lost its parent, beside those that have not, is what an ended one left: a data loader's worker
-        return told, sizes.pop()
+        return told, size
     return [one.model_copy(update={"local_rank": at, "local_world_size": None}) for at, one in enumerate(clients)], len(
         clients
     )
@@ -104,8 +111,8 @@ def _start(one: StoreClient) -> tuple[int, int]:
 def _unseen(store: _Store, clients: list[tuple[str, StoreClient]]) -> int:
     """Ranks on hosts that were not asked: connections came to the store that none of those seen has."""
     held = [sum(dial[2] for dial in one.dials if _end(*dial) in store.ends) for _, one in clients]
-    strange = sum(store.ends.values()) - sum(held)
-    return max(0, -(-strange // max(held)))
+    strange = min(sum(store.ends.values()) - sum(held), MAX_RANKS // 2)
+    return max(0, -(-strange // max(1, *held)))
 
 
 def _rank(one: StoreClient, number: int, size: int, address: str, port: int) -> JobRank:

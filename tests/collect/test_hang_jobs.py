@@ -1,0 +1,140 @@
+"""Which job is meant, who lies about it, and the ranks that nobody numbered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nccl_doctor.collect.hang_jobs import choose
+from nccl_doctor.collect.hang_stores import with_counted
+from nccl_doctor.errors import UsageError
+from nccl_doctor.snapshot.hang import JobRank, JobRanks, StoreClient
+from tests.hang.made_up import PORT, Job
+
+STORE = ("10.0.0.1", 29500)
+
+
+def answers() -> dict[str, JobRanks]:
+    return {host.name: host.job for host in Job().snapshot.hosts if host.job is not None}
+
+
+def invented(host: JobRanks, **change: Any) -> JobRanks:
+    more = tuple(rank.model_copy(update=change) for rank in host.ranks)
+    return host.model_copy(update={"ranks": (*host.ranks, *more)})
+
+
+def test_a_second_job_on_one_host_is_not_looked_at() -> None:
+    found = answers()
+    found["node2"] = invented(found["node2"], master_port=29777)
+    choice = choose(found, port=PORT, pid=None)
+    assert {name: [one.rank for one in ranks] for name, ranks in choice.ranks.items()} == {
+        f"node{number + 1}": [2 * number, 2 * number + 1] for number in range(4)
+    }
+    assert choice.others == ("node1:29777 of 8 ranks (2 ranks)",)
+    assert choice.liars == {}
+
+
+def test_two_jobs_on_the_same_hosts_are_told_apart_by_the_port_or_by_the_user() -> None:
+    found = {name: invented(told, master_port=29777) for name, told in answers().items()}
+    assert choose(found, port=PORT, pid=None).others == ("node1:29777 of 8 ranks (8 ranks)",)
+    assert choose(found, port=29777, pid=None).others == (f"node1:{PORT} of 8 ranks (8 ranks)",)
+    with pytest.raises(UsageError, match=r"2 jobs run: .* Name one of its processes with --pid"):
+        choose(found, port=1, pid=None)
+    with pytest.raises(UsageError, match="--pid 7: no rank"):
+        choose(found, port=1, pid=7)
+
+
+def test_a_host_that_tells_of_the_ranks_of_all_others_is_not_believed() -> None:
+    found = answers()
+    everybody = tuple(rank for told in found.values() for rank in told.ranks)
+    found["node2"] = found["node2"].model_copy(update={"ranks": everybody})
+    assert choose(found, port=PORT, pid=None).liars == {"node2": "it tells of ranks that run on node[1,3-4]"}
+
+
+def test_two_such_hosts_are_no_reason_to_doubt_the_honest() -> None:
+    found = answers()
+    everybody = tuple(rank for told in found.values() for rank in told.ranks)
+    for name in ("node2", "node3"):
+        found[name] = found[name].model_copy(update={"ranks": everybody})
+    assert set(choose(found, port=PORT, pid=None).liars) == {"node2", "node3"}
+
+
+def client(pid: int, number: int | None, size: int | None, **change: Any) -> StoreClient:
+    rank = (
+        answers()["node1"].ranks[0].model_dump(exclude={"rank", "world_size", "master_addr", "master_port", "counted"})
+    )
+    told = {**rank, "pid": pid, "started": pid, "local_rank": number, "local_world_size": size}
+    told |= {"dials": [(*STORE, 1)], "serves": []}
+    return StoreClient.model_validate({**told, **change})
+
+
+def counted(**hosts: list[StoreClient]) -> dict[str, list[JobRank]]:
+    empty = answers()["node1"].model_copy(update={"ranks": ()})
+    found = {name: empty.model_copy(update={"unnumbered": tuple(some)}) for name, some in hosts.items()}
+    return {name: list(told.ranks) for name, told in with_counted(found).items()}
+
+
+def numbers(ranks: list[JobRank]) -> list[tuple[int, int, int]]:
+    return [(one.pid, one.rank, one.world_size) for one in ranks]
+
+
+def test_the_clients_of_one_store_are_one_job() -> None:
+    found = counted(
+        node1=[client(12, 0, 2), client(13, 1, 2)],
+        node2=[
+            client(11, 1, 2),
+            client(10, 0, 2, serves=[(*STORE, 4)]),
+            client(99, None, None, dials=[("10.9.9.9", 443, 1)]),
+        ],
+    )
+    assert numbers(found["node2"]) == [(10, 0, 4), (11, 1, 4)]
+    assert numbers(found["node1"]) == [(12, 2, 4), (13, 3, 4)]
+    assert (found["node1"][0].master_addr, found["node1"][0].master_port, found["node1"][0].counted) == (*STORE, True)
+
+
+def test_connections_of_nobody_who_was_seen_are_ranks_elsewhere() -> None:
+    found = counted(node1=[client(10, 0, 2, serves=[(*STORE, 6)]), client(11, 1, 2)])
+    assert numbers(found["node1"]) == [(10, 0, 6), (11, 1, 6)]
+
+
+def test_one_that_has_ended_keeps_its_number_and_its_loader_is_no_rank() -> None:
+    found = counted(node1=[client(10, 0, 3, serves=[(*STORE, 3)]), client(12, 2, 3), client(40, None, None)])
+    assert numbers(found["node1"]) == [(10, 0, 3), (12, 2, 3)]
+
+
+def test_loopback_is_another_on_each_host() -> None:
+    here: dict[str, Any] = {"dials": [("127.0.0.1", 29500, 1)]}
+    found = counted(
+        node1=[client(12, 0, 2, **here), client(13, 1, 2, **here)],
+        node2=[client(10, 0, 2, **here, serves=[("127.0.0.1", 29500, 2)]), client(11, 1, 2, **here)],
+    )
+    assert found["node1"] == []
+    assert [one.rank for one in found["node2"]] == [0, 1]
+
+
+def test_a_notebook_that_dials_itself_is_no_job() -> None:
+    assert counted(node1=[client(10, None, None, serves=[(*STORE, 1)])]) == {"node1": []}
+
+
+ends = st.tuples(
+    st.sampled_from(["10.0.0.1", "10.0.0.2", "127.0.0.1", "::1"]), st.integers(0, 4), st.sampled_from([0, 1, 2, 10**12])
+)
+claims = st.builds(
+    lambda pid, number, size, dials, serves: client(pid, number, size, dials=dials, serves=serves),
+    st.integers(2, 9),
+    st.none() | st.integers(0, 5),
+    st.none() | st.sampled_from([0, 1, 2, 5, 10**12]),
+    st.lists(ends, max_size=3),
+    st.lists(ends, max_size=3),
+)
+
+
+@given(st.lists(claims, max_size=4), st.lists(claims, max_size=4))
+def test_whatever_hosts_claim_ranks_have_numbers_below_the_jobs_size(
+    one: list[StoreClient], two: list[StoreClient]
+) -> None:
+    for ranks in counted(node1=one, node2=two).values():
+        assert all(rank.rank < rank.world_size for rank in ranks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -48,17 +49,20 @@ class Service:
                     form = "json" if self.json is not None else "text"
                     stream.write("OK\n" if self.json is not None else "ERROR: Unknown command\n")
                 elif words[-1:] == ["STATUS"]:
-                    self._report(stream, self.json if form == "json" and self.json is not None else self.text)
+                    self._report(client, stream, self.json if form == "json" and self.json is not None else self.text)
                     return
                 else:
                     stream.write("ERROR: Unknown command\n")
                 stream.flush()
 
-    def _report(self, stream: object, report: str) -> None:
+    def _report(self, client: socket.socket, stream: object, report: str) -> None:
         for at in range(0, len(report[: self.cut]), 512):
             time.sleep(self.slow_s)
             stream.write(report[: self.cut][at : at + 512])  # type: ignore[attr-defined]  # a text stream
             stream.flush()  # type: ignore[attr-defined]
+        if self.cut is not None:
+            # no time to linger: what follows is a reset (socket(7))
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         while self.endless:
             stream.write("never ends\n" * 1000)  # type: ignore[attr-defined]
             stream.flush()  # type: ignore[attr-defined]

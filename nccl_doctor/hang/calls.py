@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nccl_doctor.hang.standing import Standing
 from nccl_doctor.logs import flight
 from nccl_doctor.nccl import ras
-from nccl_doctor.nccl.ras_answer import MalformedAnswerError, RasAnswer, RasProcess
+from nccl_doctor.nccl.ras_answer import Communicator, MalformedAnswerError, RasAnswer, RasProcess
 from nccl_doctor.snapshot.hang import Call, HangSnapshot, Ras, Recorded
 
 
@@ -86,7 +86,6 @@ class RasView:
         behind: rank to how it is behind, in words.
         lost: ranks whose process RAS does not reach, or not in time, in words.
         even: every communicator's ranks have launched the same.
-        totals: collectives of all ranks together, report by report.
     """
 
     behind: dict[int, str]
@@ -117,9 +116,15 @@ def ras_view(snapshot: HangSnapshot, ranks: dict[int, Standing]) -> RasView | No
                         if int(group.value) < most and number is not None:
                             words = f"{topic} {group.value} of {most} in communicator {communicator.hash}"
                             behind.setdefault(number, words)
-    counted = [one for answer in answers for one in answer.communicators]
-    even = bool(counted) and not any(one.launched() or one.missing_count for one in counted)
-    return RasView(behind, lost, even)
+    return RasView(behind, lost, _even([one for answer in answers for one in answer.communicators]))
+
+
+def _even(communicators: list[Communicator]) -> bool:
+    """Whether every rank is known to have launched the same; text names only those that differ, and proves nothing."""
+    counted = [one for one in communicators if one.ranks]
+    whole = all(one.size == len(one.ranks) and all(rank.counts for rank in one.ranks) for one in counted)
+    differ = any(one.launched() or one.missing_count for one in communicators)
+    return bool(counted) and whole and not differ
 
 
 def _answers(snapshot: HangSnapshot) -> list[RasAnswer]:
@@ -128,7 +133,9 @@ def _answers(snapshot: HangSnapshot) -> list[RasAnswer]:
         for told in host.ras:
             for report in told.reports if isinstance(told, Ras) else ():
                 try:
-                    found.append(ras.parse(report.text))
+                    # of lines that were cut off, the last may end anywhere; of JSON, nothing can be read then
+                    lines = report.text if report.form == "json" else report.text.rpartition("\n")[0]
+                    found.append(ras.parse(lines))
                 except MalformedAnswerError:  # cut, or a stranger's: what is missing is said by `gaps`
                     continue
     return found

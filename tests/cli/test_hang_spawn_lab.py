@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from tests.hang.faults import unnoticed
 from tests.hang.running import hang
 from tests.lab.cluster import Lab
+from tests.lab.host import LabHost
 
 pytestmark = pytest.mark.lab
 
@@ -26,10 +28,12 @@ def lab() -> Iterator[Lab]:
             host.background([sys.executable, "spawn.py", str(number), "2", lab.hosts[0].address])
         for number, host in enumerate(lab.hosts):
             there = " && ".join(f"test -e /run/spawned-{number * 2 + local}" for local in (0, 1))
-            host.wait_until(
-                lambda host=host, there=there: not host.run(there, check=False).returncode, "ranks", timeout=240
-            )
+            host.wait_until(partial(_holds, host, there), "ranks", timeout=240)
         yield lab
+
+
+def _holds(host: LabHost, condition: str) -> bool:
+    return host.run(condition, check=False).returncode == 0
 
 
 def test_spawned_ranks_are_found_by_the_store_that_they_share(lab: Lab) -> None:

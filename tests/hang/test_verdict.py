@@ -261,6 +261,22 @@ def test_fewer_calls_by_nccls_own_count() -> None:
     assert judged(job) == ("unknown", [], [])
 
 
+def test_a_ras_report_that_was_cut_anywhere_blames_nobody_else() -> None:
+    job = Job()
+    job.nccl, job.serves_ras = "2.26.2", True
+    named = {"3748990 on node 10.137.190.124": "1003 on node 10.0.0.4", "3748991": "1005"}
+    text = (RAS / "behind.txt").read_text()
+    for theirs, ours in named.items():
+        text = text.replace(theirs, ours)
+    seen = set()
+    for end in range(len(text) + 1):
+        report = {"protocol": 2, "form": "text", "text": text[:end], "whole": False}
+        job.ras["node1"] = [{"versions": ["2.26.2"], "reports": [report]}]
+        verdict, _, blamed = judged(job)
+        seen.add((verdict, tuple(blamed)))
+    assert seen == {("unknown", ()), ("laggard", (3,)), ("laggard", (3, 5))}
+
+
 @pytest.mark.parametrize("path", sorted(RAS.iterdir()), ids=lambda path: path.name)
 def test_another_jobs_ras_changes_nothing(path: Path) -> None:
     job = Job().stands(3, at(17))

@@ -39,6 +39,10 @@ def test_one_that_is_cut_or_never_ends_is_told_as_far_as_it_came(monkeypatch: py
         told = ras.ask("127.0.0.1", port, json_form=False, deadline=time.monotonic() + 5)
     assert told["text"].startswith(TEXT)
     assert not told["whole"]
+    with serving(Service(TEXT, cut=700)) as port:
+        told = ras.ask("127.0.0.1", port, json_form=False, deadline=time.monotonic() + 5)
+    assert TEXT.startswith(told["text"])
+    assert not told["whole"]
     with serving(Service(TEXT, slow_s=0.4)) as port:
         told = ras.ask("127.0.0.1", port, json_form=False, deadline=time.monotonic() + 0.6)
     assert TEXT.startswith(told["text"])

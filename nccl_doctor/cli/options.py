@@ -18,7 +18,7 @@ TransportKind = Literal["auto", "paramiko", "openssh", "local"]
 
 Hosts = Annotated[
     str | None,
-    typer.Argument(metavar="HOSTS", help="Hosts file; else -w, SLURM_JOB_NODELIST, or this machine alone."),
+    typer.Argument(metavar="HOSTS", help="Hosts file (-: stdin); else -w, SLURM_JOB_NODELIST, or this machine."),
 ]
 Where = Annotated[str | None, typer.Option("-w", metavar="LIST", help="Hosts by name: 'node[01-04,07]'.")]
 Exclude = Annotated[str | None, typer.Option("-x", metavar="LIST", help="Hosts to leave out.")]

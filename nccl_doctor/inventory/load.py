@@ -12,7 +12,7 @@ from nccl_doctor.inventory.build import build
 from nccl_doctor.inventory.draft import Draft, Entry, Place, Said, Settings
 from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.inventory.patterns import expanded, named
-from nccl_doctor.inventory.reading import read_text
+from nccl_doctor.inventory.reading import STDIN, read_text
 from nccl_doctor.inventory.this_machine import ThisMachine, own_name, this_machine, training_python
 from nccl_doctor.model import ENVIRONMENT, Cluster
 
@@ -35,7 +35,7 @@ def load(
     """The cluster that a command works on.
 
     Args:
-        path: the hosts file.
+        path: the hosts file; ``-`` is standard input.
         where: the pattern of ``-w``, in place of a file.
         exclude: the pattern of ``-x``: hosts to leave out, by name or address.
         environ: the environment, for Slurm's variables, MASTER_PORT and MASTER_ADDR, and an active virtual environment.
@@ -47,7 +47,7 @@ def load(
         UsageError: for anything else that can't be served.
     """
     left_out = expanded(exclude, Place("-x", is_file=False)) if exclude is not None else []
-    draft = _draft(path, where, environ)
+    draft = _draft(STDIN if path == "-" else path, where, environ)
     overridden = {name for name in MASTER if getattr(overrides, name) is not None}
     cluster = build(_with_master(draft, overridden, environ), left_out, here or this_machine())
     if exclude is not None:

@@ -12,6 +12,9 @@ from nccl_doctor.errors import HostsFileError
 MAX_BYTES = 1 << 20
 """A line a host for 65,536 hosts fits in; more is some other file."""
 
+STDIN = "/dev/stdin"
+"""What ``-`` means; the name, for messages and because it can't be read again."""
+
 _PIPE_SECONDS = 10.0
 
 
@@ -53,6 +56,8 @@ def decode(data: bytes, path: str) -> str:
 
 
 def _read_bytes(path: str) -> bytes:
+    if path == STDIN:
+        return _of_stdin()
     # O_NONBLOCK: opening a named pipe that nobody writes to would block for ever.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -63,6 +68,13 @@ def _read_bytes(path: str) -> bytes:
         return _drain(descriptor, path)
     finally:
         os.close(descriptor)
+
+
+def _of_stdin() -> bytes:
+    """Read where it is: behind ssh it may be a socket, which can't be opened by name."""
+    if os.isatty(0):
+        raise HostsFileError(STDIN, None, "is a terminal; a hosts file is piped in or named")
+    return _drain(0, STDIN)
 
 
 def _drain(descriptor: int, path: str) -> bytes:

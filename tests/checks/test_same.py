@@ -92,6 +92,27 @@ def test_hosts_with_the_same_fault_share_a_finding() -> None:
     assert found.facts["needed"] == 256 + 16 * 3
 
 
+def test_small_shared_memory_everywhere_is_one_finding() -> None:
+    patch = {
+        f"node{number}": {"facts": {"shm": {"total_bytes": 64 << 20, "free_bytes": free << 20}}}
+        for number, free in ((1, 60), (2, 60), (3, 50))
+    }
+    (found,) = judge(patched({"hosts": patch}), "check").diagnoses
+    assert found.message.startswith("Shared memory (/dev/shm) on node[1-3] has as little as 50 MiB free; 1 rank wants")
+    assert found.evidence == (
+        "node[1-2]: 64 MiB in all, 60 MiB free",
+        "node3: 64 MiB in all, 50 MiB free",
+    )
+    assert [command.host for command in found.fix.commands] == ["node1", "node2", "node3"]
+
+
+def test_an_interpreter_without_torch_is_told_the_one_that_has_it() -> None:
+    lacks = {"python": {"executable": "/usr/bin/python"}, "torch": None}
+    (found,) = judge(patched({"hosts": {"node2": {"facts": lacks}}}), "check").diagnoses
+    assert 'in the hosts file ("python: /usr/bin/python3")' in found.fix.summary
+    assert '("python: /path/to/python")' in only("torch-missing", "fires").fix.summary, "its own path is no help"
+
+
 def test_commands_are_only_what_mends_it() -> None:
     inside = only("shm-small", "fires-dockers-default")
     assert inside.fix.commands == ()

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -57,6 +60,20 @@ def test_reads_a_pipe(tmp_path: Path) -> None:
         thread.join(LONG_S)
     finally:
         os.close(reader)
+
+
+def test_standard_input_is_a_hosts_file_also_where_it_is_a_socket() -> None:
+    """Behind ssh it is one, which /dev/stdin can't open."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(b"hosts: [gpu1, gpu2]")
+        ours.shutdown(socket.SHUT_WR)
+        command = [str(Path(sys.executable).with_name("nccl-doctor")), "hosts", "-"]
+        done = subprocess.run(
+            command, stdin=theirs.fileno(), capture_output=True, text=True, check=False, timeout=LONG_S
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "gpu2" in done.stdout
 
 
 def test_a_pipe_that_nobody_writes_to_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

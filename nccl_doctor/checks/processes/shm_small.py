@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+from nccl_doctor.checks.lines import folded
 from nccl_doctor.commands import on
+from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.ranks import nproc
 from nccl_doctor.registry import Unjudged, View, check
@@ -25,39 +28,70 @@ from nccl_doctor.snapshot import HostFacts, Shm, Unknown, known
 
 MIB = 1 << 20
 WANTED = 64 * MIB
-LEAST = 32 * MIB
+
+
+@dataclass(frozen=True)
+class _Lack:
+    """What hosts that lack room alike have in common."""
+
+    needed: int
+    total: int
+    severity: Severity | None
+    contained: bool
+    gib: int
 
 
 @check("NCD605", severity=Severity.WARNING, needs=("shm",), explains=("allreduce-failed", "allreduce-timeout"))
 def shm_small(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding a host: how much is lacking differs."""
+    """One finding for the hosts that lack room alike; how much is free there may differ."""
+    lacks: dict[_Lack, dict[str, int]] = {}
     for host, facts in view.facts:
         shm = known(facts.shm)
-        ranks = nproc(host.node, facts, alone=len(view.snapshot.cluster.nodes) == 1)
-        free = shm.free_bytes
-        if free >= WANTED * ranks:
-            continue
-        uses_gpus = not isinstance(facts.gpus, Unknown) and bool(facts.gpus)
-        yield Finding(
-            hosts=(host.name,),
-            message=f"Shared memory (/dev/shm) on {host.name} has {free // MIB} MiB free; "
-            f"{'1 rank wants' if ranks == 1 else f'{ranks} ranks want'} {WANTED * ranks // MIB} MiB.",
-            evidence=(f"{shm.total_bytes // MIB} MiB in all, {free // MIB} MiB free",),
-            facts={"free_bytes": free, "total_bytes": shm.total_bytes, "needed_bytes": WANTED * ranks},
-            severity=Severity.ERROR if uses_gpus and free < LEAST * ranks else None,
-            fix=_fix(host.name, facts, shm, ranks),
-        )
+        needed = WANTED * nproc(host.node, facts, alone=len(view.snapshot.cluster.nodes) == 1)
+        if shm.free_bytes < needed:
+            lacks.setdefault(_lack(facts, shm, needed), {})[host.name] = shm.free_bytes
+    for lack, free in lacks.items():
+        yield _finding(lack, free)
 
 
-def _fix(host: str, facts: HostFacts, shm: Shm, ranks: int) -> Fix:
-    contained = isinstance(facts.identity, Unknown) or facts.identity.container is not None
-    if contained:
-        return Fix(summary="Start the container with --ipc=host, or with --shm-size=8g.")
+def _lack(facts: HostFacts, shm: Shm, needed: int) -> _Lack:
+    uses_gpus = not isinstance(facts.gpus, Unknown) and bool(facts.gpus)
     used = shm.total_bytes - shm.free_bytes
-    gib = max(1, math.ceil((used + 2 * WANTED * ranks) / (1 << 30)))
+    return _Lack(
+        needed=needed,
+        total=shm.total_bytes,
+        severity=Severity.ERROR if uses_gpus and 2 * shm.free_bytes < needed else None,
+        contained=isinstance(facts.identity, Unknown) or facts.identity.container is not None,
+        gib=max(1, math.ceil((used + 2 * needed) / (1 << 30))),
+    )
+
+
+def _finding(lack: _Lack, free: dict[str, int]) -> Finding:
+    hosts, least, ranks = tuple(free), min(free.values()), lack.needed // WANTED
+    at_most = "" if len(set(free.values())) == 1 else "as little as "
+    return Finding(
+        hosts=hosts,
+        message=f"Shared memory (/dev/shm) on {fold(hosts)} has {at_most}{least // MIB} MiB free; "
+        f"{'1 rank wants' if ranks == 1 else f'{ranks} ranks want'} {lack.needed // MIB} MiB.",
+        evidence=folded(
+            (host, f"{lack.total // MIB} MiB in all, {each // MIB} MiB free") for host, each in free.items()
+        ),
+        facts={"free_bytes": least, "total_bytes": lack.total, "needed_bytes": lack.needed},
+        severity=lack.severity,
+        fix=_fix(hosts, lack),
+    )
+
+
+def _fix(hosts: tuple[str, ...], lack: _Lack) -> Fix:
+    if lack.contained:
+        return Fix(summary="Start the container with --ipc=host, or with --shm-size=8g.")
     return Fix(
         summary="Enlarge it (for good in /etc/fstab):",
         risk="safe",
         needs_root=True,
-        commands=on(host, line("mount -o remount,size={gib}g /dev/shm", gib=gib)),
+        commands=tuple(
+            command
+            for host in hosts
+            for command in on(host, line("mount -o remount,size={gib}g /dev/shm", gib=lack.gib))
+        ),
     )

@@ -13,7 +13,7 @@ one), or install torch for the interpreter that is named.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
@@ -36,8 +36,14 @@ def torch_missing(view: View) -> Iterator[Finding | Unjudged]:
             message=f"{executable} has no torch, so torchrun can't start there.",
             evidence=(f"asked {executable}: no package torch in its metadata", *others),
             facts={"python": executable},
-            fix=Fix(
-                summary='Name the interpreter that has torch in the hosts file ("python: /path/to/python") or with '
-                "--python, or install torch for this one."
-            ),
+            fix=Fix(summary=_summary(set(present) - {executable})),
         )
+
+
+def _summary(others: Collection[str]) -> str:
+    """With the one path that has torch wherever it was found: it may be there on this host as well."""
+    python = next(iter(others)) if len(others) == 1 else "/path/to/python"
+    return (
+        f'Name the interpreter that has torch in the hosts file ("python: {python}") or with --python, or install '
+        "torch for this one."
+    )

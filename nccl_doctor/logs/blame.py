@@ -63,7 +63,8 @@ def _first(groups: list[list[Event]]) -> list[Event]:
 
 def _order(events: Sequence[Event]) -> Callable[[Event], tuple[int, int, tuple[int, int, int], int]]:
     """The key that puts the most blamed event first: its grade, then its time where all that compete have one."""
-    competing = [event for event in events if event.grade is max(e.grade for e in events)]
+    highest = max(event.grade for event in events)
+    competing = [event for event in events if event.grade is highest]
     timed = all(event.prefix.time is not None for event in competing)
 
     def key(event: Event) -> tuple[int, int, tuple[int, int, int], int]:

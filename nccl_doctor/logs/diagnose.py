@@ -159,9 +159,12 @@ class Investigation:
         }
         for glue in (b"", b" "):
             again = Log(Facts(), dumps=self.log.dumps, joined=True)
-            for name, data in sources.items():
+            joined = {name: unwrap.flow(data, glue) for name, data in sources.items()}
+            if joined == sources:
+                break
+            for name, data in joined.items():
                 reader = Reader(name, again.facts)
-                reader.feed(unwrap.flow(data, glue))
+                reader.feed(data)
                 reader.close()
                 again.readings.append(reader.reading)
             better = causes(again)

@@ -13,7 +13,7 @@ from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.prefix import Prefix, peel, records
 from nccl_doctor.logs.register import rules
 from nccl_doctor.logs.rule import Grade, Rule
-from nccl_doctor.logs.scan import Line, Scanner, Table, table
+from nccl_doctor.logs.scan import QUOTA, Line, Scanner, Table, table
 from nccl_doctor.logs.text import QUOTED, decode, number, quote
 from nccl_doctor.nccl.messages import Meaning, meaning
 
@@ -137,6 +137,7 @@ class Reader:
         self._scanner = Scanner(_table())
         self.order = first_order
         self._most = KEPT
+        self._asked = 0
 
     def feed(self, data: bytes) -> list[Event]:
         """Takes a block; returns the events that it completes."""
@@ -154,6 +155,7 @@ class Reader:
         end = self.reading.tail[self.reading.tail.find(b"\n") + 1 :]
         before = self.reading.lines - end.count(b"\n")
         scanner, self._most = Scanner(_table()), KEPT + KEPT // 8
+        self._asked = 0
         lines = [
             replace(line, number=line.number + before) for part in (scanner.feed(end), scanner.close()) for line in part
         ]
@@ -175,7 +177,7 @@ class Reader:
         for start, end in records(text):
             self.order += 1
             told = self._told(line, text[start:end])
-            if told is not None:
+            if told is not None and not self._said_before(told[0]):
                 yield from self._event(*told, Place(line.number, text))
 
     def _told(self, line: Line, part: str) -> tuple[Rule, re.Match[str]] | None:
@@ -198,6 +200,15 @@ class Reader:
                 if best is None or wordings[index].grade > best[0].grade:
                     best = (wordings[index], match)
         return best
+
+    def _said_before(self, rule: Rule) -> bool:
+        """Whether so much is known of what a rule says that a further line is but counted, unread."""
+        if rule.name == "nccl-unknown-error":  # each may be another one
+            self._asked += 1
+            return self._asked > QUOTA
+        full = self.reading.counts[rule.name, rule.grade] >= self._most
+        self.reading.counts[rule.name, rule.grade] += full
+        return full
 
     def _event(self, rule: Rule, match: re.Match[str], place: Place) -> Iterator[Event]:
         part = match.string

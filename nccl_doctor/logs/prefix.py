@@ -17,13 +17,20 @@ from itertools import pairwise
 from nccl_doctor.linear import compiled
 from nccl_doctor.logs.text import number
 
-_DIAGNOSTIC = compiled(r"(?P<host>[A-Za-z0-9][A-Za-z0-9._-]*):(?P<pid>\d+) (?P<level>NCCL DIAG)(?: |$)")
-NCCL = compiled(
-    r"(?:(?P<host>[A-Za-z0-9][A-Za-z0-9._-]*):(?P<pid>\d+):(?P<tid>\d+) )?(?:\[(?P<dev>-?\d+)\] )?"
-    r"(?P<where>(?:[^ \[\]]+(?::\d+| \d+)(?: \([^()]*\))? ?|.{0,200}?:\d+ )?)"
-    r"(?P<level>(?:NCCL|RCCL) (?:INFO|WARN|VERSION|CALL|TRACE|ABORT|DIAG))(?: |$)"
+_LEVELS = r"(?:NCCL|RCCL) (?:INFO|WARN|VERSION|CALL|TRACE|ABORT|DIAG)(?: |$)"
+_LEVEL = re.compile(_LEVELS)
+_PROCESS = r"(?P<host>[A-Za-z0-9][A-Za-z0-9._-]*):(?P<pid>\d+)"
+_DIAGNOSTIC = compiled(_PROCESS + r" (?P<level>NCCL DIAG)(?: |$)")
+_USUAL = re.compile(
+    _PROCESS + r":(?P<tid>\d+) \[(?P<dev>-?\d+)\] (?P<where>(?:[^ \[\]]+:\d+ )?)(?P<level>" + _LEVELS + ")"
 )
-"""NCCL's prefix, anywhere in a line: ranks that share a terminal write into each other's lines."""
+"""What nearly all lines of NCCL begin with: found at once, and in time that grows with the text."""
+
+_OWN = compiled(
+    r"(?:" + _PROCESS + r":(?P<tid>\d+) )?(?:\[(?P<dev>-?\d+)\] )?"
+    r"(?P<where>(?:[^ \[\]]+(?::\d+| \d+)(?: \([^()]*\))? ?|.{0,200}?:\d+ )?)(?P<level>" + _LEVELS + ")$"
+)
+"""NCCL's prefix, anywhere in a line up to the first level: ranks that share a terminal write into each other's lines."""
 
 _RECORD = compiled(r"(?:^|[^A-Za-z0-9._-])([A-Za-z0-9][A-Za-z0-9._-]*:\d+:\d+ \[-?\d+\] )")
 """Where a record of NCCL begins, inside a line of several."""
@@ -67,6 +74,8 @@ _NO_HOSTS = re.compile(
     r"(?i:errno|error|warning|rank|python|train|main|line|step|epoch|loss|exit|code|utf|sha|cuda|nccl|version)"
 )
 _MOST_TAGS = 12
+_LONGEST = 600
+"""Letters in which the prefix of NCCL stands, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -104,14 +113,10 @@ def peel(record: str) -> Prefix:
     """The prefixes of a record."""
     found: dict[str, str] = {}
     position = _peel_tags(record, found)
-    stop = position + 600
-    nccl = NCCL.search(record, position, stop) if record.find("CCL ", position, stop) >= 0 else None
-    if nccl is not None and nccl["host"] is None:
-        nccl = _DIAGNOSTIC.search(record, position, stop) or nccl
+    nccl = _nccl(record[position : position + _LONGEST])
     if nccl is not None:
-        own = {name: value for name, value in nccl.groupdict().items() if value}
-        found = {**found, **own}
-        position = nccl.end()
+        found |= {name: value for name, value in nccl.groupdict().items() if value}
+        position += nccl.end()
     host = found.get("host")
     return Prefix(
         host=None if host is None or (nccl is None and _NO_HOSTS.search(host)) else host,
@@ -124,6 +129,18 @@ def peel(record: str) -> Prefix:
         time=_time(found),
         start=position,
     )
+
+
+def _nccl(text: str) -> re.Match[str] | None:
+    """NCCL's own prefix at the beginning of ``text``, or behind what stands before it."""
+    if "CCL " not in text:
+        return None
+    usual = _USUAL.match(text)
+    level = _LEVEL.search(text) if usual is None else None
+    if level is None:
+        return usual
+    text = text[: level.end()]
+    return (_DIAGNOSTIC.search(text) if "DIAG" in level[0] else None) or _OWN.search(text)
 
 
 def _peel_tags(record: str, found: dict[str, str]) -> int:

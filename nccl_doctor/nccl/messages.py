@@ -11,7 +11,7 @@ import heapq
 import json
 import re
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from nccl_doctor.linear import compiled
@@ -45,6 +45,7 @@ class _Entry:
     pattern: str
 
 
+@lru_cache(2048)
 def meaning(text: str) -> Meaning | None:
     """What a text means that stood behind ``NCCL WARN`` or ``Last error:``; None where no template fits.
 

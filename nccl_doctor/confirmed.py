@@ -5,8 +5,8 @@ A host may claim any address, and what it claims must not become a rule on an ho
 - the hosts file names the address;
 - this machine resolves the hosts file's name for the host to it (:attr:`Snapshot.resolved`);
 - the host that the command is for resolves that name to it: it answers for its own command alone;
-- another host dialled it and met the host's own listener, which says a nonce of the run's that is this host's alone
-  (:attr:`Mesh.answered`).
+- the host that the command is for dialled it and met the host's own listener, which says a nonce of the run's that is
+  this host's alone (:attr:`Mesh.answered`). That a third one says so is none: two that lie could vouch for each other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Address = IPv4Address | IPv6Address
 
 def addresses(snapshot: Snapshot, host: str, reader: str) -> frozenset[Address]:
     """The confirmed addresses of a host, for a command on ``reader``; both by their nodes' names."""
-    met = snapshot.mesh.answered.get(host, ()) if isinstance(snapshot.mesh, Mesh) else ()
+    told = snapshot.mesh.answered.get(host, {}) if isinstance(snapshot.mesh, Mesh) else {}
+    met = [address for address, witnesses in told.items() if reader in witnesses]
     names = [node.address for node in snapshot.cluster.nodes if node.name == host]
     if snapshot.cluster.nodes[0].name == host:
         names.append(snapshot.cluster.master_addr)

@@ -49,14 +49,18 @@ def test_a_claimed_address_is_let_in_by_nobody() -> None:
     assert f"node2 by {CLAIMED}" in found.fix.summary
 
 
+def test_two_that_vouch_for_each_other_are_believed_by_no_third() -> None:
+    assert firewall(liar(mesh={"answered": {"node2": {CLAIMED: ["node3"]}}})).fix.commands == ()
+
+
 @pytest.mark.parametrize(
     "evidence",
     [
         {"resolved": {"node2": [CLAIMED]}},
-        {"mesh": {"answered": {"node2": [CLAIMED]}}},
+        {"mesh": {"answered": {"node2": {CLAIMED: ["node3", "node1"]}}}},
         {"node1_says": [CLAIMED]},
     ],
-    ids=["this machine resolves it", "a dial met its listener", "the host itself resolves it"],
+    ids=["this machine resolves it", "its own dial met the listener", "the host itself resolves it"],
 )
 def test_an_address_that_something_else_confirms_is_let_in(evidence: dict[str, Any]) -> None:
     (command,) = firewall(liar(**evidence)).fix.commands

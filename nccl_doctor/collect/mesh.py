@@ -92,17 +92,18 @@ def run(
 
 def _answered(
     targets: dict[str, list[Target]], dialled: Mapping[str, Dialled | Exception]
-) -> dict[str, tuple[str, ...]]:
-    """By host, the addresses at which another one met its listener."""
-    met: dict[str, dict[str, None]] = {}
+) -> dict[str, dict[str, tuple[str, ...]]]:
+    """By host and address, who met its listener there."""
+    met: dict[str, dict[str, tuple[str, ...]]] = {}
     for name, answer in dialled.items():
         if isinstance(answer, Exception):
             continue
         failed = Counter(row.target for row in answer.failed)
         for place, to in enumerate(targets[name]):
             if failed[place] < len(to.ports):
-                met.setdefault(to.dst, {})[to.address] = None
-    return {name: tuple(addresses) for name, addresses in met.items()}
+                mine = met.setdefault(to.dst, {})
+                mine[to.address] = (*mine.get(to.address, ()), name)
+    return met
 
 
 def _listen(session: Session, facts: HostFacts, cluster: Cluster, nonce: str) -> Listening:

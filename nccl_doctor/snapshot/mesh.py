@@ -61,7 +61,7 @@ class Mesh(Observed):
         failed: every dial that did not reach our own listener.
         not_listening: by host, why it could not listen.
         stalls: the pairs between which large packets vanish.
-        answered: by host, the addresses at which another host met its listener, which said its own nonce of this run.
+        answered: by host and address, the hosts that say that they met its listener there, which said its own nonce.
     """
 
     hosts: Count
@@ -71,7 +71,7 @@ class Mesh(Observed):
     failed: tuple[Dial, ...] = ()
     not_listening: dict[str, str] = Field(default_factory=dict)
     stalls: Phased[tuple[Stall, ...]] = skipped("large packets were not tried")
-    answered: dict[str, tuple[HostAddress, ...]] = Field(default_factory=dict)
+    answered: dict[str, dict[HostAddress, tuple[str, ...]]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _counted(self) -> Mesh:
@@ -97,14 +97,21 @@ class Mesh(Observed):
             failed=tuple(dial for dial in self.failed if dial.src in names and dial.dst in names),
             not_listening={name: why for name, why in self.not_listening.items() if name in names},
             stalls=stalls,
+            answered={
+                name: {address: tuple(one for one in told if one in names) for address, told in met.items()}
+                for name, met in self.answered.items()
+                if name in names
+            },
         )
 
     @property
     def names(self) -> set[str]:
         """The hosts that it says something of."""
         stalls = self.stalls if isinstance(self.stalls, tuple) else ()
-        ends = [*((dial.src, dial.dst) for dial in self.failed), *((stall.src, stall.dst) for stall in stalls)]
-        return set(chain.from_iterable(ends)) | self.ports.keys() | self.not_listening.keys()
+        ends: list[tuple[str, ...]] = [*((dial.src, dial.dst) for dial in self.failed), *((stall.src, stall.dst) for stall in stalls)]
+        ends += [told for met in self.answered.values() for told in met.values()]
+        hosts = self.ports.keys() | self.not_listening.keys() | self.answered.keys()
+        return set(chain.from_iterable(ends)) | hosts
 
     @cached_property
     def failures(self) -> dict[tuple[str, str], tuple[Dial, ...]]:

@@ -55,6 +55,8 @@ def test_all_dial_all_and_only_the_master_listens_on_the_master_port(sessions: l
     assert cluster.master_port not in result.ports["b"]
     assert len(set(result.ports["a"]) - {cluster.master_port}) in (2, 3)  # another program may hold one of the three
     assert len(result.ports["b"]) in (2, 3)
+    assert {name: {*met.values()} for name, met in result.answered.items()} == {"a": {("b",)}, "b": {("a",)}}
+    assert result.among({"a"}).answered == {"a": dict.fromkeys(result.answered["a"], ())}
 
 
 def test_the_listeners_are_gone_afterwards_and_leave_no_time_wait(sessions: list[Session], cluster: Cluster) -> None:

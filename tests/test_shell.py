@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shlex
 import subprocess
 from ipaddress import ip_address
@@ -69,6 +70,48 @@ def test_commands_and_lines_are_made_in_one_place_and_templates_are_constants() 
             made[name] = made.get(name, 0) + 1
     assert made["Command"] == 1
     assert made["line"] > 20
+
+
+QUOTING = {
+    "collect/bundle.py": "the program that starts the probe",
+    "probe/facts/login_shell.py": "the program that a login shell is asked to run",
+    "transport/openssh.py": "ssh's own ProxyCommand",
+}
+"""Who quotes for a shell that nobody pastes into."""
+
+PROSE = {
+    "checks/access/ssh_host_key_unknown.py": "named in a sentence, of a closed set of key types",
+    "inventory/last_check.py": "named in a sentence, with the user's own file",
+    "probe/firewall.py": "a sentence that begins with sudo",
+    "probe/guard.py": "a sentence that begins with our name",
+    "probe/ports.py": "named in a sentence, with a port as a number",
+}
+"""Where a text with something put into it begins like a command, and is none to paste."""
+
+COMMAND = re.compile(
+    r"(?:sudo|export|unset|eval|nccl-doctor|nsenter|sysctl|systemctl|ip|iptables|ip6tables|nft|firewall-cmd|ufw|kill|echo"
+    r"|printf|ss|ssh|ssh-\w+|chmod|mount|scontrol|kubectl|docker) [\w-]"
+)
+
+
+def test_no_command_is_put_together_by_hand() -> None:
+    found: dict[str, list[str]] = {"quoted": [], "formatted": []}
+    for path in PACKAGE.rglob("*.py"):
+        name = str(path.relative_to(PACKAGE))
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and _called(node.func) in (("join", "shlex"), ("quote", "shlex")):
+                found["quoted"] += [] if name == "shell.py" else [name]
+            if isinstance(node, ast.JoinedStr | ast.BinOp) and COMMAND.match(_written(node)):
+                found["formatted"].append(name)
+    assert {how: set(names) for how, names in found.items()} == {"quoted": set(QUOTING), "formatted": set(PROSE)}
+
+
+def _written(text: ast.expr) -> str:
+    """What stands in the source of a text that something is put into, the places where it is left out."""
+    if isinstance(text, ast.BinOp):
+        return str(text.left.value) if isinstance(text.left, ast.Constant) else ""
+    parts = text.values if isinstance(text, ast.JoinedStr) else []
+    return "".join(str(part.value) for part in parts if isinstance(part, ast.Constant)).lstrip()
 
 
 def _called(function: ast.expr) -> tuple[str, str]:

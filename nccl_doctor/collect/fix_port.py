@@ -23,6 +23,7 @@ from nccl_doctor.port_model import (
     Socket,
     Suggestion,
 )
+from nccl_doctor.shell import script
 
 Tell = Callable[[str], None]
 """Shows what is waited for; the next call replaces it."""
@@ -177,8 +178,8 @@ def suggestion(machines: Sequence[Machine], after: int, address: str | None = No
     port = next_port(machines, after, address)
     if port is None:
         return None
-    command = f"export MASTER_PORT={port} PET_MASTER_PORT={port}"
-    return Suggestion(port, command, tuple(machine.name for machine in machines))
+    command = script("export MASTER_PORT={port} PET_MASTER_PORT={port}", port=port)
+    return Suggestion(port, command.text, tuple(machine.name for machine in machines))
 
 
 def _everywhere(ask: Callable[[Machine], set[int]], machines: Sequence[Machine]) -> Iterator[set[int]]:

@@ -30,7 +30,7 @@ _OWN = compiled(
     r"(?:" + _PROCESS + r":(?P<tid>\d+) )?(?:\[(?P<dev>-?\d+)\] )?"
     r"(?P<where>(?:[^ \[\]]+(?::\d+| \d+)(?: \([^()]*\))? ?|.{0,200}?:\d+ )?)(?P<level>" + _LEVELS + ")$"
 )
-"""NCCL's prefix, anywhere in a line up to the first level: ranks that share a terminal write into each other's lines."""
+"""NCCL's prefix anywhere before the first level: ranks that share a terminal write into each other's lines."""
 
 _RECORD = compiled(r"(?:^|[^A-Za-z0-9._-])([A-Za-z0-9][A-Za-z0-9._-]*:\d+:\d+ \[-?\d+\] )")
 """Where a record of NCCL begins, inside a line of several."""

@@ -6,7 +6,6 @@ The lines are measured with rich's table of cell widths alone, and only where a 
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from nccl_doctor import __version__
 from nccl_doctor.port_model import Holder, Job, PortReport, Socket, age_words
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean, pasteable
+from nccl_doctor.shell import Line, line, script, words
 
 _WIDTH = 80
 _OWNER = 36
@@ -175,43 +175,50 @@ def _notes(report: PortReport) -> Iterator[str]:
         where = f" ({one.unit})" if one.unit else ""
         yield from _wrap(f"In another network namespace{where} pid {one.pid} has this port: {one.command}. A job that "
                          "runs in there can't get it; to look from inside:")  # fmt: skip
-        yield f"{'' if report.root else 'sudo '}nsenter -t {one.pid} -n ss -tanp 'sport = :{report.port}'"
+        sudo = script("" if report.root else "sudo")
+        inside = line("{sudo} nsenter -t {pid} -n {sockets}", sudo=sudo, pid=one.pid, sockets=_sockets_of(report.port))
+        yield _command(inside)
 
 
 def _ways_out(report: PortReport) -> Iterator[list[str]]:
     if report.free or (report.port is None and report.ended):
         return
-    call = ["nccl-doctor", "fix-port", *report.arguments]
+    call = words(["nccl-doctor", "fix-port", *report.arguments], {})
     yield from _end_it(report, call)
     if report.error == "EADDRINUSE" and not report.jobs and report.cause != "time-wait":
         yield ["To see who it is, as root:"]
-        yield [_command(["ss", "-tanp", f"sport = :{report.port}"])]
+        yield [_command(_sockets_of(report.port))]
     if report.cause == "time-wait":
         yield ["Wait for it:"]
-        yield [_command([*call, "--wait"])]
+        yield [_command(script("{call} --wait", call=call))]
     if report.cause == "outbound":
         kept = ",".join(filter(None, (report.reserved, str(report.port))))
         yield [
             *_wrap("So that no outgoing connection takes it again, reserve it (as root, and in /etc/sysctl.d to last):")
         ]
-        yield [_command(["sysctl", "-w", f"net.ipv4.ip_local_reserved_ports={kept}"])]
+        yield [_command(line("sysctl -w net.ipv4.ip_local_reserved_ports={kept}", kept=kept))]
     yield from _move_away(report)
 
 
-def _end_it(report: PortReport, call: list[str]) -> Iterator[list[str]]:
+def _sockets_of(port: int | None) -> Line | None:
+    return None if port is None else line("ss -tanp 'sport = :{port}'", port=port)
+
+
+def _end_it(report: PortReport, call: list[Line]) -> Iterator[list[str]]:
     """A line to paste for each job, where all are shown to be leftovers; else why not, and no line."""
     refusal = next((job.refusal for job in report.jobs if job.refusal), None)
     if refusal is None and report.jobs:
         yield ["It is your own and nothing watches over it. End it:"]
-        yield [_command([*call, "--pid", _identity(job), "--kill"]) for job in report.jobs]
+        yield [_command(script("{call} --pid {job} --kill", call=call, job=_identity(job))) for job in report.jobs]
     elif refusal is not None and report.refused is None:
         lifted = "" if any(job.final for job in report.jobs) else " (--force ends it all the same.)"
         yield [*_wrap(f"It will not be ended: {refusal}.{lifted}")]
 
 
-def _identity(job: Job) -> str:
+def _identity(job: Job) -> Line:
     """The job's root as the command takes it, so that no other process that has got its PID since is ended."""
-    return next(f"{member.pid}@{member.started}" for member in job.members if member.pid == job.root)
+    started = next(member.started for member in job.members if member.pid == job.root)
+    return script("{pid}@{started}", pid=job.root, started=started)
 
 
 def _move_away(report: PortReport) -> Iterator[list[str]]:
@@ -229,9 +236,9 @@ def _move_away(report: PortReport) -> Iterator[list[str]]:
     ]
 
 
-def _command(words: list[str]) -> str:
-    line = shlex.join(words)
-    return line if pasteable(line) else "(a name in it holds characters that a terminal hides or obeys)"
+def _command(made: Line | None) -> str:
+    text = "" if made is None else made.text
+    return text if pasteable(text) else "(a name in it holds characters that a terminal hides or obeys)"
 
 
 def _socket(sock: Socket) -> str:
@@ -275,8 +282,8 @@ def _cells(text: str) -> int:
 
 def _labelled(label: str, text: str) -> Iterator[str]:
     """The text behind its label, in lines that hang behind it."""
-    for line in _wrap(text, _WIDTH - _LABEL):
-        yield f"    {label}".ljust(_LABEL) + line
+    for part in _wrap(text, _WIDTH - _LABEL):
+        yield f"    {label}".ljust(_LABEL) + part
         label = ""
 
 

@@ -108,10 +108,10 @@ class Mesh(Observed):
     def names(self) -> set[str]:
         """The hosts that it says something of."""
         stalls = self.stalls if isinstance(self.stalls, tuple) else ()
-        ends: list[tuple[str, ...]] = [*((dial.src, dial.dst) for dial in self.failed), *((stall.src, stall.dst) for stall in stalls)]
-        ends += [told for met in self.answered.values() for told in met.values()]
+        ends = [*((dial.src, dial.dst) for dial in self.failed), *((stall.src, stall.dst) for stall in stalls)]
+        witnesses = chain.from_iterable(met.values() for met in self.answered.values())
         hosts = self.ports.keys() | self.not_listening.keys() | self.answered.keys()
-        return set(chain.from_iterable(ends)) | hosts
+        return set(chain.from_iterable((*ends, *witnesses))) | hosts
 
     @cached_property
     def failures(self) -> dict[tuple[str, str], tuple[Dial, ...]]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
-
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import LogSigns, root
 from nccl_doctor.logs.words import Advice, advise, ifname_command
+from nccl_doctor.shell import word
 
 
 def advice(case: Case) -> Advice:
     """The value that fits nothing, and how to see what there is."""
     value = case.log.facts.ifname
-    setting = f"NCCL_SOCKET_IFNAME={shlex.quote(value)} fits" if value else "NCCL_SOCKET_IFNAME fits"
+    setting = f"NCCL_SOCKET_IFNAME={word(value)} fits" if value else "NCCL_SOCKET_IFNAME fits"
     return advise(
         f"{setting} no interface on {case.who} (a name that differs between hosts, a space behind a comma, an "
         "interface that is down).",

@@ -11,7 +11,7 @@ from typing import Any
 
 from nccl_doctor.diagnose import judge
 from nccl_doctor.documents import Change, DiagnosisChanges, Difference
-from nccl_doctor.snapshot import Host, Snapshot
+from nccl_doctor.snapshot import Host, Names, Snapshot
 
 FLEETING = frozenset(
     {"clock", "sockets", "age_s", "memory_used_mib", "free_bytes", "timings", "firewall_after", "pid", "ppid"}
@@ -39,7 +39,9 @@ def changes(before: Snapshot, after: Snapshot) -> tuple[Change, ...]:
     new = {host.name: host for host in after.hosts}
     hosts: dict[tuple[str, str, str], list[str]] = {}
     for name in dict.fromkeys([*old, *new]):
-        for one in _differences(_host(old.get(name)), _host(new.get(name))):
+        both = old.get(name), new.get(name)
+        names = {told for host in both if host is not None for told in _own_names(host)}
+        for one in _differences(*(_host(host, names) for host in both)):
             hosts.setdefault(one, []).append(name)
     return (*cluster, *(_change(one, names) for one, names in hosts.items()))
 
@@ -55,17 +57,29 @@ def _cluster(snapshot: Snapshot) -> dict[str, str]:
         "master_port": snapshot.cluster.master_port,
         "same": list(snapshot.cluster.same),
         "nccl-doctor": snapshot.version,
+        "names": {name: told.model_dump(mode="json") for name, told in snapshot.names.items()},
     }
     return dict(_leaves(tree, ""))
 
 
-def _host(host: Host | None) -> dict[str, str]:
+def _own_names(host: Host) -> Iterator[str]:
+    """What this host alone makes something of."""
+    if host.facts is not None and isinstance(host.facts.resolution, Names):
+        yield from host.facts.resolution.own
+
+
+def _host(host: Host | None, names: set[str]) -> dict[str, str]:
+    """Every value; of the cluster's names, these."""
     if host is None:
         return {"in the list": "no"}
     if host.facts is None:
         reason = host.failure.kind if host.failure is not None else "not reached"
         return {"in the list": "yes", "reached": f"no ({reason})"}
     tree = host.facts.model_dump(mode="json", by_alias=True)
+    resolved = host.facts.resolution
+    if isinstance(resolved, Names):
+        told = {name: resolved.get(name) for name in sorted(names)}
+        tree["resolution"] = {name: one.model_dump(mode="json") for name, one in told.items() if one is not None}
     node = host.node.model_dump(mode="json", exclude={"name", "node_rank", "local"})
     return {"in the list": "yes", "reached": "yes", **dict(_leaves({"node": node, **tree}, ""))}
 

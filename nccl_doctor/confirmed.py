@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
-from nccl_doctor.snapshot import Host, Mesh, Snapshot
+from nccl_doctor.snapshot import Host, Mesh, Names, Snapshot
 
 Address = IPv4Address | IPv6Address
 
@@ -48,8 +48,9 @@ def _known(snapshot: Snapshot, name: str, reader: str) -> Iterator[object]:
 
 
 def _resolved_there(host: Host, name: str) -> Iterator[object]:
-    if host.facts is not None and isinstance(host.facts.resolution, dict) and name in host.facts.resolution:
-        yield from host.facts.resolution[name].addresses
+    if host.facts is not None and isinstance(host.facts.resolution, Names):
+        told = host.facts.resolution.get(name)
+        yield from told.addresses if told is not None else ()
 
 
 def _usable(texts: Iterable[object]) -> Iterator[Address]:

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -75,32 +75,65 @@ class Window:
         return max(_SILENCE_S, 3 * self.usual)
 
 
-def in_turns(
-    work: Callable[[Item], Result], items: Iterable[Item], window: Window, on_done: Callable[[Item], None]
-) -> list[Result | Exception]:
-    """As :func:`~nccl_doctor.collect.fanout.fan_out`, but a thread starts when the window gives its item a turn."""
+@dataclass
+class Stage(Generic[Item]):
+    """What is done with every item, as many at once as its window admits, and who is told of each that is through."""
+
+    work: Callable[[Item], object]
+    on_done: Callable[[Item], None] = lambda _item: None
+    window: Window = field(default_factory=Window)
+
+
+def in_turns(items: Iterable[Item], *stages: Stage[Item]) -> list[Exception | None]:
+    """Takes every item through all stages, a thread a turn; why each went no further, None where it came through.
+
+    An item is in its next stage as soon as that one's window has a turn for it, whatever the others are at.
+    """
     todo = list(items)
-    results: list[Result | Exception] = [RuntimeError("not run")] * len(todo)
-    finished: queue.SimpleQueue[tuple[int, float]] = queue.SimpleQueue()
+    ends: list[Exception | None] = [None] * len(todo)
+    waiting = [deque(range(len(todo))), *(deque[int]() for _ in stages[1:])]
+    finished: queue.SimpleQueue[tuple[int, int, float]] = queue.SimpleQueue()
+    left = len(todo)
 
-    def serve(index: int) -> None:
+    def serve(place: int, index: int) -> None:
         try:
-            results[index] = work(todo[index])
-        except Exception as error:  # noqa: BLE001 - handed to the caller as this item's result
-            results[index] = error
-        finished.put((index, time.monotonic()))
+            stages[place].work(todo[index])
+        except Exception as error:  # noqa: BLE001 - handed to the caller as this item's end
+            ends[index] = error
+        finished.put((place, index, time.monotonic()))
 
-    waiting, left = deque(range(len(todo))), len(todo)
     while left:
-        while waiting and window.admits(now := time.monotonic()):
-            index = waiting.popleft()
-            window.begin(index, now)
-            threading.Thread(target=serve, args=(index,), daemon=True).start()
+        patience: list[float] = []
+        for place, stage in enumerate(stages):
+            while waiting[place] and stage.window.admits(now := time.monotonic()):
+                index = waiting[place].popleft()
+                stage.window.begin(index, now)
+                threading.Thread(target=serve, args=(place, index), daemon=True).start()
+            silence = stage.window.wait(time.monotonic()) if waiting[place] else None
+            patience += [] if silence is None else [silence]
         try:
-            index, ended = finished.get(timeout=window.wait(time.monotonic()) if waiting else None)
+            place, index, ended = finished.get(timeout=min(patience, default=None))
         except queue.Empty:  # somebody is silent: the next one's turn
             continue
-        window.end(index, ended, well=not isinstance(results[index], Exception))
-        left -= 1
-        on_done(todo[index])
-    return results
+        failed = ends[index] is not None
+        stages[place].window.end(index, ended, well=not failed)
+        stages[place].on_done(todo[index])
+        if failed or place + 1 == len(stages):
+            left -= 1
+        else:
+            waiting[place + 1].append(index)
+    return ends
+
+
+def each(
+    work: Callable[[Item], Result], items: Iterable[Item], on_done: Callable[[Item], None] = lambda _item: None
+) -> list[Result | Exception]:
+    """As :func:`~nccl_doctor.collect.fanout.fan_out`, but in turns."""
+    todo = list(items)
+    results: dict[int, Result] = {}
+
+    def one(index: int) -> None:
+        results[index] = work(todo[index])
+
+    ends = in_turns(range(len(todo)), Stage(one, lambda index: on_done(todo[index])))
+    return [results[index] if end is None else end for index, end in enumerate(ends)]

@@ -1,27 +1,29 @@
-"""Asks every host for its facts and types them."""
+"""Asks hosts for their facts and types them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from nccl_doctor.collect import answers
-from nccl_doctor.collect.answers import MalformedError, ProbeError, problems
-from nccl_doctor.collect.fanout import fan_out
+from nccl_doctor.collect.answers import MalformedError, NoAnswerError, ProbeError, problems
+from nccl_doctor.collect.asking import ask_all
+from nccl_doctor.collect.common_names import CommonNames
 from nccl_doctor.collect.session import Session
 from nccl_doctor.model import Cluster
 from nccl_doctor.nccl.witness_answer import nccl_interface
 from nccl_doctor.snapshot import (
     MALFORMED,
+    Answer,
     Clock,
     Fact,
     Host,
     HostFacts,
     LibncclAnswer,
+    Names,
     ProbeFacts,
     ProbeFailed,
     Unknown,
@@ -42,15 +44,67 @@ class Limits:
     sudo: bool = False
 
 
-def gather(
-    sessions: list[Session], cluster: Cluster, limits: Limits, on_done: Callable[[Session], None]
-) -> dict[str, HostFacts | ProbeFailed]:
-    """The facts of each host by name; a host that gave none, why."""
-    results = fan_out(lambda session: _ask(session, cluster, limits), sessions, on_done)
-    gathered: dict[str, HostFacts | ProbeFailed] = {}
-    for session, result in zip(sessions, results, strict=True):
-        gathered[session.node.name] = _failure(result) if isinstance(result, Exception) else result
-    return gathered
+class Asking:
+    """Asks hosts for their facts, each from a thread of its own.
+
+    What the first of them make of names is told to the others, which then tell only where they deviate.
+    """
+
+    def __init__(self, cluster: Cluster, limits: Limits, until: float) -> None:
+        self._cluster, self._limits, self._until = cluster, limits, until
+        self._facts: dict[str, HostFacts] = {}
+        self._names = CommonNames(cluster)
+
+    def __call__(self, session: Session, share: float) -> None:
+        """Asks one host, or waits again for what it was asked before.
+
+        Raises:
+            NoAnswerError: more time may help.
+            ProbeError: it gave no facts, and will give none.
+        """
+        timeout_s = self._limits.timeout_s
+        deadline = time.monotonic() + max(0.1, min(share * timeout_s, self._until - time.monotonic())) + GRACE_S
+        cluster, node = self._cluster, session.node
+        answer = session.ask(
+            answers.FACTS,
+            "facts",
+            deadline,
+            names=self._names.known_to(node),
+            trial_port=cluster.master_port if node.node_rank == 0 else None,
+            master_port=cluster.master_port,
+            deadline_s=timeout_s,
+            sudo=self._limits.sudo,
+            env=node.env,
+            python=node.python,
+            same=list(cluster.same),
+        )
+        answer["clock"] = _clock(session, deadline).model_dump(by_alias=True)
+        told = answers.typed(_LIBNCCL, "libnccl's answer", answer.pop("witness", None))
+        facts = typed(answer)
+        if isinstance(facts.resolution, Names):
+            self._names.learn(node, facts.resolution)
+        # what kept libnccl from answering is no answer: the model's stands, and the report says whose it is
+        chosen = nccl_interface(Host(node=session.node, facts=facts), None if isinstance(told, Unknown) else told)
+        self._facts[node.name] = facts.model_copy(update={"nccl_interface": chosen})
+        late = [fact for fact in HostFacts.model_fields if _is_late(getattr(facts, fact))]
+        if late and session.hello.load is not None and session.hello.load.busy:
+            raise NoAnswerError(f"no answer in time to {', '.join(late)}")
+
+    def all(self) -> dict[str, HostFacts]:
+        """What the hosts told, by name."""
+        return {name: self._final(facts) for name, facts in self._facts.items()}
+
+    @property
+    def common(self) -> dict[str, Answer]:
+        """What they make of names where their own facts say nothing else."""
+        return self._names.common
+
+    def _final(self, facts: HostFacts) -> HostFacts:
+        return facts.model_copy(update={"resolution": self._names.final(facts.resolution)})
+
+
+def _is_late(fact: object) -> bool:
+    return isinstance(fact, Unknown) and fact.late
 
 
 def firewalls_again(sessions: list[Session], facts: dict[str, HostFacts], limits: Limits) -> dict[str, HostFacts]:
@@ -61,40 +115,16 @@ def firewalls_again(sessions: list[Session], facts: dict[str, HostFacts], limits
         told = session.ask(answers.RULES, "firewall", deadline, deadline_s=limits.timeout_s, sudo=limits.sudo)
         return facts[session.node.name].model_copy(update={"firewall_after": told.firewall})
 
-    results = fan_out(ask, sessions)
-    named = {session.node.name: result for session, result in zip(sessions, results, strict=True)}
+    named = {session.node.name: result for session, result in zip(sessions, ask_all(ask, sessions), strict=True)}
     return {name: result for name, result in named.items() if isinstance(result, HostFacts)}
-
-
-def _ask(session: Session, cluster: Cluster, limits: Limits) -> HostFacts:
-    deadline = time.monotonic() + limits.timeout_s + GRACE_S
-    names = sorted({cluster.master_addr, *(node.address for node in cluster.nodes)})
-    answer = session.ask(
-        answers.FACTS,
-        "facts",
-        deadline,
-        names=names,
-        trial_port=cluster.master_port if session.node.node_rank == 0 else None,
-        master_port=cluster.master_port,
-        deadline_s=limits.timeout_s,
-        sudo=limits.sudo,
-        env=session.node.env,
-        python=session.node.python,
-        same=list(cluster.same),
-    )
-    answer["clock"] = _clock(session, deadline).model_dump(by_alias=True)
-    told = answers.typed(_LIBNCCL, "libnccl's answer", answer.pop("witness", None))
-    facts = typed(answer)
-    # what kept libnccl from answering is no answer: the model's stands, and the report says whose it is
-    chosen = nccl_interface(Host(node=session.node, facts=facts), None if isinstance(told, Unknown) else told)
-    return facts.model_copy(update={"nccl_interface": chosen})
 
 
 def _clock(session: Session, deadline: float) -> Clock | Unknown:
     """The host's clock against ours, by one short exchange as in NTP: the error is half the round trip."""
     sent = time.time()
     try:
-        there = session.ask(answers.CLOCK, "clock", deadline)
+        # sent anew: a late answer to an earlier question tells a time that has passed
+        there = session.wait(answers.CLOCK, session.send("clock", deadline), deadline)
     except ProbeError as error:
         return unknown(str(error))
     received = time.time()
@@ -118,7 +148,8 @@ def typed(answer: dict[str, Any]) -> HostFacts:
     raise MalformedError("facts that do not fit their types")
 
 
-def _failure(error: Exception) -> ProbeFailed:
+def failure(error: Exception) -> ProbeFailed:
+    """Why a host gave no facts."""
     lines = (getattr(error, "traceback", None) or "").strip().splitlines()[-5:]
     detail = f"the probe gave no facts: {error}"
     return ProbeFailed(detail=detail, evidence=tuple(lines), facts=ProbeFacts(stage="facts"))

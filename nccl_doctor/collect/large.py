@@ -6,7 +6,7 @@ import time
 
 from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import Dialled, LargeResult, MalformedError
-from nccl_doctor.collect.fanout import fan_out
+from nccl_doctor.collect.asking import ask_all
 from nccl_doctor.collect.mesh_plan import Target
 from nccl_doctor.collect.session import Session
 from nccl_doctor.snapshot import Stall, Unknown, unknown
@@ -50,7 +50,7 @@ def run(
             raise session.gone(MalformedError("large packets to others than it was asked for"))
         return tuple(_stall(session, *row) for row in zip(mine, told, strict=True) if row[1].outcome == "stalled")
 
-    found = fan_out(ask, sessions)
+    found = ask_all(ask, sessions)
     stalls = tuple(stall for result in found if not isinstance(result, Exception) for stall in result)
     broken = [f"{name}: {result}" for name, result in zip(names, found, strict=True) if isinstance(result, Exception)]
     return unknown(f"large packets could not be tried: {broken[0]}") if broken and not stalls else stalls

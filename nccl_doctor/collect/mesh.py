@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from nccl_doctor.collect import answers, large, redial
 from nccl_doctor.collect.answers import Dialled, Listening, MalformedError
+from nccl_doctor.collect.asking import ask_all
 from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.mesh_addresses import address_of, confirmed
 from nccl_doctor.collect.mesh_plan import MeshSize, Target, could_open, own_nonce, partners, sample
@@ -51,7 +52,7 @@ def run(
     """Opens the listeners, dials them all, closes them."""
     nonce = secrets.token_hex(16)
     names = [session.node.name for session in sessions]
-    opened = fan_out(lambda s: _listen(s, facts[s.node.name], cluster, nonce), sessions)
+    opened = ask_all(lambda s: _listen(s, facts[s.node.name], cluster, nonce), sessions)
     ports, silent = _listening(names, opened)
     plan = partners(names, limits.size, nonce)
     told = {name: _targets(plan[name], cluster, facts, facts[name], ports) for name in names}
@@ -64,7 +65,7 @@ def run(
     def again(session: Session, wanted: list[Target]) -> Dialled:
         return _dial(session, wanted, nonce, AGAIN * limits.dial_s)
 
-    dialled = fan_out(lambda s: dial(s, targets[s.node.name]), sessions, on_done)
+    dialled = ask_all(lambda s: dial(s, targets[s.node.name]), sessions, on_done)
     dialled = redial.run(sessions, targets, dialled, again)
     stalls = large.run(sessions, targets, dialled)
     fan_out(lambda s: s.ask(answers.NOTHING, "unlisten", time.monotonic() + ANSWER_S), sessions)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 from nccl_doctor.model import NcclInterface, Node
-from nccl_doctor.snapshot import HostFacts, Interfaces, Resolution, Unknown
+from nccl_doctor.snapshot import HostFacts, Interfaces, Names, Resolution, Unknown
 
 PRIVATE = tuple(
     map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"))
@@ -37,7 +37,7 @@ def address_of(address: str, facts: HostFacts) -> str:
     """Where NCCL will listen on a host: its interface's address, else what the host itself makes of its name."""
     if isinstance(facts.nccl_interface, NcclInterface):
         return facts.nccl_interface.address
-    own = facts.resolution.get(address) if isinstance(facts.resolution, dict) else None
+    own = facts.resolution.get(address) if isinstance(facts.resolution, Names) else None
     if isinstance(own, Resolution) and own.addresses and not own.addresses[0].startswith("127."):
         return own.addresses[0]
     return address
@@ -47,7 +47,7 @@ def confirmed(address: str, dst: Node, source: HostFacts) -> bool:
     """Whether a host that knows ``source`` may dial ``dst`` at the address that this one claims."""
     if address == dst.address:
         return True
-    known = source.resolution.get(dst.address) if isinstance(source.resolution, dict) else None
+    known = source.resolution.get(dst.address) if isinstance(source.resolution, Names) else None
     if known is not None and address in known.addresses:
         return True
     try:

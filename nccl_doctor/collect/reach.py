@@ -1,4 +1,4 @@
-"""Connects to every host; whoever ran out of time is tried again, alone, before anything is said of it."""
+"""Connects to every host and asks it; whoever ran out of time is tried again, alone, before anything is said of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from nccl_doctor.collect.admission import Window, in_turns
+from nccl_doctor.collect.admission import Stage, Window, in_turns
+from nccl_doctor.collect.answers import NoAnswerError
 from nccl_doctor.collect.load import LoadWatch
 from nccl_doctor.collect.session import Session
 from nccl_doctor.measured import Load
@@ -20,6 +21,9 @@ AGAIN = 0.35
 PATIENCE = 4.0
 """Times that the others needed; whoever takes longer alone is not merely one of many."""
 
+Look = Callable[[Session, float], None]
+"""Asks a host, within this share of the time that it has; :class:`NoAnswerError` where more time may help."""
+
 
 @dataclass
 class Reach:
@@ -28,33 +32,42 @@ class Reach:
     Attributes:
         connect_s: for a host to let us in once it is its turn, and as much again for its probe to answer.
         until: when the whole run ends, on the monotonic clock.
-        opened: filled as hosts are reached: what Ctrl-C interrupts must be closed, too.
+        on_done: called as a host lets us in, or doesn't.
+        look: what each is asked as soon as it has, while others are still connected to.
+        on_looked: called when it has answered.
+        opened: by host, filled as they are reached: what Ctrl-C interrupts must be closed, too.
+        unanswered: why ``look`` came to nothing, by host.
         again: the hosts that answered only when they were tried again.
+        connected_s: how long it took until the last one was connected to.
     """
 
     transport: Transport
     connect_s: float
     until: float
     on_done: Callable[[str], None]
-    opened: list[Session] = field(default_factory=list)
+    look: Look | None = None
+    on_looked: Callable[[str], None] = lambda _name: None
+    opened: dict[str, Session] = field(default_factory=dict)
     failures: dict[str, AnyAccessFailure] = field(default_factory=dict)
+    unanswered: dict[str, Exception] = field(default_factory=dict)
     again: tuple[str, ...] = ()
+    connected_s: float = 0.0
 
     def all(self, nodes: Sequence[Node]) -> Load:
         """Tries each, and says how busy this machine and they were meanwhile."""
-        watch = LoadWatch()
-        usual = self._open(nodes, self.connect_s)
+        self._began, watch = time.monotonic(), LoadWatch()
+        usual = self._try(nodes, self.connect_s)
         late = [node for node in nodes if self._ran_out_of_time(node)]
         if late and len(nodes) > 1 and time.monotonic() < self.until:
-            first = {node.name: self.failures.pop(node.name) for node in late}
-            self._open(late, self._quiet_s(usual, busy=watch.now().busy))
+            first = {node.name: self.failures.pop(node.name) for node in late if node.name in self.failures}
+            self._try(late, self._quiet_s(usual, busy=watch.now().busy))
             # the first try's words stay: it had the longer wait
-            self.failures |= {node.name: first[node.name] for node in late if self._ran_out_of_time(node)}
-            self.again = tuple(node.name for node in late if node.name not in self.failures)
+            self.failures |= {name: first[name] for name in first.keys() & self.failures.keys()}
+            self.again = tuple(node.name for node in late if not self._ran_out_of_time(node))
         controller = watch.stop()
         if controller.busy:
             self._say(controller.words)
-        hosts = {one.node.name: one.hello.load for one in self.opened if one.hello.load is not None}
+        hosts = {name: one.hello.load for name, one in self.opened.items() if one.hello.load is not None}
         return Load(controller=controller, hosts=hosts, second_try=self.again)
 
     def _quiet_s(self, usual: float, *, busy: bool) -> float:
@@ -62,28 +75,46 @@ class Reach:
         wanted = PATIENCE * usual if usual else self.connect_s * busy
         return min(self.connect_s, max(AGAIN * self.connect_s, wanted))
 
-    def _open(self, nodes: Sequence[Node], seconds: float) -> float:
+    def _try(self, nodes: Sequence[Node], seconds: float) -> float:
         """Tries each once; what a host that answered needed, in seconds, 0 where none did."""
         window = Window()
-
-        def open_one(node: Node) -> None:
-            now = time.monotonic()
-            left = max(self.until - now, 0.1)
-            deadline = now + min(seconds, left)
-            self.opened.append(Session.open(self.transport, node, deadline, left + 10, latest=now + left))
-
-        results = in_turns(open_one, nodes, window, lambda node: self.on_done(node.name))
-        for node, result in zip(nodes, results, strict=True):
-            if isinstance(result, AccessError):
-                self.failures[node.name] = result.failure
-            elif isinstance(result, Exception):
-                detail = f"{type(result).__name__}: {result}"
+        stages = [Stage[Node](lambda node: self._open(node, seconds), self._connected, window)]
+        if self.look is not None:
+            share = seconds / self.connect_s
+            stages.append(Stage(lambda node: self._ask(node, share), lambda node: self.on_looked(node.name)))
+        ends = in_turns(nodes, *stages)
+        for node, end in zip(nodes, ends, strict=True):
+            if isinstance(end, AccessError):
+                self.failures[node.name] = end.failure
+            elif end is not None:
+                detail = f"{type(end).__name__}: {end}"
                 self.failures[node.name] = ProbeFailed(detail=detail, facts=ProbeFacts(stage="connect"))
         return window.usual
 
+    def _open(self, node: Node, seconds: float) -> None:
+        if node.name not in self.opened:
+            now = time.monotonic()
+            left = max(self.until - now, 0.1)
+            deadline = now + min(seconds, left)
+            self.opened[node.name] = Session.open(self.transport, node, deadline, left + 10, latest=now + left)
+
+    def _connected(self, node: Node) -> None:
+        self.connected_s = time.monotonic() - self._began
+        self.on_done(node.name)
+
+    def _ask(self, node: Node, share: float) -> None:
+        assert self.look is not None
+        try:
+            self.look(self.opened[node.name], share)
+        except Exception as error:  # noqa: BLE001 - of this host alone, and told as such
+            self.unanswered[node.name] = error
+        else:
+            self.unanswered.pop(node.name, None)
+
     def _ran_out_of_time(self, node: Node) -> bool:
         failure = self.failures.get(node.name)
-        return failure is not None and failure.ran_out_of_time
+        late = failure is not None and failure.ran_out_of_time
+        return late or isinstance(self.unanswered.get(node.name), NoAnswerError)
 
     def _say(self, busy: str) -> None:
         """A host that is said to have been late is said to have been so on a busy machine."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from nccl_doctor.collect.admission import each
 from nccl_doctor.collect.answers import Dialled, DialRow
-from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.mesh_plan import Target
 from nccl_doctor.collect.session import Session
 
@@ -63,7 +63,7 @@ def _again(
         wanted = [Target(told[row.target].dst, told[row.target].address, (row.port,)) for row in rows]
         return _without(first, rows, {row.target for row in dial(session, wanted).failed})
 
-    redone = fan_out(again, range(len(sessions)))
+    redone = each(again, range(len(sessions)))
     return [first if isinstance(now, Exception) else now for first, now in zip(answers, redone, strict=True)]
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from itertools import chain
 from typing import Protocol
 
 from nccl_doctor import __version__
@@ -23,13 +24,14 @@ from nccl_doctor.measured import Load
 from nccl_doctor.model import Cluster
 from nccl_doctor.snapshot import (
     PENDING,
-    AccessFailure,
+    Answer,
     AnyAccessFailure,
     FirewallFacts,
     Host,
     HostFacts,
     Isolation,
     Mesh,
+    Names,
     Phased,
     ProbeFacts,
     ProbeFailed,
@@ -81,8 +83,7 @@ def looked(cluster: Cluster, transport: Transport, options: Options, progress: P
     """
     run = Run(cluster, transport, options, progress)
     try:
-        run.connect()
-        run.facts()
+        run.look()
         progress.seen(run.snapshot)
         run.mesh()
         run.names()
@@ -100,45 +101,53 @@ class Run:
         self._cluster, self._transport, self._options, self._progress = cluster, transport, options, progress
         self._began = time.monotonic()
         self._taken_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self._opened: list[Session] = []
+        self._opened: dict[str, Session] = {}
+        self._awaited: set[str] = set()
+        self._answered: set[str] = set()
         self._sessions: list[Session] = []
         self._failures: dict[str, AnyAccessFailure] = {}
         self._facts: dict[str, HostFacts] = {}
         self._mesh: Phased[Mesh] = skipped(PENDING)
         self._smoke: Phased[Smoke] = skipped(PENDING)
         self._resolved: dict[str, tuple[IpAddress, ...]] = {}
+        self._names: dict[str, Answer] = {}
         self._timings: dict[str, float] = {}
         self._load: Load | None = None
 
-    def connect(self) -> None:
-        """Reaches the hosts."""
-        limit = self._within(self._options.connect_s)
-        self._progress.phase("connecting", [node.name for node in self._cluster.nodes], limit)
-        began = time.monotonic()
+    def look(self) -> None:
+        """Reaches the hosts, and asks each what it knows of itself as soon as it is there."""
+        began, total = time.monotonic(), self._began + self._options.total_s
+        asking = facts_phase.Asking(self._cluster, self._options.facts_limits, total)
         reach = Reach(
             self._transport,
             self._options.connect_s,
-            self._began + self._options.total_s,
-            self._progress.done,
-            self._opened,
-            self._failures,
+            total,
+            self._connected,
+            look=asking,
+            on_looked=self._looked,
+            opened=self._opened,
+            failures=self._failures,
         )
+        names = [node.name for node in self._cluster.nodes]
+        self._awaited = set(names)
+        self._progress.phase("connecting", names, self._within(self._options.connect_s))
         self._load = reach.all(self._cluster.nodes)
-        self._sessions = sorted(self._opened, key=lambda session: session.node.node_rank)
-        self._timings["connect"] = time.monotonic() - began
+        self._facts, self._names = asking.all(), asking.common
+        for name in reach.unanswered.keys() - self._facts.keys():
+            self._failures[name] = facts_phase.failure(reach.unanswered[name])
+        self._sessions = [self._opened[name] for name in names if name in self._facts]
+        self._timings |= {"connect": reach.connected_s, "probe": time.monotonic() - began - reach.connected_s}
 
-    def facts(self) -> None:
-        """Asks each host what it knows of itself."""
-        began = time.monotonic()
-        limits = replace(self._options.facts_limits, timeout_s=self._within(self._options.facts_limits.timeout_s))
-        self._start("asking", limits.timeout_s)
-        for name, result in facts_phase.gather(self._sessions, self._cluster, limits, self._session_done).items():
-            if isinstance(result, AccessFailure):
-                self._failures[name] = result
-            else:
-                self._facts[name] = result
-        self._sessions = [session for session in self._sessions if session.node.name in self._facts]
-        self._timings["probe"] = time.monotonic() - began
+    def _connected(self, name: str) -> None:
+        self._progress.done(name)
+        if self._awaited == {name}:
+            self._progress.phase("asking", [name for name in self._opened if name not in self._answered])
+        self._awaited.discard(name)
+
+    def _looked(self, name: str) -> None:
+        self._answered.add(name)
+        if not self._awaited:
+            self._progress.done(name)
 
     def mesh(self) -> None:
         """Has every host dial the others."""
@@ -174,8 +183,8 @@ class Run:
 
     def names(self) -> None:
         """Looks up the names of the hosts file here, where what is to be done may hang on them."""
-        seen = [facts.resolution for facts in self._facts.values() if isinstance(facts.resolution, dict)]
-        lost = any(not told.addresses for resolution in seen for told in resolution.values())
+        seen = [facts.resolution.own for facts in self._facts.values() if isinstance(facts.resolution, Names)]
+        lost = any(not told.addresses for told in chain(self._names.values(), *(own.values() for own in seen)))
         if lost or (isinstance(self._mesh, Mesh) and self._mesh.failed):
             names = (self._cluster.master_addr, *(node.address for node in self._cluster.nodes))
             self._resolved = look_up(names, self._within(NAMES_S))
@@ -236,7 +245,7 @@ class Run:
 
     def close(self) -> None:
         """Ends every probe and connection."""
-        fan_out(lambda session: session.close(), self._opened)
+        fan_out(lambda session: session.close(), list(self._opened.values()))
         self._transport.close()
 
     def snapshot(self) -> Snapshot:
@@ -254,6 +263,7 @@ class Run:
             mesh=self._mesh,
             smoke=self._smoke,
             resolved=self._resolved,
+            names=self._names,
             load=self._load,
             timings={name: round(seconds, 3) for name, seconds in self._timings.items()},
         )

@@ -52,6 +52,7 @@ class Session:
         self._last_id = 0
         self._chatter: deque[str] = deque(maxlen=5)
         self._awaited: set[int] = set()
+        self._late: dict[tuple[str, str], int] = {}
         self._early: dict[int, dict[str, Any]] = {}
         self._allowance = MAX_GREETING
         self._ready = False
@@ -107,8 +108,17 @@ class Session:
             raise self.gone(error) from error
 
     def ask(self, kind: TypeAdapter[T], do: str, deadline: float, **arguments: Any) -> T:  # noqa: ANN401 - JSON
-        """Sends a request and waits for its answer; raises as :meth:`wait`."""
-        return self.wait(kind, self.send(do, deadline, **arguments), deadline)
+        """Sends a request and waits for its answer; raises as :meth:`wait`.
+
+        One whose answer did not come in time is not sent again: asking the same is to go on waiting.
+        """
+        request = do, json.dumps(arguments)
+        number = self._late.pop(request, None) or self.send(do, deadline, **arguments)
+        try:
+            return self.wait(kind, number, deadline)
+        except NoAnswerError:
+            self._late[request] = number
+            raise
 
     def gone(self, error: GoneError) -> GoneError:
         """Takes note that the host is not listened to any more; the error, to be raised."""

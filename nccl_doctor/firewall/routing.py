@@ -9,7 +9,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from nccl_doctor.firewall.connection import Ends
 from nccl_doctor.firewall.packet import Packet, Span, syn
 from nccl_doctor.firewall.tri import Tri
-from nccl_doctor.snapshot import Host, HostFacts, Interfaces, PortRange
+from nccl_doctor.snapshot import Host, HostFacts, Interfaces, Names, PortRange
 
 DEFAULT_RANGE = (32768, 60999)
 """Of net.ipv4.ip_local_port_range (linux/Documentation/networking/ip-sysctl.rst)."""
@@ -48,7 +48,7 @@ def numeric(host: Host, target: str) -> str | None:
     if _is_address(target):
         return target
     assert host.facts
-    told = host.facts.resolution.get(target) if isinstance(host.facts.resolution, dict) else None
+    told = host.facts.resolution.get(target) if isinstance(host.facts.resolution, Names) else None
     return next((text for text in (told.addresses if told else ()) if _is_address(text)), None)
 
 
@@ -58,7 +58,7 @@ def source_address(host: Host, target: str) -> str | None:
     assert facts
     meant = numeric(host, target)
     version = ip_address(meant).version if meant is not None else 4
-    told = facts.resolution.get(target) if isinstance(facts.resolution, dict) else None
+    told = facts.resolution.get(target) if isinstance(facts.resolution, Names) else None
     nccl = getattr(facts.nccl_interface, "address", None)
     for address in (told.source if told else None, nccl, host.node.address):
         if address and _is_address(address) and ip_address(address).version == version:

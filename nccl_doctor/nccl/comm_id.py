@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nccl_doctor.nccl.spec import is_read
-from nccl_doctor.snapshot import InterfaceAddress, Interfaces, Resolution, Unknown, unknown
+from nccl_doctor.snapshot import InterfaceAddress, Interfaces, Resolver, Unknown, unknown
 
 INVALID = "Invalid NCCL_COMM_ID, please use format: <ipv4>:<port> or [<ipv6>]:<port> or <hostname>:<port>"
 """NCCL's own words (src/bootstrap.cc)."""
@@ -31,7 +30,7 @@ class Remote:
         return f"{self.address}<{self.port}>"
 
 
-def parse_comm_id(value: str, interfaces: Interfaces, names: Mapping[str, Resolution]) -> Remote | str | Unknown:
+def parse_comm_id(value: str, interfaces: Interfaces, names: Resolver) -> Remote | str | Unknown:
     """Reads the value.
 
     Args:

@@ -16,7 +16,7 @@ from nccl_doctor.nccl import versions
 from nccl_doctor.nccl.comm_id import INVALID, Remote, on_subnet, parse_comm_id
 from nccl_doctor.nccl.spec import Spec, is_read, parse_spec
 from nccl_doctor.nccl.versions import Behaviour, Version
-from nccl_doctor.snapshot import InterfaceAddress, Interfaces, Resolution, Unknown, unknown
+from nccl_doctor.snapshot import InterfaceAddress, Interfaces, Names, Resolver, Unknown, unknown
 
 MAX_INTERFACES = 16
 """NCCL 2.4 to 2.30, src/include/socket.h ``MAX_IFS``: NET/Socket uses no more."""
@@ -60,14 +60,14 @@ class Choice:
     net_socket: tuple[Chosen, ...]
 
 
-_NO_NAMES: Mapping[str, Resolution] = {}
+_NO_NAMES: Resolver = Names(own={})
 
 
 def choose(
     interfaces: Interfaces,
     variables: Mapping[str, str],
     version: Version,
-    names: Mapping[str, Resolution] = _NO_NAMES,
+    names: Resolver = _NO_NAMES,
 ) -> Choice | Unknown:
     """NCCL's choice on a host.
 
@@ -83,9 +83,7 @@ def choose(
     return _choose(interfaces, variables, versions.behaviour(version), names)
 
 
-def choose_all(
-    interfaces: Interfaces, variables: Mapping[str, str], names: Mapping[str, Resolution] = _NO_NAMES
-) -> Choice | Unknown:
+def choose_all(interfaces: Interfaces, variables: Mapping[str, str], names: Resolver = _NO_NAMES) -> Choice | Unknown:
     """The choice where the version is not known: the answer if all versions agree, else Unknown naming the parting.
 
     They agree when bootstrap and NET/Socket use the same addresses; words and result codes are the newest version's.
@@ -119,9 +117,7 @@ def _tell(choice: Choice | Unknown) -> str:
     return f"uses {choice.bootstrap.name} ({choice.bootstrap.address}; NET/Socket: {others or 'none'})"
 
 
-def _choose(
-    interfaces: Interfaces, variables: Mapping[str, str], how: Behaviour, names: Mapping[str, Resolution]
-) -> Choice | Unknown:
+def _choose(interfaces: Interfaces, variables: Mapping[str, str], how: Behaviour, names: Resolver) -> Choice | Unknown:
     """src/bootstrap.cc ``bootstrapNetInit``: with NCCL_COMM_ID set, its subnet alone decides about the bootstrap."""
     comm_id = variables.get("NCCL_COMM_ID")
     remote = parse_comm_id(comm_id, interfaces, names) if comm_id is not None else None

@@ -12,7 +12,7 @@ from nccl_doctor.model import NcclInterface
 from nccl_doctor.nccl.interfaces import Choice, Chosen, choose, choose_all
 from nccl_doctor.nccl.variables import Variable, resolve
 from nccl_doctor.nccl.versions import Version, parse_version, show
-from nccl_doctor.snapshot import Host, HostFacts, Interfaces, Link, Route, Unknown, unknown
+from nccl_doctor.snapshot import Host, HostFacts, Interfaces, Link, Names, Route, Unknown, unknown
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -119,7 +119,7 @@ def picture(host: Host, overrides: Mapping[str, str] = _AS_IT_IS, version: Versi
     if isinstance(variables, Unknown):
         return variables
     values = {name: variable.value for name, variable in variables.items()}
-    names = facts.resolution if isinstance(facts.resolution, dict) else {}
+    names = facts.resolution if isinstance(facts.resolution, Names) else Names(own={})
     choice = (
         choose_all(facts.interfaces, values, names)
         if version is None
@@ -138,7 +138,7 @@ def picture(host: Host, overrides: Mapping[str, str] = _AS_IT_IS, version: Versi
         interfaces=facts.interfaces,
         routes=facts.routes,
         unreachable={
-            seen.addresses[0]: seen.source_error for seen in names.values() if seen.addresses and seen.source_error
+            seen.addresses[0]: seen.source_error for seen in names.own.values() if seen.addresses and seen.source_error
         },
         variables=variables,
         version=version,

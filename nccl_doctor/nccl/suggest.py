@@ -14,7 +14,7 @@ from nccl_doctor.commands import export, on
 from nccl_doctor.model import Fix
 from nccl_doctor.nccl.picture import HostNccl, picture
 from nccl_doctor.nccl.reach import Answer, is_private, reach
-from nccl_doctor.snapshot import Host, Mesh, Resolution, Unknown
+from nccl_doctor.snapshot import Host, Mesh, Names, Unknown, told_of
 
 Plan = dict[str, str]
 """The interface to use, by host."""
@@ -78,7 +78,8 @@ def works(hosts: tuple[Host, ...], plan: Plan, mesh: Mesh | None, accepted: tupl
 
 def _plans(hosts: tuple[Host, ...], pictures: Mapping[str, HostNccl]) -> Iterator[Plan]:
     """Candidates: what carries the addresses the hosts are known by, each net that all share, the way out of one."""
-    known_by = {host.name: _carrier(host, hosts, pictures[host.name]) for host in hosts}
+    told = told_of(one for host in hosts if host.facts and isinstance(one := host.facts.resolution, Names))
+    known_by = {host.name: _carrier(host, told, pictures[host.name]) for host in hosts}
     if all(known_by.values()):
         yield {name: interface for name, interface in known_by.items() if interface is not None}
     nets = dict.fromkeys(
@@ -93,14 +94,9 @@ def _plans(hosts: tuple[Host, ...], pictures: Mapping[str, HostNccl]) -> Iterato
         yield {name: interface for name, interface in ways_out.items() if interface is not None}
 
 
-def _carrier(host: Host, hosts: tuple[Host, ...], one: HostNccl) -> str | None:
+def _carrier(host: Host, told: Mapping[str, set[str]], one: HostNccl) -> str | None:
     """The interface with the address that the hosts file, or the other hosts' resolvers, give for this host."""
-    known = {host.node.address}
-    for other in hosts:
-        resolution = other.facts.resolution if other.facts is not None else None
-        if isinstance(resolution, dict):
-            found = resolution.get(host.node.address, Resolution(addresses=()))
-            known.update(found.addresses)
+    known = {host.node.address, *told.get(host.node.address, ())}
     return next((e.interface for e in one.interfaces.addresses if e.address in known and _fits(one, e.interface)), None)
 
 

@@ -41,7 +41,6 @@ class Interpreter:
 
     def __init__(self, env: dict[str, str], deadline: float) -> None:
         self._deadline = deadline
-        self._allowed_s = max(0.0, deadline - time.monotonic())
         self._output = b""
         self._library: str | None = None
         self._decided = threading.Event()
@@ -113,7 +112,7 @@ class Interpreter:
         """
         left = max(0.0, self._deadline - time.monotonic())
         if not select.select([self._reading], [], [], left)[0]:
-            raise Unavailable(f"{sys.executable} gave no answer in {self._allowed_s:.1f} s")
+            raise Unavailable(f"{sys.executable} gave no answer in time")
         chunk = os.read(self._reading, 1 << 16)
         self._output += chunk
         return bool(chunk)

@@ -38,7 +38,8 @@ from nccl_doctor.snapshot.access import (
 from nccl_doctor.snapshot.firewall import Firewalld, FirewallFacts, IptablesSave
 from nccl_doctor.snapshot.hosts import Host, HostFacts
 from nccl_doctor.snapshot.mesh import Dial, DialOutcome, Mesh, Stall
-from nccl_doctor.snapshot.network import InterfaceAddress, Interfaces, Link, Resolution, Route
+from nccl_doctor.snapshot.names import Answer, Names, Resolution, Resolver, deviations, told_of
+from nccl_doctor.snapshot.network import InterfaceAddress, Interfaces, Link, Route
 from nccl_doctor.snapshot.ports import PortRange, PortTrial, Process, TcpSocket
 from nccl_doctor.snapshot.processes import GpuProcess, TrainingJob
 from nccl_doctor.snapshot.smoke import Isolation, RankResult, SizeResult, Smoke, Trial
@@ -60,6 +61,7 @@ __all__ = [
     "MALFORMED",
     "PENDING",
     "AccessFailure",
+    "Answer",
     "AnyAccessFailure",
     "ChangedKeyFacts",
     "Clock",
@@ -86,6 +88,7 @@ __all__ = [
     "Link",
     "LoginFacts",
     "Mesh",
+    "Names",
     "Phased",
     "PortRange",
     "PortTrial",
@@ -99,6 +102,7 @@ __all__ = [
     "RankResult",
     "Reason",
     "Resolution",
+    "Resolver",
     "Route",
     "Shm",
     "SizeResult",
@@ -116,8 +120,10 @@ __all__ = [
     "Unknown",
     "UnknownKeyFacts",
     "UnreachableFacts",
+    "deviations",
     "known",
     "skipped",
+    "told_of",
     "unknown",
 ]
 
@@ -139,6 +145,7 @@ class Snapshot(Observed):
     Attributes:
         resolved: addresses by name of the hosts file, as the machine resolves them that nccl-doctor ran on; asked only
             where a dial failed or a host lacks a name, for what is to be done about that.
+        names: what the hosts make of the cluster's names, where a host's own facts say nothing else.
     """
 
     schema_: Count = Field(default=1, alias="schema", serialization_alias="schema")
@@ -150,6 +157,7 @@ class Snapshot(Observed):
     smoke: Phased[Smoke]
     timings: dict[str, float] = Field(default_factory=dict)
     resolved: dict[str, tuple[IpAddress, ...]] = Field(default_factory=dict)
+    names: dict[str, Answer] = Field(default_factory=dict)
     load: Load | None = None
 
     @model_validator(mode="after")
@@ -164,6 +172,9 @@ class Snapshot(Observed):
         load = {*self.load.hosts, *self.load.second_try} if self.load else set()
         if not mesh | smoke | load <= set(names):
             raise ValueError("the mesh, the all-reduce or the load names hosts that are not there")
+        for host in self.hosts:
+            if host.facts is not None and isinstance(host.facts.resolution, Names):
+                host.facts.resolution.share(self.names)
         return self
 
     @property

@@ -10,7 +10,8 @@ from nccl_doctor.model import NcclInterface, Node
 from nccl_doctor.snapshot.access import AnyAccessFailure
 from nccl_doctor.snapshot.equipment import GpuHealth, LoginShell, NcclPlugin, PciPaths, RdmaDevice, SameEntry, Xid
 from nccl_doctor.snapshot.firewall import FirewallFacts
-from nccl_doctor.snapshot.network import Interfaces, Resolution, Route
+from nccl_doctor.snapshot.names import Names
+from nccl_doctor.snapshot.network import Interfaces, Route
 from nccl_doctor.snapshot.ports import PortRange, PortTrial, TcpSocket
 from nccl_doctor.snapshot.processes import GpuProcess, TrainingJob
 from nccl_doctor.snapshot.system import Clock, ConfigFile, Gpu, Identity, Limits, PythonInfo, Shm, TorchInfo
@@ -37,7 +38,7 @@ class HostFacts(Observed):
     """
 
     identity: Fact[Identity]
-    resolution: Fact[dict[str, Resolution]]
+    resolution: Fact[Names]
     interfaces: Fact[Interfaces]
     routes: Fact[tuple[Route, ...]]
     sockets: Fact[tuple[TcpSocket, ...]]

@@ -1,4 +1,4 @@
-"""A host's network: links, addresses, routes, names."""
+"""A host's network: links, addresses, routes."""
 
 from __future__ import annotations
 
@@ -73,19 +73,3 @@ class Route(Observed):
     def _one_family(self) -> Route:
         _of_family(self.family, self.destination)
         return self
-
-
-class Resolution(Observed):
-    """What a host makes of one name or address of the cluster.
-
-    Attributes:
-        addresses: of getaddrinfo(3), in its order; empty where it does not resolve.
-        error: getaddrinfo's own words, where it does not resolve.
-        source: the local address the kernel would send from to the first address (a UDP connect(2), no packet).
-        source_error: errno name of that, e.g. "ENETUNREACH".
-    """
-
-    addresses: tuple[IpAddress, ...]
-    error: str | None = None
-    source: IpAddress | None = None
-    source_error: str | None = None

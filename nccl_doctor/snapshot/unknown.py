@@ -33,6 +33,11 @@ class Unknown(Observed):
         """Whether the host did say something, and it was no such fact."""
         return self.reason.startswith(MALFORMED)
 
+    @property
+    def late(self) -> bool:
+        """Whether only the time ran out, which a busy host has less of (nccl_doctor.probe.facts)."""
+        return "no answer in " in self.reason
+
     def __bool__(self) -> NoReturn:
         raise TypeError(f"an unknown fact is neither true nor false: {self.reason}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -60,9 +61,10 @@ class ChoosingTransport:
             raise
 
     def _open(self, node: Node, command: str, deadline: float) -> Channel:
-        options = node.options(SshOptions)
+        options, bound = node.options(SshOptions), deadline - time.monotonic()
         settings = self._resolve(node.address, options, deadline)
         hops = self._hops(settings, deadline)
+        deadline = time.monotonic() + bound  # what ssh -G took here is no time of the host's
         if self._paramiko is None:
             return self._openssh.open(settings, options, command, deadline)
         beyond = _beyond_paramiko(self._paramiko, [settings, *hops])

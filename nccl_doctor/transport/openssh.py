@@ -50,7 +50,7 @@ class OpensshTransport:
         started, target = time.monotonic(), settings.target()
         slot, bound = self._slot(settings.proxy_jump), deadline - started
         if not slot.acquire(timeout=max(0.0, QUEUE * bound)):
-            raise failures.stalled(target, "waiting for its turn at the jump host", time.monotonic() - started)
+            raise failures.stalled(target, "waiting for its turn at the jump host", QUEUE * bound)
         started = time.monotonic()  # a host's time begins with its turn
         deadline = started + bound
         try:
@@ -105,7 +105,8 @@ class OpensshTransport:
         except BaseException:
             channel.close()
             raise
-        raise self._failure(settings, channel, log, time.monotonic() - started, late=late)
+        seconds = (deadline if late else time.monotonic()) - started  # the bound, which is the same for all hosts
+        raise self._failure(settings, channel, log, seconds, late=late)
 
     def _failure(
         self, settings: HostSettings, channel: ProcessChannel, log: str, seconds: float, *, late: bool

@@ -49,9 +49,8 @@ class _Jump:
     @contextmanager
     def slot(self, target: failures.Target, seconds: float) -> Iterator[None]:
         """Holds one of the handshakes, for which it waits no longer than that."""
-        started = time.monotonic()
         if not self.slots.acquire(timeout=max(0.0, seconds)):
-            raise failures.stalled(target, "waiting for its turn at the jump host", time.monotonic() - started)
+            raise failures.stalled(target, "waiting for its turn at the jump host", seconds)
         try:
             yield
         finally:
@@ -79,9 +78,8 @@ class ParamikoTransport:
             AccessError: the host was not reached.
             BeyondError: only the ssh program can use the keys that there are.
         """
-        target = settings.target()
+        target, bound = settings.target(), deadline - time.monotonic()
         session, deadline = self._session(settings, deadline)
-        started = time.monotonic()
         try:
             with ends_at(deadline, session):
                 channel = session.open_session(timeout=remaining(deadline))
@@ -89,7 +87,7 @@ class ParamikoTransport:
         except (paramiko.SSHException, EOFError, OSError) as error:
             session.close()
             if time.monotonic() >= deadline:
-                raise failures.stalled(target, "starting the command", time.monotonic() - started) from error
+                raise failures.stalled(target, "starting the command", bound) from error
             raise failures.broken(target, "starting a command", str(error)) from error
         return ParamikoChannel(session, channel)
 
@@ -113,10 +111,10 @@ class ParamikoTransport:
 
         def connect() -> Stream:
             if jump is not None:
-                return _forward(jump.session, settings, deadline)
+                return _forward(jump.session, settings, deadline, bound)
             if settings.proxy_command:
                 return ProxyCommandStream(settings.proxy_command)
-            return dial(settings.target(hop=hop), deadline)
+            return dial(settings.target(hop=hop), deadline, bound)
 
         with jump.slot(settings.target(), QUEUE * bound) if jump else nullcontext():
             began = time.monotonic()
@@ -144,18 +142,18 @@ class ParamikoTransport:
             except BaseException as error:
                 shared.set_exception(error)
                 raise
-        waited = time.monotonic()
+        bound = deadline - time.monotonic()
         try:
             return shared.result(timeout=remaining(deadline))
         except AccessError as error:
             raise AccessError(error.failure) from error
         except (FutureTimeoutError, TimeoutError) as error:
-            raise failures.timed_out(target, time.monotonic() - waited) from error
+            raise failures.timed_out(target, bound) from error
 
 
-def _forward(session: paramiko.Transport, settings: HostSettings, deadline: float) -> Stream:
+def _forward(session: paramiko.Transport, settings: HostSettings, deadline: float, bound: float) -> Stream:
     """A TCP connection that the jump host makes for us (RFC 4254, section 7.2)."""
-    target, started = settings.target(), time.monotonic()
+    target = settings.target()
     try:
         return session.open_channel(
             "direct-tcpip", (target.address, target.port), ("127.0.0.1", 0), timeout=remaining(deadline)
@@ -166,5 +164,5 @@ def _forward(session: paramiko.Transport, settings: HostSettings, deadline: floa
         raise failures.not_forwarded(target, reason, error.text) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
         if time.monotonic() >= deadline:
-            raise failures.timed_out(target, time.monotonic() - started) from error
+            raise failures.timed_out(target, bound) from error
         raise failures.not_forwarded(target, "failed", str(error)) from error

@@ -122,7 +122,7 @@ def establish(
                 raise dropped from error
         except TimeoutError as error:
             _abandon(transport, stream)
-            raise failures.timed_out(target, time.monotonic() - started) from error
+            raise failures.timed_out(target, deadline - started) from error
         except BaseException:
             _abandon(transport, stream)
             raise
@@ -165,7 +165,7 @@ def _negotiate(
     transport.start_client(event=done)
     done.wait(max(0.0, deadline - time.monotonic()))
     if not (done.is_set() and transport.is_active()):
-        raise _why_no_session(transport, stream, target, time.monotonic() - started)
+        raise _why_no_session(transport, stream, target, deadline - started)
     shown = transport.get_remote_server_key()
     if shown.get_name() == "ssh-rsa" and shown.get_bits() < settings.least_rsa_bits:
         why = f"its RSA key has {shown.get_bits()} bits, and RequiredRSASize is {settings.least_rsa_bits}"
@@ -237,7 +237,7 @@ def _log_in(
     if transport.is_authenticated():
         return
     if login is None or time.monotonic() >= deadline:
-        raise failures.stalled(target, "the login", time.monotonic() - started)
+        raise failures.stalled(target, "the login", deadline - started)
     raise failures.auth_failed(target, login)
 
 

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import tempfile
 import threading
-import time
 from typing import Any, Protocol
 
 from nccl_doctor.transport import failures
@@ -117,13 +116,12 @@ def look_up(target: Target, deadline: float) -> list[tuple[Any, ...]]:
     raise failures.unreachable(target, "name-unresolved", evidence=(f"{target.address}: {said}",)) from result
 
 
-def dial(target: Target, deadline: float) -> socket.socket:
-    """A TCP connection to the first of the target's addresses that answers.
+def dial(target: Target, deadline: float, bound: float) -> socket.socket:
+    """A TCP connection to the first of the target's addresses that answers, within ``bound`` seconds, so the failure.
 
     Raises:
         AccessError: none did, for the last one's reason.
     """
-    started = time.monotonic()
     addresses = look_up(target, deadline)
     last: OSError = TimeoutError()
     for place, (family, kind, protocol, _, address) in enumerate(addresses):
@@ -142,7 +140,7 @@ def dial(target: Target, deadline: float) -> socket.socket:
             last = error
         else:
             return connection
-    raise failures.of_os_error(target, last, time.monotonic() - started) from last
+    raise failures.of_os_error(target, last, bound) from last
 
 
 def _watch(connection: socket.socket) -> None:

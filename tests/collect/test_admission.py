@@ -6,7 +6,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.collect.admission import FEWEST, FIRST, MOST, Window, in_turns
+from nccl_doctor.collect.admission import FEWEST, FIRST, MOST, Stage, Window, each, in_turns
 
 
 def run(window: Window, seconds: list[float]) -> None:
@@ -98,18 +98,43 @@ def test_everyone_gets_a_turn(seconds: list[float]) -> None:
     assert most <= len(seconds)
 
 
-def test_in_turns_gives_results_in_order_and_errors_as_results() -> None:
-    """Two at once while the window says two: the third's turn comes with the first one's end."""
+def test_the_next_ones_turn_comes_with_the_end_of_one_and_an_error_ends_that_item_alone() -> None:
+    """Two at once while the window says two."""
     both = threading.Barrier(2)
     done: list[int] = []
 
-    def work(item: int) -> int:
+    def work(item: int) -> None:
         both.wait(60)
         if item == 3:
             raise ValueError("no")
-        return item
 
-    results = in_turns(work, range(4), Window(limit=2), done.append)
-    assert results[:3] == [0, 1, 2]
-    assert isinstance(results[3], ValueError)
+    ends = in_turns(range(4), Stage(work, done.append, Window(limit=2)))
+    assert ends[:3] == [None] * 3
+    assert isinstance(ends[3], ValueError)
     assert sorted(done) == [0, 1, 2, 3]
+
+
+def test_each_gives_results_in_order_and_errors_as_results() -> None:
+    zero, *_, error = each(lambda item: 6 // (3 - item), range(4))
+    assert zero == 2
+    assert isinstance(error, ZeroDivisionError)
+
+
+def test_an_item_is_in_its_second_stage_while_others_are_in_their_first() -> None:
+    """The last one's first stage ends only when the first one is through both."""
+    through = threading.Event()
+    seen: list[int] = []
+
+    def first(item: int) -> None:
+        if item == 2:
+            assert through.wait(60)
+        elif item == 1:
+            raise ValueError("goes no further")
+
+    def second(item: int) -> None:
+        seen.append(item)
+        through.set()
+
+    ends = in_turns(range(3), Stage(first), Stage(second))
+    assert [type(end) for end in ends] == [type(None), ValueError, type(None)]
+    assert seen == [0, 2]

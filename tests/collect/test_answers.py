@@ -152,7 +152,16 @@ def test_an_answer_to_an_earlier_request_is_kept_once() -> None:
     with pytest.raises(NoAnswerError):
         session.ask(answers.CLOCK, "clock", time.monotonic() + 5)
     with pytest.raises(MalformedError):
-        session.ask(answers.CLOCK, "clock", time.monotonic() + 5)
+        session.wait(answers.CLOCK, session.send("clock", time.monotonic() + 5), time.monotonic() + 5)
+
+
+def test_what_is_asked_again_is_waited_for_and_not_sent_again() -> None:
+    asked: list[Any] = []
+    session = opened(Liar(lambda request: asked.append(request) or []))  # type: ignore[func-returns-value]
+    for _ in range(2):
+        with pytest.raises(NoAnswerError):
+            session.ask(answers.CLOCK, "clock", time.monotonic() + 5)
+    assert [request["do"] for request in asked].count("clock") == 1
 
 
 def test_an_error_of_the_probe_is_no_lie() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 import time
@@ -44,8 +45,10 @@ def sessions(cluster: Cluster) -> Iterator[list[Session]]:
 
 
 def gather(sessions: list[Session], cluster: Cluster) -> dict[str, HostFacts]:
-    answers = facts_phase.gather(sessions, cluster, facts_phase.Limits(timeout_s=60), lambda _session: None)
-    return {name: answer for name, answer in answers.items() if isinstance(answer, HostFacts)}
+    asking = facts_phase.Asking(cluster, facts_phase.Limits(timeout_s=60), math.inf)
+    for session in sessions:
+        asking(session, 1.0)
+    return asking.all()
 
 
 def test_all_dial_all_and_only_the_master_listens_on_the_master_port(sessions: list[Session], cluster: Cluster) -> None:

@@ -6,7 +6,9 @@ import math
 import threading
 import time
 
+from nccl_doctor.collect.answers import GoneError, NoAnswerError
 from nccl_doctor.collect.reach import Reach
+from nccl_doctor.collect.session import Session
 from nccl_doctor.measured import Load, MachineLoad
 from nccl_doctor.model import Node
 from nccl_doctor.transport import failures
@@ -35,7 +37,7 @@ class Slow(LocalTransport):
 def reached(transport: Slow, count: int) -> tuple[Reach, Load]:
     reach = Reach(transport, LONG_S, time.monotonic() + 3 * LONG_S, lambda _: None)
     load = reach.all([node(name=f"node{rank}", rank=rank) for rank in range(count)])
-    for session in reach.opened:
+    for session in reach.opened.values():
         session.close()
     return reach, load
 
@@ -61,3 +63,33 @@ def test_what_busy_means() -> None:
     assert MachineLoad(queue=4.0, cpus=2).busy
     assert MachineLoad(queue=0.0, cpus=2, lag_s=0.6).busy
     assert not MachineLoad(queue=3.9, cpus=2, lag_s=0.4).busy
+
+
+def test_hosts_are_asked_as_soon_as_they_are_there_and_late_ones_again_at_the_end() -> None:
+    """The last host lets us in only when the first has been asked; the one that is late answers when all are through."""
+    asked: list[tuple[str, float]] = []
+    first = threading.Event()
+
+    class Last(LocalTransport):
+        def open(self, node: Node, command: str, deadline: float) -> ProcessChannel:
+            assert node.name != "node2" or first.wait(LONG_S)
+            return super().open(node, command, deadline)
+
+    def look(session: Session, share: float) -> None:
+        asked.append((session.node.name, share))
+        first.set()
+        if session.node.name == "node1":
+            raise NoAnswerError("no answer in time")
+        if session.node.name == "node0" and len(asked) > 3:
+            raise GoneError("nobody asked twice")
+
+    until = time.monotonic() + 3 * LONG_S
+    reach = Reach(Last(), LONG_S, until, lambda _: None, look=look, on_looked=lambda _: None)
+    load = reach.all([node(name=f"node{rank}", rank=rank) for rank in range(3)])
+    for session in reach.opened.values():
+        session.close()
+    assert sorted(name for name, _ in asked) == ["node0", "node1", "node1", "node2"]
+    assert asked[-1][0] == "node1"
+    assert asked[-1][1] <= asked[0][1] == 1.0
+    assert list(reach.unanswered) == ["node1"]
+    assert (load.second_try, reach.failures) == ((), {})

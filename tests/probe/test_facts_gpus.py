@@ -107,7 +107,7 @@ def test_a_failure_is_told_in_its_own_words(
 
 def test_one_that_hangs_is_ended_at_the_deadline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fake(monkeypatch, tmp_path, "exec sleep 60")
-    with pytest.raises(Unavailable, match=r"gave no answer in 0\.\d s"):
+    with pytest.raises(Unavailable, match="gave no answer in time"):
         gpus.collect(time.monotonic() + 0.2)
 
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.probe.facts import interfaces, names, routes, sockets
-from nccl_doctor.snapshot import Resolution
+from nccl_doctor.snapshot import Names, Resolution
 from tests.patience import LONG_S, crowd
 
 # --- interfaces ---------------------------------------------------------------------------------------------------
@@ -166,13 +166,30 @@ def soon() -> float:
 
 
 def test_names_literals_and_the_hosts_own_are_answered() -> None:
-    found = names.collect(["127.0.0.1", "::1", "localhost", "no-such-host.invalid", "127.0.0.1"], soon())
-    assert list(found) == ["127.0.0.1", "::1", "localhost", "no-such-host.invalid", socket.gethostname()]
-    told = {name: Resolution.model_validate(one) for name, one in found.items()}
-    assert told["127.0.0.1"] == Resolution(addresses=("127.0.0.1",), source="127.0.0.1")
-    assert "127.0.0.1" in told["localhost"].addresses
-    assert told["no-such-host.invalid"].addresses == ()
-    assert told["no-such-host.invalid"].error
+    wanted = ("127.0.0.1", "::1", "localhost", "no-such-host.invalid", "127.0.0.2")
+    told = Names.model_validate(names.collect(dict.fromkeys(wanted), soon()))
+    assert {"localhost", "no-such-host.invalid", socket.gethostname()} <= told.own.keys()
+    assert told.source in ("127.0.0.1", "::1")
+    assert told.get("127.0.0.1") == Resolution(addresses=("127.0.0.1",), source="127.0.0.1")
+    assert told.get("::1") == Resolution(addresses=("::1",), source="::1")
+    assert "127.0.0.1" in told.own["localhost"].addresses
+    assert told.own["no-such-host.invalid"].addresses == ()
+    assert told.own["no-such-host.invalid"].error
+
+
+def test_only_what_deviates_from_what_others_made_of_it_is_told() -> None:
+    lost = names.look_up("no-such-host.invalid")
+    wanted: dict[str, list[Any] | None] = {
+        "localhost": [["10.0.0.9"], None],
+        "127.0.0.1": None,
+        "127.0.0.2": None,
+        "127.0.0.3": None,
+        "no-such-host.invalid": [[], lost["error"]],
+        socket.gethostname(): [names.look_up(socket.gethostname())["addresses"], None],
+    }
+    own = names.collect(wanted, soon())["own"]
+    assert own["localhost"]["addresses"] == names.look_up("localhost")["addresses"]
+    assert not own.keys() & {"127.0.0.1", "no-such-host.invalid"}
 
 
 def test_an_address_without_route_tells_the_errno() -> None:
@@ -208,10 +225,16 @@ def test_what_hangs_leaves_the_others_their_answers() -> None:
 def test_a_look_up_that_never_ends_is_told_in_its_own_row(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     monkeypatch.setattr(
-        names, "look_up", lambda name: release.wait(LONG_S) if name == "slow" else {"addresses": ["::1"]}
+        names,
+        "look_up",
+        lambda name: (
+            release.wait(LONG_S)
+            if name == "slow"
+            else {"addresses": ["::1"], "error": None, "source": None, "source_error": None}
+        ),
     )
     try:
-        found = names.collect(["slow", "quick"], time.monotonic() + 0.3 * crowd())
+        found = names.collect({"slow": None, "quick": None}, time.monotonic() + 0.3 * crowd())["own"]
     finally:
         release.set()
     assert (found["slow"]["addresses"], found["slow"]["error"][:12]) == ([], "no answer in")

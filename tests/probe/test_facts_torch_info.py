@@ -116,7 +116,7 @@ def test_an_interpreter_that_fails_is_told_in_its_words(site: Path) -> None:
 
 def test_an_interpreter_that_hangs_is_ended(site: Path) -> None:
     (site / "sitecustomize.py").write_text("import time; time.sleep(60)")
-    with pytest.raises(Unavailable, match=r"gave no answer in 0\.\d s"):
+    with pytest.raises(Unavailable, match="gave no answer in time"):
         look({"PYTHONPATH": str(site)}, seconds=0.3)
 
 

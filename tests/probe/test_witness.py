@@ -74,7 +74,7 @@ def test_a_library_that_is_not_there_or_is_none(tmp_path: Path) -> None:
 def test_the_deadline_ends_it() -> None:
     began = time.monotonic()
     answer = ask(LIBRARY, {}, 0.0)
-    assert "gave no answer in 0.0 s" in answer["error"]
+    assert "gave no answer in time" in answer["error"]
     assert time.monotonic() - began < 2 * crowd()
 
 

@@ -168,7 +168,7 @@ def test_max_startups_on_the_jump_host_and_behind_it(transport: Transport, route
         reach = Reach(transport, LONG_S, time.monotonic() + 2 * LONG_S, lambda _: None)
         hosts = [Node(name=f"inner{n}", address=f"inner{n}", node_rank=n, python=sys.executable) for n in range(20)]
         load = reach.all(hosts)
-        for session in reach.opened:
+        for session in reach.opened.values():
             session.close()
     assert (reach.failures, load.second_try) == ({}, ())
 

@@ -20,6 +20,7 @@ from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.picture import HostNccl
 from nccl_doctor.nccl.reach import is_private
 from nccl_doctor.registry import Unjudged, View, check
+from nccl_doctor.snapshot import Names, told_of
 
 
 @check(
@@ -35,12 +36,18 @@ def duplicate_address(view: View) -> Iterator[Finding | Unjudged]:
     nodes = known_addresses(view)
     wanted = {address for some in nodes.values() for address in some}
     wanted |= {one.chosen.address for one in pictures.values() if one.chosen is not None}
+    owned: dict[str, dict[str, str]] = {}
+    for name, one in pictures.items():
+        for own in {str(entry.address) for entry in one.interfaces.addresses} & wanted:
+            if (where := _owner(one, own)) is not None:
+                owned.setdefault(own, {})[name] = where
+    lost: dict[str, list[str]] = {}
+    for name in nodes.keys() - nccl.pictures.keys():
+        for gone in nodes[name]:
+            lost.setdefault(gone, []).append(name)
     for address in sorted(wanted):
-        owners = {
-            name: where for name, one in pictures.items() for where in [_owner(one, address)] if where is not None
-        }
+        owners, away = owned.get(address, {}), lost.get(address, [])
         machines = {pictures[name].machine for name in owners}
-        away = [name for name, some in nodes.items() if address in some and name not in nccl.pictures]
         strangers = [name for name in owners if address not in nodes[name]]
         if len(machines) > 1 or (away and strangers):
             yield _finding(address, owners, away if strangers else [], tuple(nodes))
@@ -65,12 +72,8 @@ def _finding(address: str, owners: dict[str, str], away: list[str], order: tuple
 
 def known_addresses(view: View) -> dict[str, set[str]]:
     """By node, the addresses that the hosts file and the hosts' resolvers give for it; loopback left out."""
-    known = {node.name: {node.address} for node in view.snapshot.cluster.nodes}
-    for node in view.snapshot.cluster.nodes:
-        for _, facts in view.facts:
-            seen = facts.resolution.get(node.address) if isinstance(facts.resolution, dict) else None
-            known[node.name].update(seen.addresses if seen is not None else ())
-    return known
+    told = told_of(facts.resolution for _, facts in view.facts if isinstance(facts.resolution, Names))
+    return {node.name: {node.address, *told.get(node.address, ())} for node in view.snapshot.cluster.nodes}
 
 
 def _owner(one: HostNccl, address: str) -> str | None:

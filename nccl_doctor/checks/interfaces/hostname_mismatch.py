@@ -26,7 +26,7 @@ from nccl_doctor.checks.own_names import CHANCE, OwnName, finding, own_names
 from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
-from nccl_doctor.snapshot import Mesh
+from nccl_doctor.snapshot import Answer, Mesh, Names, deviations
 
 
 @check(
@@ -49,17 +49,13 @@ def hostname_mismatch(view: View) -> Iterator[Finding | Unjudged]:
         words = f"On {one.host} the host's own name gives {one.gloo}, by which gloo can't connect it with {others}."
         yield finding(view, [one], words)
     own = {(one.host, one.name) for one in stale}
-    names = dict.fromkeys(
-        name for _, facts in view.facts if isinstance(facts.resolution, dict) for name in facts.resolution
-    )
-    for name in names:
-        column: dict[str, tuple[str, ...]] = {}
-        for host, facts in view.facts:
-            resolution = facts.resolution.get(name) if isinstance(facts.resolution, dict) else None
-            told = resolution.addresses if resolution is not None else ()
-            real = tuple(sorted(address for address in told if not address.startswith("127.") and address != "::1"))
-            if real and (host.name, name) not in own:
-                column[host.name] = real
+    hosts = {host.name: facts.resolution for host, facts in view.facts if isinstance(facts.resolution, Names)}
+    for name, deviating in deviations(hosts).items():
+        shared = view.snapshot.names.get(name)
+        if not any(_real(told) not in ((), _real(shared)) for told in deviating.values()):
+            continue  # what a host says of itself on loopback is no other address
+        answers = {host: _real(names.get(name)) for host, names in hosts.items()}
+        column = {host: real for host, real in answers.items() if real and (host, name) not in own}
         common, _ = Counter(column.values()).most_common(1)[0] if column else ((), 0)
         odd = tuple(
             host for host, real in column.items() if not set(real) & set(common) and not _reached(view, host, name)
@@ -81,6 +77,11 @@ def _reached(view: View, host: str, name: str) -> bool:
         return False
     dialled = host in mesh.ports and cluster.master_port in mesh.ports.get(master, ())
     return dialled and all(dial.address != name for dial in mesh.failures.get((host, master), ()))
+
+
+def _real(told: Answer | None) -> tuple[str, ...]:
+    addresses = told.addresses if told is not None else ()
+    return tuple(sorted(address for address in addresses if not address.startswith("127.") and address != "::1"))
 
 
 def _failed(view: View, name: str, odd: tuple[str, ...]) -> list[dict[str, str]]:

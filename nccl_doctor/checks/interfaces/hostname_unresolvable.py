@@ -24,7 +24,7 @@ from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.shell import Line, line
-from nccl_doctor.snapshot import Resolution, Snapshot, known
+from nccl_doctor.snapshot import Resolution, Snapshot, deviations, known
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
 
@@ -39,19 +39,19 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
 def hostname_unresolvable(view: View) -> Iterator[Finding | Unjudged]:
     """One finding for each name: an error for the master's, or a host's own where gloo must do. One for the rest."""
     cluster = view.snapshot.cluster
-    seen: dict[str, dict[str, Resolution]] = {}
-    for host, facts in view.facts:
-        resolved = known(facts.resolution)
-        for name, resolution in resolved.items():
-            seen.setdefault(name, {})[host.name] = resolution
+    resolved = {host.name: known(facts.resolution) for host, facts in view.facts}
+    common = next(iter(resolved.values())).common if resolved else {}
+    lost_on = {name for name, told in deviations(resolved).items() if any(not one.addresses for one in told.values())}
+    lost_on |= {name for name, told in common.items() if not told.addresses}
     own = [one for one in own_names(view) if not one.resolution.addresses]
     names = dict.fromkeys((cluster.master_addr, *(node.address for node in cluster.nodes)))
     for name in names:
-        lost = {host: r for host, r in seen.get(name, {}).items() if not r.addresses}
-        if lost:
+        if name in lost_on:
+            seen = {host: told for host, one in resolved.items() if (told := one.get(name)) is not None}
+            lost = {host: told for host, told in seen.items() if not told.addresses}
             fails = is_without_gpus(view) and any(one.name == name and one.lost for one in own)
             is_fatal = name == cluster.master_addr or fails
-            yield _finding(name, lost, seen[name], view.snapshot, is_fatal=is_fatal)
+            yield _finding(name, lost, seen, view.snapshot, is_fatal=is_fatal)
     caught = [one for one in own if one.name not in names]
     if caught:
         hosts = tuple(one.host for one in caught)

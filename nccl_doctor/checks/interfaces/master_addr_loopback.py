@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
+from nccl_doctor.snapshot import Names
 
 
 def is_loopback(address: str) -> bool:
@@ -40,7 +41,7 @@ def master_addr_loopback(view: View) -> Iterator[Finding | Unjudged]:
     address = view.snapshot.cluster.master_addr
     seen: list[tuple[str, str]] = []
     for host, facts in view.facts:
-        resolution = facts.resolution.get(address) if isinstance(facts.resolution, dict) else None
+        resolution = facts.resolution.get(address) if isinstance(facts.resolution, Names) else None
         serves = host.node.node_rank == 0 and not is_loopback(address)
         if resolution and resolution.addresses and is_loopback(resolution.addresses[0]) and not serves:
             seen.append((host.name, resolution.addresses[0]))

@@ -16,7 +16,7 @@ References: arp(7); the kernel's Documentation/networking/ip-sysctl.rst.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from nccl_doctor.commands import on
 from nccl_doctor.model import Finding, Fix, Severity
@@ -42,8 +42,10 @@ ROOM = 4
 def neighbour_table_small(view: View) -> Iterator[Finding | Unjudged]:
     """One finding for all hosts with the same limit; an error where dials of theirs timed out besides."""
     short: dict[tuple[int, int], list[str]] = {}
+    names = frozenset(node.address for node in view.snapshot.cluster.nodes)
+    cache: _Cache = {}
     for host, facts in view.facts:
-        peers = _peers(facts, {node.address for node in view.snapshot.cluster.nodes})
+        peers = _peers(facts, names, cache)
         limit = _limit(facts)
         if limit is None and peers > FEW:
             yield Unjudged((host.name,), f"{LIMIT} could not be read")
@@ -67,22 +69,37 @@ def neighbour_table_small(view: View) -> Iterator[Finding | Unjudged]:
         )
 
 
+_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+_Cache = dict[tuple[frozenset[_Network], int, bool], frozenset[str]]
+"""By the nets of hosts and what they share of names, the addresses that lie on these nets."""
+
+
 def _limit(facts: HostFacts) -> int | None:
     """gc_thresh3; None where nobody may see it: only the first network namespace shows it, no container does."""
     text = facts.sysctls.get(LIMIT) if isinstance(facts.sysctls, dict) else None
     return None if text is None else int(text)
 
 
-def _peers(facts: HostFacts, wanted: set[str]) -> int:
+def _peers(facts: HostFacts, names: frozenset[str], cache: _Cache) -> int:
     """The cluster's IPv4 addresses that lie on a net of the host's own."""
-    interfaces = known(facts.interfaces)
-    resolved = known(facts.resolution)
-    nets = [
+    interfaces, resolved = known(facts.interfaces), known(facts.resolution)
+    nets = frozenset(
         ipaddress.ip_interface(f"{entry.address}/{entry.netmask}").network
         for entry in interfaces.addresses
         if entry.family == "inet" and entry.netmask
-    ]
+    )
+    key = nets, id(resolved.common), resolved.source is not None
+    if key not in cache:
+        shared = (told for name in names if (told := resolved.shared(name)) is not None)
+        cache[key] = frozenset(_beside(nets, (text for told in shared for text in told.addresses)))
     own = {entry.address for entry in interfaces.addresses}
-    found = {text for name in wanted if name in resolved for text in resolved[name].addresses}
-    addresses = [ipaddress.ip_address(text) for text in found - own if "." in text]
-    return sum(any(address in net for net in nets) for address in addresses)
+    deviating = (text for name in resolved.own.keys() & names for text in resolved.own[name].addresses)
+    return len((cache[key] | frozenset(_beside(nets, deviating))) - own)
+
+
+def _beside(nets: frozenset[_Network], texts: Iterable[str]) -> Iterator[str]:
+    """Those of the addresses that lie on one of the nets."""
+    for text in texts:
+        address = ipaddress.ip_address(text.partition("%")[0])
+        if address.version == 4 and any(address in net for net in nets):
+            yield text

@@ -44,9 +44,10 @@ def collect(request: dict[str, Any]) -> dict[str, object]:
     """All facts but clock and nccl_interface, by field of snapshot.HostFacts, in JSON form, and ``witness``.
 
     Args:
-        request: ``names`` to resolve; ``deadline_s`` for everything; optional: ``trial_port`` to bind, or None;
-            ``master_port``, whose sockets are listed; ``env``, the job's own variables; ``python``, the interpreter
-            as the hosts file names it; ``same``, paths to take digests of; ``sudo``, whether ``sudo -n`` may
+        request: ``names`` to resolve, see :func:`names.collect`; ``deadline_s`` for everything; optional:
+            ``trial_port`` to bind, or None; ``master_port``, whose sockets are listed; ``env``, the job's own
+            variables; ``python``, the interpreter as the hosts file names it; ``same``, paths to take digests of;
+            ``sudo``, whether ``sudo -n`` may
             be tried to read firewall rules.
 
     Returns:

@@ -7,21 +7,40 @@ import queue
 import socket
 import threading
 import time
+from collections import Counter
 from typing import Any, Callable
 
 WORKERS = 16
 """Look-ups at once: name servers drop queries of a client that floods them."""
 
 
-def collect(names: list[str], deadline: float) -> dict[str, Any]:
-    """snapshot.Resolution of each name and of the host's own; one that hangs until ``deadline`` is told as such."""
+def collect(names: dict[str, list[Any] | None], deadline: float) -> dict[str, Any]:
+    """snapshot.Names; a name that hangs until ``deadline`` is told as such.
+
+    Args:
+        names: what others made of each, ``[addresses, error]``, or None where nobody was asked yet; it is told only
+            where this host makes something else of it, as of its own host name.
+        deadline: on the clock of ``time.monotonic``.
+    """
     wanted = list(dict.fromkeys([*names, socket.gethostname()]))
     found = {name: look_up(name) for name in wanted if is_literal(name)}
     pending = [name for name in wanted if name not in found]
-    began = time.monotonic()
     found.update(side_by_side(look_up, pending, deadline))
-    late = {"addresses": [], "error": f"no answer in {max(0.0, deadline - began):.1f} s"}
-    return {name: found.get(name, late) for name in wanted}
+    late = {"addresses": [], "error": "no answer in time"}
+    return deviating({name: found.get(name, late) for name in wanted}, names)
+
+
+def deviating(found: dict[str, dict[str, Any]], names: dict[str, list[Any] | None]) -> dict[str, Any]:
+    """snapshot.Names of all that was found: what others made otherwise, and from where most is sent."""
+    sources = Counter(told["source"] for told in found.values() if told.get("source"))
+    source = sources.most_common(1)[0][0] if sources else None
+    own = {}
+    for name, told in found.items():
+        known = names.get(name) or ([[name], None] if source and is_literal(name) else None)
+        usual = not told["addresses"] or (told.get("source"), told.get("source_error")) == (source, None)
+        if not usual or [told["addresses"], told["error"]] != known:
+            own[name] = told
+    return {"own": own, "source": source}
 
 
 def look_up(name: str) -> dict[str, Any]:

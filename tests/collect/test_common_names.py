@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nccl_doctor.collect.common_names import CommonNames
@@ -61,6 +61,7 @@ def taken(hosts: list[dict[str, Any]], order: list[int]) -> tuple[list[Names], C
     return [one for place in sorted(done) if isinstance(one := done[place], Names)], common, sent
 
 
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_every_answer_comes_out_as_it_was(data: st.DataObject) -> None:
     hosts = [{name: found(name, data.draw(FOUND)) for name in ADDRESSES} for _ in ADDRESSES]

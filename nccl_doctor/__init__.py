@@ -11,7 +11,7 @@
 7. smoke: collect/smoke/ runs an all-reduce over all hosts (probe/allreduce.py) and notes how far each rank came.
 8. diagnose.py ``judge`` runs the checks of registry.py (checks/CATEGORY/NAME.py) over the ``Snapshot``; each gets a
    ``View``, with what derived.py works out by nccl/ and firewall/; what merely follows goes under its cause.
-9. summary.py makes the ``Report`` (model.py) of that.
+9. summary.py makes the ``Report`` (model.py) of that, rows.py the screen's rows.
 10. cli/output.py has report/render.py print it in the form that was asked for, and leaves with its exit code.
 
 Glossary:

@@ -23,4 +23,4 @@ class Derived:
     @cached_property
     def firewall(self) -> blame.Judged:
         """What the hosts' packet filters explain of the dials that failed."""
-        return blame.judge(self.snapshot)
+        return blame.judge(self.snapshot, self.nccl.addresses)

@@ -15,12 +15,12 @@ from nccl_doctor.model import (
     Diagnosis,
     Finding,
     HostSummary,
-    NcclInterface,
     Outcome,
     Report,
     Severity,
 )
 from nccl_doctor.registry import Check, Unjudged, View, all_checks
+from nccl_doctor.rows import NOT_SELECTED
 from nccl_doctor.snapshot import Host, Skipped, Smoke, Snapshot, Unknown
 
 Selection = Callable[[Check], bool]
@@ -53,7 +53,7 @@ def judge(snapshot: Snapshot, command: str, selected: Selection = lambda _check:
     """The report of a snapshot; ``selected`` says which checks run."""
     derived = Derived(snapshot)
     judged = [
-        _run(check, derived) if selected(check) else _Judged(check, Outcome.SKIP, summary.NOT_SELECTED)
+        _run(check, derived) if selected(check) else _Judged(check, Outcome.SKIP, NOT_SELECTED)
         for check in all_checks()
         if check.function is not None
     ]
@@ -63,7 +63,7 @@ def judge(snapshot: Snapshot, command: str, selected: Selection = lambda _check:
         CheckResult(code=j.check.code, name=j.check.name, category=j.check.category, outcome=j.outcome, reason=j.reason)
         for j in judged
     )
-    return summary.report(snapshot, command, diagnoses, results, [_host(host) for host in snapshot.hosts])
+    return summary.report(snapshot, command, diagnoses, results, [_host(host, derived) for host in snapshot.hosts])
 
 
 def _with_causes_from_output(judged: list[_Judged], derived: Derived) -> list[_Judged]:
@@ -93,15 +93,14 @@ def _explaining(check: Check, failed: set[str], name: str) -> Check:
     return replace(check, explains=(*check.explains, name)) if failed & set(check.explains) else check
 
 
-def _host(host: Host) -> HostSummary:
+def _host(host: Host, derived: Derived) -> HostSummary:
     node = host.node
-    chosen = host.facts.nccl_interface if host.facts else None
     return HostSummary(
         name=node.name,
         address=node.address,
         node_rank=node.node_rank,
         reached=host.facts is not None,
-        nccl_interface=chosen if isinstance(chosen, NcclInterface) else None,
+        nccl_interface=derived.nccl.interfaces.get(host.name),
     )
 
 

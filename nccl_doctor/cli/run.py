@@ -25,8 +25,8 @@ from nccl_doctor.inventory.load import load
 from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.model import Report, Severity
 from nccl_doctor.registry import all_checks
+from nccl_doctor.rows import decided
 from nccl_doctor.snapshot import Snapshot
-from nccl_doctor.summary import decided
 from nccl_doctor.transport.register import Kind, make_transport
 
 LEAST_TOTAL_S = 300.0

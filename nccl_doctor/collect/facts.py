@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import MalformedError, NoAnswerError, ProbeError, problems
@@ -14,15 +14,11 @@ from nccl_doctor.collect.asking import ask_all
 from nccl_doctor.collect.common_names import CommonNames
 from nccl_doctor.collect.session import Session
 from nccl_doctor.model import Cluster
-from nccl_doctor.nccl.witness_answer import nccl_interface
 from nccl_doctor.snapshot import (
     MALFORMED,
     Answer,
     Clock,
-    Fact,
-    Host,
     HostFacts,
-    LibncclAnswer,
     Names,
     ProbeFacts,
     ProbeFailed,
@@ -32,8 +28,6 @@ from nccl_doctor.snapshot import (
 
 GRACE_S = 2.0
 """What the answer may take beyond the deadline that the collectors on the host keep."""
-
-_LIBNCCL: TypeAdapter[Fact[LibncclAnswer | None]] = TypeAdapter(Fact[LibncclAnswer | None])
 
 
 @dataclass(frozen=True)
@@ -79,13 +73,10 @@ class Asking:
             same=list(cluster.same),
         )
         answer["clock"] = _clock(session, deadline).model_dump(by_alias=True)
-        told = answers.typed(_LIBNCCL, "libnccl's answer", answer.pop("witness", None))
         facts = typed(answer)
         if isinstance(facts.resolution, Names):
             self._names.learn(node, facts.resolution)
-        # what kept libnccl from answering is no answer: the model's stands, and the report says whose it is
-        chosen = nccl_interface(Host(node=session.node, facts=facts), None if isinstance(told, Unknown) else told)
-        self._facts[node.name] = facts.model_copy(update={"nccl_interface": chosen})
+        self._facts[node.name] = facts
         late = [fact for fact in HostFacts.model_fields if _is_late(getattr(facts, fact))]
         if late and session.hello.load is not None and session.hello.load.busy:
             raise NoAnswerError(f"no answer in time to {', '.join(late)}")

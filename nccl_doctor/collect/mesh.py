@@ -55,7 +55,9 @@ def run(
     opened = ask_all(lambda s: _listen(s, facts[s.node.name], cluster, nonce), sessions)
     ports, silent = _listening(names, opened)
     plan = partners(names, limits.size, nonce)
-    told = {name: _targets(plan[name], cluster, facts, facts[name], ports) for name in names}
+    nodes = {node.name: node for node in cluster.nodes}
+    addresses = {name: address_of(nodes[name], facts[name]) for name in names}
+    told = {name: _targets(plan[name], cluster, addresses, facts[name], ports) for name in names}
     targets = {name: mine for name, (mine, _) in told.items()}
     silent.update(_doubts({name: doubtful for name, (_, doubtful) in told.items()}))
 
@@ -153,7 +155,7 @@ def _dial(session: Session, targets: list[Target], nonce: str, timeout_s: float)
 def _targets(
     partners_of: list[str],
     cluster: Cluster,
-    facts: dict[str, HostFacts],
+    addresses: dict[str, str],
     source: HostFacts,
     ports: dict[str, tuple[int, ...]],
 ) -> tuple[list[Target], dict[str, str]]:
@@ -167,7 +169,7 @@ def _targets(
     for name in partners_of:
         if name not in ports:
             continue
-        address = address_of(nodes[name].address, facts[name])
+        address = addresses[name]
         if confirmed(address, nodes[name], source):
             targets.append(Target(name, address, ports[name]))
         else:

@@ -14,8 +14,9 @@ import ipaddress
 from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
-from nccl_doctor.model import NcclInterface, Node
-from nccl_doctor.snapshot import HostFacts, Interfaces, Names, Resolution, Unknown
+from nccl_doctor.model import Node
+from nccl_doctor.nccl.picture import nccl_interface
+from nccl_doctor.snapshot import Host, HostFacts, Interfaces, Names, Resolution, Unknown
 
 PRIVATE = tuple(
     map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"))
@@ -33,14 +34,15 @@ METADATA = frozenset(
 _BROADCAST = ipaddress.ip_address("255.255.255.255")
 
 
-def address_of(address: str, facts: HostFacts) -> str:
+def address_of(node: Node, facts: HostFacts) -> str:
     """Where NCCL will listen on a host: its interface's address, else what the host itself makes of its name."""
-    if isinstance(facts.nccl_interface, NcclInterface):
-        return facts.nccl_interface.address
-    own = facts.resolution.get(address) if isinstance(facts.resolution, Names) else None
+    chosen = nccl_interface(Host(node=node, facts=facts))
+    if chosen is not None:
+        return chosen.address
+    own = facts.resolution.get(node.address) if isinstance(facts.resolution, Names) else None
     if isinstance(own, Resolution) and own.addresses and not own.addresses[0].startswith("127."):
         return own.addresses[0]
-    return address
+    return node.address
 
 
 def confirmed(address: str, dst: Node, source: HostFacts) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from ipaddress import ip_address
@@ -70,10 +70,14 @@ class Judged:
         return tuple(dial for dial in mesh.failed if id(dial) not in stopped)
 
 
-def judge(snapshot: Snapshot) -> Judged:
+def judge(snapshot: Snapshot, listens: Mapping[str, str]) -> Judged:
     """Compares every failed dial of the mesh with the rules on its way.
 
     A dial that all rules let through is in neither list: something between the hosts stops it.
+
+    Args:
+        snapshot: with a mesh.
+        listens: by host, the address of the interface that NCCL uses there.
     """
     mesh = known(snapshot.mesh)
     hosts = {host.name: host for host in snapshot.reached}
@@ -84,10 +88,10 @@ def judge(snapshot: Snapshot) -> Judged:
     @cache
     def path(source: str, target: str, address: str) -> Path | None:
         known = source in hosts and target in hosts
-        return path_of(address, hosts[source], hosts[target]) if known else None
+        return path_of(address, hosts[source], hosts[target], listens) if known else None
 
     later = {name: compiled(host, after=True) for name, host in hosts.items()}
-    for dial in (*mesh.failed, *_undialled(snapshot, mesh)):
+    for dial in (*mesh.failed, *_undialled(snapshot, mesh, listens)):
         way = path(dial.src, dial.dst, dial.address)
         if way is None or dial.outcome == "no-source-address":
             continue  # the last never left the program
@@ -121,15 +125,13 @@ def _by_counters(objection: Objection, after: Ruleset) -> Objection:
     return replace(objection, verdict=likely[0]) if verdict.instead and likely else objection
 
 
-def _undialled(snapshot: Snapshot, mesh: Mesh) -> Iterator[Dial]:
+def _undialled(snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, str]) -> Iterator[Dial]:
     """A dial from every other host to the master port, where the master could not listen on it for us."""
     port = snapshot.cluster.master_port
     master = next((host for host in snapshot.reached if host.node.node_rank == 0), None)
     if master is None or port in mesh.ports.get(master.name, (port,)):
         return
-    assert master.facts is not None
-    chosen = master.facts.nccl_interface
-    address = master.node.address if chosen is None or isinstance(chosen, Unknown) else chosen.address
+    address = listens.get(master.name, master.node.address)
     for name in sorted(mesh.ports.keys() - {master.name}):
         yield Dial(src=name, dst=master.name, address=address, port=port, outcome="failed", error=NOT_DIALLED)
 
@@ -186,7 +188,7 @@ def _gap(dial: Dial, objection: Objection) -> Gap:
     return Gap(dial, (name,), f"rules not readable ({printable(reason)}); {see}")
 
 
-def opening(blames: Sequence[Blame], snapshot: Snapshot) -> Opening:
+def opening(blames: Sequence[Blame], snapshot: Snapshot, listens: Mapping[str, str]) -> Opening:
     """What hosts that are blamed alike have to let through, in one direction.
 
     The peers that one of them stops, so that the same lines serve them all, though each then names its own address
@@ -196,14 +198,14 @@ def opening(blames: Sequence[Blame], snapshot: Snapshot) -> Opening:
     ports = merged(
         [(snapshot.cluster.master_port,) * 2, *(ephemeral(host.facts) for host in snapshot.reached if host.facts)]
     )
-    peers = dict.fromkeys(address for blame in blames for _, address in _peers(blame, snapshot, mesh))
+    peers = dict.fromkeys(address for blame in blames for _, address in _peers(blame, snapshot, mesh, listens))
     return Opening(blames[0].direction, tuple(peers), ports)
 
 
-def unconfirmed(blames: Sequence[Blame], snapshot: Snapshot) -> tuple[tuple[str, str], ...]:
+def unconfirmed(blames: Sequence[Blame], snapshot: Snapshot, listens: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """Hosts and the addresses that the opening would let through on the word of these hosts alone."""
     mesh = known(snapshot.mesh)
-    peers = dict.fromkeys(peer for blame in blames for peer in _peers(blame, snapshot, mesh))
+    peers = dict.fromkeys(peer for blame in blames for peer in _peers(blame, snapshot, mesh, listens))
     readers = [blame.host.name for blame in blames]
     return tuple(
         (host, address)
@@ -216,18 +218,18 @@ def unconfirmed(blames: Sequence[Blame], snapshot: Snapshot) -> tuple[tuple[str,
     )
 
 
-def _peers(blame: Blame, snapshot: Snapshot, mesh: Mesh) -> Iterator[tuple[str, str]]:
+def _peers(blame: Blame, snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Each peer and the address by which the host meets it."""
     hosts = {host.name: host for host in snapshot.reached}
     own = blame.host.name
     for dial in blame.dials:
         if dial.dst == own:
-            yield dial.src, source_address(hosts[dial.src], dial.address) or hosts[dial.src].node.address
+            yield dial.src, source_address(hosts[dial.src], dial.address, listens) or hosts[dial.src].node.address
         else:
             yield dial.dst, numeric(hosts[dial.src], dial.address) or dial.address
     if mesh.tested < mesh.pairs:
         address = blame.dials[0].address
-        sources = {name: source_address(host, address) for name, host in hosts.items() if name != own}
+        sources = {name: source_address(host, address, listens) for name, host in hosts.items() if name != own}
         yield from ((name, source) for name, source in sources.items() if source is not None)
 
 

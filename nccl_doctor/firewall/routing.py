@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
@@ -23,12 +24,19 @@ class Path:
     ends: Ends
 
 
-def path_of(address: str, source: Host, target: Host) -> Path | None:
-    """The way from one host to an address of another, to any port; None where the addresses are not known."""
+def path_of(address: str, source: Host, target: Host, listens: Mapping[str, str]) -> Path | None:
+    """The way from one host to an address of another, to any port; None where the addresses are not known.
+
+    Args:
+        address: of ``target``, as the source names it.
+        source: who dials.
+        target: who is dialled.
+        listens: by host, the address of the interface that NCCL uses there.
+    """
     assert source.facts
     assert target.facts
     found = numeric(source, address)
-    if found is None or (sender := source_address(source, address)) is None:
+    if found is None or (sender := source_address(source, address, listens)) is None:
         return None
     address = found
     packet = syn(sender, address, 0, ephemeral(source.facts))
@@ -52,15 +60,14 @@ def numeric(host: Host, target: str) -> str | None:
     return next((text for text in (told.addresses if told else ()) if _is_address(text)), None)
 
 
-def source_address(host: Host, target: str) -> str | None:
+def source_address(host: Host, target: str, listens: Mapping[str, str]) -> str | None:
     """The address a host sends from to a target: as its kernel told, else the one of NCCL's interface or its own."""
     facts = host.facts
     assert facts
     meant = numeric(host, target)
     version = ip_address(meant).version if meant is not None else 4
     told = facts.resolution.get(target) if isinstance(facts.resolution, Names) else None
-    nccl = getattr(facts.nccl_interface, "address", None)
-    for address in (told.source if told else None, nccl, host.node.address):
+    for address in (told.source if told else None, listens.get(host.name), host.node.address):
         if address and _is_address(address) and ip_address(address).version == version:
             return address
     return None

@@ -12,7 +12,7 @@ from nccl_doctor.model import NcclInterface
 from nccl_doctor.nccl.interfaces import Choice, Chosen, choose, choose_all
 from nccl_doctor.nccl.variables import Variable, resolve
 from nccl_doctor.nccl.versions import Version, parse_version, show
-from nccl_doctor.snapshot import Host, HostFacts, Interfaces, Link, Names, Route, Unknown, unknown
+from nccl_doctor.snapshot import Host, HostFacts, Interfaces, LibncclAnswer, Link, Names, Route, Unknown, unknown
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -28,8 +28,7 @@ class HostNccl:
             alone won't do, for containers share it.
         unreachable: addresses to which the kernel has no way, with the errno name that it gave.
         choice: of libnccl where it was asked, else of the model.
-        dialled: the address that the port mesh dials on this host; None where it had no word of NCCL's choice.
-        disagreement: what libnccl and the model say, where they differ.
+        disagreement: what libnccl and the model say, where they differ; of the model's source, how libnccl failed.
     """
 
     host: str
@@ -41,7 +40,6 @@ class HostNccl:
     version: Version | None
     choice: Choice
     source: Literal["libnccl", "model"]
-    dialled: str | None = None
     disagreement: str | None = None
 
     @property
@@ -58,6 +56,11 @@ class HostNccl:
         return NcclInterface(
             name=self.chosen.name, address=self.chosen.address, nccl_version=version, source=self.source
         )
+
+    @property
+    def interface(self) -> NcclInterface | None:
+        """The one that NCCL uses; None where it ends without one, as libnccl may although by its rules there is one."""
+        return None if self.source == "model" and self.disagreement is not None else self.summary
 
     def link(self, interface: str) -> Link | None:
         """The link of an interface or of its alias ("eth0:1")."""
@@ -125,13 +128,12 @@ def picture(host: Host, overrides: Mapping[str, str] = _AS_IT_IS, version: Versi
         if version is None
         else choose(facts.interfaces, values, version, names)
     )
-    told = facts.nccl_interface if isinstance(facts.nccl_interface, NcclInterface) else None
-    witness = told if asked_as_is and told is not None and told.source == "libnccl" else None
-    seen, disagreement = _with_witness(choice, witness)
+    # what kept libnccl from answering is no answer: the model's stands, and the report says whose it is
+    answer = facts.libnccl if asked_as_is and isinstance(facts.libnccl, LibncclAnswer) else None
+    told = None if answer is None else _told(facts.interfaces, answer)
+    seen, disagreement = (choice, None) if answer is None else _with_answer(choice, told, answer)
     if isinstance(seen, Unknown):
         return seen
-    if asked_as_is and isinstance(facts.nccl_interface, Unknown) and isinstance(seen.bootstrap, Chosen):
-        disagreement = facts.nccl_interface.reason  # the model is sure, so it was libnccl that gave none
     return HostNccl(
         host=host.name,
         machine=_machine(facts, facts.interfaces),
@@ -143,8 +145,7 @@ def picture(host: Host, overrides: Mapping[str, str] = _AS_IT_IS, version: Versi
         variables=variables,
         version=version,
         choice=seen,
-        source="model" if witness is None else "libnccl",
-        dialled=None if told is None else told.address,
+        source="model" if told is None else "libnccl",
         disagreement=disagreement,
     )
 
@@ -165,32 +166,45 @@ def _variables(
     return resolve({**host.node.env, **overrides}, facts.env, facts.config_files, version)
 
 
-def _with_witness(choice: Choice | Unknown, witness: NcclInterface | None) -> tuple[Choice | Unknown, str | None]:
+def _told(interfaces: Interfaces, answer: LibncclAnswer) -> Chosen | None:
+    """What libnccl itself said; where its log line could not be read, by the address in the id that it gave."""
+    name, address = answer.interface, answer.address
+    if name is None and address is not None:
+        name = next((entry.interface for entry in interfaces.addresses if entry.address == address), None)
+    return None if name is None or address is None else Chosen(name, address, "libnccl itself says so")
+
+
+def _with_answer(
+    choice: Choice | Unknown, told: Chosen | None, answer: LibncclAnswer
+) -> tuple[Choice | Unknown, str | None]:
     """The choice, with libnccl's own word over the model's, and how they differ."""
-    if witness is None:
-        return choice, None
-    said = Chosen(witness.name, witness.address, "libnccl itself says so")
-    if isinstance(choice, Unknown):
-        return Choice(said, (said,)), None
-    modelled = choice.bootstrap
-    if isinstance(modelled, Chosen) and (modelled.name, modelled.address) == (said.name, said.address):
-        return choice, None
+    modelled = choice.bootstrap if isinstance(choice, Choice) else None
     expected = f"{modelled.name} ({modelled.address})" if isinstance(modelled, Chosen) else "none"
-    words = f"libnccl {witness.nccl_version} uses {said.name} ({said.address}); the model of it uses {expected}"
-    return replace(choice, bootstrap=said), words
+    if told is None:
+        failed = answer.version is not None and answer.error is not None and isinstance(modelled, Chosen)
+        words = f"libnccl {answer.version} ended with “{answer.error}”; the model of it uses {expected}"
+        return choice, words if failed else None
+    if isinstance(choice, Unknown):
+        return Choice(told, (told,)), None
+    if isinstance(modelled, Chosen) and (modelled.name, modelled.address) == (told.name, told.address):
+        return choice, None
+    words = f"libnccl {answer.version} uses {told.name} ({told.address}); the model of it uses {expected}"
+    return replace(choice, bootstrap=told), words
 
 
 def nccl_version(facts: HostFacts) -> Version | None:
     """The NCCL that the host's torch loads, or the one that was asked; None where nobody knows."""
-    told: list[str | None] = (
-        [facts.torch.nccl] if facts.torch is not None and not isinstance(facts.torch, Unknown) else []
-    )
-    if isinstance(facts.nccl_interface, NcclInterface):
-        told.append(facts.nccl_interface.nccl_version)
-    for text in told:
+    of_torch = facts.torch.nccl if facts.torch is not None and not isinstance(facts.torch, Unknown) else None
+    for text in (of_torch, facts.libnccl.version if isinstance(facts.libnccl, LibncclAnswer) else None):
         if text is not None:
             try:
                 return parse_version(text)
             except ValueError:
                 continue
     return None
+
+
+def nccl_interface(host: Host) -> NcclInterface | None:
+    """Which interface NCCL uses on a host that was reached; None where it ends without one, or nobody can tell."""
+    one = picture(host)
+    return one.interface if isinstance(one, HostNccl) else None

@@ -72,16 +72,14 @@ def reach(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -
 
 
 def _dial(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -> Dial | bool:
-    """The dial that failed; True where all went well to this very address; False where nothing is known."""
+    """The dial that failed; True where one met the listener at this very address; False where nothing is known."""
     if mesh is None:
         return False
     between = mesh.failures.get((source.host, target.host), ())
     for dial in between:
         if dial.address == address:
             return dial
-    silent = {source.host, target.host} & set(mesh.not_listening)
-    whole = mesh.tested == mesh.pairs and bool(mesh.ports.get(target.host)) and not silent
-    return whole and address == target.dialled and not between
+    return source.host in mesh.answered.get(target.host, {}).get(address, ())
 
 
 def _by_route(source: HostNccl, target: HostNccl, there: Address, failed: Dial | None) -> Verdict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from nccl_doctor.model import NcclInterface
 from nccl_doctor.nccl.interfaces import Chosen
 from nccl_doctor.nccl.picture import HostNccl, picture
 from nccl_doctor.nccl.reach import Standing, standing
@@ -44,6 +45,16 @@ class ClusterNccl:
     def suggestion(self) -> Suggestion | None:
         """What to set, proven; None where nothing was proven to work."""
         return suggest(self.snapshot.reached, self.pictures, self.mesh)
+
+    @cached_property
+    def interfaces(self) -> dict[str, NcclInterface]:
+        """By host the interface that NCCL uses, where it uses one."""
+        return {name: one.interface for name, one in self.pictures.items() if one.interface is not None}
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """By host the address at which NCCL listens."""
+        return {name: one.address for name, one in self.interfaces.items()}
 
     def lost_devices(self, host: str) -> tuple[Chosen, ...]:
         """What NET/Socket would use beside the bootstrap's interface although other hosts can't reach it."""

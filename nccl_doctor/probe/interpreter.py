@@ -16,7 +16,7 @@ import threading
 import time
 from typing import IO, Any
 
-from nccl_doctor.probe import children, witness
+from nccl_doctor.probe import children, libnccl
 from nccl_doctor.probe.unavailable import Unavailable
 
 MARGIN_S = 1.0
@@ -48,7 +48,7 @@ class Interpreter:
         self._reading, writing = os.pipe()
         try:
             command = [sys.executable, "-c", SCRIPT]
-            self._child = children.start(command, witness.variables(env), writing, stdin=subprocess.PIPE)
+            self._child = children.start(command, libnccl.variables(env), writing, stdin=subprocess.PIPE)
         except OSError as error:  # no process left (RLIMIT_NPROC): costs what it would have told
             self._output = str(error).encode()
         finally:
@@ -74,7 +74,7 @@ class Interpreter:
         self._decided.set()
 
     def nccl(self) -> dict[str, Any] | None:
-        """The answer of that libnccl, see :func:`witness.understand`; None where none was named.
+        """The answer of that libnccl, see :func:`libnccl.understand`; None where none was named.
 
         Waits for :meth:`decide`, and ends the child.
         """
@@ -92,14 +92,14 @@ class Interpreter:
     def _ask(self, stdin: IO[bytes], library: str) -> dict[str, Any]:
         try:
             with stdin as questions:
-                questions.write(witness.program(library).encode())
+                questions.write(libnccl.program(library).encode())
             while self._read():
                 continue
         except BrokenPipeError:  # it ended after its first answer: its last words tell
             pass
         except Unavailable as error:
-            return witness.failed(f"libnccl did not answer: {error}")
-        return witness.understand(self._output)
+            return libnccl.failed(f"libnccl did not answer: {error}")
+        return libnccl.understand(self._output)
 
     def _said(self) -> bool:
         return b"\n" in self._output.partition(MARK)[2]

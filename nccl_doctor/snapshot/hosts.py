@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from collections.abc import Mapping
+from typing import Any
 
-from pydantic import AfterValidator, Field, TypeAdapter, model_validator
+from pydantic import Field, model_validator
 
-from nccl_doctor.model import NcclInterface, Node
+from nccl_doctor.model import Node
 from nccl_doctor.snapshot.access import AnyAccessFailure
 from nccl_doctor.snapshot.equipment import GpuHealth, LoginShell, NcclPlugin, PciPaths, RdmaDevice, SameEntry, Xid
 from nccl_doctor.snapshot.firewall import FirewallFacts
@@ -14,23 +16,29 @@ from nccl_doctor.snapshot.names import Names
 from nccl_doctor.snapshot.network import Interfaces, Route
 from nccl_doctor.snapshot.ports import PortRange, PortTrial, TcpSocket
 from nccl_doctor.snapshot.processes import GpuProcess, TrainingJob
-from nccl_doctor.snapshot.system import Clock, ConfigFile, Gpu, Identity, Limits, PythonInfo, Shm, TorchInfo
+from nccl_doctor.snapshot.system import (
+    Clock,
+    ConfigFile,
+    Gpu,
+    Identity,
+    LibncclAnswer,
+    Limits,
+    PythonInfo,
+    Shm,
+    TorchInfo,
+)
 from nccl_doctor.snapshot.unknown import Fact, Phased, unknown
-from nccl_doctor.snapshot.values import EnvValue, InterfaceName, IpAddress, Observed, SysctlNumber, Version
+from nccl_doctor.snapshot.values import EnvValue, Observed, SysctlNumber
 
-_CHOSEN = TypeAdapter(tuple[InterfaceName, IpAddress, Version | None])
-
-
-def _named(chosen: NcclInterface) -> NcclInterface:
-    """A choice that a file holds names what can be chosen."""
-    _CHOSEN.validate_python((chosen.name, chosen.address, chosen.nccl_version))
-    return chosen
+_ENDED = re.compile(r"libnccl (?P<version>\S+) ended with “(?P<error>.*)”; the model of it uses .*", re.DOTALL)
+"""How snapshots told it while they held the chosen interface and not libnccl's answer."""
 
 
 class HostFacts(Observed):
     """All that one host told.
 
     Attributes:
+        libnccl: None where it was not asked.
         firewall: as it was before the ports were tested.
         sysctls: rp_filter, arp_ignore, arp_announce and the neighbour table's thresholds by full name:
             "net.ipv4.conf.all.rp_filter".
@@ -52,7 +60,7 @@ class HostFacts(Observed):
     config_files: Fact[tuple[ConfigFile, ...]]
     clock: Fact[Clock]
     master_port: Phased[PortTrial]
-    nccl_interface: Fact[Annotated[NcclInterface, AfterValidator(_named)] | None] = None
+    libnccl: Fact[LibncclAnswer | None] = None
     sysctls: Fact[dict[str, SysctlNumber]] = unknown("not asked")
     rdma: Fact[tuple[RdmaDevice, ...]] = unknown("not looked at")
     pci: Fact[PciPaths] = unknown("not looked at")
@@ -65,6 +73,24 @@ class HostFacts(Observed):
     gpu_processes: Fact[tuple[GpuProcess, ...]] = unknown("not looked at")
     firewall: Fact[FirewallFacts] = Field(default_factory=lambda: unknown("the firewall was not looked at"))
     firewall_after: Fact[FirewallFacts | None] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_it_was(cls, told: object) -> object:
+        """Older snapshots hold the interface that was chosen: of it counts what libnccl said, not what was derived."""
+        if not isinstance(told, dict) or "nccl_interface" not in told:
+            return told
+        return {"libnccl": _answer(told["nccl_interface"])} | {k: v for k, v in told.items() if k != "nccl_interface"}
+
+
+def _answer(chosen: object) -> dict[str, Any] | None:
+    if not isinstance(chosen, Mapping):
+        return None
+    if chosen.get("source") == "libnccl":
+        told = {"version": chosen.get("nccl_version"), "interface": chosen.get("name")}
+        return told | {"address": chosen.get("address"), "error": None}
+    ended = _ENDED.fullmatch(str(chosen.get("$unknown")))
+    return None if ended is None else {**ended.groupdict(), "interface": None, "address": None}
 
 
 class Host(Observed):

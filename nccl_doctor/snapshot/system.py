@@ -60,7 +60,7 @@ class TorchInfo(Observed):
 
 
 class LibncclAnswer(Observed):
-    """What the host's own libnccl answered when it was asked for a unique id (probe/witness.py).
+    """What the host's own libnccl answered when it was asked for a unique id (probe/libnccl.py).
 
     Attributes:
         interface: which it names as its bootstrap's; None where the line could not be read.

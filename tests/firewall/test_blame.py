@@ -6,8 +6,9 @@ import pytest
 
 from nccl_doctor.checks.ports.firewall_blocks_port import firewall_blocks_port
 from nccl_doctor.derived import Derived
-from nccl_doctor.firewall.blame import judge, opening, remedies
+from nccl_doctor.firewall.blame import Blame, Judged, opening, remedies
 from nccl_doctor.firewall.connection import Ends, handshake, reject_outcome
+from nccl_doctor.firewall.opening import Opening
 from nccl_doctor.firewall.packet import syn
 from nccl_doctor.firewall.routing import path_of, route_to
 from nccl_doctor.firewall.ruleset import Ruleset, compile_rules
@@ -33,25 +34,33 @@ def snapshot(firewalls: dict[str, Any], failed: list[tuple[str, str, int, str]],
     return patched({"hosts": hosts, "mesh": {"failed": dials, **mesh}})
 
 
+def judge(seen: Snapshot) -> Judged:
+    return Derived(seen).firewall
+
+
+def opened(blames: list[Blame] | tuple[Blame, ...], seen: Snapshot) -> Opening:
+    return opening(blames, seen, Derived(seen).nccl.addresses)
+
+
 def test_the_listeners_rule_is_blamed_and_only_the_peers_it_stops_are_let_in() -> None:
     seen = snapshot({"node1": captured("firewalld_public")}, [("node2", "node1", 29500, "no-route")])
     (blame,) = judge(seen).blames
     assert (blame.host.name, blame.direction, blame.manager, blame.surprises) == ("node1", "input", "firewalld", [])
-    assert opening([blame], seen).peers == ("10.0.0.2",)
-    assert opening([blame], seen).ports == ((29500, 29500), (32768, 60999))
+    assert opened([blame], seen).peers == ("10.0.0.2",)
+    assert opened([blame], seen).ports == ((29500, 29500), (32768, 60999))
 
 
 def test_a_mesh_that_was_a_sample_lets_the_whole_cluster_in() -> None:
     seen = snapshot({"node1": nft_facts([DROP])}, [("node2", "node1", 29500, "timed-out")], tested=4)
     (blame,) = judge(seen).blames
-    assert set(opening([blame], seen).peers) == {"10.0.0.2", "10.0.0.3"}
+    assert set(opened([blame], seen).peers) == {"10.0.0.2", "10.0.0.3"}
 
 
 def test_the_diallers_own_rule_is_blamed_on_the_dialler() -> None:
     seen = snapshot({"node2": nft_facts([DROP], hook="output")}, [("node2", "node1", 29500, "timed-out")])
     (blame,) = judge(seen).blames
     assert (blame.host.name, blame.direction) == ("node2", "output")
-    assert opening([blame], seen).peers == ("10.0.0.1",)
+    assert opened([blame], seen).peers == ("10.0.0.1",)
 
 
 def test_answers_are_followed_back() -> None:
@@ -111,7 +120,7 @@ def test_every_rule_in_the_way_is_opened() -> None:
     both = iptables_facts("-A INPUT -p tcp -j DROP").model_copy(update={"nft": nft_facts([DROP]).nft})
     seen = snapshot({"node1": both}, [("node2", "node1", 29500, "timed-out")])
     (blame,) = judge(seen).blames
-    programs = {str(line).split()[0] for line in remedies(blame, opening([blame], seen)).commands}
+    programs = {str(line).split()[0] for line in remedies(blame, opened([blame], seen)).commands}
     assert programs == {"nft", "iptables-legacy"}
 
 
@@ -137,7 +146,7 @@ def test_where_every_branch_blocks_the_counters_name_the_rule(stood: int, grew: 
 
 def test_two_nodes_of_one_machine_talk_over_its_loopback() -> None:
     host = patched({}).hosts[0]
-    path = path_of("10.0.0.1", host, host)
+    path = path_of("10.0.0.1", host, host, {})
     assert path
     assert (path.ends.iif, path.ends.oif) == ("lo", "lo")
 

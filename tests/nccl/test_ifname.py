@@ -5,9 +5,8 @@ from typing import Any
 
 from nccl_doctor.model import NcclInterface
 from nccl_doctor.nccl.ifname import answers
-from nccl_doctor.nccl.picture import HostNccl, picture
-from nccl_doctor.nccl.witness_answer import nccl_interface
-from nccl_doctor.snapshot import LibncclAnswer, Snapshot, Unknown
+from nccl_doctor.nccl.picture import HostNccl, nccl_interface, picture
+from nccl_doctor.snapshot import Host, LibncclAnswer, Snapshot, Unknown, unknown
 from tests.checks.snapshots import load, patched
 
 FIXTURES = Path(__file__).parents[1] / "checks" / "interfaces"
@@ -84,63 +83,71 @@ def told(
     return LibncclAnswer(version=version, interface=name, address=address, error=error)
 
 
-def test_the_witness_wins_and_a_disagreement_is_told() -> None:
+def asked(answer: LibncclAnswer | Unknown | None, **env: str) -> Host:
+    """The first host of a healthy cluster, whose libnccl answered this."""
     host = patched({}).hosts[0]
     assert host.facts is not None
-    fact = nccl_interface(host, told("eno9", "10.7.7.7"))
-    asked = host.model_copy(update={"facts": host.facts.model_copy(update={"nccl_interface": fact})})
-    seen = picture(asked)
+    facts = host.facts.model_copy(update={"libnccl": answer})
+    return host.model_copy(update={"facts": facts, "node": host.node.model_copy(update={"env": env})})
+
+
+def seen_by(host: Host) -> HostNccl:
+    seen = picture(host)
     assert isinstance(seen, HostNccl)
-    assert seen.source == "libnccl"
-    assert seen.chosen is not None
-    assert (seen.chosen.name, seen.chosen.address) == ("eno9", "10.7.7.7")
+    return seen
+
+
+def reason(host: Host) -> str:
+    whole = patched({})
+    return answers(whole.model_copy(update={"hosts": (host, *whole.hosts[1:])})).hosts[0].reason
+
+
+def test_libnccls_word_wins_and_a_disagreement_is_told() -> None:
+    host = asked(told("eno9", "10.7.7.7"))
+    seen = seen_by(host)
+    assert seen.interface == NcclInterface(name="eno9", address="10.7.7.7", nccl_version="2.27.7", source="libnccl")
     assert seen.disagreement == "libnccl 2.27.7 uses eno9 (10.7.7.7); the model of it uses eno1 (10.0.0.1)"
-    answer = answers(patched({}).model_copy(update={"hosts": (asked, *patched({}).hosts[1:])}))
-    assert answer.hosts[0].reason.startswith(seen.disagreement)
+    assert reason(host).startswith(seen.disagreement)
 
 
-def test_the_witness_and_the_model_agree() -> None:
-    host = patched({}).hosts[0]
-    assert host.facts is not None
-    fact = nccl_interface(host, told("eno1", "10.0.0.1"))
-    seen = picture(host.model_copy(update={"facts": host.facts.model_copy(update={"nccl_interface": fact})}))
-    assert isinstance(seen, HostNccl)
+def test_libnccl_and_the_model_agree() -> None:
+    seen = seen_by(asked(told("eno1", "10.0.0.1")))
     assert (seen.source, seen.disagreement) == ("libnccl", None)
 
 
 def test_without_libnccl_the_model_answers() -> None:
-    host = patched({}).hosts[0]
     missing = told(version=None, error="libnccl can't be loaded: …")
-    for answer in (None, missing):
-        found = nccl_interface(host, answer)
-        assert found is not None
-        assert not isinstance(found, Unknown)
-        assert (found.name, found.source) == ("eno1", "model")
+    for answer in (None, unknown("it did not answer"), missing):
+        seen = seen_by(asked(answer))
+        assert seen.interface is not None
+        assert (seen.interface.name, seen.source, seen.disagreement) == ("eno1", "model", None)
 
 
 def test_libnccl_that_fails_is_a_disagreement_unless_the_model_fails_as_well() -> None:
-    whole = patched({})
-    host = whole.hosts[0]
-    assert host.facts is not None
     refused = told(error="Call to socket failed")
-    found = nccl_interface(host, refused)
-    assert isinstance(found, Unknown)
-    assert found.reason == "libnccl 2.27.7 ended with “Call to socket failed”; the model of it uses eno1 (10.0.0.1)"
-    asked = host.model_copy(update={"facts": host.facts.model_copy(update={"nccl_interface": found})})
-    seen = picture(asked)
-    assert isinstance(seen, HostNccl)
-    assert (seen.source, seen.disagreement) == ("model", found.reason)
-    answer = answers(whole.model_copy(update={"hosts": (asked, *whole.hosts[1:])}))
-    assert answer.hosts[0].reason.endswith(f", but {found.reason}")
-    unmatched = host.model_copy(update={"node": host.node.model_copy(update={"env": {"NCCL_SOCKET_IFNAME": "none"}})})
-    assert nccl_interface(unmatched, refused) is None
+    seen = seen_by(asked(refused))
+    words = "libnccl 2.27.7 ended with “Call to socket failed”; the model of it uses eno1 (10.0.0.1)"
+    assert (seen.source, seen.disagreement, seen.interface) == ("model", words, None)
+    assert reason(asked(refused)).endswith(f", but {words}")
+    assert seen_by(asked(refused, NCCL_SOCKET_IFNAME="none")).disagreement is None
 
 
 def test_an_answer_without_the_log_line_is_found_by_its_address() -> None:
-    host = patched({}).hosts[0]
-    found = nccl_interface(host, told(None, "10.0.0.1", "2.99.1"))
-    assert isinstance(found, NcclInterface)
-    assert (found.name, found.source) == ("eno1", "libnccl")
-    elsewhere = nccl_interface(host, told(None, "10.9.9.9", "2.99.1"))
-    assert isinstance(elsewhere, NcclInterface)
-    assert (elsewhere.name, elsewhere.source) == ("eno1", "model")
+    sources = {address: seen_by(asked(told(None, address, "2.99.1"))).source for address in ("10.0.0.1", "10.9.9.9")}
+    assert sources == {"10.0.0.1": "libnccl", "10.9.9.9": "model"}
+
+
+def test_a_snapshot_from_before_the_answer_was_kept_says_the_same() -> None:
+    chosen = {"name": "eno9", "address": "10.7.7.7", "nccl_version": "2.27.7", "source": "libnccl"}
+    ended = "libnccl 2.27.7 ended with “Call to socket failed”; the model of it uses eno1 (10.0.0.1)"
+    for old, answer in (
+        (chosen, told("eno9", "10.7.7.7")),
+        ({"$unknown": ended}, told(error="Call to socket failed")),
+        ({**chosen, "source": "model"}, None),
+        ({"$unknown": "no interfaces"}, None),
+        (None, None),
+    ):
+        host = patched({"hosts": {"node1": {"facts": {"nccl_interface": old}}}}).hosts[0]
+        assert host.facts is not None
+        assert host.facts.libnccl == answer
+        assert nccl_interface(host) == nccl_interface(asked(answer))

@@ -82,15 +82,10 @@ def routed(mesh: dict[str, Any]) -> tuple[HostNccl, HostNccl, Mesh]:
                 {
                     "interfaces": addresses(("eno1", "physical", "10.9.0.2")),
                     "routes": [{**LOCAL, "destination": "10.9.0.0/16"}, far],
-                    "nccl_interface": {
-                        "name": "eno1",
-                        "address": "10.9.0.2",
-                        "nccl_version": "2.27.7",
-                        "source": "libnccl",
-                    },
+                    "libnccl": {"version": "2.27.7", "interface": "eno1", "address": "10.9.0.2", "error": None},
                 }
             ),
-            "mesh": mesh,
+            "mesh": {"answered": {"node2": {"10.9.0.2": ["node1", "node3"]}}, **mesh},
         }
     )
     assert isinstance(snapshot.mesh, Mesh)
@@ -113,9 +108,9 @@ def test_behind_a_gateway_the_mesh_decides() -> None:
 
 def test_a_mesh_that_did_not_try_proves_nothing() -> None:
     meshes: tuple[dict[str, Any], ...] = (
-        {"tested": 5},
-        {"not_listening": {"node2": "EACCES"}},
-        {"ports": {"node2": []}},
+        {"answered": {}},
+        {"answered": {"node2": {"10.9.0.2": ["node3"]}}},
+        {"answered": {"node2": {"10.0.0.2": ["node1"]}, "node3": {"10.9.0.2": ["node1"]}}},
     )
     for mesh in meshes:
         one, two, seen = routed(mesh)

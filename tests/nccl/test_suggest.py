@@ -35,7 +35,7 @@ def with_env(snapshot: Snapshot, env: dict[str, dict[str, str]]) -> Snapshot:
     for host in document["hosts"]:
         host["node"]["env"].update(env.get(host["node"]["name"], {}))
         # libnccl would be asked again
-        host["facts"]["nccl_interface"] = None
+        host["facts"]["libnccl"] = None
     return Snapshot.model_validate(document)
 
 

@@ -18,9 +18,8 @@ REQUEST: dict[str, Any] = {"names": ["localhost"], "trial_port": None, "deadline
 
 
 def collected(**changes: object) -> dict[str, Any]:
-    """The answer as the snapshot reads it; the clock, which it must have, and libnccl's word are added elsewhere."""
+    """The answer as the snapshot reads it; the clock, which it must have, is added elsewhere."""
     answer = json.loads(json.dumps(facts.collect({**REQUEST, **changes})))
-    del answer["witness"]
     read = HostFacts.model_validate({**answer, "clock": {"offset_s": 0.0, "error_s": 0.0}})
     return {name: fact for name, fact in read if name in answer}
 

@@ -100,7 +100,7 @@ def test_a_reason_is_cut_and_not_refused() -> None:
         {"cluster": {"master_addr": "10.0.0.1; id"}},
         {"taken_at": "yesterday"},
         {"hosts": {"node1": {"facts": None}}},
-        {"hosts": {"node1": {"facts": {"nccl_interface": {"name": "x;id", "address": "1", "nccl_version": None, "source": "model"}}}}},
+        {"hosts": {"node1": {"facts": {"nccl_interface": {"name": "x;id", "address": "1", "nccl_version": None, "source": "libnccl"}}}}},
         {"mesh": {"not_listening": {"elsewhere": "x"}}},
         {"mesh": {"failed": [{"src": "node1", "dst": "x", "address": "10.0.0.2", "port": 1, "outcome": "refused"}]}},
         {"smoke": {"ranks": []}},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nccl_doctor.model import NcclInterface
+from nccl_doctor.nccl.picture import nccl_interface
 from nccl_doctor.snapshot import Host, HostFacts, Interfaces, Resolution, Smoke, Snapshot, Unknown
 
 REAL = ("physical", "bond")
@@ -72,8 +72,9 @@ def _of_host(host: Host, smoke: Smoke, snapshot: Snapshot) -> LinkSpeed | None:
     names = {one.partition(":")[0] for rank in ranks for one in rank.interfaces if rank.network == "Socket"}
     if not names and smoke.backend == "gloo":
         names = _gloo(host, host.facts, snapshot)
-    if not names and isinstance(host.facts.nccl_interface, NcclInterface) and smoke.backend == "nccl":
-        names = {host.facts.nccl_interface.name}
+    if not names and smoke.backend == "nccl":
+        chosen = nccl_interface(host)
+        names = {chosen.name} if chosen is not None else set()
     return _ethernet(host.name, host.facts, names)
 
 

@@ -13,7 +13,7 @@ from nccl_doctor.firewall.packet import RuleRef
 from nccl_doctor.firewall.ruleset import Ruleset
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix
-from nccl_doctor.registry import Unjudged
+from nccl_doctor.registry import Unjudged, View
 from nccl_doctor.snapshot import Dial, Snapshot
 
 PORTS_SHOWN = 4
@@ -51,10 +51,11 @@ def gaps(judged: Judged, snapshot: Snapshot, *, master: bool) -> Iterator[Unjudg
         yield Unjudged(hosts, reason)
 
 
-def finding(blames: Sequence[Blame], snapshot: Snapshot, message: str) -> Finding:
+def finding(blames: Sequence[Blame], view: View, message: str) -> Finding:
     """The finding for hosts that stop dials alike."""
     first = blames[0]
-    way = opening(blames, snapshot)
+    snapshot, listens = view.snapshot, view.nccl.addresses
+    way = opening(blames, snapshot, listens)
     return Finding(
         hosts=tuple(blame.host.name for blame in blames),
         message=message,
@@ -67,7 +68,7 @@ def finding(blames: Sequence[Blame], snapshot: Snapshot, message: str) -> Findin
             "from": sorted({dial.src for blame in blames for dial in blame.dials}),
             "to": sorted({dial.dst for blame in blames for dial in blame.dials}),
         },
-        fix=_fix(blames, way, unconfirmed(blames, snapshot)),
+        fix=_fix(blames, way, unconfirmed(blames, snapshot, listens)),
     )
 
 

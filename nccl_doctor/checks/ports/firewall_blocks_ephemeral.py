@@ -38,5 +38,5 @@ def firewall_blocks_ephemeral(view: View) -> Iterator[Finding | Unjudged]:
         verb = "rejects" if first.rejects else "drops"
         whose = "the other hosts'" if first.direction == "input" else "its own"
         where = "to the ports that NCCL picks" if first.direction == "input" else "to the ports that the others pick"
-        yield finding(blames, snapshot, f"{first.manager} on {names} {verb} {whose} connections {where}.")
+        yield finding(blames, view, f"{first.manager} on {names} {verb} {whose} connections {where}.")
     yield from gaps(judged, snapshot, master=False)

@@ -44,7 +44,7 @@ def firewall_blocks_port(view: View) -> Iterator[Finding | Unjudged]:
         whose = "the other hosts'" if first.direction == "input" else "its own"
         what = _ports(blames, snapshot)
         yield finding(
-            blames, snapshot, f"{first.manager} on {names} {verb} {whose} connections {what}, so the ranks can't meet."
+            blames, view, f"{first.manager} on {names} {verb} {whose} connections {what}, so the ranks can't meet."
         )
     yield from gaps(judged, snapshot, master=True)
 

@@ -30,9 +30,9 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.majority import difference, ordered
 from nccl_doctor.hostlist import fold
-from nccl_doctor.model import Finding, Fix, NcclInterface, Severity
+from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
-from nccl_doctor.snapshot import HostFacts, Smoke, TorchInfo, Unknown, known
+from nccl_doctor.snapshot import HostFacts, LibncclAnswer, Smoke, TorchInfo, Unknown, known
 
 MATTERS = {
     "torch": Severity.ERROR,
@@ -105,6 +105,5 @@ def _versions(facts: HostFacts) -> dict[str, str]:
 
 
 def _loaded_nccl(facts: HostFacts) -> str | None:
-    """The version that libnccl itself told when it was asked for its interface."""
-    told = facts.nccl_interface
-    return told.nccl_version if isinstance(told, NcclInterface) and told.source == "libnccl" else None
+    """The version that libnccl itself told."""
+    return facts.libnccl.version if isinstance(facts.libnccl, LibncclAnswer) else None

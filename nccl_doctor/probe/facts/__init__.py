@@ -41,7 +41,7 @@ NO_TRIAL = {"$skipped": "only the master's port is tried"}
 
 
 def collect(request: dict[str, Any]) -> dict[str, object]:
-    """All facts but clock and nccl_interface, by field of snapshot.HostFacts, in JSON form, and ``witness``.
+    """All facts but the clock, by field of snapshot.HostFacts, in JSON form.
 
     Args:
         request: ``names`` to resolve, see :func:`names.collect`; ``deadline_s`` for everything; optional:
@@ -51,8 +51,7 @@ def collect(request: dict[str, Any]) -> dict[str, object]:
             be tried to read firewall rules.
 
     Returns:
-        For each field its value, or ``{"$unknown": reason, "traceback": text or None}``; for ``witness`` what libnccl
-        answered (:func:`witness.understand`), None where there is none.
+        For each field its value, or ``{"$unknown": reason, "traceback": text or None}``.
     """
     deadline_s = request["deadline_s"]
     began = time.monotonic()
@@ -84,7 +83,7 @@ def collectors(request: dict[str, Any], interpreter: Interpreter, deadline: floa
     )
     return {
         "torch": partial(torch_info.collect, env, interpreter, deadline),
-        "witness": interpreter.nccl,
+        "libnccl": interpreter.nccl,
         "gpus": partial(gpus.collect, deadline),
         "firewall": partial(firewall.collect, deadline, bool(request.get("sudo"))),
         "gpu_processes": partial(processes.on_gpus, deadline),

@@ -10,13 +10,14 @@ from collections.abc import Iterable
 
 from nccl_doctor.confirmed import numeric
 from nccl_doctor.snapshot.values import IpAddress, ip_address
+from nccl_doctor.transport.resolve import ssh_alias
 
 _AT_ONCE = 64
 _Answers = dict[str, tuple[IpAddress, ...]]
 
 
 def look_up(names: Iterable[str], within_s: float) -> _Answers:
-    """Addresses by name, of getaddrinfo(3); without the names that do not resolve, or not in time.
+    """Addresses by name, of getaddrinfo(3), or of ~/.ssh/config where only that knows the name; without the others.
 
     The resolver has no deadline of ours, so it is left behind in its thread.
     """
@@ -45,10 +46,12 @@ def _work(left: queue.SimpleQueue[str], answers: queue.SimpleQueue[tuple[str, tu
             name = left.get_nowait()
         except queue.Empty:
             return
-        answers.put((name, _addresses(name)))
+        answers.put((name, _addresses(name) or _addresses(ssh_alias(name))))
 
 
-def _addresses(name: str) -> tuple[IpAddress, ...]:
+def _addresses(name: str | None) -> tuple[IpAddress, ...]:
+    if name is None:
+        return ()
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):

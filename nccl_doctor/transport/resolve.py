@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 
 from nccl_doctor.transport import failures, ssh_config
+from nccl_doctor.transport.base import AccessError
 from nccl_doctor.transport.settings import LEAST_RSA_BITS, HostSettings, arguments, asked, check_name
 from nccl_doctor.transport.ssh_config import BeyondError, Values, expand
 from nccl_doctor.transport.ssh_options import SshOptions
+
+_ALIAS_S = 5.0
 
 DEFAULT_KEYS = ("id_rsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk")
 """OpenSSH's own names and order (readconf.c, fill_default_options); DSA and XMSS are gone from it."""
@@ -47,6 +51,15 @@ def resolve(name: str, options: SshOptions, deadline: float, config: Path | None
         raise failures.unreachable(target, "ssh-config", detail, tuple(error.said[-5:])) from None
     except TimeoutError as error:
         raise failures.unreachable(target, "ssh-config", "could not be looked up: ssh -G took too long") from error
+
+
+def ssh_alias(name: str) -> str | None:
+    """The HostName that ~/.ssh/config gives a name; None where it says nothing, or can't be asked."""
+    try:
+        hostname = resolve(name, SshOptions(), time.monotonic() + _ALIAS_S).hostname
+    except AccessError:
+        return None
+    return hostname if hostname != name else None
 
 
 def unread_configuration(config: Path | None = None) -> bool:

@@ -74,3 +74,23 @@ def test_a_login_shell_that_starts_another_is_sent_no_program(odd: Lab) -> None:
     assert "did not start in time: the login waits or runs something else" in found["message"]
     assert "login shell" in found["fix"]["summary"]
     assert not any("not found" in line for line in found["evidence"]), "the program was run as commands"
+
+
+def test_names_that_only_the_ssh_configuration_knows_are_one_finding(make_lab: MakeLab) -> None:
+    """torch on the hosts would look them up, and fail; ssh here goes where HostName says."""
+    lab = make_lab(3)
+    aliases = {f"gpu{number}": host for number, host in enumerate(lab.hosts, 1)}
+    config = "".join(
+        f"Host {alias}\n  HostName {host.address}\n  HostKeyAlias {host.name}\n" for alias, host in aliases.items()
+    )
+    lab.controller.write("/root/.ssh/config", config, 0o600)
+    assert lab.controller.run(["ssh", "gpu1", "getent", "hosts", "gpu2"], check=False).returncode == 2
+    hosts = lab.hosts_file(hosts=[*aliases])
+    run = doctor(lab, "check", "--no-smoke", hosts=hosts)
+    (found,) = run.report["diagnoses"]
+    assert (found["name"], found["severity"], found["hosts"]) == ("hostname-unresolvable", "error", [*aliases])
+    assert found["message"] == 'The names "gpu[1-3]" do not resolve on gpu[1-3], the master\'s among them.'
+    assert {effect["name"] for effect in found["explains"]} == {"port-unreachable", "master-addr-not-local"}
+    for command in found["fix"]["commands"]:
+        aliases[command["host"]].run(command["command"])
+    assert doctor(lab, "check", "--no-smoke", hosts=hosts).names == []

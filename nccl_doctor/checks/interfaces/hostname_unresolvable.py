@@ -5,7 +5,7 @@ cannot be retrieved (gai error: -2 - Name or service not known)". A host that ca
 back to 127.0.0.1, which the others can't reach (hostname-loopback tells when gloo needs them to).
 
 How we know: getaddrinfo(3) on each host for the master address, for every host's address in the hosts file, and for
-the host's own name.
+the host's own name. A name that only this machine's ~/.ssh/config knows (Host, HostName) resolves on none of them.
 
 Fix: add the name to the DNS or to /etc/hosts, or use IP addresses in the hosts file.
 """
@@ -13,10 +13,11 @@ Fix: add the name to the DNS or to /etc/hosts, or use IP addresses in the hosts 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from ipaddress import IPv4Address
 
 from nccl_doctor import confirmed
+from nccl_doctor.checks.lines import folded
 from nccl_doctor.checks.own_names import CHANCE, finding, is_without_gpus, own_names
 from nccl_doctor.commands import on
 from nccl_doctor.confirmed import Address
@@ -24,7 +25,7 @@ from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.shell import Line, line
-from nccl_doctor.snapshot import Resolution, Snapshot, deviations, known
+from nccl_doctor.snapshot import HostFacts, Mesh, Names, Snapshot, deviations, known
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
 
@@ -33,11 +34,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
     "NCD204",
     severity=Severity.WARNING,
     needs=("resolution", "identity", "interfaces", "env"),
-    explains=("allreduce-failed", "allreduce-timeout", "master-addr-not-local"),
+    explains=("allreduce-failed", "allreduce-timeout", "master-addr-not-local", "port-unreachable"),
     in_logs=("port-in-use", "ssh-unreachable"),
 )
 def hostname_unresolvable(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding for each name: an error for the master's, or a host's own where gloo must do. One for the rest."""
+    """One for the names that the same hosts lack: an error with the master's, or an own one that gloo needs."""
     cluster = view.snapshot.cluster
     resolved = {host.name: known(facts.resolution) for host, facts in view.facts}
     common = next(iter(resolved.values())).common if resolved else {}
@@ -45,13 +46,13 @@ def hostname_unresolvable(view: View) -> Iterator[Finding | Unjudged]:
     lost_on |= {name for name, told in common.items() if not told.addresses}
     own = [one for one in own_names(view) if not one.resolution.addresses]
     names = dict.fromkeys((cluster.master_addr, *(node.address for node in cluster.nodes)))
-    for name in names:
-        if name in lost_on:
-            seen = {host: told for host, one in resolved.items() if (told := one.get(name)) is not None}
-            lost = {host: told for host, told in seen.items() if not told.addresses}
-            fails = is_without_gpus(view) and any(one.name == name and one.lost for one in own)
-            is_fatal = name == cluster.master_addr or fails
-            yield _finding(name, lost, seen, view.snapshot, is_fatal=is_fatal)
+    together: dict[tuple[str, ...], list[str]] = {}
+    for name in (one for one in names if one in lost_on):
+        seen = {host: told for host, one in resolved.items() if (told := one.get(name)) is not None}
+        together.setdefault(tuple(host for host, told in seen.items() if not told.addresses), []).append(name)
+    for hosts, those in together.items():
+        fails = is_without_gpus(view) and any(one.name in those and one.lost for one in own)
+        yield _finding(view, hosts, those, is_fatal=fails or cluster.master_addr in those)
     caught = [one for one in own if one.name not in names]
     if caught:
         hosts = tuple(one.host for one in caught)
@@ -59,20 +60,19 @@ def hostname_unresolvable(view: View) -> Iterator[Finding | Unjudged]:
         yield finding(view, caught, f"{fold(hosts)} can't resolve the host's own name: {what}.")
 
 
-def _finding(
-    name: str, lost: dict[str, Resolution], seen: dict[str, Resolution], snapshot: Snapshot, *, is_fatal: bool
-) -> Finding:
-    told = {address for resolution in seen.values() for address in resolution.addresses}
-    told.update(snapshot.resolved.get(name, ()))
-    lines = {host: _line(name, told, confirmed.of_name(snapshot, name, host)) for host in lost}
-    commands = tuple(one for host in lost for one in on(host, lines[host])) if all(lines.values()) else ()
+def _finding(view: View, hosts: tuple[str, ...], names: list[str], *, is_fatal: bool) -> Finding:
+    lines = {host: _line(view.snapshot, names, host) for host in hosts}
+    commands = tuple(one for host in hosts for one in on(host, lines[host])) if all(lines.values()) else ()
+    one = len(names) == 1
+    s = "" if one else "s"
+    whose = "" if one or view.snapshot.cluster.master_addr not in names else ", the master's among them"
     return Finding(
-        hosts=tuple(lost),
-        message=f"The name {quoted(name)} does not resolve on {fold(lost)}.",
-        evidence=tuple(f"{host}: {quoted(name)}: {resolution.error}" for host, resolution in lost.items()),
-        facts={"name": name},
+        hosts=hosts,
+        message=f"The name{s} {quoted(fold(names))} {'does' if one else 'do'} not resolve on {fold(hosts)}{whose}.",
+        evidence=_evidence(view, hosts, names),
+        facts={"names": names, "failed": _dials(view.snapshot.mesh, hosts, names)},
         fix=Fix(
-            summary="Add the name to the DNS or to /etc/hosts, or use IP addresses in the hosts file.",
+            summary=f"Add the name{s} to the DNS or to /etc/hosts, or use IP addresses in the hosts file.",
             risk="safe" if commands else "manual",
             needs_root=bool(commands),
             commands=commands,
@@ -81,11 +81,37 @@ def _finding(
     )
 
 
-def _line(name: str, told: Iterable[str], sure: frozenset[Address]) -> Line | None:
-    """The entry for /etc/hosts; None where no single address is meant, or only other hosts' word says which."""
-    found = sure & {confirmed.numeric(text) for text in told}
-    known: list[Address] = [address for address in found if isinstance(address, IPv4Address)]
-    known = known or [*found]
-    if len(known) != 1 or not _NAME.fullmatch(name):
-        return None
-    return line("printf '%s %s\\n' {address} {name} >> /etc/hosts", address=known[0], name=name)
+def _evidence(view: View, hosts: tuple[str, ...], names: list[str]) -> tuple[str, ...]:
+    """What getaddrinfo(3) said, once for all that it said it to."""
+    told = [(host.name, known(facts.resolution)) for host, facts in view.facts if host.name in hosts]
+    said = ((host, name, one.get(name)) for name in names for host, one in told)
+    return folded((host, f"{quoted(name)}: {answer.error}") for host, name, answer in said if answer is not None)
+
+
+def _dials(mesh: object, hosts: tuple[str, ...], names: list[str]) -> list[dict[str, str]]:
+    """The pairs that failed because the name did: no fault of the host that was meant."""
+    failed = mesh.failed if isinstance(mesh, Mesh) else ()
+    pairs = {
+        (one.src, one.dst) for one in failed if one.outcome == "failed" and one.src in hosts and one.address in names
+    }
+    return [{"src": src, "dst": dst} for src, dst in sorted(pairs)]
+
+
+def _line(snapshot: Snapshot, names: list[str], host: str) -> Line | None:
+    """The entries for /etc/hosts; None where a name's address is not certain, or only other hosts' word says which."""
+    entries = [word for name in names for word in (str(_address(snapshot, name, host) or ""), name)]
+    return line("printf '%s %s\\n' {*entries} >> /etc/hosts", entries=entries) if all(entries) else None
+
+
+def _address(snapshot: Snapshot, name: str, host: str) -> Address | None:
+    """The one address of a name, of IPv4 where there are both."""
+    told = {address for one in snapshot.hosts if one.facts for address in _told(one.facts, name)}
+    told.update(snapshot.resolved.get(name, ()))
+    found = confirmed.of_name(snapshot, name, host) & {confirmed.numeric(text) for text in told}
+    some: list[Address] = [address for address in found if isinstance(address, IPv4Address)] or [*found]
+    return some[0] if len(some) == 1 and _NAME.fullmatch(name) else None
+
+
+def _told(facts: HostFacts, name: str) -> tuple[str, ...]:
+    answer = facts.resolution.get(name) if isinstance(facts.resolution, Names) else None
+    return tuple(map(str, answer.addresses)) if answer is not None else ()

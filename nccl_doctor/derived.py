@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from nccl_doctor.firewall import blame
-from nccl_doctor.nccl.survey import ClusterNccl, survey
+from nccl_doctor.nccl.cluster_nccl import ClusterNccl, cluster_nccl
 from nccl_doctor.snapshot import Snapshot
 
 
@@ -18,9 +18,9 @@ class Derived:
     @cached_property
     def nccl(self) -> ClusterNccl:
         """What NCCL does on each host."""
-        return survey(self.snapshot)
+        return cluster_nccl(self.snapshot)
 
     @cached_property
     def firewall(self) -> blame.Judged:
         """What the hosts' packet filters explain of the dials that failed."""
-        return blame.judge(self.snapshot, self.nccl.addresses)
+        return blame.judge_dials(self.snapshot, self.nccl.addresses)

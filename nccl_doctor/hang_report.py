@@ -8,9 +8,8 @@ from nccl_doctor.diagnose import attach_consequences, judge
 from nccl_doctor.hang.findings import NEXT_TIME, findings, sentence
 from nccl_doctor.hang.folds import doing, folded
 from nccl_doctor.hang.gaps import gaps
-from nccl_doctor.hang.standing import Standing
-from nccl_doctor.hang.verdict import Judgement, Seen
-from nccl_doctor.hang.verdict import judge as verdict_of
+from nccl_doctor.hang.observed_rank import ObservedRank
+from nccl_doctor.hang.verdict import Judgement, Seen, judge_hang
 from nccl_doctor.hang_model import STANDS_STILL, HangJob, HangLook, HangRank, HangReport
 from nccl_doctor.logs.words import ranks_of
 from nccl_doctor.model import Diagnosis
@@ -23,7 +22,7 @@ MOST_PLACES = 12
 
 def report(snapshot: HangSnapshot) -> HangReport:
     """The report of what was seen."""
-    judged = verdict_of(snapshot)
+    judged = judge_hang(snapshot)
     missing = gaps(snapshot, judged.seen)
     sure = judged.verdict in STANDS_STILL or judged.verdict in ("slow", "not-hanging")
     return HangReport(
@@ -52,7 +51,7 @@ def _job(seen: Seen) -> HangJob | None:
     first = next(iter(seen.ranks.values()), None)
     if first is None:
         return None
-    told = first.told
+    told = first.job_rank
     return HangJob(master_addr=told.master_addr, master_port=told.master_port, world_size=told.world_size)
 
 
@@ -71,13 +70,13 @@ def _ranks(judged: Judgement) -> list[HangRank]:
     return sorted(rows, key=lambda row: row.rank)
 
 
-def _rank(one: Standing, *, behind: bool) -> HangRank:
+def _rank(one: ObservedRank, *, behind: bool) -> HangRank:
     recorded = one.recorded
     there = one.looks and one.looks[-1].state is not None
     return HangRank(
         rank=one.rank,
         host=one.host,
-        pid=one.told.pid,
+        pid=one.job_rank.pid,
         state=one.states[-1].state if one.states and there else "gone",
         collectives=dict(recorded.issued) if recorded else {},
         frame=one.place.frame if one.place else None,

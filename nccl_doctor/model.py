@@ -20,14 +20,10 @@ ENVIRONMENT = "of the environment"
 """Stands in parentheses behind the name of a variable in :attr:`Cluster.origins`."""
 
 
-class Noun(FrozenModel):
-    """Base of what is asked for and answered."""
-
-
 # --- the cluster, as the user described it -----------------------------------------------------------------------
 
 
-class NodeOptions(Noun):
+class NodeOptions(FrozenModel):
     """Base of what one way of reaching hosts wants to know of a node.
 
     Attributes:
@@ -47,7 +43,7 @@ def access(*options: NodeOptions) -> dict[str, Json]:
     return {engine: values for engine, values in said.items() if values}
 
 
-class Node(Noun):
+class Node(FrozenModel):
     """One node of the job, in torchrun's sense: a place in the list, on a machine.
 
     Attributes:
@@ -86,7 +82,7 @@ class Node(Noun):
         return rest | ({"access": {"ssh": said}} if said else {})
 
 
-class Cluster(Noun):
+class Cluster(FrozenModel):
     """All nodes of a job and its master.
 
     Attributes:
@@ -130,7 +126,7 @@ class Outcome(str, Enum):
     CRASH = "crash"
 
 
-class Command(Noun):
+class Command(FrozenModel):
     """A line that can be pasted as it is into a shell on ``host``; made by :mod:`nccl_doctor.commands` alone.
 
     ``host`` is None for the machine that nccl-doctor runs on.
@@ -140,7 +136,7 @@ class Command(Noun):
     command: str
 
 
-class Fix(Noun):
+class Fix(FrozenModel):
     """What to do. ``commands`` holds only what makes the diagnosis go away when pasted; judgement is prose.
 
     ``variables`` are those that the commands set for the job, by host: ``launch`` puts them into its lines.
@@ -153,7 +149,7 @@ class Fix(Noun):
     variables: dict[str, dict[str, str]] = Field(default_factory=dict)
 
 
-class LogLine(Noun):
+class LogLine(FrozenModel):
     """Evidence out of a log: its file, its line counted from 1, and the text."""
 
     file: str
@@ -161,7 +157,7 @@ class LogLine(Noun):
     text: str
 
 
-class Finding(Noun):
+class Finding(FrozenModel):
     """What a check or a log yields: the fault, before it is known what follows from what.
 
     Attributes:
@@ -182,7 +178,7 @@ class Finding(Noun):
     entities: dict[str, Any] | None = None
 
 
-class Consequence(Noun):
+class Consequence(FrozenModel):
     """A finding that merely follows from a diagnosis."""
 
     code: str
@@ -191,7 +187,7 @@ class Consequence(Noun):
     message: str
 
 
-class Diagnosis(Noun):
+class Diagnosis(FrozenModel):
     """One fault, one diagnosis: its register entry, the finding, and what follows from it."""
 
     code: str
@@ -206,7 +202,7 @@ class Diagnosis(Noun):
     entities: dict[str, Any] | None = None
 
 
-class CheckResult(Noun):
+class CheckResult(FrozenModel):
     """What became of one check over all hosts; ``reason`` says why, where it is no plain pass."""
 
     code: str
@@ -216,7 +212,7 @@ class CheckResult(Noun):
     reason: str | None = None
 
 
-class NcclInterface(Noun):
+class NcclInterface(FrozenModel):
     """The interface that NCCL's bootstrap uses on a host, and who says so."""
 
     name: str
@@ -225,7 +221,7 @@ class NcclInterface(Noun):
     source: Literal["libnccl", "model"]
 
 
-class HostSummary(Noun):
+class HostSummary(FrozenModel):
     """One host of the report."""
 
     name: str
@@ -238,7 +234,7 @@ class HostSummary(Noun):
 PhaseOutcome = Literal["ok", "warning", "error", "unknown", "n/a", "skip"]
 
 
-class Phase(Noun):
+class Phase(FrozenModel):
     """One row of the screen: a category, how it went, and one phrase."""
 
     name: str

@@ -86,7 +86,7 @@ class Holder(NamedTuple):
     terminal: bool
 
 
-class Job(NamedTuple):
+class HolderJob(NamedTuple):
     """Processes that belong together and end together.
 
     Attributes:
@@ -163,7 +163,7 @@ class PortReport(NamedTuple):
     error: str | None = None
     hint: str | None = None
     time_wait_s: float | None = None
-    jobs: tuple[Job, ...] = ()
+    jobs: tuple[HolderJob, ...] = ()
     sockets: tuple[Socket, ...] = ()
     elsewhere: tuple[Elsewhere, ...] = ()
     ended: tuple[int, ...] = ()

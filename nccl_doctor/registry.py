@@ -23,7 +23,7 @@ from typing import Literal
 from nccl_doctor.derived import Derived
 from nccl_doctor.firewall.blame import Judged
 from nccl_doctor.model import Finding, Severity
-from nccl_doctor.nccl.survey import ClusterNccl
+from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.snapshot import Host, HostFacts, Mesh, Smoke, Snapshot, known
 
 

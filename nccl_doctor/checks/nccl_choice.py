@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.lines import folded
+from nccl_doctor.checks.evidence_lines import folded
 from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.model import Finding, Severity
+from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.faults import Fault, Kind, faults
 from nccl_doctor.nccl.suggest import fix
-from nccl_doctor.nccl.survey import ClusterNccl
 from nccl_doctor.registry import Unjudged, View
 
 NEEDS = ("interfaces", "env", "config_files")
@@ -70,7 +70,7 @@ def _setting(nccl: ClusterNccl, group: list[Fault]) -> str:
         return "Without NCCL_SOCKET_IFNAME"
     origins: dict[str, list[str]] = {}
     for fault in group:
-        origins.setdefault(nccl.pictures[fault.host].variables["NCCL_SOCKET_IFNAME"].origin, []).append(fault.host)
+        origins.setdefault(nccl.by_host[fault.host].variables["NCCL_SOCKET_IFNAME"].origin, []).append(fault.host)
     several = len(origins) > 1
     places = [f"{origin} on {fold(hosts)}" if several else origin for origin, hosts in origins.items()]
     return f"With NCCL_SOCKET_IFNAME={quoted(wanted)} ({', '.join(places)})"

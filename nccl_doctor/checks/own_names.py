@@ -86,8 +86,8 @@ def _is_innocent(view: View, host: str, other: str, addresses: Mapping[str, str]
 
     They are one machine; or of two families, and the other one's is the odd one.
     """
-    pictures = view.nccl.pictures
-    ends = [pictures[name].machine for name in (host, other) if name in pictures]
+    by_host = view.nccl.by_host
+    ends = [by_host[name].machine for name in (host, other) if name in by_host]
     if len(ends) == 2 and ends[0] is not None and ends[0] == ends[1]:
         return True
     mine, theirs = _is_v4(addresses[host]), _is_v4(addresses[other])
@@ -96,13 +96,13 @@ def _is_innocent(view: View, host: str, other: str, addresses: Mapping[str, str]
 
 def _reaches(view: View, host: str, source: str, address: str) -> bool:
     """Whether it may; NCCL's own address of the host is the matter of others."""
-    pictures = view.nccl.pictures
-    if host not in pictures or source not in pictures:
+    by_host = view.nccl.by_host
+    if host not in by_host or source not in by_host:
         return True
-    target = pictures[host]
+    target = by_host[host]
     if target.chosen is not None and target.chosen.address == address:
         return True
-    return reach(pictures[source], target, address, view.nccl.mesh).answer is not Answer.NO
+    return reach(by_host[source], target, address, view.nccl.mesh).answer is not Answer.NO
 
 
 def finding(view: View, caught: list[OwnName], message: str) -> Finding:
@@ -110,7 +110,7 @@ def finding(view: View, caught: list[OwnName], message: str) -> Finding:
     nccl = view.nccl
     good = {
         name: one.chosen.name
-        for name, one in nccl.pictures.items()
+        for name, one in nccl.by_host.items()
         if one.chosen is not None and not nccl.bootstrap[name].is_lost and not nccl.is_idle(name)
     }
     if nccl.suggestion is not None:

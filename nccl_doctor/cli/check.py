@@ -42,7 +42,7 @@ def check(
 
     def work() -> int:
         from nccl_doctor.cli.run import Request, check_cluster
-        from nccl_doctor.collect.smoke import Limits
+        from nccl_doctor.collect.smoke import SmokeLimits
         from nccl_doctor.inventory.overrides import Overrides
 
         request = Request(
@@ -59,7 +59,7 @@ def check(
             sudo=sudo,
             smoke=not no_smoke,
             # It proves that the job will start; `smoke` takes its time to measure.
-            smoke_limits=Limits(deadline_s=smoke_timeout, budget_s=2.0),
+            smoke_limits=SmokeLimits(deadline_s=smoke_timeout, budget_s=2.0),
             isolate=True,
             save=save,
             save_whole=save_whole,

@@ -88,7 +88,7 @@ def launch(
         from nccl_doctor.documents import Launch
         from nccl_doctor.errors import UsageError
         from nccl_doctor.inventory.last_check import Hosts, doubts, recall
-        from nccl_doctor.inventory.launch import commands, default_launcher
+        from nccl_doctor.inventory.launchers import commands, default_launcher
         from nccl_doctor.inventory.load import load
         from nccl_doctor.inventory.overrides import Overrides
         from nccl_doctor.inventory.plan import divides, plan

@@ -40,12 +40,12 @@ def logs(
     """Diagnose training or NCCL logs: what happened first, where, and what to do."""
 
     def work() -> int:
-        from nccl_doctor.logs.session import Session, passage
+        from nccl_doctor.logs.run import LogsRun, passage
 
         began = time.monotonic()
         chosen = among(selection(only or (), skip or ()))
         to_stderr = out.form != "human" and out.file is None
-        session = Session(tuple(files), passage(to_stderr=to_stderr) if tee else None, follow=follow)
+        session = LogsRun(tuple(files), passage(to_stderr=to_stderr) if tee else None, follow=follow)
         session.begin()
         # Other processes read while this one loads what the report needs.
         from nccl_doctor.logs.verdict import report

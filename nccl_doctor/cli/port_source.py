@@ -51,9 +51,9 @@ def _port(text: str, source: str) -> int:
         return number
     # only for its sentence: it takes a fifth of the command's time to import
     from nccl_doctor.inventory import values
-    from nccl_doctor.inventory.draft import Place
+    from nccl_doctor.inventory.parsed import SourceLocation
 
-    return values.port(text, Place(source, is_file=False))
+    return values.port(text, SourceLocation(source, is_file=False))
 
 
 def _from_log(source: str, *, must: bool) -> PortError | None:

@@ -18,7 +18,7 @@ from nccl_doctor.cli.snapshots import read_snapshot, save_snapshot, write_hosts
 from nccl_doctor.collect import facts, mesh
 from nccl_doctor.collect.mesh_plan import MeshSize
 from nccl_doctor.collect.run import Options, Run, looked
-from nccl_doctor.collect.smoke import Limits
+from nccl_doctor.collect.smoke import SmokeLimits
 from nccl_doctor.diagnose import judge
 from nccl_doctor.inventory.last_check import Hosts, remember
 from nccl_doctor.inventory.load import load
@@ -51,7 +51,7 @@ class Request:
     mesh: MeshSize = "auto"
     sudo: bool = False
     smoke: bool = True
-    smoke_limits: Limits = field(default_factory=Limits)
+    smoke_limits: SmokeLimits = field(default_factory=SmokeLimits)
     isolate: bool = False
     save: Path | None = None
     save_whole: bool = False
@@ -109,8 +109,8 @@ def _looking(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
     options = Options(
         connect_s=request.connect_s,
         total_s=total_s(request.timeout_s, request.smoke_limits),
-        facts_limits=facts.Limits(sudo=request.sudo),
-        mesh_limits=mesh.Limits(size=request.mesh if "mesh" in needs else "none"),
+        facts_limits=facts.FactLimits(sudo=request.sudo),
+        mesh_limits=mesh.MeshLimits(size=request.mesh if "mesh" in needs else "none"),
         smoke=request.smoke and "smoke" in needs,
         smoke_limits=request.smoke_limits,
     )
@@ -122,7 +122,7 @@ def _looking(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
         lines.close()
 
 
-def total_s(asked: float | None, smoke: Limits) -> float:
+def total_s(asked: float | None, smoke: SmokeLimits) -> float:
     """Seconds for the whole run: what was asked for, else enough for an all-reduce that takes all of its own.
 
     Only who gives ``--timeout`` himself may learn that it leaves no time for something.

@@ -37,7 +37,7 @@ def smoke(
 
     def work() -> int:
         from nccl_doctor.cli.run import Request, check_cluster
-        from nccl_doctor.collect.smoke import Limits
+        from nccl_doctor.collect.smoke import SmokeLimits
         from nccl_doctor.inventory.overrides import Overrides
 
         request = Request(
@@ -48,7 +48,7 @@ def smoke(
             timeout_s=timeout,
             transport=transport,
             overrides=Overrides(python, master_port, master_addr, nproc_per_node, user, port, tuple(env or ())),
-            smoke_limits=Limits(
+            smoke_limits=SmokeLimits(
                 deadline_s=smoke_timeout,
                 budget_s=smoke_budget,
                 max_bytes=max_bytes,

@@ -7,18 +7,20 @@ from typing import TypeVar
 
 from nccl_doctor.collect.admission import each
 from nccl_doctor.collect.answers import NoAnswerError
-from nccl_doctor.collect.session import Session
+from nccl_doctor.collect.session import ProbeSession
 
 T = TypeVar("T")
 
 
 def ask_all(
-    ask: Callable[[Session], T], sessions: list[Session], on_done: Callable[[Session], None] = lambda _session: None
+    ask: Callable[[ProbeSession], T],
+    sessions: list[ProbeSession],
+    on_done: Callable[[ProbeSession], None] = lambda _session: None,
 ) -> list[T | Exception]:
     """The answers in the sessions' order; an exception is one.
 
     A host's time begins with its turn. Who ran out of it is asked again when all others are through, which for a
-    request that it has is to wait for the answer (:meth:`Session.ask`).
+    request that it has is to wait for the answer (:meth:`ProbeSession.ask`).
     """
     results = each(ask, sessions, on_done)
     late = [place for place, result in enumerate(results) if isinstance(result, NoAnswerError)]

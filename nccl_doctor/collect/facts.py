@@ -12,7 +12,7 @@ from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import MalformedError, NoAnswerError, ProbeError, problems
 from nccl_doctor.collect.asking import ask_all
 from nccl_doctor.collect.common_names import CommonNames
-from nccl_doctor.collect.session import Session
+from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.model import Cluster
 from nccl_doctor.snapshot import (
     MALFORMED,
@@ -31,7 +31,7 @@ GRACE_S = 2.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class FactLimits:
     """How long collectors may take, in seconds, and whether ``sudo -n`` may be tried on the hosts."""
 
     timeout_s: float = 8.0
@@ -44,12 +44,12 @@ class Asking:
     What the first of them make of names is told to the others, which then tell only where they deviate.
     """
 
-    def __init__(self, cluster: Cluster, limits: Limits, until: float) -> None:
+    def __init__(self, cluster: Cluster, limits: FactLimits, until: float) -> None:
         self._cluster, self._limits, self._until = cluster, limits, until
         self._facts: dict[str, HostFacts] = {}
         self._names = CommonNames(cluster)
 
-    def __call__(self, session: Session, share: float) -> None:
+    def __call__(self, session: ProbeSession, share: float) -> None:
         """Asks one host, or waits again for what it was asked before.
 
         Raises:
@@ -98,10 +98,12 @@ def _is_late(fact: object) -> bool:
     return isinstance(fact, Unknown) and fact.late
 
 
-def firewalls_again(sessions: list[Session], facts: dict[str, HostFacts], limits: Limits) -> dict[str, HostFacts]:
+def firewalls_again(
+    sessions: list[ProbeSession], facts: dict[str, HostFacts], limits: FactLimits
+) -> dict[str, HostFacts]:
     """The facts with the firewalls' rules as they are now: their counters have moved since."""
 
-    def ask(session: Session) -> HostFacts:
+    def ask(session: ProbeSession) -> HostFacts:
         deadline = time.monotonic() + limits.timeout_s + GRACE_S
         told = session.ask(answers.RULES, "firewall", deadline, deadline_s=limits.timeout_s, sudo=limits.sudo)
         return facts[session.node.name].model_copy(update={"firewall_after": told.firewall})
@@ -110,7 +112,7 @@ def firewalls_again(sessions: list[Session], facts: dict[str, HostFacts], limits
     return {name: result for name, result in named.items() if isinstance(result, HostFacts)}
 
 
-def _clock(session: Session, deadline: float) -> Clock | Unknown:
+def _clock(session: ProbeSession, deadline: float) -> Clock | Unknown:
     """The host's clock against ours, by one short exchange as in NTP: the error is half the round trip."""
     sent = time.time()
     try:

@@ -16,8 +16,8 @@ from nccl_doctor.port_model import (
     Elsewhere,
     GpuUse,
     Holder,
+    HolderJob,
     Identity,
-    Job,
     Member,
     PortReport,
     Socket,
@@ -87,7 +87,7 @@ def look(machine: Machine, port: int | None, process: Identity | None, grace_s: 
     )
 
 
-def end(machine: Machine, jobs: Iterable[Job], grace_s: float, *, force: bool, tell: Tell) -> Ended:
+def end(machine: Machine, jobs: Iterable[HolderJob], grace_s: float, *, force: bool, tell: Tell) -> Ended:
     """Ends whole jobs: SIGTERM, a grace period, SIGKILL; each process is looked at again right before each signal."""
     named = [(member.pid, member.started) for job in jobs for member in job.members]
     answer = machine.ask("signal", processes=named, signal="TERM", force=force)
@@ -222,12 +222,12 @@ def _identities(answer: dict[str, Any]) -> list[tuple[int, int]]:
     return [(pid, started) for pid, started in answer["alive"]]
 
 
-def _job(told: dict[str, Any]) -> Job:
+def _job(told: dict[str, Any]) -> HolderJob:
     members = tuple(
         Member(**{**one, "gpus": tuple(GpuUse(use["gpu"], use["uuid"], use["memory_mib"]) for use in one["gpus"])})
         for one in told["processes"]
     )
-    return Job(
+    return HolderJob(
         root=told["root"],
         orphan=told["orphan"],
         unit=told["unit"],

@@ -16,7 +16,7 @@ from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.hang_jobs import choose
 from nccl_doctor.collect.hang_stores import with_counted
 from nccl_doctor.collect.hang_typed import LOOK, host_look
-from nccl_doctor.collect.session import Session
+from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.model import Cluster, Node
 from nccl_doctor.snapshot import AnyAccessFailure, Phased, ProbeFacts, ProbeFailed, Unknown, unknown
 from nccl_doctor.snapshot.hang import HangHost, HangSnapshot, HostLook, JobRanks, Ras, StoreClient
@@ -83,7 +83,7 @@ class _Watch:
         self._cluster, self._transport, self._options, self._progress = cluster, transport, options, progress
         self._began = time.monotonic()
         self._taken_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self._sessions: list[Session] = []
+        self._sessions: list[ProbeSession] = []
         self._failures: dict[str, AnyAccessFailure] = {}
         self._jobs: dict[str, JobRanks] = {}
         self._looks: dict[str, list[HostLook]] = {}
@@ -98,7 +98,7 @@ class _Watch:
             deadline = time.monotonic() + self._options.connect_s
             try:
                 # appended here, not by the caller: what Ctrl-C interrupts must be closed too
-                self._sessions.append(Session.open(self._transport, node, deadline, self._options.total_s + 10))
+                self._sessions.append(ProbeSession.open(self._transport, node, deadline, self._options.total_s + 10))
             except AccessError as error:
                 self._failures[node.name] = error.failure
 
@@ -111,7 +111,7 @@ class _Watch:
     def find(self) -> None:
         began = self._phase("finding ranks", [session.node.name for session in self._sessions])
 
-        def find(session: Session) -> JobRanks:
+        def find(session: ProbeSession) -> JobRanks:
             found = _ask(session, _JOB, "ranks", ANSWER_S)
             if found.ranks and not found.py_spy and self._options.stacks != "none":
                 _ask(session, answers.NOTHING, "py_spy", SHIP_S, bundle=py_spy_bundle.pack())
@@ -140,7 +140,7 @@ class _Watch:
                 self._looks.setdefault(name, []).append(look)
         self._timings["look"] = time.monotonic() - began
 
-    def _one_look(self, session: Session) -> HostLook:
+    def _one_look(self, session: ProbeSession) -> HostLook:
         stacks = None if self._options.stacks == "none" else self._options.stacks
         answer = _ask(session, LOOK, "look", LOOK_S + 2, pids=self._pids(session), stacks=stacks, deadline_s=LOOK_S)
         return host_look(answer, self._jobs[session.node.name])
@@ -187,17 +187,17 @@ class _Watch:
             timings={name: round(seconds, 3) for name, seconds in self._timings.items()},
         )
 
-    def _serves_ras(self, session: Session) -> bool:
+    def _serves_ras(self, session: ProbeSession) -> bool:
         return any(look.serves_ras for look in self._looks.get(session.node.name, ()))
 
-    def _with_ranks(self) -> list[Session]:
+    def _with_ranks(self) -> list[ProbeSession]:
         return [one for one in self._sessions if one.node.name in self._jobs and self._jobs[one.node.name].ranks]
 
-    def _pids(self, session: Session) -> list[int]:
+    def _pids(self, session: ProbeSession) -> list[int]:
         return [rank.pid for rank in self._jobs[session.node.name].ranks] if session.node.name in self._jobs else []
 
     def _everywhere(
-        self, work: Callable[[Session], Result], sessions: list[Session] | None = None
+        self, work: Callable[[ProbeSession], Result], sessions: list[ProbeSession] | None = None
     ) -> dict[str, Result]:
         """What each host answered, by name; one that fails is a failure of its own."""
         asked = self._sessions if sessions is None else sessions
@@ -227,5 +227,5 @@ def _reason(unnumbered: Unknown | tuple[StoreClient, ...]) -> Unknown | tuple[()
     return unnumbered if isinstance(unnumbered, Unknown) else ()
 
 
-def _ask(session: Session, kind: TypeAdapter[Result], what: str, seconds: float, **arguments: object) -> Result:
+def _ask(session: ProbeSession, kind: TypeAdapter[Result], what: str, seconds: float, **arguments: object) -> Result:
     return session.ask(kind, "watch", time.monotonic() + seconds, what=what, **arguments)

@@ -12,7 +12,7 @@ from nccl_doctor.snapshot.hang import JobRank, JobRanks
 MOST_TOLD = 8
 
 
-class Job(NamedTuple):
+class HangingJob(NamedTuple):
     """What the ranks of one job share; ``host`` only where its master is the host itself."""
 
     address: str
@@ -45,8 +45,8 @@ def choose(found: dict[str, JobRanks], *, port: int, pid: int | None) -> Choice:
     Raises:
         UsageError: it is not clear which.
     """
-    hosts: dict[Job, set[str]] = {}
-    counts: Counter[Job] = Counter()
+    hosts: dict[HangingJob, set[str]] = {}
+    counts: Counter[HangingJob] = Counter()
     for name, told in found.items():
         for rank in told.ranks:
             hosts.setdefault(_job(name, rank), set()).add(name)
@@ -65,7 +65,7 @@ def choose(found: dict[str, JobRanks], *, port: int, pid: int | None) -> Choice:
     return Choice(ranks, others, liars)
 
 
-def _of_process(pid: int, found: dict[str, JobRanks]) -> set[Job]:
+def _of_process(pid: int, found: dict[str, JobRanks]) -> set[HangingJob]:
     """The jobs of a rank's own PID; else of its launcher's."""
     jobs = {_job(name, rank) for name, told in found.items() for rank in told.ranks if rank.pid == pid}
     if not jobs:
@@ -77,10 +77,10 @@ def _of_process(pid: int, found: dict[str, JobRanks]) -> set[Job]:
     return jobs
 
 
-def _job(host: str, rank: JobRank) -> Job:
+def _job(host: str, rank: JobRank) -> HangingJob:
     alone = rank.master_addr in ("localhost", "::1") or rank.master_addr.startswith("127.")
     run_id = rank.told.get("TORCHELASTIC_RUN_ID", "")
-    return Job(rank.master_addr, rank.master_port, rank.world_size, run_id, host if alone else "")
+    return HangingJob(rank.master_addr, rank.master_port, rank.world_size, run_id, host if alone else "")
 
 
 def _latest(ranks: list[JobRank]) -> tuple[JobRank, ...]:

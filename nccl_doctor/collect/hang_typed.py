@@ -11,7 +11,6 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from nccl_doctor.logs import flight
 from nccl_doctor.snapshot import Fact, Phased, Unknown, unknown
-from nccl_doctor.snapshot.equipment import Xid
 from nccl_doctor.snapshot.hang import (
     Call,
     Flow,
@@ -24,6 +23,7 @@ from nccl_doctor.snapshot.hang import (
     Recorded,
     Thread,
 )
+from nccl_doctor.snapshot.hardware import Xid
 from nccl_doctor.snapshot.values import Count, Seconds
 
 MOST_CALLS = 64

@@ -13,13 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from nccl_doctor.collect import answers, large, redial
+from nccl_doctor.collect import answers, path_mtu, redial
 from nccl_doctor.collect.answers import Dialled, Listening, MalformedError
 from nccl_doctor.collect.asking import ask_all
 from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.mesh_addresses import address_of, confirmed
 from nccl_doctor.collect.mesh_plan import MeshSize, Target, could_open, own_nonce, partners, sample
-from nccl_doctor.collect.session import Session
+from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Cluster
 from nccl_doctor.snapshot import Dial, HostFacts, Mesh, PortTrial
@@ -35,7 +35,7 @@ ANSWER_S = 5.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class MeshLimits:
     """How much is dialled: seconds for one connection, and which pairs."""
 
     dial_s: float = 3.0
@@ -43,11 +43,11 @@ class Limits:
 
 
 def run(
-    sessions: list[Session],
+    sessions: list[ProbeSession],
     facts: dict[str, HostFacts],
     cluster: Cluster,
-    limits: Limits,
-    on_done: Callable[[Session], None],
+    limits: MeshLimits,
+    on_done: Callable[[ProbeSession], None],
 ) -> Mesh:
     """Opens the listeners, dials them all, closes them."""
     nonce = secrets.token_hex(16)
@@ -61,15 +61,15 @@ def run(
     targets = {name: mine for name, (mine, _) in told.items()}
     silent.update(_doubts({name: doubtful for name, (_, doubtful) in told.items()}))
 
-    def dial(session: Session, wanted: list[Target]) -> Dialled:
+    def dial(session: ProbeSession, wanted: list[Target]) -> Dialled:
         return _dial(session, wanted, nonce, limits.dial_s)
 
-    def again(session: Session, wanted: list[Target]) -> Dialled:
+    def again(session: ProbeSession, wanted: list[Target]) -> Dialled:
         return _dial(session, wanted, nonce, AGAIN * limits.dial_s)
 
     dialled = ask_all(lambda s: dial(s, targets[s.node.name]), sessions, on_done)
     dialled = redial.run(sessions, targets, dialled, again)
-    stalls = large.run(sessions, targets, dialled)
+    stalls = path_mtu.run(sessions, targets, dialled)
     fan_out(lambda s: s.ask(answers.NOTHING, "unlisten", time.monotonic() + ANSWER_S), sessions)
     failed: list[Dial] = []
     tested = 0
@@ -109,7 +109,7 @@ def _answered(
     return met
 
 
-def _listen(session: Session, facts: HostFacts, cluster: Cluster, nonce: str) -> Listening:
+def _listen(session: ProbeSession, facts: HostFacts, cluster: Cluster, nonce: str) -> Listening:
     trial = facts.master_port
     free = session.node.node_rank == 0 and isinstance(trial, PortTrial) and trial.free
     mine = own_nonce(nonce, session.node.name)
@@ -139,7 +139,7 @@ def _listening(
     return ports, silent
 
 
-def _dial(session: Session, targets: list[Target], nonce: str, timeout_s: float) -> Dialled:
+def _dial(session: ProbeSession, targets: list[Target], nonce: str, timeout_s: float) -> Dialled:
     wanted = [[target.address, list(target.ports), own_nonce(nonce, target.dst)] for target in targets]
     # Dials beyond the number that a host makes at once wait for their turn, at worst a time-out each.
     rounds = 1 + sum(len(target.ports) for target in targets) // AT_ONCE

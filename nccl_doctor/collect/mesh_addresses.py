@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 from nccl_doctor.model import Node
-from nccl_doctor.nccl.picture import nccl_interface
+from nccl_doctor.nccl.host_nccl import nccl_interface
 from nccl_doctor.snapshot import Host, HostFacts, Interfaces, Names, Resolution, Unknown
 
 PRIVATE = tuple(

@@ -9,7 +9,7 @@ from typing import Any
 from nccl_doctor.collect.answers import ProbeError
 from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.port_answers import ANSWERS
-from nccl_doctor.collect.session import Session
+from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model import Node
 from nccl_doctor.transport.base import AccessError, Transport
@@ -23,7 +23,7 @@ LIFETIME_S = 300.0
 class SessionMachine:
     """A host behind a session."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: ProbeSession) -> None:
         self._session = session
         self.name = session.node.name
 
@@ -50,7 +50,7 @@ def connect(nodes: Sequence[Node], transport: Transport, grace_s: float) -> list
 
     def open_session(node: Node) -> None:
         deadline = time.monotonic() + CONNECT_S
-        session = Session.open(transport, node, deadline, LIFETIME_S + grace_s)
+        session = ProbeSession.open(transport, node, deadline, LIFETIME_S + grace_s)
         opened.append(SessionMachine(session))  # here, so that what Ctrl-C interrupts is closed too
 
     try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from nccl_doctor.collect.admission import Stage, Window, in_turns
 from nccl_doctor.collect.answers import NoAnswerError
 from nccl_doctor.collect.load import LoadWatch
-from nccl_doctor.collect.session import Session
+from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.measured import Load
 from nccl_doctor.model import Node
 from nccl_doctor.snapshot import AnyAccessFailure, ProbeFacts, ProbeFailed
@@ -21,7 +21,7 @@ AGAIN = 0.35
 PATIENCE = 4.0
 """Times that the others needed; whoever takes longer alone is not merely one of many."""
 
-Look = Callable[[Session, float], None]
+Look = Callable[[ProbeSession, float], None]
 """Asks a host, within this share of the time that it has; :class:`NoAnswerError` where more time may help."""
 
 
@@ -47,7 +47,7 @@ class Reach:
     on_done: Callable[[str], None]
     look: Look | None = None
     on_looked: Callable[[str], None] = lambda _name: None
-    opened: dict[str, Session] = field(default_factory=dict)
+    opened: dict[str, ProbeSession] = field(default_factory=dict)
     failures: dict[str, AnyAccessFailure] = field(default_factory=dict)
     unanswered: dict[str, Exception] = field(default_factory=dict)
     again: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ class Reach:
             now = time.monotonic()
             left = max(self.until - now, 0.1)
             deadline = now + min(seconds, left)
-            self.opened[node.name] = Session.open(self.transport, node, deadline, left + 10, latest=now + left)
+            self.opened[node.name] = ProbeSession.open(self.transport, node, deadline, left + 10, latest=now + left)
 
     def _connected(self, node: Node) -> None:
         self.connected_s = time.monotonic() - self._began

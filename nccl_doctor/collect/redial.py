@@ -12,7 +12,7 @@ from collections.abc import Callable
 from nccl_doctor.collect.admission import each
 from nccl_doctor.collect.answers import Dialled, DialRow
 from nccl_doctor.collect.mesh_plan import Target
-from nccl_doctor.collect.session import Session
+from nccl_doctor.collect.session import ProbeSession
 
 FEW = 0.05
 """Share of all dials up to which those that timed out are tried again; of three hosts, one dial."""
@@ -22,10 +22,10 @@ TRIES = 4
 
 
 def run(
-    sessions: list[Session],
+    sessions: list[ProbeSession],
     targets: dict[str, list[Target]],
     answers: list[Dialled | Exception],
-    dial: Callable[[Session, list[Target]], Dialled],
+    dial: Callable[[ProbeSession, list[Target]], Dialled],
 ) -> list[Dialled | Exception]:
     """The answers of all hosts, without the dials that came through when they were tried once more.
 
@@ -48,10 +48,10 @@ def run(
 
 
 def _again(
-    sessions: list[Session],
+    sessions: list[ProbeSession],
     targets: dict[str, list[Target]],
     answers: list[Dialled | Exception],
-    dial: Callable[[Session, list[Target]], Dialled],
+    dial: Callable[[ProbeSession, list[Target]], Dialled],
 ) -> list[Dialled | Exception]:
     lost = [_timed_out(answer) for answer in answers]
 

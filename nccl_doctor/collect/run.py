@@ -18,7 +18,7 @@ from nccl_doctor.collect.answers import ProbeError
 from nccl_doctor.collect.controller_names import look_up
 from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.reach import Reach
-from nccl_doctor.collect.session import Session
+from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.collect.smoke import trials
 from nccl_doctor.measured import Load
 from nccl_doctor.model import Cluster
@@ -68,11 +68,11 @@ class Options:
     """Bounds of a run, in seconds. ``total_s`` ends everything: a phase that no longer fits in is not begun."""
 
     connect_s: float = 10.0
-    facts_limits: facts_phase.Limits = field(default_factory=facts_phase.Limits)
+    facts_limits: facts_phase.FactLimits = field(default_factory=facts_phase.FactLimits)
     total_s: float = 300.0
     smoke: bool = True
-    mesh_limits: mesh_phase.Limits = field(default_factory=mesh_phase.Limits)
-    smoke_limits: smoke_phase.Limits = field(default_factory=smoke_phase.Limits)
+    mesh_limits: mesh_phase.MeshLimits = field(default_factory=mesh_phase.MeshLimits)
+    smoke_limits: smoke_phase.SmokeLimits = field(default_factory=smoke_phase.SmokeLimits)
 
 
 @contextmanager
@@ -101,10 +101,10 @@ class Run:
         self._cluster, self._transport, self._options, self._progress = cluster, transport, options, progress
         self._began = time.monotonic()
         self._taken_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self._opened: dict[str, Session] = {}
+        self._opened: dict[str, ProbeSession] = {}
         self._awaited: set[str] = set()
         self._answered: set[str] = set()
-        self._sessions: list[Session] = []
+        self._sessions: list[ProbeSession] = []
         self._failures: dict[str, AnyAccessFailure] = {}
         self._facts: dict[str, HostFacts] = {}
         self._mesh: Phased[Mesh] = skipped(PENDING)
@@ -271,7 +271,7 @@ class Run:
     def _start(self, phase: str, limit_s: float | None = None) -> None:
         self._progress.phase(phase, [session.node.name for session in self._sessions], limit_s)
 
-    def _session_done(self, session: Session) -> None:
+    def _session_done(self, session: ProbeSession) -> None:
         self._progress.done(session.node.name)
 
     def _no_time_for(self, what: str, seconds: float) -> str:

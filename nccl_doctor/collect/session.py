@@ -35,7 +35,7 @@ MAX_GREETING = 4 << 20
 T = TypeVar("T")
 
 
-class Session:
+class ProbeSession:
     """A probe that answers.
 
     Attributes:
@@ -60,7 +60,7 @@ class Session:
     @classmethod
     def open(
         cls, transport: Transport, node: Node, deadline: float, lifetime_s: float, latest: float = math.inf
-    ) -> Session:
+    ) -> ProbeSession:
         """Connects before the deadline, and starts the probe in as much time again, but before ``latest``.
 
         Raises:

@@ -29,8 +29,8 @@ class Blame:
 
     Attributes:
         rules: all that stops them, the one they meet first in front.
-        surprises: of the dials, those that did not fail as the rule would make them.
-        spared: dials to the same ports that passed, though the host's rules should stop them: source, port.
+        unexpected_outcomes: of the dials, those that did not fail as the rule would make them.
+        unexpected_passes: dials to the same ports that passed, though the host's rules should stop them: source, port.
     """
 
     host: Host
@@ -39,8 +39,8 @@ class Blame:
     dials: list[Dial] = field(default_factory=list)
     rules: list[RuleRef] = field(default_factory=list)
     rejects: bool = False
-    surprises: list[Dial] = field(default_factory=list)
-    spared: list[tuple[str, int]] = field(default_factory=list)
+    unexpected_outcomes: list[Dial] = field(default_factory=list)
+    unexpected_passes: list[tuple[str, int]] = field(default_factory=list)
 
     @property
     def manager(self) -> Manager:
@@ -70,7 +70,7 @@ class Judged:
         return tuple(dial for dial in mesh.failed if id(dial) not in stopped)
 
 
-def judge(snapshot: Snapshot, listens: Mapping[str, str]) -> Judged:
+def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> Judged:
     """Compares every failed dial of the mesh with the rules on its way.
 
     A dial that all rules let through is in neither list: something between the hosts stops it.
@@ -113,7 +113,7 @@ def judge(snapshot: Snapshot, listens: Mapping[str, str]) -> Judged:
             _enter(blame, dial, objection, stopping[0])
     for blame in blames.values():
         if blame.direction == "input" and mesh.tested == mesh.pairs:
-            blame.spared.extend(_spared(blame, mesh, rules[blame.host.name], path))
+            blame.unexpected_passes.extend(_unexpected_passes(blame, mesh, rules[blame.host.name], path))
     return Judged(tuple(blames.values()), tuple(gaps))
 
 
@@ -154,10 +154,10 @@ def _enter(blame: Blame, dial: Dial, objection: Objection, first: Objection) -> 
     if not blame.dials or blame.dials[-1] is not dial:
         blame.dials.append(dial)
         if objection is first and dial.error != NOT_DIALLED and dial.outcome not in objection.outcomes:
-            blame.surprises.append(dial)
+            blame.unexpected_outcomes.append(dial)
 
 
-def _spared(
+def _unexpected_passes(
     blame: Blame, mesh: Mesh, rules: Ruleset, path: Callable[[str, str, str], Path | None]
 ) -> Iterator[tuple[str, int]]:
     own = blame.host.name

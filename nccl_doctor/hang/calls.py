@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from nccl_doctor.hang.standing import Standing
+from nccl_doctor.hang.observed_rank import ObservedRank
 from nccl_doctor.logs import flight
 from nccl_doctor.nccl import ras
 from nccl_doctor.nccl.ras_answer import Communicator, MalformedAnswerError, RasAnswer, RasProcess
@@ -31,7 +31,7 @@ class Parting:
     crossed: bool = False
 
 
-def parting(ranks: dict[int, Standing]) -> Parting | None:
+def parting(ranks: dict[int, ObservedRank]) -> Parting | None:
     """By the recorders: the first call in which ranks differ or that some have not come to; None where there is none.
 
     A recorder that was dumped long ago tells of the past, and is compared with its like alone.
@@ -93,9 +93,9 @@ class RasView:
     even: bool
 
 
-def ras_view(snapshot: HangSnapshot, ranks: dict[int, Standing]) -> RasView | None:
+def ras_view(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> RasView | None:
     """None where no service answered, or none that knows a process of this job."""
-    by_pid = {(one.told.inner_pid, _address(snapshot, one.host)): one.rank for one in ranks.values()}
+    by_pid = {(one.job_rank.inner_pid, _address(snapshot, one.host)): one.rank for one in ranks.values()}
     answers = [one for one in _answers(snapshot) if _ours(one, ranks)]
     if not answers:
         return None
@@ -141,9 +141,9 @@ def _answers(snapshot: HangSnapshot) -> list[RasAnswer]:
     return found
 
 
-def _ours(answer: RasAnswer, ranks: dict[int, Standing]) -> bool:
+def _ours(answer: RasAnswer, ranks: dict[int, ObservedRank]) -> bool:
     """Whether it tells of a process of this job; an answer that names no process may be anybody's."""
-    pids = {one.told.inner_pid for one in ranks.values()}
+    pids = {one.job_rank.inner_pid for one in ranks.values()}
     named = {rank.pid for one in answer.communicators for rank in (*one.ranks, *one.missing)}
     named |= {rank.pid for one in answer.communicators for group in one.groups for rank in group.ranks}
     named |= {process.pid for process in (*answer.dead, *answer.missing)}
@@ -154,17 +154,17 @@ def _address(snapshot: HangSnapshot, host: str) -> str:
     return next(one.node.address for one in snapshot.hosts if one.name == host)
 
 
-def _rank(process: RasProcess, by_pid: dict[tuple[int, str], int], ranks: dict[int, Standing]) -> int | None:
+def _rank(process: RasProcess, by_pid: dict[tuple[int, str], int], ranks: dict[int, ObservedRank]) -> int | None:
     return _by_pid(process.pid, process.host, by_pid, ranks)
 
 
 def _by_pid(
-    pid: int | None, host: str | None, by_pid: dict[tuple[int, str], int], ranks: dict[int, Standing]
+    pid: int | None, host: str | None, by_pid: dict[tuple[int, str], int], ranks: dict[int, ObservedRank]
 ) -> int | None:
     """The rank that a process is: by its PID and address, else by a PID that no other rank has."""
     if pid is None:
         return None
     if host is not None and (pid, host) in by_pid:
         return by_pid[pid, host]
-    alike = [one.rank for one in ranks.values() if one.told.inner_pid == pid]
+    alike = [one.rank for one in ranks.values() if one.job_rank.inner_pid == pid]
     return alike[0] if len(alike) == 1 else None

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.commands import on
 from nccl_doctor.hang.folds import doing, folded, named, told
-from nccl_doctor.hang.standing import Link, Standing
+from nccl_doctor.hang.observed_rank import Link, ObservedRank
 from nccl_doctor.hang.verdict import Judgement, Seen
 from nccl_doctor.logs.words import ranks_of
 from nccl_doctor.model import Finding, Fix
@@ -120,7 +120,7 @@ def _outside(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     )
 
 
-def _advice(one: Standing) -> str:
+def _advice(one: ObservedRank) -> str:
     workers = [worker for worker in one.states[-1].workers if worker.state in "DZT"] if one.states else []
     if one.in_kernel:
         return (
@@ -250,16 +250,16 @@ def _end(seen: Seen, rank: int | None) -> str:
     return f"rank {rank} on {seen.ranks[rank].host}" if rank is not None and rank in seen.ranks else "a rank unseen"
 
 
-def _places(ranks: list[Standing]) -> Iterator[str]:
+def _places(ranks: list[ObservedRank]) -> Iterator[str]:
     for words, numbers in list(folded(ranks).items())[:MOST_LINES]:
         yield f"{ranks_of(numbers)} {words}"
 
 
-def _few(ranks: list[Standing]) -> list[tuple[str, tuple[int, ...]]]:
+def _few(ranks: list[ObservedRank]) -> list[tuple[str, tuple[int, ...]]]:
     return list(folded(ranks).items())[:3]
 
 
-def _stack(one: Standing) -> Iterator[str]:
+def _stack(one: ObservedRank) -> Iterator[str]:
     """The user's lines, innermost first."""
     if one.place is not None:
         files = [f"{file.rpartition('/')[2]}:{line}" for file, line in one.place.path[:FRAMES]]

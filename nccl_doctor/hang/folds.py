@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nccl_doctor.hang.standing import Standing
+from nccl_doctor.hang.observed_rank import ObservedRank
 from nccl_doctor.logs.words import ranks_of
 
 KERNEL_WORDS = {
@@ -22,7 +22,7 @@ KERNEL_WORDS = {
 """Beginnings of kernel functions to what a process does in them."""
 
 
-def doing(one: Standing) -> str:
+def doing(one: ObservedRank) -> str:
     """What a rank does, in words that can stand behind its name."""
     if one.gone:
         return one.gone
@@ -38,7 +38,7 @@ def doing(one: Standing) -> str:
     return f"in state {state.state}" + (f" (kernel: {state.wchan})" if state.wchan else "")
 
 
-def folded(ranks: Iterable[Standing]) -> dict[str, tuple[int, ...]]:
+def folded(ranks: Iterable[ObservedRank]) -> dict[str, tuple[int, ...]]:
     """What is done to the ranks that do it, the most first."""
     found: dict[str, list[int]] = {}
     for one in ranks:
@@ -46,16 +46,16 @@ def folded(ranks: Iterable[Standing]) -> dict[str, tuple[int, ...]]:
     return {words: tuple(numbers) for words, numbers in sorted(found.items(), key=lambda item: -len(item[1]))}
 
 
-def told(ranks: Iterable[Standing], most: int = 6) -> str:
+def told(ranks: Iterable[ObservedRank], most: int = 6) -> str:
     """``ranks 0-2,4-7 in all_reduce at train.py:26; rank 3 at train.py:17 in step``."""
     found = folded(ranks)
     parts = [f"{ranks_of(numbers)} {words}" for words, numbers in list(found.items())[:most]]
     return "; ".join(parts) + (f"; and {len(found) - most} more places" if len(found) > most else "")
 
 
-def named(ranks: Iterable[Standing]) -> str:
+def named(ranks: Iterable[ObservedRank]) -> str:
     """``rank 3 (node2, pid 4711)``; of many, the numbers alone."""
     some = list(ranks)
     if len(some) <= 4:
-        return ", ".join(f"rank {one.rank} ({one.host}, pid {one.told.pid})" for one in some)
+        return ", ".join(f"rank {one.rank} ({one.host}, pid {one.job_rank.pid})" for one in some)
     return ranks_of([one.rank for one in some])

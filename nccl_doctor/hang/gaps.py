@@ -19,7 +19,7 @@ def gaps(snapshot: HangSnapshot, seen: Seen) -> tuple[str, ...]:
 
 
 def _numbers(snapshot: HangSnapshot, seen: Seen) -> Iterator[str]:
-    if any(one.told.counted for one in seen.ranks.values()):
+    if any(one.job_rank.counted for one in seen.ranks.values()):
         yield "the ranks' own numbers, which no variable tells: they are counted here by hosts and by their start"
     jobs = {host.name: host.job for host in snapshot.hosts if host.job is not None}
     blind = {name: job.unnumbered.reason for name, job in jobs.items() if isinstance(job.unnumbered, Unknown)}

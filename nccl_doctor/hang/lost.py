@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nccl_doctor.hang.standing import Standing
+from nccl_doctor.hang.observed_rank import ObservedRank
 from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.hang import HangHost, HangSnapshot
 
@@ -26,9 +26,9 @@ class Lost:
     evidence: tuple[str, ...] = ()
 
 
-def lost(snapshot: HangSnapshot, ranks: dict[int, Standing]) -> tuple[tuple[Lost, ...], tuple[int, ...]]:
+def lost(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> tuple[tuple[Lost, ...], tuple[int, ...]]:
     """The ranks that are gone, and those that nobody could look for, as their host was not reached or not named."""
-    here = [Lost(one.rank, (one.host,), one.told.pid, one.gone) for one in ranks.values() if one.gone]
+    here = [Lost(one.rank, (one.host,), one.job_rank.pid, one.gone) for one in ranks.values() if one.gone]
     absent = sorted(set(range(world_size(ranks))) - set(ranks))
     hosts = {host.name: host for host in snapshot.hosts}
     homes = _homes(ranks)
@@ -36,7 +36,7 @@ def lost(snapshot: HangSnapshot, ranks: dict[int, Standing]) -> tuple[tuple[Lost
     homeless = [rank for rank in absent if rank not in homes]
     empty = tuple(host.name for host in snapshot.hosts if host.job is not None and not host.job.ranks)
     # a counted rank was counted because it holds a connection: it is somewhere else
-    counted = any(one.told.counted for one in ranks.values())
+    counted = any(one.job_rank.counted for one in ranks.values())
     if empty and not counted and not any(host.failure for host in snapshot.hosts):
         words = "no rank of this job runs there"
         gone += [
@@ -47,18 +47,18 @@ def lost(snapshot: HangSnapshot, ranks: dict[int, Standing]) -> tuple[tuple[Lost
     return tuple(sorted([*here, *gone], key=lambda one: one.rank)), tuple(homeless)
 
 
-def world_size(ranks: dict[int, Standing]) -> int:
+def world_size(ranks: dict[int, ObservedRank]) -> int:
     """The job's; 0 where no rank was found."""
-    return max((one.told.world_size for one in ranks.values()), default=0)
+    return max((one.job_rank.world_size for one in ranks.values()), default=0)
 
 
-def _homes(ranks: dict[int, Standing]) -> dict[int, str]:
+def _homes(ranks: dict[int, ObservedRank]) -> dict[int, str]:
     """The host of every rank whose node is known by one that was found there: a node's ranks are numbered in a row."""
     homes: dict[int, str] = {}
     for one in ranks.values():
-        if one.told.local_rank is not None and one.told.local_world_size is not None:
-            first = one.told.rank - one.told.local_rank
-            homes.update(dict.fromkeys(range(first, first + min(one.told.local_world_size, 4096)), one.host))
+        if one.job_rank.local_rank is not None and one.job_rank.local_world_size is not None:
+            first = one.job_rank.rank - one.job_rank.local_rank
+            homes.update(dict.fromkeys(range(first, first + min(one.job_rank.local_world_size, 4096)), one.host))
     return homes
 
 

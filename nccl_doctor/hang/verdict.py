@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nccl_doctor.hang import calls, lost, standing
+from nccl_doctor.hang import calls, lost, observed_rank
 from nccl_doctor.hang.calls import Parting, RasView
 from nccl_doctor.hang.folds import doing
 from nccl_doctor.hang.lost import Lost
-from nccl_doctor.hang.places import Kind
-from nccl_doctor.hang.standing import Link, Standing
+from nccl_doctor.hang.observed_rank import Link, ObservedRank
+from nccl_doctor.hang.stack_place import Kind
 from nccl_doctor.hang_model import Verdict
 from nccl_doctor.snapshot.hang import HangSnapshot
 
@@ -33,7 +33,7 @@ class Seen:
         parting: where the recorders part; None where they don't, or there are none.
     """
 
-    ranks: dict[int, Standing]
+    ranks: dict[int, ObservedRank]
     world_size: int
     lost: tuple[Lost, ...]
     unseen: tuple[int, ...]
@@ -43,17 +43,17 @@ class Seen:
     serves_ras: bool
 
     @property
-    def present(self) -> list[Standing]:
+    def present(self) -> list[ObservedRank]:
         """The ranks that can take part."""
         return [one for one in self.ranks.values() if not one.gone]
 
     @property
-    def waiting(self) -> list[Standing]:
+    def waiting(self) -> list[ObservedRank]:
         """Those that stand in a collective."""
         return [one for one in self.present if one.waits is True]
 
     @property
-    def outside(self) -> list[Standing]:
+    def outside(self) -> list[ObservedRank]:
         """Those that stand elsewhere; one in the kernel's own hold does, wherever its stack says it was."""
         return [one for one in self.present if one.waits is False or (one.in_kernel and one.waits is None)]
 
@@ -66,7 +66,7 @@ class Seen:
     @property
     def nccl(self) -> bool:
         """Whether a rank has loaded NCCL, whose ranks go on in Python while their GPUs wait."""
-        return any(one.told.nccl for one in self.ranks.values())
+        return any(one.job_rank.nccl for one in self.ranks.values())
 
     @property
     def moves(self) -> bool:
@@ -95,21 +95,21 @@ class Judgement:
 
 def see(snapshot: HangSnapshot) -> Seen:
     """What the document shows."""
-    ranks = standing.standings(snapshot)
+    ranks = observed_rank.observed_ranks(snapshot)
     gone, unseen = lost.lost(snapshot, ranks) if ranks else ((), ())
     return Seen(
         ranks=ranks,
         world_size=lost.world_size(ranks),
         lost=gone,
         unseen=unseen,
-        links=tuple(standing.links(ranks)),
+        links=tuple(observed_rank.links(ranks)),
         parting=calls.parting(ranks),
         ras=calls.ras_view(snapshot, ranks),
         serves_ras=any(look.serves_ras for host in snapshot.hosts for look in host.looks),
     )
 
 
-def judge(snapshot: HangSnapshot) -> Judgement:
+def judge_hang(snapshot: HangSnapshot) -> Judgement:
     """The verdict."""
     seen = see(snapshot)
     if not seen.ranks:
@@ -138,12 +138,12 @@ def _moves(seen: Seen) -> Judgement | None:
     return Judgement("not-hanging", (), seen)
 
 
-def _late(one: Standing) -> bool:
+def _late(one: ObservedRank) -> bool:
     """Whether it stood outside of a collective at every look."""
     return len(one.places) > 1 and all(place is not None and not place.waits for place in one.places)
 
 
-def _waited_before(seen: Seen, late: list[Standing]) -> bool:
+def _waited_before(seen: Seen, late: list[ObservedRank]) -> bool:
     """Whether most of the others stood in a collective at the first look already."""
     others = [one for one in seen.present if one not in late and one.places and one.places[0] is not None]
     waited = [one for one in others if one.places[0] is not None and one.places[0].waits]
@@ -164,7 +164,7 @@ def _works(seen: Seen) -> Judgement | None:
     return Judgement("slow", tuple(one.rank for one in busy), seen) if busy else None
 
 
-def _computes(seen: Seen, one: Standing) -> bool:
+def _computes(seen: Seen, one: ObservedRank) -> bool:
     """Whether a rank that wants the CPU in a backward pass computes; with NCCL, ranks that wait want it too."""
     place = one.place
     return not seen.nccl and place is not None and place.kind in (Kind.BACKWARD, Kind.SYNC)

@@ -14,7 +14,7 @@ from nccl_doctor.errors import DoctorError
 from nccl_doctor.hostlist import MAX_HOSTS, quoted
 from nccl_doctor.inventory import values
 from nccl_doctor.inventory.ansible_ranges import expand
-from nccl_doctor.inventory.draft import Draft, Entry, Place, Said, Settings
+from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ _PYTHON = ("ansible_python_interpreter",)
 _CONNECTION = ("ansible_connection",)
 WANTED = frozenset((*_HOST, *_USER, *_PORT, *_KEY, *_PYTHON, *_CONNECTION))
 
-Variables = dict[str, Said[str]]
+Variables = dict[str, Sourced[str]]
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Group:
     """A group: the hosts and groups that stand in it, and its variables."""
 
     hosts: list[str] = field(default_factory=list)
-    children: dict[str, Place] = field(default_factory=dict)
+    children: dict[str, SourceLocation] = field(default_factory=dict)
     variables: Variables = field(default_factory=dict)
 
 
@@ -46,18 +46,18 @@ class Group:
 class Inventory:
     """All groups, and all hosts in the order of the file, each where it first stands, with its own variables."""
 
-    place: Place
+    place: SourceLocation
     groups: dict[str, Group] = field(default_factory=lambda: {"all": Group()})
-    hosts: dict[str, tuple[Place, Variables]] = field(default_factory=dict)
+    hosts: dict[str, tuple[SourceLocation, Variables]] = field(default_factory=dict)
     members: int = 0
 
-    def group(self, name: str, place: Place) -> Group:
+    def group(self, name: str, place: SourceLocation) -> Group:
         """The group of that name, which is made where there is none."""
         if name not in self.groups and len(self.groups) >= MAX_GROUPS:
             raise place.error(f"more than {MAX_GROUPS} groups")
         return self.groups.setdefault(name, Group())
 
-    def add(self, group: Group, pattern: str, place: Place, variables: Variables) -> None:
+    def add(self, group: Group, pattern: str, place: SourceLocation, variables: Variables) -> None:
         """Puts the hosts of a pattern into a group; what is said of a host in several places adds up."""
         names = expand(pattern, place)
         self.members += len(names)
@@ -70,7 +70,7 @@ class Inventory:
             self.hosts.setdefault(name, (place, {}))[1].update(variables)
             group.hosts.append(name)
 
-    def draft(self) -> Draft:
+    def parsed(self) -> ParsedInventory:
         """The hosts, with what their groups hand down to them.
 
         Raises:
@@ -91,8 +91,8 @@ class Inventory:
             if key not in handed_down:
                 layers = [self.groups[name].variables for name in sorted(key, key=order.__getitem__)]
                 handed_down[key] = {name: said for layer in layers for name, said in layer.items()}
-            entries.append(_entry(Said(host, place), variables, handed_down[key]))
-        return Draft(self.place, entries)
+            entries.append(_entry(Sourced(host, place), variables, handed_down[key]))
+        return ParsedInventory(self.place, entries)
 
     def _top_down(self) -> dict[str, tuple[int, str]]:
         """Each group's depth under "all", and its name: the order in which variables are laid over one another."""
@@ -134,7 +134,7 @@ class Inventory:
         return givers
 
 
-def _entry(name: Said[str], variables: Variables, shared: Variables) -> Entry:
+def _entry(name: Sourced[str], variables: Variables, shared: Variables) -> Entry:
     address = _first(variables, _HOST) or _first(shared, _HOST) or name
     connection = _first(variables, _CONNECTION) or _first(shared, _CONNECTION)
     values.host(address.value, address.place)
@@ -154,12 +154,14 @@ def _settings(variables: Variables) -> Settings:
     )
 
 
-def _checked(variables: Variables, names: Iterable[str], check: Callable[[str, Place], T]) -> Said[T] | None:
+def _checked(
+    variables: Variables, names: Iterable[str], check: Callable[[str, SourceLocation], T]
+) -> Sourced[T] | None:
     said = _first(variables, names)
-    return None if said is None else Said(check(said.value, said.place), said.place)
+    return None if said is None else Sourced(check(said.value, said.place), said.place)
 
 
-def _first(variables: Variables, names: Iterable[str]) -> Said[str] | None:
+def _first(variables: Variables, names: Iterable[str]) -> Sourced[str] | None:
     for name in names:
         said = variables.get(name)
         if said is not None:

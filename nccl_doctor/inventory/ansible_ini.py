@@ -7,15 +7,15 @@ import shlex
 
 from nccl_doctor.hostlist import quoted
 from nccl_doctor.inventory.ansible import WANTED, Inventory, Variables
-from nccl_doctor.inventory.draft import Draft, Place, Said
+from nccl_doctor.inventory.parsed import ParsedInventory, Sourced, SourceLocation
 
 MAX_LINE = 1 << 16
 SECTION = re.compile(r"\[([^\[\]:\s]+)(?::(\w+))?\]\s*(?:[#;].*)?")
 _WITH_PORT = re.compile(r"((?:[^:\[\]]|\[[^\[\]]*\])+):([0-9]+)")
 
 
-def read(text: str, place: Place) -> Draft:
-    """The draft of an inventory.
+def read(text: str, place: SourceLocation) -> ParsedInventory:
+    """What an inventory says.
 
     Raises:
         HostsFileError: at the first line that is not as it has to be.
@@ -42,16 +42,16 @@ def read(text: str, place: Place) -> Draft:
             inventory.groups[name].children[child] = here
         else:
             _host(line, here, name, inventory)
-    return inventory.draft()
+    return inventory.parsed()
 
 
-def _host(line: str, place: Place, group: str, inventory: Inventory) -> None:
+def _host(line: str, place: SourceLocation, group: str, inventory: Inventory) -> None:
     host, *words = _words(line, place)
     variables: Variables = {}
     with_port = _WITH_PORT.fullmatch(host)
     if with_port:
         host = with_port[1]
-        variables["ansible_port"] = Said(with_port[2], place)
+        variables["ansible_port"] = Sourced(with_port[2], place)
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
@@ -59,25 +59,25 @@ def _host(line: str, place: Place, group: str, inventory: Inventory) -> None:
                 f"{quoted(word)} is not understood; behind a host stand variables, as ansible_host=10.0.0.1"
             )
         if key in WANTED:
-            variables[key] = Said(value, place)
+            variables[key] = Sourced(value, place)
     inventory.add(inventory.group(group, place), host, place, variables)
 
 
-def _variable(line: str, place: Place) -> Variables:
+def _variable(line: str, place: SourceLocation) -> Variables:
     key, equals, value = (part.strip() for part in line.partition("="))
     if not equals:
         raise place.error(f"{quoted(line)} is not understood; a line here is variable=value")
     if key not in WANTED:
         return {}
     if "{{" in value:  # refused where it is used; its spaces say nothing
-        return {key: Said(value, place)}
+        return {key: Sourced(value, place)}
     words = _words(value, place) if value else []
     if len(words) != 1:
         raise place.error(f"{key} must be one value; put a value with spaces in quotes")
-    return {key: Said(words[0], place)}
+    return {key: Sourced(words[0], place)}
 
 
-def _words(line: str, place: Place) -> list[str]:
+def _words(line: str, place: SourceLocation) -> list[str]:
     try:
         words = shlex.split(line, comments=True)
     except ValueError:

@@ -7,12 +7,12 @@ import re
 import string
 
 from nccl_doctor.hostlist import MAX_HOSTS, quoted
-from nccl_doctor.inventory.draft import Place
+from nccl_doctor.inventory.parsed import SourceLocation
 
 _RANGE = re.compile(r"\[([0-9]{1,9}|[a-zA-Z]):([0-9]{1,9}|[a-zA-Z])(?::([0-9]{1,9}))?\]")
 
 
-def expand(pattern: str, place: Place) -> list[str]:
+def expand(pattern: str, place: SourceLocation) -> list[str]:
     """Ansible's ranges: ``node[01:04]``, ``db-[a:c]``, and ``[1:9:2]`` with a step; both ends are included.
 
     At most 65,536 names, counted before any is made.
@@ -35,7 +35,7 @@ def expand(pattern: str, place: Place) -> list[str]:
     return ["".join(name) for name in itertools.product(*parts, [rest])]
 
 
-def _choices(match: re.Match[str], place: Place) -> list[str]:
+def _choices(match: re.Match[str], place: SourceLocation) -> list[str]:
     low, high, step = match[1], match[2], int(match[3] or 1)
     letters = string.ascii_letters
     if low.isdigit() != high.isdigit() or step == 0 or (low[0] == "0" and low != "0" and len(low) != len(high)):

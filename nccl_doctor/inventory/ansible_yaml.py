@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nccl_doctor.hostlist import quoted
 from nccl_doctor.inventory.ansible import WANTED, Inventory, Variables
-from nccl_doctor.inventory.draft import Draft, Place, Said
+from nccl_doctor.inventory.parsed import ParsedInventory, Sourced, SourceLocation
 from nccl_doctor.inventory.yaml_tree import Mapping, Scalar, Tree, as_mapping, as_text
 
 _PARTS = ("hosts", "children", "vars")
@@ -19,8 +19,8 @@ def looks_like_group(tree: Tree) -> bool:
     )
 
 
-def read(tree: Tree, place: Place) -> Draft:
-    """The draft of an inventory.
+def read(tree: Tree, place: SourceLocation) -> ParsedInventory:
+    """What an inventory says.
 
     Raises:
         HostsFileError: at the first line that is not as it has to be.
@@ -28,10 +28,10 @@ def read(tree: Tree, place: Place) -> Draft:
     inventory = Inventory(place)
     for name, (where, group) in as_mapping(tree, "the inventory").items():
         _group(name, where, group, inventory)
-    return inventory.draft()
+    return inventory.parsed()
 
 
-def _group(name: str, place: Place, tree: Tree, inventory: Inventory) -> None:
+def _group(name: str, place: SourceLocation, tree: Tree, inventory: Inventory) -> None:
     """Reads one group; its depth is bounded by that of the tree."""
     group = inventory.group(name, place)
     for part, (where, value) in as_mapping(tree, f"the group {quoted(name)}").items():
@@ -50,7 +50,9 @@ def _group(name: str, place: Place, tree: Tree, inventory: Inventory) -> None:
                 _group(child, child_place, subtree, inventory)
 
 
-def _variables(keys: dict[str, tuple[Place, Tree]], note: str) -> Variables:
+def _variables(keys: dict[str, tuple[SourceLocation, Tree]], note: str) -> Variables:
     return {
-        name: Said(as_text(value, name), place.noted(note)) for name, (place, value) in keys.items() if name in WANTED
+        name: Sourced(as_text(value, name), place.noted(note))
+        for name, (place, value) in keys.items()
+        if name in WANTED
     }

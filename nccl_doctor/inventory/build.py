@@ -1,4 +1,4 @@
-"""From a draft to the cluster: what holds for the list as a whole, defaults, ranks, and where each value came from."""
+"""From a parsed inventory to the cluster: what holds for the list as a whole, defaults, ranks, and where each value came from."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from nccl_doctor.errors import UsageError
 from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.inventory import values
-from nccl_doctor.inventory.draft import Draft, Entry, Said, Settings
+from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced
 from nccl_doctor.inventory.this_machine import ThisMachine, canonical
 from nccl_doctor.model import DEFAULT_MASTER_PORT, Cluster, Node, access
 from nccl_doctor.transport.ssh_options import SshOptions
@@ -20,48 +20,50 @@ Judged = dict[str, tuple[Entry, Settings]]
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
-def build(draft: Draft, exclude: Collection[str], here: ThisMachine) -> Cluster:
+def build(parsed: ParsedInventory, exclude: Collection[str], here: ThisMachine) -> Cluster:
     """The cluster; hosts in ``exclude``, by name or address, are left out, and ranks follow the places that remain.
 
     Raises:
         HostsFileError, UsageError: for a host that stands twice, nodes that share GPUs, or an empty list.
     """
     settings: Judged = {}
-    for entry in draft.entries:
+    for entry in parsed.entries:
         _refuse_double(entry, settings)
         said = _one_word_for_devices(entry.own.over(entry.shared), entry)
         _refuse_more_ranks_than_gpus(said, entry)
         settings[entry.name.value] = entry, said
-    local = {entry.name.value: _why_local(entry, here) for entry in draft.entries}
+    local = {entry.name.value: _why_local(entry, here) for entry in parsed.entries}
     _refuse_shared_gpus(settings, local)
-    _refuse_absent(exclude, settings, draft)
+    _refuse_absent(exclude, settings, parsed)
     left = [pair for name, pair in settings.items() if not {name, pair[0].address.value} & set(exclude)]
     if not left:
-        raise UsageError(f"-x leaves out every host of {draft.place.source}; at least one has to remain")
+        raise UsageError(f"-x leaves out every host of {parsed.place.source}; at least one has to remain")
     origins: dict[str, str] = {}
     nodes = tuple(_node(rank, entry, said, local[entry.name.value], origins) for rank, (entry, said) in enumerate(left))
-    origins["master_addr"] = str(draft.master_addr.place) if draft.master_addr else "default: the first host's address"
-    origins["master_port"] = str(draft.master_port.place) if draft.master_port else "default"
-    if draft.same:
-        origins["same"] = str(draft.same[0].place)
+    origins["master_addr"] = (
+        str(parsed.master_addr.place) if parsed.master_addr else "default: the first host's address"
+    )
+    origins["master_port"] = str(parsed.master_port.place) if parsed.master_port else "default"
+    if parsed.same:
+        origins["same"] = str(parsed.same[0].place)
     return Cluster(
         nodes=nodes,
-        master_addr=draft.master_addr.value if draft.master_addr else nodes[0].address,
-        master_port=draft.master_port.value if draft.master_port else DEFAULT_MASTER_PORT,
-        same=tuple(dict.fromkeys(path.value for path in draft.same)),
-        source=draft.place.source,
+        master_addr=parsed.master_addr.value if parsed.master_addr else nodes[0].address,
+        master_port=parsed.master_port.value if parsed.master_port else DEFAULT_MASTER_PORT,
+        same=tuple(dict.fromkeys(path.value for path in parsed.same)),
+        source=parsed.place.source,
         origins=origins,
     )
 
 
-def _refuse_absent(exclude: Collection[str], settings: Judged, draft: Draft) -> None:
+def _refuse_absent(exclude: Collection[str], settings: Judged, parsed: ParsedInventory) -> None:
     """Whoever leaves out a host that isn't there has misspelled one that is."""
-    there = {*settings, *(entry.address.value for entry in draft.entries)}
+    there = {*settings, *(entry.address.value for entry in parsed.entries)}
     absent = [name for name in exclude if name not in there]
     if absent:
         near = difflib.get_close_matches(absent[0], there, 1)
         hint = f"; did you mean {quoted(near[0])}?" if near else ""
-        raise UsageError(f"-x: {fold(absent)} is no host of {draft.place.source}{hint}")
+        raise UsageError(f"-x: {fold(absent)} is no host of {parsed.place.source}{hint}")
 
 
 def _refuse_double(entry: Entry, seen: Judged) -> None:
@@ -84,7 +86,7 @@ def _one_word_for_devices(settings: Settings, entry: Entry) -> Settings:
         raise said.place.error(f"{_DEVICES} in env says again what cuda_visible_devices says; keep one")
     if settings.cuda_visible_devices:
         return replace(settings, env=env)
-    devices = Said(values.devices(said.value, said.place), said.place)
+    devices = Sourced(values.devices(said.value, said.place), said.place)
     return replace(settings, env=env, cuda_visible_devices=devices)
 
 

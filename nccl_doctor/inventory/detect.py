@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from nccl_doctor.inventory import ansible_ini, ansible_yaml, hostfiles, hosts_yaml
-from nccl_doctor.inventory.draft import Draft, Place
+from nccl_doctor.inventory.parsed import ParsedInventory, SourceLocation
 from nccl_doctor.inventory.yaml_parse import parse
 from nccl_doctor.inventory.yaml_tree import Mapping, Scalar, Tree
 
@@ -14,13 +14,13 @@ _YAML_START = re.compile(rf"---|%|-(?:\s|$)|[{{\[\"'&!*?|>]|(?:{_KEYS})\s*:|[^\s
 _INI_VARIABLE = re.compile(r"\sansible_\w+\s*=")
 
 
-def read(text: str, source: str) -> Draft:
-    """The draft of a file: our own YAML, an Ansible inventory in YAML or INI, or a hostfile of MPI or DeepSpeed.
+def read(text: str, source: str) -> ParsedInventory:
+    """What a file says: our own YAML, an Ansible inventory in YAML or INI, or a hostfile of MPI or DeepSpeed.
 
     Raises:
         HostsFileError: where it is none of these, or is wrong in itself.
     """
-    place = Place(source)
+    place = SourceLocation(source)
     lines = [line for line in text.split("\n") if line.strip() and line.lstrip()[0] not in "#;"]
     if any(line[0] == "[" and ansible_ini.SECTION.fullmatch(line.rstrip()) for line in lines):
         return ansible_ini.read(text, place)
@@ -31,7 +31,7 @@ def read(text: str, source: str) -> Draft:
     return hostfiles.read(text, place)
 
 
-def _read_yaml(text: str, place: Place) -> Draft:
+def _read_yaml(text: str, place: SourceLocation) -> ParsedInventory:
     tree = parse(text, place)
     if not isinstance(tree, Mapping):
         raise tree.place.error('a hosts file is a mapping; write "hosts:" and below it each host with "- " in front')

@@ -12,15 +12,15 @@ from dataclasses import replace
 
 from nccl_doctor.hostlist import MAX_HOSTS, quoted
 from nccl_doctor.inventory import values
-from nccl_doctor.inventory.draft import Draft, Entry, Place, Said, Settings
+from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
 from nccl_doctor.inventory.patterns import named
 
 _OPTION = re.compile(r"([A-Za-z_-]+)\s*=\s*(\S+)\s*")
 _COUNTED = re.compile(r"([^:]+):([0-9]+)")
 
 
-def read(text: str, place: Place) -> Draft:
-    """The draft of a hostfile.
+def read(text: str, place: SourceLocation) -> ParsedInventory:
+    """What a hostfile says.
 
     Raises:
         HostsFileError: at the first line that is not as it has to be.
@@ -32,10 +32,10 @@ def read(text: str, place: Place) -> Draft:
             entries += _line(meant, place.at(number), MAX_HOSTS - len(entries))
     if not entries:
         raise place.error("names no host; a line of a hostfile is node1 slots=8")
-    return Draft(place, _counted(entries))
+    return ParsedInventory(place, _counted(entries))
 
 
-def _line(line: str, place: Place, limit: int) -> list[Entry]:
+def _line(line: str, place: SourceLocation, limit: int) -> list[Entry]:
     host, *rest = line.split(maxsplit=1)
     slots = None
     counted = _COUNTED.fullmatch(host)
@@ -44,11 +44,11 @@ def _line(line: str, place: Place, limit: int) -> list[Entry]:
     for key, value in _options(rest[0] if rest else "", place).items():
         if key == "slots":
             slots = value
-    own = Settings() if slots is None else Settings(nproc_per_node=Said(values.nproc(slots, place), place))
+    own = Settings() if slots is None else Settings(nproc_per_node=Sourced(values.nproc(slots, place), place))
     return named(host, place, own, Settings(), limit)
 
 
-def _options(text: str, place: Place) -> dict[str, str]:
+def _options(text: str, place: SourceLocation) -> dict[str, str]:
     options: dict[str, str] = {}
     position = 0
     while position < len(text):
@@ -73,6 +73,6 @@ def _counted(entries: list[Entry]) -> list[Entry]:
         if times[name] == 1 or name in with_slots:
             first[index] = entry
         elif name not in first:
-            ranks = Said(values.nproc(str(times[name]), place), place.noted("the times it stands there"))
+            ranks = Sourced(values.nproc(str(times[name]), place), place.noted("the times it stands there"))
             first[name] = replace(entry, own=replace(entry.own, nproc_per_node=ranks))
     return list(first.values())

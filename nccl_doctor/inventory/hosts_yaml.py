@@ -9,12 +9,12 @@ from typing import TypeVar
 from nccl_doctor.errors import DoctorError
 from nccl_doctor.hostlist import MAX_HOSTS, quoted
 from nccl_doctor.inventory import values
-from nccl_doctor.inventory.draft import Draft, Entry, Place, Said, Settings
+from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
 from nccl_doctor.inventory.patterns import expanded, named
 from nccl_doctor.inventory.yaml_tree import Mapping, Tree, as_list, as_mapping, as_text
 
 T = TypeVar("T")
-Keys = dict[str, tuple[Place, Tree]]
+Keys = dict[str, tuple[SourceLocation, Tree]]
 
 _FOR_ALL = ("python", "ssh", "env", "nproc_per_node")
 TOP_KEYS = ("master_addr", "master_port", *_FOR_ALL, "same", "hosts")
@@ -23,8 +23,8 @@ MAX_SAME = 100
 SSH_KEYS = ("user", "port", "identity_file")
 
 
-def read(tree: Tree, place: Place) -> Draft:
-    """The draft of a hosts file.
+def read(tree: Tree, place: SourceLocation) -> ParsedInventory:
+    """What a hosts file says.
 
     Raises:
         HostsFileError: at the first line that is not as it has to be.
@@ -39,7 +39,7 @@ def read(tree: Tree, place: Place) -> Draft:
         entries += _host(item, shared, MAX_HOSTS - len(entries))
     if not entries:
         raise listed.place.error('"hosts" names no host; at least one is needed')
-    return Draft(
+    return ParsedInventory(
         place,
         entries,
         _said(keys, "master_addr", values.host, ""),
@@ -48,12 +48,12 @@ def read(tree: Tree, place: Place) -> Draft:
     )
 
 
-def _same(tree: Tree) -> tuple[Said[str], ...]:
+def _same(tree: Tree) -> tuple[Sourced[str], ...]:
     """The files and folders that have to be the same on all hosts."""
     paths = as_list(tree, '"same"')
     if len(paths) > MAX_SAME:
         raise tree.place.error(f'"same" names {len(paths)} paths; at most {MAX_SAME} are allowed, and a folder is one')
-    return tuple(Said(values.path(as_text(path, "a path"), path.place), path.place) for path in paths)
+    return tuple(Sourced(values.path(as_text(path, "a path"), path.place), path.place) for path in paths)
 
 
 def _host(tree: Tree, shared: Settings, limit: int) -> list[Entry]:
@@ -73,7 +73,7 @@ def _host(tree: Tree, shared: Settings, limit: int) -> list[Entry]:
     return [Entry(name, address, own, shared) for name, address in zip(names, addresses, strict=True)]
 
 
-def _names(keys: Keys, key: str, limit: int) -> list[Said[str]]:
+def _names(keys: Keys, key: str, limit: int) -> list[Sourced[str]]:
     _, tree = keys[key]
     texts = expanded(as_text(tree, quoted(key)), tree.place, limit)
     for text in texts:
@@ -81,7 +81,7 @@ def _names(keys: Keys, key: str, limit: int) -> list[Said[str]]:
             raise tree.place.error(
                 f"{quoted(text)} is no host name; the user stands apart, as in ssh: {{user: ubuntu}}"
             )
-    return [Said(values.host(text, tree.place), tree.place) for text in texts]
+    return [Sourced(values.host(text, tree.place), tree.place) for text in texts]
 
 
 def _settings(keys: Keys, note: str) -> Settings:
@@ -97,19 +97,19 @@ def _settings(keys: Keys, note: str) -> Settings:
     )
 
 
-def _said(keys: Keys, key: str, check: Callable[[str, Place], T], note: str) -> Said[T] | None:
+def _said(keys: Keys, key: str, check: Callable[[str, SourceLocation], T], note: str) -> Sourced[T] | None:
     if key not in keys:
         return None
     _, tree = keys[key]
-    return Said(check(as_text(tree, quoted(key)), tree.place), tree.place.noted(note))
+    return Sourced(check(as_text(tree, quoted(key)), tree.place), tree.place.noted(note))
 
 
-def _env(tree: Tree, note: str) -> dict[str, Said[str]]:
+def _env(tree: Tree, note: str) -> dict[str, Sourced[str]]:
     env = {}
     for name, (place, value) in as_mapping(tree, '"env"').items():
         values.variable(name, place)
         text = values.variable_value(as_text(value, quoted(name)), value.place)
-        env[name] = Said(text, value.place.noted(note))
+        env[name] = Sourced(text, value.place.noted(note))
     return env
 
 
@@ -122,7 +122,7 @@ def _known(tree: Tree, what: str, allowed: tuple[str, ...]) -> Keys:
     return keys
 
 
-def _unknown_key(key: str, place: Place, allowed: tuple[str, ...]) -> DoctorError:
+def _unknown_key(key: str, place: SourceLocation, allowed: tuple[str, ...]) -> DoctorError:
     if key in TOP_KEYS or key in HOST_KEYS or key in SSH_KEYS:
         home = "at the top of the file" if key in TOP_KEYS else "on a host" if key in HOST_KEYS else 'under "ssh"'
         return place.error(f"the key {quoted(key)} can't stand here; it stands {home}")

@@ -16,10 +16,11 @@ from pydantic import Field, ValidationError
 
 from nccl_doctor import shell
 from nccl_doctor.files import write_atomically
+from nccl_doctor.frozen import FrozenModel
 from nccl_doctor.hostlist import fold
-from nccl_doctor.inventory.launch import release
+from nccl_doctor.inventory.launchers import release
 from nccl_doctor.inventory.plan import Seen
-from nccl_doctor.model import Cluster, Diagnosis, Noun, Report, Severity
+from nccl_doctor.model import Cluster, Diagnosis, Report, Severity
 from nccl_doctor.ranks import counts
 from nccl_doctor.snapshot import Snapshot, TorchInfo, Unknown
 from nccl_doctor.snapshot.values import Version
@@ -27,7 +28,7 @@ from nccl_doctor.snapshot.values import Version
 OLD_S = 86_400.0
 
 
-class HostSeen(Noun):
+class HostSeen(FrozenModel):
     """One host, as :class:`~nccl_doctor.inventory.plan.Seen`."""
 
     nproc: int
@@ -35,7 +36,7 @@ class HostSeen(Noun):
     variables: dict[str, str] = Field(default_factory=dict)
 
 
-class LastCheck(Noun):
+class LastCheck(FrozenModel):
     """A check that was made.
 
     Attributes:

@@ -9,14 +9,14 @@ from typing import Any
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory import detect, slurm, values
 from nccl_doctor.inventory.build import build
-from nccl_doctor.inventory.draft import Draft, Entry, Place, Said, Settings
 from nccl_doctor.inventory.overrides import Overrides
+from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
 from nccl_doctor.inventory.patterns import expanded, named
 from nccl_doctor.inventory.reading import STDIN, read_text
 from nccl_doctor.inventory.this_machine import ThisMachine, own_name, this_machine, training_python
 from nccl_doctor.model import ENVIRONMENT, Cluster
 
-MASTER: dict[str, tuple[str, Callable[[str, Place], Any]]] = {
+MASTER: dict[str, tuple[str, Callable[[str, SourceLocation], Any]]] = {
     "master_port": ("MASTER_PORT", values.port),
     "master_addr": ("MASTER_ADDR", values.host),
 }
@@ -46,43 +46,43 @@ def load(
         HostsFileError: for a file that can't be read or understood.
         UsageError: for anything else that can't be served.
     """
-    left_out = expanded(exclude, Place("-x", is_file=False)) if exclude is not None else []
-    draft = _draft(STDIN if path == "-" else path, where, environ)
+    left_out = expanded(exclude, SourceLocation("-x", is_file=False)) if exclude is not None else []
+    parsed = _draft(STDIN if path == "-" else path, where, environ)
     overridden = {name for name in MASTER if getattr(overrides, name) is not None}
-    cluster = build(_with_master(draft, overridden, environ), left_out, here or this_machine())
+    cluster = build(_with_master(parsed, overridden, environ), left_out, here or this_machine())
     if exclude is not None:
         cluster = cluster.model_copy(update={"origins": {**cluster.origins, "-x": exclude}})
     return overrides.applied(cluster)
 
 
-def _with_master(draft: Draft, overridden: Collection[str], environ: Mapping[str, str]) -> Draft:
-    """The draft with the environment's word on the master, which counts where nobody else said one."""
+def _with_master(parsed: ParsedInventory, overridden: Collection[str], environ: Mapping[str, str]) -> ParsedInventory:
+    """The parsed with the environment's word on the master, which counts where nobody else said one."""
     said: dict[str, Any] = {
-        name: Said(read(text, place), place)
+        name: Sourced(read(text, place), place)
         for name, (variable, read) in MASTER.items()
-        if (text := environ.get(variable)) and getattr(draft, name) is None and name not in overridden
-        for place in (Place(variable, is_file=False, note=ENVIRONMENT),)
+        if (text := environ.get(variable)) and getattr(parsed, name) is None and name not in overridden
+        for place in (SourceLocation(variable, is_file=False, note=ENVIRONMENT),)
     }
-    return replace(draft, **said)
+    return replace(parsed, **said)
 
 
-def _draft(path: str | None, where: str | None, environ: Mapping[str, str]) -> Draft:
+def _draft(path: str | None, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:
     if path is not None and where is not None:
         raise UsageError("a hosts file and -w both name the hosts; give one of them")
     if path is not None:
         return detect.read(read_text(path), path)
     if where is not None:
-        place = Place("-w", is_file=False)
-        return Draft(place, named(where, place, Settings(), Settings()))
+        place = SourceLocation("-w", is_file=False)
+        return ParsedInventory(place, named(where, place, Settings(), Settings()))
     if environ.get(slurm.NODELIST):
         return slurm.read(environ)
     return _alone(environ)
 
 
-def _alone(environ: Mapping[str, str]) -> Draft:
+def _alone(environ: Mapping[str, str]) -> ParsedInventory:
     """This machine as the only host."""
-    place = Place("this machine", is_file=False)
+    place = SourceLocation("this machine", is_file=False)
     python, why = training_python(environ)
-    settings = Settings(python=Said(python, Place(why, is_file=False)))
-    entry = Entry(Said(own_name(), place), Said("127.0.0.1", place), settings)
-    return Draft(place, [entry], master_addr=Said("127.0.0.1", place))
+    settings = Settings(python=Sourced(python, SourceLocation(why, is_file=False)))
+    entry = Entry(Sourced(own_name(), place), Sourced("127.0.0.1", place), settings)
+    return ParsedInventory(place, [entry], master_addr=Sourced("127.0.0.1", place))

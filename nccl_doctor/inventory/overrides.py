@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nccl_doctor.inventory import values
-from nccl_doctor.inventory.draft import Place
+from nccl_doctor.inventory.parsed import SourceLocation
 from nccl_doctor.model import Cluster, access
 from nccl_doctor.transport.ssh_options import SshOptions
 
@@ -63,5 +63,5 @@ class Overrides:
         return values.variable(name, _place("--env")), values.variable_value(value, _place("--env"))
 
 
-def _place(option: str) -> Place:
-    return Place(option, is_file=False)
+def _place(option: str) -> SourceLocation:
+    return SourceLocation(option, is_file=False)

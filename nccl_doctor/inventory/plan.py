@@ -39,7 +39,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Job:
+class LaunchPlan:
     """What is started.
 
     Attributes:
@@ -88,7 +88,7 @@ class Job:
         return counts.pop()
 
 
-def plan(cluster: Cluster, seen: Mapping[str, Seen], script: tuple[str, ...], torch: str | None = None) -> Job:
+def plan(cluster: Cluster, seen: Mapping[str, Seen], script: tuple[str, ...], torch: str | None = None) -> LaunchPlan:
     """The job of a cluster.
 
     Args:
@@ -112,7 +112,7 @@ def plan(cluster: Cluster, seen: Mapping[str, Seen], script: tuple[str, ...], to
         count = _count(node, seen.get(node.name)) or 1
         first = starts[-1].first + starts[-1].nproc if starts else 0
         starts.append(_start(node, count, first, seen.get(node.name)))
-    return Job(cluster, tuple(starts), script, torch)
+    return LaunchPlan(cluster, tuple(starts), script, torch)
 
 
 def _refuse_more_ranks_than_gpus(cluster: Cluster, seen: Mapping[str, Seen]) -> None:

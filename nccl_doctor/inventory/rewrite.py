@@ -18,7 +18,7 @@ from ruamel.yaml.events import (
 from nccl_doctor.errors import DoctorError, HostsFileError
 from nccl_doctor.files import write_atomically
 from nccl_doctor.inventory import detect
-from nccl_doctor.inventory.draft import Place
+from nccl_doctor.inventory.parsed import SourceLocation
 from nccl_doctor.inventory.reading import decode
 from nccl_doctor.inventory.yaml_parse import parse
 from nccl_doctor.inventory.yaml_tree import Listing, Mapping, Scalar, Tree
@@ -51,7 +51,7 @@ def with_master_port(text: str, port: int, source: str) -> str:
     Raises:
         HostsFileError: it is a hostfile of MPI's or an inventory of Ansible's, which have no place for it.
     """
-    place = Place(source)
+    place = SourceLocation(source)
     if not _is_ours(text, place):
         raise place.error('has no place for a master port; only hosts files in YAML with "hosts:" have one')
     at, end, words = _edit(text, port)
@@ -61,7 +61,7 @@ def with_master_port(text: str, port: int, source: str) -> str:
     return changed
 
 
-def _is_ours(text: str, place: Place) -> bool:
+def _is_ours(text: str, place: SourceLocation) -> bool:
     try:
         tree = parse(text, place)
     except DoctorError:

@@ -7,7 +7,7 @@ import ipaddress
 from nccl_doctor import shell
 from nccl_doctor.errors import UsageError
 from nccl_doctor.hostlist import fold
-from nccl_doctor.inventory.plan import Job
+from nccl_doctor.inventory.plan import LaunchPlan
 from nccl_doctor.shell import Line
 
 HEAD = """\
@@ -27,7 +27,7 @@ TASK = """\
   {script}"""
 
 
-def script(job: Job) -> Line:
+def script(job: LaunchPlan) -> Line:
     """The script. Slurm orders its nodes by name, and torchrun's node ranks follow that.
 
     Raises:
@@ -69,11 +69,11 @@ def _joined(lines: list[Line]) -> Line:
     return found
 
 
-def _names(job: Job) -> list[str]:
+def _names(job: LaunchPlan) -> list[str]:
     return [start.node.name for start in job.starts]
 
 
-def _cases(job: Job) -> Line:
+def _cases(job: LaunchPlan) -> Line:
     """The ranks by node's name, where they differ."""
     lines = [
         shell.script("  {name}) nproc={nproc} ;;\n", name=shell.argument(start.node.name), nproc=start.nproc)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nccl_doctor.errors import DoctorError
-from nccl_doctor.inventory.draft import Place
+from nccl_doctor.inventory.parsed import SourceLocation
 from nccl_doctor.inventory.values import host
 
 
@@ -64,7 +64,7 @@ def own_name() -> str:
     """This machine's name up to the first dot; "localhost" where the kernel's is no valid host name."""
     name = socket.gethostname().partition(".")[0]
     try:
-        return host(name, Place("this machine", is_file=False))
+        return host(name, SourceLocation("this machine", is_file=False))
     except DoctorError:
         return "localhost"
 

@@ -6,7 +6,7 @@ import ipaddress
 import re
 
 from nccl_doctor.hostlist import has_control, quoted
-from nccl_doctor.inventory.draft import Place
+from nccl_doctor.inventory.parsed import SourceLocation
 from nccl_doctor.port_model import LAST_PORT, as_port
 
 MAX_NPROC = 1024
@@ -20,7 +20,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DEVICE = re.compile(r"[0-9]{1,4}|GPU-[0-9A-Fa-f-]+|MIG-[0-9A-Za-z/-]+")
 
 
-def host(text: str, place: Place) -> str:
+def host(text: str, place: SourceLocation) -> str:
     """A host name (RFC 1123, and "_" as many clusters have it), or an IPv4 or IPv6 address."""
     if text.startswith("-"):
         raise place.error(f'{quoted(text)} is no host name: it begins with "-", which ssh would read as an option')
@@ -47,7 +47,7 @@ def _is_ip(text: str, kind: type[ipaddress.IPv4Address | ipaddress.IPv6Address])
     return True
 
 
-def user(text: str, place: Place) -> str:
+def user(text: str, place: SourceLocation) -> str:
     """The name to log in with."""
     if not _USER.fullmatch(text):
         raise place.error(
@@ -57,7 +57,7 @@ def user(text: str, place: Place) -> str:
     return text
 
 
-def port(text: str, place: Place) -> int:
+def port(text: str, place: SourceLocation) -> int:
     """A TCP port."""
     number = as_port(text)
     if number is None:
@@ -65,21 +65,21 @@ def port(text: str, place: Place) -> int:
     return number
 
 
-def nproc(text: str, place: Place) -> int:
+def nproc(text: str, place: SourceLocation) -> int:
     """A number of ranks on one host."""
     if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= MAX_NPROC:
         raise place.error(f"{quoted(text)} is no number of processes: a whole number from 1 to {MAX_NPROC}")
     return int(text)
 
 
-def path(text: str, place: Place) -> str:
+def path(text: str, place: SourceLocation) -> str:
     """A file, as an absolute path, one from the home directory (``~/``), or a relative one."""
     if not text or has_control(text) or text.startswith("-"):
         raise place.error(f'{quoted(text)} is no path of a file: not empty, no control characters, no "-" in front')
     return text
 
 
-def python(text: str, place: Place) -> str:
+def python(text: str, place: SourceLocation) -> str:
     """An interpreter: a name to be found on PATH, or a path; no arguments."""
     path(text, place)
     if any(char.isspace() for char in text) and not text.startswith(("/", "~/")):
@@ -90,7 +90,7 @@ def python(text: str, place: Place) -> str:
     return text
 
 
-def variable(text: str, place: Place) -> str:
+def variable(text: str, place: SourceLocation) -> str:
     """The name of an environment variable, as a shell takes it."""
     if not _VARIABLE.fullmatch(text):
         raise place.error(
@@ -99,14 +99,14 @@ def variable(text: str, place: Place) -> str:
     return text
 
 
-def variable_value(text: str, place: Place) -> str:
+def variable_value(text: str, place: SourceLocation) -> str:
     """The value of an environment variable: any text in one line."""
     if has_control(text.replace("\t", " ")):
         raise place.error(f"{quoted(text)} can't be a variable's value: control characters and line breaks are refused")
     return text
 
 
-def devices(text: str, place: Place) -> str:
+def devices(text: str, place: SourceLocation) -> str:
     """A value of CUDA_VISIBLE_DEVICES; an empty one hides every GPU.
 
     CUDA C++ Programming Guide, "CUDA Environment Variables": indexes, ``GPU-…`` or ``MIG-…`` identifiers, joined by

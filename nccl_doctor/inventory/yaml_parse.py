@@ -22,7 +22,7 @@ from ruamel.yaml.events import (
 
 from nccl_doctor.errors import DoctorError
 from nccl_doctor.hostlist import quoted
-from nccl_doctor.inventory.draft import Place
+from nccl_doctor.inventory.parsed import SourceLocation
 from nccl_doctor.inventory.yaml_tree import Alias, Listing, Mapping, Scalar, Tree
 
 MAX_DEPTH = 32
@@ -42,7 +42,7 @@ class _Open:
     """A collection whose end has not come yet."""
 
     is_list: bool
-    place: Place
+    place: SourceLocation
     tag: str | None
     items: list[Tree]
 
@@ -52,7 +52,7 @@ class _Open:
         return Mapping(list(zip(self.items[::2], self.items[1::2], strict=True)), self.place, self.tag)
 
 
-def parse(text: str, place: Place) -> Tree:
+def parse(text: str, place: SourceLocation) -> Tree:
     """The tree of the one document in ``text``.
 
     Raises:
@@ -69,7 +69,7 @@ def parse(text: str, place: Place) -> Tree:
         raise where.error(f"not valid YAML: {quoted(reason, 200)[1:-1]}") from None
 
 
-def _build(text: str, place: Place) -> Tree:
+def _build(text: str, place: SourceLocation) -> Tree:
     root: list[Tree] = []
     stack = [_Open(is_list=True, place=place, tag=None, items=root)]
     documents = 0
@@ -95,7 +95,7 @@ def _build(text: str, place: Place) -> Tree:
     return root[0]
 
 
-def _invalid(error: MarkedYAMLError, text: str, place: Place) -> DoctorError:
+def _invalid(error: MarkedYAMLError, text: str, place: SourceLocation) -> DoctorError:
     mark = error.problem_mark or error.context_mark
     if mark is None:
         return place.error(f"not valid YAML: {error.problem}")

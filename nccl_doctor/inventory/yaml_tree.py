@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nccl_doctor.hostlist import quoted
-from nccl_doctor.inventory.draft import Place
+from nccl_doctor.inventory.parsed import SourceLocation
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class Scalar:
 
     text: str
     plain: bool
-    place: Place
+    place: SourceLocation
     tag: str | None
 
     @property
@@ -27,7 +27,7 @@ class Scalar:
 class Alias:
     """``*name``, never followed."""
 
-    place: Place
+    place: SourceLocation
     tag: None = None
 
 
@@ -36,7 +36,7 @@ class Listing:
     """A sequence."""
 
     items: list[Tree]
-    place: Place
+    place: SourceLocation
     tag: str | None
 
 
@@ -45,7 +45,7 @@ class Mapping:
     """A mapping; its keys in order, doubles included."""
 
     pairs: list[tuple[Tree, Tree]]
-    place: Place
+    place: SourceLocation
     tag: str | None
 
 
@@ -72,14 +72,14 @@ def as_list(tree: Tree, what: str) -> list[Tree]:
     return tree.items
 
 
-def as_mapping(tree: Tree, what: str) -> dict[str, tuple[Place, Tree]]:
+def as_mapping(tree: Tree, what: str) -> dict[str, tuple[SourceLocation, Tree]]:
     """The keys of a mapping, each with its place and its value; nothing at all is an empty mapping."""
     _plainly_written(tree)
     if isinstance(tree, Scalar) and tree.is_null:
         return {}
     if not isinstance(tree, Mapping):
         raise tree.place.error(f'{what} must be a mapping of "key: value", not {_kind(tree)}')
-    found: dict[str, tuple[Place, Tree]] = {}
+    found: dict[str, tuple[SourceLocation, Tree]] = {}
     for key, value in tree.pairs:
         name = as_text(key, f"a key of {what}")
         if name in found:

@@ -101,7 +101,7 @@ class Event:
         return replace(self, message=message)
 
 
-class Place(NamedTuple):
+class RecordPlace(NamedTuple):
     """Where a record stands: its line, and all of that line."""
 
     number: int
@@ -178,7 +178,7 @@ class Reader:
             self.order += 1
             told = self._told(line, text[start:end])
             if told is not None and not self._said_before(told[0]):
-                yield from self._event(*told, Place(line.number, text))
+                yield from self._event(*told, RecordPlace(line.number, text))
 
     def _told(self, line: Line, part: str) -> tuple[Rule, re.Match[str]] | None:
         """The weightiest rule that a record fits; facts are noted on the way."""
@@ -210,7 +210,7 @@ class Reader:
         self.reading.counts[rule.name, rule.grade] += full
         return full
 
-    def _event(self, rule: Rule, match: re.Match[str], place: Place) -> Iterator[Event]:
+    def _event(self, rule: Rule, match: re.Match[str], place: RecordPlace) -> Iterator[Event]:
         part = match.string
         prefix = peel(part)
         name, grade, message = rule.name, rule.grade, part[prefix.start :].strip() or part

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 from nccl_doctor.model import Severity
+from nccl_doctor.nccl.cluster_nccl import ClusterNccl
+from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.interfaces import Chosen, Failure
-from nccl_doctor.nccl.picture import HostNccl
 from nccl_doctor.nccl.reach import Answer, Cause, is_private
 from nccl_doctor.nccl.spec import parse_spec
-from nccl_doctor.nccl.survey import ClusterNccl
 
 
 class Kind(Enum):
@@ -46,7 +46,7 @@ class Fault:
 
 def faults(nccl: ClusterNccl) -> Iterator[Fault]:
     """The fault of each host that has one."""
-    for one in nccl.pictures.values():
+    for one in nccl.by_host.values():
         found = _no_interface(nccl, one) if one.chosen is None else _bad_interface(nccl, one, one.chosen)
         if found is not None:
             yield found

@@ -5,11 +5,11 @@ from __future__ import annotations
 from nccl_doctor.commands import export
 from nccl_doctor.documents import Exports, InterfaceAnswer, InterfaceAnswers
 from nccl_doctor.hostlist import fold
+from nccl_doctor.nccl.cluster_nccl import ClusterNccl
+from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
 from nccl_doctor.nccl.interfaces import Failure
-from nccl_doctor.nccl.picture import HostNccl, picture
 from nccl_doctor.nccl.reach import Answer
 from nccl_doctor.nccl.suggest import Suggestion
-from nccl_doctor.nccl.survey import ClusterNccl
 from nccl_doctor.nccl.versions import Version
 from nccl_doctor.snapshot import Snapshot, Unknown
 
@@ -21,7 +21,7 @@ def answers(snapshot: Snapshot, version: Version | None = None) -> InterfaceAnsw
         snapshot: the port mesh may be missing; then routes alone tell who reaches whom.
         version: answer as this NCCL would; each host's own where None.
     """
-    seen = {host.name: picture(host, version=version) for host in snapshot.reached}
+    seen = {host.name: host_nccl(host, version=version) for host in snapshot.reached}
     known = {name: one for name, one in seen.items() if isinstance(one, HostNccl)}
     nccl = ClusterNccl(snapshot, known, {name: one.reason for name, one in seen.items() if isinstance(one, Unknown)})
     trouble = any(_trouble(nccl, name) is not None for name in known)
@@ -31,7 +31,7 @@ def answers(snapshot: Snapshot, version: Version | None = None) -> InterfaceAnsw
 
 
 def _answer(nccl: ClusterNccl, host: str, suggestion: Suggestion | None) -> InterfaceAnswer:
-    one = nccl.pictures.get(host)
+    one = nccl.by_host.get(host)
     if one is None:
         why = f"not known: {nccl.unknown.get(host, 'the host was not reached')}"
         return InterfaceAnswer(name=host, nccl_interface=None, reason=why, known=False)
@@ -55,7 +55,7 @@ def _answer(nccl: ClusterNccl, host: str, suggestion: Suggestion | None) -> Inte
 
 def _trouble(nccl: ClusterNccl, host: str) -> str | None:
     """Why the host's choice does not serve; None where it does or nobody can tell."""
-    one = nccl.pictures[host]
+    one = nccl.by_host[host]
     if one.chosen is None:
         return "NCCL finds no interface"
     if nccl.is_idle(host):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from nccl_doctor.nccl.picture import HostNccl, Network
+from nccl_doctor.nccl.host_nccl import HostNccl, Network
 from nccl_doctor.snapshot import Dial, Mesh, Route, Unknown
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -40,7 +40,7 @@ class Cause(Enum):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PairReach:
     """Whether ``source`` reaches an address, what shows it (to follow its name and a colon), and why it can't."""
 
     source: str
@@ -49,7 +49,7 @@ class Verdict:
     cause: Cause | None = None
 
 
-def reach(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -> Verdict:
+def reach(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -> PairReach:
     """Judges one direction of one pair.
 
     Args:
@@ -60,14 +60,14 @@ def reach(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -
     """
     there = ipaddress.ip_address(address)
     if source.machine is not None and source.machine == target.machine:
-        return Verdict(source.host, Answer.YES, "the same machine")
+        return PairReach(source.host, Answer.YES, "the same machine")
     if there.is_loopback:
-        return Verdict(source.host, Answer.NO, f"{address} is a loopback address", Cause.LOOPBACK)
+        return PairReach(source.host, Answer.NO, f"{address} is a loopback address", Cause.LOOPBACK)
     if source.owns(address):
-        return Verdict(source.host, Answer.NO, f"{address} is an address of its own", Cause.OWN_ADDRESS)
+        return PairReach(source.host, Answer.NO, f"{address} is an address of its own", Cause.OWN_ADDRESS)
     dial = _dial(source, target, address, mesh)
     if dial is True:
-        return Verdict(source.host, Answer.YES, f"connected to {address}")
+        return PairReach(source.host, Answer.YES, f"connected to {address}")
     return _by_route(source, target, there, dial if isinstance(dial, Dial) else None)
 
 
@@ -82,37 +82,37 @@ def _dial(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -
     return source.host in mesh.answered.get(target.host, {}).get(address, ())
 
 
-def _by_route(source: HostNccl, target: HostNccl, there: Address, failed: Dial | None) -> Verdict:
+def _by_route(source: HostNccl, target: HostNccl, there: Address, failed: Dial | None) -> PairReach:
     who = source.host
     if str(there) in source.unreachable:
-        return Verdict(who, Answer.NO, f"no route to {there} ({source.unreachable[str(there)]})", Cause.NO_ROUTE)
+        return PairReach(who, Answer.NO, f"no route to {there} ({source.unreachable[str(there)]})", Cause.NO_ROUTE)
     if isinstance(source.routes, Unknown):
-        return Verdict(who, Answer.UNSURE, f"routes are not known: {source.routes.reason}")
+        return PairReach(who, Answer.UNSURE, f"routes are not known: {source.routes.reason}")
     if there.is_link_local:
-        return Verdict(who, Answer.UNSURE, f"{there} is link-local: no route tells on which link it lies")
+        return PairReach(who, Answer.UNSURE, f"{there} is link-local: no route tells on which link it lies")
     route = source.route_to(str(there))
     if route is None:
-        return Verdict(who, Answer.NO, f"no route to {there}", Cause.NO_ROUTE)
+        return PairReach(who, Answer.NO, f"no route to {there}", Cause.NO_ROUTE)
     if route.gateway is None:
-        return Verdict(who, Answer.YES, f"{there} is on {route.interface}")
+        return PairReach(who, Answer.YES, f"{there} is on {route.interface}")
     return _by_gateway(source, target, there, route, failed)
 
 
-def _by_gateway(source: HostNccl, target: HostNccl, there: Address, route: Route, failed: Dial | None) -> Verdict:
+def _by_gateway(source: HostNccl, target: HostNccl, there: Address, route: Route, failed: Dial | None) -> PairReach:
     who = source.host
     if failed is not None and failed.outcome in LOST:
-        return Verdict(
+        return PairReach(
             who, Answer.NO, f"{there}:{failed.port} through {route.gateway}: {failed.outcome}", Cause.GATEWAY
         )
     by_default = ipaddress.ip_network(route.destination, strict=False).prefixlen == 0
     if by_default and _is_island(source, target, there):
-        return Verdict(
+        return PairReach(
             who,
             Answer.NO,
             f"only the gateway {route.gateway} could know {there}, whose net has no way out",
             Cause.GATEWAY,
         )
-    return Verdict(who, Answer.UNSURE, f"{there} lies behind {route.gateway}, and was not tried")
+    return PairReach(who, Answer.UNSURE, f"{there} lies behind {route.gateway}, and was not tried")
 
 
 def _is_island(source: HostNccl, target: HostNccl, there: Address) -> bool:
@@ -135,10 +135,10 @@ def _inside(address: str, network: Network) -> bool:
 
 
 @dataclass(frozen=True)
-class Standing:
+class Reachability:
     """How one address of a host stands with the other hosts."""
 
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[PairReach, ...]
 
     @property
     def is_lost(self) -> bool:
@@ -165,10 +165,10 @@ class Standing:
         return found
 
 
-def standing(target: HostNccl, address: str, pictures: Mapping[str, HostNccl], mesh: Mesh | None) -> Standing:
+def reachability(target: HostNccl, address: str, by_host: Mapping[str, HostNccl], mesh: Mesh | None) -> Reachability:
     """Asks every other host about an address of ``target``."""
-    peers = (peer for name, peer in pictures.items() if name != target.host)
-    return Standing(tuple(reach(peer, target, address, mesh) for peer in peers))
+    peers = (peer for name, peer in by_host.items() if name != target.host)
+    return Reachability(tuple(reach(peer, target, address, mesh) for peer in peers))
 
 
 def is_private(target: HostNccl, interface: str) -> bool:

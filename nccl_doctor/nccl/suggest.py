@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from nccl_doctor.commands import export, on
 from nccl_doctor.model import Fix
-from nccl_doctor.nccl.picture import HostNccl, picture
+from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
 from nccl_doctor.nccl.reach import Answer, is_private, reach
 from nccl_doctor.snapshot import Host, Mesh, Names, Unknown, told_of
 
@@ -43,10 +43,10 @@ def suggest(hosts: tuple[Host, ...], now: Mapping[str, HostNccl], mesh: Mesh | N
 
     Args:
         hosts: all that were reached.
-        now: their pictures as things stand, where those are known.
+        now: what NCCL does there as things stand, where those are known.
         mesh: where it was run.
     """
-    free = {host.name: picture(host, {"NCCL_SOCKET_IFNAME": "=lo"}) for host in hosts}
+    free = {host.name: host_nccl(host, {"NCCL_SOCKET_IFNAME": "=lo"}) for host in hosts}
     known = {name: one for name, one in free.items() if isinstance(one, HostNccl)}
     if not known or len(known) < len(hosts):
         return None
@@ -62,7 +62,7 @@ def works(hosts: tuple[Host, ...], plan: Plan, mesh: Mesh | None, accepted: tupl
     """Whether NCCL, set so, uses the planned interfaces and no other, and all of them reach each other."""
     after: dict[str, HostNccl] = {}
     for host in hosts:
-        one = picture(host, {"NCCL_SOCKET_IFNAME": f"={plan[host.name]}"})
+        one = host_nccl(host, {"NCCL_SOCKET_IFNAME": f"={plan[host.name]}"})
         if isinstance(one, Unknown) or one.chosen is None:
             return False
         if {use.name for use in (one.chosen, *one.choice.net_socket)} != {plan[host.name]}:
@@ -76,20 +76,20 @@ def works(hosts: tuple[Host, ...], plan: Plan, mesh: Mesh | None, accepted: tupl
     )
 
 
-def _plans(hosts: tuple[Host, ...], pictures: Mapping[str, HostNccl]) -> Iterator[Plan]:
+def _plans(hosts: tuple[Host, ...], by_host: Mapping[str, HostNccl]) -> Iterator[Plan]:
     """Candidates: what carries the addresses the hosts are known by, each net that all share, the way out of one."""
     told = told_of(one for host in hosts if host.facts and isinstance(one := host.facts.resolution, Names))
-    known_by = {host.name: _carrier(host, told, pictures[host.name]) for host in hosts}
+    known_by = {host.name: _carrier(host, told, by_host[host.name]) for host in hosts}
     if all(known_by.values()):
         yield {name: interface for name, interface in known_by.items() if interface is not None}
     nets = dict.fromkeys(
-        net for one in pictures.values() for e in one.interfaces.addresses for net in one.networks(e.address)
+        net for one in by_host.values() for e in one.interfaces.addresses for net in one.networks(e.address)
     )
     for net in nets:
-        inside = {name: _in_net(one, net) for name, one in pictures.items()}
+        inside = {name: _in_net(one, net) for name, one in by_host.items()}
         if all(inside.values()):
             yield {name: interface for name, interface in inside.items() if interface is not None}
-    ways_out = {name: _way_out(one) for name, one in pictures.items()}
+    ways_out = {name: _way_out(one) for name, one in by_host.items()}
     if all(ways_out.values()):
         yield {name: interface for name, interface in ways_out.items() if interface is not None}
 

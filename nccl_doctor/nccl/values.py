@@ -61,7 +61,7 @@ class BadValue:
     allowed: str
 
 
-def judge(name: str, value: str) -> BadValue | None:
+def check_value(name: str, value: str) -> BadValue | None:
     """What is wrong with the value of one variable; None where nothing is, or nothing is known of it."""
     if not value:
         return None

@@ -1,4 +1,4 @@
-"""The all-reduce again and again over changing groups of hosts, to find who breaks it; see collect/isolate.py.
+"""The all-reduce again and again over changing groups of hosts, to find who breaks it; see collect/bisect.py.
 
 One process imports torch once, and forks this host's ranks for each group (allreduce_worker.py): a group that works
 takes a fraction of a second then, where torchrun would import torch twice.

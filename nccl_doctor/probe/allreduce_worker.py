@@ -146,11 +146,11 @@ class Bench:
                 got, wanted = float(values[place]), float(expected[place])
                 text = f"{wrong} of {count} sums are wrong; the first at {place}: {got} instead of {wanted}"
             report(error=f"WrongSumError: {text}", wrong=True)
-            self.accuse()
+            self.locate_wrong_rank()
             raise WrongSumError(text)
         return values
 
-    def accuse(self) -> None:
+    def locate_wrong_rank(self) -> None:
         """Repeats a small all-reduce on each rank alone and between ring neighbours; a wrong one is reported."""
         ranks = range(min(self.world, MOST_ACCUSED))
         groups = [[rank] for rank in ranks]

@@ -8,7 +8,7 @@ import time
 from typing import Iterable, Literal, NamedTuple, Sequence
 
 from nccl_doctor.probe import jobs, programs, progress, units, watchers
-from nccl_doctor.probe.jobs import Job
+from nccl_doctor.probe.jobs import JobProcesses
 from nccl_doctor.probe.procs import Table
 
 GRACE_S = 10.0
@@ -49,7 +49,7 @@ class Refusal(NamedTuple):
     kind: Kind
 
 
-def refusal(job: Job, holders: Sequence[int], table: Table, grace_s: float) -> Refusal | None:
+def refusal(job: JobProcesses, holders: Sequence[int], table: Table, grace_s: float) -> Refusal | None:
     """Why a job is not ended, as one look tells; None where nothing speaks against it but what :func:`refusals` sees.
 
     Args:
@@ -71,7 +71,9 @@ def refusal(job: Job, holders: Sequence[int], table: Table, grace_s: float) -> R
     return next(found, None)
 
 
-def refusals(found: Sequence[Job], holders: Sequence[int], table: Table, grace_s: float) -> list[Refusal | None]:
+def refusals(
+    found: Sequence[JobProcesses], holders: Sequence[int], table: Table, grace_s: float
+) -> list[Refusal | None]:
     """As :func:`refusal`, of each job; those that nothing else protects are looked at twice, for signs of life."""
     refused = [refusal(job, [pid for pid in holders if pid in job.pids], table, grace_s) for job in found]
     quiet = [place for place, one in enumerate(refused) if one is None]

@@ -27,7 +27,7 @@ TOGETHER_S = 60
 """Ranks of one node are started together; two orphans that began further apart are of two runs."""
 
 
-class Job(NamedTuple):
+class JobProcesses(NamedTuple):
     """Processes that belong together.
 
     Attributes:
@@ -39,17 +39,17 @@ class Job(NamedTuple):
     pids: tuple[int, ...]
 
 
-def job_of(pid: int, table: Table) -> Job:
+def job_of(pid: int, table: Table) -> JobProcesses:
     """The job that a process belongs to."""
     root = _root(table.procs[pid], table)
     roots = [root.pid, *_orphans_of_the_same_run(root, table)]
     members = [member for one in roots for member in (one, *table.descendants(one))]
-    return Job(root.pid, tuple(dict.fromkeys(members)))
+    return JobProcesses(root.pid, tuple(dict.fromkeys(members)))
 
 
-def jobs_of(pids: list[int], table: Table) -> list[Job]:
+def jobs_of(pids: list[int], table: Table) -> list[JobProcesses]:
     """The jobs of several processes, each once; a process in two of them belongs to the bigger one."""
-    found: list[Job] = []
+    found: list[JobProcesses] = []
     for pid in pids:
         if pid in table.procs and not any(pid in job.pids for job in found):
             job = job_of(pid, table)
@@ -91,7 +91,7 @@ def is_rank(pid: int, table: Table) -> bool:
     return not RANK_VARIABLES.isdisjoint(table.environ(pid)) or any(mark in line for mark in RANK_MARKS)
 
 
-def tops(job: Job, table: Table) -> list[int]:
+def tops(job: JobProcesses, table: Table) -> list[int]:
     """Those of its living processes whose parent is none of them."""
     alive = [pid for pid in job.pids if pid in table.procs]
     return [pid for pid in alive if table.procs[pid].ppid not in alive]

@@ -32,7 +32,7 @@ _USING = re.compile(rb"NCCL INFO Bootstrap ?: Using (?:\[0\])?(?:(\S+?):(\d+(?:\
 
 Only an alias has a colon in its name, and only IPv4 has aliases."""
 
-_ANSWER = b"\nnccl-doctor-witness "
+_ANSWER = b"\nnccl-doctor-libnccl "
 
 
 class _UniqueId(ctypes.Structure):

@@ -12,7 +12,7 @@ import time
 from typing import Any, Callable, Dict
 
 from nccl_doctor.probe import gpu_processes, guard, jobs, ports, process_rows, programs, signals, units
-from nccl_doctor.probe.jobs import Job
+from nccl_doctor.probe.jobs import JobProcesses
 from nccl_doctor.probe.kernel_files import port_range
 from nccl_doctor.probe.procs import Table
 from nccl_doctor.probe.unavailable import Unavailable
@@ -128,7 +128,9 @@ class _Gpus:
         return [use for use in self._uses if use["pid"] == pid]
 
 
-def _job(job: Job, named: list[int], table: Table, refused: guard.Refusal | None, gpus: _Gpus | None) -> dict[str, Any]:
+def _job(
+    job: JobProcesses, named: list[int], table: Table, refused: guard.Refusal | None, gpus: _Gpus | None
+) -> dict[str, Any]:
     """A job and whether it may be ended.
 
     ``holders`` are those of its processes that were asked for; ``processes`` are all, each with its start in ticks, and

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nccl_doctor.probe import jobs, programs, units
-from nccl_doctor.probe.jobs import Job
+from nccl_doctor.probe.jobs import JobProcesses
 from nccl_doctor.probe.procs import Proc, Table
 
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "fish", "ksh", "mksh", "tcsh", "csh", "busybox", "xonsh"})
@@ -12,7 +12,7 @@ MULTIPLEXERS = ("tmux", "screen", "zellij", "dtach", "abduco")
 STEP = "slurmstepd"
 
 
-def watcher(job: Job, table: Table) -> str | None:
+def watcher(job: JobProcesses, table: Table) -> str | None:
     """Who watches over a job, in a sentence; None where it is shown that nobody does.
 
     Nobody does where every process at its top is a rank whose launcher is gone, outside of a systemd service.

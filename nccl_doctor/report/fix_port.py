@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from nccl_doctor import __version__
-from nccl_doctor.port_model import Holder, Job, PortReport, Socket, age_words
+from nccl_doctor.port_model import Holder, HolderJob, PortReport, Socket, age_words
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean, pasteable
 from nccl_doctor.shell import Line, line, script, words
@@ -80,14 +80,14 @@ def screen(report: PortReport, *, asking: bool = False) -> str:
     return "\n\n".join("\n".join(clean(line) for line in block) for block in blocks if block) + "\n"
 
 
-def confirmation(jobs: tuple[Job, ...]) -> str:
+def confirmation(jobs: tuple[HolderJob, ...]) -> str:
     """The question before a job is ended."""
     pids = [member.pid for job in jobs for member in job.members]
     what = "this process" if len(pids) == 1 else f"these {len(pids)} processes"
     return clean(f"End {what} ({_pids(pids)})? [y/N] ")
 
 
-def _holder_fields(holder: Holder, job: Job) -> dict[str, Any]:
+def _holder_fields(holder: Holder, job: HolderJob) -> dict[str, Any]:
     from datetime import datetime, timezone
 
     gpus = [{"pid": member.pid, **use._asdict()} for member in job.members for use in member.gpus]
@@ -118,7 +118,7 @@ def _ended(report: PortReport) -> Iterator[list[str]]:
         yield [f"  left      {_pids(report.left)}: SIGKILL does not end what waits in the kernel (a driver, NFS)"]
 
 
-def _job(job: Job, report: PortReport) -> Iterator[str]:
+def _job(job: HolderJob, report: PortReport) -> Iterator[str]:
     yield from map(_holder_line, job.holders[:_HOLDERS])
     if len(job.holders) > _HOLDERS:
         yield f"  and {len(job.holders) - _HOLDERS} more, which inherited it"
@@ -127,7 +127,7 @@ def _job(job: Job, report: PortReport) -> Iterator[str]:
         yield f"    folder    {first.cwd}"
     if first.parent and not job.orphan:
         yield _cut(f"    parent    {first.ppid} {first.parent}")
-    yield f"    job       {_job_words(job)}"
+    yield f"    job       {_format_job(job)}"
     if job.unit:
         yield f"    in        {job.unit}"
     uses = [use for member in job.members for use in member.gpus]
@@ -153,7 +153,7 @@ def _holder_line(holder: Holder) -> str:
     return f"{_cut(left, room) if _cells(left) > room else left + ' ' * (room - _cells(left))}  {owner}"
 
 
-def _job_words(job: Job) -> str:
+def _format_job(job: HolderJob) -> str:
     launchers = [member for member in job.members if member.launcher]
     ranks = [member for member in job.members if member.rank and not member.launcher]
     others = len(job.members) - len(launchers) - len(ranks)
@@ -215,7 +215,7 @@ def _end_it(report: PortReport, call: list[Line]) -> Iterator[list[str]]:
         yield [*_wrap(f"It will not be ended: {refusal}.{lifted}")]
 
 
-def _identity(job: Job) -> Line:
+def _identity(job: HolderJob) -> Line:
     """The job's root as the command takes it, so that no other process that has got its PID since is ended."""
     started = next(member.started for member in job.members if member.pid == job.root)
     return script("{pid}@{started}", pid=job.root, started=started)

@@ -9,7 +9,7 @@ from pydantic import Field
 from nccl_doctor.frozen import FrozenModel
 from nccl_doctor.model import Cluster, Node
 from nccl_doctor.snapshot.access import AnyAccessFailure
-from nccl_doctor.snapshot.equipment import Xid
+from nccl_doctor.snapshot.hardware import Xid
 from nccl_doctor.snapshot.unknown import Fact, Phased, skipped
 from nccl_doctor.snapshot.values import Count, HostAddress, IpAddress, Observed, Output, Pid, Port, Seconds, SocketPort
 

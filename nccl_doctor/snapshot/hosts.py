@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 
 from nccl_doctor.model import Node
 from nccl_doctor.snapshot.access import AnyAccessFailure
-from nccl_doctor.snapshot.equipment import GpuHealth, LoginShell, NcclPlugin, PciPaths, RdmaDevice, SameEntry, Xid
 from nccl_doctor.snapshot.firewall import FirewallFacts
+from nccl_doctor.snapshot.hardware import GpuHealth, LoginShell, NcclPlugin, PciPaths, RdmaDevice, SameEntry, Xid
 from nccl_doctor.snapshot.names import Names
 from nccl_doctor.snapshot.network import Interfaces, Route
 from nccl_doctor.snapshot.ports import PortRange, PortTrial, TcpSocket
@@ -22,8 +22,8 @@ from nccl_doctor.snapshot.system import (
     Gpu,
     Identity,
     LibncclAnswer,
-    Limits,
     PythonInfo,
+    ResourceLimits,
     Shm,
     TorchInfo,
 )
@@ -53,7 +53,7 @@ class HostFacts(Observed):
     python: Fact[PythonInfo]
     torch: Fact[TorchInfo | None]
     gpus: Fact[tuple[Gpu, ...]]
-    limits: Fact[Limits]
+    limits: Fact[ResourceLimits]
     shm: Fact[Shm]
     port_range: Fact[PortRange]
     env: Fact[dict[str, EnvValue]]

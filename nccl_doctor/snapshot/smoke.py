@@ -70,7 +70,7 @@ class Trial(Observed):
 
 
 class Isolation(Observed):
-    """Who breaks the all-reduce, found by repeating it over groups of hosts (collect/isolate.py).
+    """Who breaks the all-reduce, found by repeating it over groups of hosts (collect/bisect.py).
 
     Attributes:
         culprit: "host": each of ``hosts`` fails with hosts that work with others; "pair": these two fail together

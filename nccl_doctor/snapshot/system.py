@@ -84,8 +84,8 @@ class Gpu(Observed):
     driver: str
 
 
-class Limits(Observed):
-    """Limits of a process started over SSH; None is unlimited. memlock in bytes."""
+class ResourceLimits(Observed):
+    """ResourceLimits of a process started over SSH; None is unlimited. memlock in bytes."""
 
     nofile_soft: Count | None
     nofile_hard: Count | None

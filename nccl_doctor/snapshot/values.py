@@ -14,7 +14,7 @@ from typing import Annotated, NewType
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
-from nccl_doctor.model import Noun
+from nccl_doctor.frozen import FrozenModel
 
 MAX_TEXT = 4096
 """Characters of a text that has no other bound: Linux' PATH_MAX."""
@@ -23,7 +23,7 @@ MAX_OUTPUT = 16 << 20
 """Characters of what another program printed whole, as a packet filter's rules (probe/firewall.py takes 8 MiB)."""
 
 
-class Observed(Noun):
+class Observed(FrozenModel):
     """Base of all that hosts tell: texts are bounded, and numbers are finite."""
 
     model_config = ConfigDict(str_max_length=MAX_TEXT, allow_inf_nan=False)

@@ -166,7 +166,7 @@ def host_key_unknown(
     return AccessError(HostKeyUnknown(detail=detail, evidence=evidence, facts=facts))
 
 
-def host_key_changed(target: Target, verdict: known_hosts.Verdict, key: bytes) -> AccessError:
+def host_key_changed(target: Target, verdict: known_hosts.KeyMatch, key: bytes) -> AccessError:
     """A file knows the host by another key, or the key is revoked."""
     assert verdict.by is not None, "changed and revoked name their line"
     return key_mismatch(

@@ -32,7 +32,7 @@ class KnownKey:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class KeyMatch:
     """What the files say of a host's key, and the line that says it."""
 
     outcome: Literal["known", "unknown", "changed", "revoked"]
@@ -80,7 +80,7 @@ def matching(entries: Iterable[KnownKey], name: str) -> tuple[KnownKey, ...]:
     return tuple(entry for entry in entries if _matches(entry.patterns, name))
 
 
-def judge(entries: Iterable[KnownKey], name: str, key: bytes) -> Verdict:
+def match_key(entries: Iterable[KnownKey], name: str, key: bytes) -> KeyMatch:
     """Whether ``key`` is the one that ``name`` is known by; ``name`` as :func:`entry_name` makes it.
 
     A key that is not known with its port may also stand under the plain name; there it only ever confirms.
@@ -89,17 +89,17 @@ def judge(entries: Iterable[KnownKey], name: str, key: bytes) -> Verdict:
     there = matching(entries, name)
     for entry in there:
         if entry.marker == "@revoked" and entry.key == key:
-            return Verdict("revoked", entry)
+            return KeyMatch("revoked", entry)
     plain = [entry for entry in there if not entry.marker]
     for entry in plain:
         if entry.key == key:
-            return Verdict("known", entry)
+            return KeyMatch("known", entry)
     if plain:
         kind = key_type(key)
-        return Verdict("changed", next((entry for entry in plain if entry.key_type == kind), plain[0]))
+        return KeyMatch("changed", next((entry for entry in plain if entry.key_type == kind), plain[0]))
     portless = _portless(name)
-    there_too = judge(entries, portless, key) if portless else Verdict("unknown")
-    return there_too if there_too.outcome in ("known", "revoked") else Verdict("unknown")
+    there_too = match_key(entries, portless, key) if portless else KeyMatch("unknown")
+    return there_too if there_too.outcome in ("known", "revoked") else KeyMatch("unknown")
 
 
 def has_authority(entries: Iterable[KnownKey], name: str) -> bool:

@@ -24,7 +24,7 @@ from nccl_doctor.transport.ssh_config import BeyondError
 _KEEPALIVE_S = 15
 
 
-class Session(paramiko.Transport):
+class SshSession(paramiko.Transport):
     """Tells each thread why its own channel was not opened, and why the server hung up, in the server's words.
 
     paramiko keeps one last exception for all threads, and without the words, which tell "refused" from "no route".
@@ -106,7 +106,7 @@ def establish(
             if dropped is not None and time.monotonic() >= deadline:
                 raise dropped from error
             raise
-        transport = Session(stream)
+        transport = SshSession(stream)
         try:
             with ends_at(deadline, transport):
                 _negotiate(transport, stream, settings, target, entries, (started, deadline))
@@ -171,9 +171,9 @@ def _negotiate(
         why = f"its RSA key has {shown.get_bits()} bits, and RequiredRSASize is {settings.least_rsa_bits}"
         raise failures.broken(target, "the SSH handshake", why)
     key = shown.asbytes()
-    verdict = known_hosts.judge(entries, name, key)
+    verdict = known_hosts.match_key(entries, name, key)
     if verdict.outcome == "known" and settings.check_host_ip and not settings.via:
-        by_address = known_hosts.judge(entries, known_hosts.entry_name(stream.peer(), settings.port), key)
+        by_address = known_hosts.match_key(entries, known_hosts.entry_name(stream.peer(), settings.port), key)
         verdict = by_address if by_address.outcome == "changed" else verdict
     if verdict.outcome in ("changed", "revoked"):
         raise failures.host_key_changed(target, verdict, key)
@@ -224,7 +224,7 @@ def _why_no_session(
 
 
 def _log_in(
-    transport: Session, settings: HostSettings, target: Target, span: tuple[float, float], *, alone: bool
+    transport: SshSession, settings: HostSettings, target: Target, span: tuple[float, float], *, alone: bool
 ) -> None:
     started, deadline = span
     try:
@@ -241,7 +241,7 @@ def _log_in(
     raise failures.auth_failed(target, login)
 
 
-def _try_keys(transport: Session, user: str, identities: Identities) -> Login:
+def _try_keys(transport: SshSession, user: str, identities: Identities) -> Login:
     """Offers one key after another; what is left where none opened is what to say about it."""
     offered: list[str] = []
     notes = list(identities.notes)

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from nccl_doctor.collect.mesh import Limits
+from nccl_doctor.collect.mesh import MeshLimits
 from tests.lab.cluster import Lab
 
 MANY, FEW = 64, 8
@@ -48,7 +48,7 @@ def main() -> None:
         for host in lab.hosts:
             host.run(["nft", DROP])
         dropped = statistics.median(phase(lab, open_=False) for _ in range(TIMES))
-    dial_s = Limits().dial_s
+    dial_s = MeshLimits().dial_s
     print(
         f"{MANY} hosts, {MANY * (MANY - 1)} pairs, {len(PORTS)} ports each: the mesh phase {well:.2f} s (at most "
         f"{LIMIT_S:.0f}), nc -z over ssh {theirs:.2f} s, ratio {well / theirs:.2f}; all dropped {dropped:.2f} s (at most "

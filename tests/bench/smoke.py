@@ -10,7 +10,7 @@ import sys
 import time
 from importlib import resources
 
-from nccl_doctor.collect.smoke.plan import Limits
+from nccl_doctor.collect.smoke.plan import SmokeLimits
 from tests.lab.cluster import Lab
 
 MAX_BYTES = 1 << 20
@@ -39,7 +39,7 @@ def bare(lab: Lab) -> float:
     config = {
         "mark": "@ ",
         "backend": "gloo",
-        "budget_s": Limits().budget_s,
+        "budget_s": SmokeLimits().budget_s,
         "max_bytes": MAX_BYTES,
         "deadline_s": 60,
         "stacks": ["/dev/null"],

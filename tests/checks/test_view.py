@@ -9,7 +9,7 @@ import pytest
 from nccl_doctor.derived import Derived
 from nccl_doctor.diagnose import judge
 from nccl_doctor.firewall import blame
-from nccl_doctor.nccl.survey import survey
+from nccl_doctor.nccl.cluster_nccl import cluster_nccl
 from nccl_doctor.registry import View
 from nccl_doctor.snapshot import known, skipped, unknown
 from tests.checks.snapshots import patched
@@ -18,8 +18,8 @@ from tests.checks.snapshots import patched
 def test_what_is_derived_is_made_once_a_judgement() -> None:
     snapshot = patched({})
     with (
-        mock.patch("nccl_doctor.derived.survey", wraps=survey) as surveyed,
-        mock.patch("nccl_doctor.firewall.blame.judge", wraps=blame.judge) as blamed,
+        mock.patch("nccl_doctor.derived.cluster_nccl", wraps=cluster_nccl) as surveyed,
+        mock.patch("nccl_doctor.firewall.blame.judge_dials", wraps=blame.judge_dials) as blamed,
     ):
         first, again = judge(snapshot, "check"), judge(snapshot, "check")
     assert first == again

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nccl_doctor.cli.run import total_s
-from nccl_doctor.collect.smoke import Limits
+from nccl_doctor.collect.smoke import SmokeLimits
 
 
 @pytest.mark.parametrize(
@@ -21,4 +21,4 @@ from nccl_doctor.collect.smoke import Limits
 def test_only_a_timeout_that_was_given_leaves_no_time_for_the_all_reduce(
     asked: float | None, smoke_s: float, total: float
 ) -> None:
-    assert total_s(asked, Limits(deadline_s=smoke_s)) == total
+    assert total_s(asked, SmokeLimits(deadline_s=smoke_s)) == total

@@ -17,9 +17,9 @@ from nccl_doctor.collect import answers, mesh
 from nccl_doctor.collect.answers import GoneError, MalformedError, NoAnswerError, ProbeError
 from nccl_doctor.collect.facts import typed
 from nccl_doctor.collect.mesh_plan import Target, own_nonce, sample
-from nccl_doctor.collect.session import MAX_REQUEST, Session
-from nccl_doctor.collect.smoke.course import MOST_EVENTS, Course
-from nccl_doctor.collect.smoke.plan import Limits, Plan
+from nccl_doctor.collect.session import MAX_REQUEST, ProbeSession
+from nccl_doctor.collect.smoke.all_reduce_run import MOST_EVENTS, AllReduceRun
+from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits
 from nccl_doctor.model import Node
 from nccl_doctor.snapshot import AccessFailure, HostFacts, Unknown
 from nccl_doctor.transport.base import AccessError
@@ -74,11 +74,11 @@ class Liar:
         self.closed = True
 
 
-def opened(liar: Liar) -> Session:
-    return Session.open(liar, node(), time.monotonic() + 5, 30)
+def opened(liar: Liar) -> ProbeSession:
+    return ProbeSession.open(liar, node(), time.monotonic() + 5, 30)
 
 
-def lying(*said: bytes | dict[str, Any]) -> Session:
+def lying(*said: bytes | dict[str, Any]) -> ProbeSession:
     return opened(Liar(lambda _request: list(said)))
 
 
@@ -239,7 +239,7 @@ def test_dials_that_were_not_asked_for_are_not_believed(connected: int, failed: 
         mesh._dial(session, [Target("b", "10.0.0.2", (80,))], "n", 1.0)
 
 
-PLAN = Plan(patched({}).cluster, Limits(), {"node1": 1, "node2": 1, "node3": 1}, "gloo", "no GPU")
+PLAN = Plan(patched({}).cluster, SmokeLimits(), {"node1": 1, "node2": 1, "node3": 1}, "gloo", "no GPU")
 
 
 @pytest.mark.parametrize(
@@ -252,19 +252,23 @@ PLAN = Plan(patched({}).cluster, Limits(), {"node1": 1, "node2": 1, "node3": 1},
     ],
 )
 def test_a_rank_counts_only_from_the_host_on_which_it_was_placed(event: dict[str, Any]) -> None:
-    course = Course(PLAN, time.monotonic() + 60)
+    all_reduce = AllReduceRun(PLAN, time.monotonic() + 60)
     with pytest.raises(MalformedError):
-        course.event("node2", answers.RANK_EVENT.validate_python(event))
-    assert (course.sizes, course.wrong_groups, {rank.stage for rank in course.ranks}) == ([], set(), {"none"})
+        all_reduce.event("node2", answers.RANK_EVENT.validate_python(event))
+    assert (all_reduce.sizes, all_reduce.wrong_groups, {rank.stage for rank in all_reduce.ranks}) == (
+        [],
+        set(),
+        {"none"},
+    )
 
 
 def test_reports_without_end_are_refused() -> None:
-    course = Course(PLAN, time.monotonic() + 60)
+    all_reduce = AllReduceRun(PLAN, time.monotonic() + 60)
     event = answers.RANK_EVENT.validate_python({"local_rank": 0, "stage": "torch", "since": 1.0})
     for _ in range(MOST_EVENTS):
-        course.event("node2", event)
+        all_reduce.event("node2", event)
     with pytest.raises(MalformedError):
-        course.event("node2", event)
+        all_reduce.event("node2", event)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from nccl_doctor.collect import fix_port
 from nccl_doctor.collect.port_machine import ThisMachine
 from nccl_doctor.errors import NotReachedError
-from nccl_doctor.port_model import Job, Member, PortReport
+from nccl_doctor.port_model import HolderJob, Member, PortReport
 
 Answer = Callable[[dict[str, Any]], Any]
 
@@ -89,9 +89,9 @@ class Processes:
         return {"alive": family, "sent": [pid for pid, _ in family], "denied": []}
 
 
-def job(*members: tuple[int, int]) -> Job:
+def job(*members: tuple[int, int]) -> HolderJob:
     processes = tuple(Member(pid, started, "python", None, rank=True) for pid, started in members)
-    return Job(members[0][0], True, None, (), processes, None, final=False)
+    return HolderJob(members[0][0], True, None, (), processes, None, final=False)
 
 
 def end(processes: Processes, grace_s: float = 0.0) -> fix_port.Ended:

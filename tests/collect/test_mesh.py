@@ -13,7 +13,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is do
 
 from nccl_doctor.collect import answers, mesh
 from nccl_doctor.collect import facts as facts_phase
-from nccl_doctor.collect.session import Session
+from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.model import Cluster
 from nccl_doctor.snapshot import HostFacts
 from nccl_doctor.transport.local import LocalTransport
@@ -21,7 +21,7 @@ from tests.collect.nodes import node
 from tests.patience import LONG_S, crowd
 
 ANY = {"address": "127.0.0.1", "port": 0, "step": 0, "tries": 1}
-LIMITS = mesh.Limits(dial_s=2 * crowd())
+LIMITS = mesh.MeshLimits(dial_s=2 * crowd())
 
 
 def free_port() -> int:
@@ -37,21 +37,23 @@ def cluster() -> Cluster:
 
 
 @pytest.fixture
-def sessions(cluster: Cluster) -> Iterator[list[Session]]:
-    sessions = [Session.open(LocalTransport(), n, time.monotonic() + LONG_S, 300) for n in cluster.nodes]
+def sessions(cluster: Cluster) -> Iterator[list[ProbeSession]]:
+    sessions = [ProbeSession.open(LocalTransport(), n, time.monotonic() + LONG_S, 300) for n in cluster.nodes]
     yield sessions
     for session in sessions:
         session.close()
 
 
-def gather(sessions: list[Session], cluster: Cluster) -> dict[str, HostFacts]:
-    asking = facts_phase.Asking(cluster, facts_phase.Limits(timeout_s=60), math.inf)
+def gather(sessions: list[ProbeSession], cluster: Cluster) -> dict[str, HostFacts]:
+    asking = facts_phase.Asking(cluster, facts_phase.FactLimits(timeout_s=60), math.inf)
     for session in sessions:
         asking(session, 1.0)
     return asking.all()
 
 
-def test_all_dial_all_and_only_the_master_listens_on_the_master_port(sessions: list[Session], cluster: Cluster) -> None:
+def test_all_dial_all_and_only_the_master_listens_on_the_master_port(
+    sessions: list[ProbeSession], cluster: Cluster
+) -> None:
     result = mesh.run(sessions, gather(sessions, cluster), cluster, LIMITS, lambda _session: None)
     assert (result.hosts, result.pairs, result.tested, result.failed) == (2, 2, 2, ())
     assert cluster.master_port in result.ports["a"]
@@ -62,14 +64,16 @@ def test_all_dial_all_and_only_the_master_listens_on_the_master_port(sessions: l
     assert result.among({"a"}).answered == {"a": dict.fromkeys(result.answered["a"], ())}
 
 
-def test_the_listeners_are_gone_afterwards_and_leave_no_time_wait(sessions: list[Session], cluster: Cluster) -> None:
+def test_the_listeners_are_gone_afterwards_and_leave_no_time_wait(
+    sessions: list[ProbeSession], cluster: Cluster
+) -> None:
     result = mesh.run(sessions, gather(sessions, cluster), cluster, LIMITS, lambda _session: None)
     for port in [port for ports in result.ports.values() for port in ports]:
         with socket.socket() as sock:
             sock.bind(("0.0.0.0", port))  # without SO_REUSEADDR: a TIME_WAIT would refuse it
 
 
-def test_a_port_that_somebody_holds_is_never_dialled(sessions: list[Session], cluster: Cluster) -> None:
+def test_a_port_that_somebody_holds_is_never_dialled(sessions: list[ProbeSession], cluster: Cluster) -> None:
     visits = []
     with socket.create_server(("127.0.0.1", cluster.master_port)) as server:
         server.settimeout(0.2)
@@ -94,7 +98,7 @@ def test_a_port_that_somebody_holds_is_never_dialled(sessions: list[Session], cl
     assert visits == []
 
 
-def test_outcomes_are_told_apart(sessions: list[Session]) -> None:
+def test_outcomes_are_told_apart(sessions: list[ProbeSession]) -> None:
     sessions[0].ask(answers.LISTENING, "listen", time.monotonic() + LONG_S, nonce="ours", sockets=[ANY])
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as other:
 
@@ -115,7 +119,7 @@ def test_outcomes_are_told_apart(sessions: list[Session]) -> None:
     )
 
 
-def test_the_dialling_host_itself_is_a_stranger(sessions: list[Session]) -> None:
+def test_the_dialling_host_itself_is_a_stranger(sessions: list[ProbeSession]) -> None:
     """As behind docker0's address, which every host has."""
     deadline = time.monotonic() + LONG_S
     (port,) = sessions[0].ask(answers.LISTENING, "listen", deadline, nonce="mine", sockets=[ANY]).ports
@@ -123,14 +127,14 @@ def test_the_dialling_host_itself_is_a_stranger(sessions: list[Session]) -> None
     assert answer.failed[0].outcome == "stranger"
 
 
-def test_a_listener_takes_what_is_sent(sessions: list[Session]) -> None:
+def test_a_listener_takes_what_is_sent(sessions: list[ProbeSession]) -> None:
     deadline = time.monotonic() + LONG_S
     (port,) = sessions[0].ask(answers.LISTENING, "listen", deadline, nonce="ours", sockets=[ANY]).ports
     (answer,) = sessions[1].ask(answers.LARGE, "large", deadline, targets=[["127.0.0.1", port]], deadline_s=2)
     assert (answer.outcome, answer.unacked) == ("passed", 0)
 
 
-def test_a_name_is_resolved(sessions: list[Session]) -> None:
+def test_a_name_is_resolved(sessions: list[ProbeSession]) -> None:
     deadline = time.monotonic() + LONG_S
     (port,) = (
         sessions[0].ask(answers.LISTENING, "listen", deadline, nonce="ours", sockets=[{**ANY, "address": ""}]).ports
@@ -139,7 +143,7 @@ def test_a_name_is_resolved(sessions: list[Session]) -> None:
     assert (answer.connected, answer.failed) == (1, ())
 
 
-def test_a_name_that_does_not_resolve_is_no_timeout(sessions: list[Session]) -> None:
+def test_a_name_that_does_not_resolve_is_no_timeout(sessions: list[ProbeSession]) -> None:
     sessions[0].ask(answers.LISTENING, "listen", time.monotonic() + LONG_S, nonce="ours", sockets=[])
     answer = sessions[0].ask(
         answers.DIALLED, "dial", time.monotonic() + LONG_S, targets=[["nowhere.invalid", [9], "ours"]], timeout_s=5
@@ -147,7 +151,7 @@ def test_a_name_that_does_not_resolve_is_no_timeout(sessions: list[Session]) -> 
     assert answer.failed[0].outcome == "failed"
 
 
-def test_a_listener_on_ipv6s_loopback_leaves_the_port_to_ours_as_to_torchs(sessions: list[Session]) -> None:
+def test_a_listener_on_ipv6s_loopback_leaves_the_port_to_ours_as_to_torchs(sessions: list[ProbeSession]) -> None:
     """``ssh -L`` leaves one; torch's TCPStore then listens on 0.0.0.0."""
     with socket.socket(socket.AF_INET6) as tunnel:
         tunnel.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -14,7 +14,7 @@ import pytest
 from nccl_doctor.collect import fix_port
 from nccl_doctor.collect.port_sessions import SessionMachine
 from nccl_doctor.errors import NotReachedError
-from nccl_doctor.port_model import Job, Member, PortReport
+from nccl_doctor.port_model import HolderJob, Member, PortReport
 from nccl_doctor.probe import port_requests
 from nccl_doctor.report.fix_port import render_json, screen
 from nccl_doctor.report.render import RenderOptions
@@ -98,7 +98,7 @@ def test_a_lie_is_told_with_the_host_and_where_it_is(told: dict[str, Any], path:
 
 @pytest.mark.parametrize("alive", [[[-1, 1]], [[1]], [["1", "$(reboot)"]], [[1, 2]] * 5000, {}, None])
 def test_no_signal_goes_to_what_is_no_process(alive: Any) -> None:
-    job = Job(10, True, None, (), (Member(10, 1, "python", None, rank=True),), None, final=False)
+    job = HolderJob(10, True, None, (), (Member(10, 1, "python", None, rank=True),), None, final=False)
     with pytest.raises(NotReachedError, match="here: "):
         fix_port.end(machine({"alive": alive, "denied": []}), [job], 0.0, force=False, tell=lambda _: None)
 
@@ -111,7 +111,7 @@ def test_a_host_that_tells_of_ever_more_processes_is_left_alone(monkeypatch: pyt
         first = next(numbers)
         return [{"id": request["id"], "ok": {"alive": [[first + n, 1] for n in range(4000)], "denied": []}}]
 
-    job = Job(10, True, None, (), (Member(10, 1, "python", None, rank=True),), None, final=False)
+    job = HolderJob(10, True, None, (), (Member(10, 1, "python", None, rank=True),), None, final=False)
     with pytest.raises(NotReachedError, match="here: it tells of more than"):
         fix_port.end(SessionMachine(opened(Liar(more))), [job], 600.0, force=False, tell=lambda _: None)
 

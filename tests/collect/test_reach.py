@@ -8,7 +8,7 @@ import time
 
 from nccl_doctor.collect.answers import GoneError, NoAnswerError
 from nccl_doctor.collect.reach import Reach
-from nccl_doctor.collect.session import Session
+from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.measured import Load, MachineLoad
 from nccl_doctor.model import Node
 from nccl_doctor.transport import failures
@@ -75,7 +75,7 @@ def test_hosts_are_asked_as_soon_as_they_are_there_and_late_ones_again_at_the_en
             assert node.name != "node2" or first.wait(LONG_S)
             return super().open(node, command, deadline)
 
-    def look(session: Session, share: float) -> None:
+    def look(session: ProbeSession, share: float) -> None:
         asked.append((session.node.name, share))
         first.set()
         if session.node.name == "node1":

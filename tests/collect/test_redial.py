@@ -7,7 +7,7 @@ import pytest
 from nccl_doctor.collect import redial
 from nccl_doctor.collect.answers import DIALLED, Dialled, Hello, ProbeError
 from nccl_doctor.collect.mesh_plan import Target
-from nccl_doctor.collect.session import Session
+from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.measured import MachineLoad
 from tests.collect.nodes import node
 
@@ -23,7 +23,7 @@ class Somebody:
         self.hello = Hello(python="3.11.2", psutil=None, machine="x86_64", pid=7, load=load)
 
 
-SESSIONS = cast("list[Session]", [Somebody("a", 0), Somebody("b", 1), Somebody("silent", 2)])
+SESSIONS = cast("list[ProbeSession]", [Somebody("a", 0), Somebody("b", 1), Somebody("silent", 2)])
 
 
 def told(connected: int, failed: list[list[Any]]) -> Dialled:
@@ -33,7 +33,7 @@ def told(connected: int, failed: list[list[Any]]) -> Dialled:
 def redialled(failed: list[list[Any]], second: list[list[Any]], connected: int = 1000) -> tuple[list[Any], list[Any]]:
     asked: list[Any] = []
 
-    def dial(session: Session, targets: list[Target]) -> Dialled:
+    def dial(session: ProbeSession, targets: list[Target]) -> Dialled:
         asked.append((session.node.name, targets))
         return told(len(targets) - len(second), second)
 
@@ -65,7 +65,7 @@ def test_in_a_small_mesh_a_pair_that_times_out_is_believed() -> None:
     assert asked == []
 
 
-BUSY = cast("list[Session]", [Somebody("a", 0, MachineLoad(queue=9.0, cpus=2))])
+BUSY = cast("list[ProbeSession]", [Somebody("a", 0, MachineLoad(queue=9.0, cpus=2))])
 
 
 @pytest.mark.parametrize(("saved", "tries"), [([0, 5], 1), ([3, 2], 2), ([2, 0, 5], 2), ([1, 1, 1, 1, 5], 4)])
@@ -75,7 +75,7 @@ def test_what_a_busy_host_lost_is_tried_as_long_as_that_helps(saved: list[int], 
     targets = {"a": [Target("c", "10.0.0.3", tuple(range(29500, 29505)))]}
     asked: list[int] = []
 
-    def dial(_session: Session, wanted: list[Target]) -> Dialled:
+    def dial(_session: ProbeSession, wanted: list[Target]) -> Dialled:
         asked.append(len(wanted))
         through = saved[len(asked) - 1]
         late = [[place, wanted[place].ports[0], "timed-out", "ETIMEDOUT"] for place in range(through, len(wanted))]

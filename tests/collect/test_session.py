@@ -14,7 +14,7 @@ import pytest
 
 from nccl_doctor.collect import answers, bundle
 from nccl_doctor.collect.answers import ProbeError
-from nccl_doctor.collect.session import Session
+from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.model import Node
 from nccl_doctor.transport.base import AccessError
 from nccl_doctor.transport.local import LocalTransport
@@ -22,8 +22,8 @@ from tests.collect.nodes import interpreter, node
 from tests.patience import LONG_S, crowd
 
 
-def opened(where: Node, seconds: float = LONG_S) -> Session:
-    return Session.open(LocalTransport(), where, time.monotonic() + seconds, lifetime_s=30)
+def opened(where: Node, seconds: float = LONG_S) -> ProbeSession:
+    return ProbeSession.open(LocalTransport(), where, time.monotonic() + seconds, lifetime_s=30)
 
 
 def refused(where: Node, seconds: float = LONG_S) -> Any:
@@ -33,7 +33,7 @@ def refused(where: Node, seconds: float = LONG_S) -> Any:
 
 
 @pytest.fixture
-def session() -> Iterator[Session]:
+def session() -> Iterator[ProbeSession]:
     session = opened(node())
     yield session
     session.close()
@@ -53,31 +53,31 @@ def assert_gone(pid: int) -> None:
     assert not alive(pid)
 
 
-def test_the_probe_says_who_it_is(session: Session) -> None:
+def test_the_probe_says_who_it_is(session: ProbeSession) -> None:
     assert session.hello.python == ".".join(map(str, sys.version_info[:3]))
     assert abs(session.ask(answers.CLOCK, "clock", time.monotonic() + LONG_S) - time.time()) < 5
 
 
-def test_it_leaves_with_its_connection(session: Session) -> None:
+def test_it_leaves_with_its_connection(session: ProbeSession) -> None:
     assert alive(session.hello.pid)
     session.close()
     assert_gone(session.hello.pid)
 
 
-def test_a_request_that_fails_brings_its_real_traceback(session: Session) -> None:
+def test_a_request_that_fails_brings_its_real_traceback(session: ProbeSession) -> None:
     with pytest.raises(ProbeError, match="KeyError") as caught:
         session.ask(answers.FACTS, "facts", time.monotonic() + LONG_S)
     assert "nccl_doctor/probe/" in (caught.value.traceback or "")
     assert session.ask(answers.CLOCK, "clock", time.monotonic() + LONG_S)
 
 
-def test_a_probe_that_is_killed_ends_the_wait(session: Session) -> None:
+def test_a_probe_that_is_killed_ends_the_wait(session: ProbeSession) -> None:
     os.kill(session.hello.pid, signal.SIGKILL)
     with pytest.raises(ProbeError, match="connection"):
         session.ask(answers.CLOCK, "clock", time.monotonic() + LONG_S)
 
 
-def test_no_answer_ends_at_the_deadline(session: Session) -> None:
+def test_no_answer_ends_at_the_deadline(session: ProbeSession) -> None:
     os.kill(session.hello.pid, signal.SIGSTOP)
     began = time.monotonic()
     with pytest.raises(ProbeError, match="no answer in time"):
@@ -86,7 +86,7 @@ def test_no_answer_ends_at_the_deadline(session: Session) -> None:
     os.kill(session.hello.pid, signal.SIGCONT)
 
 
-def test_an_answer_that_comes_late_is_not_taken_for_the_next(session: Session) -> None:
+def test_an_answer_that_comes_late_is_not_taken_for_the_next(session: ProbeSession) -> None:
     deadline = time.monotonic() + LONG_S
     first = session.send("clock", deadline)
     second = session.send("facts", deadline, names=[], deadline_s=3, trial_port=None)
@@ -95,7 +95,7 @@ def test_an_answer_that_comes_late_is_not_taken_for_the_next(session: Session) -
 
 
 def test_its_lifetime_is_bounded_by_the_kernel() -> None:
-    session = Session.open(LocalTransport(), node(), time.monotonic() + LONG_S, lifetime_s=0.5)
+    session = ProbeSession.open(LocalTransport(), node(), time.monotonic() + LONG_S, lifetime_s=0.5)
     assert_gone(session.hello.pid)
     session.close()
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.collect.smoke.plan import Limits, environment, plan
+from nccl_doctor.collect.smoke.plan import SmokeLimits, environment, plan
 from nccl_doctor.model import Node
 from tests.checks.snapshots import NAMES, patched
 
@@ -15,14 +15,14 @@ def gpus(count: int) -> list[dict[str, Any]]:
     return [{**GPU, "index": index, "uuid": f"GPU-{index}"} for index in range(count)]
 
 
-def planned(hosts: dict[str, Any], limits: Limits | None = None) -> Any:
+def planned(hosts: dict[str, Any], limits: SmokeLimits | None = None) -> Any:
     for name, change in hosts.items():
         change.setdefault("facts", {}).setdefault("gpus", gpus(2))
         change.setdefault("node", {"name": name})
     snapshot = patched({"hosts": hosts})
     nodes = tuple(host.node for host in snapshot.hosts)
     facts = {host.name: host.facts for host in snapshot.hosts if host.facts is not None}
-    return plan(snapshot.cluster.model_copy(update={"nodes": nodes}), facts, limits or Limits())
+    return plan(snapshot.cluster.model_copy(update={"nodes": nodes}), facts, limits or SmokeLimits())
 
 
 def everywhere(**node: Any) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def test_gloo_where_a_host_could_not_and_says_why(change: dict[str, Any], reason
 
 
 def test_a_backend_that_is_asked_for_is_used() -> None:
-    found = planned(everywhere(), Limits(backend="gloo"))
+    found = planned(everywhere(), SmokeLimits(backend="gloo"))
     assert (found.backend, found.reason) == ("gloo", "as asked for")
 
 

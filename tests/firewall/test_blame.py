@@ -45,7 +45,12 @@ def opened(blames: list[Blame] | tuple[Blame, ...], seen: Snapshot) -> Opening:
 def test_the_listeners_rule_is_blamed_and_only_the_peers_it_stops_are_let_in() -> None:
     seen = snapshot({"node1": captured("firewalld_public")}, [("node2", "node1", 29500, "no-route")])
     (blame,) = judge(seen).blames
-    assert (blame.host.name, blame.direction, blame.manager, blame.surprises) == ("node1", "input", "firewalld", [])
+    assert (blame.host.name, blame.direction, blame.manager, blame.unexpected_outcomes) == (
+        "node1",
+        "input",
+        "firewalld",
+        [],
+    )
     assert opened([blame], seen).peers == ("10.0.0.2",)
     assert opened([blame], seen).ports == ((29500, 29500), (32768, 60999))
 
@@ -100,7 +105,7 @@ def test_a_sure_rule_counts_though_the_other_hosts_rules_are_unknown() -> None:
 def test_a_dial_that_fails_otherwise_is_a_surprise() -> None:
     seen = snapshot({"node1": nft_facts([DROP])}, [("node2", "node1", 29500, "refused")])
     (blame,) = judge(seen).blames
-    assert [dial.outcome for dial in blame.surprises] == ["refused"]
+    assert [dial.outcome for dial in blame.unexpected_outcomes] == ["refused"]
 
 
 def test_a_dial_that_passes_against_the_rules_is_told() -> None:
@@ -108,12 +113,12 @@ def test_a_dial_that_passes_against_the_rules_is_told() -> None:
     everybody = nft_facts([tcp("dport", 29500), DROP])
     seen = snapshot({"node1": everybody}, [("node2", "node1", 29500, "timed-out")], ports=ports)
     (blame,) = judge(seen).blames
-    assert blame.spared == [("node3", 29500)]
+    assert blame.unexpected_passes == [("node3", 29500)]
     (found,) = firewall_blocks_port(View(Derived(seen), seen.reached))
     assert isinstance(found, Finding)
     assert any(line.startswith("but     node3 -> node1:29500 passed") for line in map(str, found.evidence))
     both = [("node2", "node1", 29500, "timed-out"), ("node3", "node1", 29500, "timed-out")]
-    assert judge(snapshot({"node1": everybody}, both, ports=ports)).blames[0].spared == []
+    assert judge(snapshot({"node1": everybody}, both, ports=ports)).blames[0].unexpected_passes == []
 
 
 def test_every_rule_in_the_way_is_opened() -> None:

@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 
 from nccl_doctor.errors import HostsFileError
-from nccl_doctor.inventory.draft import Place
+from nccl_doctor.inventory.parsed import SourceLocation
 from nccl_doctor.inventory.yaml_parse import parse
 from nccl_doctor.inventory.yaml_tree import Listing, Mapping, Scalar
 from tests.inventory.conftest import Refusal
 
 
 def test_values_stay_as_written() -> None:
-    tree = parse("a: [0x1F, yes, '1', 010]\n", Place("f"))
+    tree = parse("a: [0x1F, yes, '1', 010]\n", SourceLocation("f"))
     assert isinstance(tree, Mapping)
     values = tree.pairs[0][1]
     assert isinstance(values, Listing)
@@ -24,7 +24,7 @@ def test_values_stay_as_written() -> None:
 
 def test_comments_alone_are_no_document() -> None:
     with pytest.raises(HostsFileError, match=r"^f: no YAML in it; comments alone are no document$"):
-        parse("# nothing", Place("f"))
+        parse("# nothing", SourceLocation("f"))
 
 
 BOMB = "a: &a [x,x]\n" + "".join(f"{b}: &{b} [*{a},*{a}]\n" for a, b in zip("abcdefg", "bcdefgh", strict=True))

@@ -24,7 +24,7 @@ from nccl_doctor.cli.choices import FailOn
 from nccl_doctor.cli.output import exit_code
 from nccl_doctor.collect import facts, mesh
 from nccl_doctor.collect.run import Options, looked
-from nccl_doctor.collect.smoke import Limits
+from nccl_doctor.collect.smoke import SmokeLimits
 from nccl_doctor.diagnose import judge
 from nccl_doctor.model import Cluster, Node
 from nccl_doctor.report.render import render
@@ -105,10 +105,10 @@ def in_process(one: Lie, folder: Path) -> list[str]:
     cluster = Cluster(nodes=nodes, master_addr="127.0.0.1", master_port=random.Random(one.seed).randrange(20000, 30000))
     options = Options(
         connect_s=8,
-        facts_limits=facts.Limits(timeout_s=8),
-        mesh_limits=mesh.Limits(dial_s=1),
+        facts_limits=facts.FactLimits(timeout_s=8),
+        mesh_limits=mesh.MeshLimits(dial_s=1),
         smoke=one.smoke,
-        smoke_limits=Limits(deadline_s=10, imports_s=40, budget_s=0.2, max_bytes=4096),
+        smoke_limits=SmokeLimits(deadline_s=10, imports_s=40, budget_s=0.2, max_bytes=4096),
         total_s=90,
     )
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here (proc(5))

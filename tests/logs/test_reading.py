@@ -16,7 +16,7 @@ from nccl_doctor.errors import UsageError
 from nccl_doctor.logs import parallel, reading, unwrap
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.diagnose import LogVerdict, Source, diagnose
-from nccl_doctor.logs.session import Session
+from nccl_doctor.logs.run import LogsRun
 
 NOISE = "[rank{0}]: step {1} loss 0.5\n"
 FAULT = "n1:1:2 [0] NCCL WARN Cuda failure 2 'out of memory'\n"
@@ -39,7 +39,7 @@ def place(verdict: LogVerdict) -> tuple[str, int]:
 )
 def test_compressed(tmp_path: Path, suffix: str, pack: Callable[[bytes], bytes]) -> None:
     (tmp_path / f"run.{suffix}").write_bytes(pack(log(5000, 4321)))
-    assert place(Session((str(tmp_path),)).read()) == (f"run.{suffix}", 4322)
+    assert place(LogsRun((str(tmp_path),)).read()) == (f"run.{suffix}", 4322)
 
 
 def test_an_archive_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_an_archive_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Path) -
     data = FAULT.encode() + b"".join(b"%030x\n" % rng.getrandbits(120) for _ in range(30_000))
     path = tmp_path / "run.log.gz"
     path.write_bytes(gzip.compress(data)[:-5000])
-    assert place(Session((str(path),)).read()) == ("run.log.gz", 1)
+    assert place(LogsRun((str(path),)).read()) == ("run.log.gz", 1)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_damaged_archive_is_one_sentence(tmp_path: Path, suffix: str, pack: Ca
     path = tmp_path / f"run.{suffix}"
     path.write_bytes(data)
     with pytest.raises(UsageError, match="is compressed but damaged"):
-        Session((str(path),)).read()
+        LogsRun((str(path),)).read()
 
 
 def test_an_archive_that_asks_for_memory_is_one_sentence(tmp_path: Path) -> None:
@@ -68,12 +68,12 @@ def test_an_archive_that_asks_for_memory_is_one_sentence(tmp_path: Path) -> None
     hungry = tmp_path / "run.xz"
     hungry.write_bytes(lzma.compress(b"x\n", filters=filters))
     with pytest.raises(UsageError, match="is compressed but damaged: Memory usage limit exceeded"):
-        Session((str(hungry),)).read()
+        LogsRun((str(hungry),)).read()
     wide = zstandard.ZstdCompressionParameters(window_log=30, enable_ldm=True)
     packer = zstandard.ZstdCompressor(compression_params=wide).compressobj()
     hungry.write_bytes(packer.compress(b"y" * 1000) + packer.flush())
     with pytest.raises(UsageError, match=r"is compressed but damaged: .*memory"):
-        Session((str(hungry),)).read()
+        LogsRun((str(hungry),)).read()
 
 
 def test_an_archive_that_never_ends_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,26 +81,26 @@ def test_an_archive_that_never_ends_is_one_sentence(tmp_path: Path, monkeypatch:
     path = tmp_path / "run.xz"
     path.write_bytes(lzma.compress(bytes(30 << 20)))
     with pytest.raises(UsageError, match="unpacks to more than 2000 times its size"):
-        Session((str(path),)).read()
+        LogsRun((str(path),)).read()
 
 
 def test_several_archives_in_one_file(tmp_path: Path) -> None:
     path = tmp_path / "run.xz"
     path.write_bytes(lzma.compress(b"fine\n") + bytes(8) + lzma.compress(FAULT.encode()))
-    assert place(Session((str(path),)).read()) == ("run.xz", 2)
+    assert place(LogsRun((str(path),)).read()) == ("run.xz", 2)
 
 
 def test_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file or folder"):
-        Session((str(tmp_path / "none.log"),)).read()
+        LogsRun((str(tmp_path / "none.log"),)).read()
     with pytest.raises(UsageError, match="no log in this folder"):
-        Session((str(tmp_path),)).read()
+        LogsRun((str(tmp_path),)).read()
 
 
 def test_what_is_plainly_no_log_is_left_out_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "weights.pt").write_bytes(log(10, 3))
     (tmp_path / "rank0.log").write_bytes(b"fine\n")
-    verdict = Session((str(tmp_path),)).read()
+    verdict = LogsRun((str(tmp_path),)).read()
     assert (verdict.files, verdict.causes) == (1, ())
 
 
@@ -114,7 +114,7 @@ def test_memory_does_not_grow_with_a_line(tmp_path: Path) -> None:
 def test_what_is_no_known_archive_is_read_as_text(tmp_path: Path) -> None:
     path = tmp_path / "run.bz2"
     path.write_bytes(bz2.compress(log(100, 3)))
-    assert Session((str(path),)).read().causes == ()
+    assert LogsRun((str(path),)).read().causes == ()
 
 
 @pytest.mark.parametrize("size", [997, 4096, 50_000])
@@ -129,7 +129,7 @@ def test_several_processes_see_what_one_sees(tmp_path: Path, monkeypatch: pytest
         (tmp_path / f"{name}.gz").write_bytes(gzip.compress(data))
     names = tuple(str(path) for path in sorted(tmp_path.iterdir()))
     counted: list[int] = []
-    session = Session(names, progress=counted.append)
+    session = LogsRun(names, progress=counted.append)
     session.begin()
     together = session.read()
     one = diagnose([Source(name, [gzip.decompress(Path(name).read_bytes()) if name.endswith("gz") else Path(name).read_bytes()])

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from nccl_doctor.model import NcclInterface
+from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl, nccl_interface
 from nccl_doctor.nccl.ifname import answers
-from nccl_doctor.nccl.picture import HostNccl, nccl_interface, picture
 from nccl_doctor.snapshot import Host, LibncclAnswer, Snapshot, Unknown, unknown
 from tests.checks.snapshots import load, patched
 
@@ -72,7 +72,7 @@ def test_an_unknown_version_is_no_gap_where_all_versions_agree() -> None:
     bridged = load(FIXTURES / "interface_down" / "fires.json").hosts[1]
     assert bridged.facts is not None
     unversioned = bridged.model_copy(update={"facts": bridged.facts.model_copy(update={"torch": None})})
-    seen = picture(unversioned)
+    seen = host_nccl(unversioned)
     assert isinstance(seen, Unknown)
     assert "2.28.3" in seen.reason
 
@@ -92,7 +92,7 @@ def asked(answer: LibncclAnswer | Unknown | None, **env: str) -> Host:
 
 
 def seen_by(host: Host) -> HostNccl:
-    seen = picture(host)
+    seen = host_nccl(host)
     assert isinstance(seen, HostNccl)
     return seen
 

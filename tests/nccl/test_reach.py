@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.nccl.picture import HostNccl
+from nccl_doctor.nccl.cluster_nccl import cluster_nccl
+from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.reach import Answer, Cause, is_private, reach
-from nccl_doctor.nccl.survey import survey
 from nccl_doctor.snapshot import Mesh, Route
 from tests.checks.snapshots import patched
 
@@ -21,8 +21,8 @@ def facts(change: dict[str, Any]) -> dict[str, Any]:
 
 
 def pair(patch: dict[str, Any]) -> tuple[HostNccl, HostNccl]:
-    pictures = survey(patched(patch)).pictures
-    return pictures["node1"], pictures["node2"]
+    by_host = cluster_nccl(patched(patch)).by_host
+    return by_host["node1"], by_host["node2"]
 
 
 def addresses(*rows: tuple[str, str, str]) -> dict[str, Any]:
@@ -89,8 +89,8 @@ def routed(mesh: dict[str, Any]) -> tuple[HostNccl, HostNccl, Mesh]:
         }
     )
     assert isinstance(snapshot.mesh, Mesh)
-    pictures = survey(snapshot).pictures
-    return pictures["node1"], pictures["node2"], snapshot.mesh
+    by_host = cluster_nccl(snapshot).by_host
+    return by_host["node1"], by_host["node2"], snapshot.mesh
 
 
 def dial(outcome: str) -> dict[str, Any]:
@@ -121,8 +121,8 @@ def test_a_firewall_between_neighbours_is_no_matter_of_interfaces() -> None:
     failed = [{**dial("timed-out"), "address": "10.0.0.2"}]
     snapshot = patched({"mesh": {"failed": failed}})
     assert isinstance(snapshot.mesh, Mesh)
-    pictures = survey(snapshot).pictures
-    assert reach(pictures["node1"], pictures["node2"], "10.0.0.2", snapshot.mesh).answer is Answer.YES
+    by_host = cluster_nccl(snapshot).by_host
+    assert reach(by_host["node1"], by_host["node2"], "10.0.0.2", snapshot.mesh).answer is Answer.YES
 
 
 def test_unknown_routes_leave_it_open() -> None:

@@ -13,7 +13,7 @@ import pytest
 from nccl_doctor.commands import export
 from nccl_doctor.diagnose import judge
 from nccl_doctor.model import Outcome
-from nccl_doctor.nccl.survey import survey
+from nccl_doctor.nccl.cluster_nccl import cluster_nccl
 from nccl_doctor.snapshot import Snapshot
 from tests.checks.snapshots import load, patched
 
@@ -89,7 +89,7 @@ def host(*nics: tuple[dict[str, Any], dict[str, Any]]) -> dict[str, Any]:
 
 def suggested(*hosts: dict[str, Any]) -> dict[str, str] | None:
     snapshot = patched({"hosts": {f"node{number}": one for number, one in enumerate(hosts, start=1)}})
-    found = survey(snapshot).suggestion
+    found = cluster_nccl(snapshot).suggestion
     return found.interfaces if found is not None else None
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.nccl.known_variables import is_known, nearest, register
-from nccl_doctor.nccl.values import judge, strtoll
+from nccl_doctor.nccl.values import check_value, strtoll
 
 libc = ctypes.CDLL(None)
 libc.strtoll.restype = ctypes.c_longlong
@@ -43,7 +43,7 @@ def test_numbers_are_read_as_c_reads_them(text: str) -> None:
     ],
 )
 def test_what_nccl_reads_otherwise_than_meant(name: str, value: str, reads: str) -> None:
-    bad = judge(name, value)
+    bad = check_value(name, value)
     assert bad is not None
     assert reads in bad.reads
     assert ("1 for yes, 0 for no" in bad.allowed) == (value == "true")
@@ -69,12 +69,12 @@ def test_what_nccl_reads_otherwise_than_meant(name: str, value: str, reads: str)
     ],
 )
 def test_what_is_fine(name: str, value: str) -> None:
-    assert judge(name, value) is None
+    assert check_value(name, value) is None
 
 
 @given(st.sampled_from(sorted(register())), st.text())
 def test_judging_never_raises(name: str, value: str) -> None:
-    judge(name, value)
+    check_value(name, value)
 
 
 def test_the_register_knows_nccl_and_its_company() -> None:

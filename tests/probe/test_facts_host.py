@@ -8,7 +8,7 @@ import pytest
 
 from nccl_doctor.probe.facts import host, settings
 from nccl_doctor.probe.unavailable import Unavailable
-from nccl_doctor.snapshot import Limits
+from nccl_doctor.snapshot import ResourceLimits
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,8 @@ def test_a_user_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> N
 def test_no_limit_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {resource.RLIMIT_NOFILE: (1024, 4096), resource.RLIMIT_MEMLOCK: (65536, resource.RLIM_INFINITY)}
     monkeypatch.setattr(resource, "getrlimit", given.__getitem__)
-    expected = Limits(nofile_soft=1024, nofile_hard=4096, memlock_soft=65536, memlock_hard=None)
-    assert Limits.model_validate(host.limits()) == expected
+    expected = ResourceLimits(nofile_soft=1024, nofile_hard=4096, memlock_soft=65536, memlock_hard=None)
+    assert ResourceLimits.model_validate(host.limits()) == expected
 
 
 def test_shared_memory_that_is_not_there_is_unknown(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from nccl_doctor.port_model import Elsewhere, GpuUse, Holder, Job, Member, PortReport, Socket, Suggestion
+from nccl_doctor.port_model import Elsewhere, GpuUse, Holder, HolderJob, Member, PortReport, Socket, Suggestion
 from nccl_doctor.report.fix_port import confirmation, screen
 from nccl_doctor.report.render import render
 from nccl_doctor.report.safe import clean
@@ -33,7 +33,7 @@ MEMBERS = (
     Member(48112, 900, HOLDER.command, None, rank=True, gpus=(GpuUse(0, "GPU-a", 21074),)),
     Member(48113, 901, HOLDER.command, None, rank=True, gpus=(GpuUse(1, "GPU-b", None),)),
 )
-JOB = Job(48112, True, None, (HOLDER,), MEMBERS, None, final=False)
+JOB = HolderJob(48112, True, None, (HOLDER,), MEMBERS, None, final=False)
 REPORT = PortReport(
     host="node1",
     here=True,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.transport import known_hosts
-from nccl_doctor.transport.known_hosts import entry_name, judge, parse
+from nccl_doctor.transport.known_hosts import entry_name, match_key, parse
 
 FILE = Path("known_hosts")
 OUTCOMES = ("known", "unknown", "changed", "revoked")
@@ -43,7 +43,7 @@ def line(patterns: str, name: str, kind: str = "ssh-ed25519") -> str:
     ],
 )
 def test_patterns(patterns: str, name: str, outcome: str) -> None:
-    assert judge(parse(FILE, line(patterns, "a")), name, key("a")).outcome == outcome
+    assert match_key(parse(FILE, line(patterns, "a")), name, key("a")).outcome == outcome
 
 
 @pytest.mark.parametrize(
@@ -61,18 +61,18 @@ def test_patterns(patterns: str, name: str, outcome: str) -> None:
     ],
 )
 def test_verdicts(text: str, outcome: str, number: int | None) -> None:
-    verdict = judge(parse(FILE, text), "n", key("a"))
+    verdict = match_key(parse(FILE, text), "n", key("a"))
     assert (verdict.outcome, verdict.by.line if verdict.by else None) == (outcome, number)
 
 
 def test_another_key_under_the_name_without_port_is_no_change() -> None:
     """OpenSSH looks there too, but only for the same key."""
-    assert judge(parse(FILE, line("n", "b")), "[n]:2222", key("a")).outcome == "unknown"
+    assert match_key(parse(FILE, line("n", "b")), "[n]:2222", key("a")).outcome == "unknown"
 
 
 def test_a_key_revoked_under_the_name_without_port() -> None:
     text = line("n", "a") + "@revoked " + line("n", "a")
-    assert judge(parse(FILE, text), "[n]:2222", key("a")).outcome == "revoked"
+    assert match_key(parse(FILE, text), "[n]:2222", key("a")).outcome == "revoked"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,9 @@ def test_a_ca_that_may_vouch(patterns: str, name: str, vouched: bool) -> None:
 
 
 def test_a_line_that_lies_of_its_type_is_none() -> None:
-    assert judge(parse(FILE, line("n", "a").replace("ssh-ed25519", "ssh-rsa", 1)), "n", key("a")).outcome == "unknown"
+    assert (
+        match_key(parse(FILE, line("n", "a").replace("ssh-ed25519", "ssh-rsa", 1)), "n", key("a")).outcome == "unknown"
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,10 +99,10 @@ def test_entry_name(hostname: str, port: int, alias: str | None, wanted: str) ->
 
 @given(st.text(), st.text(), st.binary())
 def test_no_text_breaks_the_parser(text: str, name: str, presented: bytes) -> None:
-    assert judge(parse(FILE, text), name, presented).outcome in OUTCOMES
+    assert match_key(parse(FILE, text), name, presented).outcome in OUTCOMES
 
 
 @given(st.from_regex(r"[a-z0-9.-]{1,20}", fullmatch=True), st.binary(min_size=1), st.integers(1, 65535))
 def test_the_line_made_for_a_key_makes_it_known(host: str, rest: bytes, port: int) -> None:
     presented, name = key("") + rest, entry_name(host, port)
-    assert judge(parse(FILE, known_hosts.line_for(name, presented)), name, presented).outcome == "known"
+    assert match_key(parse(FILE, known_hosts.line_for(name, presented)), name, presented).outcome == "known"

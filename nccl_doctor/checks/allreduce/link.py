@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nccl_doctor.nccl.picture import nccl_interface
+from nccl_doctor.nccl.host_nccl import nccl_interface
 from nccl_doctor.snapshot import Host, HostFacts, Interfaces, Resolution, Smoke, Snapshot, Unknown
 
 REAL = ("physical", "bond")

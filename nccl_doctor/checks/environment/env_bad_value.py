@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.lines import folded
+from nccl_doctor.checks.evidence_lines import folded
 from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.interfaces import Failure
-from nccl_doctor.nccl.picture import HostNccl
-from nccl_doctor.nccl.values import BadValue, judge
+from nccl_doctor.nccl.values import BadValue, check_value
 from nccl_doctor.registry import Unjudged, View, check
 
 
@@ -37,12 +37,12 @@ def env_bad_value(view: View) -> Iterator[Finding | Unjudged]:
     nccl = view.nccl
     found: dict[tuple[str, str], tuple[BadValue, dict[str, str]]] = {}
     for host in view.hosts:
-        one = nccl.pictures.get(host.name)
+        one = nccl.by_host.get(host.name)
         if one is None:
             yield Unjudged((host.name,), nccl.unknown[host.name])
             continue
         for name, variable in one.variables.items():
-            bad = _judge_comm_id(one) if name == "NCCL_COMM_ID" else judge(name, variable.value)
+            bad = _judge_comm_id(one) if name == "NCCL_COMM_ID" else check_value(name, variable.value)
             if bad is not None:
                 found.setdefault((name, variable.value), (bad, {}))[1][host.name] = variable.origin
     for (name, value), (bad, origins) in found.items():

@@ -49,15 +49,15 @@ MUST_AGREE = frozenset(
 def env_mismatch(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a variable; the hosts at fault are those that differ from most."""
     nccl = view.nccl
-    judged = [host.name for host in view.hosts if host.name in nccl.pictures]
+    judged = [host.name for host in view.hosts if host.name in nccl.by_host]
     for host in view.hosts:
         if host.name in nccl.unknown:
             yield Unjudged((host.name,), nccl.unknown[host.name])
-    names = dict.fromkeys(name for host in judged for name in nccl.pictures[host].variables)
+    names = dict.fromkeys(name for host in judged for name in nccl.by_host[host].variables)
     for name in names:
         if not _matters(name):
             continue
-        column = {host: nccl.pictures[host].variables.get(name) for host in judged}
+        column = {host: nccl.by_host[host].variables.get(name) for host in judged}
         values = {host: variable.value if variable is not None else None for host, variable in column.items()}
         if len(set(values.values())) > 1:
             yield _finding(name, column, values)

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.lines import folded
+from nccl_doctor.checks.evidence_lines import folded
 from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.known_variables import is_known, nearest, register
-from nccl_doctor.nccl.picture import HostNccl
 from nccl_doctor.nccl.versions import show
 from nccl_doctor.registry import Unjudged, View, check
 
@@ -30,7 +30,7 @@ def env_unknown_variable(view: View) -> Iterator[Finding | Unjudged]:
     nccl = view.nccl
     found: dict[tuple[str, str | None], dict[str, str]] = {}
     for host in view.hosts:
-        one = nccl.pictures.get(host.name)
+        one = nccl.by_host.get(host.name)
         if one is None:
             yield Unjudged((host.name,), nccl.unknown[host.name])
             continue

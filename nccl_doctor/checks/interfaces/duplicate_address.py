@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
-from nccl_doctor.nccl.picture import HostNccl
+from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.reach import is_private
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Names, told_of
@@ -32,22 +32,22 @@ from nccl_doctor.snapshot import Names, told_of
 def duplicate_address(view: View) -> Iterator[Finding | Unjudged]:
     """One finding an address that several machines have, or that a host has although it is another node's."""
     nccl = view.nccl
-    pictures = {host.name: nccl.pictures[host.name] for host in view.hosts if host.name in nccl.pictures}
+    by_host = {host.name: nccl.by_host[host.name] for host in view.hosts if host.name in nccl.by_host}
     nodes = known_addresses(view)
     wanted = {address for some in nodes.values() for address in some}
-    wanted |= {one.chosen.address for one in pictures.values() if one.chosen is not None}
+    wanted |= {one.chosen.address for one in by_host.values() if one.chosen is not None}
     owned: dict[str, dict[str, str]] = {}
-    for name, one in pictures.items():
+    for name, one in by_host.items():
         for own in {str(entry.address) for entry in one.interfaces.addresses} & wanted:
             if (where := _owner(one, own)) is not None:
                 owned.setdefault(own, {})[name] = where
     lost: dict[str, list[str]] = {}
-    for name in nodes.keys() - nccl.pictures.keys():
+    for name in nodes.keys() - nccl.by_host.keys():
         for gone in nodes[name]:
             lost.setdefault(gone, []).append(name)
     for address in sorted(wanted):
         owners, away = owned.get(address, {}), lost.get(address, [])
-        machines = {pictures[name].machine for name in owners}
+        machines = {by_host[name].machine for name in owners}
         strangers = [name for name in owners if address not in nodes[name]]
         if len(machines) > 1 or (away and strangers):
             yield _finding(address, owners, away if strangers else [], tuple(nodes))

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.lines import folded
+from nccl_doctor.checks.evidence_lines import folded
 from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.exact_names import gloo_devices
 from nccl_doctor.nccl.interfaces import Failure
 from nccl_doctor.nccl.suggest import setting
-from nccl_doctor.nccl.survey import ClusterNccl
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import known
 
@@ -67,7 +67,7 @@ def _fix(nccl: ClusterNccl, hosts: tuple[str, ...]) -> Fix:
 
 def _better(nccl: ClusterNccl, host: str) -> str | None:
     """The interface that NCCL uses there, where the others reach it; else the one that it should use."""
-    one = nccl.pictures.get(host)
+    one = nccl.by_host.get(host)
     if one is not None and one.chosen is not None and not nccl.bootstrap[host].is_lost and not nccl.is_idle(host):
         return one.chosen.name
     return nccl.suggestion.interfaces.get(host) if nccl.suggestion is not None else None

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from ipaddress import IPv4Address
 
 from nccl_doctor import confirmed
-from nccl_doctor.checks.lines import folded
+from nccl_doctor.checks.evidence_lines import folded
 from nccl_doctor.checks.own_names import CHANCE, finding, is_without_gpus, own_names
 from nccl_doctor.commands import on
 from nccl_doctor.confirmed import Address

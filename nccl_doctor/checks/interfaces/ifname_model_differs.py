@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.lines import folded
+from nccl_doctor.checks.evidence_lines import folded
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
@@ -25,7 +25,7 @@ from nccl_doctor.registry import Unjudged, View, check
 def ifname_model_differs(view: View) -> Iterator[Finding | Unjudged]:
     """One finding for all hosts."""
     differing = {
-        name: picture.disagreement for name, picture in view.nccl.pictures.items() if picture.disagreement is not None
+        name: picture.disagreement for name, picture in view.nccl.by_host.items() if picture.disagreement is not None
     }
     if differing:
         yield Finding(

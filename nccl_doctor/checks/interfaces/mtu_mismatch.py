@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
-from nccl_doctor.nccl.picture import Network
+from nccl_doctor.nccl.host_nccl import Network
 from nccl_doctor.registry import Unjudged, View, check
 
 
@@ -26,7 +26,7 @@ def mtu_mismatch(view: View) -> Iterator[Finding | Unjudged]:
     nccl = view.nccl
     by_network: dict[Network, dict[str, tuple[str, int]]] = {}
     for host in view.hosts:
-        one = nccl.pictures.get(host.name)
+        one = nccl.by_host.get(host.name)
         if one is None:
             yield Unjudged((host.name,), nccl.unknown[host.name])
             continue

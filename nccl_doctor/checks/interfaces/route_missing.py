@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.faults import faults
 from nccl_doctor.nccl.reach import Cause
-from nccl_doctor.nccl.survey import ClusterNccl
 from nccl_doctor.registry import Unjudged, View, check
 
 
@@ -31,7 +31,7 @@ def route_missing(view: View) -> Iterator[Finding | Unjudged]:
     lacking: dict[str, dict[str, str]] = {}
     seen: dict[str, dict[str, None]] = {}
     for target, standing in nccl.bootstrap.items():
-        chosen = nccl.pictures[target].chosen
+        chosen = nccl.by_host[target].chosen
         for verdict in standing.verdicts:
             if verdict.cause is Cause.NO_ROUTE and target not in blamed and chosen is not None:
                 lacking.setdefault(verdict.source, {})[target] = chosen.address
@@ -44,7 +44,7 @@ def route_missing(view: View) -> Iterator[Finding | Unjudged]:
 
 
 def _finding(nccl: ClusterNccl, source: str, targets: dict[str, str], seen: tuple[str, ...]) -> Finding:
-    routes = nccl.pictures[source].routes
+    routes = nccl.by_host[source].routes
     table = [f"{r.destination} {'via ' + r.gateway + ' ' if r.gateway else ''}dev {r.interface}" for r in routes or ()]
     return Finding(
         hosts=(source,),

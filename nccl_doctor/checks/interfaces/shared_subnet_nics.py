@@ -20,9 +20,9 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.model import Finding, Severity
-from nccl_doctor.nccl.picture import HostNccl, Network
+from nccl_doctor.nccl.cluster_nccl import ClusterNccl
+from nccl_doctor.nccl.host_nccl import HostNccl, Network
 from nccl_doctor.nccl.suggest import fix
-from nccl_doctor.nccl.survey import ClusterNccl
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Unknown
 
@@ -34,7 +34,7 @@ def shared_subnet_nics(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a host and subnet, unless the sysctls show that it is meant so."""
     nccl = view.nccl
     for host, facts in view.facts:
-        one = nccl.pictures.get(host.name)
+        one = nccl.by_host.get(host.name)
         if one is None:
             yield Unjudged((host.name,), nccl.unknown[host.name])
             continue

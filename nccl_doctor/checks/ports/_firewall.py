@@ -90,13 +90,13 @@ def _evidence(blames: Sequence[Blame], snapshot: Snapshot) -> Iterator[str]:
     for words, found in rules.items():
         counts = counted([(rule, after) for _, rule, after in found])
         yield f"rule    {fold([name for name, *_ in found])}: {words}{counts}"
-    surprises = {MEANS[dial.outcome] for blame in blames for dial in blame.surprises}
-    if surprises:
-        ways = ", ".join(sorted(surprises))
+    unexpected_outcomes = {MEANS[dial.outcome] for blame in blames for dial in blame.unexpected_outcomes}
+    if unexpected_outcomes:
+        ways = ", ".join(sorted(unexpected_outcomes))
         yield f"but     such a rule does not make a dial end so: {ways}; look for a second cause"
     for blame in blames:
-        for port in dict.fromkeys(port for _, port in blame.spared):
-            passed = fold([source for source, to in blame.spared if to == port])
+        for port in dict.fromkeys(port for _, port in blame.unexpected_passes):
+            passed = fold([source for source, to in blame.unexpected_passes if to == port])
             target = f"{blame.host.name}:{port}"
             yield f"but     {passed} -> {target} passed, though by its rules it should not: they may have just changed"
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.job_words import endable, ending, fix_port
+from nccl_doctor.checks.format_job import endable, ending, fix_port
 from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving
 from nccl_doctor.commands import on
 from nccl_doctor.model import Command, Finding, Fix, Severity

@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nccl_doctor.checks.lines import folded
+from nccl_doctor.checks.evidence_lines import folded
 from nccl_doctor.commands import on
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity

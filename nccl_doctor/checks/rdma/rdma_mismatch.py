@@ -26,7 +26,7 @@ from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Host, HostFacts, Unknown, known
-from nccl_doctor.snapshot.equipment import RdmaDevice, RdmaPort
+from nccl_doctor.snapshot.hardware import RdmaDevice, RdmaPort
 
 ROCE_V2 = "RoCE v2"
 MAPPED = "0000:0000:0000:0000:0000:ffff:"

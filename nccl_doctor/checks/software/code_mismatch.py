@@ -21,7 +21,7 @@ from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import known
-from nccl_doctor.snapshot.equipment import SameEntry
+from nccl_doctor.snapshot.hardware import SameEntry
 
 SHOWN = 8
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Unknown, known
-from nccl_doctor.snapshot.equipment import GpuHealth, Xid
+from nccl_doctor.snapshot.hardware import GpuHealth, Xid
 
 PROGRAMS_OWN = frozenset({13, 31, 43, 45, 68, 69})
 """Xids that a faulty program causes on a sound GPU (NVIDIA's "Xid Errors", column "User app error")."""

@@ -26,7 +26,7 @@ from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Host, PythonInfo, Unknown, known
-from nccl_doctor.snapshot.equipment import LoginShell
+from nccl_doctor.snapshot.hardware import LoginShell
 
 SEARCHED = frozenset({"LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH"})
 

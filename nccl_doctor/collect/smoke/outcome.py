@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from nccl_doctor.collect.answers import SmokeEnd
-from nccl_doctor.collect.smoke.course import Course, Rank
+from nccl_doctor.collect.smoke.all_reduce_run import AllReduceRun, Rank
 from nccl_doctor.collect.smoke.plan import Plan
 from nccl_doctor.logs.facts import Facts, facts_of
 from nccl_doctor.snapshot import RankResult, Smoke
@@ -26,14 +26,14 @@ _EXITED = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank
 negative code is a signal. Ranks that torchrun then ends are not named."""
 
 
-def result(plan: Plan, course: Course) -> Smoke:
+def result(plan: Plan, all_reduce: AllReduceRun) -> Smoke:
     """The all-reduce as it went."""
-    output = {name: end.output for name, end in course.ends.items()}
+    output = {name: end.output for name, end in all_reduce.ends.items()}
     codes = {name: exit_codes(lines) for name, lines in output.items()}
     facts = {name: facts_of(lines) for name, lines in output.items()} if plan.backend == "nccl" else {}
     ranks = tuple(
         _rank(number, rank, codes.get(rank.host, {}).get(rank.local_rank), facts.get(rank.host))
-        for number, rank in enumerate(course.ranks)
+        for number, rank in enumerate(all_reduce.ranks)
     )
     world = range(len(ranks))
     rings = next((one.rings for one in facts.values() if one.rings), {})
@@ -41,13 +41,13 @@ def result(plan: Plan, course: Course) -> Smoke:
         backend=plan.backend,
         reason=plan.reason,
         world_size=len(ranks),
-        outcome=_outcome(course, ranks),
+        outcome=_outcome(all_reduce, ranks),
         deadline_s=plan.limits.deadline_s,
         ranks=ranks,
-        sizes=tuple(course.sizes),
-        wrong_groups=tuple(sorted(course.wrong_groups)),
+        sizes=tuple(all_reduce.sizes),
+        wrong_groups=tuple(sorted(all_reduce.wrong_groups)),
         output={name: tuple(kept(lines)) for name, lines in output.items()},
-        launchers=_launchers(plan, course, ranks),
+        launchers=_launchers(plan, all_reduce, ranks),
         rings=tuple(ring for _, ring in sorted(rings.items()) if all(rank in world for rank in ring)),
         trees={rank: text for one in facts.values() for rank, text in one.trees.items() if rank in world},
     )
@@ -97,14 +97,18 @@ def _rank(number: int, rank: Rank, code: int | None, facts: Facts | None) -> Ran
     )
 
 
-def _outcome(course: Course, ranks: Iterable[RankResult]) -> Literal["ok", "failed", "timeout", "wrong-result"]:
-    if all(rank.stage == "done" for rank in course.ranks) and not any(end.broken for end in course.ends.values()):
+def _outcome(
+    all_reduce: AllReduceRun, ranks: Iterable[RankResult]
+) -> Literal["ok", "failed", "timeout", "wrong-result"]:
+    if all(rank.stage == "done" for rank in all_reduce.ranks) and not any(
+        end.broken for end in all_reduce.ends.values()
+    ):
         return "ok"
-    if any(rank.wrong for rank in course.ranks):
+    if any(rank.wrong for rank in all_reduce.ranks):
         return "wrong-result"
     if any(_died(rank) for rank in ranks):
         return "failed"
-    hanging = course.timed_out or any(end.timed_out for end in course.ends.values())
+    hanging = all_reduce.timed_out or any(end.timed_out for end in all_reduce.ends.values())
     return "timeout" if hanging else "failed"
 
 
@@ -114,12 +118,12 @@ def _died(rank: RankResult) -> bool:
     return died and not rank.ok and rank.error is None and rank.signal != signal.SIGABRT
 
 
-def _launchers(plan: Plan, course: Course, ranks: Iterable[RankResult]) -> dict[str, str]:
+def _launchers(plan: Plan, all_reduce: AllReduceRun, ranks: Iterable[RankResult]) -> dict[str, str]:
     """How each torchrun ended that did not do so because of its ranks or of us."""
     explained = {rank.host for rank in ranks if rank.error or rank.exit_code is not None or rank.signal is not None}
     found: dict[str, str] = {}
     for name in plan.counts:
-        end = course.ends.get(name, SmokeEnd(broken="it gave no answer"))
+        end = all_reduce.ends.get(name, SmokeEnd(broken="it gave no answer"))
         if end.broken is not None:
             found[name] = end.broken
         elif end.signal is not None:

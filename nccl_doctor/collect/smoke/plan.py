@@ -28,7 +28,7 @@ LOGGING = {
 
 
 @dataclass(frozen=True)
-class Limits:
+class SmokeLimits:
     """Bounds of the all-reduce and what is asked of it.
 
     Attributes:
@@ -59,7 +59,7 @@ class Plan:
     """
 
     cluster: Cluster
-    limits: Limits
+    limits: SmokeLimits
     counts: dict[str, int]
     backend: Backend
     reason: str
@@ -92,7 +92,7 @@ class Plan:
         return {"backend": self.backend, "budget_s": budget_s, "max_bytes": max_bytes}
 
 
-def plan(cluster: Cluster, facts: dict[str, HostFacts], limits: Limits) -> Plan:
+def plan(cluster: Cluster, facts: dict[str, HostFacts], limits: SmokeLimits) -> Plan:
     """The all-reduce that the training's start would be."""
     alone = len(cluster.nodes) == 1
     counts = {node.name: nproc(node, facts[node.name], alone=alone) for node in cluster.nodes}

@@ -1,4 +1,4 @@
-"""Runs the all-reduce over groups of hosts, over and over, for :mod:`nccl_doctor.collect.isolate`."""
+"""Runs the all-reduce over groups of hosts, over and over, for :mod:`nccl_doctor.collect.bisect`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import ProbeError
+from nccl_doctor.collect.bisect import Group, NoTimeError, bisect
 from nccl_doctor.collect.fanout import fan_out
-from nccl_doctor.collect.isolate import Group, NoTimeError, isolate
-from nccl_doctor.collect.session import Session
-from nccl_doctor.collect.smoke.plan import Backend, Limits, Plan, environment, plan
+from nccl_doctor.collect.session import ProbeSession
+from nccl_doctor.collect.smoke.plan import Backend, Plan, SmokeLimits, environment, plan
 from nccl_doctor.model import Cluster
 from nccl_doctor.snapshot import HostFacts, Isolation
 
@@ -22,7 +22,7 @@ TRIAL_BYTES = 1 << 20
 
 
 def run(
-    sessions: list[Session], facts: dict[str, HostFacts], cluster: Cluster, limits: Limits, until: float
+    sessions: list[ProbeSession], facts: dict[str, HostFacts], cluster: Cluster, limits: SmokeLimits, until: float
 ) -> Isolation:
     """Repeats a failed all-reduce over parts of the cluster; ``until`` is a value of :func:`time.monotonic`.
 
@@ -32,13 +32,13 @@ def run(
     groups = _Groups(sessions, plan(cluster, facts, limits), until)
     groups.prepare()
     try:
-        return isolate(tuple(session.node.name for session in sessions), groups.attempt)
+        return bisect(tuple(session.node.name for session in sessions), groups.attempt)
     finally:
         groups.close()
 
 
 class _Groups:
-    def __init__(self, sessions: list[Session], what: Plan, until: float) -> None:
+    def __init__(self, sessions: list[ProbeSession], what: Plan, until: float) -> None:
         self._sessions = {session.node.name: session for session in sessions}
         self._plan, self._until = what, until
 
@@ -47,7 +47,7 @@ class _Groups:
         deadline = min(self._until, time.monotonic() + self._plan.limits.imports_s)
         config = self._plan.config(budget_s=0.5, max_bytes=TRIAL_BYTES)
 
-        def ready(session: Session) -> None:
+        def ready(session: ProbeSession) -> None:
             seconds = max(deadline - time.monotonic(), 1.0)
             session.ask(
                 answers.NOTHING,
@@ -95,7 +95,7 @@ class _Groups:
 
         return all(result is True for result in fan_out(one, range(len(group)), at_once=len(group)))
 
-    def _master(self, session: Session) -> tuple[str, int]:
+    def _master(self, session: ProbeSession) -> tuple[str, int]:
         """Where the group's ranks meet: as the job would where its master is among them."""
         cluster = self._plan.cluster
         if session.node.name == cluster.nodes[0].name:

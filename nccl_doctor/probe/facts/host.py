@@ -67,7 +67,7 @@ def python() -> dict[str, Any]:
 
 
 def limits() -> dict[str, Any]:
-    """snapshot.Limits."""
+    """snapshot.ResourceLimits."""
     nofile = resource.getrlimit(resource.RLIMIT_NOFILE)
     memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     names = ("nofile_soft", "nofile_hard", "memlock_soft", "memlock_hard")

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from nccl_doctor.probe import gpu_processes, guard, jobs, programs, progress, units, watchers
-from nccl_doctor.probe.jobs import Job
+from nccl_doctor.probe.jobs import JobProcesses
 from nccl_doctor.probe.procs import Proc, Table
 
 PROBE = "<nccl-doctor>"
@@ -24,11 +24,11 @@ def collect() -> list[dict[str, Any]]:
     covered = {pid for job in ranks for pid in job.pids}
     rest = [proc for proc in table.procs.values() if proc.pid not in covered | ours]
     workers = [proc.pid for proc in rest if jobs.is_ray_worker(proc.pid, table)]
-    ray = [Job(pid, (pid, *table.descendants(pid))) for pid in workers]
+    ray = [JobProcesses(pid, (pid, *table.descendants(pid))) for pid in workers]
     kinds = ["ranks"] * len(ranks) + ["ray-worker"] * len(ray)
     found = [*ranks, *ray]
     rows = [_row(kind, job, table, left=left) for kind, job, left in zip(kinds, found, _left_behind(found, table))]
-    rows += [_row("zombie", Job(proc.pid, (proc.pid,)), table, left=True) for proc in rest if _is_zombie(proc)]
+    rows += [_row("zombie", JobProcesses(proc.pid, (proc.pid,)), table, left=True) for proc in rest if _is_zombie(proc)]
     return sorted(rows, key=lambda row: int(row["pid"]))
 
 
@@ -76,14 +76,14 @@ def _ours(table: Table) -> set[int]:
     return probes | below | {pid for probe in probes for pid in table.ancestors(probe)}
 
 
-def _left_behind(found: list[Job], table: Table) -> list[bool]:
+def _left_behind(found: list[JobProcesses], table: Table) -> list[bool]:
     """Whether each job is shown to be watched by nobody, and to make no progress."""
     alone = [jobs.is_orphan(job.root, table) and watchers.watcher(job, table) is None for job in found]
     signs = iter(progress.watch([job.pids for job, is_alone in zip(found, alone) if is_alone]))
     return [is_alone and next(signs) is None for is_alone in alone]
 
 
-def _row(kind: str, job: Job, table: Table, *, left: bool) -> dict[str, Any]:
+def _row(kind: str, job: JobProcesses, table: Table, *, left: bool) -> dict[str, Any]:
     refused = guard.refusal(job, [job.root], table, guard.GRACE_S)
     root = table.procs[job.root]
     ranks = [pid for pid in job.pids if jobs.is_rank(pid, table) and not jobs.is_rank(table.procs[pid].ppid, table)]

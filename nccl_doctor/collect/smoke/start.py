@@ -11,10 +11,10 @@ from typing import Protocol
 from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import NoAnswerError, ProbeError, RankEvent, SmokeEnd
 from nccl_doctor.collect.fanout import fan_out
-from nccl_doctor.collect.session import Session
-from nccl_doctor.collect.smoke.course import ANSWER_S, Course
+from nccl_doctor.collect.session import ProbeSession
+from nccl_doctor.collect.smoke.all_reduce_run import ANSWER_S, AllReduceRun
 from nccl_doctor.collect.smoke.outcome import result
-from nccl_doctor.collect.smoke.plan import Limits, plan
+from nccl_doctor.collect.smoke.plan import SmokeLimits, plan
 from nccl_doctor.errors import DoctorError
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Cluster
@@ -51,10 +51,10 @@ def why_not(cluster: Cluster, facts: dict[str, HostFacts], mesh: Phased[Mesh]) -
 
 
 def run(
-    sessions: list[Session],
+    sessions: list[ProbeSession],
     facts: dict[str, HostFacts],
     cluster: Cluster,
-    limits: Limits,
+    limits: SmokeLimits,
     until: float,
     watcher: Watcher,
 ) -> Smoke:
@@ -73,35 +73,37 @@ def run(
         DoctorError: the logs can't be written.
     """
     what = plan(cluster, facts, limits)
-    course = Course(what, until - ANSWER_S)
+    all_reduce = AllReduceRun(what, until - ANSWER_S)
     numbers = {s.node.name: s.send("smoke", time.monotonic() + SEND_S, **what.request(s.node)) for s in sessions}
 
     def stop() -> None:
         fan_out(lambda session: session.send("stop", time.monotonic() + ANSWER_S), sessions)
 
-    def follow(session: Session) -> None:
+    def follow(session: ProbeSession) -> None:
         name = session.node.name
 
         def on_event(event: RankEvent) -> None:
-            course.event(name, event)
-            watcher.stage(name, course.stage(name), event.size.bytes if event.size else None)
+            all_reduce.event(name, event)
+            watcher.stage(name, all_reduce.stage(name), event.size.bytes if event.size else None)
 
-        course.end(name, _answer(session, numbers[name], course, on_event))
+        all_reduce.end(name, _answer(session, numbers[name], all_reduce, on_event))
 
-    threading.Thread(target=course.watch, args=(stop,), daemon=True).start()
+    threading.Thread(target=all_reduce.watch, args=(stop,), daemon=True).start()
     fan_out(follow, sessions, lambda session: watcher.done(session.node.name), at_once=len(sessions))
     if limits.save_logs is not None:
-        _save(limits.save_logs, {name: end.output for name, end in course.ends.items()})
-    return result(what, course)
+        _save(limits.save_logs, {name: end.output for name, end in all_reduce.ends.items()})
+    return result(what, all_reduce)
 
 
-def _answer(session: Session, number: int, course: Course, on_event: Callable[[RankEvent], None]) -> SmokeEnd:
+def _answer(
+    session: ProbeSession, number: int, all_reduce: AllReduceRun, on_event: Callable[[RankEvent], None]
+) -> SmokeEnd:
     """The last answer of a host's probe, or why there is none."""
     while True:
         try:
             return session.wait(answers.SMOKE_END, number, time.monotonic() + POLL_S, on_event)
         except NoAnswerError:
-            if course.given_up:
+            if all_reduce.given_up:
                 return SmokeEnd(broken="it gave no answer when it was told to stop")
         except ProbeError as error:
             return SmokeEnd(broken=str(error)[:500])

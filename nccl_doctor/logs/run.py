@@ -24,7 +24,7 @@ _LONGEST_SHOWN = 1 << 16
 
 
 @dataclass
-class Session:
+class LogsRun:
     """Reads logs.
 
     Attributes:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from nccl_doctor import shell
 from nccl_doctor.commands import on
 from nccl_doctor.errors import UsageError
-from nccl_doctor.inventory.plan import Job, Start
+from nccl_doctor.inventory.plan import LaunchPlan, Start
 from nccl_doctor.model import Command
 from nccl_doctor.shell import Line
 
@@ -27,7 +27,7 @@ SPAWN_OPTIONS = ("--dist-url", "{url}", "--world-size", "{nnodes}", "--rank", "{
 """What scripts with mp.spawn take (pytorch/examples' imagenet/main.py and its many heirs): nodes, not ranks."""
 
 
-def commands(job: Job, launcher: str, *, use_env: bool = False) -> tuple[Command, ...]:
+def commands(job: LaunchPlan, launcher: str, *, use_env: bool = False) -> tuple[Command, ...]:
     """The line of each node.
 
     Args:
@@ -38,7 +38,7 @@ def commands(job: Job, launcher: str, *, use_env: bool = False) -> tuple[Command
     Raises:
         UsageError: this launcher can't express the job.
     """
-    forms: dict[str, Callable[[Job, Start], Line]] = {
+    forms: dict[str, Callable[[LaunchPlan, Start], Line]] = {
         "torchrun": _torchrun,
         "c10d": _c10d,
         "launch": lambda job, start: _launch(job, start, use_env=use_env),
@@ -59,11 +59,11 @@ def endpoint(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def _torchrun(job: Job, start: Start) -> Line:
+def _torchrun(job: LaunchPlan, start: Start) -> Line:
     return _module(job, start, "torch.distributed.run", _static(job, start))
 
 
-def _c10d(job: Job, start: Start) -> Line:
+def _c10d(job: LaunchPlan, start: Start) -> Line:
     if job.torch is not None and release(job.torch) < NO_TORCHRUN:
         raise UsageError(f"torch {job.torch} has no c10d rendezvous; PyTorch 1.9 brought it")
     own = []
@@ -82,12 +82,12 @@ def _c10d(job: Job, start: Start) -> Line:
     return _module(job, start, "torch.distributed.run", options)
 
 
-def _launch(job: Job, start: Start, *, use_env: bool) -> Line:
+def _launch(job: LaunchPlan, start: Start, *, use_env: bool) -> Line:
     job.even("torch.distributed.launch", "it takes nodes times processes for the world size")
     return _module(job, start, "torch.distributed.launch", [*_static(job, start), *(["--use_env"] if use_env else [])])
 
 
-def _static(job: Job, start: Start) -> list[str]:
+def _static(job: LaunchPlan, start: Start) -> list[str]:
     return [
         f"--nnodes={len(job.starts)}",
         f"--node_rank={start.node.node_rank}",
@@ -97,7 +97,7 @@ def _static(job: Job, start: Start) -> list[str]:
     ]
 
 
-def _module(job: Job, start: Start, module: str, options: list[str]) -> Line:
+def _module(job: LaunchPlan, start: Start, module: str, options: list[str]) -> Line:
     return shell.script(
         "{start} -m {rest}",
         start=_start(start.variables, start),
@@ -109,7 +109,7 @@ def _start(variables: Mapping[str, str], start: Start) -> list[Line]:
     return [*shell.assignments(variables), shell.program(start.node.python)]
 
 
-def _env(job: Job, start: Start) -> Line:
+def _env(job: LaunchPlan, start: Start) -> Line:
     own = {
         "MASTER_ADDR": job.cluster.master_addr,
         "MASTER_PORT": str(job.cluster.master_port),
@@ -127,7 +127,7 @@ def _env(job: Job, start: Start) -> Line:
     return _each_rank(start, of_rank)
 
 
-def _tcp(job: Job, start: Start) -> Line:
+def _tcp(job: LaunchPlan, start: Start) -> Line:
     """A script that spawns its own processes gets its node's number; one that names {rank} is started once a rank."""
     script = job.script
     if not any(f"{{{name}}}" in text for text in script for name in ("url", "rank", "node_rank")):

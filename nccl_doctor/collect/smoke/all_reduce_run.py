@@ -1,4 +1,4 @@
-"""The course of an all-reduce that runs: what its ranks have reported, and when it has to end."""
+"""An all-reduce that runs: what its ranks have reported, and when it has to end."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Rank:
         self.stack = event.stack or self.stack
 
 
-class Course:
+class AllReduceRun:
     """Shared by the threads that listen to the hosts and the one that watches the clock.
 
     Attributes:

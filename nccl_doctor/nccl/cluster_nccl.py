@@ -1,4 +1,4 @@
-"""All hosts' pictures side by side."""
+"""What NCCL does on all hosts, side by side."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from nccl_doctor.model import NcclInterface
+from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
 from nccl_doctor.nccl.interfaces import Chosen
-from nccl_doctor.nccl.picture import HostNccl, picture
-from nccl_doctor.nccl.reach import Standing, standing
+from nccl_doctor.nccl.reach import Reachability, reachability
 from nccl_doctor.nccl.spec import is_read
 from nccl_doctor.nccl.suggest import Suggestion, suggest
 from nccl_doctor.snapshot import Mesh, Snapshot, Unknown
@@ -19,12 +19,12 @@ class ClusterNccl:
     """What NCCL does on the hosts that were reached.
 
     Attributes:
-        pictures: by host, where the choice is known.
+        by_host: by host, where the choice is known.
         unknown: by host, why it is not.
     """
 
     snapshot: Snapshot
-    pictures: dict[str, HostNccl]
+    by_host: dict[str, HostNccl]
     unknown: dict[str, str]
 
     @property
@@ -33,23 +33,23 @@ class ClusterNccl:
         return self.snapshot.mesh if isinstance(self.snapshot.mesh, Mesh) else None
 
     @cached_property
-    def bootstrap(self) -> dict[str, Standing]:
+    def bootstrap(self) -> dict[str, Reachability]:
         """By host that has an interface, how its bootstrap's address stands with the others."""
         return {
-            name: standing(one, one.chosen.address, self.pictures, self.mesh)
-            for name, one in self.pictures.items()
+            name: reachability(one, one.chosen.address, self.by_host, self.mesh)
+            for name, one in self.by_host.items()
             if one.chosen is not None
         }
 
     @cached_property
     def suggestion(self) -> Suggestion | None:
         """What to set, proven; None where nothing was proven to work."""
-        return suggest(self.snapshot.reached, self.pictures, self.mesh)
+        return suggest(self.snapshot.reached, self.by_host, self.mesh)
 
     @cached_property
     def interfaces(self) -> dict[str, NcclInterface]:
         """By host the interface that NCCL uses, where it uses one."""
-        return {name: one.interface for name, one in self.pictures.items() if one.interface is not None}
+        return {name: one.interface for name, one in self.by_host.items() if one.interface is not None}
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -58,25 +58,25 @@ class ClusterNccl:
 
     def lost_devices(self, host: str) -> tuple[Chosen, ...]:
         """What NET/Socket would use beside the bootstrap's interface although other hosts can't reach it."""
-        one = self.pictures[host]
+        one = self.by_host[host]
         others = (use for use in one.choice.net_socket if one.chosen is None or use.name != one.chosen.name)
-        return tuple(use for use in others if standing(one, use.address, self.pictures, self.mesh).is_lost)
+        return tuple(use for use in others if reachability(one, use.address, self.by_host, self.mesh).is_lost)
 
     def wanted(self, host: str) -> str | None:
         """NCCL_SOCKET_IFNAME as NCCL reads it there; None where that comes to unset."""
-        variable = self.pictures[host].variables.get("NCCL_SOCKET_IFNAME")
+        variable = self.by_host[host].variables.get("NCCL_SOCKET_IFNAME")
         return variable.value if variable is not None and is_read(variable.value) else None
 
     def is_idle(self, host: str) -> bool:
         """Whether the bootstrap's interface has no carrier or is down; NCCL before 2.28.3 uses it all the same."""
-        one = self.pictures[host]
+        one = self.by_host[host]
         link = one.link(one.chosen.name) if one.chosen is not None else None
         return link is not None and "running" not in link.flags
 
 
-def survey(snapshot: Snapshot) -> ClusterNccl:
+def cluster_nccl(snapshot: Snapshot) -> ClusterNccl:
     """What NCCL does on the hosts of a snapshot."""
-    seen = {host.name: picture(host) for host in snapshot.reached}
+    seen = {host.name: host_nccl(host) for host in snapshot.reached}
     return ClusterNccl(
         snapshot,
         {name: one for name, one in seen.items() if isinstance(one, HostNccl)},

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from nccl_doctor import shell
 from nccl_doctor.errors import UsageError
-from nccl_doctor.inventory.launch import commands, default_launcher
-from nccl_doctor.inventory.plan import Job, Seen, divides, plan
+from nccl_doctor.inventory.launchers import commands, default_launcher
+from nccl_doctor.inventory.plan import LaunchPlan, Seen, divides, plan
 from nccl_doctor.inventory.slurm_job import script as slurm_script
 from nccl_doctor.model import Cluster, Node
 from tests.patience import LONG_S
@@ -27,11 +27,11 @@ def cluster(*counts: int | None, **change: Any) -> Cluster:
     return Cluster(**{"nodes": tuple(nodes), "master_addr": "10.0.0.1", **change})
 
 
-def job(*counts: int | None, script: tuple[str, ...] = ("train.py",), **change: Any) -> Job:
+def job(*counts: int | None, script: tuple[str, ...] = ("train.py",), **change: Any) -> LaunchPlan:
     return plan(cluster(*counts, **change), {}, script)
 
 
-def lines(job: Job, launcher: str, **options: bool) -> list[str]:
+def lines(job: LaunchPlan, launcher: str, **options: bool) -> list[str]:
     return [one.command for one in commands(job, launcher, **options)]
 
 

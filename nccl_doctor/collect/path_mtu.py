@@ -8,7 +8,7 @@ from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import Dialled, LargeResult, MalformedError
 from nccl_doctor.collect.asking import ask_all
 from nccl_doctor.collect.mesh_plan import Target
-from nccl_doctor.collect.session import Session
+from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.snapshot import Stall, Unknown, unknown
 
 PARTNERS = 8
@@ -21,7 +21,7 @@ ANSWER_S = 3.0
 
 
 def run(
-    sessions: list[Session], targets: dict[str, list[Target]], dials: list[Dialled | Exception]
+    sessions: list[ProbeSession], targets: dict[str, list[Target]], dials: list[Dialled | Exception]
 ) -> tuple[Stall, ...] | Unknown:
     """The pairs between which large packets vanish.
 
@@ -39,7 +39,7 @@ def run(
             reached = {t.dst: t for index, t in reversed([*enumerate(targets[name])]) if index not in unreached}
             chosen[name] = [target for dst, target in reached.items() if dst in near]
 
-    def ask(session: Session) -> tuple[Stall, ...]:
+    def ask(session: ProbeSession) -> tuple[Stall, ...]:
         mine = chosen.get(session.node.name, [])
         wanted = [[target.address, target.ports[-1]] for target in mine]
         if not wanted:
@@ -56,7 +56,7 @@ def run(
     return unknown(f"large packets could not be tried: {broken[0]}") if broken and not stalls else stalls
 
 
-def _stall(session: Session, target: Target, told: LargeResult) -> Stall:
+def _stall(session: ProbeSession, target: Target, told: LargeResult) -> Stall:
     return Stall(
         src=session.node.name,
         dst=target.dst,

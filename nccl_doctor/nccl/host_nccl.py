@@ -100,8 +100,10 @@ def prefix_length(netmask: str) -> int:
     return int(ipaddress.ip_address(netmask)).bit_count()
 
 
-def picture(host: Host, overrides: Mapping[str, str] = _AS_IT_IS, version: Version | None = None) -> HostNccl | Unknown:
-    """The picture of a host that was reached.
+def host_nccl(
+    host: Host, overrides: Mapping[str, str] = _AS_IT_IS, version: Version | None = None
+) -> HostNccl | Unknown:
+    """What NCCL finds on a host that was reached.
 
     Args:
         host: with its facts.
@@ -109,7 +111,7 @@ def picture(host: Host, overrides: Mapping[str, str] = _AS_IT_IS, version: Versi
         version: answer as this version would; the host's own where None.
 
     Returns:
-        The picture; Unknown where a fact that it depends on is.
+        The answer; Unknown where a fact that it depends on is.
     """
     facts = host.facts
     if facts is None:
@@ -206,5 +208,5 @@ def nccl_version(facts: HostFacts) -> Version | None:
 
 def nccl_interface(host: Host) -> NcclInterface | None:
     """Which interface NCCL uses on a host that was reached; None where it ends without one, or nobody can tell."""
-    one = picture(host)
+    one = host_nccl(host)
     return one.interface if isinstance(one, HostNccl) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from nccl_doctor.hang.places import Place, place
+from nccl_doctor.hang.stack_place import StackPlace, place
 from nccl_doctor.snapshot import Skipped, Unknown
 from nccl_doctor.snapshot.hang import Flow, HangHost, HangSnapshot, JobRank, RankLook, RankState, Recorded
 
@@ -18,30 +18,31 @@ Ends = tuple[tuple[str, int], tuple[str, int]]
 
 
 @dataclass(frozen=True)
-class Standing:
-    """One rank.
+class ObservedRank:
+    """One rank, as all looks at it show it.
 
     Attributes:
+        job_rank: what its process told when it was found.
         looks: those in which it was looked at, in their order; ``states`` where it was there.
         places: where it stood, look by look; None where no stack could be had: ``no_stack`` says why.
         interval_s: between the first and the last look.
     """
 
     host: str
-    told: JobRank
+    job_rank: JobRank
     looks: tuple[RankLook, ...]
     interval_s: float
-    places: tuple[Place | None, ...] = ()
+    places: tuple[StackPlace | None, ...] = ()
     no_stack: str | None = None
     states: tuple[RankState, ...] = field(default=())
 
     @property
     def rank(self) -> int:
         """Its number."""
-        return self.told.rank
+        return self.job_rank.rank
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> StackPlace | None:
         """Where it stood at the last look."""
         return self.places[-1] if self.places else None
 
@@ -110,20 +111,20 @@ class Standing:
         return None if self.place is None else self.place.waits
 
 
-def standings(snapshot: HangSnapshot) -> dict[int, Standing]:
+def observed_ranks(snapshot: HangSnapshot) -> dict[int, ObservedRank]:
     """Every rank that was found, by its number."""
-    found = (_standing(host, rank) for host in snapshot.hosts if host.job for rank in host.job.ranks)
+    found = (_observed(host, rank) for host in snapshot.hosts if host.job for rank in host.job.ranks)
     return {one.rank: one for one in sorted(found, key=lambda one: one.rank)}
 
 
-def _standing(host: HangHost, rank: JobRank) -> Standing:
+def _observed(host: HangHost, rank: JobRank) -> ObservedRank:
     pairs = [(look.at_s, one) for look in host.looks for one in look.ranks if one.pid == rank.pid]
     looks = tuple(one for _, one in pairs)
     stacks = [look.stack for look in looks if look.state is not None]
     missing = next((one.reason for one in stacks if isinstance(one, (Unknown, Skipped))), None)
-    return Standing(
+    return ObservedRank(
         host=host.name,
-        told=rank,
+        job_rank=rank,
         looks=looks,
         interval_s=pairs[-1][0] - pairs[0][0] if pairs else 0.0,
         places=tuple(None if isinstance(one, (Unknown, Skipped)) else place(one, rank.pid) for one in stacks),
@@ -157,20 +158,20 @@ class Link:
         return bool(unmoved and self.first.unsent and self.last.unsent and self.last.retransmits)
 
 
-def links(ranks: dict[int, Standing]) -> list[Link]:
+def links(ranks: dict[int, ObservedRank]) -> list[Link]:
     """Connections of ranks, but those to the store."""
     owner = {ends: one.rank for one in ranks.values() for ends, _ in _ends(one, -1)}
     found = []
     for one in ranks.values():
         first = dict(_ends(one, 0))
         for ends, flow in _ends(one, -1):
-            store = one.told.master_port in (ends[0][1], ends[1][1])
+            store = one.job_rank.master_port in (ends[0][1], ends[1][1])
             if ends in first and not store:
                 found.append(Link(one.rank, owner.get((ends[1], ends[0])), first[ends], flow))
     return found
 
 
-def _ends(one: Standing, look: int) -> Iterator[tuple[Ends, Flow]]:
+def _ends(one: ObservedRank, look: int) -> Iterator[tuple[Ends, Flow]]:
     flows = one.looks[look].flows if one.looks else ()
     if not isinstance(flows, Unknown):
         for flow in flows:

@@ -35,7 +35,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
-class Place:
+class StackPlace:
     """Where a rank stands.
 
     Attributes:
@@ -61,7 +61,7 @@ class Place:
         return f"at {where} in {function}" if where else f"in {self.called or 'unknown code'}"
 
 
-def place(threads: Sequence[Thread], pid: int) -> Place | None:
+def place(threads: Sequence[Thread], pid: int) -> StackPlace | None:
     """Where the main thread stands; None without a stack."""
     main = next((one for one in threads if one.tid == pid or one.name == "MainThread"), None)
     main = main or next(iter(threads), None)
@@ -69,7 +69,7 @@ def place(threads: Sequence[Thread], pid: int) -> Place | None:
         return None
     users = [index for index, frame in enumerate(main.frames) if not _LIBRARY.search(frame.file)]
     inner = main.frames[: users[0]] if users else main.frames
-    return Place(
+    return StackPlace(
         kind=_kind(inner),
         called=_called(inner),
         frame=_named(main.frames[users[0]]) if users else None,

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from nccl_doctor.collect.answers import RankEvent, SmokeEnd
-from nccl_doctor.collect.smoke import course as course_module
-from nccl_doctor.collect.smoke.course import Course
+from nccl_doctor.collect.smoke import all_reduce_run
+from nccl_doctor.collect.smoke.all_reduce_run import AllReduceRun
 from nccl_doctor.collect.smoke.outcome import exit_codes, kept, result
-from nccl_doctor.collect.smoke.plan import Limits, Plan
+from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits
 from tests.checks.snapshots import patched
 from tests.patience import LONG_S
 
-PLAN = Plan(patched({}).cluster, Limits(deadline_s=60), {"node1": 2, "node2": 1}, "gloo", "no GPU")
+PLAN = Plan(patched({}).cluster, SmokeLimits(deadline_s=60), {"node1": 2, "node2": 1}, "gloo", "no GPU")
 LEFT: dict[str, Any] = {"exit": 0, "signal": None, "timed_out": False, "output": []}
 
 
@@ -29,124 +29,124 @@ class Clock:
         return self.now
 
 
-def begun(until: float = 1000.0, imports_s: float = 120.0, clock: Clock | None = None) -> Course:
-    """A course that begins at 0 of its clock, or now where it has none."""
+def begun(until: float = 1000.0, imports_s: float = 120.0, clock: Clock | None = None) -> AllReduceRun:
+    """An all-reduce that begins at 0 of its clock, or now where it has none."""
     what = replace(PLAN, limits=replace(PLAN.limits, imports_s=imports_s))
-    return Course(what, until, clock) if clock else Course(what, time.monotonic() + until)
+    return AllReduceRun(what, until, clock) if clock else AllReduceRun(what, time.monotonic() + until)
 
 
-def reach(course: Course, stage: str, *ranks: tuple[str, int]) -> None:
+def reach(all_reduce: AllReduceRun, stage: str, *ranks: tuple[str, int]) -> None:
     for host, local in ranks or (("node1", 0), ("node1", 1), ("node2", 0)):
-        course.event(host, RankEvent.model_validate({"local_rank": local, "stage": stage, "since": 1.0}))
+        all_reduce.event(host, RankEvent.model_validate({"local_rank": local, "stage": stage, "since": 1.0}))
 
 
 def test_ranks_are_numbered_node_by_node() -> None:
-    course = begun()
-    course.event("node2", RankEvent.model_validate({"local_rank": 0, "stage": "store", "since": 2.5}))
-    course.event(
+    all_reduce = begun()
+    all_reduce.event("node2", RankEvent.model_validate({"local_rank": 0, "stage": "store", "since": 2.5}))
+    all_reduce.event(
         "node1", RankEvent.model_validate({"local_rank": 1, "error": "ValueError: x", "wrong": False, "since": 3.0})
     )
-    course.event("node1", RankEvent.model_validate({"local_rank": 0, "state": "S", "stack": ["a", "b"]}))
-    assert [(rank.host, rank.local_rank) for rank in course.ranks] == [("node1", 0), ("node1", 1), ("node2", 0)]
-    assert course.ranks[2].times == {"store": 2.5}
-    assert course.ranks[1].error == "ValueError: x"
-    assert course.ranks[0].stack == ("a", "b")
+    all_reduce.event("node1", RankEvent.model_validate({"local_rank": 0, "state": "S", "stack": ["a", "b"]}))
+    assert [(rank.host, rank.local_rank) for rank in all_reduce.ranks] == [("node1", 0), ("node1", 1), ("node2", 0)]
+    assert all_reduce.ranks[2].times == {"store": 2.5}
+    assert all_reduce.ranks[1].error == "ValueError: x"
+    assert all_reduce.ranks[0].stack == ("a", "b")
 
 
 def test_the_deadline_counts_from_the_last_import() -> None:
-    course = begun(imports_s=600, clock=(clock := Clock()))
-    assert course.left_s == 60
-    reach(course, "started", ("node1", 0))
-    assert course.left_s == 600
+    all_reduce = begun(imports_s=600, clock=(clock := Clock()))
+    assert all_reduce.left_s == 60
+    reach(all_reduce, "started", ("node1", 0))
+    assert all_reduce.left_s == 600
     clock.now = 10
-    reach(course, "torch", ("node1", 0), ("node1", 1))
-    assert course.left_s == 60
+    reach(all_reduce, "torch", ("node1", 0), ("node1", 1))
+    assert all_reduce.left_s == 60
     clock.now = 100  # the imports took that long: the others get twice as long again
-    reach(course, "torch", ("node1", 0))
-    assert course.left_s == 200
-    reach(course, "torch", ("node2", 0))
-    assert course.left_s == 60
+    reach(all_reduce, "torch", ("node1", 0))
+    assert all_reduce.left_s == 200
+    reach(all_reduce, "torch", ("node2", 0))
+    assert all_reduce.left_s == 60
 
 
 def test_a_torchrun_that_still_imports_is_waited_for_until_the_imports_have_had_their_time() -> None:
-    course = begun(imports_s=120, clock=(clock := Clock()))
+    all_reduce = begun(imports_s=120, clock=(clock := Clock()))
     working = RankEvent(local_rank=0, working=0.1)
-    course.event("node1", working)
-    assert course.left_s == 60, "never less than before"
+    all_reduce.event("node1", working)
+    assert all_reduce.left_s == 60, "never less than before"
     clock.now = 59
-    course.event("node1", working)
-    assert course.left_s == course_module.START_S
+    all_reduce.event("node1", working)
+    assert all_reduce.left_s == all_reduce_run.START_S
     clock.now = 115
-    course.event("node1", working)
-    assert course.left_s == 5
-    reach(course, "started", ("node1", 0))
+    all_reduce.event("node1", working)
+    assert all_reduce.left_s == 5
+    reach(all_reduce, "started", ("node1", 0))
     clock.now = 119
-    course.event("node2", working)
-    assert course.left_s == 1
+    all_reduce.event("node2", working)
+    assert all_reduce.left_s == 1
 
 
 def test_the_end_of_the_run_comes_before_any_deadline() -> None:
-    course = begun(until=5, clock=Clock())
-    reach(course, "torch")
-    assert course.left_s == 5
+    all_reduce = begun(until=5, clock=Clock())
+    reach(all_reduce, "torch")
+    assert all_reduce.left_s == 5
 
 
 def test_a_failure_leaves_the_others_a_moment() -> None:
-    course = begun(clock=Clock())
-    reach(course, "torch")
-    course.event("node1", RankEvent(local_rank=0, error="ValueError", since=1.0))
-    assert course.left_s == course_module.GRACE_S
-    reach(course, "torch")
-    assert course.left_s == course_module.GRACE_S
+    all_reduce = begun(clock=Clock())
+    reach(all_reduce, "torch")
+    all_reduce.event("node1", RankEvent(local_rank=0, error="ValueError", since=1.0))
+    assert all_reduce.left_s == all_reduce_run.GRACE_S
+    reach(all_reduce, "torch")
+    assert all_reduce.left_s == all_reduce_run.GRACE_S
 
 
 def test_a_wrong_sum_leaves_time_to_find_its_source() -> None:
-    course = begun(clock=Clock())
-    reach(course, "torch")
-    course.event("node1", RankEvent(local_rank=0, error="WrongSumError", wrong=True, since=1.0))
-    assert course.left_s == course_module.ACCUSE_S
-    course.event("node1", RankEvent(local_rank=0, wrong_group=(0, 1), since=1.0))
-    course.event("node1", RankEvent(local_rank=1, wrong_group=(0, 1), since=1.0))
-    assert course.wrong_groups == {(0, 1)}
+    all_reduce = begun(clock=Clock())
+    reach(all_reduce, "torch")
+    all_reduce.event("node1", RankEvent(local_rank=0, error="WrongSumError", wrong=True, since=1.0))
+    assert all_reduce.left_s == all_reduce_run.ACCUSE_S
+    all_reduce.event("node1", RankEvent(local_rank=0, wrong_group=(0, 1), since=1.0))
+    all_reduce.event("node1", RankEvent(local_rank=1, wrong_group=(0, 1), since=1.0))
+    assert all_reduce.wrong_groups == {(0, 1)}
 
 
-def watched(course: Course) -> tuple[threading.Thread, threading.Event]:
+def watched(all_reduce: AllReduceRun) -> tuple[threading.Thread, threading.Event]:
     stopped = threading.Event()
-    thread = threading.Thread(target=course.watch, args=(stopped.set,), daemon=True)
+    thread = threading.Thread(target=all_reduce.watch, args=(stopped.set,), daemon=True)
     thread.start()
     return thread, stopped
 
 
 def test_the_watch_says_stop_at_the_deadline_and_ends_with_the_last_host() -> None:
-    course = begun(until=0.1)
-    thread, stopped = watched(course)
+    all_reduce = begun(until=0.1)
+    thread, stopped = watched(all_reduce)
     assert stopped.wait(LONG_S)
-    assert course.timed_out
+    assert all_reduce.timed_out
     for host in ("node1", "node2"):
-        course.end(host, SmokeEnd.model_validate({**LEFT, "exit": None}))
+        all_reduce.end(host, SmokeEnd.model_validate({**LEFT, "exit": None}))
     thread.join(LONG_S)
     assert not thread.is_alive()
 
 
 def test_the_watch_ends_without_a_word_where_all_went_well() -> None:
-    course = begun()
-    thread, stopped = watched(course)
+    all_reduce = begun()
+    thread, stopped = watched(all_reduce)
     for host in ("node1", "node2"):
-        course.end(host, SmokeEnd.model_validate(LEFT))
+        all_reduce.end(host, SmokeEnd.model_validate(LEFT))
     thread.join(LONG_S)
     assert not thread.is_alive()
     assert not stopped.is_set()
 
 
 def test_a_host_that_does_not_answer_is_given_up(monkeypatch: Any) -> None:
-    monkeypatch.setattr(course_module, "ANSWER_S", 0.1)
-    course = begun(until=0.05)
-    course.end("node1", SmokeEnd.model_validate(LEFT))
-    thread, stopped = watched(course)
+    monkeypatch.setattr(all_reduce_run, "ANSWER_S", 0.1)
+    all_reduce = begun(until=0.05)
+    all_reduce.end("node1", SmokeEnd.model_validate(LEFT))
+    thread, stopped = watched(all_reduce)
     thread.join(LONG_S)
     assert stopped.is_set()
-    assert course.given_up
-    smoke = result(PLAN, course)
+    assert all_reduce.given_up
+    smoke = result(PLAN, all_reduce)
     assert smoke.launchers == {"node2": "it gave no answer"}
 
 
@@ -165,36 +165,36 @@ def test_torchrun_tells_how_a_rank_died() -> None:
 
 
 def test_where_all_were_done_it_went_well() -> None:
-    course = begun()
-    reach(course, "done")
+    all_reduce = begun()
+    reach(all_reduce, "done")
     for host in ("node1", "node2"):
-        course.end(host, SmokeEnd.model_validate(LEFT))
-    assert result(PLAN, course).outcome == "ok"
+        all_reduce.end(host, SmokeEnd.model_validate(LEFT))
+    assert result(PLAN, all_reduce).outcome == "ok"
 
 
 def test_a_rank_and_a_launcher_that_were_killed_are_told_apart() -> None:
-    course = begun()
-    reach(course, "group")
-    course.end("node1", SmokeEnd.model_validate({**LEFT, "exit": 1, "output": [DIED]}))
-    course.end("node2", SmokeEnd.model_validate({**LEFT, "exit": None, "signal": 9}))
-    smoke = result(PLAN, course)
+    all_reduce = begun()
+    reach(all_reduce, "group")
+    all_reduce.end("node1", SmokeEnd.model_validate({**LEFT, "exit": 1, "output": [DIED]}))
+    all_reduce.end("node2", SmokeEnd.model_validate({**LEFT, "exit": None, "signal": 9}))
+    smoke = result(PLAN, all_reduce)
     assert smoke.outcome == "failed"
     assert [rank.signal for rank in smoke.ranks] == [None, 11, None]
     assert smoke.launchers == {"node2": "torchrun was killed by SIGKILL"}
 
 
 def test_how_each_launcher_ended_is_kept() -> None:
-    course = begun()
-    course.end("node1", SmokeEnd.model_validate({**LEFT, "exit": 1}))
-    course.end("node2", SmokeEnd.model_validate({"broken": "the connection ended"}))
-    smoke = result(PLAN, course)
+    all_reduce = begun()
+    all_reduce.end("node1", SmokeEnd.model_validate({**LEFT, "exit": 1}))
+    all_reduce.end("node2", SmokeEnd.model_validate({"broken": "the connection ended"}))
+    smoke = result(PLAN, all_reduce)
     assert smoke.launchers == {"node1": "torchrun ended with status 1", "node2": "the connection ended"}
 
 
 def test_a_deadline_before_any_failure_is_a_timeout() -> None:
-    course = begun()
-    course.timed_out = True
-    assert result(PLAN, course).outcome == "timeout"
+    all_reduce = begun()
+    all_reduce.timed_out = True
+    assert result(PLAN, all_reduce).outcome == "timeout"
 
 
 @pytest.mark.parametrize(
@@ -212,11 +212,11 @@ def test_a_death_is_a_failure_also_where_the_deadline_came_before_its_parents_wo
     event: dict[str, Any], outcome: str
 ) -> None:
     """What loses its peers to the deadline may abort or raise an error: that is no death before it."""
-    course = begun()
-    reach(course, "sizes")
-    course.timed_out = True
-    course.event("node2", RankEvent.model_validate({"local_rank": 0, **event}))
-    smoke = result(PLAN, course)
+    all_reduce = begun()
+    reach(all_reduce, "sizes")
+    all_reduce.timed_out = True
+    all_reduce.event("node2", RankEvent.model_validate({"local_rank": 0, **event}))
+    smoke = result(PLAN, all_reduce)
     assert smoke.outcome == outcome
     code = event.get("exit_code")
     assert (smoke.ranks[2].exit_code, smoke.ranks[2].signal) == (
@@ -225,11 +225,11 @@ def test_a_death_is_a_failure_also_where_the_deadline_came_before_its_parents_wo
 
 
 def test_torchruns_word_counts_where_the_deadline_came_first() -> None:
-    course = begun()
-    reach(course, "sizes")
-    course.timed_out = True
-    course.end("node1", SmokeEnd.model_validate({**LEFT, "exit": None, "output": [DIED]}))
-    assert result(PLAN, course).outcome == "failed"
+    all_reduce = begun()
+    reach(all_reduce, "sizes")
+    all_reduce.timed_out = True
+    all_reduce.end("node1", SmokeEnd.model_validate({**LEFT, "exit": None, "output": [DIED]}))
+    assert result(PLAN, all_reduce).outcome == "failed"
 
 
 def test_the_last_words_are_kept_and_the_chatter_is_cut() -> None:
@@ -256,10 +256,10 @@ n1:98:121 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM
 
 
 def test_nccls_lines_tell_each_ranks_network_and_rings() -> None:
-    course = begun()
-    course.event("node1", RankEvent.model_validate({"local_rank": 0, "stage": "started", "since": 0.1, "pid": 98}))
-    course.end("node1", SmokeEnd.model_validate({**LEFT, "output": NCCL.splitlines()}))
-    smoke = result(replace(PLAN, backend="nccl"), course)
+    all_reduce = begun()
+    all_reduce.event("node1", RankEvent.model_validate({"local_rank": 0, "stage": "started", "since": 0.1, "pid": 98}))
+    all_reduce.end("node1", SmokeEnd.model_validate({**LEFT, "output": NCCL.splitlines()}))
+    smoke = result(replace(PLAN, backend="nccl"), all_reduce)
     first = smoke.ranks[0]
     assert (first.network, first.plugin) == ("IB", "IBext_v8 (v8)")
     assert first.interfaces == ("eno1:10.0.0.1",)

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Place:
+class SourceLocation:
     """Where something was said.
 
     Attributes:
@@ -31,11 +31,11 @@ class Place:
         where = self.source if self.line is None else f"{self.source}:{self.line}"
         return f"{where} ({self.note})" if self.note else where
 
-    def at(self, line: int) -> Place:
+    def at(self, line: int) -> SourceLocation:
         """The same source at another line."""
         return replace(self, line=line)
 
-    def noted(self, note: str) -> Place:
+    def noted(self, note: str) -> SourceLocation:
         """The same place with a note."""
         return replace(self, note=note)
 
@@ -47,24 +47,24 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Said(Generic[T]):
+class Sourced(Generic[T]):
     """A value and where it was said."""
 
     value: T
-    place: Place
+    place: SourceLocation
 
 
 @dataclass(frozen=True)
 class Settings:
     """What may be said of one host, of a group of hosts, or of all; None where nothing was."""
 
-    python: Said[str] | None = None
-    user: Said[str] | None = None
-    port: Said[int] | None = None
-    identity_file: Said[str] | None = None
-    nproc_per_node: Said[int] | None = None
-    cuda_visible_devices: Said[str] | None = None
-    env: Mapping[str, Said[str]] = field(default_factory=dict)
+    python: Sourced[str] | None = None
+    user: Sourced[str] | None = None
+    port: Sourced[int] | None = None
+    identity_file: Sourced[str] | None = None
+    nproc_per_node: Sourced[int] | None = None
+    cuda_visible_devices: Sourced[str] | None = None
+    env: Mapping[str, Sourced[str]] = field(default_factory=dict)
 
     def over(self, base: Settings) -> Settings:
         """These settings, and those of ``base`` where these say nothing; ``env`` variable by variable."""
@@ -87,19 +87,19 @@ class Entry:
         local: the source says that it is to be reached without SSH.
     """
 
-    name: Said[str]
-    address: Said[str]
+    name: Sourced[str]
+    address: Sourced[str]
     own: Settings = Settings()
     shared: Settings = Settings()
     local: bool = False
 
 
 @dataclass(frozen=True)
-class Draft:
+class ParsedInventory:
     """All that one source says."""
 
-    place: Place
+    place: SourceLocation
     entries: list[Entry]
-    master_addr: Said[str] | None = None
-    master_port: Said[int] | None = None
-    same: tuple[Said[str], ...] = ()
+    master_addr: Sourced[str] | None = None
+    master_port: Sourced[int] | None = None
+    same: tuple[Sourced[str], ...] = ()

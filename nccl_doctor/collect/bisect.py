@@ -1,4 +1,4 @@
-"""Who breaks the all-reduce: it is repeated over groups of hosts until one host or one pair is left.
+"""Bisects an all-reduce that fails: it is repeated over groups of hosts until one host or one pair is left.
 
 Halves of a group that fails are tried at once. Where one of them fails, the search goes on in it; where both work, the
 fault lies between them, and pieces of the one are tried with pieces of the other. Two hosts that fail together are
@@ -23,7 +23,7 @@ class NoTimeError(Exception):
     """There is no time for another round."""
 
 
-def isolate(hosts: Group, attempt: Attempt) -> Isolation:
+def bisect(hosts: Group, attempt: Attempt) -> Isolation:
     """The verdict on hosts whose all-reduce failed.
 
     Args:

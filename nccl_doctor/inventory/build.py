@@ -1,4 +1,4 @@
-"""From a parsed inventory to the cluster: what holds for the list as a whole, defaults, ranks, and where each value came from."""
+"""From a parsed inventory to the cluster: what holds for the whole list, defaults, ranks, and each value's origin."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def load(
         UsageError: for anything else that can't be served.
     """
     left_out = expanded(exclude, SourceLocation("-x", is_file=False)) if exclude is not None else []
-    parsed = _draft(STDIN if path == "-" else path, where, environ)
+    parsed = _parsed(STDIN if path == "-" else path, where, environ)
     overridden = {name for name in MASTER if getattr(overrides, name) is not None}
     cluster = build(_with_master(parsed, overridden, environ), left_out, here or this_machine())
     if exclude is not None:
@@ -66,7 +66,7 @@ def _with_master(parsed: ParsedInventory, overridden: Collection[str], environ: 
     return replace(parsed, **said)
 
 
-def _draft(path: str | None, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:
+def _parsed(path: str | None, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:
     if path is not None and where is not None:
         raise UsageError("a hosts file and -w both name the hosts; give one of them")
     if path is not None:

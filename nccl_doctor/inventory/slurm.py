@@ -13,7 +13,7 @@ NODELIST = "SLURM_JOB_NODELIST"
 
 
 def read(environ: Mapping[str, str]) -> ParsedInventory:
-    """The parsed of the job that we run in.
+    """What Slurm says of the job that we run in.
 
     Raises:
         UsageError: where the list can't be understood.

@@ -35,7 +35,7 @@ def _hosts(snapshot: HangSnapshot, seen: Seen) -> Iterator[str]:
         yield f"{fold(failed)}: {next(host.failure.detail for host in snapshot.hosts if host.failure is not None)}"
     hidden = {host.name: host.job.hidden for host in snapshot.hosts if host.job and host.job.hidden}
     if hidden and (not seen.ranks or seen.lost or seen.unseen):
-        yield f"other users' Python processes on {fold(hidden)} are hidden from you"
+        yield f"Python processes on {fold(hidden)} are hidden from you: other users', or ptrace is restricted there"
 
 
 def _stacks(seen: Seen) -> Iterator[str]:

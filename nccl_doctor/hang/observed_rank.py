@@ -10,7 +10,12 @@ from nccl_doctor.snapshot import Skipped, Unknown
 from nccl_doctor.snapshot.hang import Flow, HangHost, HangSnapshot, JobRank, RankLook, RankState, Recorded
 
 BUSY = 0.2
-"""Share of a CPU that a rank wants who works; below it are wake-ups of helpers."""
+"""Share of a CPU that a rank has who works; below it are wake-ups of helpers."""
+WANTING = 0.6
+"""Share of the time in which one of its threads runs or waits for a CPU, likewise.
+
+On a busy machine each wake-up of a helper waits too, so that many of them add up to much: one thread alone counts.
+"""
 READING = 1 << 20
 """Bytes read or written between two looks that are more than such helpers'."""
 STOPPED = "Tt"
@@ -91,14 +96,16 @@ class ObservedRank:
         if len(self.states) < 2 or self.interval_s <= 0:
             return False
         first, last = self.states[0], self.states[-1]
-        used = [_less(last.wanted_s, first.wanted_s) or _less(last.cpu_s, first.cpu_s)]
+        used = [_less(last.cpu_s, first.cpu_s)]
+        wanted = [_less(last.wanted_s[one], first.wanted_s[one]) for one in last.wanted_s if one in first.wanted_s]
         moved = [_less(last.io_bytes, first.io_bytes)]
         before = {worker.pid: worker for worker in first.workers}
         for worker in last.workers:
             if worker.pid in before:
                 used.append(_less(worker.cpu_s, before[worker.pid].cpu_s))
                 moved.append(_less(worker.io_bytes, before[worker.pid].io_bytes))
-        return any(one >= BUSY * self.interval_s for one in used) or any(one >= READING for one in moved)
+        wants = any(one >= WANTING * self.interval_s for one in wanted)
+        return wants or any(one >= BUSY * self.interval_s for one in used) or any(one >= READING for one in moved)
 
     @property
     def waits(self) -> bool | None:

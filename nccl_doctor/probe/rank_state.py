@@ -10,6 +10,7 @@ from nccl_doctor.probe.procs import Proc, Table
 
 MOST_WORKERS = 64
 MOST_THREADS = 1024
+MOST_TOLD = 128
 STACK_LINES = 12
 
 
@@ -18,14 +19,14 @@ def look(pid: int, started: int, table: Table) -> dict[str, Any] | None:
     proc = table.procs.get(pid)
     if proc is None or proc.started != started or proc.state in "ZX":
         return None
-    count, wanted_s = _threads(pid)
+    count, wanted = _threads(pid)
     below = [table.procs[one] for one in table.descendants(pid)]
     return {
         "state": proc.state,
         "wchan": _wchan(pid),
         "kernel_stack": _kernel_stack(pid) if proc.state == "D" else [],
         "cpu_s": cpu_s(pid),
-        "wanted_s": wanted_s,
+        "wanted_s": wanted,
         "switches": _switches(pid),
         "io_bytes": io_bytes(pid),
         "threads": count,
@@ -42,23 +43,24 @@ def cpu_s(pid: int) -> float | None:
     return (int(fields[11]) + int(fields[12])) / float(os.sysconf("SC_CLK_TCK"))
 
 
-def _threads(pid: int) -> tuple[int, float | None]:
-    """How many there are, and seconds that they ran or stood in the queue for a CPU: what a busy machine can't hide.
+def _threads(pid: int) -> tuple[int, dict[str, float]]:
+    """How many there are; and of each the seconds that it ran or stood in the queue for a CPU.
 
-    From schedstat, see Documentation/scheduler/sched-stats.rst; None where the kernel keeps none.
+    The queue counts, for a busy machine can't hide by it that a thread wants to work. From schedstat, see
+    Documentation/scheduler/sched-stats.rst; nothing where the kernel keeps none. Of many threads, those with the most.
     """
     try:
         numbers = os.listdir(f"/proc/{pid}/task")
     except OSError:
-        return 0, None
-    total = 0
+        return 0, {}
+    found = {}
     for number in numbers[:MOST_THREADS]:
         text = kernel_files.read(f"/proc/{pid}/task/{number}/schedstat")
-        if not text:
-            continue
-        ran, waited, _ = text.split()
-        total += int(ran) + int(waited)
-    return len(numbers), total / 1e9 if total else None
+        if text:
+            ran, waited, _ = text.split()
+            found[number] = (int(ran) + int(waited)) / 1e9
+    most = sorted(found, key=lambda number: -found[number])[:MOST_TOLD]
+    return len(numbers), {number: round(found[number], 3) for number in most}
 
 
 def _switches(pid: int) -> int | None:

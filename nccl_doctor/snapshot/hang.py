@@ -76,7 +76,7 @@ class Launcher(Observed):
 
 
 class JobRanks(Observed):
-    """The ranks on one host; ``hidden`` are other users' Python processes, of which nobody can tell."""
+    """The ranks on one host; ``hidden`` are Python processes that are not shown to us, of which nobody can tell."""
 
     ranks: Annotated[tuple[JobRank, ...], Field(max_length=4096)]
     launchers: tuple[Launcher, ...]
@@ -103,7 +103,8 @@ class RankState(Observed):
     Attributes:
         wchan: the kernel function in which its main thread sleeps.
         kernel_stack: of one in state "D", innermost first, where the kernel shows it to us.
-        cpu_s: seconds of CPU that it had; ``wanted_s`` counts waiting for a CPU too.
+        cpu_s: seconds of CPU that it had.
+        wanted_s: by thread, seconds that it had a CPU or waited for one.
         switches: how often its main thread came to a CPU or left it.
         io_bytes: read and written so far.
     """
@@ -112,7 +113,7 @@ class RankState(Observed):
     wchan: Short | None
     kernel_stack: tuple[Short, ...]
     cpu_s: Seconds | None
-    wanted_s: Seconds | None
+    wanted_s: Annotated[dict[Short, Seconds], Field(max_length=1024)]
     switches: Count | None
     io_bytes: Count | None
     threads: Count

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.doctor import files, ours
 from tests.hang.faults import FAULTS, looked
-from tests.hang.running import BAD, Training
+from tests.hang.running import BAD, Training, hang
 from tests.lab.cluster import Lab
 
 pytestmark = pytest.mark.lab
@@ -62,6 +62,13 @@ def test_without_stacks_and_recorder_less_is_said(training: Training) -> None:
     assert not [
         name for host in training.lab.hosts for name in files(host) if "py-spy" in name or "nccl-doctor" in name
     ]
+
+
+def test_as_another_user_nothing_is_said_of_the_job(training: Training) -> None:
+    code, told = hang(training.lab, "--user", "alice")
+    assert (code, told["verdict"], told["ranks"]) == (3, "unknown", [])
+    hidden = "Python processes on node[1-4] are hidden from you: other users', or ptrace is restricted there"
+    assert told["not_seen"] == [hidden]
 
 
 def ours_but_training(host: Any) -> list[tuple[int, str]]:

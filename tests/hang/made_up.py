@@ -108,7 +108,7 @@ class Job:
 
     def works(self, rank: int) -> Job:
         """It had the CPU all the time between the looks."""
-        return self.state(rank, look=self.count - 1, wanted_s=9.8, cpu_s=9.8)
+        return self.state(rank, look=self.count - 1, wanted_s={"1": 9.8}, cpu_s=9.8)
 
     def linked(self, one: int, other: int, *, moved: int = 0, **change: Any) -> Job:
         """A connection between two ranks; ``change`` is of the first one's end, at both looks."""
@@ -200,7 +200,7 @@ def _state() -> dict[str, Any]:
         "wchan": "futex_do_wait",
         "kernel_stack": [],
         "cpu_s": 5.0,
-        "wanted_s": 5.0,
+        "wanted_s": {"1": 5.0, "2": 1.0},
         "switches": 100,
         "io_bytes": 10_000,
         "threads": 20,

@@ -32,9 +32,10 @@ class Training:
         lab: where.
         recorder: whether the ranks serve their flight recorders.
         limit_s: after which collectives that never match are given up.
+        user: whose job it is.
     """
 
-    def __init__(self, lab: Lab, *, recorder: bool = True, limit_s: float = 600) -> None:
+    def __init__(self, lab: Lab, *, recorder: bool = True, limit_s: float = 600, user: str = "root") -> None:
         self.lab = lab
         self.world = NPROC * len(lab.hosts)
         command = [
@@ -44,16 +45,16 @@ class Training:
             f"--nnodes={len(lab.hosts)}",
             f"--nproc_per_node={NPROC}",
         ]
-        env = {"OMP_NUM_THREADS": "1", "JOB_LIMIT": str(limit_s), "TORCH_FR_BUFFER_SIZE": "200"}
+        env = {"OMP_NUM_THREADS": "1", "JOB_LIMIT": str(limit_s)}
         if recorder:
-            env["TORCH_WORKER_SERVER_SOCKET"] = "/run/worker-"
+            env |= {"TORCH_WORKER_SERVER_SOCKET": "/run/worker-", "TORCH_FR_BUFFER_SIZE": "200"}
         self._launchers = []
         for number, host in enumerate(lab.hosts):
-            host.write("/root/train.py", SCRIPT.read_text())
-            host.run("mkfifo -m 666 /run/fifo", check=False)
+            host.write("/usr/local/share/train.py", SCRIPT.read_text())
+            host.run("mkfifo -m 666 /run/fifo; chmod 777 /run", check=False)
             place = [f"--node_rank={number}", f"--master_addr={lab.hosts[0].address}", f"--master_port={PORT}"]
-            line = f"exec {shlex.join([*command, *place, 'train.py'])} >/run/train.log 2>&1"
-            self._launchers.append(host.popen(line, env=env))
+            line = f"exec {shlex.join([*command, *place, '/usr/local/share/train.py'])} >/run/train.log 2>&1"
+            self._launchers.append(host.popen(line, env=env, user=user))
         self.went_on()
 
     def host(self, rank: int) -> LabHost:
@@ -115,7 +116,7 @@ class Training:
     def pid(self, rank: int) -> int:
         """The rank's PID on its host."""
         host, local = self.host(rank), rank % NPROC
-        return sorted(pid for pid, line in host.processes() if line.endswith("-u train.py"))[local]
+        return sorted(pid for pid, line in host.processes() if line.endswith("-u /usr/local/share/train.py"))[local]
 
     def pids(self) -> dict[int, int]:
         return {rank: self.pid(rank) for rank in range(self.world)}
@@ -146,9 +147,9 @@ def release(job: Training, name: str) -> None:
         job.signal(0 if name == "validate" else BAD, signal.SIGUSR1)
 
 
-def hang(lab: Lab, *arguments: str, timeout: float = 60) -> tuple[int, dict[str, Any]]:
-    """Exit code and JSON of ``nccl-doctor hang`` on the controller."""
-    lab.controller.write("/root/hosts.yaml", lab.hosts_file())
+def hang(lab: Lab, *arguments: str, hosts: str | None = None, timeout: float = 60) -> tuple[int, dict[str, Any]]:
+    """Exit code and JSON of ``nccl-doctor hang`` on the controller, with all hosts or those of a hosts file's text."""
+    lab.controller.write("/root/hosts.yaml", hosts or lab.hosts_file())
     command = ["nccl-doctor", "hang", "hosts.yaml", "--interval", "2", "-o", "json", *arguments]
     done = lab.controller.run(command, check=False, timeout=timeout)
     assert "Traceback" not in done.stderr, done.stderr

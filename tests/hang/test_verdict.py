@@ -84,6 +84,16 @@ def test_a_long_validation_on_one_rank() -> None:
     assert "rank 0 (node1, pid 1000)" in said(job)
 
 
+def test_on_a_busy_machine_helpers_that_wait_for_a_cpu_are_no_work() -> None:
+    """22 threads that wake up now and then and wait each time; one thread that wants to run all the time works."""
+    job = Job().stands(3, at(17))
+    job.state(3, look=0, wanted_s={str(thread): 1.0 for thread in range(22)})
+    job.state(3, look=1, wanted_s={str(thread): 1.4 for thread in range(22)})
+    assert judged(job) == ("outside-nccl", ["rank-outside-nccl"], [3])
+    job.state(3, look=1, wanted_s={"0": 1.0, "1": 5.5})
+    assert judged(job) == ("slow", [], [3])
+
+
 def test_a_data_loader_whose_workers_read() -> None:
     job = Job().stands(3, IN_LOADER)
     worker = {"pid": 2000, "name": "python", "state": "D", "wchan": None, "cpu_s": 1.0}

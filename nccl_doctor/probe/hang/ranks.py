@@ -97,9 +97,10 @@ def _is_rank(pid: int, numbered: dict[int, Any], table: Table) -> bool:
 
 
 def _hidden(proc: Proc, table: Table) -> bool:
-    """Whether it is another user's Python process, whose variables nobody shows us."""
-    foreign = not proc.kernel and os.getuid() not in (0, table.uid(proc.pid))
-    return foreign and proc.name.startswith(("python", "pt_main"))
+    """Whether it is a Python process whose variables are not shown to us: another user's, or ptrace is restricted."""
+    if proc.kernel or proc.state == "Z" or not proc.name.startswith(("python", "pt_main")):
+        return False
+    return os.getuid() not in (0, table.uid(proc.pid)) or table.link(proc.pid, "exe") is None
 
 
 def _row(pid: int, numbers: tuple[int, int, int | None, int | None], table: Table) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,9 @@ def sleeper() -> Iterator[int]:
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process, server.accept()[0]:
             assert process.stdout is not None
             process.stdout.readline()
+            # it has said so before it does so
+            while (told := procs.read(process.pid)) is not None and told.state != "S":
+                time.sleep(0.01)
             yield process.pid
             process.kill()
 
@@ -60,7 +64,7 @@ def test_a_sleeping_process(sleeper: int) -> None:
     assert told is not None
     assert (told["state"], told["threads"], told["workers"]) == ("S", 1, [])
     assert told["cpu_s"] > 0
-    assert told["wanted_s"] > 0
+    assert told["wanted_s"][str(sleeper)] > 0
     assert told["io_bytes"] > 1000
     again = rank_state.look(sleeper, started(sleeper), Table())
     assert again is not None
@@ -69,7 +73,11 @@ def test_a_sleeping_process(sleeper: int) -> None:
 
 
 def test_its_connection_waits_for_a_reader(sleeper: int) -> None:
-    (flow,) = flows.by_rank([sleeper])[sleeper]
+    before: list[dict[str, Any]] = []
+    while (now := flows.by_rank([sleeper])[sleeper]) != before:  # until as much is on its way as there is room for
+        before = now
+        time.sleep(0.2)
+    (flow,) = now
     assert flow["unsent"] > 0
     assert flow["acked"] > 0
     assert (flow["local"][0], flow["retransmits"]) == ("127.0.0.1", 0)

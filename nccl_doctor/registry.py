@@ -22,9 +22,10 @@ from typing import Literal
 
 from nccl_doctor.derived import Derived
 from nccl_doctor.firewall.blame import Judged
+from nccl_doctor.firewall.ways import Hindrance
 from nccl_doctor.model import Finding, Severity
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
-from nccl_doctor.snapshot import Host, HostFacts, Mesh, Smoke, Snapshot, known
+from nccl_doctor.snapshot import Dial, Host, HostFacts, Mesh, Smoke, Snapshot, known
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,16 @@ class View:
     def firewall(self) -> Judged:
         """What the hosts' packet filters explain of the dials that failed; for checks that need the mesh."""
         return self.derived.firewall
+
+    @property
+    def hindrances(self) -> dict[int, Hindrance]:
+        """By id of a failed dial, the route or the filter of the way back that explains it; needs the mesh."""
+        return self.derived.hindrances
+
+    @property
+    def unexplained(self) -> tuple[Dial, ...]:
+        """The failed dials that nothing on either host explains; needs the mesh."""
+        return self.derived.unexplained
 
     @property
     def mesh(self) -> Mesh:

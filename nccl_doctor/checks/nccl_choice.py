@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.evidence_lines import folded
 from nccl_doctor.hostlist import fold, quoted
-from nccl_doctor.model import Finding, Severity
+from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.faults import Fault, Kind, faults
-from nccl_doctor.nccl.suggest import fix
+from nccl_doctor.nccl.suggest import fix, move
 from nccl_doctor.registry import Unjudged, View
 
 NEEDS = ("interfaces", "env", "config_files")
@@ -59,9 +59,16 @@ def _finding(nccl: ClusterNccl, group: list[Fault]) -> Finding:
             "addresses": {fault.host: fault.used.address for fault in group if fault.used is not None},
             "suggestion": nccl.suggestion.interfaces if nccl.suggestion is not None else None,
         },
-        fix=fix(nccl.suggestion, OTHERWISE),
+        fix=_fix(nccl),
         severity=first.severity,
     )
+
+
+def _fix(nccl: ClusterNccl) -> Fix:
+    suggestion, master = nccl.suggestion, nccl.snapshot.cluster.nodes[0].name
+    if suggestion is not None and nccl.mesh is not None and nccl.mesh.elsewhere and master in suggestion.interfaces:
+        return move(suggestion, nccl.by_host, master)
+    return fix(suggestion, OTHERWISE)
 
 
 def _setting(nccl: ClusterNccl, group: list[Fault]) -> str:

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, Validati
 from pydantic_core import from_json
 
 from nccl_doctor.measured import MachineLoad
-from nccl_doctor.snapshot import DialOutcome, Fact, FirewallFacts, SizeResult
+from nccl_doctor.snapshot import DialOutcome, Fact, FirewallFacts, SizeResult, Way
 from nccl_doctor.snapshot.smoke import Reported
 from nccl_doctor.snapshot.values import Clipped, Count, Observed, Pid, Port, ProcessState, Seconds, Signed, Version
 
@@ -151,6 +151,7 @@ TRIAL_END = TypeAdapter(TrialEnd)
 FREE_PORT: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(ge=1024, le=65535)])
 CLOCK: TypeAdapter[float] = TypeAdapter(Annotated[float, Field(allow_inf_nan=False)])
 RULES = TypeAdapter(FirewallAgain)
+WAYS = TypeAdapter(tuple[Way, ...])
 NOTHING: TypeAdapter[None] = TypeAdapter(None)
 FACTS: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 WORDS: TypeAdapter[str] = TypeAdapter(Annotated[str, StringConstraints(max_length=100_000)])

@@ -10,10 +10,10 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from nccl_doctor.collect import answers, path_mtu, redial
+from nccl_doctor.collect import answers, path_mtu, rails, redial
 from nccl_doctor.collect.answers import Dialled, Listening, MalformedError
 from nccl_doctor.collect.asking import ask_all
 from nccl_doctor.collect.fanout import fan_out
@@ -21,7 +21,8 @@ from nccl_doctor.collect.mesh_addresses import address_of, confirmed
 from nccl_doctor.collect.mesh_plan import MeshSize, Target, could_open, own_nonce, partners, sample
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.hostlist import fold
-from nccl_doctor.model import Cluster
+from nccl_doctor.model import Cluster, Node
+from nccl_doctor.ranks import nproc
 from nccl_doctor.snapshot import Dial, HostFacts, Mesh, PortTrial
 
 AT_ONCE = 256
@@ -58,7 +59,10 @@ def run(
     nodes = {node.name: node for node in cluster.nodes}
     addresses = {name: address_of(nodes[name], facts[name]) for name in names}
     told = {name: _targets(plan[name], cluster, addresses, facts[name], ports) for name in names}
-    targets = {name: mine for name, (mine, _) in told.items()}
+    used = {name: rails.of_host(nodes[name], facts[name]) for name in ports}
+    targets = {name: [*mine, *_others(name, mine, plan, facts, ports, used)] for name, (mine, _) in told.items()}
+    for name in names:
+        targets[name] += _oneself(nodes[name], facts[name], addresses[name], cluster, ports.get(name, ()))
     silent.update(_doubts({name: doubtful for name, (_, doubtful) in told.items()}))
 
     def dial(session: ProbeSession, wanted: list[Target]) -> Dialled:
@@ -77,7 +81,7 @@ def run(
         if isinstance(answer, Exception):
             silent[name] = f"did not report its dials: {answer}"
             continue
-        tested += len({target.dst for target in targets[name]})
+        tested += len({target.dst for target in targets[name]} - {name})
         for index, port, outcome, error in answer.failed:
             to = targets[name][index]
             failed.append(Dial(src=name, dst=to.dst, address=to.address, port=port, outcome=outcome, error=error))
@@ -90,7 +94,46 @@ def run(
         not_listening=silent,
         stalls=stalls,
         answered=_answered(targets, dict(zip(names, dialled, strict=True))),
+        rails={name: {to: used[name].of(to) for to in extra} for name, extra in _rails(targets, told).items()},
     )
+
+
+def _others(
+    name: str,
+    mine: list[Target],
+    plan: dict[str, list[str]],
+    facts: dict[str, HostFacts],
+    ports: dict[str, tuple[int, ...]],
+    used: dict[str, rails.Rails],
+) -> Iterator[Target]:
+    """The partners' other addresses over which data will move, each with the last of the host's ports."""
+    dialled = {(target.dst, target.address) for target in mine}
+    for dst in plan[name]:
+        if ports.get(dst) and name in used:
+            for address in rails.between(facts[name], used[name], used[dst]):
+                if (dst, address) not in dialled:
+                    yield Target(dst, address, ports[dst][-1:])
+
+
+def _oneself(node: Node, facts: HostFacts, address: str, cluster: Cluster, mine: tuple[int, ...]) -> Iterator[Target]:
+    """A host's own listeners, by the address that the others use: the master's store, and ranks beside each other."""
+    wanted = [port for port in mine if port == cluster.master_port and node.node_rank == 0]
+    if nproc(node, facts, alone=False) > 1:
+        wanted += mine[-1:]
+    if wanted and confirmed(address, node, facts):
+        yield Target(node.name, address, tuple(dict.fromkeys(wanted)))
+
+
+def _rails(
+    targets: dict[str, list[Target]], told: dict[str, tuple[list[Target], dict[str, str]]]
+) -> dict[str, set[str]]:
+    """By host, the addresses at which it was dialled beside those of the bootstrap and the master."""
+    found: dict[str, set[str]] = {}
+    for name, mine in targets.items():
+        for target in mine[len(told[name][0]) :]:
+            if target.dst != name:
+                found.setdefault(target.dst, set()).add(target.address)
+    return found
 
 
 def _answered(
@@ -167,7 +210,7 @@ def _targets(
     targets: list[Target] = []
     doubtful: dict[str, str] = {}
     for name in partners_of:
-        if name not in ports:
+        if not ports.get(name):
             continue
         address = addresses[name]
         if confirmed(address, nodes[name], source):

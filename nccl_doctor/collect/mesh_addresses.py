@@ -57,13 +57,13 @@ def confirmed(address: str, dst: Node, source: HostFacts) -> bool:
     except ValueError:
         return False
     there = getattr(there, "ipv4_mapped", None) or there
-    own = list(_own_networks(source))
+    own = list(own_networks(source))
     if there.is_loopback or there.is_multicast or there.is_unspecified or there in METADATA or _broadcast(there, own):
         return False
     return any(there in network for network in (*own, *_routes(source), *_private_blocks(own)))
 
 
-def _own_networks(source: HostFacts) -> Iterator[IPv4Network | IPv6Network]:
+def own_networks(source: HostFacts) -> Iterator[IPv4Network | IPv6Network]:
     """Those that a host is in."""
     for entry in source.interfaces.addresses if isinstance(source.interfaces, Interfaces) else ():
         address = entry.address.partition("%")[0]

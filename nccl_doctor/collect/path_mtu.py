@@ -34,7 +34,7 @@ def run(
     chosen: dict[str, list[Target]] = {}
     for place, (name, answer) in enumerate(zip(names, dials, strict=True)):
         if not isinstance(answer, Exception):
-            near = {names[(place + step) % len(names)] for step in range(1, PARTNERS + 1)}
+            near = {names[(place + step) % len(names)] for step in range(1, PARTNERS + 1)} - {name}
             unreached = {row.target for row in answer.failed}
             reached = {t.dst: t for index, t in reversed([*enumerate(targets[name])]) if index not in unreached}
             chosen[name] = [target for dst, target in reached.items() if dst in near]

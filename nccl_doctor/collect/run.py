@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Protocol
 
 from nccl_doctor import __version__
+from nccl_doctor.collect import elsewhere, ways
 from nccl_doctor.collect import facts as facts_phase
 from nccl_doctor.collect import mesh as mesh_phase
 from nccl_doctor.collect import smoke as smoke_phase
@@ -20,6 +21,7 @@ from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.reach import Reach
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.collect.smoke import trials
+from nccl_doctor.derived import Derived
 from nccl_doctor.measured import Load
 from nccl_doctor.model import Cluster
 from nccl_doctor.snapshot import (
@@ -168,7 +170,11 @@ class Run:
         self._start("dialling")
         mesh = mesh_phase.run(self._sessions, self._facts, self._cluster, limits, self._session_done)
         self._read_counters(mesh)
+        self._facts.update(ways.run(self._sessions, self._facts, mesh.failed))
         self._mesh = self._without_lost(mesh)
+        unexplained = Derived(self.snapshot()).unexplained
+        met = elsewhere.run(self._sessions, self._facts, self._mesh, unexplained, limits.dial_s)
+        self._mesh = self._mesh.model_copy(update={"elsewhere": met})
         self._timings["mesh"] = time.monotonic() - began
 
     def _without_lost(self, mesh: Mesh) -> Mesh:

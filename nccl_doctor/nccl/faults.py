@@ -110,7 +110,7 @@ def _is_anothers_fault(nccl: ClusterNccl, one: HostNccl, chosen: Chosen, causes:
     """Whether it is duplicate-address, or route-missing: then no other interface would mend it."""
     if is_private(one, chosen.name):
         return False
-    return causes == {Cause.OWN_ADDRESS} or (causes == {Cause.NO_ROUTE} and nccl.suggestion is None)
+    return causes == {Cause.OWN_ADDRESS} or (causes <= {Cause.NO_ROUTE, Cause.SILENT} and nccl.suggestion is None)
 
 
 def _unreached(causes: set[Cause]) -> str:

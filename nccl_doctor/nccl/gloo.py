@@ -28,11 +28,17 @@ def lost_to(host: str, addresses: Mapping[str, str], reaches: Reaches) -> tuple[
         other = _numeric(text)
         if name == host:
             continue
-        is_dialled = own.packed <= other.packed
+        is_dialled = dials(text, addresses[host])
         misses = is_dialled and (own.is_loopback or not reaches(name, addresses[host]))
         if own.version != other.version or misses:
             found.append(name)
     return tuple(found)
+
+
+def dials(own: str, other: str) -> bool:
+    """Whether a host that listens on ``own`` connects to the other one's address, and not the other way round."""
+    here, there = _numeric(own), _numeric(other)
+    return here.version == there.version and here.packed >= there.packed
 
 
 def _numeric(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

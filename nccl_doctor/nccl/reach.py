@@ -31,12 +31,13 @@ class Answer(Enum):
 
 
 class Cause(Enum):
-    """Why it can't."""
+    """Why it can't; silent: nobody answers there, although the host does in another net."""
 
     LOOPBACK = "loopback"
     OWN_ADDRESS = "own address"
     NO_ROUTE = "no route"
     GATEWAY = "gateway"
+    SILENT = "silent"
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,25 @@ def reach(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -
     if source.owns(address):
         return PairReach(source.host, Answer.NO, f"{address} is an address of its own", Cause.OWN_ADDRESS)
     dial = _dial(source, target, address, mesh)
+    if mesh is not None:
+        verdict = _elsewhere(source, mesh.elsewhere.get(target.host, {}), address, dial)
+        if verdict is not None:
+            return verdict
     if dial is True:
         return PairReach(source.host, Answer.YES, f"connected to {address}")
     return _by_route(source, target, there, dial if isinstance(dial, Dial) else None)
+
+
+def _elsewhere(
+    source: HostNccl, met: Mapping[str, tuple[str, ...]], address: str, dial: Dial | bool
+) -> PairReach | None:
+    """What is known where hosts were tried by other nets, since they could not reach each other by the first."""
+    better = ", ".join(other for other, sources in met.items() if source.host in sources)
+    if source.host in met.get(address, ()):
+        return PairReach(source.host, Answer.YES, f"connected to {address}")
+    if better and isinstance(dial, Dial) and dial.outcome in LOST:
+        return PairReach(source.host, Answer.NO, f"{address}: {dial.outcome}; {better} answers", Cause.SILENT)
+    return None
 
 
 def _dial(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -> Dial | bool:

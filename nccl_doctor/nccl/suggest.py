@@ -144,6 +144,22 @@ def fix(suggestion: Suggestion | None, otherwise: str) -> Fix:
     return setting(summary, name, {host: suggestion.variables(host)[name] for host in suggestion.interfaces})
 
 
+def move(suggestion: Suggestion, pictures: Mapping[str, HostNccl], master: str) -> Fix:
+    """The remedy that leads all of a job into another net: NCCL, gloo, and where its ranks meet."""
+    parts = [
+        setting("", name, {host: suggestion.variables(host)[name] for host in suggestion.interfaces})
+        for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+    ]
+    own = (e.address for e in pictures[master].interfaces.addresses if e.interface == suggestion.interfaces[master])
+    return Fix(
+        summary="Let the job use the net in which all reach each other: set this on every host (the hosts file's env), "
+        f"and master_addr: {next(own)} in the hosts file (--master-addr).",
+        risk="safe",
+        commands=tuple(command for part in parts for command in part.commands),
+        variables={host: suggestion.variables(host) for host in suggestion.interfaces},
+    )
+
+
 def setting(summary: str, variable: str, values: Mapping[str, str]) -> Fix:
     """The remedy that sets a variable of the job on each host to its value; prose where a value can't be pasted."""
     lines = {host: export(variable, value) for host, value in values.items()}

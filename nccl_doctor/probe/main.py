@@ -53,6 +53,7 @@ class Server:
             "listen": self._listen,
             "dial": self._dial,
             "unlisten": self._unlisten,
+            "ways": self._ways,
             "smoke": self._smoke,
             "large": self._large,
             "port": self._fix_port,
@@ -158,6 +159,11 @@ class Server:
 
         targets = [(address, port) for address, port in request["targets"]]
         return pmtu.try_all(targets, request["deadline_s"])
+
+    def _ways(self, request: dict[str, Any]) -> list[dict[str, Any]]:
+        from nccl_doctor.probe import ways
+
+        return ways.look_up(request["packets"])
 
     def _smoke(self, request: dict[str, Any]) -> dict[str, Any]:
         from nccl_doctor.probe import allreduce

@@ -37,9 +37,9 @@ from nccl_doctor.snapshot.access import (
 )
 from nccl_doctor.snapshot.firewall import Firewalld, FirewallFacts, IptablesSave
 from nccl_doctor.snapshot.hosts import Host, HostFacts
-from nccl_doctor.snapshot.mesh import Dial, DialOutcome, Mesh, Stall
+from nccl_doctor.snapshot.mesh import Dial, DialOutcome, Mesh, Rail, Stall
 from nccl_doctor.snapshot.names import Answer, Names, Resolution, Resolver, deviations, told_of
-from nccl_doctor.snapshot.network import InterfaceAddress, Interfaces, Link, Route
+from nccl_doctor.snapshot.network import InterfaceAddress, Interfaces, Link, Route, Way
 from nccl_doctor.snapshot.ports import PortRange, PortTrial, Process, TcpSocket
 from nccl_doctor.snapshot.processes import GpuProcess, TrainingJob
 from nccl_doctor.snapshot.smoke import Isolation, RankResult, SizeResult, Smoke, Trial
@@ -98,6 +98,7 @@ __all__ = [
     "PythonInfo",
     "PythonMissing",
     "PythonProblem",
+    "Rail",
     "RankResult",
     "Reason",
     "Resolution",
@@ -120,6 +121,7 @@ __all__ = [
     "Unknown",
     "UnknownKeyFacts",
     "UnreachableFacts",
+    "Way",
     "deviations",
     "known",
     "skipped",

@@ -13,7 +13,7 @@ from nccl_doctor.snapshot.access import AnyAccessFailure
 from nccl_doctor.snapshot.firewall import FirewallFacts
 from nccl_doctor.snapshot.hardware import GpuHealth, LoginShell, NcclPlugin, PciPaths, RdmaDevice, SameEntry, Xid
 from nccl_doctor.snapshot.names import Names
-from nccl_doctor.snapshot.network import Interfaces, Route
+from nccl_doctor.snapshot.network import Interfaces, Route, Way
 from nccl_doctor.snapshot.ports import PortRange, PortTrial, TcpSocket
 from nccl_doctor.snapshot.processes import GpuProcess, TrainingJob
 from nccl_doctor.snapshot.system import (
@@ -43,6 +43,7 @@ class HostFacts(Observed):
         sysctls: rp_filter, arp_ignore, arp_announce and the neighbour table's thresholds by full name:
             "net.ipv4.conf.all.rp_filter".
         firewall_after: the same again after that, where dials failed: the counters tell which rule they met.
+        ways: of the packets of dials that failed, out of the host and into it.
     """
 
     identity: Fact[Identity]
@@ -73,6 +74,7 @@ class HostFacts(Observed):
     gpu_processes: Fact[tuple[GpuProcess, ...]] = unknown("not looked at")
     firewall: Fact[FirewallFacts] = Field(default_factory=lambda: unknown("the firewall was not looked at"))
     firewall_after: Fact[FirewallFacts | None] = None
+    ways: Fact[tuple[Way, ...]] = ()
 
     @model_validator(mode="before")
     @classmethod

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from nccl_doctor.snapshot.unknown import Phased, Skipped, Unknown, skipped
-from nccl_doctor.snapshot.values import Count, HostAddress, Observed, Port
+from nccl_doctor.snapshot.values import Count, HostAddress, InterfaceName, Observed, Port
 
 DialOutcome = Literal[
     "connected",
@@ -52,8 +52,15 @@ class Stall(Observed):
     segment: Count
 
 
+class Rail(Observed):
+    """An interface over which data will move beside the one that comes first, and by whom."""
+
+    interface: InterfaceName
+    users: tuple[Literal["NCCL", "gloo"], ...]
+
+
 class Mesh(Observed):
-    """Every host dialled every other one.
+    """Every host dialled every other one, and some of them themselves: those are dials, and no pairs.
 
     Attributes:
         pairs: ordered pairs of hosts there are; ``tested`` of them were dialled.
@@ -62,6 +69,8 @@ class Mesh(Observed):
         not_listening: by host, why it could not listen.
         stalls: the pairs between which large packets vanish.
         answered: by host and address, the hosts that say that they met its listener there, which said its own nonce.
+        rails: by host, its other addresses over which NCCL or gloo will move data; they were dialled, too.
+        elsewhere: by host that others could not reach, its addresses in another net, and who met its listener there.
     """
 
     hosts: Count
@@ -72,6 +81,8 @@ class Mesh(Observed):
     not_listening: dict[str, str] = Field(default_factory=dict)
     stalls: Phased[tuple[Stall, ...]] = skipped("large packets were not tried")
     answered: dict[str, dict[HostAddress, tuple[str, ...]]] = Field(default_factory=dict)
+    rails: dict[str, dict[HostAddress, Rail]] = Field(default_factory=dict)
+    elsewhere: dict[str, dict[HostAddress, tuple[str, ...]]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _counted(self) -> Mesh:
@@ -102,6 +113,7 @@ class Mesh(Observed):
                 for name, met in self.answered.items()
                 if name in names
             },
+            rails={name: told for name, told in self.rails.items() if name in names},
         )
 
     @property

@@ -73,3 +73,25 @@ class Route(Observed):
     def _one_family(self) -> Route:
         _of_family(self.family, self.destination)
         return self
+
+
+class Way(Observed):
+    """What the kernel says of one packet: by which way it leaves, or whether it is taken in (`ip route get`).
+
+    Attributes:
+        to: where it goes; ``source`` None where the kernel was to choose.
+        iif: the interface by which it comes in; None for a packet of the host's own.
+        dev: the interface by which it leaves, "lo" for one that is taken in; ``gateway`` None where directly connected.
+        prefers: the source address that the kernel gives it.
+        table: number of the routing table that decided: 254 is main, 255 local.
+        error: errno name where there is no way; None where there is one.
+    """
+
+    to: IpAddress
+    source: IpAddress | None = None
+    iif: InterfaceName | None = None
+    dev: InterfaceName | None = None
+    gateway: IpAddress | None = None
+    prefers: IpAddress | None = None
+    table: Count | None = None
+    error: str | None = None

@@ -19,8 +19,8 @@ def everywhere(**settings: str) -> Env:
     return {name: dict(settings) for name in ALL}
 
 
-def check(lab: Lab, env: Env | None = None, *, by_address: bool = False) -> Run:
-    """A preflight without the all-reduce, each host with its ``env`` in the hosts file."""
+def check(lab: Lab, env: Env | None = None, *, by_address: bool = False, **change: Any) -> Run:
+    """A preflight without the all-reduce, each host with its ``env`` in the hosts file; ``change`` are keys of that."""
     hosts = [
         {
             "name": host.name,
@@ -29,7 +29,7 @@ def check(lab: Lab, env: Env | None = None, *, by_address: bool = False) -> Run:
         }
         for host in lab.hosts
     ]
-    return doctor(lab, "check", "--no-smoke", hosts=lab.hosts_file(hosts=hosts))
+    return doctor(lab, "check", "--no-smoke", hosts=lab.hosts_file(hosts=hosts, **change))
 
 
 def is_healthy(run: Run) -> None:

@@ -11,15 +11,20 @@ Fix: add the route, as the other hosts of that subnet have it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ipaddress
+from collections.abc import Iterable, Iterator
 
+from nccl_doctor.checks.interfaces._ways import hindered
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS
+from nccl_doctor.firewall.ways import NO_WAY
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.faults import faults
+from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.reach import Cause
 from nccl_doctor.registry import Unjudged, View, check
+from nccl_doctor.snapshot import Mesh
 
 
 @check("NCD215", severity=Severity.ERROR, needs=(*NEEDS, "routes"), explains=EXPLAINS)
@@ -36,6 +41,11 @@ def route_missing(view: View) -> Iterator[Finding | Unjudged]:
             if verdict.cause is Cause.NO_ROUTE and target not in blamed and chosen is not None:
                 lacking.setdefault(verdict.source, {})[target] = chosen.address
                 seen.setdefault(verdict.source, {})[verdict.why] = None
+    for one in hindered(view, "no-way") if isinstance(view.snapshot.mesh, Mesh) else ():
+        for hindrance in one.hindrances:
+            peer = next((name for name in one.peers if nccl.by_host[name].owns(hindrance.way.to)), min(one.peers))
+            lacking.setdefault(one.host, {})[peer] = hindrance.way.to
+            seen.setdefault(one.host, {})[f"no route to {hindrance.way.to} ({hindrance.way.error})"] = None
     for source, targets in lacking.items():
         if source in judged:
             yield _finding(nccl, source, targets, tuple(seen[source]))
@@ -51,8 +61,26 @@ def _finding(nccl: ClusterNccl, source: str, targets: dict[str, str], seen: tupl
         message=f"{source} has no route to {fold(targets)} ({', '.join(targets.values())}).",
         evidence=(*(f"{source}: {why}" for why in seen), f"{source}: routes: {'; '.join(table) or 'none'}"),
         facts={"to": targets},
-        fix=Fix(
-            summary=f"Add the route on {source}, as the other hosts of its subnet have it "
-            "(`ip route add NET via GATEWAY`), or its default route."
-        ),
+        fix=Fix(summary=_remedy(nccl.by_host[source], targets.values(), seen), needs_root=True),
     )
+
+
+def _remedy(one: HostNccl, targets: Iterable[str], seen: tuple[str, ...]) -> str:
+    """A route can't be added where one stands that refuses, nor where the host has no address of the family."""
+    standing = [words for error, words in NO_WAY.items() if any(f"({error})" in text for text in seen)]
+    if standing:
+        return f"Take it out on {one.host}: {' and '.join(standing)} (`ip rule; ip route show table all` tell where)."
+    families = {":" in address for address in targets}
+    own = {":" in entry.address for entry in one.interfaces.addresses if not is_local(entry.address)}
+    if not families <= own:
+        return f"Give {one.host} an IPv{6 if True in families - own else 4} address first; it has none."
+    return (
+        f"Add the route on {one.host}, as the other hosts of its subnet have it (`ip route add NET via GATEWAY`), or "
+        "its default route."
+    )
+
+
+def is_local(address: str) -> bool:
+    """Whether it can't lead to another subnet: loopback or link-local."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    return ip.is_loopback or ip.is_link_local

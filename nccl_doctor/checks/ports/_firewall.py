@@ -51,6 +51,13 @@ def gaps(judged: Judged, snapshot: Snapshot, *, master: bool) -> Iterator[Unjudg
         yield Unjudged(hosts, reason)
 
 
+def whose(blames: Sequence[Blame]) -> str:
+    """Whose connections a rule stops: a host's own are those that it makes, or that it makes to itself."""
+    if blames[0].direction == "input" and any(dial.src != dial.dst for blame in blames for dial in blame.dials):
+        return "the other hosts'"
+    return "its own"
+
+
 def finding(blames: Sequence[Blame], view: View, message: str) -> Finding:
     """The finding for hosts that stop dials alike."""
     first = blames[0]

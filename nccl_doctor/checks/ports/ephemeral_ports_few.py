@@ -4,6 +4,9 @@ What it means: NCCL has no port setting: every listener and every connection of 
 `net.ipv4.ip_local_port_range`. When they are used up, NCCL ends with "Call to bind failed: Address already in use",
 which is not about the master port, or with "Cannot assign requested address".
 
+Where all of them are taken right now, no connection can be made, which is an error: a dial of the host ended with
+EADDRNOTAVAIL.
+
 How we know: the range, less the reserved ports, against an estimate for the job's world size. A rank keeps about six
 ports for itself (bootstrap's listeners, the proxy, gloo) and, where it talks to every other rank over the network, as
 all-to-all does, one to listen and one to connect for each of them:
@@ -18,22 +21,28 @@ Fix: widen the range on every host. Where the master port then lies in it, it is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from nccl_doctor import ranks
 from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving
 from nccl_doctor.commands import on
+from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Command, Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.shell import line
-from nccl_doctor.snapshot import Host, known
+from nccl_doctor.snapshot import Dial, Host, Mesh, known
 
 OWN_PORTS = 6
 WIDE = (15000, 65000)
 """A range of 50,001 ports that leaves most services' own ports alone."""
 
 
-@check("NCD307", severity=Severity.WARNING, needs=("port_range",), explains=("port-in-use",))
+@check(
+    "NCD307",
+    severity=Severity.WARNING,
+    needs=("port_range",),
+    explains=("port-in-use", "port-unreachable", "allreduce-failed", "allreduce-timeout"),
+)
 def ephemeral_ports_few(view: View) -> Iterator[Finding | Unjudged]:
     """One finding for all hosts with the same range that is too small."""
     world = ranks.world_size(view.snapshot)
@@ -42,7 +51,10 @@ def ephemeral_ports_few(view: View) -> Iterator[Finding | Unjudged]:
     for host, facts in view.facts:
         own = known(facts.port_range)
         needed = needed_ports(local[host.name], world)
-        if needed > own.size:
+        dials = _without_port(view, host.name)
+        if dials:
+            yield _used_up(host, dials, view.snapshot.cluster.master_port)
+        elif needed > own.size:
             short.setdefault((own.low, own.high, own.size, needed), []).append(host)
     for (low, high, size, needed), hosts in short.items():
         enough = needed <= WIDE[1] - WIDE[0] + 1
@@ -62,6 +74,38 @@ def ephemeral_ports_few(view: View) -> Iterator[Finding | Unjudged]:
                 else (),
             ),
         )
+
+
+def _without_port(view: View, name: str) -> list[Dial]:
+    """The dials of a host for which its kernel had no port left (EADDRNOTAVAIL)."""
+    mesh = view.snapshot.mesh
+    failed = mesh.failed if isinstance(mesh, Mesh) else ()
+    return [dial for dial in failed if dial.src == name and dial.outcome == "no-source-address"]
+
+
+def _used_up(host: Host, dials: list[Dial], master_port: int) -> Finding:
+    assert host.facts
+    own = known(host.facts.port_range)
+    peers = fold(sorted({dial.dst for dial in dials}))
+    return Finding(
+        hosts=(host.name,),
+        message=f"{host.name} has no ephemeral port left: all of {own.low} to {own.high} are taken.",
+        evidence=(f"{host.name} -> {peers}: no source port left (EADDRNOTAVAIL)",),
+        facts={"low": own.low, "high": own.high, "size": own.size, "failed": pairs_of(dials)},
+        fix=Fix(
+            summary="`ss -tan` tells who has taken them; or widen the range (for good: the same line in "
+            "/etc/sysctl.d/):",
+            risk="safe",
+            needs_root=True,
+            commands=_widen(host, master_port),
+        ),
+        severity=Severity.ERROR,
+    )
+
+
+def pairs_of(dials: Iterable[Dial]) -> list[dict[str, str]]:
+    """Between whom they were."""
+    return [{"src": src, "dst": dst} for src, dst in sorted({(dial.src, dial.dst) for dial in dials})]
 
 
 def _widen(host: Host, master_port: int) -> tuple[Command, ...]:

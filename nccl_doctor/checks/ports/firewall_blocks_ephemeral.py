@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.ports._firewall import finding, gaps, grouped
+from nccl_doctor.checks.ports._firewall import finding, gaps, grouped, whose
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Severity
 from nccl_doctor.registry import Unjudged, View, check
@@ -36,7 +36,6 @@ def firewall_blocks_ephemeral(view: View) -> Iterator[Finding | Unjudged]:
         first = blames[0]
         names = fold([blame.host.name for blame in blames])
         verb = "rejects" if first.rejects else "drops"
-        whose = "the other hosts'" if first.direction == "input" else "its own"
         where = "to the ports that NCCL picks" if first.direction == "input" else "to the ports that the others pick"
-        yield finding(blames, view, f"{first.manager} on {names} {verb} {whose} connections {where}.")
+        yield finding(blames, view, f"{first.manager} on {names} {verb} {whose(blames)} connections {where}.")
     yield from gaps(judged, snapshot, master=False)

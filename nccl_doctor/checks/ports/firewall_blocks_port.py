@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.ports._firewall import finding, gaps, grouped, stops_master
+from nccl_doctor.checks.ports._firewall import finding, gaps, grouped, stops_master, whose
 from nccl_doctor.firewall.blame import Blame
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Severity
@@ -41,10 +41,11 @@ def firewall_blocks_port(view: View) -> Iterator[Finding | Unjudged]:
         first = blames[0]
         names = fold([blame.host.name for blame in blames])
         verb = "rejects" if first.rejects else "drops"
-        whose = "the other hosts'" if first.direction == "input" else "its own"
         what = _ports(blames, snapshot)
         yield finding(
-            blames, view, f"{first.manager} on {names} {verb} {whose} connections {what}, so the ranks can't meet."
+            blames,
+            view,
+            f"{first.manager} on {names} {verb} {whose(blames)} connections {what}, so the ranks can't meet.",
         )
     yield from gaps(judged, snapshot, master=True)
 

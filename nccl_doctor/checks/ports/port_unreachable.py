@@ -13,6 +13,9 @@ dialled them; each listener proves by a random word that it is ours. How a dial 
 - network unreachable: the dialling host has no route there.
 - stranger: somebody else answered at that address: two hosts with one address, or a proxy.
 
+A host is dialled by every interface over which NCCL or gloo will move data; and by itself, where ranks meet there: the
+master dials its own port, and what runs several ranks its own ports.
+
 Of the hosts on failed pairs the fewest that explain them all are named: one that is cut off from four others, not the
 four. Where several choices are as good, as for a single pair, all are.
 
@@ -29,6 +32,7 @@ from collections.abc import Iterator, Sequence
 from itertools import permutations
 
 from nccl_doctor.checks.fewest import Group, groups
+from nccl_doctor.checks.ports._rails import by_rail, rail_of
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
@@ -57,17 +61,29 @@ def port_unreachable(view: View) -> Iterator[Finding | Unjudged]:
     mesh = view.mesh
     for name, reason in mesh.not_listening.items():
         yield Unjudged((name,), reason)
-    rest = view.firewall.unexplained(mesh)
-    for group in groups((dial.src, dial.dst) for dial in rest):
-        among = [dial for dial in rest if dial.src in group.hosts]
+    rest = [dial for dial in view.unexplained if dial.src != dial.dst]
+    for name in dict.fromkeys(dial.dst for dial in view.unexplained if dial.src == dial.dst):
+        mine = [dial for dial in view.unexplained if dial.src == dial.dst == name]
+        yield _finding(view, (name,), f"{name} can't reach itself by its own address {mine[0].address}.", mine)
+    yield from _among(view, [dial for dial in rest if rail_of(mesh, dial) is None])
+    for rail in dict.fromkeys(filter(None, (rail_of(mesh, dial) for dial in rest))):
+        for found in _among(view, [dial for dial in rest if rail_of(mesh, dial) == rail]):
+            yield by_rail(view, found, rail)
+
+
+def _among(view: View, dials: list[Dial]) -> Iterator[Finding]:
+    """The findings for the failed dials of one rail, or of the interfaces that come first."""
+    for group in groups((dial.src, dial.dst) for dial in dials):
+        among = [dial for dial in dials if dial.src in group.hosts]
         if group.is_certain:
-            yield from _each(view, group, among, len(mesh.ports))
+            yield from _each(view, group, among)
         else:
             yield _all(view, group, among)
 
 
-def _each(view: View, group: Group, dials: list[Dial], count: int) -> Iterator[Finding]:
+def _each(view: View, group: Group, dials: list[Dial]) -> Iterator[Finding]:
     """One finding for each host that explains why pairs failed."""
+    count = len(view.mesh.ports)
     for name in sorted(group.guilty, key=lambda one: -sum(one in (dial.src, dial.dst) for dial in dials)):
         mine = [dial for dial in dials if name in (dial.src, dial.dst)]
         dials = [dial for dial in dials if name not in (dial.src, dial.dst)]

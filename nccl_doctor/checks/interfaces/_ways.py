@@ -1,0 +1,42 @@
+"""What the checks of hosts' own routes share: the failed dials that one kind of hindrance explains, by host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from nccl_doctor.firewall.ways import Hindrance, Kind
+from nccl_doctor.registry import View
+
+
+@dataclass
+class Hindered:
+    """One host whose kernel stops dials, or answers to them.
+
+    Attributes:
+        hindrances: each kind of packet once.
+        pairs: the ways between hosts that fail by it, "src" and "dst".
+        peers: the hosts at the other ends.
+    """
+
+    host: str
+    hindrances: dict[Hindrance, None] = field(default_factory=dict)
+    pairs: list[dict[str, str]] = field(default_factory=list)
+    peers: set[str] = field(default_factory=set)
+
+
+def hindered(view: View, kind: Kind) -> Iterator[Hindered]:
+    """The hosts, in the order of the failed dials."""
+    found: dict[str, Hindered] = {}
+    for dial in view.mesh.failed:
+        hindrance = view.hindrances.get(id(dial))
+        if hindrance is None or hindrance.kind != kind:
+            continue
+        one = found.setdefault(hindrance.host, Hindered(hindrance.host))
+        pair = {"src": dial.src, "dst": dial.dst}
+        peer = dial.dst if dial.src == one.host else dial.src
+        one.hindrances[hindrance] = None
+        one.peers.add(peer)
+        if pair not in one.pairs:
+            one.pairs.append(pair)
+    yield from found.values()

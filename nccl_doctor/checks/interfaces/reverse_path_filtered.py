@@ -1,0 +1,61 @@
+"""Strict reverse-path filtering on a host drops what its peers send.
+
+What it means: with rp_filter=1 the kernel drops a packet that comes in by another interface than the one by which it
+would answer. Where hosts have two networks and one of them sends by the other network (a static route, a policy
+rule), its packets vanish without a word: connections time out, in one direction or in both.
+
+How we know: dials failed, and the kernel of the host was asked whether it would take in the packet by the interface
+that shares a network with the one by which the peer's kernel sends it (what `ip route get TO from SOURCE iif DEV`
+prints). It refuses, and rp_filter is strict there: the higher of net.ipv4.conf.all and the interface's own.
+
+Fix: give the peer a route by which it sends out of the right interface, or let the host take what it could answer by
+any interface: rp_filter=2 (loose) on that interface.
+
+See Documentation/networking/ip-sysctl.rst in the kernel's source, RFC 3704.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.interfaces._ways import Hindered, hindered
+from nccl_doctor.commands import on
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.registry import Unjudged, View, check
+from nccl_doctor.shell import line
+
+
+@check(
+    "NCD220",
+    severity=Severity.ERROR,
+    needs=("mesh",),
+    explains=("allreduce-failed", "allreduce-timeout"),
+)
+def reverse_path_filtered(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding for each host that drops packets so."""
+    for one in hindered(view, "filtered"):
+        yield _finding(one)
+
+
+def _finding(one: Hindered) -> Finding:
+    interfaces = list(dict.fromkeys(hindrance.usual for hindrance in one.hindrances if hindrance.usual))
+    settings = [f"net.ipv4.conf.{name}.rp_filter=2" for name in interfaces]
+    peers = fold(sorted(one.peers))
+    return Finding(
+        hosts=(one.host,),
+        message=f"{one.host} drops what {peers} sends: it comes in by {' and '.join(interfaces)}, by which {one.host} "
+        "would not answer, and rp_filter is strict there.",
+        evidence=tuple(
+            f"{one.host}: ip route get {way.to} from {way.source} iif {way.iif}: {way.error}; rp_filter=1"
+            for way in dict.fromkeys(hindrance.way for hindrance in one.hindrances)
+        ),
+        facts={"interfaces": interfaces, "to": sorted(one.peers), "failed": one.pairs},
+        fix=Fix(
+            summary=f"Give {peers} a route to {one.host} by the right interface; or filter loosely (for good: the same "
+            "setting in /etc/sysctl.d/):",
+            risk="safe",
+            needs_root=True,
+            commands=on(one.host, line("sysctl -w {*settings}", settings=settings)),
+        ),
+    )

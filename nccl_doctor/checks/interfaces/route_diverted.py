@@ -1,0 +1,85 @@
+"""A host sends packets for its peers another way than into the network that it shares with them.
+
+What it means: a VPN client, a container engine or an old script has added a policy rule (`ip rule`) or a narrower
+route. Packets for another host leave by a tunnel or a gateway that does not know it, so connections time out; where
+answers are sent that way, connections to this host time out, and all others look as if they could not reach it.
+
+How we know: dials failed, and the kernels of both ends were asked how they route these very packets (what `ip route
+get ADDRESS from OWN` prints): the way leads out of another interface than the one in whose network the address lies,
+or through a gateway that a routing table other than main names. No packet filter explains the dial.
+
+Fix: let traffic inside the cluster's own network use the main table, ahead of all other rules; where the route stands
+in the main table, take it out or leave the cluster's network out of the VPN. `ip rule` and `ip route show table all`
+show what there is.
+
+See ip-rule(8) and ip-route(8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.interfaces._ways import Hindered, hindered
+from nccl_doctor.commands import on
+from nccl_doctor.firewall.ways import MAIN_TABLES, Hindrance
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.registry import Unjudged, View, check
+from nccl_doctor.shell import line
+
+
+@check(
+    "NCD219",
+    severity=Severity.ERROR,
+    needs=("mesh",),
+    explains=("allreduce-failed", "allreduce-timeout"),
+)
+def route_diverted(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding for each host that does so."""
+    for one in hindered(view, "diverted"):
+        yield _finding(one)
+
+
+def _finding(one: Hindered) -> Finding:
+    ways = " and ".join(dict.fromkeys(_words(hindrance) for hindrance in one.hindrances))
+    return Finding(
+        hosts=(one.host,),
+        message=f"{one.host} sends packets for {fold(sorted(one.peers))} {ways}, not into the network they share.",
+        evidence=tuple(dict.fromkeys(_evidence(hindrance) for hindrance in one.hindrances)),
+        facts={"to": sorted(one.peers), "failed": one.pairs},
+        fix=_fix(one),
+    )
+
+
+def _words(hindrance: Hindrance) -> str:
+    way = hindrance.way
+    where = f"by {way.dev}" if way.gateway is None else f"to {way.gateway} by {way.dev}"
+    return f"{where} (table {way.table})" if way.table not in MAIN_TABLES else where
+
+
+def _evidence(hindrance: Hindrance) -> str:
+    way = hindrance.way
+    source = f" from {way.source}" if way.source else ""
+    via = f" via {way.gateway}" if way.gateway else ""
+    return (
+        f"{hindrance.host}: ip route get {way.to}{source}: dev {way.dev}{via}, table {way.table}; "
+        f"{way.to} lies in {hindrance.network} on {hindrance.usual}"
+    )
+
+
+def _fix(one: Hindered) -> Fix:
+    networks = dict.fromkeys(hindrance.network for hindrance in one.hindrances if hindrance.network is not None)
+    by_rule = all(hindrance.way.table not in MAIN_TABLES for hindrance in one.hindrances)
+    if not by_rule:
+        return Fix(
+            summary="Take out the route that leads there (`ip route` shows it), or leave the cluster's network out of "
+            "what has set it: a VPN's allowed addresses, for example.",
+            needs_root=True,
+        )
+    lines = [line("ip rule add to {network} lookup main priority 1", network=network) for network in networks]
+    return Fix(
+        summary="Let the cluster's own network go by the main table (for good: in what sets up the network):",
+        risk="safe",
+        needs_root=True,
+        commands=on(one.host, *lines),
+    )

@@ -1,0 +1,143 @@
+"""Failed dials against what both kernels say of their packets: routes that lead elsewhere, a filter of the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from typing import Literal
+
+from nccl_doctor.firewall.routing import interface_of
+from nccl_doctor.snapshot import Dial, Host, HostFacts, Interfaces, Snapshot, Way
+
+MAIN_TABLES = (253, 254, 255)
+"""default, main and local (rtnetlink(7)); every other table is asked because a policy rule says so."""
+
+NO_WAY = {
+    "EHOSTUNREACH": "an `unreachable` route stands there",
+    "EACCES": "a `prohibit` route or rule stands there",
+    "EINVAL": "a `blackhole` route stands there",
+}
+"""What the kernel answers where a route of these kinds fits; where none fits, ENETUNREACH."""
+
+STRICT = 1
+"""Of net.ipv4.conf.*.rp_filter (ip-sysctl.rst); the higher of conf.all and the interface's own counts."""
+
+FILTERED = ("EINVAL", "EXDEV")
+"""Of a packet that comes in, from Linux 6.x on and before."""
+
+Kind = Literal["no-way", "diverted", "filtered"]
+
+
+@dataclass(frozen=True)
+class Hindrance:
+    """Why packets of a dial do not arrive.
+
+    Attributes:
+        host: whose kernel it is.
+        way: its answer.
+        usual: the interface in whose network the destination lies, or that was filtered.
+        network: that network, None where there is none.
+    """
+
+    host: str
+    kind: Kind
+    way: Way
+    usual: str | None = None
+    network: IPv4Network | IPv6Network | None = None
+
+
+def hindrances(snapshot: Snapshot, dials: Iterable[Dial]) -> dict[int, Hindrance]:
+    """By id of a dial, the first thing that its packets meet; nothing for those that all kernels pass on."""
+    hosts = {host.name: host for host in snapshot.reached}
+    known: dict[tuple[str, str, str], Hindrance | None] = {}
+    found: dict[int, Hindrance] = {}
+    for dial in dials:
+        if dial.src not in hosts or dial.dst not in hosts:
+            continue
+        key = dial.src, dial.dst, dial.address
+        if key not in known:
+            known[key] = _likeliest([*_along(hosts[dial.src], hosts[dial.dst], dial.address)])
+        hindrance = known[key]
+        if hindrance is not None:
+            found[id(dial)] = hindrance
+    return found
+
+
+def _likeliest(met: list[Hindrance]) -> Hindrance | None:
+    """What surely stops the dial before what may; a filter that follows from the host's own diverted route is that."""
+    diverted = {one.host for one in met if one.kind == "diverted"}
+
+    def merit(one: Hindrance) -> int:
+        return (one.kind == "no-way") * 2 + (one.kind == "filtered" and one.host not in diverted)
+
+    return max(met, key=merit, default=None)
+
+
+def _along(source: Host, target: Host, address: str) -> Iterator[Hindrance]:
+    """What stands in the way of a dial, in the order of its packets: out, in, back out, back in."""
+    assert source.facts is not None
+    assert target.facts is not None
+    out = _asked(source.facts, address, None)
+    if out is None:
+        return
+    yield from _leaving(source, (out.prefers and _asked(source.facts, address, out.prefers)) or out)
+    if out.prefers is None:
+        return
+    yield from _coming(target, address, out.prefers)
+    back = _asked(target.facts, out.prefers, address)
+    if back is not None:
+        yield from _leaving(target, back)
+    yield from _coming(source, out.prefers, address)
+
+
+def _asked(facts: HostFacts, to: str, source: str | None) -> Way | None:
+    ways = facts.ways if isinstance(facts.ways, tuple) else ()
+    return next((way for way in ways if (way.to, way.source, way.iif) == (to, source, None)), None)
+
+
+def _leaving(host: Host, way: Way) -> Iterator[Hindrance]:
+    assert host.facts is not None
+    name, network = _attached(host.facts, way.to)
+    if way.error in NO_WAY:
+        yield Hindrance(host.name, "no-way", way, name, network)
+    elif way.error is None and way.dev != "lo" and name is not None:
+        elsewhere = way.dev != name and not _is_on(host.facts, way.dev, network)
+        by_rule = way.gateway is not None and way.table not in (*MAIN_TABLES, None)
+        if elsewhere or by_rule:
+            yield Hindrance(host.name, "diverted", way, name, network)
+
+
+def _coming(host: Host, to: str, source: str) -> Iterator[Hindrance]:
+    assert host.facts is not None
+    ways = host.facts.ways if isinstance(host.facts.ways, tuple) else ()
+    settings = host.facts.sysctls if isinstance(host.facts.sysctls, dict) else {}
+    for way in ways:
+        if (way.to, way.source) == (to, source) and way.iif is not None and way.error in FILTERED:
+            values = [int(settings.get(f"net.ipv4.conf.{where}.rp_filter", "0")) for where in ("all", way.iif)]
+            if max(values) == STRICT:
+                yield Hindrance(host.name, "filtered", way, way.iif)
+
+
+def _attached(facts: HostFacts, address: str) -> tuple[str | None, IPv4Network | IPv6Network | None]:
+    """The interface in whose own network an address lies, and that network; the narrowest of them."""
+    there = ip_address(address)
+    found = [
+        (net.prefixlen, entry.interface.partition(":")[0], net)
+        for entry in (facts.interfaces.addresses if isinstance(facts.interfaces, Interfaces) else ())
+        if entry.netmask is not None
+        for net in [ip_network(f"{entry.address}/{int(ip_address(entry.netmask)).bit_count()}", strict=False)]
+        if there in net and net.prefixlen < net.max_prefixlen
+    ]
+    if not found or interface_of(facts, address) is not None:
+        return None, None
+    _, name, network = max(found, key=lambda one: one[0])
+    return name, network
+
+
+def _is_on(facts: HostFacts, dev: str | None, network: IPv4Network | IPv6Network | None) -> bool:
+    """Whether an interface has an address in a network."""
+    return any(
+        entry.interface.partition(":")[0] == dev and network is not None and ip_address(entry.address) in network
+        for entry in (facts.interfaces.addresses if isinstance(facts.interfaces, Interfaces) else ())
+    )

@@ -1,0 +1,27 @@
+"""The kernel's own answer to where a packet goes; in the lab with rules, routes and filters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nccl_doctor.probe import ways
+
+
+def asked(to: str, source: str | None = None, iif: str | None = None) -> dict[str, Any]:
+    [answer] = ways.look_up([{"to": to, "source": source, "iif": iif}])
+    return {key: value for key, value in answer.items() if value is not None}
+
+
+def test_this_machine_reaches_itself() -> None:
+    local = asked("127.0.0.1")
+    assert local.pop("table") in (254, 255)  # one and the same until somebody adds a rule
+    assert local == {"to": "127.0.0.1", "dev": "lo", "prefers": "127.0.0.1"}
+    assert asked("127.0.0.1", "127.0.0.1", "no-such0")["error"]
+
+
+@pytest.mark.parametrize("family", ["10.1.2.3", "fd00::1"])
+def test_a_request_is_as_long_as_it_says(family: str) -> None:
+    message = ways.request(7, family, family, "lo")
+    assert int.from_bytes(message[:4], "little") == len(message)

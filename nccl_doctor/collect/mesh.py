@@ -146,7 +146,7 @@ def _answered(
             continue
         failed = Counter(row.target for row in answer.failed)
         for place, to in enumerate(targets[name]):
-            if failed[place] < len(to.ports):
+            if failed[place] < len(to.ports) and to.dst != name:  # nobody vouches for himself
                 mine = met.setdefault(to.dst, {})
                 mine[to.address] = (*mine.get(to.address, ()), name)
     return met

@@ -17,6 +17,7 @@ from nccl_doctor.snapshot import HostFacts, Isolation
 TRIAL_S: dict[Backend, float] = {"gloo": 6.0, "nccl": 30.0}
 """What a group gets: gloo connects in milliseconds, NCCL starts the GPUs and detects the topology."""
 ANSWER_S = 5.0
+"""What a host may take to answer what it need not work for; the end of all trials is one such question."""
 TRIAL_BYTES = 1 << 20
 """The largest message: large enough for packets of full size."""
 
@@ -24,14 +25,21 @@ TRIAL_BYTES = 1 << 20
 def run(
     sessions: list[ProbeSession], facts: dict[str, HostFacts], cluster: Cluster, limits: SmokeLimits, until: float
 ) -> Isolation:
-    """Repeats a failed all-reduce over parts of the cluster; ``until`` is a value of :func:`time.monotonic`.
+    """Repeats a failed all-reduce over parts of the cluster.
+
+    Args:
+        sessions: of all hosts.
+        facts: by host.
+        cluster: whose all-reduce it was.
+        limits: its bounds.
+        until: a value of :func:`time.monotonic`; no host is waited for beyond it, whatever it keeps silent about.
 
     Raises:
         ProbeError: a host could not get ready for it.
     """
-    groups = _Groups(sessions, plan(cluster, facts, limits), until)
-    groups.prepare()
+    groups = _Groups(sessions, plan(cluster, facts, limits), until - ANSWER_S)
     try:
+        groups.prepare()
         return bisect(tuple(session.node.name for session in sessions), groups.attempt)
     finally:
         groups.close()
@@ -44,11 +52,13 @@ class _Groups:
 
     def prepare(self) -> None:
         """Has every host import torch."""
-        deadline = min(self._until, time.monotonic() + self._plan.limits.imports_s)
+        deadline = min(time.monotonic() + self._plan.limits.imports_s, self._until - ANSWER_S)
         config = self._plan.config(budget_s=0.5, max_bytes=TRIAL_BYTES)
 
         def ready(session: ProbeSession) -> None:
-            seconds = max(deadline - time.monotonic(), 1.0)
+            seconds = deadline - time.monotonic()
+            if seconds < 1:
+                raise NoTimeError
             session.ask(
                 answers.NOTHING,
                 "prepare_trials",
@@ -60,6 +70,8 @@ class _Groups:
             )
 
         for session, result in zip(self._sessions.values(), fan_out(ready, self._sessions.values()), strict=True):
+            if isinstance(result, NoTimeError):
+                raise ProbeError("there was no time left")
             if isinstance(result, Exception):
                 raise ProbeError(f"{session.node.name}: {result}")
 
@@ -70,14 +82,18 @@ class _Groups:
             NoTimeError: a round would not fit into what is left.
         """
         seconds = TRIAL_S[self._plan.backend]
-        if time.monotonic() + seconds + ANSWER_S > self._until:
+        if time.monotonic() + ANSWER_S + seconds + ANSWER_S > self._until:
             raise NoTimeError
         results = fan_out(lambda group: self._group(group, seconds), groups)
         return [result is True for result in results]
 
     def close(self) -> None:
         """Ends the processes that wait for another group."""
-        fan_out(lambda s: s.ask(answers.NOTHING, "end_trials", time.monotonic() + ANSWER_S), self._sessions.values())
+        deadline = min(time.monotonic(), self._until) + ANSWER_S
+        fan_out(lambda session: session.ask(answers.NOTHING, "end_trials", deadline), self._sessions.values())
+
+    def _within(self, seconds: float) -> float:
+        return min(time.monotonic() + seconds, self._until)
 
     def _group(self, group: Group, seconds: float) -> bool:
         sessions = [self._sessions[name] for name in group]
@@ -88,7 +104,7 @@ class _Groups:
             told = sessions[place].ask(
                 answers.TRIAL_END,
                 "trial",
-                time.monotonic() + seconds + ANSWER_S,
+                self._within(seconds + ANSWER_S),
                 order={"ranks": _environments(counts, place, address, port), "deadline_s": seconds},
             )
             return told.ok
@@ -100,7 +116,7 @@ class _Groups:
         cluster = self._plan.cluster
         if session.node.name == cluster.nodes[0].name:
             return cluster.master_addr, cluster.master_port
-        return session.node.address, session.ask(answers.FREE_PORT, "free_port", time.monotonic() + ANSWER_S)
+        return session.node.address, session.ask(answers.FREE_PORT, "free_port", self._within(ANSWER_S))
 
 
 def _environments(counts: Sequence[int], place: int, address: str, port: int) -> list[dict[str, str]]:

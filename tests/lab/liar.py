@@ -22,7 +22,6 @@ from typing import Any
 
 from nccl_doctor.cli.choices import FailOn
 from nccl_doctor.cli.output import exit_code
-from nccl_doctor.collect import facts, mesh
 from nccl_doctor.collect.run import Options, looked
 from nccl_doctor.collect.smoke import SmokeLimits
 from nccl_doctor.diagnose import judge
@@ -104,12 +103,7 @@ def in_process(one: Lie, folder: Path) -> list[str]:
     )
     cluster = Cluster(nodes=nodes, master_addr="127.0.0.1", master_port=random.Random(one.seed).randrange(20000, 30000))
     options = Options(
-        connect_s=8,
-        facts_limits=facts.FactLimits(timeout_s=8),
-        mesh_limits=mesh.MeshLimits(dial_s=1),
-        smoke=one.smoke,
-        smoke_limits=SmokeLimits(deadline_s=10, imports_s=40, budget_s=0.2, max_bytes=4096),
-        total_s=90,
+        smoke=one.smoke, smoke_limits=SmokeLimits(deadline_s=10, imports_s=40, budget_s=0.2, max_bytes=4096), total_s=200
     )
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here (proc(5))
     before = peak_mib()
@@ -126,7 +120,8 @@ def in_process(one: Lie, folder: Path) -> list[str]:
         program.unlink()
     malformed = any("malformed" in text for text in reasons(json.loads(snapshot.model_dump_json(by_alias=True)), one))
     found = [f"{grown} MiB more"] if grown > MOST_MIB else []
-    return found + faults(one, exit_code(report, FailOn.ERROR), json.loads(texts[-1]), malformed=malformed)
+    found += faults(one, exit_code(report, FailOn.ERROR), json.loads(texts[-1]), malformed=malformed)
+    return [*found, told(snapshot)] if found else []
 
 
 def through_cli(one: Lie, lab: Lab) -> list[str]:
@@ -164,6 +159,13 @@ def through_cli(one: Lie, lab: Lab) -> list[str]:
     snapshot = json.loads(lab.controller.run(["cat", "seen.json"]).stdout)
     malformed = any("malformed" in text for text in reasons(snapshot, one))
     return found + faults(one, done.returncode, report, malformed=malformed)
+
+
+def told(snapshot: Snapshot) -> str:
+    """What a run that broke saw of the hosts that it lost, and how busy this machine was."""
+    lost = [f"{host.name}: {host.failure.detail}" for host in snapshot.hosts if host.failure is not None]
+    load = snapshot.load and snapshot.load.controller
+    return f"{'; '.join(lost)}; {snapshot.timings}; {load}"
 
 
 def reasons(snapshot: dict[str, Any], one: Lie) -> list[str]:

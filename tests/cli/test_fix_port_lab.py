@@ -151,6 +151,52 @@ def test_orphans_of_a_killed_torchrun_are_one_job(node: LabHost) -> None:
     assert torch_binds(node, port)
 
 
+STEPS = """
+import os, sys, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+if os.environ["RANK"] == "0":
+    keep = dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=True, wait_for_workers=False)
+step = 0
+while True:
+    dist.all_reduce(torch.ones(1000))
+    step += 1
+    with open("/tmp/step.new", "w") as file:
+        file.write(str(step))
+    os.replace("/tmp/step.new", f"/tmp/step{os.environ['RANK']}")
+    time.sleep(0.05)
+"""
+
+
+def test_a_training_on_a_terminal_whose_steps_go_on_is_refused(node: LabHost) -> None:
+    port = new_port()
+    node.write("/root/steps.py", STEPS)
+    words = [TORCHRUN, "--nproc_per_node", "2", "--master_port", str(new_port()), "/root/steps.py", str(port)]
+    tmux = ["tmux", "-S", "/tmp/tmux.socket"]
+    node.run([*tmux, "new-session", "-d", *words], env={"TERM": "xterm", "OMP_NUM_THREADS": "1"})
+
+    def step() -> int:
+        return int(node.run("cat /tmp/step1 2>/dev/null || echo 0").stdout)
+
+    try:
+        node.wait_until(lambda: step() > 3, "the first steps")
+        refused = fix_port(node, port, *UNFORCED)
+        (holder,) = refused.document["holders"]
+        assert (refused.code, refused.document["ended"]) == (1, [])
+        assert "torchrun" in holder["refusal"]
+        before = step()
+        node.wait_until(lambda: step() > before + 3, "further steps")
+        # without the launcher the steps alone tell
+        agent = next(pid for pid, line in node.processes() if "torchrun" in line and "tmux" not in line)
+        node.run(["kill", "-9", str(agent)])
+        left = fix_port(node, port, *UNFORCED)
+        assert (left.code, left.document["ended"]) == (1, []), left.stderr
+        assert "it makes progress" in left.document["holders"][0]["refusal"]
+    finally:
+        ranks = [str(pid) for pid, line in node.processes() if "/root/steps.py" in line]
+        node.run(["kill", "-9", *ranks], check=False)
+        node.run([*tmux, "kill-server"], check=False)
+
+
 def test_a_holder_that_ignores_sigterm_is_killed_after_the_grace_period(node: LabHost) -> None:
     port = new_port()
     pid = hold(node, "signal.signal(signal.SIGTERM, signal.SIG_IGN); keep = listen()", port)

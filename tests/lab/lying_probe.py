@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 REQUESTS = ("hello", "facts", "clock", "listen", "dial", "large", "unlisten", "firewall")
 WEIGHTS = (4, 30, 4, 14, 14, 6, 4, 2)
-PORT = ("port", "free")
+PORT = ("port", "free", "signal", "listen", "dial", "unlisten")
 ALL_REDUCE = ("event", "smoke", "trial", "prepare_trials", "free_port")
 WAYS = ("values", "damage", "flood", "silence", "id", "nesting", "death")
 PATIENT = (60, 12, 6, 2, 6, 6, 6)

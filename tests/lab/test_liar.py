@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.cluster import Lab
+from tests.lab import port_liar
 from tests.lab.liar import MOST_MIB, Lie, in_process, through_cli
 
 
@@ -19,3 +20,9 @@ def test_a_host_that_lies_to_local_probes(seed: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", ["f20001", "f20007", "s20008"])
 def test_a_host_that_lies_to_the_command_line(seed: str, fresh_lab: Lab) -> None:
     assert through_cli(Lie(seed, "node3"), fresh_lab) == [], f"at most {MOST_MIB} MiB"
+
+
+@pytest.mark.lab
+def test_a_host_that_lies_to_fix_port(fresh_lab: Lab) -> None:
+    found = {number: port_liar.through_cli(port_liar.lie(number), fresh_lab) for number in (0, 2, 5, 8)}
+    assert found == dict.fromkeys(found, [])

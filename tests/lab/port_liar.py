@@ -40,7 +40,7 @@ def through_cli(one: Lie, lab: Lab) -> list[str]:
     lab.host(one.liar).write(program, one.script)
     lab.host(one.liar).run(["chmod", "755", program])
     hosts = [{"name": name, "python": program} if name == one.liar else name for name in NAMES]
-    lab.controller.write("/root/hosts.yaml", lab.hosts_file(hosts=hosts))  # type: ignore[arg-type]  # as YAML has it
+    lab.controller.write("/root/hosts.yaml", lab.hosts_file(hosts=hosts))
     words = ["nccl-doctor", "fix-port", str(PORT), "--hosts", "hosts.yaml", "--host", TARGET, *call, "-o", form]
     command = [sys.executable, "-c", WATCHED, "env", f"PYTHONPATH={PROJECT}", *words]
     holder = lab.host(TARGET).background(["nc", "-lk", "-p", str(PORT)]) if draw.random() < 0.5 else None

@@ -9,7 +9,7 @@ import pytest
 
 from nccl_doctor.collect.answers import NoAnswerError, ProbeError, TrialEnd
 from nccl_doctor.collect.smoke import trials
-from nccl_doctor.collect.smoke.plan import Limits
+from nccl_doctor.collect.smoke.plan import SmokeLimits
 from nccl_doctor.model import Node
 from nccl_doctor.snapshot import Isolation
 from tests.checks.snapshots import patched
@@ -58,7 +58,7 @@ def test_nobody_is_waited_for_beyond_the_end(monkeypatch: pytest.MonkeyPatch, si
     until = clock.now + left_s
     found: Isolation | str
     try:
-        found = trials.run(hosts, facts, snapshot.cluster, Limits(backend="gloo"), until)  # type: ignore[arg-type]
+        found = trials.run(hosts, facts, snapshot.cluster, SmokeLimits(backend="gloo"), until)  # type: ignore[arg-type]
     except ProbeError as error:
         found = str(error)
     assert clock.now <= until

@@ -103,7 +103,9 @@ def in_process(one: Lie, folder: Path) -> list[str]:
     )
     cluster = Cluster(nodes=nodes, master_addr="127.0.0.1", master_port=random.Random(one.seed).randrange(20000, 30000))
     options = Options(
-        smoke=one.smoke, smoke_limits=SmokeLimits(deadline_s=10, imports_s=40, budget_s=0.2, max_bytes=4096), total_s=200
+        smoke=one.smoke,
+        smoke_limits=SmokeLimits(deadline_s=10, imports_s=40, budget_s=0.2, max_bytes=4096),
+        total_s=200,
     )
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here (proc(5))
     before = peak_mib()

@@ -31,7 +31,8 @@ class Launch(Document):
 
     Attributes:
         launcher: the form of the lines: torchrun, c10d, launch, env, tcp or slurm.
-        commands: one a host; for Slurm the batch script alone.
+        commands: one a host; for Slurm the batch script alone, and for SSH the one line that starts all hosts.
+        notes: what to know of this start, each a sentence.
         warnings: what speaks against starting now, each a sentence.
     """
 
@@ -42,6 +43,7 @@ class Launch(Document):
     world_size: int
     ranks: tuple[RankPlace, ...]
     commands: tuple[Command, ...]
+    notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 

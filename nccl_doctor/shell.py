@@ -99,6 +99,11 @@ def argument(text: str) -> Line:
     return Line(word(text))
 
 
+def nested(command: Line | str) -> Line:
+    """A command as one word of another, quoted as a whole."""
+    return Line(_quoted(str(command)))
+
+
 def host_names(pattern: str) -> Line:
     """A list of hosts as :func:`~nccl_doctor.hostlist.fold` writes it, for a place where nothing is quoted.
 

@@ -73,6 +73,10 @@ def launch(
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", min=1, help="Check that this divides by the number of ranks.")
     ] = None,
+    diagnosable: Annotated[
+        bool,
+        typer.Option("--diagnosable", help="With what makes the next failure readable: NCCL's log, flight recorder."),
+    ] = False,
     form: Annotated[
         str, typer.Option("--format", metavar="|".join(FORMS["launch"]), help="Form of the output.")
     ] = "shell",
@@ -84,15 +88,19 @@ def launch(
         import sys
         import time
 
+        from nccl_doctor import shell
         from nccl_doctor.commands import on
         from nccl_doctor.documents import Launch
         from nccl_doctor.errors import UsageError
+        from nccl_doctor.inventory.batch import divides, told
         from nccl_doctor.inventory.last_check import Hosts, doubts, recall
         from nccl_doctor.inventory.launchers import commands, default_launcher
         from nccl_doctor.inventory.load import load
         from nccl_doctor.inventory.overrides import Overrides
-        from nccl_doctor.inventory.plan import divides, plan
+        from nccl_doctor.inventory.plan import plan
         from nccl_doctor.inventory.slurm_job import script as slurm_script
+        from nccl_doctor.inventory.ssh_start import one_line
+        from nccl_doctor.nccl.recorder import diagnosable as recorded
         from nccl_doctor.report.safe import clean
 
         hosts, given = split(list(words or ()), sys.argv, named=where is not None)
@@ -107,13 +115,20 @@ def launch(
         job = plan(cluster, last.seen if last else {}, tuple(given), last.torch if last else None)
         if batch_size is not None:
             divides(batch_size, job.world_size)
+        notes, warnings = told(job.script, job.world_size)
+        if diagnosable:
+            traces = f"/tmp/{job.name}-{job.digest}"  # noqa: S108 - a file a rank, named after the job
+            job = job.with_variables(recorded(job.torch, traces))
+            notes.append(f"after a failure, on each host: nccl-doctor logs {shell.word(traces)}.*")
         chosen = "c10d" if rdzv else launcher.value if launcher else default_launcher(job.torch)
         if form == "slurm":
             chosen = "slurm"
             lines = on(None, slurm_script(job))
         else:
             lines = commands(job, chosen, use_env=use_env)
-        warnings = doubts(last, these, time.time())
+        if form == "ssh":
+            lines = on(None, one_line(cluster, lines))
+            notes.append("starts in each host's home directory; Ctrl-C ends it on all of them")
         result = Launch(
             launcher=chosen,
             master_addr=cluster.master_addr,
@@ -121,9 +136,10 @@ def launch(
             world_size=job.world_size,
             ranks=job.ranks,
             commands=lines,
-            warnings=warnings,
+            notes=tuple(notes),
+            warnings=(*warnings, *doubts(last, these, time.time())),
         )
-        for warning in warnings:
+        for warning in result.warnings:
             sys.stderr.write(f"warning: {clean(warning)}\n")
         out.show(result)
         return 0

@@ -18,9 +18,9 @@ from nccl_doctor import shell
 from nccl_doctor.files import write_atomically
 from nccl_doctor.frozen import FrozenModel
 from nccl_doctor.hostlist import fold
-from nccl_doctor.inventory.launchers import release
 from nccl_doctor.inventory.plan import Seen
 from nccl_doctor.model import Cluster, Diagnosis, Report, Severity
+from nccl_doctor.nccl.recorder import release
 from nccl_doctor.ranks import counts
 from nccl_doctor.snapshot import Snapshot, TorchInfo, Unknown
 from nccl_doctor.snapshot.values import Version

@@ -7,7 +7,6 @@ allows uneven nproc_per_node; c10d, which numbers nodes by itself), torch/distri
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
 from collections.abc import Callable, Mapping
 
@@ -16,6 +15,7 @@ from nccl_doctor.commands import on
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory.plan import LaunchPlan, Start
 from nccl_doctor.model import Command
+from nccl_doctor.nccl.recorder import release
 from nccl_doctor.shell import Line
 
 NO_TORCHRUN = (1, 9)
@@ -70,13 +70,12 @@ def _c10d(job: LaunchPlan, start: Start) -> Line:
     # Its workers' master is else whatever the host's own name resolves to.
     if not _is_loopback(start.node.address) and (job.torch is None or release(job.torch) >= LOCAL_ADDR):
         own = [f"--local_addr={start.node.address}"]
-    named = hashlib.sha256(repr((job.cluster.nodes, job.script)).encode()).hexdigest()[:8]
     options = [
         f"--nnodes={len(job.starts)}",
         f"--nproc_per_node={start.nproc}",
         "--rdzv_backend=c10d",
         f"--rdzv_endpoint={endpoint(job.cluster.master_addr, job.cluster.master_port)}",
-        f"--rdzv_id=job-{named}",
+        f"--rdzv_id=job-{job.digest}",
         *own,
     ]
     return _module(job, start, "torch.distributed.run", options)
@@ -161,11 +160,6 @@ def _each_rank(start: Start, of_rank: Callable[[Mapping[str, Line]], Line]) -> L
         numbers=numbers,
         one=one,
     )
-
-
-def release(version: str) -> tuple[int, ...]:
-    """Major and minor number of a version of torch."""
-    return tuple(int(part) for part in version.partition("+")[0].split(".")[:2] if part.isdigit())
 
 
 def _is_loopback(address: str) -> bool:

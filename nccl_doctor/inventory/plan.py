@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import ipaddress
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from nccl_doctor import shell
 from nccl_doctor.documents import RankPlace
 from nccl_doctor.errors import UsageError
 from nccl_doctor.hostlist import fold
 from nccl_doctor.inventory.values import device_list
+from nccl_doctor.job_variables import ADDRESSES, OF_A_JOB, Place, contradictions, names_of
 from nccl_doctor.model import Cluster, Node
+from nccl_doctor.source import Source
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,22 @@ class LaunchPlan:
             for local in range(start.nproc)
         )
 
+    @property
+    def digest(self) -> str:
+        """Tells this job from others, alike for everyone who starts it from the same file with the same script."""
+        return hashlib.sha256(repr((self.cluster.nodes, self.script)).encode()).hexdigest()[:8]
+
+    @property
+    def name(self) -> str:
+        """After its script, in letters that any file name may have: "train" for src/train.py."""
+        script = next((word for word in self.script if not word.startswith("-")), "")
+        return re.sub(r"[^A-Za-z0-9_-]", "_", script.rpartition("/")[2].partition(".")[0]) or "train"
+
+    def with_variables(self, variables: Mapping[str, str]) -> LaunchPlan:
+        """The job with these besides; what hosts already say wins."""
+        starts = (replace(start, variables={**variables, **start.variables}) for start in self.starts)
+        return replace(self, starts=tuple(starts))
+
     def even(self, launcher: str, why: str) -> int:
         """The ranks that every node starts.
 
@@ -102,9 +124,12 @@ def plan(cluster: Cluster, seen: Mapping[str, Seen], script: tuple[str, ...], to
     """
     unknown = [node.name for node in cluster.nodes if _count(node, seen.get(node.name)) is None]
     if unknown:
+        source = Source(cluster)
+        place = "give --nproc-per-node N" if source.file is None else f"set nproc_per_node in {source.file}"
+        check = " ".join(map(shell.word, ("nccl-doctor", "check", *source.arguments)))
         raise UsageError(
-            f"how many ranks {fold(unknown)} should start is not known: set nproc_per_node in the hosts file, or run "
-            f"nccl-doctor check on it first, which counts the GPUs"
+            f"how many ranks {fold(unknown)} should start is not known: {place}, or run {check} first, which counts "
+            "the GPUs"
         )
     _refuse_more_ranks_than_gpus(cluster, seen)
     starts: list[Start] = []
@@ -112,7 +137,23 @@ def plan(cluster: Cluster, seen: Mapping[str, Seen], script: tuple[str, ...], to
         count = _count(node, seen.get(node.name)) or 1
         first = starts[-1].first + starts[-1].nproc if starts else 0
         starts.append(_start(node, count, first, seen.get(node.name)))
-    return LaunchPlan(cluster, tuple(starts), script, torch)
+    job = LaunchPlan(cluster, tuple(starts), script, torch)
+    _refuse_other_places(job)
+    return job
+
+
+def _refuse_other_places(job: LaunchPlan) -> None:
+    """A variable under env that says otherwise than the line that the launcher is given."""
+    for start in job.starts:
+        # What a name resolves to is not known here: an address in place of a name, or the reverse, may well be right.
+        other = [start.node.env[name] for name in ADDRESSES if name in start.node.env]
+        alike = [one for one in other if is_address(one) != is_address(job.cluster.master_addr)]
+        masters = names_of(job.cluster, alike)
+        place = Place(job.cluster, start.node, start.nproc, start.first, job.world_size, masters)
+        for name, value, planned in contradictions(start.node.env, place):
+            raise UsageError(
+                f"{name}={value} under env for {start.node.name}, and {planned}; take it out, the launcher sets it"
+            )
 
 
 def _refuse_more_ranks_than_gpus(cluster: Cluster, seen: Mapping[str, Seen]) -> None:
@@ -129,26 +170,26 @@ def _refuse_more_ranks_than_gpus(cluster: Cluster, seen: Mapping[str, Seen]) -> 
             )
 
 
-def divides(batch: int, world: int) -> None:
-    """Raises UsageError, with the nearest batch sizes that do, where a batch can't be split evenly over all ranks."""
-    if batch % world == 0 and batch > 0:
-        return
-    below = batch // world * world
-    near = f"{below} and {below + world}" if below > 0 else f"{world}"
-    verb = "do" if below > 0 else "does"
-    raise UsageError(f"a batch of {batch} does not divide by {world} ranks; the nearest that {verb}: {near}")
-
-
 def _count(node: Node, seen: Seen | None) -> int | None:
     named = len(device_list(node.cuda_visible_devices or ""))
     return node.nproc_per_node or named or (seen.nproc if seen else None)
 
 
 def _start(node: Node, count: int, first: int, seen: Seen | None) -> Start:
-    variables = {**(seen.variables if seen else {}), **node.env}
+    own = {name: value for name, value in node.env.items() if name not in OF_A_JOB}  # the launcher sets those
+    variables = {**(seen.variables if seen else {}), **own}
     if node.cuda_visible_devices is not None:
         variables["CUDA_VISIBLE_DEVICES"] = node.cuda_visible_devices
     named = tuple(device_list(node.cuda_visible_devices or ""))
     there = seen.gpus if seen is not None and seen.gpus is not None else count
     numbered = tuple(map(str, range(there)))
     return Start(node, count, first, named if node.cuda_visible_devices is not None else numbered, variables)
+
+
+def is_address(text: str) -> bool:
+    """Whether it is an IP address, and no name."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True

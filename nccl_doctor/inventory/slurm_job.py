@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
-
 from nccl_doctor import shell
 from nccl_doctor.errors import UsageError
 from nccl_doctor.hostlist import fold
-from nccl_doctor.inventory.plan import LaunchPlan
+from nccl_doctor.inventory.plan import LaunchPlan, is_address
 from nccl_doctor.shell import Line
 
 HEAD = """\
@@ -41,12 +39,12 @@ def script(job: LaunchPlan) -> Line:
         raise UsageError("one batch script serves all nodes: env, python and cuda_visible_devices must not differ")
     counts = [start.nproc for start in job.starts]
     even = len(set(counts)) == 1
-    named = not any(_is_address(node.name) for node in nodes)
+    named = not any(is_address(node.name) for node in nodes)
     names = [shell.script("#SBATCH --nodelist={names}\n", names=shell.host_names(fold(_names(job))))] if named else []
     gpus = [shell.script("#SBATCH --gpus-per-node={count}\n", count=counts[0])] if even and job.starts[0].gpus else []
     head = shell.script(
         HEAD,
-        name=shell.argument(job.script[0].rpartition("/")[2].partition(".")[0] or "train"),
+        name=shell.argument(job.name),
         nodes=len(nodes),
         extra=_joined(names + gpus),
         port=job.cluster.master_port,
@@ -59,7 +57,7 @@ def script(job: LaunchPlan) -> Line:
         nproc=counts[0] if even else shell.script('"$nproc"'),
         script=shell.words(job.script, {}),
     )
-    return shell.script("{head}\nsrun --kill-on-bad-exit=1 bash -c {task}\n", head=head, task=shell.argument(str(task)))
+    return shell.script("{head}\nsrun --kill-on-bad-exit=1 bash -c {task}\n", head=head, task=shell.nested(task))
 
 
 def _joined(lines: list[Line]) -> Line:
@@ -80,11 +78,3 @@ def _cases(job: LaunchPlan) -> Line:
         for start in job.starts
     ]
     return shell.script('case "$SLURMD_NODENAME" in\n{lines}esac\n', lines=_joined(lines))
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

@@ -30,6 +30,23 @@ _DEVICE = re.compile(_ADAPTER.pattern.rpartition("(?:[:/")[0] + r"(?::(\d{1,3}))
 _LOCAL = re.compile(r"localhost(?:\.localdomain)?|ip6-localhost|127\..*|0\.0\.0\.0")
 
 
+_SAFE = "bcdfghjklmnpqrstvwxz2456789"
+"""What Kubernetes makes the random ends of pods' names of (k8s.io/apimachinery/pkg/util/rand)."""
+_POD = re.compile(rf".+-[{_SAFE}]{{8,10}}-[{_SAFE}]{{5}}|.+-\d+-[{_SAFE}]{{5}}|[0-9a-f]{{12}}|.+\.svc(?:\..+)?")
+"""A pod of a Deployment, of an indexed Job; a container's own ID; a service's name."""
+_OPERATED = re.compile(r"(.+)-(?:master|worker|launcher|chief|ps)(?:-\d+)?")
+_HEADS = ("-master-0", "-launcher", "-chief-0")
+"""Kubeflow's training operators name a job's pods so, and no job is without its head."""
+
+
+def reachable(names: Iterable[str]) -> list[str]:
+    """The names that a login can be meant for: no pod has a sshd."""
+    every = list(names)
+    operated = {name[: -len(head)] for name in every for head in _HEADS if name.endswith(head)}
+    own = {name: _OPERATED.fullmatch(name) for name in every}
+    return [name for name in every if not _POD.fullmatch(name) and not ((o := own[name]) and o[1] in operated)]
+
+
 @dataclass(frozen=True)
 class Case:
     """One cause with the log it stands in."""
@@ -176,9 +193,10 @@ class Case:
         return None
 
     def check(self, extra: Iterable[str] = (), *, command: str = "check") -> tuple[Command, ...]:
-        """``nccl-doctor check -w …`` over the hosts concerned and the other end; none where no host is named."""
+        """``nccl-doctor check -w …``: the hosts concerned, the other end, and all that NCCL names."""
         address = self.address
         actors = [event.prefix.ip for event in self.cause.events if event.prefix.ip and not event.prefix.host]
         names = [*(self.hosts or actors), self.host_of(address.ip) or address.ip or address.host or "", *extra]
-        fit = [name for name in dict.fromkeys(names) if _HOST.fullmatch(name) and not _LOCAL.fullmatch(name)]
+        named = [name for name in dict.fromkeys((*names, *self.log.facts.hosts)) if _HOST.fullmatch(name)]
+        fit = [name for name in reachable(named) if not _LOCAL.fullmatch(name)]
         return on(None, line("nccl-doctor {command} -w {hosts}", command=command, hosts=fold(fit))) if fit else ()

@@ -269,11 +269,15 @@ class Facts:
             self.rings.setdefault(channel, tuple(rank for rank in order if rank is not None))
 
     def _trees(self, match: re.Match[str], prefix: Prefix) -> None:
-        process = self._enter(prefix)
-        if process is not None and process.rank is not None:
-            self.trees.setdefault(process.rank, match["trees"].strip())
+        """A line stands before the rank is told of its process, and names it between its children and its parent."""
+        self._enter(prefix)
+        own = OWN_IN_TREE.search(match["trees"])
+        rank = number(own[1]) if own else None
+        if rank is not None:
+            self.trees.setdefault(rank, match["trees"].strip())
 
 
+OWN_IN_TREE = re.compile(r"->(\d{1,7})->")
 INTERFACE = re.compile(r"(?<![\w.-])(?:\[\d+\])?([A-Za-z][\w.-]*(?::\d+)?):([0-9a-fA-F.:]+(?:%[\w.-]+)?)<\d+>")
 
 

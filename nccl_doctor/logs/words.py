@@ -23,8 +23,21 @@ class Advice:
     fix: Fix
 
 
+WITH_THE_HOSTS = "nccl-doctor check with the job's hosts file, or -w and their names"
+"""For a log that names no host: what would be pasted if it did."""
+THEN = "Then see what the hosts say:"
+
+
 def advise(message: str, summary: str, commands: tuple[Command, ...] = ()) -> Advice:
-    """Advice with commands that are safe to paste."""
+    """Advice with commands that are safe to paste.
+
+    The last thing said is what the commands are for; where a log names nobody to paste them for, they are told.
+    """
+    announced = summary.endswith(":")
+    if announced and not commands:
+        summary = f"{summary[:-1]} ({WITH_THE_HOSTS})."
+    elif commands and not announced:
+        summary = f"{summary} {THEN}"
     return Advice(message, Fix(summary=summary, risk="safe" if commands else "manual", commands=commands))
 
 

@@ -25,10 +25,11 @@ def render(plan: Launch, _options: RenderOptions) -> str:
         ranks.setdefault(place.host, []).append(place)
     master = f"master {plan.master_addr}:{plan.master_port}"
     blocks = [[f"# {plural(len(ranks), 'node')}, {plural(plan.world_size, 'rank')}, {master}", *_drawn(plan.ranks)]]
-    blocks += [
-        [f"# on {clean(one.host or 'this machine')}, {_span(ranks[one.host or ''])}:", one.command]
-        for one in plan.commands
-    ]
+    if plan.notes:
+        blocks.append([f"# {clean(note)}" for note in plan.notes])
+    for one in plan.commands:
+        where = "here, for all hosts" if one.host is None else f"on {clean(one.host)}, {_span(ranks[one.host])}"
+        blocks.append([f"# {where}:", one.command])
     return "\n".join("\n".join([*block, ""]) for block in blocks)
 
 

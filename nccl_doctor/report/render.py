@@ -45,7 +45,12 @@ FORMS: dict[str, dict[str, str]] = {
     "fix-port": {"human": "fix_port:render", "json": "fix_port:render_json"},
     "ifname": {"human": "ifname:render", "json": "json:render"},
     "hosts": {"human": "hosts:render", "json": "json:render"},
-    "launch": {"shell": "launch:render", "json": "json:render", "slurm": "launch:render_script"},
+    "launch": {
+        "shell": "launch:render",
+        "json": "json:render",
+        "ssh": "launch:render",
+        "slurm": "launch:render_script",
+    },
     "hang": {"human": "hang:render", "json": "json:render"},
     "diff": {"human": "diff:render", "json": "json:render"},
     "codes": {"human": "page:render_codes", "json": "json:render"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
@@ -11,6 +12,8 @@ from nccl_doctor.report.text import Screen, plural, table, wrap
 
 _HOPS = 16
 """Hosts of a ring that are drawn; of a longer one the first of these and the last."""
+_PARENT = re.compile(r"->(\d{1,7})->(-1|\d{1,7})")
+"""In a rank's ``Trees`` line: itself and its parent in the first tree, -1 for the root."""
 _ROWS = 6
 _GRADIENT = 100e6
 """Bytes: 25 million parameters in float32, as a ResNet-50 has them."""
@@ -29,6 +32,7 @@ def smoke(result: AllReduceReport, screen: Screen) -> Iterator[list[str]]:
         *_labelled("uses     ", _uses(ranks), screen),
         *_labelled("ways     ", _ways(ranks), screen),
         *_labelled("ring     ", _ring(result), screen),
+        *_labelled("tree     ", _tree(result), screen),
         *_labelled("link     ", _link(result.link), screen),
     ]
     if result.sizes:
@@ -87,6 +91,18 @@ def _ring(result: AllReduceReport) -> str:
     return " -> ".join([*hops, ranks[order[0]]]) + more
 
 
+def _tree(result: AllReduceReport) -> str:
+    """``rank 0 <- 1; 1 <- 2,3``: the first tree that NCCL printed, each parent with its children."""
+    children: dict[int, list[str]] = {}
+    for text in result.trees.values():
+        found = _PARENT.search(text)
+        if found and int(found[2]) >= 0:
+            children.setdefault(int(found[2]), []).append(found[1])
+    parts = [f"{parent} <- {fold(below).strip('[]')}" for parent, below in sorted(children.items())]
+    more = [f"{len(parts) - _HOPS} more"] if len(parts) > _HOPS else []
+    return f"rank {'; '.join([*parts[:_HOPS], *more])}" if parts else ""
+
+
 def _link(link: LinkShare | None) -> str:
     if link is None:
         return ""
@@ -117,13 +133,17 @@ def _gradient(sizes: Sequence[SizeReport]) -> str:
 
 
 def _sizes(sizes: Sequence[SizeReport], link: LinkShare | None) -> list[tuple[str, ...]]:
-    """The header and a row a size; the type where there is more than one, the link's own time where that is known."""
+    """The header and a row a size; the type where there is more than one.
+
+    The last column is the ring's own time, T = 2 (N - 1) / N * K / B, for the link's speed, or for the best that was
+    measured where nobody knows it (a virtual link); busbw is algbw times 2 (N - 1) / N.
+    """
     typed = len({size.dtype for size in sizes}) > 1
-    best = "link's best" if link else ""
+    rate = link.gb_per_s if link else max(size.busbw for size in sizes)
+    best = "" if not rate else "link's best" if link else "at the best rate"
     rows = [("size", "type" if typed else "", "time", "algbw", "busbw", best)]
     for size in sizes:
-        # T = 2 (N - 1) / N * K / B, and busbw = algbw * 2 (N - 1) / N
-        best = _time(size.seconds * size.busbw / link.gb_per_s) if link else ""
+        best = _time(size.seconds * size.busbw / rate) if rate else ""
         kind = size.dtype if typed else ""
         rows.append((_bytes(size.bytes), kind, _time(size.seconds), _rate(size.algbw), _rate(size.busbw), best))
     return [tuple(cell for cell, title in zip(row, rows[0], strict=True) if title) for row in rows]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from nccl_doctor.snapshot.values import Count, Observed, Pid, Seconds
+from pydantic import Field
+
+from nccl_doctor.snapshot.values import Count, EnvValue, Observed, Pid, Seconds
 
 
 class TrainingJob(Observed):
@@ -19,6 +21,7 @@ class TrainingJob(Observed):
         left_behind: nobody watches over it and it makes no progress: orphaned ranks, a Ray worker on a host without
             raylet, a zombie.
         ticks: clock ticks from the host's boot to the root's start; with ``pid``, what it is known by.
+        env: MASTER_ADDR, MASTER_PORT and WORLD_SIZE of its ranks, as far as they show them.
         refusal: why ``fix-port`` would not end it without ``--force``; None where it would.
         parent: of the root, as its command; what has to ask for a zombie.
         terminal: its root has a controlling terminal.
@@ -41,6 +44,7 @@ class TrainingJob(Observed):
     unit: str | None
     ticks: Count | None = None
     refusal: str | None = None
+    env: dict[str, EnvValue] = Field(default_factory=dict)
 
 
 class GpuProcess(Observed):

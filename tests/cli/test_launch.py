@@ -39,7 +39,9 @@ def test_lines_go_to_stdout_and_doubts_to_stderr(hosts: Path) -> None:
 
 def test_names_stand_for_a_file(hosts: Path) -> None:
     done = run("launch", "-w", "node[1-2]", "--", "train.py", cwd=hosts, XDG_STATE_HOME=str(hosts))
-    assert_one_sentence(done, "how many ranks node[1-2] should start is not known")
+    assert_one_sentence(done, "how many ranks node[1-2] should start is not known: give --nproc-per-node N")
+    out, _ = started(hosts, "-w", "node[1-2]", "--nproc-per-node", "2", "--", "train.py")
+    assert "--node_rank=1 --nproc_per_node=2 --master_addr=node1 " in out
 
 
 def test_slurms_own_list_stands_for_a_file(hosts: Path) -> None:
@@ -53,6 +55,17 @@ def test_json_is_a_document(hosts: Path) -> None:
     document = json.loads(started(hosts, "hosts.yaml", "--format", "json", "--rdzv", "--", "train.py")[0])
     assert document["launcher"] == "c10d"
     assert [one["host"] for one in document["commands"]] == ["node1", "node2"]
+
+
+def test_one_line_for_ssh_and_the_next_failures_records(hosts: Path) -> None:
+    said = ("hosts.yaml", "--format", "ssh", "--diagnosable", "--", "train.py", "--batch", "63")
+    out, err = started(hosts, *said)
+    assert err.startswith("warning: --batch 63 does not divide by 4 ranks; the nearest that do: 60 and 64")
+    (line,) = [line for line in out.splitlines() if line and not line.startswith("#")]
+    assert line.count("ssh -tt -n -o BatchMode=yes node") == 2
+    assert "NCCL_DEBUG_FILE=/tmp/train-" in line
+    assert "# here, for all hosts:\n(set --;" in out
+    assert "\n# after a failure, on each host: nccl-doctor logs /tmp/train-" in out
 
 
 def test_slurm_is_a_script(hosts: Path) -> None:

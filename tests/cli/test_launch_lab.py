@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from typing import Any
 
 import pytest
 
 from tests.cli.doctor import doctor
-from tests.cli.training import launch, run_lines
+from tests.cli.training import launch, printed, run_here, run_lines
 from tests.lab.cluster import Lab
+from tests.patience import LONG_S
 
 pytestmark = pytest.mark.lab
 
@@ -44,6 +48,24 @@ def test_its_lines_train_a_model(lab: Lab, form: str) -> None:
     assert len({loss for _, loss, _ in said.values()}) == 1
     if hosts is TWO_IN_ONE:
         assert [said[rank][2] for rank in range(3)] == ["0", "1", "-"]
+
+
+def test_one_line_trains_over_ssh_and_ctrl_c_ends_it_everywhere(lab: Lab) -> None:
+    script = printed(lab, lab.hosts_file(hosts=nodes(1, 1)), "--diagnosable", "--launcher", "env", form="ssh")
+    assert sorted(run_here(lab, script, 2)) == [0, 1]
+
+    lab.host("node1").write("/root/train.py", "import time\nwhile True:\n    time.sleep(60)\n")
+    lab.host("node2").write("/root/train.py", "import time\nwhile True:\n    time.sleep(60)\n")
+
+    def running() -> list[str]:
+        return [line for host in lab.hosts for _, line in host.processes() if "train.py" in line]
+
+    quiet = subprocess.DEVNULL
+    with lab.controller.popen(script, stdout=quiet, stderr=quiet, start_new_session=True) as process:
+        lab.controller.wait_until(lambda: len(running()) >= 2, "a start")
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: all of its foreground group
+        assert process.wait(LONG_S) != 0
+    lab.controller.wait_until(lambda: not running(), "the end of all ranks")
 
 
 def test_a_check_makes_the_counts_known_and_its_failure_is_told(lab: Lab) -> None:

@@ -57,10 +57,15 @@ NOTE = ("--note", "two words; $HOME")
 
 def launch(lab: Lab, hosts: str, *options: str) -> dict[str, Any]:
     """The document of ``nccl-doctor launch`` for these hosts and the script above."""
-    lab.controller.write("/root/hosts.yaml", hosts)
-    command = ["nccl-doctor", "launch", "hosts.yaml", *options, "--format", "json", "--", "train.py", *NOTE]
-    document: dict[str, Any] = json.loads(lab.controller.run(command).stdout)
+    document: dict[str, Any] = json.loads(printed(lab, hosts, *options, form="json"))
     return document
+
+
+def printed(lab: Lab, hosts: str, *options: str, form: str) -> str:
+    """What ``nccl-doctor launch`` prints in one of its forms."""
+    lab.controller.write("/root/hosts.yaml", hosts)
+    command = ["nccl-doctor", "launch", "hosts.yaml", *options, "--format", form, "--", "train.py", *NOTE]
+    return lab.controller.run(command).stdout
 
 
 def run_lines(lab: Lab, document: dict[str, Any], machines: dict[str, str], spawn: int = 1) -> dict[int, list[str]]:
@@ -81,6 +86,17 @@ def run_lines(lab: Lab, document: dict[str, Any], machines: dict[str, str], spaw
         )
         for one in document["commands"]
     ]
+    return _said(started, document["world_size"])
+
+
+def run_here(lab: Lab, script: str, world_size: int) -> dict[int, list[str]]:
+    """As :func:`run_lines`, for what ``--format ssh`` prints, which is pasted on the controller."""
+    for host in lab.hosts:
+        host.write("/root/train.py", SCRIPT)
+    return _said([lab.controller.popen(script, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)], world_size)
+
+
+def _said(started: list[subprocess.Popen[str]], world_size: int) -> dict[int, list[str]]:
     said: dict[int, list[str]] = {}
     outputs = [process.communicate(timeout=LONG_S)[0] for process in started]
     for process, output in zip(started, outputs, strict=True):
@@ -89,5 +105,5 @@ def run_lines(lab: Lab, document: dict[str, Any], machines: dict[str, str], spaw
             if line.startswith("loss "):
                 rank, *rest = line.split()[1:]
                 said[int(rank)] = rest
-    assert len(said) == document["world_size"], outputs
+    assert len(said) == world_size, outputs
     return said

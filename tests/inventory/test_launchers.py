@@ -13,15 +13,18 @@ from hypothesis import strategies as st
 from nccl_doctor import shell
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory.launchers import commands, default_launcher
-from nccl_doctor.inventory.plan import LaunchPlan, Seen, divides, plan
+from nccl_doctor.inventory.plan import LaunchPlan, Seen, plan
 from nccl_doctor.inventory.slurm_job import script as slurm_script
+from nccl_doctor.inventory.ssh_start import one_line
 from nccl_doctor.model import Cluster, Node
 from tests.patience import LONG_S
 
 
 def cluster(*counts: int | None, **change: Any) -> Cluster:
+    """Nodes with these counts; what a change says is the nodes' where they have such a field, else the cluster's."""
+    own = {name: change.pop(name) for name in list(change) if name in Node.model_fields}
     nodes = [
-        Node(name=f"node{rank + 1}", address=f"10.0.0.{rank + 1}", node_rank=rank, nproc_per_node=count)
+        Node(name=f"node{rank + 1}", address=f"10.0.0.{rank + 1}", node_rank=rank, nproc_per_node=count, **own)
         for rank, count in enumerate(counts)
     ]
     return Cluster(**{"nodes": tuple(nodes), "master_addr": "10.0.0.1", **change})
@@ -68,6 +71,62 @@ def test_counts_come_from_the_file_before_the_check_and_are_never_guessed() -> N
     assert [start.nproc for start in plan(cluster(2, None), seen, ("t.py",)).starts] == [2, 8]
     with pytest.raises(UsageError, match="node2 should start is not known"):
         job(1, None)
+
+
+def test_hosts_named_by_an_option_are_told_what_an_option_says() -> None:
+    with pytest.raises(
+        UsageError, match=r"give --nproc-per-node N, or run nccl-doctor check -w 'node\[1-2\]' --user ann first"
+    ):
+        job(None, None, source="-w", access={"ssh": {"user": "ann"}})
+    with pytest.raises(UsageError, match=r"set nproc_per_node in h.yaml, or run nccl-doctor check h.yaml first"):
+        job(None, source="h.yaml")
+
+
+def test_variables_for_the_next_failure_yield_to_those_of_the_job() -> None:
+    made = job(1, env={"NCCL_DEBUG": "WARN"}).with_variables({"NCCL_DEBUG": "INFO", "PYTHONFAULTHANDLER": "1"})
+    assert lines(made, "torchrun")[0].startswith("NCCL_DEBUG=WARN PYTHONFAULTHANDLER=1 python3 -m ")
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [("src/train.py", "train"), ("two words.py", "two_words"), ("-m", "train"), ("..", "train")],
+)
+def test_a_job_is_named_after_its_script(script: str, name: str) -> None:
+    assert job(1, script=(script,)).name == name
+
+
+def ssh_line(made: LaunchPlan) -> str:
+    return str(one_line(made.cluster, commands(made, "torchrun")))
+
+
+def test_one_line_starts_all_hosts_over_ssh(tmp_path: Path) -> None:
+    """Stand-ins for ssh and sh's own node: what each host would run, and that one's failure is the whole's."""
+    made = job(1, 1, script=("train.py", "it's; $two"), access={"ssh": {"user": "ann", "port": 2222}})
+    (tmp_path / "ssh").write_text('#!/bin/sh\nwhile [ $# -gt 1 ]; do at=$1; shift; done; at=$at sh -c "$1"\n')
+    (tmp_path / "ssh").chmod(0o755)
+    asked = shlex.split(ssh_line(made).replace("&", " & "))
+    first = asked[asked.index("ssh") : asked.index("&")]
+    assert first[:-1] == ["ssh", "-tt", "-n", "-o", "BatchMode=yes", "-p", "2222", "-l", "ann", "10.0.0.1"]
+    said = ran(ssh_line(made), tmp_path, 'echo "$at $*"')
+    where = "--nproc_per_node=1 --master_addr=10.0.0.1 --master_port=29500"
+    assert said == [
+        f"10.0.0.{n + 1} -m torch.distributed.run --nnodes=2 --node_rank={n} {where} train.py it's; $two"
+        for n in range(2)
+    ]
+    ran(ssh_line(made), tmp_path, '[ "$at" = 10.0.0.2 ]', ok=False)
+
+
+def test_this_machine_needs_no_ssh_for_itself(tmp_path: Path) -> None:
+    assert ran(ssh_line(job(1, local=True)), tmp_path, 'echo "$2"') == ["torch.distributed.run"]
+
+
+def test_variables_that_the_launcher_sets_are_left_to_it() -> None:
+    said = job(1, 1, env={"MASTER_PORT": "29500", "MASTER_ADDR": "node1", "NCCL_DEBUG": "INFO"})
+    assert lines(said, "torchrun")[0].startswith("NCCL_DEBUG=INFO python3 -m ")
+    with pytest.raises(UsageError, match="MASTER_PORT=1234 under env for node1, and the master port is 29500; take"):
+        job(1, 1, env={"MASTER_PORT": "1234"})
+    with pytest.raises(UsageError, match="RANK=0 under env for node2, and its rank is 1"):
+        job(1, 1, env={"RANK": "0"})
 
 
 def test_recommended_variables_yield_to_those_of_the_file() -> None:
@@ -162,26 +221,6 @@ def test_tcp_fills_in_what_the_script_calls_otherwise(tmp_path: Path) -> None:
     assert ran(lines(job(2, 1, script=script), "tcp")[0], tmp_path, 'echo "$*"') == [
         f"train.py --init_method=tcp://10.0.0.1:29500 --rank {rank} --world_size 3 {{other}}" for rank in (0, 1)
     ]
-
-
-@pytest.mark.parametrize(
-    ("batch", "nearest"), [(65, "64 and 72"), (9, "8 and 16"), (7, "that does: 8"), (1, "that does: 8")]
-)
-def test_a_batch_that_does_not_divide(batch: int, nearest: str) -> None:
-    with pytest.raises(UsageError, match=nearest):
-        divides(batch, 8)
-    divides(64, 8)
-
-
-@given(st.integers(1, 10**6), st.integers(1, 4096))
-def test_the_nearest_batches_do_divide(batch: int, world: int) -> None:
-    try:
-        divides(batch, world)
-        assert batch % world == 0
-    except UsageError as error:
-        near = [int(word) for word in str(error).rpartition(":")[2].split() if word.isdigit()]
-        assert near
-        assert all(number > 0 and number % world == 0 and abs(number - batch) < world for number in near)
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cc", "Cs"]))

@@ -37,7 +37,7 @@ def interfaces() -> str:
 
 
 def test_the_verbose_screen_has_the_bandwidths() -> None:
-    assert "64 MiB  25.50 ms  2.63 GB/s  4.6 GB/s\n" in screen(healthy(), verbose=True)
+    assert "64 MiB  25.50 ms  2.63 GB/s  4.6 GB/s" in screen(healthy(), verbose=True)
 
 
 def test_the_verbose_screen_tells_how_far_each_rank_came() -> None:

@@ -36,6 +36,17 @@ def test_nccls_ring_is_the_one_it_printed() -> None:
     assert "node1 (rank 0) -> node3 (rank 2) -> node2 (rank 1) -> node1; 1 more ring" in " ".join(text.split())
 
 
+def test_nccls_tree_is_the_first_that_it_printed() -> None:
+    trees = {
+        0: "[0] 1/-1/-1->0->-1 [1] -1/-1/-1->0->1",
+        1: "[0] 2/3/-1->1->0",
+        2: "[0] -1/-1/-1->2->1",
+        3: "[0] ->3->1",
+    }
+    text = shown(backend="nccl", ranks=[rank(number, f"node{number}") for number in range(4)], trees=trees)
+    assert "tree     rank 0 <- 1; 1 <- 2-3" in text
+
+
 def test_a_plugin_stands_beside_the_network_that_is_in_use() -> None:
     own = {"network": "AWS Libfabric", "plugin": "Libfabric (v8)", "interfaces": ["eno1:10.0.0.1"]}
     text = shown(backend="nccl", ranks=[rank(0, "node1", **own), rank(1, "node2", **own)])

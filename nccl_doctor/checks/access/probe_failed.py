@@ -24,10 +24,13 @@ from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import ProbeFailed, Unknown
 
 _LOGIN = (
-    "See whether ssh to the host runs a command (python3 -c 'print(1)') without waiting; the login shell, its start-up "
-    "files or a forced command prevent it."
+    "See whether ssh to the host runs a command ({python} -c 'print(1)') without waiting; the login shell, its "
+    "start-up files or a forced command prevent it."
 )
-_STARTED = "See whether the host is full (memory, processes) or its disk hangs; if not, report this with check -v."
+_STARTED = (
+    "See whether {python} -c 'print(1)' prints there, whether the host is full (memory, processes) or its disk hangs; "
+    "if not, report this with check -v."
+)
 
 
 @check("NCD106", severity=Severity.ERROR, explains=FOLLOWS)
@@ -41,4 +44,6 @@ def probe_failed(view: View) -> Iterator[Finding | Unjudged]:
 
 
 def _remedy(failures: tuple[ProbeFailed, ...]) -> Fix:
-    return Fix(summary=_LOGIN if failures[0].facts.stage in ("connect", "login") else _STARTED)
+    facts = failures[0].facts
+    summary = _LOGIN if facts.stage in ("connect", "login") else _STARTED
+    return Fix(summary=summary.format(python=facts.python or "python3"))

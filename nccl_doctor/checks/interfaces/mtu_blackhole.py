@@ -42,19 +42,33 @@ def mtu_blackhole(view: View) -> Iterator[Finding | Unjudged]:
     everybody = _ends(mesh.stalls)
     if len(shares) > 1 and len(everybody) <= 2 * len(shares):
         # No host stands out: a switch between them all, or a link between two groups of them.
-        yield _finding(everybody, fold(everybody), mesh.stalls)
+        yield _finding(view, everybody, fold(everybody), mesh.stalls)
         return
     for host, stalls in shares.items():
         others = tuple(name for name in _ends(stalls) if name != host)
         hosts = (host,) if len(others) > 1 else _ends(stalls)
-        yield _finding(hosts, f"{host} and {fold(others)}", stalls)
+        yield _finding(view, hosts, f"{host} and {fold(others)}", stalls)
 
 
 def _ends(stalls: Iterable[Stall]) -> tuple[str, ...]:
     return tuple(sorted({name for stall in stalls for name in (stall.src, stall.dst)}))
 
 
-def _finding(hosts: tuple[str, ...], where: str, stalls: Sequence[Stall]) -> Finding:
+def _mtus(view: View, hosts: Iterable[str]) -> str:
+    """The MTU of each host's interface for NCCL, such as ``9000 of eno1 on node[1-3]``."""
+    alike: dict[str, list[str]] = {}
+    for host, facts in view.facts:
+        chosen, seen = view.nccl.interfaces.get(host.name), facts.interfaces
+        if host.name not in hosts or chosen is None or isinstance(seen, Unknown):
+            continue
+        for link in seen.links:
+            if link.name == chosen.name:
+                alike.setdefault(f"{link.mtu} of {link.name}", []).append(host.name)
+    return "; ".join(f"{what} on {fold(names)}" for what, names in alike.items())
+
+
+def _finding(view: View, hosts: tuple[str, ...], where: str, stalls: Sequence[Stall]) -> Finding:
+    mtus = _mtus(view, _ends(stalls))
     seen: dict[tuple[str, int, int, int], list[str]] = {}
     for stall in stalls:
         seen.setdefault((stall.src, stall.unacked, stall.sent, stall.segment), []).append(stall.address)
@@ -67,7 +81,8 @@ def _finding(hosts: tuple[str, ...], where: str, stalls: Sequence[Stall]) -> Fin
         ),
         facts={"pairs": [{"src": stall.src, "dst": stall.dst, "segment": stall.segment} for stall in stalls]},
         fix=Fix(
-            summary="Lower the MTU of NCCL's interfaces to what the path passes, or raise it on the switches and "
-            "tunnels between; and let ICMP “fragmentation needed” through."
+            summary=f"Lower the MTU of NCCL's interfaces{f' ({mtus})' if mtus else ''} to what the path passes: 1500 "
+            "where the switches carry no jumbo frames, 1450 or less inside a tunnel; or raise it on what lies between; "
+            "and let ICMP “fragmentation needed” through."
         ),
     )

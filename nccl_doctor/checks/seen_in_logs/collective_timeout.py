@@ -23,6 +23,7 @@ from nccl_doctor.logs.collectives import absent, never_started, waiting
 from nccl_doctor.logs.marks import BROKE_OFF, COMPLAINED, CONNECTED, RAS_LINE, RECORDED, TABLE, TALKING
 from nccl_doctor.logs.rule import LogSigns, clue, generic, hint, symptom
 from nccl_doctor.logs.words import Advice, advise, by_rank, ranks_of
+from nccl_doctor.nccl.recorder import recorder
 from nccl_doctor.registry import from_logs
 
 if TYPE_CHECKING:
@@ -52,11 +53,12 @@ def advice(case: Case) -> Advice:
             "Test:",
             case.check(),
         )
+    kept = recorder(next(iter(case.log.facts.torch_versions), None), "/tmp/trace_rank_")  # noqa: S108 - to be pasted
     return advise(
         sentence + ".",
         "Find what the ranks that are missing or behind did meanwhile (an exception, data loading, a checkpoint, "
-        "other code). TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 keep a record; give it to "
-        "nccl-doctor logs.",
+        "other code). To see it next time, start it with what nccl-doctor launch --diagnosable adds "
+        f"({' '.join(f'{name}={value}' for name, value in kept.items())}), and give the records to nccl-doctor logs.",
         case.check(),
     )
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nccl_doctor.logs.rule import LogSigns, likely, root
+from nccl_doctor.logs.rule import Grade, LogSigns, generic, likely, root
 from nccl_doctor.logs.words import Advice, advise
 from nccl_doctor.registry import from_logs
 
@@ -74,10 +74,14 @@ RULES = (
         r"Default process group has not been initialized",
         "RuntimeError: Default process group has not been initialized, please make sure to call init_process_group.",
     ),
+    generic(  # of a process that was meant to be alone it is no fault
+        r"Not using distributed mode",
+        "Not using distributed mode",
+    ),
     root(
         r"PMIX? (?:server|init)\S* .*fail|was not built with SLURM's PMI support|PMI2?_Init failed",
         "OMPI was not built with SLURM's PMI support and therefore cannot execute.",
     ),
 )
 
-SIGNS = LogSigns(RULES, advice)
+SIGNS = LogSigns(RULES, advice, warning_up_to=Grade.GENERIC)

@@ -9,6 +9,7 @@ from nccl_doctor.probe import gpu_processes, guard, jobs, programs, progress, un
 from nccl_doctor.probe.jobs import JobProcesses
 from nccl_doctor.probe.procs import Proc, Table
 
+MEETING = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 PROBE = "<nccl-doctor>"
 """In the command line of every probe (collect/bundle.py)."""
 TRAINING_NAMES = ("pt_main_thread", "torchrun", "python")
@@ -83,6 +84,13 @@ def _left_behind(found: list[JobProcesses], table: Table) -> list[bool]:
     return [is_alone and next(signs) is None for is_alone in alone]
 
 
+def _meets(job: JobProcesses, table: Table) -> dict[str, str]:
+    """Where its ranks meet: what the first of them that shows its variables was started with."""
+    told = (table.environ(pid) for pid in job.pids)
+    environ = next((one for one in told if "MASTER_PORT" in one), {})
+    return {name: environ[name] for name in MEETING if name in environ}
+
+
 def _row(kind: str, job: JobProcesses, table: Table, *, left: bool) -> dict[str, Any]:
     refused = guard.refusal(job, [job.root], table, guard.GRACE_S)
     root = table.procs[job.root]
@@ -100,6 +108,7 @@ def _row(kind: str, job: JobProcesses, table: Table, *, left: bool) -> dict[str,
         "user": guard.user(table.uid(job.root)),
         "own": guard.is_own(job.root, table),
         "command": table.command(job.root),
+        "env": _meets(job, table),
         "age_s": guard.age_s(job.root, table),
         "ppid": root.ppid,
         "parent": table.command(root.ppid) if root.ppid in table.procs else None,

@@ -8,10 +8,25 @@ from typing import Any, Mapping
 
 from nccl_doctor.probe.unavailable import Unavailable
 
-PREFIXES = ("NCCL_", "TORCH_", "TORCHELASTIC_", "MASTER_", "GLOO_", "TP_", "CUDA_", "NVIDIA_", "OMP_", "UCX_", "FI_")
+PREFIXES = (
+    "NCCL_",
+    "TORCH_",
+    "TORCHELASTIC_",
+    "PET_",
+    "MASTER_",
+    "GLOO_",
+    "TP_",
+    "CUDA_",
+    "NVIDIA_",
+    "OMP_",
+    "UCX_",
+    "FI_",
+)
 NAMES = frozenset(
     {
         *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK"),
+        *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS"),
+        *("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
         *("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTORCH_CUDA_ALLOC_CONF"),
     }
 )

@@ -1,0 +1,118 @@
+"""Variables that place a rank in its job are set beforehand, and contradict the plan.
+
+What it means: RANK, LOCAL_RANK, WORLD_SIZE, NODE_RANK, MASTER_ADDR, MASTER_PORT, torchrun's PET_ variables or Slurm's
+say otherwise than the hosts file: left from an earlier job, exported in a start file, or copied from a guide. torchrun
+sets the first ones anew for its ranks and takes the PET_ ones as defaults; a script that is started otherwise (`env://`,
+`mp.spawn`, mpirun, srun) believes them: its ranks wait for a master that nobody is, or two ranks have one number. Two
+jobs with one master address and port mix up their ranks.
+
+How we know: the hosts file's env, the variables of a command over SSH, those of a login shell where one was asked
+(hosts with GPUs or RDMA devices, or without torch), and those that the ranks of running jobs were started with, each
+against the master, the nodes and the ranks that were planned.
+
+Fix: take them out of the hosts file's env and out of start files; the launcher sets them. `nccl-doctor launch` prints
+lines that say each of them.
+
+References: torch/distributed/rendezvous.py (env://); torch/distributed/run.py; srun(1), "OUTPUT ENVIRONMENT VARIABLES".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.evidence_lines import folded
+from nccl_doctor.checks.format_job import described
+from nccl_doctor.hostlist import fold, quoted
+from nccl_doctor.job_variables import Place, contradictions, names_of
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.ranks import counts, world_size
+from nccl_doctor.registry import View, check
+from nccl_doctor.snapshot import Host, HostFacts, PortTrial, Snapshot, Unknown, known
+
+
+@check("NCD804", severity=Severity.WARNING, needs=("env",), explains=("allreduce-failed", "allreduce-timeout"))
+def job_variable_conflict(view: View) -> Iterator[Finding]:
+    """One finding for what the hosts file says, one for what the hosts do, one for jobs that run on the same master."""
+    places = dict(_places(view.snapshot))
+    said: dict[bool, dict[str, list[str]]] = {True: {}, False: {}}
+    for host, facts in view.facts:
+        for source, variables in _sources(host, facts):
+            for name, value, planned in contradictions(variables, places[host.name]):
+                line = f"{name}={quoted(value)} {source}, and {planned}"
+                said[source == OURS].setdefault(host.name, []).append(line)
+    for ours, lines in said.items():
+        if lines:
+            yield _finding(lines, ours=ours)
+    yield from _shared_master(view, places)
+
+
+OURS = "under env in the hosts file"
+
+
+def _sources(host: Host, facts: HostFacts) -> Iterator[tuple[str, dict[str, str]]]:
+    """Where variables come from, each with its own; what the hosts file sets counts before all others."""
+    own = host.node.env
+    yield OURS, own
+    there = {name: value for name, value in known(facts.env).items() if name not in own}
+    if host.node.local:  # this very shell, whose word on the master counts where nobody says another; so may a step's
+        return
+    yield "in the environment of a command over SSH", there
+    login = facts.login_shell
+    if login is not None and not isinstance(login, Unknown):
+        told = {name: shell for name, (_, shell) in login.differing.items() if shell is not None and name not in own}
+        yield "in a login shell", told
+
+
+def _places(snapshot: Snapshot) -> Iterator[tuple[str, Place]]:
+    ranks, world, first = counts(snapshot), world_size(snapshot), 0
+    for host in snapshot.hosts:
+        nproc = ranks.get(host.name, host.node.nproc_per_node or 1)
+        resolution = host.facts.resolution if host.facts is not None else None
+        told = resolution.get(snapshot.cluster.master_addr) if isinstance(resolution, dict) else None
+        resolved = (*snapshot.resolved.get(snapshot.cluster.master_addr, ()), *(told.addresses if told else ()))
+        masters = names_of(snapshot.cluster, [str(one) for one in resolved])
+        yield host.name, Place(snapshot.cluster, host.node, nproc, first, world, masters)
+        first += nproc
+
+
+def _finding(lines: dict[str, list[str]], *, ours: bool) -> Finding:
+    names = sorted({line.partition("=")[0] for each in lines.values() for line in each})
+    where = "the hosts file's own env" if ours else fold(lines)
+    return Finding(
+        hosts=tuple(lines),
+        message=f"{', '.join(names)} of {where} contradict{'s' * (len(names) == 1)} the plan.",
+        evidence=folded((host, line) for host, each in lines.items() for line in each),
+        facts={"variables": names, "in_hosts_file": ours},
+        fix=Fix(
+            summary=("Take them out of env" if ours else "Unset them where they are set (.bashrc, /etc/environment)")
+            + ": the launcher sets them for each rank."
+        ),
+        severity=Severity.ERROR if ours else None,
+    )
+
+
+def _shared_master(view: View, places: dict[str, Place]) -> Iterator[Finding]:
+    """Jobs that run and meet where this one will; where one holds the port, port-in-use says so."""
+    snapshot = view.snapshot
+    first = snapshot.hosts[0].facts
+    if first is None or (isinstance(first.master_port, PortTrial) and not first.master_port.free):
+        return
+    port = snapshot.cluster.master_port
+    jobs: dict[str, list[str]] = {}
+    for host, facts in view.facts:
+        for job in () if isinstance(facts.processes, Unknown) else facts.processes:
+            told = job.env
+            same = told.get("MASTER_ADDR") in places[host.name].masters and told.get("MASTER_PORT") == str(port)
+            if same and not job.left_behind:
+                jobs.setdefault(host.name, []).append(described(job))
+    if jobs:
+        yield Finding(
+            hosts=tuple(jobs),
+            message=f"A job that runs on {fold(jobs)} has the same master, {snapshot.cluster.master_addr}:{port}.",
+            evidence=folded((host, line) for host, each in jobs.items() for line in each),
+            facts={"master_addr": snapshot.cluster.master_addr, "master_port": port},
+            fix=Fix(
+                summary="Give this job a master port of its own (master_port in the hosts file, or --master-port), or "
+                "wait for that one to end."
+            ),
+        )

@@ -1,12 +1,18 @@
 """The lab as fixtures. Where the machine can't hold one they fail, with a sentence that says what to install."""
 
+import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from tests.lab.cluster import Lab, MakeLab
 from tests.lab.errors import LabError
+
+# Compiled once, not in each worker of each run and at each start of a lab: pytest's own part of that takes six seconds.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_configure() -> None:

@@ -1,9 +1,16 @@
 """How long tests wait, on a machine that may have other work."""
 
 import os
+import threading
 
 LONG_S = 300.0
 """A bound that only ends what hangs: it costs nothing where a test passes, however slow the machine."""
+
+
+def joined(thread: threading.Thread) -> None:
+    """Waits for a thread that is to end by itself."""
+    thread.join(LONG_S)
+    assert not thread.is_alive(), f"{thread.name} goes on"
 
 
 def crowd() -> float:

@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from tests.cli.program import run_in
 from tests.lab.cluster import Lab
 from tests.lab.host import LabHost
-from tests.patience import LONG_S
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Run:
         return next(check for check in self.report["checks"] if check["name"] == name)
 
 
-def doctor(lab: Lab, *arguments: str, hosts: str | None = None, timeout: float = LONG_S) -> Run:
+def doctor(lab: Lab, *arguments: str, hosts: str | None = None) -> Run:
     """``nccl-doctor ARGUMENTS`` with a hosts file of all the lab's hosts, or the text given, and JSON read back."""
     lab.controller.write("/root/hosts.yaml", hosts if hosts is not None else lab.hosts_file())
     command, *rest = arguments
-    done = lab.controller.run(["nccl-doctor", command, "hosts.yaml", *rest, "-o", "json"], check=False, timeout=timeout)
+    done = run_in(lab.controller, command, "hosts.yaml", *rest, "-o", "json")
     assert "Traceback" not in done.stderr, done.stderr
     return Run(done.returncode, json.loads(done.stdout), done.stderr)
 

@@ -1,8 +1,8 @@
 """A process that imports the tool once and forks for each call of it; `tests/cli/program.py` talks to it.
 
-A call is a process of its own, with the arguments, variables, folder and streams it was given; only the start of the
-interpreter and its imports, most of what a call on the command line costs, are shared. It ends with the socket on its
-standard input.
+A call is a process of its own, with the arguments, variables, folder and streams it was given, on a host of a lab where
+its init is named; only the start of the interpreter and its imports, most of what a call on the command line costs, are
+shared. It ends with the socket on its standard input.
 """
 
 import json
@@ -15,8 +15,10 @@ from typing import Any
 from nccl_doctor.cli import app, main, run
 from nccl_doctor.registry import all_checks
 from nccl_doctor.report import human
+from nccl_doctor.transport import openssh, paramiko_transport
+from tests.lab.host import enter
 
-IMPORTED = (app, main, run, human, all_checks())
+IMPORTED = (app, main, run, human, openssh, paramiko_transport, all_checks())
 
 
 def serve(calls: socket.socket) -> None:
@@ -38,6 +40,10 @@ def become(call: dict[str, Any], streams: list[int]) -> None:
     """Runs the tool and leaves, as the console script does."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
+    if call["init"] is not None:
+        enter(call["init"])
+        if (pid := os.fork()) != 0:  # in a PID namespace are those who are born into it
+            os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF)
     os.environ.clear()
     os.environ.update(call["env"])
     os.chdir(call["cwd"])

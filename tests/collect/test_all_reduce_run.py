@@ -13,7 +13,7 @@ from nccl_doctor.collect.smoke.all_reduce_run import AllReduceRun
 from nccl_doctor.collect.smoke.outcome import exit_codes, kept, result
 from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits
 from tests.checks.snapshots import patched
-from tests.patience import LONG_S
+from tests.patience import LONG_S, joined
 
 PLAN = Plan(patched({}).cluster, SmokeLimits(deadline_s=60), {"node1": 2, "node2": 1}, "gloo", "no GPU")
 LEFT: dict[str, Any] = {"exit": 0, "signal": None, "timed_out": False, "output": []}
@@ -124,8 +124,7 @@ def test_the_watch_says_stop_at_the_deadline_and_ends_with_the_last_host() -> No
     assert all_reduce.timed_out
     for host in ("node1", "node2"):
         all_reduce.end(host, SmokeEnd.model_validate({**LEFT, "exit": None}))
-    thread.join(LONG_S)
-    assert not thread.is_alive()
+    joined(thread)
 
 
 def test_the_watch_ends_without_a_word_where_all_went_well() -> None:
@@ -133,8 +132,7 @@ def test_the_watch_ends_without_a_word_where_all_went_well() -> None:
     thread, stopped = watched(all_reduce)
     for host in ("node1", "node2"):
         all_reduce.end(host, SmokeEnd.model_validate(LEFT))
-    thread.join(LONG_S)
-    assert not thread.is_alive()
+    joined(thread)
     assert not stopped.is_set()
 
 
@@ -143,7 +141,7 @@ def test_a_host_that_does_not_answer_is_given_up(monkeypatch: Any) -> None:
     all_reduce = begun(until=0.05)
     all_reduce.end("node1", SmokeEnd.model_validate(LEFT))
     thread, stopped = watched(all_reduce)
-    thread.join(LONG_S)
+    joined(thread)
     assert stopped.is_set()
     assert all_reduce.given_up
     smoke = result(PLAN, all_reduce)

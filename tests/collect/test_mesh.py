@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is documented there
 
 from nccl_doctor.collect import answers, mesh
 from nccl_doctor.collect import facts as facts_phase
@@ -18,7 +17,7 @@ from nccl_doctor.model import Cluster
 from nccl_doctor.snapshot import HostFacts
 from nccl_doctor.transport.local import LocalTransport
 from tests.collect.nodes import node
-from tests.patience import LONG_S, crowd
+from tests.patience import LONG_S, crowd, joined
 
 ANY = {"address": "127.0.0.1", "port": 0, "step": 0, "tries": 1}
 LIMITS = mesh.MeshLimits(dial_s=2 * crowd())
@@ -92,7 +91,7 @@ def test_a_port_that_somebody_holds_is_never_dialled(sessions: list[ProbeSession
         counter.start()
         result = mesh.run(sessions, gather(sessions, cluster), cluster, LIMITS, lambda _session: None)
         done.set()
-        counter.join()
+        joined(counter)
     assert cluster.master_port not in result.ports["a"]
     assert result.failed == ()
     assert visits == []
@@ -113,7 +112,7 @@ def test_outcomes_are_told_apart(sessions: list[ProbeSession]) -> None:
         answer = sessions[0].ask(
             answers.DIALLED, "dial", time.monotonic() + LONG_S, targets=[["127.0.0.1", ports, "ours"]], timeout_s=0.5
         )
-        greeter.join()
+        joined(greeter)
     assert [(port, outcome) for _, port, outcome, _ in answer.failed] == list(
         zip(ports, ["timed-out", "stranger", "refused"], strict=True)
     )
@@ -153,6 +152,8 @@ def test_a_name_that_does_not_resolve_is_no_timeout(sessions: list[ProbeSession]
 
 def test_a_listener_on_ipv6s_loopback_leaves_the_port_to_ours_as_to_torchs(sessions: list[ProbeSession]) -> None:
     """``ssh -L`` leaves one; torch's TCPStore then listens on 0.0.0.0."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is documented there; two seconds
+
     with socket.socket(socket.AF_INET6) as tunnel:
         tunnel.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         tunnel.bind(("::1", 0))

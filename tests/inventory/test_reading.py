@@ -12,7 +12,7 @@ import pytest
 from nccl_doctor.errors import HostsFileError
 from nccl_doctor.inventory import reading
 from nccl_doctor.inventory.reading import MAX_BYTES, decode, read_text
-from tests.patience import LONG_S
+from tests.patience import LONG_S, joined
 
 
 def refusal(path: Path | str) -> str:
@@ -57,7 +57,7 @@ def test_reads_a_pipe(tmp_path: Path) -> None:
         thread = threading.Thread(target=write)
         thread.start()
         assert read_text(f"/dev/fd/{reader}") == "hosts: [a]"
-        thread.join(LONG_S)
+        joined(thread)
     finally:
         os.close(reader)
 

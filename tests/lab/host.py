@@ -31,6 +31,16 @@ WHOLE_HOST = NETWORK | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_N
 _IDS = {"root": 0, "alice": ALICE}
 
 
+def enter(pid: int, flags: int = WHOLE_HOST) -> None:
+    """Move the calling thread into another process's namespaces; into that of PIDs, its children."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        kernel.unshare(kernel.CLONE_FS)  # a mount namespace is entered by one who shares no working directory
+        kernel.setns(descriptor, flags)
+    finally:
+        os.close(descriptor)
+
+
 def inside(pid: int, flags: int, action: Callable[[], T]) -> T:
     """Do something in another process's namespaces, in a thread made for it.
 
@@ -42,12 +52,7 @@ def inside(pid: int, flags: int, action: Callable[[], T]) -> T:
 
     def work() -> None:
         try:
-            descriptor = os.pidfd_open(pid)
-            try:
-                kernel.unshare(kernel.CLONE_FS)  # a mount namespace is entered by one who shares no working directory
-                kernel.setns(descriptor, flags)
-            finally:
-                os.close(descriptor)
+            enter(pid, flags)
             outcome.set_result(action())
         except BaseException as error:  # noqa: BLE001 - handed on to the thread that waits
             outcome.set_exception(error)
@@ -124,7 +129,7 @@ class LabHost:
         credentials: dict[str, Any] = {}
         if user != "root":
             credentials = {"user": _IDS[user], "group": _IDS[user], "extra_groups": []}
-        environment = {**self._environment(user), **(env or {})}
+        environment = {**self.environment(user), **(env or {})}
 
         def start() -> Program:
             return Program(
@@ -236,7 +241,8 @@ class LabHost:
             raise LabError(f"Lab host {self.name} is dead.")
         return inside(self.pid, WHOLE_HOST, action)
 
-    def _environment(self, user: str) -> dict[str, str]:
+    def environment(self, user: str) -> dict[str, str]:
+        """The variables of a user's programs on this host."""
         # On the controller as after `source venv/bin/activate`; on hosts as sshd sets it.
         own = f"{Path(sys.executable).parent}:" if self.name == CONTROLLER else ""
         return {

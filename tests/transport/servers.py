@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nccl_doctor.model import Node, access
 from nccl_doctor.transport.ssh_options import SshOptions
-from tests.patience import LONG_S
+from tests.patience import LONG_S, joined
 
 LOOPBACK = "127.0.0.1"
 
@@ -124,7 +124,7 @@ def misbehaving(answer: Callable[[socket.socket], None]) -> Iterator[int]:
             yield int(listener.getsockname()[1])
         finally:
             listener.shutdown(socket.SHUT_RDWR)
-            thread.join(LONG_S)
+            joined(thread)
             for connection in taken:
                 connection.close()
 

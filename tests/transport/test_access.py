@@ -17,7 +17,7 @@ from nccl_doctor.transport.base import Transport
 from nccl_doctor.transport.openssh import OpensshTransport
 from nccl_doctor.transport.register import Kind
 from nccl_doctor.transport.ssh_options import SshOptions
-from tests.patience import LONG_S
+from tests.patience import LONG_S, joined
 from tests.transport.conftest import Make, failure, run
 from tests.transport.servers import (
     LOOPBACK,
@@ -213,8 +213,7 @@ def test_dropped_twice_and_then_served(transport: Transport, server: Sshd, contr
         controller.know(f"[{LOOPBACK}]:{port} {public(server.host_keys[0])}\n")
         assert run(transport, node(port), "echo in") == [b"in"]
     for thread in served:
-        thread.join(LONG_S)
-        assert not thread.is_alive()
+        joined(thread)
     assert len(served) == 3
 
 
@@ -237,7 +236,7 @@ def _relay(connection: socket.socket, port: int) -> None:
         up = threading.Thread(target=copy, args=(connection, upstream))
         up.start()
         copy(upstream, connection)
-        up.join(LONG_S)
+        joined(up)
 
 
 def test_not_an_ssh_server(transport: Transport) -> None:

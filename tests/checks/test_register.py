@@ -12,6 +12,7 @@ from nccl_doctor.diagnose import SUBJECTS, judge
 from nccl_doctor.model import Outcome
 from nccl_doctor.registry import Check, all_checks
 from tests.checks.snapshots import load, patched
+from tests.each import each
 
 HERE = Path(__file__).parent
 LIVE = [check for check in all_checks() if check.function is not None]
@@ -50,7 +51,7 @@ def test_a_healthy_cluster_is_judged_whole_and_nothing_is_found() -> None:
     assert report.complete
 
 
-@pytest.mark.parametrize("check", all_checks(), ids=lambda check: check.name)
+@each(all_checks(), lambda check: check.name)
 def test_is_registered_and_documented(check: Check) -> None:
     assert re.fullmatch(r"NCD\d{3}", check.code)
     assert check.code[3] == PREFIX[check.category]
@@ -60,7 +61,7 @@ def test_is_registered_and_documented(check: Check) -> None:
     assert len(rest) > 200
 
 
-@pytest.mark.parametrize("check", all_checks(), ids=lambda check: check.name)
+@each(all_checks(), lambda check: check.name)
 def test_explains_only_what_exists(check: Check) -> None:
     known = {other.name for other in all_checks()}
     assert {*check.explains, *check.in_logs} <= known - {check.name}
@@ -71,7 +72,7 @@ def test_no_code_and_no_name_is_shared() -> None:
         assert [one for one, count in shared.items() if count > 1] == []
 
 
-@pytest.mark.parametrize("check", LIVE, ids=lambda check: check.name)
+@each(LIVE, lambda check: check.name)
 def test_has_fixtures(check: Check) -> None:
     kinds = {path.stem.split("-")[0] for path in folder(check).glob("*.json")}
     wanted = {"fires", "quiet", "unknown"} if check.needs else {"fires", "quiet"}

@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.diagnose import LogVerdict, Source, diagnose
 from nccl_doctor.logs.register import signs
+from tests.each import each
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.log"))
 
@@ -32,12 +32,12 @@ def expected(path: Path) -> str:
     return max((name for name in signs() if path.stem.startswith(name)), key=len)
 
 
-@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+@each(CASES, lambda path: path.stem)
 def test_diagnosis(path: Path) -> None:
     assert first(path.read_bytes()) == expected(path)
 
 
-@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+@each(CASES, lambda path: path.stem)
 def test_evidence_is_quoted_from_its_line(path: Path) -> None:
     verdict = verdict_of(path.read_bytes(), str(path))
     lines = path.read_text().splitlines()
@@ -48,7 +48,7 @@ def test_evidence_is_quoted_from_its_line(path: Path) -> None:
         assert quoted.text.strip("… ") in lines[quoted.line - 1]
 
 
-@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+@each(CASES, lambda path: path.stem)
 def test_words_are_short_and_commands_name_what_the_log_names(path: Path) -> None:
     verdict = verdict_of(path.read_bytes())
     words = signs()[verdict.causes[0].name].advice(Case(verdict.causes[0], verdict.log))

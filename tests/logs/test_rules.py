@@ -14,6 +14,7 @@ from nccl_doctor.logs.register import rules, signs
 from nccl_doctor.logs.rule import Grade, Rule
 from nccl_doctor.logs.verdict import report
 from nccl_doctor.registry import all_checks
+from tests.each import each
 
 ALL = rules()
 TABLES: list[Rule | fact_rules.FactRule] = [*ALL, *fact_rules.RULES]
@@ -53,33 +54,33 @@ Authorization required, but no authorization protocol specified
 """.splitlines()
 
 
-@pytest.mark.parametrize("rule", ALL, ids=lambda rule: f"{rule.name}-{rule.sample[-24:]}")
+@each(ALL, lambda rule: f"{rule.name}-{rule.sample[-24:]}")
 def test_fits_the_line_beside_it(rule: Rule) -> None:
     assert rule.match(rule.sample)
 
 
-@pytest.mark.parametrize("rule", TABLES, ids=lambda rule: rule.pattern[:40])
+@each(TABLES, lambda rule: rule.pattern[:40])
 def test_its_sample_passes_the_first_pass(rule: Rule | fact_rules.FactRule) -> None:
     found = anchor(rule.pattern)
     assert found.worth >= 4 or rule.pattern == marks.BROKE_OFF
     assert any(string.lower() in rule.sample.lower() for string in found.strings)
 
 
-@pytest.mark.parametrize("rule", fact_rules.RULES + fact_rules.CHANNEL_RULES, ids=lambda rule: rule.pattern[:40])
+@each(fact_rules.RULES + fact_rules.CHANNEL_RULES, lambda rule: rule.pattern[:40])
 def test_fact_fits_the_line_beside_it(rule: fact_rules.FactRule) -> None:
     match = rule.compiled.search(rule.sample)
     assert match
     assert hasattr(Facts, f"_{rule.kind}")
 
 
-@pytest.mark.parametrize("rule", [rule for rule in ALL if rule.grade > Grade.HINT], ids=lambda rule: rule.sample[-30:])
+@each([rule for rule in ALL if rule.grade > Grade.HINT], lambda rule: rule.sample[-30:])
 def test_alone_it_yields_its_own_diagnosis(rule: Rule) -> None:
     verdict = diagnose([Source("x.log", [rule.sample.encode() + b"\n"])])
     names = [cause.name for cause in verdict.causes]
     assert names == [rule.name]
 
 
-@pytest.mark.parametrize("rule", TABLES, ids=lambda rule: rule.sample[-30:])
+@each(TABLES, lambda rule: rule.sample[-30:])
 def test_its_sample_goes_through_the_whole_verdict(rule: Rule | fact_rules.FactRule) -> None:
     """Alone, and with each of its numbers longer than Python reads a number."""
     for text in (rule.sample, re.sub(r"\d+", "9" * 5000, rule.sample)):

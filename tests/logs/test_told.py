@@ -10,11 +10,10 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 from nccl_doctor.logs.diagnose import Source, diagnose
 from nccl_doctor.logs.verdict import report
 from nccl_doctor.model import Diagnosis
+from tests.each import each
 
 
 class Told(NamedTuple):
@@ -47,7 +46,7 @@ def loud(text: str) -> list[Diagnosis]:
     return [one for one in diagnoses if one.severity.value != "info"]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.topic}-{case.title}")
+@each(CASES, lambda case: f"{case.topic}-{case.title}")
 def test_told(case: Told) -> None:
     found = loud(case.log)
     assert found
@@ -59,7 +58,7 @@ def test_told(case: Told) -> None:
     assert case.quoted in " ".join(quotes)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.topic}-{case.title}")
+@each(CASES, lambda case: f"{case.topic}-{case.title}")
 def test_its_healthy_neighbour_is_silent(case: Told) -> None:
     assert case.healthy
     assert [one.name for one in loud(case.healthy)] == []

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from nccl_doctor.logs.diagnose import Source, diagnose
 from nccl_doctor.nccl.messages import Meaning, catalogue, meaning
 from nccl_doctor.registry import all_checks
+from tests.each import each
 
 FILLED = {
     "d": "7",
@@ -40,7 +39,7 @@ def test_names_exist() -> None:
     assert names <= {check.name for check in all_checks()} | {"benign"}
 
 
-@pytest.mark.parametrize("found", catalogue(), ids=lambda found: found.template[:40])
+@each(catalogue(), lambda found: found.template[:40])
 def test_falls_to_a_diagnosis_or_is_benign(found: Meaning) -> None:
     text = printed(found.template)
     verdict = diagnose([Source("x", [f"n1:1:2 [0] a.cc:1 NCCL WARN {text}\n".encode()])])

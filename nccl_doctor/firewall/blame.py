@@ -39,8 +39,14 @@ class Blame:
     dials: list[Dial] = field(default_factory=list)
     rules: list[RuleRef] = field(default_factory=list)
     rejects: bool = False
+    redirects: bool = False
     unexpected_outcomes: list[Dial] = field(default_factory=list)
     unexpected_passes: list[tuple[str, int]] = field(default_factory=list)
+
+    @property
+    def verb(self) -> str:
+        """What its rules do with them."""
+        return "redirects" if self.redirects else "rejects" if self.rejects else "drops"
 
     @property
     def manager(self) -> Manager:
@@ -151,6 +157,7 @@ def _enter(blame: Blame, dial: Dial, objection: Objection, first: Objection) -> 
     if rule is not None and rule not in blame.rules:
         blame.rules.append(rule)
     blame.rejects |= objection.verdict.kind == "reject"
+    blame.redirects |= objection is first and objection.verdict.kind == "redirect"
     if not blame.dials or blame.dials[-1] is not dial:
         blame.dials.append(dial)
         if objection is first and dial.error != NOT_DIALLED and dial.outcome not in objection.outcomes:

@@ -41,6 +41,8 @@ class Objection:
         (net.ipv4.icmp_ratelimit), and the error has to get past the rules of both hosts itself. And a SYN that is sent
         again because its answer was stopped counts as established, so that it may yet meet another rule.
         """
+        if self.verdict.kind == "redirect":
+            return _ANYTHING  # as whoever gets it answers
         if self.verdict.kind != "reject" or self.segment == "SYN-ACK":
             return frozenset({"timed-out"})
         if self.segment == "ACK" and self.verdict.how in _RESETS:
@@ -106,6 +108,10 @@ def _turned(packet: Packet) -> Packet:
         reply=True,
     )
 
+
+_ANYTHING: frozenset[DialOutcome] = frozenset(
+    {"refused", "stranger", "timed-out", "reset", "no-route", "unreachable", "failed"}
+)
 
 _RESETS = frozenset({"tcp reset", "tcp-reset"})
 

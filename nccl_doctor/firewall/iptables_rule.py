@@ -13,6 +13,7 @@ from nccl_doctor.firewall.rules import (
     Drop,
     Jump,
     NoTrack,
+    Redirect,
     Reject,
     Return,
     SetMark,
@@ -110,7 +111,10 @@ def _test(part: Option, ipsets: Ipsets) -> Test:
 def _target(part: Option, rest: list[Option], chains: Collection[str]) -> tuple[Step, ...]:
     name = part.values[0]
     details = {option.name: option.values for option in rest}
+    port = "".join(details.get("--to-ports", ()))
     plain: dict[str, Step] = {
+        "DNAT": Redirect(),
+        "REDIRECT": Redirect(int(port) if port.isdigit() else None) if port else Accept(),  # without one it is kept
         "ACCEPT": Accept(),
         "DROP": Drop(),
         "RETURN": Return(),

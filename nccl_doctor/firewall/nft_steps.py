@@ -16,6 +16,7 @@ from nccl_doctor.firewall.rules import (
     Drop,
     Jump,
     NoTrack,
+    Redirect,
     Reject,
     Return,
     SetMark,
@@ -60,14 +61,23 @@ def _steps(expression: Json, sets: Sets) -> Iterator[Step]:
 
 
 def verdict(expression: Json) -> Action:
-    """The action of a verdict statement; :class:`Unclear` for all that redirects, queues or is not known here."""
+    """The action of a verdict statement; :class:`Unclear` for all that queues or is not known here."""
     ((kind, body),) = expression.items()
     if kind in {"jump", "goto"}:
         return Jump(body["target"], back=kind == "jump")
     if kind == "reject":
         body = body or {}
         return Reject(" ".join(filter(None, (body.get("type"), body.get("expr")))) or "icmpx port-unreachable")
+    if kind in {"redirect", "dnat"}:
+        return _redirect(kind, body or {})
     return _PLAIN.get(kind, Unclear())
+
+
+def _redirect(kind: str, body: dict[str, Any]) -> Action:
+    """A ``redirect`` without a port leaves the port as it is: our listener, on all addresses, gets it."""
+    if kind == "redirect" and "port" not in body:
+        return Accept()
+    return Redirect(body["port"] if kind == "redirect" and isinstance(body["port"], int) else None)
 
 
 _PLAIN: dict[str, Action] = {

@@ -91,7 +91,8 @@ class Verdict:
     """What becomes of a packet on one host.
 
     Attributes:
-        kind: "unknown" where it hangs on something that can't be evaluated or could not be read.
+        kind: "redirect" where somebody else gets it; "unknown" where it hangs on something that can't be evaluated or
+            could not be read.
         how: of a reject: its ``reject with`` words, as nft or iptables spells them.
         rule: what decided; of an unknown verdict, the rule that can't be evaluated; None where nothing objects.
         reason: of an unknown verdict.
@@ -99,7 +100,7 @@ class Verdict:
             differ. The verdict itself is that of the rule that stops it where nothing of the sort holds.
     """
 
-    kind: Literal["accept", "drop", "reject", "unknown"]
+    kind: Literal["accept", "drop", "reject", "redirect", "unknown"]
     how: str = ""
     rule: RuleRef | None = None
     reason: str = ""
@@ -107,8 +108,8 @@ class Verdict:
 
     @property
     def blocks(self) -> bool:
-        """The packet does not get through."""
-        return self.kind in {"drop", "reject"}
+        """The packet does not get to our listener."""
+        return self.kind in {"drop", "reject", "redirect"}
 
 
 @dataclass

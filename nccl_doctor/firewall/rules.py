@@ -37,6 +37,13 @@ class Reject:
 
 
 @dataclass(frozen=True)
+class Redirect:
+    """Hands the connection to somebody else: DNAT, or REDIRECT to another port; ``port`` None where it is not known."""
+
+    port: int | None = None
+
+
+@dataclass(frozen=True)
 class Jump:
     """Into another chain; with ``back``, the caller goes on after it (``jump``), else its caller does (``goto``)."""
 
@@ -63,7 +70,7 @@ class NoTrack:
 
 @dataclass(frozen=True)
 class Unclear:
-    """May end, redirect or queue the packet: what then becomes of it can't be told here."""
+    """May end or queue the packet: what then becomes of it can't be told here."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,7 @@ class Branch:
     cases: tuple[tuple[Test, Action], ...]
 
 
-Action = Accept | Drop | Reject | Jump | Return | SetMark | NoTrack | Unclear | Branch
+Action = Accept | Drop | Reject | Redirect | Jump | Return | SetMark | NoTrack | Unclear | Branch
 Step = When | Action
 
 

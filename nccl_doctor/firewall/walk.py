@@ -18,6 +18,7 @@ from nccl_doctor.firewall.rules import (
     Drop,
     Jump,
     NoTrack,
+    Redirect,
     Reject,
     Return,
     Rule,
@@ -90,6 +91,9 @@ class _Walk:
                 self.ends.append(Verdict("drop", rule=rule.ref))
             case Reject():
                 self.ends.append(Verdict("reject", action.how, rule.ref))
+            case Redirect():
+                kept = self.packet.dport == (action.port, action.port)
+                self.ends.append(Verdict("accept" if kept else "redirect", rule=rule.ref))
             case _:
                 self.ends.append(_cannot_tell(rule.ref))
         return _END

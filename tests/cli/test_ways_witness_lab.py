@@ -129,6 +129,18 @@ def test_the_way_to_oneself(two_nets: Lab) -> None:
         master.run("nft flush ruleset")
 
 
+def test_a_redirect_of_a_proxy(two_nets: Lab) -> None:
+    """What comes in for the master port is handed to another port, as containers and proxies do."""
+    rule = "tcp dport 29500 redirect to :8080"
+    text = f"table ip f {{ chain pre {{ type nat hook prerouting priority -100; {rule}\n}}\n}}"
+    two_nets.host("node1").run(["nft", "-f", "-"], input=f"{text}\n")
+    try:
+        message = ends_with_what_is_printed(two_nets, "firewall-blocks-port", "node1")
+        assert "nftables on node1 redirects the other hosts' connections to port 29500" in message
+    finally:
+        two_nets.host("node1").run("nft flush ruleset")
+
+
 def test_a_route_that_refuses_the_answers(two_nets: Lab) -> None:
     master, node = two_nets.host("node1"), two_nets.host("node3")
     master.run(f"ip route add unreachable {node.address}/32")

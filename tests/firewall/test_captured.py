@@ -43,7 +43,7 @@ def test_loopback_is_let_in(name: str) -> None:
 
 def test_a_published_port_of_docker_goes_elsewhere() -> None:
     found = verdict(captured("docker"), arriving(dport=8080))
-    assert found.kind == "unknown"
+    assert found.kind == "redirect"
     assert isinstance(found.rule, RuleRef)
     assert "--to-destination 172.17.0.2:80" in found.rule.text
 

@@ -31,7 +31,6 @@ def test_an_unknown_rule_that_changes_nothing_leaves_the_verdict_certain() -> No
     [
         "jump {\n\t\tdrop\n\t}",
         {"queue": None},
-        {"redirect": {"port": 1}},
         {"brand new": {}},
         {"match": {"left": 3}},
         {"jump": {}},
@@ -40,6 +39,20 @@ def test_an_unknown_rule_that_changes_nothing_leaves_the_verdict_certain() -> No
 )
 def test_a_statement_that_nobody_heard_of_may_do_anything(expression: Any) -> None:
     assert verdict(nft_facts([expression])).kind == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("expression", "kind"),
+    [
+        ({"redirect": {"port": 1}}, "redirect"),
+        ({"redirect": {"port": 29500}}, "accept"),
+        ({"redirect": None}, "accept"),
+        ({"dnat": {"addr": "172.17.0.2", "port": 80}}, "redirect"),
+    ],
+    ids=str,
+)
+def test_what_hands_a_connection_to_somebody_else(expression: Any, kind: str) -> None:
+    assert verdict(nft_facts([expression])).kind == kind
 
 
 def test_an_accept_ends_its_own_chain_only() -> None:

@@ -39,7 +39,7 @@ def grouped(judged: Judged, snapshot: Snapshot, *, master: bool) -> list[list[Bl
     groups: dict[tuple[object, ...], list[Blame]] = {}
     for blame in sorted(judged.blames, key=lambda one: one.host.node.node_rank):
         rule = blame.rules[0]
-        key = (blame.manager, blame.direction, blame.rejects, rule.table, rule.chain, rule.text)
+        key = (blame.manager, blame.direction, blame.verb, rule.table, rule.chain, rule.text)
         groups.setdefault(key, []).append(blame)
     return [blames for blames in groups.values() if any(stops_master(one, snapshot) for one in blames) is master]
 

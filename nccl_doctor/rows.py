@@ -176,8 +176,9 @@ class _Texts:
             return ""
         if mesh.failed:
             bad = mesh.failures.keys()
-            return f"{len(bad)} of {mesh.pairs} pairs failed: into {fold(sorted({dst for _, dst in bad}))}"
-        share = "" if mesh.tested == mesh.pairs else f" ({100 * mesh.tested / mesh.pairs:.0f} %, a sample)"
+            count = mesh.pairs if mesh.sample is None else mesh.tested
+            return f"{len(bad)} of {count} pairs failed: into {fold(sorted({dst for _, dst in bad}))}"
+        share = "" if mesh.tested == mesh.pairs else f" ({_share(mesh)})"
         port = self._snapshot.cluster.master_port
         master = next((mesh.ports[host.name] for host in self._snapshot.hosts[:1] if host.name in mesh.ports), ())
         others = sorted({sum(one != port for one in ports) for ports in mesh.ports.values()})
@@ -224,6 +225,14 @@ class _Texts:
             return f"{smoke.world_size} ranks over {how}, right sums, up to {_rate(best(smoke))}"
         share = f"{100 * best(smoke) / speed.gb_per_s:.0f} % of {speed.name}"
         return f"{smoke.world_size} ranks over {how}, {best(smoke):.2g} of {speed.gb_per_s:.3g} GB/s ({share})"
+
+
+def _share(mesh: Mesh) -> str:
+    """How much was dialled, and what of a sample."""
+    percent = f"{100 * mesh.tested / mesh.pairs:.2g} %"
+    if mesh.sample is None:
+        return percent
+    return f"{percent}: the master and the ring both ways, {len(mesh.sample.distances) - 2} random peers a host"
 
 
 def _rate(gb_per_s: float) -> str:

@@ -18,6 +18,7 @@ from nccl_doctor.measured import (
     LinkShare,
     MeshReport,
     RankReport,
+    SampleReport,
     SizeReport,
 )
 from nccl_doctor.model import (
@@ -110,7 +111,11 @@ def _mesh(snapshot: Snapshot) -> MeshReport | None:
         return None
     mesh = snapshot.mesh
     failed = tuple(FailedDial.model_validate(dial.model_dump(mode="json")) for dial in mesh.failed)
-    return MeshReport(hosts=mesh.hosts, pairs=mesh.pairs, tested=mesh.tested, ports=mesh.ports, failed=failed)
+    found = mesh.sample
+    sample = found and SampleReport(random_peers=len(found.distances) - 2, dialled_by_all=found.by_all)
+    return MeshReport(
+        hosts=mesh.hosts, pairs=mesh.pairs, tested=mesh.tested, ports=mesh.ports, failed=failed, sample=sample
+    )
 
 
 def _smoke(snapshot: Snapshot) -> AllReduceReport | None:

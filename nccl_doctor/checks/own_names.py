@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from weakref import WeakKeyDictionary
 
 from nccl_doctor.hostlist import quoted
 from nccl_doctor.model import Finding, Fix, Severity
@@ -24,6 +25,10 @@ CHANCE = (
     "192.168.0.0/16, it would not"
 )
 """Of a loopback address that nobody dials."""
+
+
+ENOUGH = 128
+"""Hosts, spread over a larger cluster, with which it is tried whether gloo connects."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +56,19 @@ class OwnName:
         return bool(self.resolution.addresses) and self.gloo not in self.resolution.addresses
 
 
-def own_names(view: View) -> Iterator[OwnName]:
+_seen: WeakKeyDictionary[object, dict[tuple[str, ...], tuple[OwnName, ...]]] = WeakKeyDictionary()
+"""By what is derived of a snapshot, and by hosts: three checks ask the same."""
+
+
+def own_names(view: View) -> tuple[OwnName, ...]:
     """The hosts whose own name matters: there are others, and GLOO_SOCKET_IFNAME does not take its place."""
+    seen, hosts = _seen.setdefault(view.derived, {}), tuple(host.name for host in view.hosts)
+    if hosts not in seen:
+        seen[hosts] = tuple(_own_names(view))
+    return seen[hosts]
+
+
+def _own_names(view: View) -> Iterator[OwnName]:
     if len({node.address for node in view.snapshot.cluster.nodes}) < 2:
         return
     named: dict[str, tuple[str, Resolution]] = {}
@@ -67,14 +83,25 @@ def own_names(view: View) -> Iterator[OwnName]:
             if resolution is not None and len(variables.get(VARIABLE, "")) < 2:
                 named[host.name] = identity.hostname, resolution
     usual = Counter(map(_is_v4, addresses.values())).most_common()[0][0] if addresses else True
+    spread = list(addresses)[:: max(0, len(addresses) - 1) // ENOUGH + 1]
     for host_name, (name, resolution) in named.items():
-        rivals = {
-            other: address
-            for other, address in addresses.items()
-            if other == host_name or not _is_innocent(view, host_name, other, addresses, usual=usual)
-        }
-        lost = lost_to(host_name, rivals, partial(_reaches, view, host_name))
+        lost: tuple[str, ...] = ()
+        if not _is_well(view, host_name, addresses[host_name], usual=usual):
+            rivals = {
+                other: addresses[other]
+                for other in dict.fromkeys((host_name, *spread))
+                if other == host_name or not _is_innocent(view, host_name, other, addresses, usual=usual)
+            }
+            lost = lost_to(host_name, rivals, partial(_reaches, view, host_name))
         yield OwnName(host_name, name, resolution, addresses[host_name], lost)
+
+
+def _is_well(view: View, host: str, address: str, *, usual: bool) -> bool:
+    """Whether gloo's address is NCCL's, of the others' family: then nobody is lost by what the host's name gives."""
+    one = view.nccl.by_host.get(host)
+    if one is None or one.chosen is None or one.chosen.address != address:
+        return False
+    return _is_v4(address) == usual and not ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _is_v4(address: str) -> bool:

@@ -53,6 +53,7 @@ def fix_port(
     output_file: options.OutputFile = None,
     quiet: options.Quiet = False,
     transport: options.Transport = "auto",
+    connect_timeout: options.ConnectTimeout = 10.0,
 ) -> None:
     """After "Address already in use": who holds the port; end it, or move away from it."""
 
@@ -74,6 +75,7 @@ def fix_port(
                 write=write,
                 wait=wait,
                 transport=transport,
+                connect_s=connect_timeout,
             ),
             out,
         )

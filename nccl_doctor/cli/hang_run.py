@@ -32,6 +32,7 @@ class Request:
     dump: bool
     force: bool
     timeout_s: float
+    connect_s: float
     transport: Kind
     overrides: Overrides
     save: Path | None
@@ -70,6 +71,7 @@ def _look(request: Request, out: Out) -> HangSnapshot:
         force=request.force,
         dump=request.dump,
         total_s=request.timeout_s,
+        connect_s=request.connect_s,
     )
     lines = progress(quiet=out.quiet)
     try:

@@ -36,6 +36,7 @@ class Request(NamedTuple):
     write: bool = False
     wait: bool = False
     transport: Kind = "auto"
+    connect_s: float = 10.0
 
 
 def run(request: Request, out: Out) -> int:
@@ -44,7 +45,7 @@ def run(request: Request, out: Out) -> int:
     # Before any host is contacted: a slip of the finger costs no connection.
     process = _process(request)
     given = wanted_port(request.port, request.log, None) if request.port or request.log else None
-    fleet = Fleet(request.hosts, request.host, request.transport, request.grace_s)
+    fleet = Fleet(request.hosts, request.host, request.transport, request.grace_s, request.connect_s)
     countdown = Countdown(quiet=out.quiet)
     try:
         fleet.connect()

@@ -17,6 +17,7 @@ def smoke(
     verbose: options.Verbose = False,
     fail_on: options.FailOnLevel = options.FailOn.ERROR,
     timeout: options.TimeoutWithSmoke = None,
+    connect_timeout: options.ConnectTimeout = 10.0,
     transport: options.Transport = "auto",
     python: options.Python = None,
     master_port: options.MasterPort = None,
@@ -46,6 +47,7 @@ def smoke(
             exclude=exclude,
             only=("access", "software", "allreduce"),
             timeout_s=timeout,
+            connect_s=connect_timeout,
             transport=transport,
             overrides=Overrides(python, master_port, master_addr, nproc_per_node, user, port, tuple(env or ())),
             smoke_limits=SmokeLimits(

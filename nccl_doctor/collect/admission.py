@@ -126,7 +126,10 @@ def in_turns(items: Iterable[Item], *stages: Stage[Item]) -> list[Exception | No
 
 
 def each(
-    work: Callable[[Item], Result], items: Iterable[Item], on_done: Callable[[Item], None] = lambda _item: None
+    work: Callable[[Item], Result],
+    items: Iterable[Item],
+    on_done: Callable[[Item], None] = lambda _item: None,
+    at_once: int = FIRST,
 ) -> list[Result | Exception]:
     """As :func:`~nccl_doctor.collect.fanout.fan_out`, but in turns."""
     todo = list(items)
@@ -135,5 +138,5 @@ def each(
     def one(index: int) -> None:
         results[index] = work(todo[index])
 
-    ends = in_turns(range(len(todo)), Stage(one, lambda index: on_done(todo[index])))
+    ends = in_turns(range(len(todo)), Stage(one, lambda index: on_done(todo[index]), Window(at_once)))
     return [results[index] if end is None else end for index, end in enumerate(ends)]

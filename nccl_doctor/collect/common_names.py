@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import threading
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,19 +21,19 @@ class CommonNames:
     """A table that grows with the first hosts' answers; what a host makes of its own names is never learnt."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._wanted = sorted({cluster.master_addr, *(node.address for node in cluster.nodes)})
+        self._wanted = dict.fromkeys(sorted({cluster.master_addr, *(node.address for node in cluster.nodes)}))
         self._lock = threading.Lock()
         self._tables: list[dict[str, Answer]] = [{}]
-        self._asked: dict[str, tuple[dict[str, Answer], dict[str, Any]]] = {}
-        self._request: dict[str, Any] = dict.fromkeys(self._wanted)
+        self._asked: dict[str, tuple[dict[str, Answer], str]] = {}
+        self._request = _packed(dict.fromkeys(self._wanted))
 
     @property
     def common(self) -> dict[str, Answer]:
         """As far as it is known."""
         return self._tables[-1]
 
-    def known_to(self, node: Node) -> dict[str, Any]:
-        """What a host is told of the names, by name; None where nobody has answered yet. The same at every call."""
+    def known_to(self, node: Node) -> str:
+        """What a host is told of the names, packed (probe/facts/names.py); the same at every call."""
         with self._lock:
             return self._asked.setdefault(node.name, (self.common, self._request))[1]
 
@@ -44,13 +47,13 @@ class CommonNames:
             new = {
                 name: Answer.model_construct(addresses=one.addresses, error=one.error)
                 for name, one in told.own.items()
-                if name in self._request and name not in (node.address, node.name) and literal(name) is None
+                if name in self._wanted and name not in (node.address, node.name) and literal(name) is None
                 if name not in before or (one.addresses and not before[name].addresses)
                 if not (one.error or "").startswith("no answer in ")
             }
             if new:
                 self._tables.append({**before, **new})
-                self._request = {name: _row(self.common.get(name)) for name in self._wanted}
+                self._request = _packed({name: _row(self.common.get(name)) for name in self._wanted})
 
     def final(self, told: Names | Unknown) -> Names | Unknown:
         """What a host told, in terms of the last table."""
@@ -61,6 +64,10 @@ class CommonNames:
 
 def _changed(before: Mapping[str, Answer], after: Mapping[str, Answer]) -> list[str]:
     return [] if before is after else [name for name, told in before.items() if after[name] != told]
+
+
+def _packed(names: dict[str, list[Any] | None]) -> str:
+    return base64.b64encode(zlib.compress(json.dumps(names).encode())).decode()
 
 
 def _row(told: Answer | None) -> list[Any] | None:

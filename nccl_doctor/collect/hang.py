@@ -12,15 +12,18 @@ from pydantic import TypeAdapter
 
 from nccl_doctor import __version__
 from nccl_doctor.collect import answers, py_spy_bundle
+from nccl_doctor.collect.admission import MOST
+from nccl_doctor.collect.asking import ask_all
 from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.hang_jobs import choose
 from nccl_doctor.collect.hang_stores import with_counted
 from nccl_doctor.collect.hang_typed import LOOK, host_look
+from nccl_doctor.collect.reach import Reach
 from nccl_doctor.collect.session import ProbeSession
-from nccl_doctor.model import Cluster, Node
+from nccl_doctor.model import Cluster
 from nccl_doctor.snapshot import AnyAccessFailure, Phased, ProbeFacts, ProbeFailed, Unknown, unknown
 from nccl_doctor.snapshot.hang import HangHost, HangSnapshot, HostLook, JobRanks, Ras, StoreClient
-from nccl_doctor.transport.base import AccessError, Transport
+from nccl_doctor.transport.base import Transport
 
 if TYPE_CHECKING:
     from nccl_doctor.collect.run import Progress
@@ -83,6 +86,7 @@ class _Watch:
         self._cluster, self._transport, self._options, self._progress = cluster, transport, options, progress
         self._began = time.monotonic()
         self._taken_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self._opened: dict[str, ProbeSession] = {}
         self._sessions: list[ProbeSession] = []
         self._failures: dict[str, AnyAccessFailure] = {}
         self._jobs: dict[str, JobRanks] = {}
@@ -94,18 +98,12 @@ class _Watch:
     def connect(self) -> None:
         began = self._phase("connecting", [node.name for node in self._cluster.nodes])
 
-        def open_session(node: Node) -> None:
-            deadline = time.monotonic() + self._options.connect_s
-            try:
-                # appended here, not by the caller: what Ctrl-C interrupts must be closed too
-                self._sessions.append(ProbeSession.open(self._transport, node, deadline, self._options.total_s + 10))
-            except AccessError as error:
-                self._failures[node.name] = error.failure
-
-        results = fan_out(open_session, self._cluster.nodes, lambda node: self._progress.done(node.name))
-        for node, result in zip(self._cluster.nodes, results, strict=True):
-            if isinstance(result, Exception):
-                self._fail(node.name, result)
+        until = self._began + self._options.total_s
+        reach = Reach(self._transport, self._options.connect_s, until, self._progress.done, opened=self._opened)
+        reach.all(self._cluster.nodes)
+        self._failures |= reach.failures
+        order = [node.name for node in self._cluster.nodes]
+        self._sessions = [self._opened[name] for name in order if name in self._opened]
         self._timings["connect"] = time.monotonic() - began
 
     def find(self) -> None:
@@ -162,7 +160,7 @@ class _Watch:
         self._timings["ras"] = time.monotonic() - began
 
     def close(self) -> None:
-        fan_out(lambda session: session.close(), self._sessions)
+        fan_out(lambda session: session.close(), list(self._opened.values()))
         self._transport.close()
 
     def snapshot(self) -> HangSnapshot:
@@ -201,7 +199,7 @@ class _Watch:
     ) -> dict[str, Result]:
         """What each host answered, by name; one that fails is a failure of its own."""
         asked = self._sessions if sessions is None else sessions
-        results = fan_out(work, asked, lambda session: self._progress.done(session.node.name))
+        results = ask_all(work, asked, lambda session: self._progress.done(session.node.name), at_once=MOST)
         found: dict[str, Result] = {}
         for session, result in zip(asked, results, strict=True):
             if isinstance(result, Exception):

@@ -11,19 +11,29 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from nccl_doctor.collect import answers, path_mtu, rails, redial
 from nccl_doctor.collect.answers import Dialled, Listening, MalformedError
 from nccl_doctor.collect.asking import ask_all
 from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.mesh_addresses import address_of, confirmed
-from nccl_doctor.collect.mesh_plan import MeshSize, Target, could_open, own_nonce, partners, sample
+from nccl_doctor.collect.mesh_plan import (
+    MeshSize,
+    Target,
+    could_open,
+    listeners,
+    own_nonce,
+    partners,
+    sampled,
+    suspects,
+)
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Cluster, Node
 from nccl_doctor.ranks import nproc
-from nccl_doctor.snapshot import Dial, HostFacts, Mesh, PortTrial
+from nccl_doctor.snapshot import Dial, HostFacts, Mesh, PortTrial, Sample
 
 AT_ONCE = 256
 """Dials that a host makes at once (probe/mesh.py)."""
@@ -55,26 +65,17 @@ def run(
     names = [session.node.name for session in sessions]
     opened = ask_all(lambda s: _listen(s, facts[s.node.name], cluster, nonce), sessions)
     ports, silent = _listening(names, opened)
-    plan = partners(names, limits.size, nonce)
-    nodes = {node.name: node for node in cluster.nodes}
-    addresses = {name: address_of(nodes[name], facts[name]) for name in names}
-    told = {name: _targets(plan[name], cluster, addresses, facts[name], ports) for name in names}
-    used = {name: rails.of_host(nodes[name], facts[name]) for name in ports}
-    targets = {name: [*mine, *_others(name, mine, plan, facts, ports, used)] for name, (mine, _) in told.items()}
-    for name in names:
-        targets[name] += _oneself(nodes[name], facts[name], addresses[name], cluster, ports.get(name, ()))
-    silent.update(_doubts({name: doubtful for name, (_, doubtful) in told.items()}))
-
-    def dial(session: ProbeSession, wanted: list[Target]) -> Dialled:
-        return _dial(session, wanted, nonce, limits.dial_s)
-
-    def again(session: ProbeSession, wanted: list[Target]) -> Dialled:
-        return _dial(session, wanted, nonce, AGAIN * limits.dial_s)
-
-    dialled = ask_all(lambda s: dial(s, targets[s.node.name]), sessions, on_done)
-    dialled = redial.run(sessions, targets, dialled, again)
+    sample = sampled([node.name for node in cluster.nodes], limits.size)
+    addresses = {session.node.name: address_of(session.node, facts[session.node.name]) for session in sessions}
+    dialling = _Dialling(sessions, facts, cluster, limits, nonce, ports, addresses)
+    targets, dialled = dialling.run(partners(dict.fromkeys(names), sample), on_done, sample, oneself=True)
+    if sample is not None and (found := suspects(_failed_pairs(targets, names, dialled))):
+        first, sample = sample, sample.model_copy(update={"by_all": found})
+        plan = {name: [dst for dst in found if dst != name and not first.holds(name, dst)] for name in names}
+        targets, dialled = _together(names, (targets, dialled), dialling.run(plan, lambda _session: None))
     stalls = path_mtu.run(sessions, targets, dialled)
     fan_out(lambda s: s.ask(answers.NOTHING, "unlisten", time.monotonic() + ANSWER_S), sessions)
+    silent.update(_doubts(dialling.doubtful))
     failed: list[Dial] = []
     tested = 0
     for name, answer in zip(names, dialled, strict=True):
@@ -94,21 +95,88 @@ def run(
         not_listening=silent,
         stalls=stalls,
         answered=_answered(targets, dict(zip(names, dialled, strict=True))),
-        rails={name: {to: used[name].of(to) for to in extra} for name, extra in _rails(targets, told).items()},
+        rails={name: {to: dialling.used[name].of(to) for to in extra} for name, extra in dialling.beside.items()},
+        sample=sample,
     )
+
+
+_Dials = tuple[dict[str, list[Target]], list[Dialled | Exception]]
+"""By host where it dialled, and in the hosts' order what became of it."""
+
+
+@dataclass
+class _Dialling:
+    """Rounds of dials to the listeners of one mesh.
+
+    Attributes:
+        doubtful: by host, the addresses of others that it did not dial.
+        beside: by host, the addresses at which it was dialled beside those of the bootstrap and the master.
+    """
+
+    sessions: list[ProbeSession]
+    facts: dict[str, HostFacts]
+    cluster: Cluster
+    limits: MeshLimits
+    nonce: str
+    ports: dict[str, tuple[int, ...]]
+    addresses: dict[str, str]
+    doubtful: dict[str, dict[str, str]] = field(default_factory=dict)
+    beside: dict[str, set[str]] = field(default_factory=dict)
+
+    @cached_property
+    def nodes(self) -> dict[str, Node]:
+        """By name."""
+        return {node.name: node for node in self.cluster.nodes}
+
+    @cached_property
+    def used(self) -> dict[str, rails.Rails]:
+        """By host, the addresses over which it will move data."""
+        return {name: rails.of_host(self.nodes[name], self.facts[name]) for name in self.ports}
+
+    def run(
+        self,
+        plan: dict[str, list[str]],
+        on_done: Callable[[ProbeSession], None],
+        sample: Sample | None = None,
+        *,
+        oneself: bool = False,
+    ) -> _Dials:
+        """Every host dials its partners, and itself; of a sample's star the master dials one port of each."""
+        targets: dict[str, list[Target]] = {}
+        for name, others in plan.items():
+            ports = self.ports
+            if sample is not None and name == sample.order[0]:
+                ports = {dst: some[-1:] for dst, some in ports.items()}
+            targets[name], doubtful = _targets(others, self.cluster, self.addresses, self.facts[name], ports)
+            self.doubtful.setdefault(name, {}).update(doubtful)
+            for other in _others(name, targets[name], others, self.facts, self.ports, self.used):
+                targets[name].append(other)
+                self.beside.setdefault(other.dst, set()).add(other.address)
+            if oneself:
+                own = self.facts[name], self.addresses[name], self.cluster, self.ports.get(name, ())
+                targets[name] += _oneself(self.nodes[name], *own)
+
+        def dial(session: ProbeSession, wanted: list[Target]) -> Dialled:
+            return _dial(session, wanted, self.nonce, self.limits.dial_s)
+
+        def again(session: ProbeSession, wanted: list[Target]) -> Dialled:
+            return _dial(session, wanted, self.nonce, AGAIN * self.limits.dial_s)
+
+        dialled = ask_all(lambda s: dial(s, targets[s.node.name]), self.sessions, on_done)
+        return targets, redial.run(self.sessions, targets, dialled, again)
 
 
 def _others(
     name: str,
     mine: list[Target],
-    plan: dict[str, list[str]],
+    partners_of: list[str],
     facts: dict[str, HostFacts],
     ports: dict[str, tuple[int, ...]],
     used: dict[str, rails.Rails],
 ) -> Iterator[Target]:
     """The partners' other addresses over which data will move, each with the last of the host's ports."""
     dialled = {(target.dst, target.address) for target in mine}
-    for dst in plan[name]:
+    for dst in partners_of:
         if ports.get(dst) and name in used:
             for address in rails.between(facts[name], used[name], used[dst]):
                 if (dst, address) not in dialled:
@@ -124,16 +192,28 @@ def _oneself(node: Node, facts: HostFacts, address: str, cluster: Cluster, mine:
         yield Target(node.name, address, tuple(dict.fromkeys(wanted)))
 
 
-def _rails(
-    targets: dict[str, list[Target]], told: dict[str, tuple[list[Target], dict[str, str]]]
-) -> dict[str, set[str]]:
-    """By host, the addresses at which it was dialled beside those of the bootstrap and the master."""
-    found: dict[str, set[str]] = {}
-    for name, mine in targets.items():
-        for target in mine[len(told[name][0]) :]:
-            if target.dst != name:
-                found.setdefault(target.dst, set()).add(target.address)
-    return found
+def _failed_pairs(
+    targets: dict[str, list[Target]], names: list[str], dialled: list[Dialled | Exception]
+) -> set[tuple[str, str]]:
+    return {
+        (name, targets[name][row.target].dst)
+        for name, answer in zip(names, dialled, strict=True)
+        for row in (() if isinstance(answer, Exception) else answer.failed)
+        if targets[name][row.target].dst != name
+    }
+
+
+def _together(names: list[str], first: _Dials, second: _Dials) -> _Dials:
+    """Two rounds as one; a host that did not report one of them has reported nothing."""
+    targets = {name: [*first[0][name], *second[0][name]] for name in names}
+    both: list[Dialled | Exception] = []
+    for name, one, more in zip(names, first[1], second[1], strict=True):
+        if isinstance(one, Exception) or isinstance(more, Exception):
+            both.append(more if isinstance(more, Exception) else one)
+            continue
+        rows = (row._replace(target=row.target + len(first[0][name])) for row in more.failed)
+        both.append(Dialled(connected=one.connected + more.connected, failed=(*one.failed, *rows)))
+    return targets, both
 
 
 def _answered(
@@ -156,7 +236,7 @@ def _listen(session: ProbeSession, facts: HostFacts, cluster: Cluster, nonce: st
     trial = facts.master_port
     free = session.node.node_rank == 0 and isinstance(trial, PortTrial) and trial.free
     mine = own_nonce(nonce, session.node.name)
-    sockets = sample(facts, cluster.master_port if free else None, mine)
+    sockets = listeners(facts, cluster.master_port if free else None, mine)
     told = session.ask(answers.LISTENING, "listen", time.monotonic() + ANSWER_S, nonce=mine, sockets=sockets)
     if len(told.ports) != len(sockets) or any(
         port is not None and not could_open(wanted, port) for wanted, port in zip(sockets, told.ports, strict=True)

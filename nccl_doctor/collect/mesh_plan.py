@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from nccl_doctor.snapshot import HostFacts, PortRange
+from nccl_doctor.checks.fewest import groups
+from nccl_doctor.snapshot import HostFacts, PortRange, Sample
 
 MeshSize = Literal["auto", "full", "none"]
 
 ALL_PAIRS_UP_TO = 128
-"""Hosts up to which every pair is dialled; beyond, each host is dialled by :data:`DIALLED_BY` others."""
+"""Hosts up to which every pair is dialled."""
 
-DIALLED_BY = 16
+RANDOM_PEERS = 14
+"""Beyond it, each host dials so many besides the master and its two neighbours in the ring of ranks."""
+
+MOST_SUSPECTS = 16
+"""Hosts that all others dial, after a dial failed that they explain."""
+
 RANDOM_PORTS = 1
 """Besides both ends of a host's ephemeral range: three ports in all."""
 
@@ -42,24 +49,39 @@ def own_nonce(nonce: str, name: str) -> str:
     return hashlib.sha256(f"{nonce} {name}".encode()).hexdigest()[:32]
 
 
-def partners(names: list[str], size: MeshSize, seed: str) -> dict[str, list[str]]:
-    """For each host, whom it dials.
+def sampled(order: Sequence[str], size: MeshSize) -> Sample | None:
+    """Which pairs of a job's hosts, by rank, are dialled; None for all of them.
 
-    Beyond 128 hosts the pairs are drawn as a circle with fixed distances: every host dials as many as dial it, and
-    everybody dials the first, the master.
+    The random ones are drawn as a circle with fixed distances, so that every host dials as many as dial it; the same
+    hosts draw the same.
     """
-    count = len(names)
+    count = len(order)
     if size == "full" or count <= ALL_PAIRS_UP_TO:
+        return None
+    draw = random.Random(" ".join(order))  # noqa: S311 - no secret
+    return Sample(order=tuple(order), distances=(1, count - 1, *draw.sample(range(2, count - 1), RANDOM_PEERS)))
+
+
+def partners(names: Collection[str], sample: Sample | None) -> dict[str, list[str]]:
+    """For each host that takes part, whom it dials."""
+    if sample is None:
         return {name: [other for other in names if other != name] for name in names}
-    distances = [1, count - 1, *random.Random(seed).sample(range(2, count - 1), DIALLED_BY - 2)]  # noqa: S311 - no secret
+    order, count = sample.order, len(sample.order)
     plan: dict[str, list[str]] = {}
-    for place, name in enumerate(names):
-        chosen = {(place + distance) % count for distance in distances} | {0}
-        plan[name] = [names[other] for other in sorted(chosen - {place})]
-    return plan
+    for rank, name in enumerate(order):
+        wanted = order if rank == 0 else [order[0], *(order[(rank + far) % count] for far in sample.distances)]
+        if name in names:
+            plan[name] = [other for other in dict.fromkeys(wanted) if other in names and other != name]
+    return {name: plan[name] for name in names}
 
 
-def sample(facts: HostFacts, master_port: int | None, seed: str) -> list[dict[str, Any]]:
+def suspects(failed: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """The fewest hosts that explain the pairs that failed; none where they are so many that a sample shows enough."""
+    found = sorted(name for group in groups(failed) for name in group.guilty)
+    return tuple(found) if len(found) <= MOST_SUSPECTS else ()
+
+
+def listeners(facts: HostFacts, master_port: int | None, seed: str) -> list[dict[str, Any]]:
     """The listeners that a host is asked for: the master port where it is given, and a sample of its ephemeral range.
 
     NCCL and gloo bind port 0, so any port of the range may be theirs except the reserved ones; rules and cloud ACLs
@@ -71,13 +93,13 @@ def sample(facts: HostFacts, master_port: int | None, seed: str) -> list[dict[st
     middle = draw.sample(range(own.low, own.high + 1), min(RANDOM_PORTS, own.high - own.low + 1))
     wanted = [(own.low, 1), (own.high, -1), *((port, 1) for port in middle)]
     taken = own.reserved_ports
-    listeners = [
+    found = [
         {"address": "", "port": _unreserved(port, step, taken, own), "step": step, "tries": TRIES}
         for port, step in wanted
     ]
     if master_port is not None:
-        listeners.insert(0, {"address": "", "port": master_port, "step": 0, "tries": 1})
-    return listeners
+        found.insert(0, {"address": "", "port": master_port, "step": 0, "tries": 1})
+    return found
 
 
 def could_open(wanted: dict[str, Any], port: int) -> bool:

@@ -23,6 +23,7 @@ class Fleet:
         host: name or address of the host that is meant.
         kind: how hosts are reached.
         grace_s: what a host must be patient for, beyond an ordinary request.
+        connect_s: for a host to let us in, and to answer.
 
     Attributes:
         target: the host that is meant; this machine until :meth:`connect`.
@@ -33,11 +34,11 @@ class Fleet:
         UsageError, HostsFileError: the file or the name means no host.
     """
 
-    def __init__(self, hosts: str | None, host: str | None, kind: Kind, grace_s: float) -> None:
+    def __init__(self, hosts: str | None, host: str | None, kind: Kind, grace_s: float, connect_s: float) -> None:
         self.target: Machine = ThisMachine()
         self.master_port: int | None = None
         self.address: str | None = None
-        self._grace_s = grace_s
+        self._grace_s, self._connect_s = grace_s, connect_s
         self._opened: list[Machine] = []
         self._transport: Transport | None = None
         self._target: Node | None = None
@@ -85,7 +86,7 @@ class Fleet:
         from nccl_doctor.collect.port_sessions import connect
 
         assert self._transport is not None, "hosts are named"
-        machines = connect(nodes, self._transport, self._grace_s)
+        machines = connect(nodes, self._transport, self._connect_s, self._grace_s)
         self._opened += machines
         return machines
 

@@ -9,12 +9,12 @@ from typing import Any
 from nccl_doctor.collect.answers import ProbeError
 from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.port_answers import ANSWERS
+from nccl_doctor.collect.reach import Reach
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model import Node
-from nccl_doctor.transport.base import AccessError, Transport
+from nccl_doctor.transport.base import Transport
 
-CONNECT_S = 10.0
 ANSWER_S = 20.0
 LIFETIME_S = 300.0
 """A probe that hears nothing ends after this; the longest run waits for a grace period and a TIME_WAIT."""
@@ -40,37 +40,24 @@ class SessionMachine:
         self._session.close()
 
 
-def connect(nodes: Sequence[Node], transport: Transport, grace_s: float) -> list[SessionMachine]:
+def connect(nodes: Sequence[Node], transport: Transport, connect_s: float, grace_s: float) -> list[SessionMachine]:
     """A session on each of the nodes, in their order.
 
     Raises:
         NotReachedError: a host did not answer; those that did are closed.
     """
-    opened: list[SessionMachine] = []
-
-    def open_session(node: Node) -> None:
-        deadline = time.monotonic() + CONNECT_S
-        session = ProbeSession.open(transport, node, deadline, LIFETIME_S + grace_s)
-        opened.append(SessionMachine(session))  # here, so that what Ctrl-C interrupts is closed too
-
+    reach = Reach(transport, connect_s, time.monotonic() + LIFETIME_S + grace_s, lambda _name: None)
     try:
-        results = fan_out(open_session, nodes)
+        reach.all(nodes)
     except BaseException:
-        _close(opened)
+        _close(reach)
         raise
-    lost = [(node.name, result) for node, result in zip(nodes, results, strict=True) if isinstance(result, Exception)]
-    if lost:
-        _close(opened)
-        raise NotReachedError("; ".join(f"{name}: {_reason(error)}" for name, error in lost))
-    order = [node.name for node in nodes]
-    return sorted(opened, key=lambda machine: order.index(machine.name))
+    if reach.failures:
+        _close(reach)
+        lost = ((node.name, reach.failures[node.name]) for node in nodes if node.name in reach.failures)
+        raise NotReachedError("; ".join(f"{name}: {why.kind}: {why.detail}" for name, why in lost))
+    return [SessionMachine(reach.opened[node.name]) for node in nodes]
 
 
-def _close(machines: list[SessionMachine]) -> None:
-    fan_out(lambda machine: machine.close(), list(machines))
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, AccessError):
-        return f"{error.failure.kind}: {error.failure.detail}"
-    return f"{type(error).__name__}: {error}"
+def _close(reach: Reach) -> None:
+    fan_out(lambda session: session.close(), list(reach.opened.values()))

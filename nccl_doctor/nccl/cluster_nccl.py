@@ -8,6 +8,7 @@ from functools import cached_property
 from nccl_doctor.model import NcclInterface
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
 from nccl_doctor.nccl.interfaces import Chosen
+from nccl_doctor.nccl.peers import Peers
 from nccl_doctor.nccl.reach import Reachability, reachability
 from nccl_doctor.nccl.spec import is_read
 from nccl_doctor.nccl.suggest import Suggestion, suggest
@@ -33,10 +34,15 @@ class ClusterNccl:
         return self.snapshot.mesh if isinstance(self.snapshot.mesh, Mesh) else None
 
     @cached_property
+    def peers(self) -> Peers:
+        """Whom to ask about an address."""
+        return Peers(self.by_host, self.mesh)
+
+    @cached_property
     def bootstrap(self) -> dict[str, Reachability]:
         """By host that has an interface, how its bootstrap's address stands with the others."""
         return {
-            name: reachability(one, one.chosen.address, self.by_host, self.mesh)
+            name: reachability(one, one.chosen.address, self.peers.of(name, one.chosen.address), self.mesh)
             for name, one in self.by_host.items()
             if one.chosen is not None
         }
@@ -60,7 +66,8 @@ class ClusterNccl:
         """What NET/Socket would use beside the bootstrap's interface although other hosts can't reach it."""
         one = self.by_host[host]
         others = (use for use in one.choice.net_socket if one.chosen is None or use.name != one.chosen.name)
-        return tuple(use for use in others if reachability(one, use.address, self.by_host, self.mesh).is_lost)
+        asked = ((use, self.peers.of(host, use.address)) for use in others)
+        return tuple(use for use, peers in asked if reachability(one, use.address, peers, self.mesh).is_lost)
 
     def wanted(self, host: str) -> str | None:
         """NCCL_SOCKET_IFNAME as NCCL reads it there; None where that comes to unset."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 Reaches = Callable[[str, str], bool]
 """Whether a host (its name) may reach an address."""
@@ -41,5 +42,6 @@ def dials(own: str, other: str) -> bool:
     return here.version == there.version and here.packed >= there.packed
 
 
+@lru_cache(8192)
 def _numeric(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     return ipaddress.ip_address(address.partition("%")[0])

@@ -6,7 +6,7 @@ No list of bad names: docker0 is as good as any interface whose address the othe
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -182,9 +182,8 @@ class Reachability:
         return found
 
 
-def reachability(target: HostNccl, address: str, by_host: Mapping[str, HostNccl], mesh: Mesh | None) -> Reachability:
-    """Asks every other host about an address of ``target``."""
-    peers = (peer for name, peer in by_host.items() if name != target.host)
+def reachability(target: HostNccl, address: str, peers: Iterable[HostNccl], mesh: Mesh | None) -> Reachability:
+    """Asks other hosts about an address of ``target``."""
     return Reachability(tuple(reach(peer, target, address, mesh) for peer in peers))
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from nccl_doctor.commands import export, on
 from nccl_doctor.model import Fix
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
+from nccl_doctor.nccl.peers import Peers
 from nccl_doctor.nccl.reach import Answer, is_private, reach
 from nccl_doctor.snapshot import Host, Mesh, Names, Unknown, told_of
 
@@ -68,11 +69,12 @@ def works(hosts: tuple[Host, ...], plan: Plan, mesh: Mesh | None, accepted: tupl
         if {use.name for use in (one.chosen, *one.choice.net_socket)} != {plan[host.name]}:
             return False
         after[host.name] = one
+    peers = Peers(after, mesh)
     return all(
         reach(source, target, target.chosen.address, mesh).answer in accepted
-        for source in after.values()
-        for target in after.values()
-        if source is not target and target.chosen is not None
+        for name, target in after.items()
+        if target.chosen is not None
+        for source in peers.of(name, target.chosen.address)
     )
 
 

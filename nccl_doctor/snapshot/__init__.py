@@ -37,7 +37,7 @@ from nccl_doctor.snapshot.access import (
 )
 from nccl_doctor.snapshot.firewall import Firewalld, FirewallFacts, IptablesSave
 from nccl_doctor.snapshot.hosts import Host, HostFacts
-from nccl_doctor.snapshot.mesh import Dial, DialOutcome, Mesh, Rail, Stall
+from nccl_doctor.snapshot.mesh import Dial, DialOutcome, Mesh, Rail, Sample, Stall
 from nccl_doctor.snapshot.names import Answer, Names, Resolution, Resolver, deviations, told_of
 from nccl_doctor.snapshot.network import InterfaceAddress, Interfaces, Link, Route, Way
 from nccl_doctor.snapshot.ports import PortRange, PortTrial, Process, TcpSocket
@@ -105,6 +105,7 @@ __all__ = [
     "Resolver",
     "ResourceLimits",
     "Route",
+    "Sample",
     "Shm",
     "SizeResult",
     "Skipped",

@@ -59,8 +59,33 @@ class Rail(Observed):
     users: tuple[Literal["NCCL", "gloo"], ...]
 
 
+class Sample(Observed):
+    """Which pairs of a large mesh are dialled: the master with everybody, ring neighbours, and some at random.
+
+    Attributes:
+        order: all hosts of the job, by rank, whether they took part or not.
+        distances: how far behind it in that ring stand the hosts that each one dials.
+        by_all: the hosts with which a dial failed, and which all others dialled then.
+    """
+
+    order: tuple[str, ...]
+    distances: tuple[Count, ...]
+    by_all: tuple[str, ...] = ()
+
+    def holds(self, src: str, dst: str) -> bool:
+        """Whether that pair is dialled."""
+        if src == dst:
+            return False
+        behind = (self._ranks[dst] - self._ranks[src]) % len(self.order)
+        return self.order[0] in (src, dst) or behind in self.distances or dst in self.by_all
+
+    @cached_property
+    def _ranks(self) -> dict[str, int]:
+        return {name: rank for rank, name in enumerate(self.order)}
+
+
 class Mesh(Observed):
-    """Every host dialled every other one, and some of them themselves: those are dials, and no pairs.
+    """Every host dialled every other one, or a sample of them; some also themselves: those are dials, and no pairs.
 
     Attributes:
         pairs: ordered pairs of hosts there are; ``tested`` of them were dialled.
@@ -71,6 +96,7 @@ class Mesh(Observed):
         answered: by host and address, the hosts that say that they met its listener there, which said its own nonce.
         rails: by host, its other addresses over which NCCL or gloo will move data; they were dialled, too.
         elsewhere: by host that others could not reach, its addresses in another net, and who met its listener there.
+        sample: which pairs were to be dialled, where not all were.
     """
 
     hosts: Count
@@ -83,11 +109,14 @@ class Mesh(Observed):
     answered: dict[str, dict[HostAddress, tuple[str, ...]]] = Field(default_factory=dict)
     rails: dict[str, dict[HostAddress, Rail]] = Field(default_factory=dict)
     elsewhere: dict[str, dict[HostAddress, tuple[str, ...]]] = Field(default_factory=dict)
+    sample: Sample | None = None
 
     @model_validator(mode="after")
     def _counted(self) -> Mesh:
         if self.pairs != self.hosts * (self.hosts - 1) or self.tested > self.pairs:
             raise ValueError("hosts, pairs and dialled pairs do not fit together")
+        if self.sample is not None and not self.names <= set(self.sample.order):
+            raise ValueError("the sample knows nothing of a host that took part")
         return self
 
     def among(self, names: Collection[str]) -> Mesh:
@@ -108,6 +137,7 @@ class Mesh(Observed):
             failed=tuple(dial for dial in self.failed if dial.src in names and dial.dst in names),
             not_listening={name: why for name, why in self.not_listening.items() if name in names},
             stalls=stalls,
+            sample=self.sample,
             answered={
                 name: {address: tuple(one for one in told if one in names) for address, told in met.items()}
                 for name, met in self.answered.items()

@@ -14,7 +14,7 @@ from pathlib import Path
 from nccl_doctor.transport import failures
 from nccl_doctor.transport.backoff import pause
 from nccl_doctor.transport.base import AccessError
-from nccl_doctor.transport.jumps import MAX_HANDSHAKES, QUEUE, split_jump
+from nccl_doctor.transport.jumps import QUEUE, Places, split_jump
 from nccl_doctor.transport.openssh_log import Attempt, classify
 from nccl_doctor.transport.process import ProcessChannel
 from nccl_doctor.transport.settings import HostSettings, arguments
@@ -39,7 +39,7 @@ class OpensshTransport:
     def __init__(self, config: Path | None = None) -> None:
         self._config = config
         self._lock = threading.Lock()
-        self._slots: dict[str, threading.BoundedSemaphore] = {}
+        self._jumps: dict[str, Places] = {}
 
     def open(self, settings: HostSettings, options: SshOptions, command: str, deadline: float) -> ProcessChannel:
         """Starts ``command`` on the host that ``settings`` describe.
@@ -48,12 +48,12 @@ class OpensshTransport:
             AccessError: the host was not reached.
         """
         started, target = time.monotonic(), settings.target()
-        slot, bound = self._slot(settings.proxy_jump), deadline - started
-        if not slot.acquire(timeout=max(0.0, QUEUE * bound)):
-            raise failures.stalled(target, "waiting for its turn at the jump host", QUEUE * bound)
-        started = time.monotonic()  # a host's time begins with its turn
-        deadline = started + bound
-        try:
+        bound = deadline - started
+        with self._places(settings.proxy_jump).place(QUEUE * bound) as held:
+            if not held:
+                raise failures.stalled(target, "waiting for its turn at the jump host", QUEUE * bound)
+            started = time.monotonic()  # a host's time begins with its turn
+            deadline = started + bound
             attempt = 0
             while True:
                 attempt += 1
@@ -62,15 +62,13 @@ class OpensshTransport:
                 except AccessError as error:
                     if not failures.is_dropped(error) or not pause(attempt, deadline):
                         raise
-        finally:
-            slot.release()
 
-    def _slot(self, jump: str | None) -> threading.BoundedSemaphore:
-        """Handshakes through one jump host share eight places; a host reached directly has its own."""
+    def _places(self, jump: str | None) -> Places:
+        """Handshakes through one jump host share its places; a host reached directly has its own."""
         if jump is None:
-            return threading.BoundedSemaphore(1)
+            return Places()
         with self._lock:
-            return self._slots.setdefault(jump, threading.BoundedSemaphore(MAX_HANDSHAKES))
+            return self._jumps.setdefault(jump, Places())
 
     def _open(
         self, settings: HostSettings, options: SshOptions, command: str, span: tuple[float, float]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from nccl_doctor.transport import failures, known_hosts
 from nccl_doctor.transport.base import AccessError, remaining
-from nccl_doctor.transport.jumps import MAX_HANDSHAKES, QUEUE
+from nccl_doctor.transport.jumps import QUEUE, Places
 from nccl_doctor.transport.settings import HostSettings
 
 with warnings.catch_warnings():  # cryptography warns of ciphers that paramiko merely lists
@@ -44,17 +44,15 @@ class _Jump:
     """A session with a jump host, and the handshakes that may go through it at once."""
 
     session: paramiko.Transport
-    slots: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(MAX_HANDSHAKES))
+    places: Places = field(default_factory=Places)
 
     @contextmanager
-    def slot(self, target: failures.Target, seconds: float) -> Iterator[None]:
+    def place(self, target: failures.Target, seconds: float) -> Iterator[None]:
         """Holds one of the handshakes, for which it waits no longer than that."""
-        if not self.slots.acquire(timeout=max(0.0, seconds)):
-            raise failures.stalled(target, "waiting for its turn at the jump host", seconds)
-        try:
+        with self.places.place(seconds) as held:
+            if not held:
+                raise failures.stalled(target, "waiting for its turn at the jump host", seconds)
             yield
-        finally:
-            self.slots.release()
 
 
 class ParamikoTransport:
@@ -116,7 +114,7 @@ class ParamikoTransport:
                 return ProxyCommandStream(settings.proxy_command)
             return dial(settings.target(hop=hop), deadline, bound)
 
-        with jump.slot(settings.target(), QUEUE * bound) if jump else nullcontext():
+        with jump.place(settings.target(), QUEUE * bound) if jump else nullcontext():
             began = time.monotonic()
             deadline = began + bound
             session = establish(settings, connect, self.known_keys(settings), deadline, hop=hop, alone=self._alone)

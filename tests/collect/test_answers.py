@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from nccl_doctor.collect import answers, mesh
 from nccl_doctor.collect.answers import GoneError, MalformedError, NoAnswerError, ProbeError
 from nccl_doctor.collect.facts import typed
-from nccl_doctor.collect.mesh_plan import Target, own_nonce, sample
+from nccl_doctor.collect.mesh_plan import Target, listeners, own_nonce
 from nccl_doctor.collect.session import MAX_REQUEST, ProbeSession
 from nccl_doctor.collect.smoke.all_reduce_run import MOST_EVENTS, AllReduceRun
 from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits
@@ -213,7 +213,7 @@ def test_ports_that_were_not_asked_for_are_not_dialled() -> None:
     snapshot = patched({})
     facts = snapshot.hosts[1].facts
     assert facts is not None
-    wanted = [one["port"] for one in sample(facts, None, own_nonce("n", "here"))]
+    wanted = [one["port"] for one in listeners(facts, None, own_nonce("n", "here"))]
 
     def listened(*ports: Any) -> Any:
         session = lying({"id": 1, "ok": {"ports": list(ports), "errors": {}}})

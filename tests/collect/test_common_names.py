@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nccl_doctor.collect.common_names import CommonNames
 from nccl_doctor.model import Cluster
-from nccl_doctor.probe.facts.names import deviating
+from nccl_doctor.probe.facts.names import deviating, unpacked
 from nccl_doctor.snapshot import Names, Resolution, Unknown, deviations, told_of, unknown
 from tests.collect.nodes import node
 
@@ -47,14 +47,14 @@ def taken(hosts: list[dict[str, Any]], order: list[int]) -> tuple[list[Names], C
     """Asks the hosts, each before or after others have answered; what they sent, too."""
     sent: list[dict[str, Any]] = [{} for _ in hosts]
     common = CommonNames(whole := cluster())
-    asked: dict[int, dict[str, Any]] = {}
+    asked: dict[int, str] = {}
     names: dict[int, Names] = {}
     for step in order:
         place = step % len(hosts)
         if place not in asked:
             asked[place] = common.known_to(whole.nodes[place])
         elif place not in names:
-            sent[place] = deviating(hosts[place], asked[place])
+            sent[place] = deviating(hosts[place], unpacked(asked[place]))
             names[place] = Names.model_validate(sent[place])
             common.learn(whole.nodes[place], names[place])
     done = {place: common.final(told) for place, told in names.items()}

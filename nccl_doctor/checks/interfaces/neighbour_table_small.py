@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 from nccl_doctor.commands import on
 from nccl_doctor.model import Finding, Fix, Severity
@@ -97,9 +98,14 @@ def _peers(facts: HostFacts, names: frozenset[str], cache: _Cache) -> int:
     return len((cache[key] | frozenset(_beside(nets, deviating))) - own)
 
 
+@lru_cache(8192)
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    return ipaddress.ip_address(text.partition("%")[0])
+
+
 def _beside(nets: frozenset[_Network], texts: Iterable[str]) -> Iterator[str]:
     """Those of the addresses that lie on one of the nets."""
     for text in texts:
-        address = ipaddress.ip_address(text.partition("%")[0])
+        address = _address(text)
         if address.version == 4 and any(address in net for net in nets):
             yield text

@@ -32,10 +32,13 @@ def gpu_overlap(view: View) -> Iterator[Finding | Unjudged]:
         ranks = nproc(host.node, facts, alone=len(view.snapshot.cluster.nodes) == 1)
         mine = visible(host.node, gpus)[:ranks]
         used[host.name] = {gpu.uuid: f"{gpu.index} ({gpu.name})" for gpu in mine if gpu.uuid.startswith("GPU-")}
-    for one, other in itertools.combinations(used, 2):
+    users: dict[str, list[str]] = {}
+    for name, own in used.items():
+        for uuid in own:
+            users.setdefault(uuid, []).append(name)
+    pairs = dict.fromkeys(pair for hosts in users.values() for pair in itertools.combinations(hosts, 2))
+    for one, other in pairs:
         shared = [uuid for uuid in used[one] if uuid in used[other]]
-        if not shared:
-            continue
         yield Finding(
             hosts=(one, other),
             message=f"{one} and {other} are one machine, and both use GPU "

@@ -44,7 +44,7 @@ def collect(request: dict[str, Any]) -> dict[str, object]:
     """All facts but the clock, by field of snapshot.HostFacts, in JSON form.
 
     Args:
-        request: ``names`` to resolve, see :func:`names.collect`; ``deadline_s`` for everything; optional:
+        request: ``names`` to resolve, see :func:`names.unpacked`; ``deadline_s`` for everything; optional:
             ``trial_port`` to bind, or None; ``master_port``, whose sockets are listed; ``env``, the job's own
             variables; ``python``, the interpreter as the hosts file names it; ``same``, paths to take digests of;
             ``sudo``, whether ``sudo -n`` may
@@ -90,7 +90,7 @@ def collectors(request: dict[str, Any], interpreter: Interpreter, deadline: floa
         "gpu_health": partial(gpu_health.collect, deadline),
         "same": partial(same.collect, request.get("same") or [], deadline),
         "pci": partial(pci.collect, deadline),
-        "resolution": partial(names.collect, request["names"], deadline),
+        "resolution": partial(names.collect, names.unpacked(request["names"]), deadline),
         "identity": host.identity,
         "interfaces": interfaces.collect,
         "routes": routes.collect,

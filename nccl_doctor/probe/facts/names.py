@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import base64
 import errno
+import json
 import queue
 import socket
 import threading
 import time
+import zlib
 from collections import Counter
 from typing import Any, Callable
 
 WORKERS = 16
 """Look-ups at once: name servers drop queries of a client that floods them."""
+
+
+def unpacked(text: str) -> dict[str, list[Any] | None]:
+    """The cluster's names, thousands of them, as collect/common_names.py sends them: JSON, zlib, base64."""
+    names: dict[str, list[Any] | None] = json.loads(zlib.decompress(base64.b64decode(text)).decode())
+    return names
 
 
 def collect(names: dict[str, list[Any] | None], deadline: float) -> dict[str, Any]:

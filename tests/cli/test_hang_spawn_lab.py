@@ -11,7 +11,7 @@ import pytest
 
 from tests.hang.faults import unnoticed
 from tests.hang.running import hang
-from tests.lab.cluster import Lab
+from tests.lab.cluster import Lab, MakeLab
 from tests.lab.host import LabHost
 
 pytestmark = pytest.mark.lab
@@ -69,3 +69,19 @@ def test_a_spawned_rank_that_has_ended(lab: Lab) -> None:
     assert (code, told["verdict"]) == (1, "gone")
     assert [one["rank"] for one in told["ranks"] if one["behind"]] == [3]
     assert "zombie" in told["diagnoses"][0]["message"]
+
+
+def test_a_job_in_a_container(make_lab: MakeLab) -> None:
+    """Own PIDs, mounts and network, as a container engine makes them; the look is from the host."""
+    lab = make_lab(1)
+    (host,) = lab.hosts
+    host.write("/root/spawn.py", SCRIPT.read_text())
+    inside = f"ip link set lo up; exec {sys.executable} spawn.py 0 1 127.0.0.1"
+    apart = ["unshare", "--pid", "--mount", "--net", "--ipc", "--fork", "--mount-proc", "sh", "-c", inside]
+    host.background(apart)
+    host.wait_until(partial(_holds, host, "test -e /run/spawned-0 && test -e /run/spawned-1"), "ranks", timeout=240)
+    code, told = hang(lab)
+    assert (code, told["verdict"]) == (1, "outside-nccl")
+    (late,) = [one for one in told["ranks"] if one["behind"]]
+    assert (late["rank"], late["frame"]) == (1, "spawn.py:32 in run")
+    assert "spawn_main" in host.read(f"/proc/{late['pid']}/cmdline")

@@ -1,6 +1,6 @@
 """Each fault of a real job, looked at again and again: ``scripts/bench hang [--times 10] [FAULT…]``.
 
-Prints a line a fault: how often it was seen right, the seconds that it took, and whether the job was afterwards as
+Prints a point a look, and a line a fault: how often it was seen right, the seconds that it took, and whether the job was afterwards as
 before: the same processes, in no other state, and further steps made.
 """
 
@@ -33,6 +33,7 @@ def main() -> None:
             for _ in range(given.times):
                 before = job.pids()
                 seen.append(looked(job, name, "--interval", INTERVAL_S))
+                print("." if seen[-1].is_right(expected) else "!", end="", flush=True)
                 if name == "kill":
                     job.end()
                     job = Training(lab, limit_s=20)
@@ -47,7 +48,7 @@ def _told(name: str, expected: Expected, seen: list[Seen], kept: bool) -> bool:
     right = sum(one.is_right(expected) for one in seen)
     slowest = max(one.seconds for one in seen)
     after = "" if name == "kill" else ", the job as before" if kept else ", THE JOB IS NOT AS BEFORE"
-    print(f"{name:9} right {right} of {len(seen)}, at most {slowest:.1f} s (limit {LIMIT_S:.0f}){after}", flush=True)
+    print(f" {name:9} right {right} of {len(seen)}, at most {slowest:.1f} s (limit {LIMIT_S:.0f}){after}", flush=True)
     for one in seen:
         if not one.is_right(expected):
             print(f"    {one.code} {one.told['verdict']} {one.names} {one.behind}: {one.told['message']}", flush=True)

@@ -6,8 +6,8 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable, Iterator
+from typing import NamedTuple, TypeVar
 
 MAX_HOSTS = 65_536
 """More in one list is a slip of the finger, such as ``node[1-99999999]``, and would fill the memory."""
@@ -20,6 +20,18 @@ _PIECE = re.compile(r"\[[^\[\]]*\]|[^\[\],]+|[\[\],]")
 _RANGE = re.compile(rf"([0-9]{{1,{_MAX_DIGITS}}})(?:-([0-9]{{1,{_MAX_DIGITS}}}))?")
 _NUMBER = re.compile(r"[0-9]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """The second parts by the first, both in their order: hosts by what is true of them."""
+    groups: dict[K, list[V]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def has_control(text: str) -> bool:

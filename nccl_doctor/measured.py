@@ -5,7 +5,7 @@ Apart from the facts of a snapshot, whose types are as strict as hosts are untru
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
@@ -91,8 +91,11 @@ class MeshReport(FrozenModel):
     sample: SampleReport | None = None
 
 
-STAGES = ("none", "started", "torch", "store", "group", "allreduce", "sizes", "done")
-"""How far a rank of the all-reduce comes, in this order (probe/allreduce_worker.py)."""
+Reported = Literal["started", "torch", "store", "group", "allreduce", "sizes", "done"]
+"""What a rank of the all-reduce reports, in the order in which it gets there (probe/allreduce_worker.py)."""
+Stage = Literal["none", Reported]
+"""The last that a rank reported; "none" before the first."""
+STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
 class RankReport(FrozenModel):

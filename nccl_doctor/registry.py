@@ -23,6 +23,7 @@ from typing import Literal
 from nccl_doctor.derived import Derived
 from nccl_doctor.firewall.blame import Judged
 from nccl_doctor.firewall.ways import Hindrance
+from nccl_doctor.hostlist import K, grouped
 from nccl_doctor.model import Finding, Severity
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.snapshot import Dial, Host, HostFacts, Mesh, Smoke, Snapshot, known
@@ -84,6 +85,11 @@ class View:
         for host in self.hosts:
             if host.facts is not None:
                 yield host, host.facts
+
+    def hosts_by(self, key: Callable[[HostFacts], K | None]) -> dict[K, list[str]]:
+        """The hosts by what ``key`` makes of their facts, those left out of which it makes nothing."""
+        made = ((key(facts), host.name) for host, facts in self.facts)
+        return grouped((value, name) for value, name in made if value is not None)
 
 
 Scope = Literal["all", "master"]
@@ -163,6 +169,9 @@ def _entry(module: str, code: str, severity: Severity, explains: tuple[str, ...]
 
 
 def _enter(entry: Check) -> None:
+    unheard_of = set(entry.needs) - HostFacts.model_fields.keys() - {"mesh", "smoke"}
+    if unheard_of:
+        raise ValueError(f"{entry.name} needs {', '.join(sorted(unheard_of))}, which is no fact")
     taken = _register.get(entry.code)
     if taken is not None and taken.name != entry.name:
         raise ValueError(f"{entry.code} is both {taken.name} and {entry.name}")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from nccl_doctor.checks.allreduce.link import best, link, way
 from nccl_doctor.firewall.manager import managed_by
-from nccl_doctor.hostlist import fold
+from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.model import CheckResult, Diagnosis, HostSummary, Outcome, Phase, PhaseOutcome, Report, Severity
 from nccl_doctor.snapshot import (
     PENDING,
@@ -71,9 +71,7 @@ def phases(
 ) -> Iterator[Phase]:
     """The rows that the call asks for, in the screen's order."""
     texts = _Texts(snapshot, hosts)
-    by_code: dict[str, list[Diagnosis]] = {}
-    for diagnosis in diagnoses:
-        by_code.setdefault(diagnosis.code, []).append(diagnosis)
+    by_code = grouped((diagnosis.code, diagnosis) for diagnosis in diagnoses)
     consequences = {effect.code for diagnosis in diagnoses for effect in diagnosis.explains}
     for row in ROWS:
         mine = [check for check in checks if row_of(check.category, check.name) == row]
@@ -164,10 +162,9 @@ class _Texts:
         return "; ".join(f"{what} on {'each of ' if len(on) > 1 else ''}{fold(on)}" for what, on in kinds.items())
 
     def _interfaces(self) -> str:
-        chosen: dict[str, list[str]] = {}
-        for host in self._hosts:
-            if host.nccl_interface is not None:
-                chosen.setdefault(host.nccl_interface.name, []).append(host.name)
+        chosen = grouped(
+            (host.nccl_interface.name, host.name) for host in self._hosts if host.nccl_interface is not None
+        )
         return "; ".join(f"NCCL will use {name} on {fold(hosts)}" for name, hosts in chosen.items())
 
     def _ports(self) -> str:

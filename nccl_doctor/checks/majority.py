@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nccl_doctor.hostlist import fold
+from nccl_doctor.hostlist import fold, grouped
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,7 @@ class Difference:
 
 def difference(subject: str, values: Mapping[str, str]) -> Difference | None:
     """The difference among hosts' values; None where there is none."""
-    groups: dict[str, list[str]] = {}
-    for host, value in values.items():
-        groups.setdefault(value, []).append(host)
+    groups = grouped((value, host) for host, value in values.items())
     if len(groups) < 2:
         return None
     return Difference(subject, dict(sorted(groups.items(), key=lambda item: -len(item[1]))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.evidence_lines import folded
-from nccl_doctor.hostlist import fold, quoted
+from nccl_doctor.hostlist import fold, grouped, quoted
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.faults import Fault, Kind, faults
@@ -75,9 +75,7 @@ def _setting(nccl: ClusterNccl, group: list[Fault]) -> str:
     wanted = group[0].wanted
     if wanted is None:
         return "Without NCCL_SOCKET_IFNAME"
-    origins: dict[str, list[str]] = {}
-    for fault in group:
-        origins.setdefault(nccl.by_host[fault.host].variables["NCCL_SOCKET_IFNAME"].origin, []).append(fault.host)
+    origins = grouped((nccl.by_host[fault.host].variables["NCCL_SOCKET_IFNAME"].origin, fault.host) for fault in group)
     several = len(origins) > 1
     places = [f"{origin} on {fold(hosts)}" if several else origin for origin, hosts in origins.items()]
     return f"With NCCL_SOCKET_IFNAME={quoted(wanted)} ({', '.join(places)})"

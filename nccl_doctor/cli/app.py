@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from nccl_doctor import __version__
 from nccl_doctor.cli.check import check
@@ -42,5 +43,13 @@ def doctor(
     """Cluster preflight and NCCL diagnostics for PyTorch jobs: one cause, the host, and a command to paste."""
 
 
+class PanelCommand(TyperCommand):
+    """Its help stands in panels by theme; errors stay a plain line, as the app has them."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - typer's own, handed on
+        super().__init__(*args, **(options | {"rich_markup_mode": "rich"}))
+
+
 for command in (check, fix_port, smoke, logs, ifname, hosts, launch, hang, diff, explain, codes):
-    app.command()(command)
+    # the summary said outright: what is made of a docstring is cut at 45 letters
+    app.command(cls=PanelCommand, short_help=(command.__doc__ or "").partition("\n")[0])(command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,6 +14,12 @@ from nccl_doctor.report.render import FORMS
 Color = choices.Color
 FailOn = choices.FailOn
 
+of_hosts = partial(typer.Option, rich_help_panel="Hosts and how to reach them")
+of_job = partial(typer.Option, rich_help_panel="The job, where the hosts file says nothing else")
+of_run = partial(typer.Option, rich_help_panel="What is done")
+of_report = partial(typer.Option, rich_help_panel="The report")
+of_keep = partial(typer.Option, rich_help_panel="What is kept")
+
 TransportKind = Literal["auto", "paramiko", "openssh", "local"]
 
 
@@ -20,13 +27,13 @@ Hosts = Annotated[
     str | None,
     typer.Argument(metavar="HOSTS", help="Hosts file (-: stdin); else -w, SLURM_JOB_NODELIST, or this machine."),
 ]
-Where = Annotated[str | None, typer.Option("-w", metavar="LIST", help="Hosts by name: 'node[01-04,07]'.")]
-Exclude = Annotated[str | None, typer.Option("-x", metavar="LIST", help="Hosts to leave out.")]
+Where = Annotated[str | None, of_hosts("-w", metavar="LIST", help="Hosts by name: 'node[01-04,07]'.")]
+Exclude = Annotated[str | None, of_hosts("-x", metavar="LIST", help="Hosts to leave out.")]
 
 
 def output(command: str) -> typer.models.OptionInfo:
     """``-o`` of a command, with the forms that it has; :mod:`nccl_doctor.cli.output` refuses others."""
-    option: typer.models.OptionInfo = typer.Option(
+    option: typer.models.OptionInfo = of_report(
         "-o", "--output", metavar="|".join(FORMS[command]), help="Form of the output."
     )
     return option
@@ -34,22 +41,22 @@ def output(command: str) -> typer.models.OptionInfo:
 
 Output = Annotated[str, output("check")]
 OutputFile = Annotated[
-    Path | None, typer.Option("--output-file", metavar="FILE", help="Write the report here, not to stdout.")
+    Path | None, of_report("--output-file", metavar="FILE", help="Write the report here, not to stdout.")
 ]
-ColorWhen = Annotated[Color, typer.Option("--color", help="Colour; NO_COLOR is honoured.")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Only what was found; no progress.")]
-Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Every check, and all that was seen.")]
-FailOnLevel = Annotated[FailOn, typer.Option("--fail-on", help="Exit 1 from this severity on.")]
-Only = Annotated[list[str] | None, typer.Option("--only", metavar="CHECK", help="Only this code, name or category.")]
-Skip = Annotated[list[str] | None, typer.Option("--skip", metavar="CHECK", help="Not this code, name or category.")]
+ColorWhen = Annotated[Color, of_report("--color", help="Colour; NO_COLOR is honoured.")]
+Quiet = Annotated[bool, of_report("-q", "--quiet", help="Only what was found; no progress.")]
+Verbose = Annotated[bool, of_report("-v", "--verbose", help="Every check, and all that was seen.")]
+FailOnLevel = Annotated[FailOn, of_report("--fail-on", help="Exit 1 from this severity on.")]
+Only = Annotated[list[str] | None, of_run("--only", metavar="CHECK", help="Only this code, name or category.")]
+Skip = Annotated[list[str] | None, of_run("--skip", metavar="CHECK", help="Not this code, name or category.")]
 ConnectTimeout = Annotated[
     float,
-    typer.Option("--connect-timeout", metavar="SECONDS", help="For each host to let us in, and to answer.", min=1),
+    of_hosts("--connect-timeout", metavar="SECONDS", help="For each host to let us in, and to answer.", min=1),
 ]
-Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="For the whole run.", min=1)]
+Timeout = Annotated[float, of_run("--timeout", metavar="SECONDS", help="For the whole run.", min=1)]
 TimeoutWithSmoke = Annotated[
     float | None,
-    typer.Option(
+    of_run(
         "--timeout",
         metavar="SECONDS",
         help="For the whole run.",
@@ -57,56 +64,52 @@ TimeoutWithSmoke = Annotated[
         show_default="300, or 240 more than --smoke-timeout",
     ),
 ]
-Transport = Annotated[TransportKind, typer.Option("--transport", help="How hosts are reached.")]
+Transport = Annotated[TransportKind, of_hosts("--transport", help="How hosts are reached.")]
 Mesh = Annotated[
     Literal["auto", "full", "none"],
-    typer.Option("--mesh", help="Which pairs are dialled; auto is all of them up to 128 hosts."),
+    of_run("--mesh", help="Which pairs are dialled; auto is all of them up to 128 hosts."),
 ]
 Sudo = Annotated[
-    bool, typer.Option("--sudo", help="Try sudo -n on the hosts to read firewall rules; never asks for a password.")
+    bool, of_hosts("--sudo", help="Try sudo -n on the hosts to read firewall rules; never asks for a password.")
 ]
-NoSmoke = Annotated[bool, typer.Option("--no-smoke", help="Leave out the all-reduce.")]
-Save = Annotated[Path | None, typer.Option("--save", metavar="SNAPSHOT", help="Keep all that was seen in this file.")]
+NoSmoke = Annotated[bool, of_run("--no-smoke", help="Leave out the all-reduce.")]
+Save = Annotated[Path | None, of_keep("--save", metavar="SNAPSHOT", help="Keep all that was seen in this file.")]
 SaveWhole = Annotated[
-    bool, typer.Option("--save-whole", help="With --save: also user names, all variables and command lines.")
+    bool, of_keep("--save-whole", help="With --save: also user names, all variables and command lines.")
 ]
 WriteHosts = Annotated[
-    Path | None, typer.Option("--write-hosts", metavar="FILE", help="Write the hosts that passed here, a name a line.")
+    Path | None, of_keep("--write-hosts", metavar="FILE", help="Write the hosts that passed here, a name a line.")
 ]
-WriteFailed = Annotated[Path | None, typer.Option("--write-failed", metavar="FILE", help="Write the other hosts here.")]
+WriteFailed = Annotated[Path | None, of_keep("--write-failed", metavar="FILE", help="Write the other hosts here.")]
 From = Annotated[
-    Path | None, typer.Option("--from", metavar="SNAPSHOT", help="Judge what --save kept; no host is contacted.")
+    Path | None, of_keep("--from", metavar="SNAPSHOT", help="Judge what --save kept; no host is contacted.")
 ]
 Python = Annotated[
-    str | None, typer.Option("--python", metavar="PATH", help="The interpreter that training uses, on every host.")
+    str | None, of_hosts("--python", metavar="PATH", help="The interpreter that training uses, on every host.")
 ]
-MasterPort = Annotated[int | None, typer.Option("--master-port", metavar="PORT", help="The master port.", min=1)]
-MasterAddr = Annotated[str | None, typer.Option("--master-addr", metavar="HOST", help="The master's address.")]
-NprocPerNode = Annotated[int | None, typer.Option("--nproc-per-node", metavar="N", help="Ranks on each host.", min=1)]
-Env = Annotated[
-    list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="A variable as the job will have it.")
-]
-User = Annotated[str | None, typer.Option("--user", metavar="NAME", help="Who logs in to the hosts.")]
-SshPort = Annotated[int | None, typer.Option("--port", metavar="PORT", help="Where sshd listens on the hosts.", min=1)]
-SmokeTimeout = Annotated[
-    float, typer.Option("--smoke-timeout", metavar="SECONDS", help="Deadline of the all-reduce.", min=1)
-]
+MasterPort = Annotated[int | None, of_job("--master-port", metavar="PORT", help="The master port.", min=1)]
+MasterAddr = Annotated[str | None, of_job("--master-addr", metavar="HOST", help="The master's address.")]
+NprocPerNode = Annotated[int | None, of_job("--nproc-per-node", metavar="N", help="Ranks on each host.", min=1)]
+Env = Annotated[list[str] | None, of_job("--env", metavar="NAME=VALUE", help="A variable as the job will have it.")]
+User = Annotated[str | None, of_hosts("--user", metavar="NAME", help="Who logs in to the hosts.")]
+SshPort = Annotated[int | None, of_hosts("--port", metavar="PORT", help="Where sshd listens on the hosts.", min=1)]
+SmokeTimeout = Annotated[float, of_run("--smoke-timeout", metavar="SECONDS", help="Deadline of the all-reduce.", min=1)]
 SmokeBudget = Annotated[
-    float, typer.Option("--smoke-budget", metavar="SECONDS", help="Time for measuring message sizes.", min=0)
+    float, of_run("--smoke-budget", metavar="SECONDS", help="Time for measuring message sizes.", min=0)
 ]
 MaxBytes = Annotated[
     int | None,
-    typer.Option("--max-bytes", metavar="BYTES", help="Largest message; 1 GiB with NCCL, 64 MiB with gloo.", min=8),
+    of_run("--max-bytes", metavar="BYTES", help="Largest message; 1 GiB with NCCL, 64 MiB with gloo.", min=8),
 ]
 Backend = Annotated[
     Literal["auto", "nccl", "gloo"],
-    typer.Option("--backend", help="auto is NCCL where every rank has a GPU, else gloo."),
+    of_run("--backend", help="auto is NCCL where every rank has a GPU, else gloo."),
 ]
 Isolate = Annotated[
     bool,
-    typer.Option("--isolate", help="Where nothing explains a failure, repeat it over groups of hosts."),
+    of_run("--isolate", help="Where nothing explains a failure, repeat it over groups of hosts."),
 ]
 SaveLogs = Annotated[
     Path | None,
-    typer.Option("--save-logs", metavar="DIR", help="Keep all that the ranks print, a file a host.", file_okay=False),
+    of_keep("--save-logs", metavar="DIR", help="Keep all that the ranks print, a file a host.", file_okay=False),
 ]

@@ -12,9 +12,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from nccl_doctor.measured import MachineLoad
+from nccl_doctor.measured import MachineLoad, Reported
 from nccl_doctor.snapshot import DialOutcome, Fact, FirewallFacts, SizeResult, Way
-from nccl_doctor.snapshot.smoke import Reported
 from nccl_doctor.snapshot.values import Clipped, Count, Observed, Pid, Port, ProcessState, Seconds, Signed, Version
 
 T = TypeVar("T")

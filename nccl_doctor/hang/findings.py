@@ -8,6 +8,7 @@ from nccl_doctor.commands import on
 from nccl_doctor.hang.folds import doing, folded, named, told
 from nccl_doctor.hang.observed_rank import Link, ObservedRank
 from nccl_doctor.hang.verdict import Judgement, Seen
+from nccl_doctor.hostlist import grouped
 from nccl_doctor.logs.words import ranks_of
 from nccl_doctor.model import Finding, Fix
 from nccl_doctor.shell import line
@@ -61,9 +62,7 @@ def _unknown(judged: Judgement) -> str:
 
 def _gone(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     seen = judged.seen
-    groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
-    for one in seen.lost:
-        groups.setdefault((one.why, one.hosts), []).append(one.rank)
+    groups = grouped(((one.why, one.hosts), one.rank) for one in seen.lost)
     pids = {one.rank: one.pid for one in seen.lost}
     parts = [
         f"{ranks_of(ranks)} on {', '.join(hosts)}{_pids(ranks, pids)} {why}" for (why, hosts), ranks in groups.items()
@@ -139,9 +138,7 @@ def _different(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     parting = told_by if told_by is not None and (told_by.differs or told_by.crossed) else None
     culprits = [seen.ranks[rank] for rank in judged.culprits if rank in seen.ranks]
     if parting is not None:
-        groups: dict[str, list[int]] = {}
-        for rank, words in parting.did.items():
-            groups.setdefault(words, []).append(rank)
+        groups = grouped((words, rank) for rank, words in parting.did.items())
         calls = "; ".join(f"{ranks_of(ranks)} called {words}" for words, ranks in list(groups.items())[:4])
         message = f"Ranks called different collectives as {parting.where}: {calls}."
     else:

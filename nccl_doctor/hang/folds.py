@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nccl_doctor.hang.observed_rank import ObservedRank
+from nccl_doctor.hostlist import grouped
 from nccl_doctor.logs.words import ranks_of
 
 KERNEL_WORDS = {
@@ -40,9 +41,7 @@ def doing(one: ObservedRank) -> str:
 
 def folded(ranks: Iterable[ObservedRank]) -> dict[str, tuple[int, ...]]:
     """What is done to the ranks that do it, the most first."""
-    found: dict[str, list[int]] = {}
-    for one in ranks:
-        found.setdefault(doing(one), []).append(one.rank)
+    found = grouped((doing(one), one.rank) for one in ranks)
     return {words: tuple(numbers) for words, numbers in sorted(found.items(), key=lambda item: -len(item[1]))}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from nccl_doctor.hang.verdict import Seen
-from nccl_doctor.hostlist import fold
+from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.logs.words import ranks_of
 from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.hang import HangSnapshot, Ras
@@ -39,10 +39,7 @@ def _hosts(snapshot: HangSnapshot, seen: Seen) -> Iterator[str]:
 
 
 def _stacks(seen: Seen) -> Iterator[str]:
-    reasons: dict[str, list[int]] = {}
-    for one in seen.present:
-        if one.place is None and one.no_stack:
-            reasons.setdefault(one.no_stack, []).append(one.rank)
+    reasons = grouped((one.no_stack, one.rank) for one in seen.present if one.place is None and one.no_stack)
     for reason, ranks in list(reasons.items())[:3]:
         yield f"no stack of {ranks_of(ranks)}: {reason}"
 

@@ -16,6 +16,7 @@ from nccl_doctor.hang.lost import Lost
 from nccl_doctor.hang.observed_rank import Link, ObservedRank
 from nccl_doctor.hang.stack_place import Kind
 from nccl_doctor.hang_model import Verdict
+from nccl_doctor.hostlist import grouped
 from nccl_doctor.snapshot.hang import HangSnapshot
 
 CHATTER = 1 << 20
@@ -220,9 +221,7 @@ def _apart(seen: Seen) -> Judgement | None:
     """
     if seen.nccl or seen.unseen or len(seen.waiting) < len(seen.present) or len(seen.ranks) < seen.world_size:
         return None
-    by_place: dict[str, list[int]] = {}
-    for one in seen.waiting:
-        by_place.setdefault(str(one.place), []).append(one.rank)
+    by_place = grouped((str(one.place), one.rank) for one in seen.waiting)
     if len(by_place) < 2 or any(one.place is None for one in seen.waiting):
         return None
     most = max(by_place.values(), key=len)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from nccl_doctor.hostlist import grouped
 from nccl_doctor.logs.context import Log, in_context
 from nccl_doctor.logs.events import Event
 from nccl_doctor.logs.marks import EXITED
@@ -32,9 +33,7 @@ def causes(log: Log) -> tuple[Cause, ...]:
     if not events:
         return ()
     order = _order(events)
-    groups: dict[str, list[Event]] = {}
-    for event in sorted(events, key=order):
-        groups.setdefault(event.name, []).append(event)
+    groups = grouped((event.name, event) for event in sorted(events, key=order))
     first = _first(list(groups.values()))
     others = [group for group in groups.values() if group is not first]
     chosen, following = [first], []

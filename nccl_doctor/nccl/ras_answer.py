@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from nccl_doctor.hostlist import grouped
+
 
 class MalformedAnswerError(ValueError):
     """What was read is no answer of RAS; the message is one sentence."""
@@ -76,10 +78,7 @@ class Communicator:
 
     def launched(self) -> dict[str, tuple[RankGroup, ...]]:
         """Collectives that ranks have launched different numbers of; of each the groups, furthest behind first."""
-        found: dict[str, list[RankGroup]] = {}
-        for group in self.groups:
-            if isinstance(group.value, int):
-                found.setdefault(group.topic, []).append(group)
+        found = grouped((group.topic, group) for group in self.groups if isinstance(group.value, int))
         return {topic: tuple(sorted(groups, key=lambda one: int(one.value))) for topic, groups in found.items()}
 
 

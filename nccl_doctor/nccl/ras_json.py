@@ -12,6 +12,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field, StringConstraints, ValidationError
 
+from nccl_doctor.hostlist import grouped
 from nccl_doctor.nccl.ras_answer import Communicator, MalformedAnswerError, RankGroup, RasAnswer, RasProcess, RasRank
 
 _ERRORS = {
@@ -143,9 +144,7 @@ def _groups(ranks: tuple[RasRank, ...]) -> Iterator[RankGroup]:
     values: dict[str, list[int | str]] = {topic: [rank.counts.get(topic, 0) for rank in ranks] for topic in topics}
     values |= {"status": [rank.status for rank in ranks], "error": [rank.error for rank in ranks]}
     for topic, found in values.items():
-        groups: dict[int | str, list[RasRank]] = {}
-        for rank, value in zip(ranks, found, strict=True):
-            groups.setdefault(value, []).append(rank)
+        groups = grouped((value, rank) for rank, value in zip(ranks, found, strict=True))
         if topic == "error":
             groups.pop("", None)
         elif len(groups) < 2:

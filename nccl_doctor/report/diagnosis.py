@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from nccl_doctor.hostlist import fold
+from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.model import Command, Consequence, Diagnosis, Fix, LogLine
 from nccl_doctor.report.safe import clean, pasteable
 from nccl_doctor.report.text import SEVERITY_STYLES, Screen, apart, wrap
@@ -95,12 +95,8 @@ def _fix(fix: Fix, screen: Screen) -> Iterator[str]:
 
 def _by_host(commands: tuple[Command, ...]) -> list[tuple[list[str | None], tuple[str, ...]]]:
     """Commands per host in their order, hosts with the same ones together."""
-    per_host: dict[str | None, list[str]] = {}
-    for one in commands:
-        per_host.setdefault(one.host, []).append(one.command)
-    alike: dict[tuple[str, ...], list[str | None]] = {}
-    for host, lines in per_host.items():
-        alike.setdefault(tuple(lines), []).append(host)
+    per_host = grouped((one.host, one.command) for one in commands)
+    alike = grouped((tuple(lines), host) for host, lines in per_host.items())
     return [(hosts, same) for same, hosts in alike.items()]
 
 

@@ -10,7 +10,7 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable
 
-from nccl_doctor.hostlist import fold
+from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.model import CheckResult, Consequence, Diagnosis, LogLine, Outcome, Report
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean
@@ -21,9 +21,7 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 def render(report: Report, _options: RenderOptions) -> str:
     """The report's XML; what only logs show, and so has no check, stands in a suite named after the command."""
-    suites: dict[str, list[ET.Element]] = {}
-    for check in report.checks:
-        suites.setdefault(check.category, []).append(_case(check, report))
+    suites = grouped((check.category, _case(check, report)) for check in report.checks)
     checked = {check.code for check in report.checks}
     seen = {found.code: found for found in report.diagnoses if found.code not in checked}
     for found in seen.values():

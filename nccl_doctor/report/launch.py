@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.documents import Launch, RankPlace
-from nccl_doctor.hostlist import fold
+from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean
 from nccl_doctor.report.text import plural, table
@@ -20,9 +20,7 @@ _ROWS = 64
 
 def render(plan: Launch, _options: RenderOptions) -> str:
     """The ranks, then each host's line, which stands alone."""
-    ranks: dict[str, list[RankPlace]] = {}
-    for place in plan.ranks:
-        ranks.setdefault(place.host, []).append(place)
+    ranks = grouped((place.host, place) for place in plan.ranks)
     master = f"master {plan.master_addr}:{plan.master_port}"
     blocks = [[f"# {plural(len(ranks), 'node')}, {plural(plan.world_size, 'rank')}, {master}", *_drawn(plan.ranks)]]
     if plan.notes:
@@ -51,9 +49,7 @@ def _ends(places: list[RankPlace], name: str) -> str:
 
 def _drawn(places: tuple[RankPlace, ...]) -> Iterator[str]:
     """A row a rank, its node named once."""
-    nodes: dict[int, list[RankPlace]] = {}
-    for place in places:
-        nodes.setdefault(place.node_rank, []).append(place)
+    nodes = grouped((place.node_rank, place) for place in places)
     rows: list[tuple[str, ...]] = []
     for node, its in nodes.items():
         if len(places) > _ROWS:

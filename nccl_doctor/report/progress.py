@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nccl_doctor.hostlist import fold
+from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.measured import STAGES
 
-_DOES = dict(
+_DOES: dict[str, str] = dict(
     zip(
         STAGES,
         (
@@ -74,7 +74,5 @@ class Wait:
         behind = self._behind()
         if not self.stages:
             return [f"waiting for {fold(behind)}"] if behind else []
-        does: dict[str, list[str]] = {}
-        for name in behind:
-            does.setdefault(_DOES[self.stages.get(name, "none")], []).append(name)
+        does = grouped((_DOES[self.stages.get(name, "none")], name) for name in behind)
         return [f"{fold(names)} still {what}" for what, names in does.items()]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from nccl_doctor.hostlist import fold
+from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.measured import AllReduceReport, LinkShare, RankReport, SizeReport
 from nccl_doctor.report.text import Screen, plural, table, wrap
 
@@ -111,9 +111,7 @@ def _link(link: LinkShare | None) -> str:
 
 def _spread(sizes: Sequence[SizeReport]) -> list[SizeReport]:
     """Rows from the smallest to the largest of each type, evenly apart and few; -v shows all."""
-    kinds: dict[str, list[SizeReport]] = {}
-    for size in sizes:
-        kinds.setdefault(size.dtype, []).append(size)
+    kinds = grouped((size.dtype, size) for size in sizes)
     most = max(_ROWS // max(len(kinds), 1), 2)
     return [its[index] for its in kinds.values() for index in _evenly(len(its), most)]
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from rich.cells import cell_len
 
+from nccl_doctor.hostlist import grouped
 from nccl_doctor.model import CheckResult, Diagnosis, Outcome, Report, Severity
 from nccl_doctor.report.safe import pasteable
 from nccl_doctor.report.text import SEVERITY_STYLES, Screen, plural, wrap
@@ -17,10 +18,7 @@ _NO_REASON = "no reason given"
 
 def unjudged(checks: tuple[CheckResult, ...], screen: Screen) -> Iterator[str]:
     """The checks without a verdict, folded by reason; then those that crashed."""
-    reasons: dict[str, list[str]] = {}
-    for check in checks:
-        if check.outcome is Outcome.UNKNOWN:
-            reasons.setdefault(check.reason or _NO_REASON, []).append(check.name)
+    reasons = grouped((check.reason or _NO_REASON, check.name) for check in checks if check.outcome is Outcome.UNKNOWN)
     if reasons:
         yield screen.paint("Could not be judged:", "yellow")
     for reason, names in reasons.items():

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from nccl_doctor.hostlist import grouped
 from nccl_doctor.snapshot.unknown import Phased, Skipped, Unknown, skipped
 from nccl_doctor.snapshot.values import Count, HostAddress, InterfaceName, Observed, Port
 
@@ -158,7 +159,5 @@ class Mesh(Observed):
     @cached_property
     def failures(self) -> dict[tuple[str, str], tuple[Dial, ...]]:
         """The failed dials of each ordered pair of hosts that has some: a large mesh is asked pair by pair."""
-        found: dict[tuple[str, str], list[Dial]] = {}
-        for dial in self.failed:
-            found.setdefault((dial.src, dial.dst), []).append(dial)
+        found = grouped(((dial.src, dial.dst), dial) for dial in self.failed)
         return {pair: tuple(dials) for pair, dials in found.items()}

@@ -6,13 +6,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from nccl_doctor.measured import Stage
 from nccl_doctor.snapshot.unknown import Phased, skipped
 from nccl_doctor.snapshot.values import Count, Observed, Pid, ProcessState, Rate, Seconds, Version
-
-Reported = Literal["started", "torch", "store", "group", "allreduce", "sizes", "done"]
-"""What a rank reports, in the order in which it gets there (probe/allreduce_worker.py)."""
-Stage = Literal["none", Reported]
-"""The last that a rank reported; "none" before the first."""
 
 
 class RankResult(Observed):

@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from nccl_doctor.checks.allreduce.output_causes import is_echo
 from nccl_doctor.hostlist import fold
+from nccl_doctor.measured import STAGES, Stage
 from nccl_doctor.snapshot import RankResult, Smoke
-from nccl_doctor.snapshot.smoke import Stage
-
-STAGES: tuple[Stage, ...] = get_args(Stage)
 
 MISSING: dict[Stage, str] = {
     "none": "never started",

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from nccl_doctor.checks.own_names import CHANCE, OwnName, finding, own_names
-from nccl_doctor.hostlist import fold, quoted
+from nccl_doctor.hostlist import fold, grouped, quoted
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Answer, Mesh, Names, deviations
@@ -94,9 +94,7 @@ def _failed(view: View, name: str, odd: tuple[str, ...]) -> list[dict[str, str]]
 
 def _finding(view: View, name: str, column: dict[str, tuple[str, ...]], odd: tuple[str, ...]) -> Finding:
     is_master = name == view.snapshot.cluster.master_addr
-    by_answer: dict[tuple[str, ...], list[str]] = {}
-    for host, real in column.items():
-        by_answer.setdefault(real, []).append(host)
+    by_answer = grouped((real, host) for host, real in column.items())
     return Finding(
         hosts=odd,
         message=f"{fold(odd)} and the other hosts see different addresses for {quoted(name)}.",

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from nccl_doctor.hostlist import fold
+from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Skipped, Stall, Unknown
@@ -69,9 +69,7 @@ def _mtus(view: View, hosts: Iterable[str]) -> str:
 
 def _finding(view: View, hosts: tuple[str, ...], where: str, stalls: Sequence[Stall]) -> Finding:
     mtus = _mtus(view, _ends(stalls))
-    seen: dict[tuple[str, int, int, int], list[str]] = {}
-    for stall in stalls:
-        seen.setdefault((stall.src, stall.unacked, stall.sent, stall.segment), []).append(stall.address)
+    seen = grouped(((stall.src, stall.unacked, stall.sent, stall.segment), stall.address) for stall in stalls)
     return Finding(
         hosts=hosts,
         message=f"Large packets vanish between {where}: connections open and then hang.",

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from nccl_doctor.checks.nccl_choice import NEEDS
-from nccl_doctor.hostlist import fold
+from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.host_nccl import Network
 from nccl_doctor.registry import Unjudged, View, check
@@ -43,9 +43,7 @@ def mtu_mismatch(view: View) -> Iterator[Finding | Unjudged]:
 def _finding(network: Network, hosts: dict[str, tuple[str, int]]) -> Finding:
     usual, count = Counter(mtu for _, mtu in hosts.values()).most_common(1)[0]
     odd = tuple(host for host, (_, mtu) in hosts.items() if mtu != usual or count * 2 <= len(hosts))
-    groups: dict[tuple[str, int], list[str]] = {}
-    for host, entry in hosts.items():
-        groups.setdefault(entry, []).append(host)
+    groups = grouped((entry, host) for host, entry in hosts.items())
     sizes = " and ".join(str(mtu) for mtu in sorted({mtu for _, mtu in hosts.values()}))
     return Finding(
         hosts=odd,

@@ -33,7 +33,7 @@ from itertools import permutations
 
 from nccl_doctor.checks.fewest import Group, groups
 from nccl_doctor.checks.ports._rails import by_rail, rail_of
-from nccl_doctor.hostlist import fold
+from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Dial, FirewallFacts
@@ -123,9 +123,7 @@ def _all(view: View, group: Group, dials: list[Dial]) -> Finding:
 
 
 def _finding(view: View, hosts: tuple[str, ...], message: str, dials: Sequence[Dial]) -> Finding:
-    groups: dict[tuple[str, str, str], list[Dial]] = {}
-    for dial in dials:
-        groups.setdefault((dial.dst, dial.address, dial.outcome), []).append(dial)
+    groups = grouped(((dial.dst, dial.address, dial.outcome), dial) for dial in dials)
     evidence = []
     for (_dst, address, outcome), members in groups.items():
         sources = fold(sorted({dial.src for dial in members}))

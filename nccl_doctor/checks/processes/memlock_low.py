@@ -37,15 +37,7 @@ ENOUGH = 1024 * MIB
 )
 def memlock_low(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a limit, folded over hosts."""
-    low: dict[int, list[str]] = {}
-    for host, facts in view.facts:
-        limits = known(facts.limits)
-        rdma = known(facts.rdma)
-        limit = limits.memlock_soft
-        up = any(port.state == "ACTIVE" for device in rdma for port in device.ports)
-        if up and limit is not None and limit < ENOUGH and not _is_exempt(facts):
-            low.setdefault(limit, []).append(host.name)
-    for limit, hosts in low.items():
+    for limit, hosts in view.hosts_by(_too_low).items():
         yield Finding(
             hosts=tuple(hosts),
             message=f"A process on {fold(hosts)} may lock {limit // MIB} MiB of memory, too little for RDMA buffers.",
@@ -58,6 +50,12 @@ def memlock_low(view: View) -> Iterator[Finding | Unjudged]:
                 needs_root=True,
             ),
         )
+
+
+def _too_low(facts: HostFacts) -> int | None:
+    limit = known(facts.limits).memlock_soft
+    up = any(port.state == "ACTIVE" for device in known(facts.rdma) for port in device.ports)
+    return limit if up and limit is not None and limit < ENOUGH and not _is_exempt(facts) else None
 
 
 def _is_exempt(facts: HostFacts) -> bool:

@@ -42,13 +42,10 @@ def nofile_low(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a pair of limits, folded over hosts."""
     world = world_size(view.snapshot)
     need = BASE + PER_RANK * world
-    low: dict[tuple[int, int | None], list[str]] = {}
-    for host, facts in view.facts:
-        limits = known(facts.limits)
-        soft = limits.nofile_soft
-        if soft is not None and soft < need:
-            low.setdefault((soft, limits.nofile_hard), []).append(host.name)
-    for (soft, hard), hosts in low.items():
+    limits = view.hosts_by(lambda facts: (known(facts.limits).nofile_soft, known(facts.limits).nofile_hard))
+    for (soft, hard), hosts in limits.items():
+        if soft is None or soft >= need:
+            continue
         enough = hard is None or hard >= need
         yield Finding(
             hosts=tuple(hosts),

@@ -32,12 +32,7 @@ NO_WAY = "neither nvidia_peermem is loaded nor DMA-BUF to be had"
 @check("NCD402", severity=Severity.WARNING, needs=("rdma", "pci", "gpus"))
 def gpudirect_hindered(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a set of hindrances, folded over hosts."""
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for host, facts in view.facts:
-        lines = tuple(_hindrances(facts))
-        if lines:
-            groups.setdefault(lines, []).append(host.name)
-    for lines, hosts in groups.items():
+    for lines, hosts in view.hosts_by(lambda facts: tuple(_hindrances(facts)) or None).items():
         loads = lines == (NO_WAY,)
         yield Finding(
             hosts=tuple(hosts),

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from nccl_doctor.hostlist import fold
+from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.model import Finding, Fix, Node, Severity
 from nccl_doctor.ranks import devices, nproc, visible
 from nccl_doctor.registry import Unjudged, View, check
@@ -64,9 +64,7 @@ def _short(node: Node, gpus: tuple[Gpu, ...], ranks: int, missing: list[str]) ->
     has = f"{len(gpus)} GPU{'s' * (len(gpus) != 1)}"
     named = f" with CUDA_VISIBLE_DEVICES={node.cuda_visible_devices}" if node.cuda_visible_devices is not None else ""
     wants = f"use GPU {', '.join(missing)}" if missing else f"start {ranks} ranks"
-    models: dict[str, list[str]] = {}
-    for gpu in gpus:
-        models.setdefault(gpu.name, []).append(str(gpu.index))
+    models = grouped((gpu.name, str(gpu.index)) for gpu in gpus)
     seen = [f"GPU {fold(indexes).strip('[]')}: {name}" for name, indexes in models.items()]
     return Finding(
         hosts=(node.name,),

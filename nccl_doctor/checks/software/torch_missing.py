@@ -17,18 +17,14 @@ from collections.abc import Collection, Iterator
 
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
-from nccl_doctor.snapshot import TorchInfo, known
+from nccl_doctor.snapshot import known
 
 
 @check("NCD501", severity=Severity.ERROR, needs=("torch", "python"), explains=("allreduce-failed", "allreduce-timeout"))
 def torch_missing(view: View) -> Iterator[Finding | Unjudged]:
     """One finding an interpreter that lacks torch, folded over its hosts."""
-    lacking: dict[str, list[str]] = {}
-    present: dict[str, list[str]] = {}
-    for host, facts in view.facts:
-        python = known(facts.python)
-        seen = present if isinstance(facts.torch, TorchInfo) else lacking
-        seen.setdefault(python.executable, []).append(host.name)
+    present = view.hosts_by(lambda facts: known(facts.python).executable if known(facts.torch) else None)
+    lacking = view.hosts_by(lambda facts: None if known(facts.torch) else known(facts.python).executable)
     for executable, hosts in lacking.items():
         others = [f"torch is there: {', '.join(names)} ({path})" for path, names in present.items()]
         yield Finding(

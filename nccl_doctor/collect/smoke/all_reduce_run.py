@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 
 from nccl_doctor.collect.answers import MalformedError, RankEvent, SmokeEnd
 from nccl_doctor.collect.smoke.plan import Plan
-from nccl_doctor.measured import STAGES
+from nccl_doctor.measured import STAGES, Stage
 from nccl_doctor.snapshot import SizeResult
-from nccl_doctor.snapshot.smoke import Stage
 
 GRACE_S = 3.0
 """After the first failure, the time the other ranks get to say what they saw of it."""

@@ -1,0 +1,40 @@
+"""What ``--help`` shows: summaries whole, options by theme, in a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from nccl_doctor.cli.app import app
+
+RUNNER = CliRunner(env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
+
+
+def words(text: str) -> str:
+    """Without the breaks of lines, which also stand behind hyphens."""
+    return " ".join(re.sub(r"-\n\s+", "-", text).split())
+
+
+def test_the_summary_of_each_command_is_whole() -> None:
+    shown = words(RUNNER.invoke(app, ["--help"]).output)
+    commands = get_command(app).commands  # type: ignore[attr-defined]  # it is a group
+    assert len(commands) == len(app.registered_commands)
+    for name, command in commands.items():
+        assert words(f"{name} {command.callback.__doc__.partition(chr(10))[0]}") in shown
+
+
+@pytest.mark.parametrize("command", ["check", "smoke", "hang"])
+def test_options_stand_by_theme(command: str) -> None:
+    shown = RUNNER.invoke(app, [command, "--help"]).output
+    for theme, option in (("Hosts and how", "--user"), ("The report", "--output-file"), ("What is kept", "--save ")):
+        panel = shown.partition(f"─ {theme}")[2].partition("╰")[0]
+        assert option in panel
+
+
+def test_an_error_stays_one_plain_line() -> None:
+    result = RUNNER.invoke(app, ["check", "--nope"])
+    assert result.exit_code == 2
+    assert "Error: No such option: --nope" in result.output.splitlines()[-1]

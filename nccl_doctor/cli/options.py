@@ -10,6 +10,7 @@ import typer
 
 from nccl_doctor.cli import choices
 from nccl_doctor.report.render import FORMS
+from nccl_doctor.transport.kinds import MODULES
 
 Color = choices.Color
 FailOn = choices.FailOn
@@ -20,7 +21,11 @@ of_run = partial(typer.Option, rich_help_panel="What is done")
 of_report = partial(typer.Option, rich_help_panel="The report")
 of_keep = partial(typer.Option, rich_help_panel="What is kept")
 
-TransportKind = Literal["auto", "paramiko", "openssh", "local"]
+
+def _transport(kind: str) -> str:
+    if kind not in MODULES:
+        raise typer.BadParameter(f"{kind!r} is not one of {', '.join(map(repr, MODULES))}.")
+    return kind
 
 
 Hosts = Annotated[
@@ -64,7 +69,9 @@ TimeoutWithSmoke = Annotated[
         show_default="300, or 240 more than --smoke-timeout",
     ),
 ]
-Transport = Annotated[TransportKind, of_hosts("--transport", help="How hosts are reached.")]
+Transport = Annotated[
+    str, of_hosts("--transport", metavar="|".join(MODULES), callback=_transport, help="How hosts are reached.")
+]
 Mesh = Annotated[
     Literal["auto", "full", "none"],
     of_run("--mesh", help="Which pairs are dialled; auto is all of them up to 128 hosts."),

@@ -1,21 +1,17 @@
-"""The ways of reaching hosts, by the names that ``--transport`` takes.
-
-A new one is a module with its options of a node (:class:`~nccl_doctor.model.NodeOptions`), its failures
-(:class:`~nccl_doctor.snapshot.EngineFailure`) and ``make``, and a line here.
-"""
+"""Makes the transport that ``--transport`` names (:mod:`nccl_doctor.transport.kinds`)."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 from nccl_doctor.model import Cluster
 from nccl_doctor.transport.base import Transport
+from nccl_doctor.transport.kinds import MODULES
 
-Kind = Literal["auto", "paramiko", "openssh", "local"]
-
-_MODULES: dict[Kind, str] = {"auto": "choice", "paramiko": "choice", "openssh": "choice", "local": "local"}
+Kind = str
+"""A name of :data:`MODULES`; the command line takes no other."""
 
 
 def make_transport(kind: Kind, cluster: Cluster, ssh_config: Path | None = None) -> Transport:
@@ -28,6 +24,6 @@ def make_transport(kind: Kind, cluster: Cluster, ssh_config: Path | None = None)
         cluster: where every node of it is local, no SSH library is loaded.
         ssh_config: read in place of ~/.ssh/config and /etc/ssh/ssh_config, as ``ssh -F`` does.
     """
-    module = "local" if all(node.local for node in cluster.nodes) else _MODULES[kind]
+    module = "local" if all(node.local for node in cluster.nodes) else MODULES[kind]
     made = import_module(f"nccl_doctor.transport.{module}").make(kind, ssh_config)
     return cast("Transport", made)

@@ -38,3 +38,11 @@ def test_an_error_stays_one_plain_line() -> None:
     result = RUNNER.invoke(app, ["check", "--nope"])
     assert result.exit_code == 2
     assert "Error: No such option: --nope" in result.output.splitlines()[-1]
+
+
+def test_a_transport_that_nobody_knows_is_refused_with_those_there_are() -> None:
+    result = RUNNER.invoke(app, ["check", "--transport", "pigeon"])
+    assert result.exit_code == 2
+    assert "'--transport': 'pigeon' is not one of 'auto', 'paramiko', 'openssh', 'local'." in " ".join(
+        result.output.split()
+    )

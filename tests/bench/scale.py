@@ -171,8 +171,7 @@ class ReplayChannel:
                 {"destination": net, "gateway": None, **route},
                 {"destination": "0.0.0.0/0", "gateway": gateway, **route},
             ],
-            "witness": self._recorded.facts["witness"]
-            and self._recorded.facts["witness"] | {"interface": "eth0", "address": own},
+            "libnccl": _libnccl(self._recorded.facts["libnccl"], own),
             "resolution": {"own": _unknown_names(request["names"], own), "source": own},
             "processes": [],
             "gpu_processes": [],
@@ -209,6 +208,11 @@ def _unknown_names(names: str, source: str) -> dict[str, Any]:
         for name, known in _asked(names).items()
         if known is None
     }
+
+
+def _libnccl(told: Any, own: str) -> Any:
+    """Its answer with the host's interface; what was not asked, or not in time, stays so."""
+    return told | {"interface": "eth0", "address": own} if told and "address" in told else told
 
 
 def run(count: int) -> dict[str, float]:

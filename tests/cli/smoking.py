@@ -40,5 +40,12 @@ def smoke(lab: Lab, *arguments: str, **change: Any) -> Run:
         return doctor(lab, "smoke", *SMALL, *arguments, hosts=lab.hosts_file(**change))
 
 
+def pair(env: dict[str, str], place: int = 1) -> list[Any]:
+    """The first two hosts alone, as each more imports torch twice; the one at this place has the variables."""
+    hosts: list[Any] = ["node1", "node2"]
+    hosts[place] = {"name": hosts[place], "env": env}
+    return hosts
+
+
 def with_env(lab: Lab, name: str, env: dict[str, str]) -> list[Any]:
     return [{"name": host.name, "env": env} if host.name == name else host.name for host in lab.hosts]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.doctor import doctor
 from tests.cli.holders import (
     DOCTOR,
     HEAD,
@@ -400,17 +401,16 @@ def test_next_is_free_on_all_hosts_and_write_changes_that_value_alone(make_lab: 
 def test_a_leftover_goes_by_the_command_that_check_prints_and_a_live_one_has_none(make_lab: MakeLab) -> None:
     lab = make_lab(2)
     ctl = lab.controller
-    ctl.write("/root/hosts.yaml", lab.hosts_file())
     node = lab.host("node2")
     variables = {"LOCAL_RANK": "0", "MASTER_PORT": "29511"}
     words = ["env", *(f"{name}={value}" for name, value in variables.items()), sys.executable, "-c"]
     busy = node.background([*words, "while True: pass", "--local_rank=0"])
     pid = node.background([sys.executable, "-c", "import time; time.sleep(86400)", "--local_rank=0"])
-    look = ["nccl-doctor", "check", "hosts.yaml", "--no-smoke", "--only", "processes", "-o", "json"]
+    look = ("check", "--no-smoke", "--only", "processes")
     found: list[dict[str, Any]] = []
 
     def offered() -> bool:  # not before it is as old as the grace period
-        found[:] = json.loads(ctl.run(look, check=False).stdout)["diagnoses"]
+        found[:] = doctor(lab, *look).report["diagnoses"]
         assert [(one["name"], one["severity"], one["hosts"]) for one in found] == [
             ("stale-process", "warning", ["node2"])
         ]
@@ -425,7 +425,7 @@ def test_a_leftover_goes_by_the_command_that_check_prints_and_a_live_one_has_non
     assert alive(node, {pid, busy}) == {pid, busy}
     assert ctl.run(command["command"]).returncode == 0
     assert alive(node, {pid, busy}) == {busy}
-    assert json.loads(ctl.run(look).stdout)["diagnoses"] == []
+    assert doctor(lab, *look).names == []
     refused = ctl.run(
         ["nccl-doctor", "fix-port", "--host", "node2", "--pid", str(busy), "--kill", "--yes"], check=False
     )

@@ -32,16 +32,15 @@ lines = progress(quiet=False, decided=lambda _seen: rows)
 lines.phase("asking", ["node1", "node2"], 600.0)
 while "waiting" not in lines.line: time.sleep(0.05)
 lines._live.refresh()
-sys.stdin.readline()
+assert sys.stdin.readline() == "on\\n"
 lines.seen(lambda: None)
 lines.phase("all-reduce", ["node1", "node2"], 600.0)
 lines.stage("node1", "sizes")
 lines.stage("node2", "started")
 while "node2" not in lines.line: time.sleep(0.05)
-for frame in range(4):
-    lines.stage("node1", "sizes", 16 + frame << 20)
+for size in iter(sys.stdin.readline, "end\\n"):  # a line that nobody sent, such as an early end, is no number
+    lines.stage("node1", "sizes", int(size) << 20)
     lines._live.refresh()
-    sys.stdin.readline()
 lines.close()
 print("the report")
 """
@@ -63,9 +62,9 @@ class Terminal:
         self._screen.cursor.y, self._screen.cursor.x = cursor[0], min(cursor[1], columns - 1)
         self._process.send_signal(signal.SIGWINCH)
 
-    def enter(self) -> None:
-        """The program goes on."""
-        os.write(self._descriptor, b"\n")
+    def enter(self, line: object) -> None:
+        """Types a line, upon which the program goes on."""
+        os.write(self._descriptor, f"{line}\n".encode())
 
     def frame(self, line: str) -> str:
         """The screen once it shows a whole frame, with this line as its last.
@@ -117,16 +116,17 @@ def terminal(code: str) -> Iterator[Terminal]:
 def test_rows_appear_as_they_are_decided_and_the_terminal_may_change_its_size() -> None:
     with terminal(RUN) as shown:
         assert "access" not in shown.frame("waiting for node[1-2]")
-        shown.enter()
+        shown.enter("on")
+        shown.enter(16)
         both = shown.frame("node2 still importing torch")
         assert "access         ok    4 hosts answered in 0.6 s" in both
         assert "software     FAIL    version mismatch on node3" in both
         for size, columns in ((17, 60), (18, 120), (19, 70)):
             shown.resize(columns)
-            shown.enter()
+            shown.enter(size)
             both = shown.frame(f"all-reduce  {size} MiB, 1 of 2 hosts measuring, node2 still")
             assert both.count("4 hosts answered") == 1
-        shown.enter()
+        shown.enter("end")
         assert shown.until(lambda text: "the report" in text) == "the report"
 
 

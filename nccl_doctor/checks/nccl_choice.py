@@ -9,6 +9,8 @@ from nccl_doctor.hostlist import fold, grouped, quoted
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.faults import Fault, Kind, faults
+from nccl_doctor.nccl.host_nccl import HostNccl
+from nccl_doctor.nccl.interfaces import FAMILIES
 from nccl_doctor.nccl.suggest import fix, move
 from nccl_doctor.registry import Unjudged, View
 
@@ -59,16 +61,29 @@ def _finding(nccl: ClusterNccl, group: list[Fault]) -> Finding:
             "addresses": {fault.host: fault.used.address for fault in group if fault.used is not None},
             "suggestion": nccl.suggestion.interfaces if nccl.suggestion is not None else None,
         },
-        fix=_fix(nccl),
+        fix=_fix(nccl, group),
         severity=first.severity,
     )
 
 
-def _fix(nccl: ClusterNccl) -> Fix:
+def _fix(nccl: ClusterNccl, group: list[Fault]) -> Fix:
+    if all(_lacks_family(nccl.by_host[fault.host]) for fault in group):
+        return Fix(
+            summary="NCCL_SOCKET_FAMILY asks for a kind of address that no interface there has: leave it out of the "
+            "job's environment, or give the interfaces such addresses."
+        )
     suggestion, master = nccl.suggestion, nccl.snapshot.cluster.nodes[0].name
     if suggestion is not None and nccl.mesh is not None and nccl.mesh.elsewhere and master in suggestion.interfaces:
         return move(suggestion, nccl.by_host, master)
     return fix(suggestion, OTHERWISE)
+
+
+def _lacks_family(one: HostNccl) -> bool:
+    """Whether NCCL finds nothing because it is told to use IPv4 or IPv6 alone."""
+    wanted = one.variables.get("NCCL_SOCKET_FAMILY")
+    family = FAMILIES.get(wanted.value) if wanted is not None else None
+    local = (entry for entry in one.interfaces.addresses if entry.family == family and entry.interface != "lo")
+    return one.chosen is None and family is not None and next(local, None) is None
 
 
 def _setting(nccl: ClusterNccl, group: list[Fault]) -> str:

@@ -143,7 +143,7 @@ def _find_interfaces(
     interfaces: Interfaces, variables: Mapping[str, str], how: Behaviour, remote: Remote | None
 ) -> tuple[Chosen, ...]:
     """src/misc/socket.cc ``ncclFindInterfaces``: the user's list or nothing; else the first guess that finds any."""
-    family = _FAMILIES.get(variables.get("NCCL_SOCKET_FAMILY", ""))
+    family = FAMILIES.get(variables.get("NCCL_SOCKET_FAMILY", ""))
     wanted = variables.get("NCCL_SOCKET_IFNAME")
     if wanted is not None and is_read(wanted):
         spec = parse_spec(wanted, both_signs=how.both_signs)
@@ -165,7 +165,7 @@ def _find_interfaces(
     return found
 
 
-_FAMILIES = {"AF_INET": "inet", "AF_INET6": "inet6"}
+FAMILIES = {"AF_INET": "inet", "AF_INET6": "inet6"}
 """NCCL_SOCKET_FAMILY; any other value counts as unset (src/misc/socket.cc ``envSocketFamily``)."""
 
 
@@ -207,7 +207,7 @@ def _same_subnet(interfaces: Interfaces, remote: Remote) -> tuple[Chosen, ...]:
 def _why_none(interfaces: Interfaces, variables: Mapping[str, str], how: Behaviour) -> str:
     wanted = variables.get("NCCL_SOCKET_IFNAME")
     family = variables.get("NCCL_SOCKET_FAMILY", "")
-    limit = f" with an address of NCCL_SOCKET_FAMILY={family}" if family in _FAMILIES else ""
+    limit = f" with an address of NCCL_SOCKET_FAMILY={family}" if family in FAMILIES else ""
     if wanted is None or not is_read(wanted):
         return f"no {'running ' if how.running_only else ''}interface{limit}"
     spec = parse_spec(wanted, both_signs=how.both_signs)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Literal
 
-from nccl_doctor.firewall.routing import interface_of
+from nccl_doctor.firewall.routing import interface_of, numeric
 from nccl_doctor.snapshot import Dial, Host, HostFacts, Interfaces, Snapshot, Way
 
 MAIN_TABLES = (253, 254, 255)
@@ -52,6 +52,8 @@ def hindrances(snapshot: Snapshot, dials: Iterable[Dial]) -> dict[int, Hindrance
     hosts = {host.name: host for host in snapshot.reached}
     known: dict[tuple[str, str, str], Hindrance | None] = {}
     found: dict[int, Hindrance] = {}
+    of_pair: dict[tuple[str, str], Hindrance] = {}
+    dials = list(dials)
     for dial in dials:
         if dial.src not in hosts or dial.dst not in hosts:
             continue
@@ -60,7 +62,11 @@ def hindrances(snapshot: Snapshot, dials: Iterable[Dial]) -> dict[int, Hindrance
             known[key] = _likeliest([*_along(hosts[dial.src], hosts[dial.dst], dial.address)])
         hindrance = known[key]
         if hindrance is not None:
-            found[id(dial)] = hindrance
+            found[id(dial)] = of_pair[dial.src, dial.dst] = hindrance
+    # of a name the kernels were not asked: what stops the same hosts by address stops it, too
+    for dial in dials:
+        if (dial.src, dial.dst) in of_pair and numeric(hosts[dial.src], dial.address) != dial.address:
+            found.setdefault(id(dial), of_pair[dial.src, dial.dst])
     return found
 
 

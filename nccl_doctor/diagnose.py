@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from nccl_doctor import summary
 from nccl_doctor.checks.allreduce.output_causes import causes_from_output
 from nccl_doctor.derived import Derived
+from nccl_doctor.host_words import seen
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import (
     CheckResult,
@@ -47,6 +48,7 @@ class _Judged:
     outcome: Outcome
     reason: str | None = None
     findings: list[Finding] = field(default_factory=list)
+    looked_at: str | None = None
 
 
 def judge(snapshot: Snapshot, command: str, selected: Selection = lambda _check: True) -> Report:
@@ -60,7 +62,14 @@ def judge(snapshot: Snapshot, command: str, selected: Selection = lambda _check:
     judged = _with_causes_from_output(judged, derived)
     diagnoses = attach_consequences((j.check, finding) for j in judged for finding in j.findings)
     results = tuple(
-        CheckResult(code=j.check.code, name=j.check.name, category=j.check.category, outcome=j.outcome, reason=j.reason)
+        CheckResult(
+            code=j.check.code,
+            name=j.check.name,
+            category=j.check.category,
+            outcome=j.outcome,
+            reason=j.reason,
+            looked_at=j.looked_at,
+        )
         for j in judged
     )
     return summary.report(snapshot, command, diagnoses, results, [_host(host, derived) for host in snapshot.hosts])
@@ -101,6 +110,7 @@ def _host(host: Host, derived: Derived) -> HostSummary:
         node_rank=node.node_rank,
         reached=host.facts is not None,
         nccl_interface=derived.nccl.interfaces.get(host.name),
+        seen={} if host.facts is None else seen(host.facts),
     )
 
 
@@ -129,7 +139,15 @@ def _run(check: Check, derived: Derived) -> _Judged:
     if gaps:
         return _Judged(check, Outcome.UNKNOWN, "; ".join(_merged(gaps)))
     absent = _nothing_to_judge(check, hosts)
-    return _Judged(check, Outcome.PASS) if absent is None else _Judged(check, Outcome.NOT_APPLICABLE, absent)
+    if absent is not None:
+        return _Judged(check, Outcome.NOT_APPLICABLE, absent)
+    return _Judged(check, Outcome.PASS, looked_at=_looked_at(check, hosts))
+
+
+def _looked_at(check: Check, hosts: list[Host]) -> str:
+    """What a verdict rests on: ``interfaces, env of node[1-3]``."""
+    what = ", ".join(need.replace("_", " ") for need in check.needs) or "what was seen"
+    return f"{what} of {fold(host.name for host in hosts)}" if hosts else what
 
 
 def _nothing_to_judge(check: Check, hosts: list[Host]) -> str | None:

@@ -203,13 +203,17 @@ class Diagnosis(FrozenModel):
 
 
 class CheckResult(FrozenModel):
-    """What became of one check over all hosts; ``reason`` says why, where it is no plain pass."""
+    """What became of one check over all hosts; ``reason`` says why, where it is no plain pass.
+
+    ``looked_at`` is what the verdict rests on: facts by name, and on how many hosts.
+    """
 
     code: str
     name: str
     category: str
     outcome: Outcome
     reason: str | None = None
+    looked_at: str | None = None
 
 
 class NcclInterface(FrozenModel):
@@ -222,13 +226,14 @@ class NcclInterface(FrozenModel):
 
 
 class HostSummary(FrozenModel):
-    """One host of the report."""
+    """One host of the report; ``seen`` is what it told, a phrase for each thing: versions, GPUs, limits, routes."""
 
     name: str
     address: str
     node_rank: int
     reached: bool
     nccl_interface: NcclInterface | None = None
+    seen: dict[str, str] = Field(default_factory=dict)
 
 
 PhaseOutcome = Literal["ok", "warning", "error", "unknown", "n/a", "skip"]

@@ -9,7 +9,7 @@ from nccl_doctor.logs import flight, unwrap
 from nccl_doctor.logs.blame import Cause, causes
 from nccl_doctor.logs.context import Log
 from nccl_doctor.logs.events import Event, Reader, Reading
-from nccl_doctor.logs.facts import Facts
+from nccl_doctor.logs.facts import Facts, facts_of
 from nccl_doctor.logs.marks import RAS_LINE
 from nccl_doctor.logs.ras_events import from_answer
 from nccl_doctor.logs.rule import Grade
@@ -149,8 +149,19 @@ class Investigation:
         found = causes(self.log)
         if self._small and self._reader is None and (not found or found[0].grade < Grade.LIKELY):
             found = self._read_again(found)
+        if self._small and not found:
+            self._channels()
         readings = self.log.readings
         return LogVerdict(found, self.log, len(readings), sum(reading.bytes for reading in readings))
+
+    def _channels(self) -> None:
+        """Rings, trees and ways, which are told of a run without a fault; of long logs they are not read."""
+        drawn = facts_of(decode(b"".join(data for _, data in self._small or ())).splitlines())
+        facts = self.log.facts
+        facts.rings, facts.trees = drawn.rings, drawn.trees
+        for key, process in drawn.processes.items():
+            if key in facts.processes:
+                facts.processes[key].transports = process.transports
 
     def _read_again(self, found: tuple[Cause, ...]) -> tuple[Cause, ...]:
         """The causes that show when lines are joined, where they weigh more than those that were found."""

@@ -96,7 +96,8 @@ RULES: tuple[FactRule, ...] = (
         r"Traceback \(most recent call last\)|srun: error: |exitcode: |terminate called after|Test (?:NCCL )?failure",
         "Traceback (most recent call last):",
     ),
-    FactRule("well", r"Out of bounds values ?: 0 OK|# Avg bus bandwidth", "# Out of bounds values : 0 OK"),
+    FactRule("well", r"Out of bounds values ?: 0 OK", "# Out of bounds values : 0 OK"),
+    FactRule("busbw", r"# Avg bus bandwidth *: *(?P<rate>\d{1,6}(?:\.\d{1,9})?)", "# Avg bus bandwidth    : 92.1234"),
     FactRule(
         "row",
         r"^ +\d+ +\d+ +(?:b?float\d*|half|double"

@@ -80,6 +80,7 @@ class Facts:
         rings: channel to the ranks in ring order, for channels whose order is printed.
         trees: rank to its ``Trees`` line.
         rows: lines of a benchmark's table.
+        busbw: its average, in GB/s.
         gave_up: a call of NCCL came back with an error, or a process with an exception.
         torn_down: a communicator was ended, or aborted, after its use.
         summary_host: where torchrun's summary saw the first failure, and ``summary_rank`` on which rank.
@@ -105,6 +106,7 @@ class Facts:
     summary_host: str | None = None
     summary_rank: int | None = None
     rows: int = 0
+    busbw: float | None = None
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -141,6 +143,7 @@ class Facts:
         self.rings = {**other.rings, **self.rings}
         self.trees = {**other.trees, **self.trees}
         self.ended_well = self.ended_well or other.ended_well
+        self.busbw = other.busbw if self.busbw is None else self.busbw
         self.gave_up = self.gave_up or other.gave_up
         self.torn_down = self.torn_down or other.torn_down
         self.summary_host = other.summary_host or self.summary_host
@@ -235,6 +238,9 @@ class Facts:
 
     def _row(self, _match: re.Match[str], _prefix: Prefix) -> None:
         self.rows += 1
+
+    def _busbw(self, match: re.Match[str], _prefix: Prefix) -> None:
+        self.busbw, self.ended_well = float(match["rate"]), True
 
     def _well(self, _match: re.Match[str], _prefix: Prefix) -> None:
         self.ended_well = True

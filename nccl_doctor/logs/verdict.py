@@ -13,6 +13,7 @@ from nccl_doctor.logs.rank_progress import RankProgress, rank_progress
 from nccl_doctor.logs.register import signs
 from nccl_doctor.logs.rule import Grade
 from nccl_doctor.logs.stall import guessed
+from nccl_doctor.logs.summed import summed
 from nccl_doctor.model import CheckResult, Consequence, Diagnosis, Finding, Fix, Outcome, Report, Severity
 from nccl_doctor.registry import Check, entry
 
@@ -28,8 +29,9 @@ def report(verdict: LogVerdict, seconds: float, selected: Callable[[Check], bool
         version=__version__,
         command="logs",
         status=("ok", "warning", "error")[gravest],
-        complete=True,
+        complete=all(reading.bytes for reading in verdict.log.readings),
         title=title(verdict),
+        phases=summed(verdict),
         diagnoses=diagnoses,
         checks=tuple(
             CheckResult(code=d.code, name=d.name, category=entry(d.name).category, outcome=Outcome.FOUND)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 
@@ -27,10 +26,21 @@ def diagnosis(found: Diagnosis, screen: Screen) -> Iterator[str]:
     yield from wrap(found.message, screen.prose, "  ")
     yield from _evidence(found, screen)
     if screen.verbose and found.facts:
-        facts = [f"{name}={json.dumps(value, ensure_ascii=False, default=str)}" for name, value in found.facts.items()]
-        yield from wrap(", ".join(facts), screen.prose, "    facts   ")
+        for name, value in found.facts.items():
+            yield from wrap(f"{name}: {_plain(value)}", screen.prose, "    ", "      ")
     yield from _consequences(found.explains, screen)
     yield from _fix(found.fix, screen)
+
+
+def _plain(value: object) -> str:
+    """A fact in words: ``node2 3; node3 none``."""
+    if isinstance(value, dict):
+        return "; ".join(f"{name} {_plain(one)}" for name, one in value.items()) or "none"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_plain, value)) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else str(value)
 
 
 def _where(found: Diagnosis) -> str:

@@ -1,0 +1,55 @@
+"""What a log without a fault says of its job, as rows of the screen's checklist."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from nccl_doctor.hostlist import fold
+from nccl_doctor.logs.diagnose import LogVerdict
+from nccl_doctor.logs.facts import Facts
+from nccl_doctor.model import Phase
+
+MOST = 4
+"""Of what a row tells of each kind."""
+
+
+def summed(verdict: LogVerdict) -> tuple[Phase, ...]:
+    """A row for each thing that the log tells; an empty source first, for nothing could be judged of it."""
+    empty = [reading.name for reading in verdict.log.readings if not reading.bytes]
+    rows = [Phase(name="log", outcome="unknown", text=f"{fold(empty)} is empty: nothing to judge")] if empty else []
+    if not verdict.causes:
+        rows += [Phase(name=name, outcome="ok", text=text) for name, text in _told(verdict.log.facts) if text]
+    return tuple(rows)
+
+
+def _told(facts: Facts) -> Iterator[tuple[str, str]]:
+    processes = facts.processes.values()
+    versions = (("NCCL", facts.nccl_versions), ("torch", facts.torch_versions))
+    yield "versions", ", ".join(f"{name} {' / '.join(list(seen)[:MOST])}" for name, seen in versions if seen)
+    count = facts.world_size or len(facts.ranks)
+    on = f" on {fold(facts.hosts)}" if facts.hosts else ""
+    yield "ranks", f"{count} rank{'s' * (count != 1)}{on}" if count else ""
+    yield "interface", _by_host([(p.host, p.interfaces[0].name) for p in processes if p.interfaces])
+    plugins = [(p.host, f"{p.network}{f' (plugin {p.plugin})' if p.plugin else ''}") for p in processes if p.network]
+    yield "network", _by_host(plugins)
+    yield "rings", _rings(facts)
+    ways: Counter[str] = sum((process.transports for process in processes), Counter())
+    yield "ways", ", ".join(f"{way} {number}" for way, number in ways.most_common(MOST))
+    yield "busbw", "" if facts.busbw is None else f"{facts.busbw:.3g} GB/s on average"
+
+
+def _by_host(pairs: list[tuple[str, str]]) -> str:
+    hosts: dict[str, dict[str, None]] = {}
+    for host, what in pairs:
+        hosts.setdefault(what, {})[host] = None
+    shown = [f"{what} on {fold(names)}" for what, names in hosts.items()]
+    return "; ".join([*shown[:MOST], *([f"{len(shown) - MOST} more"] if len(shown) > MOST else [])])
+
+
+def _rings(facts: Facts) -> str:
+    if not facts.rings:
+        return ""
+    first = facts.rings[min(facts.rings)]
+    order = " ".join(map(str, first[:16])) + (" …" if len(first) > 16 else "")
+    return f"{len(facts.rings)} channel{'s' * (len(facts.rings) != 1)}, the first goes {order}"

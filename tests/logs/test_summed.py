@@ -1,0 +1,53 @@
+"""What a healthy log comes to, and an empty one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nccl_doctor.logs.diagnose import Source, diagnose
+from nccl_doctor.logs.verdict import report
+from nccl_doctor.report.render import RenderOptions, render
+from tests.cli.program import run
+
+HEALTHY = """\
+NCCL version 2.21.5+cuda12.4
+{0}:1:1 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>
+{0}:1:1 [0] NCCL INFO NET/Plugin: Loaded net plugin Libfabric (v8)
+{0}:1:1 [0] NCCL INFO Using network AWS Libfabric
+{0}:1:1 [0] NCCL INFO comm 0x5 rank 0 nranks 2 cudaDev 0 busId 1000 commId 0xa - Init START
+{1}:1:1 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.2<0>
+{1}:1:1 [0] NCCL INFO Using network AWS Libfabric
+{1}:1:1 [0] NCCL INFO comm 0x5 rank 1 nranks 2 cudaDev 0 busId 1000 commId 0xa - Init START
+{0}:1:1 [0] NCCL INFO Channel 00/02 :    0   1
+{0}:1:1 [0] NCCL INFO Channel 01/02 :    0   1
+{0}:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/AWS Libfabric/0/GDRDMA
+{0}:1:1 [0] NCCL INFO comm 0x5 rank 0 nranks 2 cudaDev 0 busId 1000 commId 0xa - Init COMPLETE
+{1}:1:1 [0] NCCL INFO comm 0x5 rank 1 nranks 2 cudaDev 0 busId 1000 commId 0xa - Init COMPLETE
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 92.1234
+"""
+
+ROWS = """\
+  versions       ok    NCCL 2.21.5
+  ranks          ok    2 ranks on gpu[01-02]
+  interface      ok    eth0 on gpu[01-02]
+  network        ok    AWS Libfabric"""
+
+
+def test_a_healthy_log_is_summed_up() -> None:
+    said = report(diagnose([Source("run.log", [HEALTHY.format("gpu01", "gpu02").encode()])]), 0.1)
+    text = render("logs", "human", said, RenderOptions())
+    assert ROWS in text
+    assert "  rings          ok    2 channels, the first goes 0 1\n" in text
+    assert "  ways           ok    NET/AWS" in text
+    assert "  busbw          ok    92.1 GB/s on average\n" in text
+    assert said.complete
+
+
+def test_an_empty_log_is_said_to_be_empty(tmp_path: Path) -> None:
+    (tmp_path / "rank0.log").touch()
+    done = run("logs", "rank0.log", cwd=tmp_path)
+    assert done.returncode == 3
+    assert "  log             ?    rank0.log is empty: nothing to judge\n" in done.stdout
+    (tmp_path / "rank1.log").write_text("RuntimeError: Address already in use\n")
+    assert run("logs", "rank0.log", "rank1.log", cwd=tmp_path).returncode == 1

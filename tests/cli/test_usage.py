@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -147,3 +148,11 @@ def test_a_reader_that_leaves_early_is_no_fault(tmp_path: Path) -> None:
     line = f"{program} check --from {saved(tmp_path, {})} -v | head -1"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=LONG_S, check=True)
     assert "Traceback" not in done.stderr
+
+
+def test_the_shell_completes_commands() -> None:
+    """Its script calls the program by its name, with what was typed so far."""
+    typed = {"_NCCL_DOCTOR_COMPLETE": "complete_bash", "COMP_WORDS": "nccl-doctor la", "COMP_CWORD": "1"}
+    program = Path(sys.executable).parent / "nccl-doctor"
+    done = subprocess.run([program], env={**os.environ, **typed}, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["launch"]

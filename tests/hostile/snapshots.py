@@ -80,7 +80,8 @@ PROGRAMS = {
     "nccl-doctor": r"fix-port( --hosts [^-].*)?( --host [^-]\S*)?( \d+)?( --pid \d+@\d+)? (--kill --yes|--wait)|(check|ifname) -w \S+"
     r"|ifname|fix-port( \d+)?",
     "sysctl": r"-w( net\.ipv4\.(ip_local_port_range=15000 65000|ip_local_reserved_ports=[\d,-]+"
-    r"|neigh\.default\.gc_thresh\d=\d+))+",
+    r"|neigh\.default\.gc_thresh\d=\d+|conf\.[\w.@-]+\.rp_filter=2))+",
+    "ip": r"rule add to [0-9a-f.:/]+ lookup main priority 1",
     "mount": r"-o remount,size=\d+g /dev/shm",
     "systemctl": r"enable --now nvidia-fabricmanager",
     "modprobe": r"nvidia_peermem",
@@ -225,7 +226,8 @@ def _replaced(document: dict[str, Any], chance: random.Random) -> list[str]:
 
 def _told_by_a_host(path: tuple[Any, ...]) -> bool:
     """Not what the user wrote, nor what this machine itself found out."""
-    return not (path[0] == "hosts" and path[2] == "node") and path[:2] != ("mesh", "answered")
+    ours = path[-1] == "identity_file" or path[:2] == ("mesh", "answered")
+    return not ours and not (path[0] == "hosts" and path[2] == "node")
 
 
 def _hostile(value: Any, chance: random.Random) -> Any:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.lab.cluster import Lab, MakeLab
 from tests.lab.errors import LabError
@@ -13,6 +14,10 @@ from tests.lab.errors import LabError
 # Compiled once, not in each worker of each run and at each start of a lab: pytest's own part of that takes six seconds.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# An example may take as long as the machine does.
+settings.register_profile("suite", deadline=None)
+settings.load_profile("suite")
 
 
 def pytest_configure() -> None:

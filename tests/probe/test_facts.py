@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor.collect.common_names import _packed
 from nccl_doctor.probe import facts, ports, psutil_memory
 from nccl_doctor.probe.facts import sockets
 from nccl_doctor.probe.unavailable import Unavailable
 from nccl_doctor.snapshot import HostFacts, Skipped, Unknown
 from tests.patience import crowd
 
-REQUEST: dict[str, Any] = {"names": ["localhost"], "trial_port": None, "deadline_s": 20.0, "env": {}}
+REQUEST: dict[str, Any] = {"names": _packed({"localhost": None}), "trial_port": None, "deadline_s": 20.0, "env": {}}
 
 
 def collected(**changes: object) -> dict[str, Any]:

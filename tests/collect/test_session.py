@@ -14,6 +14,7 @@ import pytest
 
 from nccl_doctor.collect import answers, bundle
 from nccl_doctor.collect.answers import ProbeError
+from nccl_doctor.collect.common_names import _packed
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.model import Node
 from nccl_doctor.transport.base import AccessError
@@ -89,7 +90,7 @@ def test_no_answer_ends_at_the_deadline(session: ProbeSession) -> None:
 def test_an_answer_that_comes_late_is_not_taken_for_the_next(session: ProbeSession) -> None:
     deadline = time.monotonic() + LONG_S
     first = session.send("clock", deadline)
-    second = session.send("facts", deadline, names=[], deadline_s=3, trial_port=None)
+    second = session.send("facts", deadline, names=_packed({}), deadline_s=3, trial_port=None)
     assert "identity" in session.wait(answers.FACTS, second, deadline)
     assert isinstance(session.wait(answers.CLOCK, first, deadline), float)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +150,12 @@ def test_the_next_step_names_the_hosts_as_they_were_named() -> None:
     assert step({"cluster": {"master_addr": "127.0.0.1"}}) is None
     assert step({"hosts": {"node2": {"facts": {"limits": {"$unknown": "x"}}}}}) is None
     assert step({}, "smoke") is None
+
+
+def test_a_vlans_setting_is_written_with_slashes() -> None:
+    """sysctl(8): a dot in the interface's name would be read as one between the parts."""
+    text = (HERE / "interfaces/reverse_path_filtered/fires.json").read_text()
+    report = judge(patched(json.loads(text.replace('"eno1"', '"eno1.100"'))), "check")
+    found = next(each for each in report.diagnoses if each.name == "reverse-path-filtered")
+    (command,) = found.fix.commands
+    assert command.command == "sysctl -w 'net/ipv4/conf/eno1.100/rp_filter=2'"

@@ -40,7 +40,7 @@ def reverse_path_filtered(view: View) -> Iterator[Finding | Unjudged]:
 
 def _finding(one: Hindered) -> Finding:
     interfaces = list(dict.fromkeys(hindrance.usual for hindrance in one.hindrances if hindrance.usual))
-    settings = [f"net.ipv4.conf.{name}.rp_filter=2" for name in interfaces]
+    settings = [_loose(name) for name in interfaces]
     peers = fold(sorted(one.peers))
     return Finding(
         hosts=(one.host,),
@@ -59,3 +59,8 @@ def _finding(one: Hindered) -> Finding:
             commands=on(one.host, line("sysctl -w {*settings}", settings=settings)),
         ),
     )
+
+
+def _loose(interface: str) -> str:
+    """The setting; a VLAN's name has a dot of its own, so that sysctl(8) wants slashes between the parts."""
+    return ("/" if "." in interface else ".").join(("net", "ipv4", "conf", interface, "rp_filter=2"))

@@ -159,3 +159,15 @@ def test_a_vlans_setting_is_written_with_slashes() -> None:
     found = next(each for each in report.diagnoses if each.name == "reverse-path-filtered")
     (command,) = found.fix.commands
     assert command.command == "sysctl -w 'net/ipv4/conf/eno1.100/rp_filter=2'"
+
+
+def test_a_host_that_nobody_reaches_itself_included_is_one_finding() -> None:
+    def found(*sources: str) -> list[str]:
+        failed = [
+            {"src": src, "dst": "node1", "address": "10.0.0.1", "port": 29500, "outcome": "timed-out"}
+            for src in sources
+        ]
+        return [each.message for each in judge(patched({"mesh": {"failed": failed}}), "check").diagnoses]
+
+    assert found("node1", "node2", "node3") == ["node[2-3] can't reach node1 on port 29500."]
+    assert found("node1") == ["node1 can't reach itself by its own address 10.0.0.1."]

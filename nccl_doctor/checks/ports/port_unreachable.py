@@ -62,7 +62,9 @@ def port_unreachable(view: View) -> Iterator[Finding | Unjudged]:
     for name, reason in mesh.not_listening.items():
         yield Unjudged((name,), reason)
     rest = [dial for dial in view.unexplained if dial.src != dial.dst]
-    for name in dict.fromkeys(dial.dst for dial in view.unexplained if dial.src == dial.dst):
+    from_others = {dial.dst for dial in rest}  # what keeps them out keeps the host's own dials out, too
+    alone = (dial.dst for dial in view.unexplained if dial.src == dial.dst and dial.dst not in from_others)
+    for name in dict.fromkeys(alone):
         mine = [dial for dial in view.unexplained if dial.src == dial.dst == name]
         yield _finding(view, (name,), f"{name} can't reach itself by its own address {mine[0].address}.", mine)
     yield from _among(view, [dial for dial in rest if rail_of(mesh, dial) is None])

@@ -161,9 +161,10 @@ step = 0
 while True:
     dist.all_reduce(torch.ones(1000))
     step += 1
-    with open("/tmp/step.new", "w") as file:
+    mine = f"/tmp/step{os.environ['RANK']}"
+    with open(mine + ".new", "w") as file:
         file.write(str(step))
-    os.replace("/tmp/step.new", f"/tmp/step{os.environ['RANK']}")
+    os.replace(mine + ".new", mine)
     time.sleep(0.05)
 """
 

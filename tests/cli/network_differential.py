@@ -170,6 +170,7 @@ class Stand:
             for line in made.lines.get(host.name, ()):
                 host.run(line, check=False)
             map_name(host, host.name, made.names[host.name])
+            _settle(host)
         run = self._verdict(made, chosen)
         job = gloo_job.Job(hosts=chosen, own=made.env, master=made.master)
         said = gloo_job.run(self.lab, job, gloo_job.SOON_S)
@@ -211,6 +212,14 @@ class Stand:
             for server in servers:
                 with server:
                     server.kill()
+
+
+def _settle(host: LabHost) -> None:
+    """Waits until the kernel has marked what is up as running, which takes it seconds; libnccl passes over the rest."""
+    up = host.run("ip -o link show up").stdout
+    for name in ("eth0", "eth1", "eth2"):
+        if f" {name}@" in up:
+            host.wait_until(lambda name=name: host.runs(name), f"a running {name}")  # type: ignore[misc]  # bound early
 
 
 def main(count: int, seed: int) -> int:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nccl_doctor.collect import answers, mesh
+from nccl_doctor.collect import answers, mesh, mesh_dials
 from nccl_doctor.collect.answers import GoneError, MalformedError, NoAnswerError, ProbeError
 from nccl_doctor.collect.facts import typed
 from nccl_doctor.collect.mesh_plan import Target, listeners, own_nonce
@@ -236,7 +236,7 @@ def test_ports_that_were_not_asked_for_are_not_dialled() -> None:
 def test_dials_that_were_not_asked_for_are_not_believed(connected: int, failed: Any) -> None:
     session = lying({"id": 1, "ok": {"connected": connected, "failed": failed}})
     with pytest.raises(MalformedError):
-        mesh._dial(session, [Target("b", "10.0.0.2", (80,))], "n", 1.0)
+        mesh_dials._dial(session, [Target("b", "10.0.0.2", (80,))], "n", 1.0)
 
 
 PLAN = Plan(patched({}).cluster, SmokeLimits(), {"node1": 1, "node2": 1, "node3": 1}, "gloo", "no GPU")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from nccl_doctor.linear import compiled
@@ -75,34 +75,13 @@ class Rule:
         return None if found is None or (unless is not None and unless.search(text)) else found
 
 
-def root(pattern: str, sample: str, unless: str = "") -> Rule:
-    """A rule of grade ROOT."""
-    return Rule(Grade.ROOT, pattern, sample, unless)
-
-
-def likely(pattern: str, sample: str, unless: str = "") -> Rule:
-    """A rule of grade LIKELY."""
-    return Rule(Grade.LIKELY, pattern, sample, unless)
-
-
-def symptom(pattern: str, sample: str, unless: str = "") -> Rule:
-    """A rule of grade SYMPTOM."""
-    return Rule(Grade.SYMPTOM, pattern, sample, unless)
-
-
-def generic(pattern: str, sample: str, unless: str = "") -> Rule:
-    """A rule of grade GENERIC."""
-    return Rule(Grade.GENERIC, pattern, sample, unless)
-
-
-def hint(pattern: str, sample: str, unless: str = "") -> Rule:
-    """A rule of grade HINT."""
-    return Rule(Grade.HINT, pattern, sample, unless)
-
-
-def clue(pattern: str, sample: str, unless: str = "") -> Rule:
-    """A rule of grade CLUE."""
-    return Rule(Grade.CLUE, pattern, sample, unless)
+root = partial(Rule, Grade.ROOT)
+likely = partial(Rule, Grade.LIKELY)
+symptom = partial(Rule, Grade.SYMPTOM)
+generic = partial(Rule, Grade.GENERIC)
+hint = partial(Rule, Grade.HINT)
+clue = partial(Rule, Grade.CLUE)
+"""A rule of that grade: pattern, sample, and what speaks against it."""
 
 
 def benign(pattern: str, sample: str) -> Rule:

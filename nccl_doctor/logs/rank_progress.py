@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nccl_doctor.logs.collectives import absent
-from nccl_doctor.logs.facts import Facts, Milestone
+from nccl_doctor.logs.facts import Facts
+from nccl_doctor.logs.rank_process import Milestone
 from nccl_doctor.logs.words import ranks_of
 
 _WORDS = {

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from nccl_doctor.logs import marks
 from nccl_doctor.logs.events import Event, Reading
-from nccl_doctor.logs.facts import Facts, Milestone
+from nccl_doctor.logs.facts import Facts
+from nccl_doctor.logs.rank_process import Milestone
 from nccl_doctor.logs.rule import Grade
 
 _PLACES = frozenset({marks.CHOSEN, marks.STARTED, marks.CONNECTED, marks.TABLE, marks.MEETING, marks.TALKING})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from nccl_doctor.logs.facts import Facts, Interface, Milestone, facts_of
+from nccl_doctor.logs.facts import Facts, facts_of
+from nccl_doctor.logs.rank_process import Interface, Milestone
 
 RUN = """\
 n1:10:10 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>

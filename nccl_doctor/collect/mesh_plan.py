@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from nccl_doctor.checks.fewest import groups
+from nccl_doctor.fewest import groups
 from nccl_doctor.snapshot import HostFacts, PortRange, Sample
 
 MeshSize = Literal["auto", "full", "none"]

@@ -31,8 +31,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import permutations
 
-from nccl_doctor.checks.fewest import Group, groups
 from nccl_doctor.checks.ports._rails import by_rail, rail_of
+from nccl_doctor.fewest import Group, groups
 from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check

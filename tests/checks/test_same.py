@@ -12,7 +12,8 @@ from nccl_doctor.checks.majority import difference
 from nccl_doctor.checks.software.cuda_driver_mismatch import needed
 from nccl_doctor.diagnose import judge
 from nccl_doctor.model import Diagnosis, Severity
-from tests.checks.snapshots import load, patched
+from tests.checks.snapshots import NAMES, load, patched
+from tests.firewall.facts import nft_facts
 
 HERE = Path(__file__).parent
 
@@ -171,3 +172,19 @@ def test_a_host_that_nobody_reaches_itself_included_is_one_finding() -> None:
 
     assert found("node1", "node2", "node3") == ["node[2-3] can't reach node1 on port 29500."]
     assert found("node1") == ["node1 can't reach itself by its own address 10.0.0.1."]
+
+
+def test_rules_that_nobody_could_read_come_before_the_network_team() -> None:
+    def remedy(*unread: str) -> str:
+        failed = [{"src": "node2", "dst": "node1", "address": "10.0.0.1", "port": 29500, "outcome": "timed-out"}]
+        rules = {"facts": {"firewall": nft_facts().model_dump(mode="json")}}
+        hosts = {
+            name: {"facts": {"firewall": {"$unknown": "needs root"}}} if name in unread else rules for name in NAMES
+        }
+        report = judge(patched({"mesh": {"failed": failed}, "hosts": hosts}), "check")
+        return next(each for each in report.diagnoses if each.name == "port-unreachable").fix.summary
+
+    assert remedy().startswith("Ask whoever runs the network between them")
+    assert remedy("node1").startswith("Look at the rules of node1 as root first (nft list ruleset")
+    assert "If nothing there drops it, ask whoever runs the network" in remedy("node1")
+    assert "network" not in only("port-unreachable", "fires-oneself").fix.summary

@@ -149,9 +149,21 @@ def _finding(view: View, hosts: tuple[str, ...], message: str, dials: Sequence[D
         message=message,
         evidence=tuple(evidence),
         facts={"failed": [{"src": src, "dst": dst} for src, dst in sorted(pairs)]},
-        fix=Fix(
-            summary="Ask whoever runs the network between them to let all TCP ports through among these hosts, both "
-            "ways, since NCCL picks its own: in a cloud, the security group of both and the network ACL of the subnet; "
-            "else a firewall between two nets, or the switch (an ACL, port isolation)."
-        ),
+        fix=Fix(summary=_remedy(ends, unread)),
     )
+
+
+def _remedy(ends: set[str], unread: set[str]) -> str:
+    """The hosts' own rules come first where nobody could read them; a host alone has no network between."""
+    own = (
+        f"Look at the rules of {fold(sorted(unread))} as root first (nft list ruleset, iptables-save; check --sudo "
+        "reads them where sudo asks for no password)."
+    )
+    if len(ends) == 1:
+        return own if unread else "See what on that host drops its packets to itself: they travel by lo."
+    between = (
+        "whoever runs the network between them to let all TCP ports through among these hosts, both ways, since NCCL "
+        "picks its own: in a cloud, the security group of both and the network ACL of the subnet; else a firewall "
+        "between two nets, or the switch (an ACL, port isolation)."
+    )
+    return f"{own} If nothing there drops it, ask {between}" if unread else f"Ask {between}"

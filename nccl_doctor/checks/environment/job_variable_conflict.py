@@ -27,7 +27,7 @@ from nccl_doctor.job_variables import Place, contradictions, names_of
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.ranks import counts, world_size
 from nccl_doctor.registry import View, check
-from nccl_doctor.snapshot import Host, HostFacts, PortTrial, Snapshot, Unknown, known
+from nccl_doctor.snapshot import Host, HostFacts, Names, PortTrial, Snapshot, Unknown, known
 
 
 @check("NCD804", severity=Severity.WARNING, needs=("env",), explains=("allreduce-failed", "allreduce-timeout"))
@@ -68,7 +68,7 @@ def _places(snapshot: Snapshot) -> Iterator[tuple[str, Place]]:
     for host in snapshot.hosts:
         nproc = ranks.get(host.name, host.node.nproc_per_node or 1)
         resolution = host.facts.resolution if host.facts is not None else None
-        told = resolution.get(snapshot.cluster.master_addr) if isinstance(resolution, dict) else None
+        told = resolution.get(snapshot.cluster.master_addr) if isinstance(resolution, Names) else None
         resolved = (*snapshot.resolved.get(snapshot.cluster.master_addr, ()), *(told.addresses if told else ()))
         masters = names_of(snapshot.cluster, [str(one) for one in resolved])
         yield host.name, Place(snapshot.cluster, host.node, nproc, first, world, masters)

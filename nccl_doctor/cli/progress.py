@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -12,7 +13,7 @@ from nccl_doctor.report.progress import Wait
 from nccl_doctor.report.safe import clean
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
     from rich.live import Live
 
     from nccl_doctor.model import Phase
@@ -101,7 +102,8 @@ class Lines(Silent):
 class Checklist(Lines):
     """The rows as they are decided and, below, what is waited for; gone when the report comes.
 
-    rich redraws it in place, cut to the width that the terminal has at that moment.
+    rich redraws it in place, cut to the width that the terminal has at that moment: a COLUMNS in the environment, which
+    GNU readline sets in whatever program loads it, is what it once had.
     """
 
     every_s = float("inf")
@@ -111,6 +113,7 @@ class Checklist(Lines):
         super().__init__()
         self._decided = decided
         self._rows: tuple[Phase, ...] = ()
+        self._console: Console | None = None
         self._live: Live | None = None
 
     def seen(self, snapshot: Callable[[], Snapshot]) -> None:
@@ -129,16 +132,20 @@ class Checklist(Lines):
             from rich.console import Console
             from rich.live import Live
 
-            console = Console(stderr=True, highlight=False)
+            self._console = Console(stderr=True, highlight=False)
             rate = self.frames_per_s
-            self._live = Live(console=console, get_renderable=self._drawn, transient=True, refresh_per_second=rate)
+            self._live = Live(console=self._console, get_renderable=self._drawn, transient=True, refresh_per_second=rate)
             self._live.start()
 
     def _drawn(self) -> RenderableType:
+        from rich.console import ConsoleDimensions
         from rich.text import Text
 
         from nccl_doctor.report.human import row
 
+        size = os.get_terminal_size(sys.stderr.fileno())
+        if self._console is not None and size.columns:  # none: a terminal that was never told
+            self._console.size = ConsoleDimensions(size.columns, size.lines)
         lines = [*(row(one) for one in self._rows), "", clean(self.line)]
         return Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
 

@@ -102,7 +102,7 @@ def terminal(code: str) -> Iterator[Terminal]:
     attributes = termios.tcgetattr(theirs)
     attributes[3] &= ~termios.ECHO
     termios.tcsetattr(theirs, termios.TCSANOW, attributes)
-    environ = {**os.environ, "TERM": "xterm-256color"}
+    environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}  # as readline leaves them
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ) as process:
         os.close(theirs)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from nccl_doctor.cli import options
-from nccl_doctor.cli.output import Out, finish
+from nccl_doctor.cli.output import finish
 
 Interval = Annotated[float, typer.Option("--interval", metavar="SECONDS", help="Between two looks.", min=0.5, max=300)]
 Pid = Annotated[int | None, typer.Option("--pid", help="The job of this process, where several run.", min=1)]
@@ -22,10 +22,10 @@ Force = Annotated[
 ]
 
 
+@options.grouped
 def hang(
-    hosts: options.Hosts = None,
-    where: options.Where = None,
-    exclude: options.Exclude = None,
+    *,
+    which: options.Which,
     interval: Interval = 5.0,
     pid: Pid = None,
     no_stacks: NoStacks = False,
@@ -34,44 +34,29 @@ def hang(
     dump: Dump = False,
     force: Force = False,
     output: Annotated[str, options.output("hang")] = "human",
-    output_file: options.OutputFile = None,
-    color: options.ColorWhen = options.Color.AUTO,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
+    shown: options.Shown,
     timeout: options.Timeout = 120.0,
-    connect_timeout: options.ConnectTimeout = 10.0,
-    transport: options.Transport = "auto",
-    python: options.Python = None,
-    user: options.User = None,
-    port: options.SshPort = None,
-    save: options.Save = None,
-    save_whole: options.SaveWhole = False,
+    reached: options.Reached,
+    login: options.Login,
+    kept: options.Kept,
     load_from: options.From = None,
 ) -> None:
     """A running job that stands still: which rank, host, pid, line. Only looks; the job goes on as before."""
+    out = shown.out("hang", output)
 
     def work() -> int:
         from nccl_doctor.cli.hang_run import Request, run
-        from nccl_doctor.inventory.overrides import Overrides
+        from nccl_doctor.collect.hang import Options
 
-        request = Request(
-            hosts=hosts,
-            where=where,
-            exclude=exclude,
+        looks = Options(
             interval_s=interval,
-            pid=pid,
             stacks="none" if no_stacks else "native" if native else "pause" if pause else "read",
-            dump=dump,
+            pid=pid,
             force=force,
-            timeout_s=timeout,
-            connect_s=connect_timeout,
-            transport=transport,
-            overrides=Overrides(python=python, user=user, port=port),
-            save=save,
-            save_whole=save_whole,
-            load_from=load_from,
+            dump=dump,
+            total_s=timeout,
+            connect_s=reached.connect_timeout,
         )
-        return run(request, out)
+        return run(Request(which, login, reached.transport, looks, kept, load_from), out)
 
-    out = Out("hang", output, output_file, color, quiet, verbose)
     finish(out, work)

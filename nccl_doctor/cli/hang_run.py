@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
+from nccl_doctor.cli import options
 from nccl_doctor.cli.output import Out
 from nccl_doctor.cli.progress import progress
-from nccl_doctor.cli.snapshots import read_snapshot, save_snapshot
-from nccl_doctor.collect.hang import Options, Stacks, take
+from nccl_doctor.cli.snapshots import keep, read_snapshot
+from nccl_doctor.collect.hang import Options, take
 from nccl_doctor.hang_model import STANDS_STILL, HangReport
-from nccl_doctor.inventory.load import load
-from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.snapshot.hang import HangSnapshot
 from nccl_doctor.transport.register import Kind, make_transport
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """One call, as the options say."""
 
-    hosts: str | None
-    where: str | None
-    exclude: str | None
-    interval_s: float
-    pid: int | None
-    stacks: Stacks
-    dump: bool
-    force: bool
-    timeout_s: float
-    connect_s: float
+    which: options.Which
+    login: options.Login
     transport: Kind
-    overrides: Overrides
-    save: Path | None
-    save_whole: bool
+    looks: Options
+    kept: options.Kept
     load_from: Path | None
 
 
@@ -45,8 +33,7 @@ def run(request: Request, out: Out) -> int:
     # while hosts are waited for: what judges takes as long to import as a host to answer
     threading.Thread(target=import_module, args=("nccl_doctor.hang_report",), daemon=True).start()
     snapshot = read_snapshot(request.load_from, HangSnapshot) if request.load_from else _look(request, out)
-    if request.save:
-        save_snapshot(snapshot, request.save, whole=request.save_whole)
+    keep(snapshot, request.kept)
     from nccl_doctor.hang_report import report as report_of
 
     report = report_of(snapshot)
@@ -62,19 +49,9 @@ def exit_code(report: HangReport) -> int:
 
 
 def _look(request: Request, out: Out) -> HangSnapshot:
-    said = request.overrides
-    cluster = load(request.hosts, where=request.where, exclude=request.exclude, environ=os.environ, overrides=said)
-    options = Options(
-        interval_s=request.interval_s,
-        stacks=request.stacks,
-        pid=request.pid,
-        force=request.force,
-        dump=request.dump,
-        total_s=request.timeout_s,
-        connect_s=request.connect_s,
-    )
+    cluster = request.which.cluster(request.login.overrides())
     lines = progress(quiet=out.quiet)
     try:
-        return take(cluster, make_transport(request.transport, cluster), options, lines)
+        return take(cluster, make_transport(request.transport, cluster), request.looks, lines)
     finally:
         lines.close()

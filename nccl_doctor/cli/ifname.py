@@ -14,10 +14,10 @@ NcclVersion = Annotated[
 ]
 
 
+@options.grouped
 def ifname(
-    hosts: options.Hosts = None,
-    where: options.Where = None,
-    exclude: options.Exclude = None,
+    *,
+    which: options.Which,
     nccl_version: NcclVersion = None,
     output: Annotated[str, options.output("ifname")] = "human",
     output_file: options.OutputFile = None,
@@ -42,9 +42,8 @@ def ifname(
             version = None if nccl_version is None else parse_version(nccl_version)
         except ValueError as error:
             raise UsageError(f"--nccl-version: {error}") from error
-        request = Request(
-            hosts, where, exclude, timeout_s=timeout, transport=transport, overrides=Overrides(python), smoke=False
-        )
+        reached = options.Reached(transport=transport)
+        request = Request(which, timeout_s=timeout, reached=reached, said=Overrides(python), smoke=False)
         snapshot = read_snapshot(load_from) if load_from else look(request, {"NCD207", "NCD303"}, out)
         found = answers(snapshot, version)
         out.show(found)

@@ -28,10 +28,11 @@ Words = Annotated[
 ]
 
 
+@options.grouped
 def launch(
+    *,
     words: Words = None,
-    where: options.Where = None,
-    exclude: options.Exclude = None,
+    named: options.Named,
     launcher: Annotated[
         Launcher | None,
         typer.Option(
@@ -43,13 +44,7 @@ def launch(
     ] = None,
     rdzv: Annotated[bool, typer.Option("--rdzv", help="As --launcher c10d.")] = False,
     use_env: Annotated[bool, typer.Option("--use-env", help="With launch: no --local_rank argument.")] = False,
-    python: options.Python = None,
-    master_port: options.MasterPort = None,
-    master_addr: options.MasterAddr = None,
-    nproc_per_node: options.NprocPerNode = None,
-    env: options.Env = None,
-    user: options.User = None,
-    port: options.SshPort = None,
+    job: options.Job,
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", min=1, help="Check that this divides by the number of ranks.")
     ] = None,
@@ -70,15 +65,12 @@ def launch(
 
         from nccl_doctor.errors import UsageError
         from nccl_doctor.inventory.launched import Wishes, launched, split
-        from nccl_doctor.inventory.load import load
-        from nccl_doctor.inventory.overrides import Overrides
         from nccl_doctor.report.safe import clean
 
-        hosts, script = split(list(words or ()), sys.argv, named=where is not None)
+        hosts, script = split(list(words or ()), sys.argv, named=named.where is not None)
         if rdzv and launcher not in (None, Launcher.C10D):
             raise UsageError("--rdzv is --launcher c10d; give one of them")
-        said = Overrides(python, master_port, master_addr, nproc_per_node, user, port, tuple(env or ()))
-        cluster = load(hosts, where=where, exclude=exclude, environ=os.environ, overrides=said)
+        cluster = named.cluster(job.overrides(), hosts)
         chosen = "c10d" if rdzv else launcher and launcher.value
         wishes = Wishes(chosen, form, use_env=use_env, diagnosable=diagnosable, batch_size=batch_size)
         result = launched(cluster, hosts, script, wishes, os.environ, time.time())

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from nccl_doctor.cli import options
-from nccl_doctor.cli.output import Out, finish
+from nccl_doctor.cli.output import finish
 from nccl_doctor.cli.selection import among, selection
 
 LONG = 64 << 20
@@ -24,39 +24,36 @@ Tee = Annotated[bool, typer.Option("--tee", help="Pass the text through to stdou
 Follow = Annotated[bool, typer.Option("--follow", help="Report as soon as the fatal line comes.")]
 
 
+@options.grouped
 def logs(
+    *,
     files: Files,
     tee: Tee = False,
     follow: Follow = False,
     output: options.Output = "human",
-    output_file: options.OutputFile = None,
-    color: options.ColorWhen = options.Color.AUTO,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-    fail_on: options.FailOnLevel = options.FailOn.ERROR,
-    only: options.Only = None,
-    skip: options.Skip = None,
+    shown: options.Judged,
+    chosen: options.Chosen,
 ) -> None:
     """Diagnose training or NCCL logs: what happened first, where, and what to do."""
+    out = shown.out("logs", output)
 
     def work() -> int:
         from nccl_doctor.logs.run import LogsRun, passage
 
         began = time.monotonic()
-        chosen = among(selection(only or (), skip or ()))
+        wanted = among(selection(chosen.only or (), chosen.skip or ()))
         to_stderr = out.form != "human" and out.file is None
         session = LogsRun(tuple(files), passage(to_stderr=to_stderr) if tee else None, follow=follow)
         session.begin()
         # Other processes read while this one loads what the report needs.
         from nccl_doctor.logs.verdict import report
 
-        with _bar(files, quiet=quiet) as session.progress:
+        with _bar(files, quiet=shown.quiet) as session.progress:
             verdict = session.read()
-        code = out.report(report(verdict, time.monotonic() - began, chosen))
+        code = out.report(report(verdict, time.monotonic() - began, wanted))
         session.drain()
         return code
 
-    out = Out("logs", output, output_file, color, quiet, verbose, fail_on)
     finish(out, work)
 
 

@@ -1,16 +1,29 @@
-"""The options that commands share, with their help texts; typer reads them from annotations."""
+"""The options that commands share, with their help texts.
+
+An option is an annotated type; those that go together are a dataclass, which a command takes as one keyword. What
+:func:`grouped` makes of such a command is what typer reads.
+"""
 
 from __future__ import annotations
 
-from functools import partial
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
 from nccl_doctor.cli import choices
 from nccl_doctor.report.render import FORMS
 from nccl_doctor.transport.kinds import MODULES
+
+if TYPE_CHECKING:
+    from nccl_doctor.cli.output import Out
+    from nccl_doctor.inventory.overrides import Overrides
+    from nccl_doctor.model import Cluster
 
 Color = choices.Color
 FailOn = choices.FailOn
@@ -120,3 +133,133 @@ SaveLogs = Annotated[
     Path | None,
     of_keep("--save-logs", metavar="DIR", help="Keep all that the ranks print, a file a host.", file_okay=False),
 ]
+
+
+@dataclass(frozen=True)
+class Named:
+    """Hosts by their names."""
+
+    where: Where = None
+    exclude: Exclude = None
+
+    def cluster(self, said: Overrides, path: str | None = None) -> Cluster:
+        """The hosts of a run, as :func:`nccl_doctor.inventory.load.load` has it; ``path`` is a hosts file."""
+        from nccl_doctor.inventory.load import load
+
+        return load(path, where=self.where, exclude=self.exclude, environ=os.environ, overrides=said)
+
+
+@dataclass(frozen=True)
+class Which(Named):
+    """The hosts of a run."""
+
+    hosts: Hosts = None
+
+    def cluster(self, said: Overrides, path: str | None = None) -> Cluster:
+        """As above; the hosts file is HOSTS."""
+        return super().cluster(said, path or self.hosts)
+
+
+@dataclass(frozen=True)
+class Login:
+    """How the hosts are logged in to, and with what the probe runs there."""
+
+    python: Python = None
+    user: User = None
+    port: SshPort = None
+
+    def overrides(self) -> Overrides:
+        """What was said in place of the hosts file."""
+        from nccl_doctor.inventory.overrides import Overrides
+
+        return Overrides(**{name: value for name, value in vars(self).items() if value is not None})
+
+
+@dataclass(frozen=True)
+class Job(Login):
+    """What the hosts file could say, too."""
+
+    master_port: MasterPort = None
+    master_addr: MasterAddr = None
+    nproc_per_node: NprocPerNode = None
+    env: Env = None
+
+
+@dataclass(frozen=True)
+class Reached:
+    """How hosts are reached."""
+
+    connect_timeout: ConnectTimeout = 10.0
+    transport: Transport = "auto"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How the report is shown."""
+
+    output_file: OutputFile = None
+    color: ColorWhen = Color.AUTO
+    quiet: Quiet = False
+    verbose: Verbose = False
+
+    def out(self, command: str, form: str) -> Out:
+        """Where the report of a command goes, in this form."""
+        from nccl_doctor.cli.output import Out
+
+        return Out(command, form, self.output_file, self.color, self.quiet, self.verbose)
+
+
+@dataclass(frozen=True)
+class Judged(Shown):
+    """The same of a report with diagnoses."""
+
+    fail_on: FailOnLevel = FailOn.ERROR
+
+    def out(self, command: str, form: str) -> Out:
+        """As above, with the least severity that fails."""
+        return super().out(command, form)._replace(fail_on=self.fail_on)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Which diagnoses are wanted: all of ``only`` (None: all there are), but none of ``skip``."""
+
+    only: Only = None
+    skip: Skip = None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Where what was seen is kept."""
+
+    save: Save = None
+    save_whole: SaveWhole = False
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with each field of its dataclasses as a parameter of its own, in their place and order."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+
+    @wraps(command)
+    def flat(**given: Any) -> None:  # noqa: ANN401 - each option has its own type
+        made = {name: kind(**{one.name: given.pop(one.name) for one in fields(kind)}) for name, kind in groups.items()}
+        command(**given, **made)
+
+    def parameters() -> Iterator[inspect.Parameter]:
+        for name, parameter in inspect.signature(command).parameters.items():
+            if name in groups:
+                types = get_type_hints(groups[name], include_extras=True)
+                yield from (_parameter(one, types[one.name]) for one in fields(groups[name]))
+            else:
+                yield parameter.replace(annotation=hints[name])
+
+    shown = list(parameters())
+    flat.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]  # inspect reads it, mypy does not know
+    flat.__annotations__ = {one.name: one.annotation for one in shown}
+    return flat
+
+
+def _parameter(one: Field[Any], kind: Any) -> inspect.Parameter:  # noqa: ANN401 - a type
+    default = inspect.Parameter.empty if one.default is MISSING else one.default
+    return inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)

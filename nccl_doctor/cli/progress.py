@@ -134,7 +134,9 @@ class Checklist(Lines):
 
             self._console = Console(stderr=True, highlight=False)
             rate = self.frames_per_s
-            self._live = Live(console=self._console, get_renderable=self._drawn, transient=True, refresh_per_second=rate)
+            self._live = Live(
+                console=self._console, get_renderable=self._drawn, transient=True, refresh_per_second=rate
+            )
             self._live.start()
 
     def _drawn(self) -> RenderableType:

@@ -10,24 +10,24 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+from nccl_doctor.cli import options
 from nccl_doctor.cli.options import FailOn
 from nccl_doctor.cli.output import Out
 from nccl_doctor.cli.progress import progress
 from nccl_doctor.cli.selection import Codes, among, selection
-from nccl_doctor.cli.snapshots import read_snapshot, save_snapshot, write_hosts
+from nccl_doctor.cli.snapshots import keep, read_snapshot, write_hosts
 from nccl_doctor.collect import facts, mesh
 from nccl_doctor.collect.mesh_plan import MeshSize
 from nccl_doctor.collect.run import Options, Run, looked
 from nccl_doctor.collect.smoke import SmokeLimits
 from nccl_doctor.diagnose import judge
 from nccl_doctor.inventory.last_check import Hosts, remember
-from nccl_doctor.inventory.load import load
 from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.model import Report, Severity
 from nccl_doctor.registry import all_checks
 from nccl_doctor.rows import decided
 from nccl_doctor.snapshot import Snapshot
-from nccl_doctor.transport.register import Kind, make_transport
+from nccl_doctor.transport.register import make_transport
 
 LEAST_TOTAL_S = 300.0
 """What a run may take where nobody says."""
@@ -39,22 +39,17 @@ BESIDE_SMOKE_S = 240.0
 class Request:
     """One call, as the options say."""
 
-    hosts: str | None = None
-    where: str | None = None
-    exclude: str | None = None
-    only: tuple[str, ...] = ()
-    skip: tuple[str, ...] = ()
+    which: options.Which
+    chosen: options.Chosen = field(default_factory=options.Chosen)
     timeout_s: float | None = None
-    connect_s: float = 10.0
-    transport: Kind = "auto"
-    overrides: Overrides = field(default_factory=Overrides)
+    reached: options.Reached = field(default_factory=options.Reached)
+    said: Overrides = field(default_factory=Overrides)
     mesh: MeshSize = "auto"
     sudo: bool = False
     smoke: bool = True
     smoke_limits: SmokeLimits = field(default_factory=SmokeLimits)
     isolate: bool = False
-    save: Path | None = None
-    save_whole: bool = False
+    kept: options.Kept = field(default_factory=options.Kept)
     passed: Path | None = None
     failed: Path | None = None
     load_from: Path | None = None
@@ -62,19 +57,18 @@ class Request:
 
 def check_cluster(request: Request, out: Out) -> int:
     """Looks, judges, reports; returns the exit code."""
-    selected = selection(request.only, request.skip)
+    selected = selection(request.chosen.only or (), request.chosen.skip or ())
     if request.load_from:
         snapshot = read_snapshot(request.load_from)
         report = judge(snapshot, out.command, among(selected))
     else:
         snapshot, report = _looked_and_judged(request, selected, out)
-    if request.save:
-        save_snapshot(snapshot, request.save, whole=request.save_whole)
+    keep(snapshot, request.kept)
     taken_at = datetime.fromisoformat(snapshot.taken_at).timestamp()
     least = None if out.fail_on is FailOn.NEVER else Severity(out.fail_on.value)
     write_hosts(report, request.passed, request.failed, least)
-    if out.command == "check" and not (request.load_from or request.only or request.skip):
-        remember(Hosts(request.hosts, snapshot.cluster), snapshot, report, taken_at, os.environ)
+    if out.command == "check" and selected is None and not request.load_from:
+        remember(Hosts(request.which.hosts, snapshot.cluster), snapshot, report, taken_at, os.environ)
     return out.report(report, taken_at)
 
 
@@ -98,16 +92,15 @@ def _looked_and_judged(request: Request, selected: Codes, out: Out) -> tuple[Sna
 
 @contextmanager
 def _looking(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
-    where, said = request.where, request.overrides
-    cluster = load(request.hosts, where=where, exclude=request.exclude, environ=os.environ, overrides=said)
+    cluster = request.which.cluster(request.said)
     if selected is None:
         needs = {"mesh", "smoke"}
         # while the hosts are waited for: reading a hundred modules takes as long as a host's answer
         threading.Thread(target=all_checks, daemon=True).start()
     else:
         needs = {need for check in all_checks() if check.code in selected for need in check.needs}
-    options = Options(
-        connect_s=request.connect_s,
+    bounds = Options(
+        connect_s=request.reached.connect_timeout,
         total_s=total_s(request.timeout_s, request.smoke_limits),
         facts_limits=facts.FactLimits(sudo=request.sudo),
         mesh_limits=mesh.MeshLimits(size=request.mesh if "mesh" in needs else "none"),
@@ -116,7 +109,7 @@ def _looking(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
     )
     lines = progress(quiet=out.quiet, decided=lambda seen: decided(judge(seen, out.command, among(selected))))
     try:
-        with looked(cluster, make_transport(request.transport, cluster), options, lines) as run:
+        with looked(cluster, make_transport(request.reached.transport, cluster), bounds, lines) as run:
             yield run
     finally:
         lines.close()

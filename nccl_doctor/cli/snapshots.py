@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
+from nccl_doctor.cli.options import Kept
 from nccl_doctor.cli.output import write_file
 from nccl_doctor.errors import SnapshotError
 from nccl_doctor.model import Report, Severity
@@ -15,10 +16,10 @@ from nccl_doctor.report.safe import clean
 from nccl_doctor.snapshot import Snapshot
 from nccl_doctor.snapshot.hang import HangSnapshot
 
-Kept = TypeVar("Kept", Snapshot, HangSnapshot)
+AnySnapshot = TypeVar("AnySnapshot", Snapshot, HangSnapshot)
 
 
-def read_snapshot(path: Path, kind: type[Kept] = Snapshot) -> Kept:  # type: ignore[assignment]  # mypy: python/mypy#3737
+def read_snapshot(path: Path, kind: type[AnySnapshot] = Snapshot) -> AnySnapshot:  # type: ignore[assignment]  # mypy: python/mypy#3737
     """A snapshot of this kind that ``--save`` wrote.
 
     Raises:
@@ -33,18 +34,17 @@ def read_snapshot(path: Path, kind: type[Kept] = Snapshot) -> Kept:  # type: ign
         raise SnapshotError(f"{path}: is no snapshot of nccl-doctor: {' '.join(first[1:3]) or first[0]}") from error
 
 
-def save_snapshot(snapshot: Snapshot | HangSnapshot, path: Path, *, whole: bool) -> None:
-    """Writes a snapshot for ``--from``, readable by its owner only, and says what was left out of it.
+def keep(snapshot: Snapshot | HangSnapshot, kept: Kept) -> None:
+    """Where ``--save`` was given, writes a snapshot for ``--from``, readable by its owner only.
 
-    Args:
-        snapshot: what was seen.
-        path: the file.
-        whole: leave nothing out.
+    Says what was left out of it, which is nothing with ``--save-whole``.
     """
-    kept, done = (snapshot, None) if whole else redact(snapshot)
-    write_file(path, kept.model_dump_json(by_alias=True, indent=1) + "\n", private=True)
+    if kept.save is None:
+        return
+    left, done = (snapshot, None) if kept.save_whole else redact(snapshot)
+    write_file(kept.save, left.model_dump_json(by_alias=True, indent=1) + "\n", private=True)
     if done is not None and str(done):
-        sys.stderr.write(clean(f"{path}: left out {done}; --save-whole keeps them") + "\n")
+        sys.stderr.write(clean(f"{kept.save}: left out {done}; --save-whole keeps them") + "\n")
 
 
 def write_hosts(report: Report, passed: Path | None, failed: Path | None, least: Severity | None) -> None:

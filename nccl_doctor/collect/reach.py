@@ -113,11 +113,11 @@ class Reach:
 
     def _ran_out_of_time(self, node: Node) -> bool:
         failure = self.failures.get(node.name)
-        late = failure is not None and failure.ran_out_of_time
+        late = failure is not None and failure.facts.ran_out_of_time
         return late or isinstance(self.unanswered.get(node.name), NoAnswerError)
 
     def _say(self, busy: str) -> None:
         """A host that is said to have been late is said to have been so on a busy machine."""
         for name, failure in self.failures.items():
-            if failure.ran_out_of_time:
+            if failure.facts.ran_out_of_time:
                 self.failures[name] = failure.model_copy(update={"evidence": (*failure.evidence, busy)})

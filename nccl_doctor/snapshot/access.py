@@ -1,20 +1,10 @@
-"""Why a host was not reached. Every way of connecting ends in one of these; the JSON keeps the same four fields.
-
-AccessFailure             a host was not reached
-├── SshUnreachable        no SSH session came about
-├── SshAuthFailed         none of the keys let the user in
-├── HostKeyUnknown        no known_hosts file holds the host's key
-├── HostKeyChanged        a file holds another key, or revokes this one
-├── PythonMissing         the interpreter is not there, or can't run the probe
-├── ProbeFailed           the interpreter did not start the probe, or the probe failed
-└── EngineFailure         what an engine alone knows: by the name of its diagnosis, with its own remedy
-"""
+"""Why a host was not reached: every way of connecting ends in an :class:`AccessFailure`; the JSON keeps its fields."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import ConfigDict, Field, field_validator
 
 from nccl_doctor.snapshot.values import Count, Observed, Signed, SocketPort
 
@@ -30,7 +20,16 @@ PythonProblem = Literal[
 """Why an interpreter can't be used."""
 
 
-class SshTarget(Observed):
+class AccessFacts(Observed):
+    """What is known of a failure, for checks and for scripts that read the report."""
+
+    @property
+    def ran_out_of_time(self) -> bool:
+        """It may be the fault of a machine that had too much to do, this one above all."""
+        return False
+
+
+class SshTarget(AccessFacts):
     """Whom ssh was to reach.
 
     Attributes:
@@ -49,6 +48,11 @@ class UnreachableFacts(SshTarget):
     """Why no session came about."""
 
     reason: Reason
+
+    @property
+    def ran_out_of_time(self) -> bool:
+        """No answer, an unfinished handshake, or a server that dropped us for it had too many others."""
+        return self.reason in ("timed-out", "no-banner", "dropped")
 
 
 class LoginFacts(SshTarget):
@@ -102,19 +106,31 @@ class ChangedKeyFacts(SshTarget):
     known_fingerprint: str | None
 
 
-class PythonFacts(Observed):
+class PythonFacts(AccessFacts):
     """The interpreter that was asked for, and what is wrong with it."""
 
     python: str | None = None
     problem: PythonProblem = "missing"
 
 
-class ProbeFacts(Observed):
+class ProbeFacts(AccessFacts):
     """Where the probe failed: connect, login, start, facts, mesh, hang; ``late`` where it was a deadline."""
 
     python: str | None = None
     stage: str
     late: bool = False
+
+    @property
+    def ran_out_of_time(self) -> bool:
+        """The interpreter started, and no answer came."""
+        return self.late
+
+
+class EngineFacts(AccessFacts):
+    """What an engine alone knows, under names of its own; nothing here reads them."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, str | Signed | float | bool | tuple[str, ...] | None]
 
 
 class AccessFailure(Observed):
@@ -124,29 +140,13 @@ class AccessFailure(Observed):
         kind: the name of the diagnosis.
         detail: one phrase that goes on behind the host's name: what happened.
         evidence: the lines that show it.
+        facts: each kind has a type of them.
     """
 
     kind: str
     detail: str
     evidence: tuple[str, ...] = ()
-
-    @property
-    def ran_out_of_time(self) -> bool:
-        """It may be the fault of a machine that had too much to do, this one above all."""
-        return False
-
-    @property
-    def report_facts(self) -> dict[str, Any]:
-        """The facts as a report shows them."""
-        facts = getattr(self, "facts", {})
-        shown = facts if isinstance(facts, dict) else facts.model_dump(mode="json")
-        return {key: value for key, value in shown.items() if key != "jump_host" or value is not None}
-
-    @property
-    def ssh_target(self) -> SshTarget | None:
-        """Whom ssh was to reach; None where that is not the point."""
-        facts = getattr(self, "facts", None)
-        return facts if isinstance(facts, SshTarget) else None
+    facts: AccessFacts
 
 
 class SshUnreachable(AccessFailure):
@@ -154,11 +154,6 @@ class SshUnreachable(AccessFailure):
 
     kind: Literal["ssh-unreachable"] = "ssh-unreachable"
     facts: UnreachableFacts
-
-    @property
-    def ran_out_of_time(self) -> bool:
-        """No answer, an unfinished handshake, or a server that dropped us for it had too many others."""
-        return self.facts.reason in ("timed-out", "no-banner", "dropped")
 
 
 class SshAuthFailed(AccessFailure):
@@ -183,7 +178,7 @@ class HostKeyChanged(AccessFailure):
 
 
 class PythonMissing(AccessFailure):
-    """The interpreter is not there, or is of no use."""
+    """The interpreter is not there, or can't run the probe."""
 
     kind: Literal["python-missing"] = "python-missing"
     facts: PythonFacts
@@ -195,41 +190,29 @@ class ProbeFailed(AccessFailure):
     kind: Literal["probe-failed"] = "probe-failed"
     facts: ProbeFacts
 
-    @property
-    def ran_out_of_time(self) -> bool:
-        """The interpreter started, and no answer came."""
-        return self.facts.late
+
+_Ours = SshUnreachable | SshAuthFailed | HostKeyUnknown | HostKeyChanged | PythonMissing | ProbeFailed
+_OUR_KINDS = frozenset(str(failure.model_fields["kind"].default) for failure in get_args(_Ours))
 
 
 class EngineFailure(AccessFailure):
     """What an engine alone knows.
 
     Attributes:
-        remedy: prose, for the diagnosis that ``kind`` names.
-        facts: for scripts that read the report; nothing here reads them.
+        kind: the name of a diagnosis of the engine's own.
+        remedy: prose, for that diagnosis.
     """
 
+    facts: EngineFacts = EngineFacts()
     remedy: str
-    facts: dict[str, str | Signed | float | bool | tuple[str, ...] | None] = Field(default_factory=dict)
+
+    @field_validator("kind")
+    @classmethod
+    def _is_its_own(cls, kind: str) -> str:
+        if kind in _OUR_KINDS:
+            raise ValueError(f"{kind} has facts of its own type")
+        return kind
 
 
-_SSH = ("ssh-unreachable", "ssh-auth-failed", "ssh-host-key-unknown", "ssh-host-key-changed")
-_OURS = (*_SSH, "python-missing", "probe-failed")
-
-
-def _tag(value: Any) -> str:  # noqa: ANN401 - anything at all may stand in a snapshot
-    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
-    return str(kind) if kind in _OURS else "engine"
-
-
-AnyAccessFailure = Annotated[
-    Annotated[SshUnreachable, Tag("ssh-unreachable")]
-    | Annotated[SshAuthFailed, Tag("ssh-auth-failed")]
-    | Annotated[HostKeyUnknown, Tag("ssh-host-key-unknown")]
-    | Annotated[HostKeyChanged, Tag("ssh-host-key-changed")]
-    | Annotated[PythonMissing, Tag("python-missing")]
-    | Annotated[ProbeFailed, Tag("probe-failed")]
-    | Annotated[EngineFailure, Tag("engine")],
-    Discriminator(_tag),
-]
+AnyAccessFailure = Annotated[_Ours | EngineFailure, Field(union_mode="left_to_right")]
 """As a snapshot holds it."""

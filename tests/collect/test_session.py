@@ -117,7 +117,7 @@ def test_no_interpreter() -> None:
 def test_an_interpreter_that_hangs(tmp_path: Path) -> None:
     began = time.monotonic()
     failure = refused(node(interpreter(tmp_path, "sleep 60")), 0.5)
-    assert (failure.kind, failure.facts.stage, failure.ran_out_of_time) == ("probe-failed", "login", True)
+    assert (failure.kind, failure.facts.stage, failure.facts.ran_out_of_time) == ("probe-failed", "login", True)
     assert "did not start in time" in failure.detail
     assert time.monotonic() - began < 10 * crowd()
 

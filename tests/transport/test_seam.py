@@ -5,9 +5,18 @@ from __future__ import annotations
 from typing import ClassVar
 
 import pytest
+from pydantic import ValidationError
 
 from nccl_doctor.model import Cluster, Node, NodeOptions, access
-from nccl_doctor.snapshot import EngineFailure, Host, ProbeFacts, ProbeFailed, SshUnreachable, UnreachableFacts
+from nccl_doctor.snapshot import (
+    EngineFacts,
+    EngineFailure,
+    Host,
+    ProbeFacts,
+    ProbeFailed,
+    SshUnreachable,
+    UnreachableFacts,
+)
 from nccl_doctor.transport.choice import ChoosingTransport
 from nccl_doctor.transport.local import LocalTransport
 from nccl_doctor.transport.register import Kind, make_transport
@@ -48,13 +57,20 @@ FACTS = UnreachableFacts(target="n", address="10.0.0.1", port=22, user="ann", re
     [
         SshUnreachable(detail="refused", facts=FACTS),
         ProbeFailed(detail="ended", facts=ProbeFacts(stage="start")),
-        EngineFailure(kind="pod-not-ready", detail="is pending", remedy="Wait for it.", facts={"pod": "train-0"}),
+        EngineFailure(
+            kind="pod-not-ready", detail="is pending", remedy="Wait for it.", facts=EngineFacts(pod="train-0")
+        ),
     ],
 )
 def test_failures_keep_their_type_in_a_snapshot(
     failure: SshUnreachable | ProbeFailed | EngineFailure,
 ) -> None:
     assert Host.model_validate_json(Host(node=NODE, failure=failure).model_dump_json()).failure == failure
+
+
+def test_an_engine_has_no_failure_under_the_name_of_another_kind() -> None:
+    with pytest.raises(ValidationError, match="ssh-unreachable has facts of its own type"):
+        EngineFailure(kind="ssh-unreachable", detail="is pending", remedy="Wait for it.")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix
 from nccl_doctor.registry import View
-from nccl_doctor.snapshot import AccessFailure, Host
+from nccl_doctor.snapshot import AccessFailure, Host, SshTarget
 
 FOLLOWS = ("allreduce-failed", "allreduce-timeout", "port-unreachable")
 """What a host that was not reached leads to."""
@@ -45,15 +45,15 @@ def findings(view: View, kind: type[Failure], remedy: Remedy[Failure], joint: st
 
 def _subject(hosts: tuple[Host, ...], failure: AccessFailure) -> str:
     """Who failed: one host with its address, several by name, or the jump host before them."""
-    target = failure.ssh_target
-    place = f" ({target.address}:{target.port})" if target is not None else ""
+    target = failure.facts
+    place = f" ({target.address}:{target.port})" if isinstance(target, SshTarget) else ""
     if _hop(failure) is not None:
         return f"The jump host {_hop(failure)}{place}, on the way to {fold(host.name for host in hosts)},"
     return f"{hosts[0].name}{place}" if len(hosts) == 1 else fold(host.name for host in hosts)
 
 
 def _hop(failure: AccessFailure) -> str | None:
-    return failure.ssh_target.jump_host if failure.ssh_target is not None else None
+    return failure.facts.jump_host if isinstance(failure.facts, SshTarget) else None
 
 
 def _evidence(hosts: tuple[Host, ...], failures: Sequence[AccessFailure]) -> tuple[str, ...]:
@@ -67,7 +67,8 @@ def _evidence(hosts: tuple[Host, ...], failures: Sequence[AccessFailure]) -> tup
 
 def _facts(hosts: tuple[Host, ...], failures: Sequence[AccessFailure]) -> dict[str, Any]:
     """What holds for all, and under "by_host" what differs."""
-    each = [failure.report_facts for failure in failures]
+    without = {"jump_host"}  # where there is none
+    each = [failure.facts.model_dump(mode="json", exclude=None if _hop(failure) else without) for failure in failures]
     common = {key: value for key, value in each[0].items() if all(one.get(key) == value for one in each)}
     if len(hosts) == 1:
         return common

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import shlex
 import zlib
-from functools import cache
 from pathlib import Path
 
 from nccl_doctor import probe
+from nccl_doctor.once import once
 
 LOADER = (
     "import sys,zlib;print('{mark}'[::-1]+'{{}}',flush=True);"
@@ -21,7 +21,7 @@ LOADER = (
 else would take it for commands. The nonce stands backwards, so that an echo of the command line is no such word."""
 
 
-@cache
+@once
 def bundle() -> bytes:
     """The probe, compressed: bootstrap.py's text and a call that hands it every module's source."""
     root = Path(probe.__file__).parent

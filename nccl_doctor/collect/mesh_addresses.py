@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
+from nccl_doctor import inet
 from nccl_doctor.model import Node
 from nccl_doctor.nccl.host_nccl import nccl_interface
 from nccl_doctor.snapshot import Host, HostFacts, Interfaces, Names, Resolution, Unknown
@@ -53,7 +53,7 @@ def confirmed(address: str, dst: Node, source: HostFacts) -> bool:
     if known is not None and address in known.addresses:
         return True
     try:
-        there = ipaddress.ip_address(address.partition("%")[0])
+        there = inet.address_of(address)
     except ValueError:
         return False
     there = getattr(there, "ipv4_mapped", None) or there
@@ -63,29 +63,27 @@ def confirmed(address: str, dst: Node, source: HostFacts) -> bool:
     return any(there in network for network in (*own, *_routes(source), *_private_blocks(own)))
 
 
-def own_networks(source: HostFacts) -> Iterator[IPv4Network | IPv6Network]:
+def own_networks(source: HostFacts) -> Iterator[inet.Network]:
     """Those that a host is in."""
     for entry in source.interfaces.addresses if isinstance(source.interfaces, Interfaces) else ():
         address = entry.address.partition("%")[0]
-        own = ipaddress.ip_network(address)
-        bits = own.max_prefixlen if entry.netmask is None else int(ipaddress.ip_address(entry.netmask)).bit_count()
-        yield ipaddress.ip_network(f"{address}/{bits}", strict=False)
+        yield inet.network_of(address if entry.netmask is None else f"{address}/{inet.prefix_length(entry.netmask)}")
 
 
-def _routes(source: HostFacts) -> Iterator[IPv4Network | IPv6Network]:
+def _routes(source: HostFacts) -> Iterator[inet.Network]:
     """Where a host's routes lead, the default routes left out."""
     for route in () if isinstance(source.routes, Unknown) else source.routes:
-        network = ipaddress.ip_network(route.destination, strict=False)
+        network = inet.network_of(route.destination)
         if network.prefixlen > 0:
             yield network
 
 
-def _private_blocks(own: list[IPv4Network | IPv6Network]) -> Iterator[IPv4Network | IPv6Network]:
+def _private_blocks(own: list[inet.Network]) -> Iterator[inet.Network]:
     """The private blocks in which a host has an address."""
     return (block for block in PRIVATE if any(net.network_address in block for net in own))
 
 
-def _broadcast(there: IPv4Address | IPv6Address, own: list[IPv4Network | IPv6Network]) -> bool:
+def _broadcast(there: inet.Address, own: list[inet.Network]) -> bool:
     """Whether all hosts of a net would hear it; nets of two addresses and of one have no such address (RFC 3021)."""
     return there == _BROADCAST or any(
         there == net.broadcast_address for net in own if net.version == 4 and net.prefixlen < 31

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import base64
 import zlib
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from nccl_doctor.once import once
 
 MODULES = ("__init__", "_common", "_ntuples", "_psposix", "_pslinux")
 """psutil's modules for Linux; _ntuples came with 7.1."""
@@ -21,7 +22,7 @@ ELF_MACHINES = {62: "x86_64", 183: "aarch64", 243: "riscv64", 21: "ppc64le"}
 """e_machine of the ELF header (elf(5)) to what ``uname -m`` says."""
 
 
-@cache
+@once
 def pack() -> dict[str, Any]:
     """Psutil as JSON: ``{"version", "machine", "libc", "files": {name: base64 of zlib}}``.
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import base64
 import zlib
-from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
 from nccl_doctor.collect.psutil_bundle import built_for
+from nccl_doctor.once import once
 
 
-@cache
+@once
 def pack() -> dict[str, Any]:
     """``{"machine", "data": base64 of zlib}``, or ``{"missing": reason}``, which the host repeats."""
     try:

@@ -7,10 +7,10 @@ dialling host is tried: of what lies behind gateways routes tell.
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from typing import Literal
 
+from nccl_doctor import inet
 from nccl_doctor.collect.mesh_addresses import METADATA, own_networks
 from nccl_doctor.model import Node
 from nccl_doctor.nccl.exact_names import gloo_devices
@@ -53,7 +53,7 @@ def on_link(source: HostFacts, address: str) -> bool:
     """Whether an address lies in a network that the host is in, and is not its own."""
     if not isinstance(source.interfaces, Interfaces) or any(e.address == address for e in source.interfaces.addresses):
         return False
-    there = ipaddress.ip_address(address.partition("%")[0])
+    there = inet.address_of(address)
     if there.is_loopback or there.is_link_local or there in METADATA:
         return False
     return any(there in net and there != net.broadcast_address for net in own_networks(source) if net.num_addresses > 1)

@@ -10,6 +10,7 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
+from nccl_doctor.inet import Address, address_of
 from nccl_doctor.nccl.spec import is_read
 from nccl_doctor.snapshot import InterfaceAddress, Interfaces, Resolver, Unknown, unknown
 
@@ -21,7 +22,7 @@ INVALID = "Invalid NCCL_COMM_ID, please use format: <ipv4>:<port> or [<ipv6>]:<p
 class Remote:
     """The address NCCL_COMM_ID means; ``scope_id`` 0 except for link-local IPv6."""
 
-    address: ipaddress.IPv4Address | ipaddress.IPv6Address
+    address: Address
     port: int
     scope_id: int = 0
 
@@ -83,9 +84,9 @@ def on_subnet(entry: InterfaceAddress, remote: Remote) -> bool:
     return same and (local.version == 4 or entry.scope_id == remote.scope_id)
 
 
-def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _ip(text: str) -> Address | None:
     try:
-        return ipaddress.ip_address(text.partition("%")[0])
+        return address_of(text)
     except ValueError:
         return None
 

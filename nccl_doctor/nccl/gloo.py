@@ -7,9 +7,9 @@ the higher of the two: a single host that gives it out still meets peers in 10.0
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+
+from nccl_doctor.inet import address_of
 
 Reaches = Callable[[str, str], bool]
 """Whether a host (its name) may reach an address."""
@@ -23,10 +23,10 @@ def lost_to(host: str, addresses: Mapping[str, str], reaches: Reaches) -> tuple[
         addresses: what gloo listens on, by host.
         reaches: asked of those that would connect to ``host``; never of loopback addresses.
     """
-    own = _numeric(addresses[host])
+    own = address_of(addresses[host])
     found = []
     for name, text in addresses.items():
-        other = _numeric(text)
+        other = address_of(text)
         if name == host:
             continue
         is_dialled = dials(text, addresses[host])
@@ -38,10 +38,5 @@ def lost_to(host: str, addresses: Mapping[str, str], reaches: Reaches) -> tuple[
 
 def dials(own: str, other: str) -> bool:
     """Whether a host that listens on ``own`` connects to the other one's address, and not the other way round."""
-    here, there = _numeric(own), _numeric(other)
+    here, there = address_of(own), address_of(other)
     return here.version == there.version and here.packed >= there.packed
-
-
-@lru_cache(8192)
-def _numeric(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    return ipaddress.ip_address(address.partition("%")[0])

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+from nccl_doctor.inet import Network, address_of, network_of, prefix_length
 from nccl_doctor.model import NcclInterface
 from nccl_doctor.nccl.interfaces import Choice, Chosen, choose, choose_all
 from nccl_doctor.nccl.variables import Variable, resolve
 from nccl_doctor.nccl.versions import Version, parse_version, show
 from nccl_doctor.snapshot import Host, HostFacts, Interfaces, LibncclAnswer, Link, Names, Route, Unknown, unknown
-
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _AS_IT_IS: Mapping[str, str] = {}
 
@@ -70,7 +68,7 @@ class HostNccl:
     def networks(self, address: str) -> list[Network]:
         """The networks of the entries that carry this address."""
         return [
-            ipaddress.ip_network(f"{entry.address}/{prefix_length(entry.netmask)}", strict=False)
+            network_of(f"{entry.address}/{prefix_length(entry.netmask)}")
             for entry in self.interfaces.addresses
             if entry.address == address and entry.netmask is not None
         ]
@@ -81,7 +79,7 @@ class HostNccl:
 
     def route_to(self, address: str) -> Route | None:
         """The route of the main table that the kernel would take; None where there is none or none was read."""
-        there = ipaddress.ip_address(address)
+        there = address_of(address)
         fitting = (
             route for network, route in self._routes_by_merit if network.version == there.version and there in network
         )
@@ -91,13 +89,8 @@ class HostNccl:
     def _routes_by_merit(self) -> list[tuple[Network, Route]]:
         """Longest prefix first, then lowest metric: the first that fits is the kernel's."""
         routes = () if isinstance(self.routes, Unknown) else self.routes
-        parsed = [(ipaddress.ip_network(route.destination, strict=False), route) for route in routes]
+        parsed = [(network_of(route.destination), route) for route in routes]
         return sorted(parsed, key=lambda item: (-item[0].prefixlen, item[1].metric))
-
-
-def prefix_length(netmask: str) -> int:
-    """24 for "255.255.255.0", 64 for "ffff:ffff:ffff:ffff::"."""
-    return int(ipaddress.ip_address(netmask)).bit_count()
 
 
 def host_nccl(

@@ -5,15 +5,13 @@ No list of bad names: docker0 is as good as any interface whose address the othe
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from nccl_doctor.nccl.host_nccl import HostNccl, Network
+from nccl_doctor.inet import Address, Network, address_of, network_of
+from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.snapshot import Dial, Mesh, Route, Unknown
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 PRIVATE_KINDS = ("bridge", "dummy", "loopback")
 """Kinds of link that may stand in a host without leading out of it (snapshot.Link.kind)."""
@@ -59,7 +57,7 @@ def reach(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -
         address: which NCCL uses there.
         mesh: where it was run.
     """
-    there = ipaddress.ip_address(address)
+    there = address_of(address)
     if source.machine is not None and source.machine == target.machine:
         return PairReach(source.host, Answer.YES, "the same machine")
     if there.is_loopback:
@@ -121,7 +119,7 @@ def _by_gateway(source: HostNccl, target: HostNccl, there: Address, route: Route
         return PairReach(
             who, Answer.NO, f"{there}:{failed.port} through {route.gateway}: {failed.outcome}", Cause.GATEWAY
         )
-    by_default = ipaddress.ip_network(route.destination, strict=False).prefixlen == 0
+    by_default = network_of(route.destination).prefixlen == 0
     if by_default and _is_island(source, target, there):
         return PairReach(
             who,
@@ -147,7 +145,7 @@ def _is_island(source: HostNccl, target: HostNccl, there: Address) -> bool:
 
 
 def _inside(address: str, network: Network) -> bool:
-    ip = ipaddress.ip_address(address)
+    ip = address_of(address)
     return ip.version == network.version and ip in network
 
 

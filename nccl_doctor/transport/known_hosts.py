@@ -139,6 +139,8 @@ def _matches(patterns: str, name: str) -> bool:
 
 def _glob(pattern: str, name: str) -> bool:
     """Only * and ? are special; brackets enclose a host with a port."""
+    if "*" not in pattern and "?" not in pattern:
+        return pattern == name
     return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))
 
 

@@ -14,9 +14,9 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 
+from nccl_doctor.once import once
 from nccl_doctor.transport.base import remaining
 
 Values = dict[str, list[str]]
@@ -92,7 +92,7 @@ def ask(arguments: list[str], name: str, deadline: float) -> Values:
     return _parse(done.stdout.decode(errors="replace"))
 
 
-@cache
+@once
 def compiled_in() -> Values:
     """The values that this machine's ssh has where no file says anything."""
     return ask(["-F", os.devnull], "host", time.monotonic() + 10)

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.hostlist import fold, grouped
+from nccl_doctor.inet import Network
 from nccl_doctor.model import Finding, Fix, Severity
-from nccl_doctor.nccl.host_nccl import Network
 from nccl_doctor.registry import Unjudged, View, check
 
 

@@ -1,0 +1,37 @@
+"""Addresses and networks out of their texts, each text parsed once: every pair of hosts asks for the same ones."""
+
+from __future__ import annotations
+
+import ipaddress
+from functools import lru_cache
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_KEPT = 1 << 16
+
+
+@lru_cache(_KEPT)
+def address_of(text: str) -> Address:
+    """The address; a zone ("fe80::1%eth0") is no part of it.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return ipaddress.ip_address(text.partition("%")[0])
+
+
+@lru_cache(_KEPT)
+def network_of(text: str) -> Network:
+    """The network of "10.0.1.7/24", whose host part is passed over.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return ipaddress.ip_network(text, strict=False)
+
+
+@lru_cache(_KEPT)
+def prefix_length(netmask: str) -> int:
+    """24 for "255.255.255.0", 64 for "ffff:ffff:ffff:ffff::"."""
+    return int(address_of(netmask)).bit_count()

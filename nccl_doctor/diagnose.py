@@ -20,7 +20,7 @@ from nccl_doctor.model import (
     Report,
     Severity,
 )
-from nccl_doctor.registry import Check, Unjudged, View, all_checks
+from nccl_doctor.registry import PHASES, Check, Unjudged, View, all_checks
 from nccl_doctor.rows import NOT_SELECTED
 from nccl_doctor.snapshot import Host, Skipped, Smoke, Snapshot, Unknown
 
@@ -162,8 +162,8 @@ def _nothing_to_judge(check: Check, hosts: list[Host]) -> str | None:
 def _phase_reason(check: Check, snapshot: Snapshot) -> tuple[Outcome, str] | None:
     """Why a check can't run at all: a phase that it needs was skipped or could not be carried out."""
     for need in check.needs:
-        if need in ("mesh", "smoke"):
-            value = snapshot.mesh if need == "mesh" else snapshot.smoke
+        if need in PHASES:
+            value = getattr(snapshot, need)
             if isinstance(value, Skipped):
                 return Outcome.SKIP, value.reason
             if isinstance(value, Unknown):
@@ -182,7 +182,7 @@ def _known(check: Check, snapshot: Snapshot) -> tuple[list[Host], list[Unjudged]
             if check.scope == "master" and check.needs:
                 gaps.append(Unjudged((host.name,), "not reached"))
             continue
-        missing = [getattr(host.facts, need) for need in check.needs if need not in ("mesh", "smoke")]
+        missing = [getattr(host.facts, need) for need in check.needs if need not in PHASES]
         reasons = [value.reason for value in missing if isinstance(value, Unknown)]
         if reasons:
             gaps.append(Unjudged((host.name,), reasons[0]))

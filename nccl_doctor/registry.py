@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal
+from typing import Literal, get_args
 
 from nccl_doctor.derived import Derived
 from nccl_doctor.firewall.blame import Judged
@@ -92,6 +92,16 @@ class View:
         return grouped((value, name) for value, name in made if value is not None)
 
 
+FactName = Literal[
+    "clock", "config_files", "env", "gpu_health", "gpu_processes", "gpus", "identity", "interfaces", "limits",
+    "master_port", "pci", "port_range", "processes", "python", "rdma", "resolution", "routes", "same", "shm", "torch",
+]  # fmt: skip
+"""The fields of :class:`~nccl_doctor.snapshot.HostFacts` without which some check can't judge a host."""
+
+Phase = Literal["mesh", "smoke"]
+"""The fields of :class:`~nccl_doctor.snapshot.Snapshot` without which some check can't judge at all."""
+
+PHASES: tuple[Phase, ...] = get_args(Phase)
 Scope = Literal["all", "master"]
 CheckFunction = Callable[[View], Iterator[Finding | Unjudged]]
 
@@ -102,8 +112,7 @@ class Check:
 
     Attributes:
         code: "NCD" and three digits, never renumbered or reused.
-        needs: names of :class:`~nccl_doctor.snapshot.HostFacts` fields without which a host can't be judged; "mesh"
-            and "smoke" stand for those phases.
+        needs: what has to be known; for what is, ``nccl_doctor.snapshot.known`` gives the check its value.
         explains: names of the diagnoses that merely follow from this one. Not those that ranks print of any fault of
             another one (nccl_doctor.logs.rule, ``LogSigns.echo``).
         in_logs: what also follows where a log alone tells; facts of a host would show the two apart.
@@ -118,7 +127,7 @@ class Check:
     severity: Severity
     explains: tuple[str, ...] = ()
     in_logs: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()
+    needs: tuple[FactName | Phase, ...] = ()
     scope: Scope = "all"
     function: CheckFunction | None = None
 
@@ -131,7 +140,7 @@ def check(
     code: str,
     *,
     severity: Severity,
-    needs: tuple[str, ...] = (),
+    needs: tuple[FactName | Phase, ...] = (),
     explains: tuple[str, ...] = (),
     in_logs: tuple[str, ...] = (),
     scope: Scope = "all",
@@ -169,9 +178,6 @@ def _entry(module: str, code: str, severity: Severity, explains: tuple[str, ...]
 
 
 def _enter(entry: Check) -> None:
-    unheard_of = set(entry.needs) - HostFacts.model_fields.keys() - {"mesh", "smoke"}
-    if unheard_of:
-        raise ValueError(f"{entry.name} needs {', '.join(sorted(unheard_of))}, which is no fact")
     taken = _register.get(entry.code)
     if taken is not None and taken.name != entry.name:
         raise ValueError(f"{entry.code} is both {taken.name} and {entry.name}")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from nccl_doctor.diagnose import SUBJECTS, judge
 from nccl_doctor.model import Outcome
-from nccl_doctor.registry import Check, all_checks
+from nccl_doctor.registry import PHASES, Check, FactName, all_checks
+from nccl_doctor.snapshot import HostFacts, Snapshot, skipped, unknown
 from tests.checks.snapshots import load, patched
 from tests.each import each
 
@@ -88,6 +90,24 @@ def test_fires(check: Check, path: Path) -> None:
     shown |= {effect.code for diagnosis in report.diagnoses for effect in diagnosis.explains}
     assert check.code in shown
     assert not [result.name for result in report.checks if result.outcome is Outcome.CRASH]
+
+
+@pytest.mark.parametrize(("check", "path"), fixtures("fires"), ids=names(fixtures("fires")))
+def test_names_all_that_it_needs(check: Check, path: Path) -> None:
+    """Where nothing else is known, it finds something or nothing, and never ends in a fault of its own."""
+    seen = load(path)
+    others = {name: unknown("not among the needs") for name in HostFacts.model_fields.keys() - set(check.needs)}
+    hosts = [h.model_copy(update={"facts": h.facts and h.facts.model_copy(update=others)}) for h in seen.hosts]
+    phases: dict[str, object] = {name: skipped("not among the needs") for name in set(PHASES) - set(check.needs)}
+    left = seen.model_copy(update={"hosts": tuple(hosts), **phases})
+    report = judge(left, "check", lambda each: each.code == check.code)
+    assert [result.reason for result in report.checks if result.outcome is Outcome.CRASH] == []
+
+
+def test_needs_are_facts() -> None:
+    assert set(get_args(FactName)) == {need for check in LIVE for need in check.needs} - set(PHASES)
+    assert set(get_args(FactName)) <= HostFacts.model_fields.keys()
+    assert set(PHASES) <= Snapshot.model_fields.keys()
 
 
 @pytest.mark.parametrize(("check", "path"), fixtures("quiet"), ids=names(fixtures("quiet")))

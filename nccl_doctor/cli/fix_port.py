@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -10,45 +11,45 @@ from nccl_doctor.cli import options
 from nccl_doctor.cli.output import Out, finish
 from nccl_doctor.port_model import GRACE_S
 
-Port = Annotated[
-    str | None,
-    typer.Argument(metavar="[PORT]", help="Else from --log, the hosts file, MASTER_PORT, or 29500."),
-]
-Log = Annotated[str | None, typer.Option("--log", metavar="FILE", help="Take the port from this log; - is stdin.")]
-HostsFile = Annotated[
-    str | None, typer.Option("--hosts", metavar="FILE", help="Hosts file: look on its master, and move on all hosts.")
-]
-Host = Annotated[str | None, typer.Option("--host", metavar="NAME", help="Look on this host.")]
-Pid = Annotated[
-    str | None,
-    typer.Option(
-        "--pid", metavar="PID[@START]", help="The job of this process, not a port's; START as /proc tells it."
-    ),
-]
-Kill = Annotated[bool, typer.Option("--kill", help="End the holder's whole job: SIGTERM, then SIGKILL.")]
-Force = Annotated[
-    bool, typer.Option("--force", help="Also what somebody watches, what makes progress, what is not yours.")
-]
-Yes = Annotated[bool, typer.Option("-y", "--yes", help="Don't ask before --kill.")]
-Grace = Annotated[float, typer.Option("--grace", metavar="SECONDS", help="From SIGTERM to SIGKILL.", min=0, max=600)]
-Next = Annotated[bool, typer.Option("--next", help="Print a port that is free on every host.")]
-Write = Annotated[bool, typer.Option("--write", help="With --next: put it into the hosts file.")]
-Wait = Annotated[bool, typer.Option("--wait", help="Wait for the end of a TIME_WAIT.")]
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which port or process, where, and what is to be done, as :class:`nccl_doctor.cli.port_run.Request` names it."""
+
+    port: Annotated[
+        str | None, typer.Argument(metavar="[PORT]", help="Else from --log, the hosts file, MASTER_PORT, or 29500.")
+    ] = None
+    log: Annotated[
+        str | None, typer.Option("--log", metavar="FILE", help="Take the port from this log; - is stdin.")
+    ] = None
+    hosts: Annotated[
+        str | None,
+        typer.Option("--hosts", metavar="FILE", help="Hosts file: look on its master, and move on all hosts."),
+    ] = None
+    host: Annotated[str | None, typer.Option("--host", metavar="NAME", help="Look on this host.")] = None
+    pid: Annotated[
+        str | None,
+        typer.Option(
+            "--pid", metavar="PID[@START]", help="The job of this process, not a port's; START as /proc tells it."
+        ),
+    ] = None
+    kill: Annotated[bool, typer.Option("--kill", help="End the holder's whole job: SIGTERM, then SIGKILL.")] = False
+    force: Annotated[
+        bool, typer.Option("--force", help="Also what somebody watches, what makes progress, what is not yours.")
+    ] = False
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Don't ask before --kill.")] = False
+    grace_s: Annotated[
+        float, typer.Option("--grace", metavar="SECONDS", help="From SIGTERM to SIGKILL.", min=0, max=600)
+    ] = GRACE_S
+    next_port: Annotated[bool, typer.Option("--next", help="Print a port that is free on every host.")] = False
+    write: Annotated[bool, typer.Option("--write", help="With --next: put it into the hosts file.")] = False
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of a TIME_WAIT.")] = False
 
 
+@options.grouped
 def fix_port(
-    port: Port = None,
-    log: Log = None,
-    hosts: HostsFile = None,
-    host: Host = None,
-    pid: Pid = None,
-    kill: Kill = False,
-    force: Force = False,
-    yes: Yes = False,
-    grace: Grace = GRACE_S,
-    next_port: Next = False,
-    write: Write = False,
-    wait: Wait = False,
+    *,
+    wanted: Wanted,
     output: Annotated[str, options.output("fix-port")] = "human",
     output_file: options.OutputFile = None,
     quiet: options.Quiet = False,
@@ -60,25 +61,7 @@ def fix_port(
     def work() -> int:
         from nccl_doctor.cli.port_run import Request, run
 
-        return run(
-            Request(
-                port=port,
-                log=log,
-                hosts=hosts,
-                host=host,
-                pid=pid,
-                kill=kill,
-                force=force,
-                yes=yes,
-                grace_s=grace,
-                next_port=next_port,
-                write=write,
-                wait=wait,
-                transport=transport,
-                connect_s=connect_timeout,
-            ),
-            out,
-        )
+        return run(Request(**vars(wanted), transport=transport, connect_s=connect_timeout), out)
 
     out = Out("fix-port", output, output_file, quiet=quiet)
     finish(out, work)

@@ -9,30 +9,28 @@ import typer
 from nccl_doctor.cli import options
 from nccl_doctor.cli.output import finish
 
-Interval = Annotated[float, typer.Option("--interval", metavar="SECONDS", help="Between two looks.", min=0.5, max=300)]
-Pid = Annotated[int | None, typer.Option("--pid", help="The job of this process, where several run.", min=1)]
-NoStacks = Annotated[bool, typer.Option("--no-stacks", help="Don't read the ranks' stacks.")]
-Pause = Annotated[bool, typer.Option("--pause", help="Pause each rank for milliseconds while its stack is read.")]
-Native = Annotated[bool, typer.Option("--native", help="Stacks with C++ frames; pauses each rank for longer.")]
-Dump = Annotated[
-    bool, typer.Option("--dump", help="Have each rank write its flight recorder's dump, where its pipe is on.")
-]
-Force = Annotated[
-    bool, typer.Option("--force", help="Ask NCCL's RAS before 2.27.3 too: it can crash a job that is starting.")
-]
-
 
 @options.grouped
 def hang(
     *,
     which: options.Which,
-    interval: Interval = 5.0,
-    pid: Pid = None,
-    no_stacks: NoStacks = False,
-    pause: Pause = False,
-    native: Native = False,
-    dump: Dump = False,
-    force: Force = False,
+    interval: Annotated[
+        float, typer.Option("--interval", metavar="SECONDS", help="Between two looks.", min=0.5, max=300)
+    ] = 5.0,
+    pid: Annotated[int | None, typer.Option("--pid", help="The job of this process, where several run.", min=1)] = None,
+    no_stacks: Annotated[bool, typer.Option("--no-stacks", help="Don't read the ranks' stacks.")] = False,
+    pause: Annotated[
+        bool, typer.Option("--pause", help="Pause each rank for milliseconds while its stack is read.")
+    ] = False,
+    native: Annotated[
+        bool, typer.Option("--native", help="Stacks with C++ frames; pauses each rank for longer.")
+    ] = False,
+    dump: Annotated[
+        bool, typer.Option("--dump", help="Have each rank write its flight recorder's dump, where its pipe is on.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Ask NCCL's RAS before 2.27.3 too: it can crash a job that is starting.")
+    ] = False,
     output: Annotated[str, options.output("hang")] = "human",
     shown: options.Shown,
     timeout: options.Timeout = 120.0,

@@ -24,6 +24,8 @@ _OWN = re.compile(
 _GREETED = re.compile(r"Remote protocol version|Remote software version")
 _SAID = re.compile(r"banner line \d+: (.*)")
 _HUNG_UP = re.compile(r"exchange_identification|Connection (closed|reset)|closed by remote host|banner line")
+_LET_IN = re.compile(r"^Authenticated to ", re.MULTILINE)
+_NO_GREETING = re.compile(rf"timed out during banner exchange|{_HUNG_UP.pattern}")
 _RESOLVED = re.compile(r"debug1: Connecting to (\S+) \[([^\]]*)\] port (\d+)")
 
 
@@ -48,12 +50,19 @@ def classify(attempt: Attempt, jump: Target | None = None) -> AccessError:
     """The failure that the attempt shows; that of ``jump``, the last jump host, where the way ended there."""
     if jump is not None and not _GREETED.search(attempt.log):
         through = re.search(r"open failed: (.*)", attempt.stderr)
+        if through is None and _let_in(attempt.stderr) and (attempt.late or _NO_GREETING.search(attempt.log)):
+            return _greeting(attempt, attempt.settings.target(), attempt.log, _last_words(attempt.log))
         if through is None:
             inner = replace(attempt, log=attempt.stderr, stderr="")
             return _of_log(inner, _addressed(jump, inner.log))
         reason = failures.reason_of(through[0]) or "failed"
         return failures.not_forwarded(attempt.settings.target(), reason, through[1])
     return _of_log(attempt, attempt.settings.target())
+
+
+def _let_in(hops: str) -> bool:
+    """Whether all jump hosts on the way let us in; each that is itself behind one tells of its proxy command."""
+    return len(_LET_IN.findall(hops)) > hops.count("debug1: Executing proxy command")
 
 
 def _of_log(attempt: Attempt, target: Target) -> AccessError:

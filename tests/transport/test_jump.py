@@ -166,7 +166,7 @@ def test_max_startups_on_the_jump_host_and_behind_it(transport: Transport, route
         route.controller.know(jump.known(), server.known())
         Route(jump, server, route.controller).configure()
         reach = Reach(transport, LONG_S, time.monotonic() + 2 * LONG_S, lambda _: None)
-        hosts = [Node(name=f"inner{n}", address=f"inner{n}", node_rank=n, python=sys.executable) for n in range(20)]
+        hosts = [Node(name=f"inner{n}", address=f"inner{n}", node_rank=n, python=sys.executable) for n in range(40)]
         load = reach.all(hosts)
         for session in reach.opened.values():
             session.close()

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from nccl_doctor.snapshot.access import UnreachableFacts
+from nccl_doctor.transport import failures
 from nccl_doctor.transport import resolve as resolving
 from nccl_doctor.transport.openssh_log import Attempt, classify
 from nccl_doctor.transport.ssh_options import SshOptions
@@ -56,3 +58,30 @@ def test_classification(log: str, kind: str, reason: str | None, tmp_path: Path)
     host = resolving.resolve("n", SshOptions(), time.monotonic() + LONG_S, config)
     found = classify(Attempt(host, log, "", 2.0, late=False)).failure
     assert (found.kind, getattr(found.facts, "reason", None)) == (kind, reason)
+
+
+HOP = "debug1: Remote protocol version 2.0\nAuthenticated to j ([10.0.0.1]:22) using \"publickey\".\n"
+DROPPED = "kex_exchange_identification: Connection closed by remote host\nConnection closed by UNKNOWN port 65535"
+NOT_IN = "debug1: Executing proxy command: exec ssh -W j2:22 j\ndebug1: Remote protocol version 2.0\nConnection closed"
+
+
+@pytest.mark.parametrize(
+    ("log", "hops", "late", "hop", "reason"),
+    [
+        (DROPPED, HOP, False, None, "dropped"),
+        (DROPPED, HOP + "Killed by signal 1.", False, None, "dropped"),
+        ("Connection timed out during banner exchange", HOP, False, None, "no-banner"),
+        ("", HOP, True, None, "no-banner"),
+        (DROPPED, HOP + NOT_IN, False, "j", "handshake"),  # the first of two let us in, the second did not
+        (DROPPED, "debug1: Remote protocol version 2.0\nConnection closed", False, "j", "handshake"),
+    ],
+)
+def test_behind_a_jump_host_that_let_us_in_it_is_the_host(
+    log: str, hops: str, late: bool, hop: str | None, reason: str, tmp_path: Path
+) -> None:
+    config = tmp_path / "config"
+    config.write_text("Host n\n  ProxyJump j\n")
+    host = resolving.resolve("n", SshOptions(), time.monotonic() + LONG_S, config)
+    found = classify(Attempt(host, log, hops, 2.0, late=late), failures.Target("j", "j", 22, "root", hop=True)).failure
+    assert isinstance(found.facts, UnreachableFacts)
+    assert (found.facts.jump_host, found.facts.reason) == (hop, reason)

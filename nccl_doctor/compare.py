@@ -14,7 +14,7 @@ from nccl_doctor.documents import Change, DiagnosisChanges, Difference
 from nccl_doctor.snapshot import Host, Names, Snapshot
 
 FLEETING = frozenset(
-    {"clock", "sockets", "age_s", "memory_used_mib", "free_bytes", "timings", "firewall_after", "pid", "ppid"}
+    {"clock", "sockets", "age_s", "memory_used_mib", "free_bytes", "timings", "spent", "firewall_after", "pid", "ppid"}
 )
 """Names of fields that are never the same twice."""
 KEYS = ("name", "path", "interface", "uuid", "index", "destination", "number", "port")

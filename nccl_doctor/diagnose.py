@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from ipaddress import ip_address, ip_network
 
 from nccl_doctor import summary
 from nccl_doctor.checks.allreduce.output_causes import causes_from_output
@@ -22,7 +23,7 @@ from nccl_doctor.model import (
 )
 from nccl_doctor.registry import PHASES, Check, Unjudged, View, all_checks
 from nccl_doctor.rows import NOT_SELECTED
-from nccl_doctor.snapshot import Host, Skipped, Smoke, Snapshot, Unknown
+from nccl_doctor.snapshot import Host, Interfaces, Skipped, Smoke, Snapshot, Unknown
 
 Selection = Callable[[Check], bool]
 
@@ -104,14 +105,30 @@ def _explaining(check: Check, failed: set[str], name: str) -> Check:
 
 def _host(host: Host, derived: Derived) -> HostSummary:
     node = host.node
+    chosen = derived.nccl.interfaces.get(host.name)
     return HostSummary(
         name=node.name,
         address=node.address,
         node_rank=node.node_rank,
         reached=host.facts is not None,
-        nccl_interface=derived.nccl.interfaces.get(host.name),
+        nccl_interface=chosen,
+        network=chosen and _network(host, chosen.address),
         seen={} if host.facts is None else seen(host.facts),
+        spent=derived.snapshot.spent.get(host.name, {}),
     )
+
+
+def _network(host: Host, address: str) -> str | None:
+    """The net of one of the host's addresses; None where it doesn't tell its mask."""
+    interfaces = host.facts.interfaces if host.facts else None
+    if not isinstance(interfaces, Interfaces):
+        return None
+    masks = (one.netmask for one in interfaces.addresses if one.address == address and one.netmask)
+    mask = next(masks, None)
+    if mask is None:
+        return None
+    length = int(ip_address(mask)).bit_count()
+    return str(ip_network(f"{address.partition('%')[0]}/{length}", strict=False))
 
 
 def _run(check: Check, derived: Derived) -> _Judged:

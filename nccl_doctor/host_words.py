@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
+from nccl_doctor.firewall.manager import managed_by
 from nccl_doctor.snapshot import HostFacts, Unknown
 from nccl_doctor.snapshot.network import Route
 from nccl_doctor.snapshot.system import Gpu, TorchInfo
@@ -21,6 +22,7 @@ def seen(facts: HostFacts) -> dict[str, str]:
         "torch": _told(facts.torch, _torch),
         "GPUs": _told(facts.gpus, _gpus),
         "limits": _told(facts.limits, lambda it: f"nofile {_limit(it.nofile_soft)}, memlock {_limit(it.memlock_soft)}"),
+        "firewall": _told(facts.firewall, lambda it: managed_by(it) or "none"),
         "shared memory": _told(facts.shm, lambda it: f"{it.total_bytes / 1e9:.3g} GB"),
         "routes": _told(facts.routes, _routes),
     }

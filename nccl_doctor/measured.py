@@ -70,10 +70,12 @@ class SampleReport(FrozenModel):
 
     Attributes:
         random_peers: how many of them each host dialled besides.
+        distances: how many ranks behind it, in the ring of all hosts, stand those that each host dialled.
         dialled_by_all: the hosts with which a dial failed, which all others dialled then.
     """
 
     random_peers: int
+    distances: tuple[int, ...] = ()
     dialled_by_all: tuple[str, ...] = ()
 
 

@@ -225,15 +225,44 @@ class NcclInterface(FrozenModel):
     source: Literal["libnccl", "model"]
 
 
+class LogEvent(FrozenModel):
+    """The first line of one rank that tells of a fault.
+
+    Attributes:
+        order: its place among all lines read.
+        at: the second of its day, as the line says it.
+        cause: it belongs to a diagnosis, and doesn't merely follow from one.
+    """
+
+    rank: int | None
+    host: str | None
+    order: int
+    at: int | None
+    code: str
+    name: str
+    cause: bool
+    file: str
+    line: int
+    text: str
+
+
 class HostSummary(FrozenModel):
-    """One host of the report; ``seen`` is what it told, a phrase for each thing: versions, GPUs, limits, routes."""
+    """One host of the report.
+
+    Attributes:
+        network: the net of the address that NCCL chose there, "10.0.0.0/24".
+        seen: what it told, a phrase for each thing: versions, GPUs, limits, routes.
+        spent: by phase, the seconds of the run from which until which it was busy with it.
+    """
 
     name: str
     address: str
     node_rank: int
     reached: bool
     nccl_interface: NcclInterface | None = None
+    network: str | None = None
     seen: dict[str, str] = Field(default_factory=dict)
+    spent: dict[str, tuple[float, float]] = Field(default_factory=dict)
 
 
 PhaseOutcome = Literal["ok", "warning", "error", "unknown", "n/a", "skip"]
@@ -260,5 +289,6 @@ class Report(Document):
     mesh: MeshReport | None = None
     smoke: AllReduceReport | None = None
     load: Load | None = None
+    events: tuple[LogEvent, ...] = ()
     timings: dict[str, float] = Field(default_factory=dict)
     next_step: str | None = None

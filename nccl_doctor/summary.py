@@ -112,7 +112,9 @@ def _mesh(snapshot: Snapshot) -> MeshReport | None:
     mesh = snapshot.mesh
     failed = tuple(FailedDial.model_validate(dial.model_dump(mode="json")) for dial in mesh.failed)
     found = mesh.sample
-    sample = found and SampleReport(random_peers=len(found.distances) - 2, dialled_by_all=found.by_all)
+    sample = found and SampleReport(
+        random_peers=len(found.distances) - 2, distances=found.distances, dialled_by_all=found.by_all
+    )
     return MeshReport(
         hosts=mesh.hosts, pairs=mesh.pairs, tested=mesh.tested, ports=mesh.ports, failed=failed, sample=sample
     )

@@ -114,6 +114,7 @@ class Run:
         self._resolved: dict[str, tuple[IpAddress, ...]] = {}
         self._names: dict[str, Answer] = {}
         self._timings: dict[str, float] = {}
+        self._spent: dict[str, dict[str, tuple[float, float]]] = {}
         self._load: Load | None = None
 
     def look(self) -> None:
@@ -142,12 +143,14 @@ class Run:
 
     def _connected(self, name: str) -> None:
         self._progress.done(name)
+        self._busy(name, "connect", 0.0)
         if self._awaited == {name}:
             self._progress.phase("asking", [name for name in self._opened if name not in self._answered])
         self._awaited.discard(name)
 
     def _looked(self, name: str) -> None:
         self._answered.add(name)
+        self._busy(name, "probe", self._spent.get(name, {}).get("connect", (0.0, 0.0))[1])
         if not self._awaited:
             self._progress.done(name)
 
@@ -168,7 +171,12 @@ class Run:
             return
         began = time.monotonic()
         self._start("dialling")
-        mesh = mesh_phase.run(self._sessions, self._facts, self._cluster, limits, self._session_done)
+
+        def done(session: ProbeSession) -> None:
+            self._progress.done(session.node.name)
+            self._busy(session.node.name, "mesh", began - self._began)
+
+        mesh = mesh_phase.run(self._sessions, self._facts, self._cluster, limits, done)
         self._read_counters(mesh)
         self._facts.update(ways.run(self._sessions, self._facts, mesh.failed))
         self._mesh = self._without_lost(mesh)
@@ -232,6 +240,12 @@ class Run:
         except ProbeError as error:
             self._smoke = unknown(f"could not be started: {error}")
         self._timings["smoke"] = time.monotonic() - began
+        if isinstance(self._smoke, Smoke):
+            since = began - self._began
+            for rank in self._smoke.ranks:
+                until = since + max(rank.times.values(), default=0.0)
+                _, latest = self._spent.setdefault(rank.host, {}).get("smoke", (0.0, 0.0))
+                self._spent[rank.host]["smoke"] = (round(since, 3), round(max(until, latest), 3))
 
     def bisect(self) -> None:
         """Repeats a failed all-reduce over groups of hosts, to find who breaks it; nothing where that can't help."""
@@ -271,14 +285,16 @@ class Run:
             resolved=self._resolved,
             names=self._names,
             load=self._load,
+            spent=self._spent,
             timings={name: round(seconds, 3) for name, seconds in self._timings.items()},
         )
 
     def _start(self, phase: str, limit_s: float | None = None) -> None:
         self._progress.phase(phase, [session.node.name for session in self._sessions], limit_s)
 
-    def _session_done(self, session: ProbeSession) -> None:
-        self._progress.done(session.node.name)
+    def _busy(self, name: str, phase: str, since: float) -> None:
+        """Notes that a host was busy with a phase until now."""
+        self._spent.setdefault(name, {})[phase] = (round(since, 3), round(time.monotonic() - self._began, 3))
 
     def _no_time_for(self, what: str, seconds: float) -> str:
         return f"--timeout {self._options.total_s:.0f} leaves no time for {what}, which may take {seconds:.0f} s"

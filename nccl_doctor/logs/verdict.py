@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from nccl_doctor import __version__
 from nccl_doctor.hostlist import fold
@@ -14,8 +14,10 @@ from nccl_doctor.logs.register import signs
 from nccl_doctor.logs.rule import Grade
 from nccl_doctor.logs.stall import guessed
 from nccl_doctor.logs.summed import summed
-from nccl_doctor.model import CheckResult, Consequence, Diagnosis, Finding, Fix, Outcome, Report, Severity
+from nccl_doctor.model import CheckResult, Consequence, Diagnosis, Finding, Fix, LogEvent, Outcome, Report, Severity
 from nccl_doctor.registry import Check, entry
+
+MOST_EVENTS = 500
 
 
 def report(verdict: LogVerdict, seconds: float, selected: Callable[[Check], bool] = lambda _check: True) -> Report:
@@ -37,8 +39,36 @@ def report(verdict: LogVerdict, seconds: float, selected: Callable[[Check], bool
             CheckResult(code=d.code, name=d.name, category=entry(d.name).category, outcome=Outcome.FOUND)
             for d in diagnoses
         ),
+        events=tuple(first_events(verdict)),
         timings={"total": seconds},
     )
+
+
+def first_events(verdict: LogVerdict) -> Iterator[LogEvent]:
+    """The first line of each rank for each fault, in the order in which they were said."""
+    first: dict[tuple[str, object], tuple[Case, Event, bool]] = {}
+    for cause in verdict.causes:
+        case = Case(cause, verdict.log)
+        told = [(event, True) for event in cause.events]
+        told += [(event, False) for _, events in cause.follows for event in events]
+        for event, blamed in sorted(told, key=lambda pair: pair[0].order):
+            rank = case.rank_of(event)
+            who = event.prefix.host or event.file if rank is None else rank
+            first.setdefault((event.name, who), (case, event, blamed))
+    found = sorted(first.values(), key=lambda one: (one[1].prefix.time or (0, 0, 0), one[1].order))
+    for case, event, blamed in found[:MOST_EVENTS]:
+        yield LogEvent(
+            rank=case.rank_of(event),
+            host=event.prefix.host,
+            order=event.order,
+            at=event.prefix.time and event.prefix.time[2],
+            code=entry(event.name).code,
+            name=event.name,
+            cause=blamed,
+            file=event.file,
+            line=event.line,
+            text=event.text,
+        )
 
 
 def finding(case: Case) -> Finding:

@@ -13,37 +13,37 @@ from nccl_doctor.report.text import SEVERITY_STYLES, Screen, apart, wrap
 _EVIDENCE = 10
 _CONSEQUENCES = 3
 _LOG_LINES = 3
-_LABELLED = re.compile(r"(\w{1,12})  +(\S.*)")
+LABELLED = re.compile(r"(\w{1,12})  +(\S.*)")
 """Evidence that begins with a label and a gap, as in ``seen    …``: its lines hang behind the label."""
 
 
 def diagnosis(found: Diagnosis, screen: Screen) -> Iterator[str]:
     """The lines of a diagnosis; its commands, which are to be pasted, come last and stand alone."""
     title = clean(f"{found.severity.value}  {found.code} {found.name}")
-    head, *more = apart(title, _where(found), screen.prose)
+    head, *more = apart(title, where(found), screen.prose)
     yield head.replace(title, screen.paint(title, SEVERITY_STYLES[found.severity]))
     yield from more
     yield from wrap(found.message, screen.prose, "  ")
     yield from _evidence(found, screen)
     if screen.verbose and found.facts:
         for name, value in found.facts.items():
-            yield from wrap(f"{name}: {_plain(value)}", screen.prose, "    ", "      ")
+            yield from wrap(f"{name}: {plain(value)}", screen.prose, "    ", "      ")
     yield from _consequences(found.explains, screen)
     yield from _fix(found.fix, screen)
 
 
-def _plain(value: object) -> str:
+def plain(value: object) -> str:
     """A fact in words: ``node2 3; node3 none``."""
     if isinstance(value, dict):
-        return "; ".join(f"{name} {_plain(one)}" for name, one in value.items()) or "none"
+        return "; ".join(f"{name} {plain(one)}" for name, one in value.items()) or "none"
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(_plain, value)) or "none"
+        return ", ".join(map(plain, value)) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "none" if value is None else str(value)
 
 
-def _where(found: Diagnosis) -> str:
+def where(found: Diagnosis) -> str:
     """The hosts at fault; where a log names ranks, those, with the hosts behind them."""
     hosts = fold(found.hosts)
     ranks = (found.entities or {}).get("rank")
@@ -62,7 +62,7 @@ def _evidence(found: Diagnosis, screen: Screen) -> Iterator[str]:
             cut = len(lines) > _LOG_LINES and not screen.verbose
             yield from [*lines[: _LOG_LINES - 1], lines[_LOG_LINES - 1] + " …"] if cut else lines
         else:
-            labelled = _LABELLED.fullmatch(clean(seen))
+            labelled = LABELLED.fullmatch(clean(seen))
             label, text = (f"    {labelled[1]:<6}  ", labelled[2]) if labelled else ("    ", seen)
             yield from wrap(text, screen.prose, label, None if labelled else "      ")
     if len(shown) < len(found.evidence):
@@ -86,11 +86,11 @@ def _consequences(explained: tuple[Consequence, ...], screen: Screen) -> Iterato
 def _fix(fix: Fix, screen: Screen) -> Iterator[str]:
     if fix.summary:
         yield from wrap(fix.summary, screen.prose, "  ")
-    groups = _by_host(fix.commands)
+    groups = by_host(fix.commands)
     for number, (hosts, commands) in enumerate(groups):
         if number:
             yield ""
-        place = _place(hosts, root=fix.needs_root, several=len(groups) > 1)
+        place = place_of(hosts, root=fix.needs_root, several=len(groups) > 1)
         if place:
             yield from wrap(place, screen.prose, "  ")
         if all(map(pasteable, commands)):
@@ -103,14 +103,14 @@ def _fix(fix: Fix, screen: Screen) -> Iterator[str]:
             )
 
 
-def _by_host(commands: tuple[Command, ...]) -> list[tuple[list[str | None], tuple[str, ...]]]:
+def by_host(commands: tuple[Command, ...]) -> list[tuple[list[str | None], tuple[str, ...]]]:
     """Commands per host in their order, hosts with the same ones together."""
     per_host = grouped((one.host, one.command) for one in commands)
     alike = grouped((tuple(lines), host) for host, lines in per_host.items())
     return [(hosts, same) for same, hosts in alike.items()]
 
 
-def _place(hosts: list[str | None], *, root: bool, several: bool) -> str:
+def place_of(hosts: list[str | None], *, root: bool, several: bool) -> str:
     """``On each of node[2-3], as root:``; nothing where all that there is runs on this machine without root."""
     names = [host for host in hosts if host is not None]
     there = f"on {'each of ' if len(names) > 1 else ''}{fold(names)}" if names else ""

@@ -5,8 +5,9 @@ A new form is a module of this room and a line here; so is a new command's scree
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 
@@ -19,6 +20,9 @@ class RenderOptions(NamedTuple):
         verbose: with each host, check, dial and message size.
         quiet: only what was found and what could not be judged.
         taken_at: when the facts were taken, in seconds since 1970-01-01 UTC; None leaves the time out.
+        made_at: when the report is made, likewise.
+        asked_by: who called, "ann on login1".
+        pages: by code, the pages that ``explain`` prints, for a form that has room for them.
     """
 
     color: bool = False
@@ -26,6 +30,9 @@ class RenderOptions(NamedTuple):
     verbose: bool = False
     quiet: bool = False
     taken_at: float | None = None
+    made_at: float | None = None
+    asked_by: str = ""
+    pages: Mapping[str, str] = MappingProxyType({})
 
 
 Renderer = Callable[[Any, RenderOptions], str]
@@ -36,6 +43,7 @@ REPORT = {
     "json": "json:render",
     "junit": "junit:render",
     "prometheus": "prometheus:render",
+    "html": "html.report:render",
 }
 
 FORMS: dict[str, dict[str, str]] = {
@@ -51,8 +59,8 @@ FORMS: dict[str, dict[str, str]] = {
         "ssh": "launch:render",
         "slurm": "launch:render_script",
     },
-    "hang": {"human": "hang:render", "json": "json:render"},
-    "diff": {"human": "diff:render", "json": "json:render"},
+    "hang": {"human": "hang:render", "json": "json:render", "html": "html.hang:render"},
+    "diff": {"human": "diff:render", "json": "json:render", "html": "html.diff:render"},
     "codes": {"human": "page:render_codes", "json": "json:render"},
     "explain": {"human": "page:render", "json": "json:render"},
 }

@@ -28,31 +28,32 @@ def smoke(result: AllReduceReport, screen: Screen) -> Iterator[list[str]]:
     """
     ranks = result.ranks
     yield [
-        *wrap(f"{len(ranks)} ranks, {_backend(result)}", screen.prose, "backend  "),
-        *_labelled("uses     ", _uses(ranks), screen),
-        *_labelled("ways     ", _ways(ranks), screen),
-        *_labelled("ring     ", _ring(result), screen),
+        *wrap(f"{len(ranks)} ranks, {backend(result)}", screen.prose, "backend  "),
+        *_labelled("uses     ", uses(ranks), screen),
+        *_labelled("ways     ", ways(ranks), screen),
+        *_labelled("ring     ", ring_words(result), screen),
         *_labelled("tree     ", _tree(result), screen),
-        *_labelled("link     ", _link(result.link), screen),
+        *_labelled("link     ", link_words(result.link), screen),
     ]
     if result.sizes:
         shown = result.sizes if screen.verbose else _spread(result.sizes)
-        header, *rows = _sizes(shown, result.link)
+        header, *rows = size_rows(shown, result.link)
         yield table(header, rows, screen.prose)
-        yield wrap(_gradient(result.sizes), screen.prose)
+        yield wrap(gradient(result.sizes), screen.prose)
 
 
 def _labelled(label: str, text: str, screen: Screen) -> list[str]:
     return wrap(text, screen.prose, label) if text else []
 
 
-def _backend(result: AllReduceReport) -> str:
+def backend(result: AllReduceReport) -> str:
+    """What carried it, in which versions, and why that."""
     versions = sorted({rank.nccl for rank in result.ranks if rank.nccl})
     name = " ".join(("NCCL" if result.backend == "nccl" else result.backend, *versions))
     return f"{name} ({result.reason})" if result.reason else name
 
 
-def _uses(ranks: Sequence[RankReport]) -> str:
+def uses(ranks: Sequence[RankReport]) -> str:
     """Networks and interfaces, folded over hosts: ``IB, eno1 on node[1-2]``."""
     hosts: dict[str, list[str]] = {}
     for rank in ranks:
@@ -64,7 +65,7 @@ def _uses(ranks: Sequence[RankReport]) -> str:
     return "; ".join(f"{what} on {fold(names)}" for what, names in hosts.items())
 
 
-def _ways(ranks: Sequence[RankReport]) -> str:
+def ways(ranks: Sequence[RankReport]) -> str:
     """Channels by the way they go, those with most first."""
     counts: dict[str, int] = {}
     for rank in ranks:
@@ -73,7 +74,7 @@ def _ways(ranks: Sequence[RankReport]) -> str:
     return ", ".join(f"{way} {counts[way]}" for way in sorted(counts, key=lambda way: -counts[way]))
 
 
-def _ring(result: AllReduceReport) -> str:
+def ring_words(result: AllReduceReport) -> str:
     """``node1 (rank 0-3) -> node2 (rank 4-7) -> node1``; gloo's ring goes by rank (gloo/allreduce.cc)."""
     ranks = {rank.rank: rank.host for rank in result.ranks}
     rings = result.rings
@@ -103,7 +104,8 @@ def _tree(result: AllReduceReport) -> str:
     return f"rank {'; '.join([*parts[:_HOPS], *more])}" if parts else ""
 
 
-def _link(link: LinkShare | None) -> str:
+def link_words(link: LinkShare | None) -> str:
+    """What the slowest link could give, and how much of it was reached; "" where nobody knows it."""
     if link is None:
         return ""
     return f"{link.name} on {link.host} could give {link.gb_per_s:.3g} GB/s, {100 * link.share:.0f} % reached"
@@ -122,15 +124,15 @@ def _evenly(count: int, most: int) -> list[int]:
     return [round(row * (count - 1) / max(rows - 1, 1)) for row in range(rows)]
 
 
-def _gradient(sizes: Sequence[SizeReport]) -> str:
+def gradient(sizes: Sequence[SizeReport]) -> str:
     """How long the gradients of a model take, by the largest message that was measured."""
     largest = max(sizes, key=lambda size: size.bytes)
     if largest.bytes < 1 << 20:
         return ""
-    return f"A gradient of 100 MB takes about {_time(_GRADIENT / largest.bytes * largest.seconds)}."
+    return f"A gradient of 100 MB takes about {time_words(_GRADIENT / largest.bytes * largest.seconds)}."
 
 
-def _sizes(sizes: Sequence[SizeReport], link: LinkShare | None) -> list[tuple[str, ...]]:
+def size_rows(sizes: Sequence[SizeReport], link: LinkShare | None) -> list[tuple[str, ...]]:
     """The header and a row a size; the type where there is more than one.
 
     The last column is the ring's own time, T = 2 (N - 1) / N * K / B, for the link's speed, or for the best that was
@@ -141,13 +143,22 @@ def _sizes(sizes: Sequence[SizeReport], link: LinkShare | None) -> list[tuple[st
     best = "" if not rate else "link's best" if link else "at the best rate"
     rows = [("size", "type" if typed else "", "time", "algbw", "busbw", best)]
     for size in sizes:
-        best = _time(size.seconds * size.busbw / rate) if rate else ""
+        best = time_words(size.seconds * size.busbw / rate) if rate else ""
         kind = size.dtype if typed else ""
-        rows.append((_bytes(size.bytes), kind, _time(size.seconds), _rate(size.algbw), _rate(size.busbw), best))
+        rows.append(
+            (
+                size_words(size.bytes),
+                kind,
+                time_words(size.seconds),
+                rate_words(size.algbw),
+                rate_words(size.busbw),
+                best,
+            )
+        )
     return [tuple(cell for cell, title in zip(row, rows[0], strict=True) if title) for row in rows]
 
 
-def _rate(gb_per_s: float) -> str:
+def rate_words(gb_per_s: float) -> str:
     """In GB/s, in MB/s or kB/s where that would be too small a number to tell anything."""
     for unit, scale in (("GB/s", 1.0), ("MB/s", 1e3)):
         if gb_per_s * scale >= 1:
@@ -155,7 +166,7 @@ def _rate(gb_per_s: float) -> str:
     return f"{gb_per_s * 1e6:.3g} kB/s"
 
 
-def _bytes(count: int) -> str:
+def size_words(count: int) -> str:
     """In the largest binary unit that leaves a whole number: 1 MiB, but 1000 B."""
     units = ("B", "KiB", "MiB", "GiB")
     power = 0
@@ -164,7 +175,8 @@ def _bytes(count: int) -> str:
     return f"{count} {units[power]}"
 
 
-def _time(seconds: float) -> str:
+def time_words(seconds: float) -> str:
+    """In the unit that leaves few digits: 588 µs, 3.45 ms, 1.20 s."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from rich.cells import cell_len
 
@@ -32,19 +33,20 @@ def unjudged(checks: tuple[CheckResult, ...], screen: Screen) -> Iterator[str]:
         yield from wrap(f"{check.code} {check.name}: {check.reason or _NO_REASON}", screen.prose, "  ", "    ")
 
 
-def summary(report: Report, cause: Diagnosis | None, screen: Screen) -> Iterator[str]:
-    """One line that counts and names the page of the cause, and the next step.
+class Verdict(NamedTuple):
+    """Whether a job can be started, what was found and judged, each a phrase, and both as a sentence."""
 
-    Args:
-        report: what is summed up.
-        cause: the gravest diagnosis, the last on the screen.
-        screen: where it is shown.
-    """
+    ready: bool
+    counts: list[str]
+    line: str
+
+
+def verdict(report: Report, cause: Diagnosis | None) -> Verdict:
+    """What it all comes to; ``cause`` is the gravest diagnosis."""
     outcomes = Counter(check.outcome for check in report.checks)
     gaps = outcomes[Outcome.UNKNOWN] + outcomes[Outcome.CRASH]
     grave = cause is not None and cause.severity is not Severity.INFO
     ready = report.complete and outcomes[Outcome.PASS] > 0 and not gaps and not grave
-
     counts = _counts(report.diagnoses, outcomes)
     if not ready and cause is None:
         counts.insert(0, "Nothing found")
@@ -53,6 +55,18 @@ def summary(report: Report, cause: Diagnosis | None, screen: Screen) -> Iterator
     line = ("Ready. " if ready else "") + ", ".join(counts) + took + "."
     if not report.complete and not gaps:
         line += " Not everything could be looked at."
+    return Verdict(ready, counts, line)
+
+
+def summary(report: Report, cause: Diagnosis | None, screen: Screen) -> Iterator[str]:
+    """One line that counts and names the page of the cause, and the next step.
+
+    Args:
+        report: what is summed up.
+        cause: the gravest diagnosis, the last on the screen.
+        screen: where it is shown.
+    """
+    ready, counts, line = verdict(report, cause)
     page = f"More: nccl-doctor explain {cause.code}" if cause else ""
     fits = cell_len(line) + 1 + cell_len(page) <= screen.width
 

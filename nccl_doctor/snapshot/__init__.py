@@ -56,7 +56,7 @@ from nccl_doctor.snapshot.system import (
     TorchInfo,
 )
 from nccl_doctor.snapshot.unknown import MALFORMED, PENDING, Fact, Phased, Skipped, Unknown, known, skipped, unknown
-from nccl_doctor.snapshot.values import Count, HostAddress, IpAddress, Observed
+from nccl_doctor.snapshot.values import Count, HostAddress, IpAddress, Observed, Seconds
 
 __all__ = [
     "MALFORMED",
@@ -150,6 +150,7 @@ class Snapshot(Observed):
     Attributes:
         resolved: addresses by name of the hosts file, as the machine resolves them that nccl-doctor ran on; asked only
             where a dial failed or a host lacks a name, for what is to be done about that.
+        spent: by host and phase, the seconds of the run from which until which the host was busy with it.
         names: what the hosts make of the cluster's names, where a host's own facts say nothing else.
     """
 
@@ -164,6 +165,7 @@ class Snapshot(Observed):
     resolved: dict[str, tuple[IpAddress, ...]] = Field(default_factory=dict)
     names: dict[str, Answer] = Field(default_factory=dict)
     load: Load | None = None
+    spent: dict[str, dict[str, tuple[Seconds, Seconds]]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _fits(self) -> Snapshot:
@@ -175,8 +177,8 @@ class Snapshot(Observed):
         mesh = self.mesh.names if isinstance(self.mesh, Mesh) else set()
         smoke = self.smoke.names if isinstance(self.smoke, Smoke) else set()
         load = {*self.load.hosts, *self.load.second_try} if self.load else set()
-        if not mesh | smoke | load <= set(names):
-            raise ValueError("the mesh, the all-reduce or the load names hosts that are not there")
+        if not mesh | smoke | load | self.spent.keys() <= set(names):
+            raise ValueError("the mesh, the all-reduce, the load or the times name hosts that are not there")
         for host in self.hosts:
             if host.facts is not None and isinstance(host.facts.resolution, Names):
                 host.facts.resolution.share(self.names)

@@ -1,0 +1,117 @@
+"""The way NCCL goes: what it uses on each host, by net, and the ring over the hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
+from math import cos, pi, sin
+
+from nccl_doctor.hostlist import grouped
+from nccl_doctor.measured import AllReduceReport
+from nccl_doctor.model import Diagnosis, HostSummary, Report
+from nccl_doctor.report.html.text import short
+from nccl_doctor.report.html.views import Chosen, Hop, Net, Ring, Stop
+from nccl_doctor.report.smoke import rate_words, ring_words
+
+MOST_STOPS = 64
+"""Hosts of a ring that are drawn."""
+_NAMED = 32
+"""Stops up to which each has its name beside it."""
+_SIZE, _ROOM = 420.0, 92.0
+"""Edge of the picture, and the room for names around the ring, in CSS pixels."""
+_LONGEST = 14
+
+
+def nets(report: Report) -> tuple[Net, ...]:
+    """Hosts by the net of the address that NCCL chose there, the largest net first; the last have none."""
+    wrong = _speaks_against(report.diagnoses)
+    told = ((host.network or "", _chosen(host, wrong)) for host in report.hosts if host.reached)
+    found = grouped(told)
+    order = sorted(found, key=lambda name: (not name, -len(found[name])))
+    return tuple(Net(name or "no address known", tuple(found[name])) for name in order)
+
+
+def ring(report: Report) -> Ring | None:
+    """The ring over the hosts that the all-reduce took, else that of the ranks; None for fewer than two hosts."""
+    hosts = _order(report)
+    if not 2 <= len(hosts) <= MOST_STOPS:
+        return None
+    failed = {(dial.src, dial.dst) for dial in report.mesh.failed} if report.mesh else set()
+    blamed = {name for found in report.diagnoses if found.code.startswith("NCD3") for name in found.hosts}
+    radius = _SIZE / 2 - _ROOM
+    middle = _SIZE / 2
+    angles = [2 * pi * place / len(hosts) - pi / 2 for place in range(len(hosts))]
+    points = [(middle + radius * cos(angle), middle + radius * sin(angle)) for angle in angles]
+    gap = min(14.0, pi * radius / len(hosts) / 1.6)
+    hops = tuple(
+        _hop(points[a], points[b], gap, failed=(hosts[a], hosts[b]) in failed)
+        for a, b in pairwise([*range(len(hosts)), 0])
+    )
+    stops = tuple(
+        _stop(name, point, angle, named=len(hosts) <= _NAMED, blamed=name in blamed)
+        for name, point, angle in zip(hosts, points, angles, strict=True)
+    )
+    measured = bool(report.smoke and report.smoke.rings)
+    return Ring(
+        title="Ring of the all-reduce" if measured else "Ring in rank order",
+        words=(report.smoke and ring_words(report.smoke)) or " -> ".join(short(one, 40) for one in [*hosts, hosts[0]]),
+        size=_SIZE,
+        stops=stops,
+        hops=hops,
+        middle=tuple(_middle(report.smoke)),
+    )
+
+
+def _speaks_against(diagnoses: Sequence[Diagnosis]) -> dict[str, str]:
+    """By host, the diagnosis of its interface."""
+    found = [one for one in diagnoses if one.code.startswith("NCD2")]
+    return {host: f"{one.code} {one.name}" for one in reversed(found) for host in one.hosts}
+
+
+def _chosen(host: HostSummary, wrong: dict[str, str]) -> Chosen:
+    uses = host.nccl_interface
+    name, address = (uses.name, uses.address) if uses else ("unknown", "")
+    return Chosen(host.name, name, address, wrong.get(host.name, ""))
+
+
+def _order(report: Report) -> list[str]:
+    """Hosts as the first ring visits them, one after the other; by rank where nobody told a ring."""
+    by_rank = [host.name for host in sorted(report.hosts, key=lambda host: host.node_rank) if host.reached]
+    smoke = report.smoke
+    if smoke is None or not smoke.rings:
+        return by_rank
+    places = {rank.rank: rank.host for rank in smoke.ranks}
+    visited = [host for host, _ in groupby(places[rank] for rank in smoke.rings[0] if rank in places)]
+    return visited if len(set(visited)) == len(visited) else by_rank
+
+
+def _middle(smoke: AllReduceReport | None) -> Iterator[str]:
+    """What is known of the bandwidth over the ring, and of its slowest link."""
+    if smoke is None or not smoke.sizes:
+        return
+    yield f"busbw {rate_words(max(size.busbw for size in smoke.sizes))}"
+    if smoke.link:
+        yield f"{short(smoke.link.name, _LONGEST)} on {short(smoke.link.host, _LONGEST)}"
+        yield f"could give {smoke.link.gb_per_s:.3g} GB/s"
+
+
+def _hop(start: tuple[float, float], end: tuple[float, float], gap: float, *, failed: bool) -> Hop:
+    """An arrow from near the one to near the other."""
+    (x1, y1), (x2, y2) = start, end
+    length = max(((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5, 1.0)
+    across, down = (x2 - x1) / length * gap, (y2 - y1) / length * gap
+    return Hop(round(x1 + across, 1), round(y1 + down, 1), round(x2 - across, 1), round(y2 - down, 1), failed)
+
+
+def _stop(name: str, point: tuple[float, float], angle: float, *, named: bool, blamed: bool) -> Stop:
+    x, y = point
+    anchor = "middle" if abs(cos(angle)) < 0.3 else "start" if cos(angle) > 0 else "end"
+    return Stop(
+        x=round(x, 1),
+        y=round(y, 1),
+        label=short(name, _LONGEST) if named or blamed else "",
+        anchor=anchor,
+        label_x=round(x + 13 * cos(angle), 1),
+        label_y=round(y + 16 * sin(angle) + 4, 1),
+        blamed=blamed,
+    )

@@ -8,15 +8,19 @@ from typing import Annotated
 import typer
 
 from nccl_doctor.cli import options
-from nccl_doctor.cli.output import Out, finish
+from nccl_doctor.cli.output import finish
 
 
+@options.grouped
 def diff(
+    *,
     before: Annotated[Path, typer.Argument(metavar="A", help="A snapshot that check --save wrote.")],
     after: Annotated[Path, typer.Argument(metavar="B", help="A later one.")],
     output: Annotated[str, options.output("diff")] = "human",
+    filed: options.Filed,
 ) -> None:
     """Says which facts and diagnoses changed from A to B; exit 0 where nothing did, 1 where something did."""
+    out = filed.out("diff", output)
 
     def work() -> int:
         from nccl_doctor.cli.snapshots import read_snapshot
@@ -26,5 +30,4 @@ def diff(
         out.show(found)
         return 0 if found.is_empty else 1
 
-    out = Out("diff", output)
     finish(out, work)

@@ -61,6 +61,7 @@ Output = Annotated[str, output("check")]
 OutputFile = Annotated[
     Path | None, of_report("--output-file", metavar="FILE", help="Write the report here, not to stdout.")
 ]
+OpenIt = Annotated[bool, of_report("--open", help="Open the HTML report of --output-file in the browser.")]
 ColorWhen = Annotated[Color, of_report("--color", help="Colour; NO_COLOR is honoured.")]
 Quiet = Annotated[bool, of_report("-q", "--quiet", help="Only what was found; no progress.")]
 Verbose = Annotated[bool, of_report("-v", "--verbose", help="Every check, and all that was seen.")]
@@ -194,19 +195,30 @@ class Reached:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """How the report is shown."""
+class Filed:
+    """Where the report goes."""
 
     output_file: OutputFile = None
-    color: ColorWhen = Color.AUTO
-    quiet: Quiet = False
-    verbose: Verbose = False
+    open_it: OpenIt = False
 
     def out(self, command: str, form: str) -> Out:
         """Where the report of a command goes, in this form."""
         from nccl_doctor.cli.output import Out
 
-        return Out(command, form, self.output_file, self.color, self.quiet, self.verbose)
+        return Out(command, form, self.output_file, open_it=self.open_it)
+
+
+@dataclass(frozen=True)
+class Shown(Filed):
+    """How the report is shown."""
+
+    color: ColorWhen = Color.AUTO
+    quiet: Quiet = False
+    verbose: Verbose = False
+
+    def out(self, command: str, form: str) -> Out:
+        """As above, with colour and detail."""
+        return super().out(command, form)._replace(color=self.color, quiet=self.quiet, verbose=self.verbose)
 
 
 @dataclass(frozen=True)

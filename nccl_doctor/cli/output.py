@@ -28,6 +28,7 @@ class Out(NamedTuple):
     quiet: bool = False
     verbose: bool = False
     fail_on: FailOn = FailOn.ERROR
+    open_it: bool = False
 
     @property
     def colored(self) -> bool:
@@ -54,7 +55,15 @@ class Out(NamedTuple):
     def show(self, document: Any, taken_at: float | None = None) -> None:  # noqa: ANN401 - each command has its own
         """Prints the command's document in the form that was asked for."""
         options = RenderOptions(self.colored, self.width, self.verbose, self.quiet, taken_at)
+        if self.form == "html":
+            from nccl_doctor.cli.html import for_html
+
+            options = for_html(options)
         self.write(render(self.command, self.form, document, options))
+        if self.open_it and self.file is not None:
+            from nccl_doctor.cli.html import open_in_browser
+
+            open_in_browser(self.file)
 
     def report(self, report: Report, taken_at: float | None = None) -> int:
         """Shows a report and returns the exit code."""
@@ -85,6 +94,7 @@ def exit_code_of(out: Out, work: Callable[[], int]) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         _refuse_unknown_form(out)
+        _refuse_to_open(out)
         code = work()
     except DoctorError as error:
         code = _fail(out, str(error), error.exit_code)
@@ -126,6 +136,11 @@ def _refuse_unknown_form(out: Out) -> None:
     forms = tuple(FORMS[out.command])
     if out.form not in forms:
         raise UsageError(f"{out.command} prints {', '.join(forms[:-1])} or {forms[-1]}, not {out.form!r}")
+
+
+def _refuse_to_open(out: Out) -> None:
+    if out.open_it and (out.form != "html" or out.file is None):
+        raise UsageError("--open opens an HTML report: say -o html --output-file report.html with it")
 
 
 def _interrupt(_number: int, _frame: object) -> NoReturn:

@@ -11,7 +11,7 @@ from nccl_doctor.measured import AllReduceReport, SizeReport
 from nccl_doctor.report.html.views import Chart, Series, Table, Tick
 from nccl_doctor.report.smoke import rate_words, size_rows, size_words, time_words
 
-_WIDTH, _HEIGHT = 520.0, 300.0
+_WIDTH, _HEIGHT = 460.0, 280.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74.0, 14.0, 14.0, 34.0
 _SIZE_TICKS = 6
 
@@ -86,7 +86,7 @@ def _chart(
         top=_TOP,
         bottom=_HEIGHT - _BOTTOM,
         across=tuple(Tick(across.at(size), size_words(size)) for size in bytes_[::step]),
-        up=tuple(Tick(up.at(10.0**power), words(10.0**power)) for power in decades),
+        up=tuple(Tick(up.at(10.0**power), words(10.0**power).replace(".00 ", " ")) for power in decades),
         series=(
             Series(reference[0], "reference", _path([(across.at(x), up.at(y)) for x, y in reference[1]]), ()),
             *(

@@ -49,7 +49,7 @@ def _environment() -> Environment:
         "base-uri 'none'",
         "form-action 'none'",
     )
-    environment.globals |= {"style": style, "script": script, "policy": "; ".join(policy)}
+    environment.globals.update({"style": style, "script": script, "policy": "; ".join(policy)})
     environment.filters["page"] = page_text
     return environment
 

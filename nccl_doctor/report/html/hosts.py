@@ -23,7 +23,11 @@ def host_table(report: Report) -> HostTable | None:
     hosts = sorted(report.hosts, key=lambda host: host.node_rank)
     values = [[_interface(host), *(host.seen.get(what, "") for what in columns)] for host in hosts]
     usual = [_usual([row[place] for row in values]) for place in range(len(columns) + 1)]
-    rows = tuple(_row(host, row, usual, report) for host, row in zip(hosts, values, strict=True))
+    busy = {name for name, load in report.load.hosts.items() if load.busy} if report.load else set()
+    rows = tuple(
+        _row(host, row, usual, report, busy if 2 * len(busy) < len(hosts) else set())
+        for host, row in zip(hosts, values, strict=True)
+    )
     load = ("load",) if report.load else ()
     header = ("rank", "host", "address", "NCCL uses", *columns, *load)
     return HostTable(header, rows, sum(row.odd for row in rows))
@@ -38,7 +42,9 @@ def _usual(values: Sequence[str]) -> str | None:
     return value if 2 * count > len(told) else None
 
 
-def _row(host: HostSummary, values: Sequence[str], usual: Sequence[str | None], report: Report) -> HostRow:
+def _row(
+    host: HostSummary, values: Sequence[str], usual: Sequence[str | None], report: Report, busy: set[str]
+) -> HostRow:
     told = [
         HostCell(value or ("" if host.reached else "not reached"), value, odd=_odd(value, most))
         for value, most in zip(values, usual, strict=True)
@@ -48,7 +54,7 @@ def _row(host: HostSummary, values: Sequence[str], usual: Sequence[str | None], 
     if report.load:
         own = report.load.hosts.get(host.name)
         words = f"{own.queue:.1f} on {own.cpus} CPUs" if own else ""
-        cells.append(HostCell(words, f"{own.queue:.3f}" if own else "", odd=own is not None and own.busy))
+        cells.append(HostCell(words, f"{own.queue:.3f}" if own else "", odd=host.name in busy))
     return HostRow(host.name, not host.reached or any(cell.odd for cell in cells), tuple(cells))
 
 

@@ -92,7 +92,7 @@ def matrix(report: Report) -> Matrix | None:
     groups = [_group(hosts[start : start + each], blamed) for start in range(0, len(hosts), each)]
     size = min(max(_ROOM / len(groups), _SMALLEST), _LARGEST)
     longest = min(max(len(group.name) for group in groups), _LONGEST)
-    left = top = 14 + longest * _LETTER
+    left = top = max(14 + longest * _LETTER, 66)
     pairs = Counter(seen.kind(src, dst) for src, dst in product(hosts, hosts) if src is not dst)
     rows = tuple(
         Row(top + size * y, src.name, short(src.name, _LONGEST), src.blamed, _cells(src, groups, seen, size))

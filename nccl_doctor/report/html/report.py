@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from nccl_doctor.hostlist import grouped
+from nccl_doctor.measured import RankReport
 from nccl_doctor.model import CheckResult, Diagnosis, Outcome, Report
 from nccl_doctor.report.html.cards import cards
 from nccl_doctor.report.html.charts import charts, size_table
@@ -89,6 +90,11 @@ def _unjudged(checks: Iterable[CheckResult]) -> dict[str, list[str]]:
     )
 
 
+def _came(rank: RankReport) -> str:
+    far = "did not start" if rank.stage == "none" else f"came as far as {rank.stage}"
+    return f"{rank.host} {far}{f': {rank.error}' if rank.error else ''}"
+
+
 def _smoke_words(report: Report) -> list[tuple[str, str]]:
     """What is known of the all-reduce besides its figures."""
     smoke = report.smoke
@@ -101,9 +107,5 @@ def _smoke_words(report: Report) -> list[tuple[str, str]]:
         ("link", link_words(smoke.link)),
         ("a model", gradient(smoke.sizes) if smoke.sizes else ""),
     )
-    late = [
-        (f"rank {rank.rank}", f"{rank.host} came as far as {rank.stage}{f': {rank.error}' if rank.error else ''}")
-        for rank in smoke.ranks
-        if not rank.ok
-    ]
+    late = [(f"rank {rank.rank}", _came(rank)) for rank in smoke.ranks if not rank.ok]
     return [pair for pair in told if pair[1]] + late

@@ -160,7 +160,8 @@ class Ring(NamedTuple):
 
     title: str
     words: str
-    size: float
+    width: float
+    height: float
     stops: tuple[Stop, ...]
     hops: tuple[Hop, ...]
     middle: tuple[str, ...]
@@ -275,3 +276,15 @@ class Timeline(NamedTuple):
     timed: bool
     moments: tuple[Moment, ...]
     more: int
+
+
+class Stand(NamedTuple):
+    """Ranks that stand in one place; ``share`` of the largest such group, in thousandths. ``behind``: awaited."""
+
+    where: str
+    issued: str
+    ranks: str
+    hosts: str
+    count_of: int
+    share: float
+    behind: bool

@@ -17,8 +17,10 @@ MOST_STOPS = 64
 """Hosts of a ring that are drawn."""
 _NAMED = 32
 """Stops up to which each has its name beside it."""
-_SIZE, _ROOM = 420.0, 92.0
-"""Edge of the picture, and the room for names around the ring, in CSS pixels."""
+_LEAST, _MOST, _EACH = 62.0, 150.0, 8.0
+"""Radius of a ring: of the smallest, of the largest, and what each host adds, in CSS pixels."""
+_BESIDE, _ABOVE, _LETTER = 24.0, 34.0, 6.8
+"""Room for names: beside the ring without their letters, above and below it, and a letter."""
 _LONGEST = 14
 
 
@@ -38,10 +40,11 @@ def ring(report: Report) -> Ring | None:
         return None
     failed = {(dial.src, dial.dst) for dial in report.mesh.failed} if report.mesh else set()
     blamed = {name for found in report.diagnoses if found.code.startswith("NCD3") for name in found.hosts}
-    radius = _SIZE / 2 - _ROOM
-    middle = _SIZE / 2
+    radius = min(_LEAST + _EACH * len(hosts), _MOST)
+    across = radius + _BESIDE + _LETTER * min(max(map(len, hosts)), _LONGEST)
+    down = radius + _ABOVE
     angles = [2 * pi * place / len(hosts) - pi / 2 for place in range(len(hosts))]
-    points = [(middle + radius * cos(angle), middle + radius * sin(angle)) for angle in angles]
+    points = [(across + radius * cos(angle), down + radius * sin(angle)) for angle in angles]
     gap = min(14.0, pi * radius / len(hosts) / 1.6)
     hops = tuple(
         _hop(points[a], points[b], gap, failed=(hosts[a], hosts[b]) in failed)
@@ -55,7 +58,8 @@ def ring(report: Report) -> Ring | None:
     return Ring(
         title="Ring of the all-reduce" if measured else "Ring in rank order",
         words=(report.smoke and ring_words(report.smoke)) or " -> ".join(short(one, 40) for one in [*hosts, hosts[0]]),
-        size=_SIZE,
+        width=round(2 * across, 1),
+        height=round(2 * down, 1),
         stops=stops,
         hops=hops,
         middle=tuple(_middle(report.smoke)),

@@ -19,7 +19,11 @@ def test_every_form_is_there(command: str, form: str) -> None:
 
 @pytest.mark.parametrize(
     ("command", "allowed"),
-    [("check", "human, json, junit, prometheus or html"), ("diff", "human, json or html"), ("launch", "shell, json, ssh or slurm")],
+    [
+        ("check", "human, json, junit, prometheus or html"),
+        ("diff", "human, json or html"),
+        ("launch", "shell, json, ssh or slurm"),
+    ],
 )
 def test_a_form_that_a_command_has_not_is_refused_before_any_work(
     command: str, allowed: str, capsys: pytest.CaptureFixture[str]

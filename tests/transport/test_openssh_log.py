@@ -60,7 +60,7 @@ def test_classification(log: str, kind: str, reason: str | None, tmp_path: Path)
     assert (found.kind, getattr(found.facts, "reason", None)) == (kind, reason)
 
 
-HOP = "debug1: Remote protocol version 2.0\nAuthenticated to j ([10.0.0.1]:22) using \"publickey\".\n"
+HOP = 'debug1: Remote protocol version 2.0\nAuthenticated to j ([10.0.0.1]:22) using "publickey".\n'
 DROPPED = "kex_exchange_identification: Connection closed by remote host\nConnection closed by UNKNOWN port 65535"
 NOT_IN = "debug1: Executing proxy command: exec ssh -W j2:22 j\ndebug1: Remote protocol version 2.0\nConnection closed"
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nccl_doctor.cli import options
 from nccl_doctor.cli.output import finish
+
+if TYPE_CHECKING:
+    from nccl_doctor.collect.hang import Options
+    from nccl_doctor.hang_model import HangReport
+    from nccl_doctor.model import Cluster
+    from nccl_doctor.snapshot.hang import HangSnapshot
+    from nccl_doctor.transport.register import Kind
 
 
 @options.grouped
@@ -43,9 +50,15 @@ def hang(
     out = shown.out("hang", output)
 
     def work() -> int:
-        from nccl_doctor.cli.hang_run import Request, run
-        from nccl_doctor.collect.hang import Options
+        import threading
+        from importlib import import_module
 
+        from nccl_doctor.cli.snapshots import keep, read_snapshot
+        from nccl_doctor.collect.hang import Options
+        from nccl_doctor.snapshot.hang import HangSnapshot
+
+        # while hosts are waited for: what judges takes as long to import as a host to answer
+        threading.Thread(target=import_module, args=("nccl_doctor.hang_report",), daemon=True).start()
         looks = Options(
             interval_s=interval,
             stacks="none" if no_stacks else "native" if native else "pause" if pause else "read",
@@ -55,6 +68,37 @@ def hang(
             total_s=timeout,
             connect_s=reached.connect_timeout,
         )
-        return run(Request(which, login, reached.transport, looks, kept, load_from), out)
+        seen = (
+            read_snapshot(load_from, HangSnapshot)
+            if load_from
+            else _look(which.cluster(login.overrides()), reached.transport, looks, quiet=shown.quiet)
+        )
+        keep(seen, kept)
+        from nccl_doctor.hang_report import report
+
+        found = report(seen)
+        out.show(found)
+        return exit_code(found)
 
     finish(out, work)
+
+
+def exit_code(report: HangReport) -> int:
+    """1 where the job stands still, 0 where it moves, 3 where nobody can tell."""
+    from nccl_doctor.hang_model import STANDS_STILL
+
+    if report.verdict in STANDS_STILL:
+        return 1
+    return 3 if report.verdict == "unknown" else 0
+
+
+def _look(cluster: Cluster, transport: Kind, looks: Options, *, quiet: bool) -> HangSnapshot:
+    from nccl_doctor.cli.progress import progress
+    from nccl_doctor.collect.hang import take
+    from nccl_doctor.transport.register import make_transport
+
+    lines = progress(quiet=quiet)
+    try:
+        return take(cluster, make_transport(transport, cluster), looks, lines)
+    finally:
+        lines.close()

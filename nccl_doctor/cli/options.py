@@ -18,7 +18,7 @@ import typer
 
 from nccl_doctor.cli import choices
 from nccl_doctor.report.render import FORMS
-from nccl_doctor.transport.kinds import MODULES
+from nccl_doctor.transport.register import MODULES
 
 if TYPE_CHECKING:
     from nccl_doctor.cli.output import Out

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterator
 from typing import Any, Literal
 
 from nccl_doctor.firewall.nft_steps import steps
-from nccl_doctor.firewall.nft_text import dormant, rule_texts
 from nccl_doctor.firewall.nft_values import Sets
 from nccl_doctor.firewall.packet import RuleRef
 from nccl_doctor.firewall.rules import BaseChain, Rule, Step, Unclear, When, unsure
@@ -17,6 +17,13 @@ _CONNTRACK = -200
 """NF_IP_PRI_CONNTRACK: chains before it see packets that are not tracked yet."""
 
 _XTABLES = frozenset({"filter", "nat", "mangle", "raw", "security"})
+
+_TABLE = re.compile(r"^table (\S+) (.+?) \{")
+_CHAIN = re.compile(r"^\tchain (.+?) \{")
+_HANDLE = re.compile(r" # handle (\d+)$")
+
+RuleKey = tuple[str, str, str, int]
+"""Family, table, chain, handle."""
 
 Table = tuple[str, str]
 Objects = list[tuple[str, dict[str, Any]]]
@@ -71,7 +78,7 @@ def _of(body: dict[str, Any], table: Table) -> bool:
     return (body.get("family"), body.get("table")) == table
 
 
-def _table(table: Table, listing: Objects, texts: dict[tuple[str, str, str, int], str]) -> Iterator[BaseChain]:
+def _table(table: Table, listing: Objects, texts: dict[RuleKey, str]) -> Iterator[BaseChain]:
     elements = {body["name"]: body.get("elem", []) for kind, body in listing if kind in {"set", "map"}}
     hooks = {body["name"]: body.get("hook") for kind, body in listing if kind == "chain"}
     rules: dict[str, list[Rule]] = {name: [] for name in hooks}
@@ -103,7 +110,7 @@ def _base(table: Table, body: dict[str, Any], chains: dict[str, tuple[Rule, ...]
     )
 
 
-def _rule(table: Table, body: dict[str, Any], texts: dict[tuple[str, str, str, int], str], sets: Sets) -> Rule:
+def _rule(table: Table, body: dict[str, Any], texts: dict[RuleKey, str], sets: Sets) -> Rule:
     expressions = body.get("expr", [])
     chain, handle = body["chain"], int(body["handle"])
     counters = [part["counter"] for part in expressions if isinstance(part, dict) and "counter" in part]
@@ -119,3 +126,35 @@ def _readable(expressions: list[Any], sets: Sets) -> tuple[Step, ...]:
         return steps(expressions, sets)
     except (KeyError, TypeError, ValueError, AttributeError):
         return (When(unsure), Unclear())
+
+
+def rule_texts(text: str) -> dict[RuleKey, str]:
+    """Each rule's text without its handle; one that spans lines is joined."""
+    texts: dict[RuleKey, str] = {}
+    family = table = chain = ""
+    pending: list[str] = []
+    for line in text.splitlines():
+        if found := _TABLE.match(line):
+            family, table, chain = found[1], found[2], ""
+        elif found := _CHAIN.match(line):
+            chain, pending = found[1], []
+        elif chain and line == "\t}":
+            chain = ""
+        elif chain and not line.lstrip().startswith("type "):
+            pending.append(line.strip())
+            if found := _HANDLE.search(line):
+                texts[family, table, chain, int(found[1])] = _HANDLE.sub("", " ".join(pending))
+                pending = []
+    return texts
+
+
+def dormant(text: str) -> frozenset[tuple[str, str]]:
+    """Family and name of the tables that are switched off; nft 1.0.6 garbles that flag in JSON."""
+    found: set[tuple[str, str]] = set()
+    here = ("", "")
+    for line in text.splitlines():
+        if table := _TABLE.match(line):
+            here = (table[1], table[2])
+        elif re.match(r"^\tflags .*\bdormant\b", line):
+            found.add(here)
+    return frozenset(found)

@@ -1,4 +1,4 @@
-"""nftables statements (libnftables-json(5)) as the steps of a rule."""
+"""nftables statements (libnftables-json(5)) as the steps of a rule: what it matches, and what it does."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nccl_doctor.firewall.nft_fields import field
-from nccl_doctor.firewall.nft_match import comparison, match
-from nccl_doctor.firewall.nft_values import Json, Sets, span
-from nccl_doctor.firewall.packet import Journey, Packet
+from nccl_doctor.firewall.nft_values import Absent, Bits, Json, Sets, Unsure, Value, holds, names, span, within
+from nccl_doctor.firewall.packet import Journey, Packet, Span
 from nccl_doctor.firewall.rules import (
     Accept,
     Action,
@@ -26,6 +25,7 @@ from nccl_doctor.firewall.rules import (
     When,
     unsure,
 )
+from nccl_doctor.firewall.tri import Tri, negate
 
 _HARMLESS = frozenset(
     {"counter", "log", "comment", "continue", "last", "ct helper", "ct timeout", "ct expectation", "secmark", "dup"}
@@ -45,7 +45,7 @@ def _steps(expression: Json, sets: Sets) -> Iterator[Step]:
         return
     ((kind, body),) = expression.items()
     if kind == "match":
-        yield When(match(body, sets))
+        yield When(_match(body, sets))
     elif kind in _RATES or (kind == "xt" and body.get("type") == "match"):
         yield When(unsure)
     elif kind == "set":  # adds to a set; with a rate inside, it is a test as well
@@ -94,7 +94,7 @@ def _cases(body: dict[str, Any], sets: Sets) -> Iterator[tuple[Test, Action]]:
     pairs = sets(data[1:]) if isinstance(data, str) else data["set"]
     for key, action in sorted(pairs, key=lambda pair: pair[0] == "*"):  # the catch-all serves what is left
         if action != {"continue": None}:
-            yield comparison(body["key"], "==", key, sets), verdict(action)
+            yield _comparison(body["key"], "==", key, sets), verdict(action)
 
 
 def _mark(value: Json) -> Callable[[Packet, Journey], int | None]:
@@ -120,3 +120,51 @@ def _number(value: Json, packet: Packet, journey: Journey) -> int | None:
 
 
 _BITWISE = {"|": int.__or__, "&": int.__and__, "^": int.__xor__}
+
+
+def _match(body: dict[str, Any], sets: Sets) -> Test:
+    """The test of a ``match`` statement."""
+    return _comparison(body["left"], body.get("op", "=="), body["right"], sets)
+
+
+def _comparison(left: Json, operator: str, right: Json, sets: Sets) -> Test:
+    """The test ``left operator right``; an element of a verdict map is compared with ``==``."""
+    right = _default_group(left, right)
+
+    def test(packet: Packet, journey: Journey) -> Tri:
+        try:
+            value = field(left, packet, journey)
+            return False if isinstance(value, Absent) else _compare(value, operator, right, sets)
+        except (AttributeError, KeyError, TypeError, ValueError):  # written in a way that is not known here
+            return None
+
+    return test
+
+
+def _default_group(left: Json, right: Json) -> Json:
+    """Interface group 0 is printed by its name, see /etc/iproute2/group."""
+    grouped = isinstance(left, dict) and str(left.get("meta", {}).get("key", "")).endswith("group")
+    return 0 if grouped and right == "default" else right
+
+
+def _compare(value: Value, operator: str, right: Json, sets: Sets) -> Tri:
+    match operator:
+        case "==":
+            return holds(value, right, sets)
+        case "!=":
+            return negate(holds(value, right, sets))
+        case "in":
+            return value.any(names(right)) if isinstance(value, Bits) else holds(value, right, sets)
+        case "!":
+            return negate(value.any(names(right))) if isinstance(value, Bits) else None
+    bound = span(right)
+    if not isinstance(value, tuple) or isinstance(value, Unsure) or bound is None:
+        return None
+    top = 2**128
+    allowed: dict[str, Span] = {
+        "<": (-1, bound[0] - 1),
+        "<=": (-1, bound[0]),
+        ">": (bound[0] + 1, top),
+        ">=": (bound[0], top),
+    }
+    return within(value, allowed[operator]) if operator in allowed else None

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from nccl_doctor.hostlist import grouped
 from nccl_doctor.logs.context import Log, in_context
 from nccl_doctor.logs.events import Event
-from nccl_doctor.logs.marks import EXITED
-from nccl_doctor.logs.recorded import recorded
+from nccl_doctor.logs.flight import Dump, compare
+from nccl_doctor.logs.marks import EXITED, RECORDED
 from nccl_doctor.logs.register import echoes
 from nccl_doctor.logs.rule import SCRIPT, Grade
 from nccl_doctor.registry import entry
@@ -29,7 +29,7 @@ class Cause:
 
 def causes(log: Log) -> tuple[Cause, ...]:
     """At most three causes, most likely first; none for a healthy log."""
-    events = in_context(log) + recorded(log.dumps)
+    events = in_context(log) + _recorded(log.dumps)
     if not events:
         return ()
     order = _order(events)
@@ -86,3 +86,35 @@ def _effects(name: str) -> tuple[str, ...]:
     """What else follows from a cause, beyond the echoes."""
     check = entry(name)
     return check.explains + check.in_logs
+
+
+def _recorded(dumps: dict[str, Dump]) -> list[Event]:
+    """Events out of the flight recorder's dumps, so that they stand beside those of the text.
+
+    One for each rank at the first place where they part, the culprits' first; none where all is well.
+    """
+    found = compare(dumps.values())
+    if found is None:
+        return []
+    files = {dump.rank: name for name, dump in dumps.items()}
+    odd = found.odd
+    name, grade = ("collective-mismatch", Grade.ROOT) if odd else ("collective-timeout", Grade.SYMPTOM)
+    where = f"number {found.seq} of group {found.group}"
+    told = {
+        rank: f"never came to {where}" + (f"; its last was {record.told()}" if record else "")
+        for rank, record in found.behind.items()
+    }
+    told |= {rank: found.did[rank].told() for rank in odd}
+    told |= {
+        rank: ("" if odd else "waits in ") + record.told() for rank, record in found.did.items() if rank not in odd
+    }
+    if len(told) == 1 and len(files) > 1:
+        told = {rank: f"{text}, a group that no other dump knows of" for rank, text in told.items()}
+    if found.absent and not odd and not found.behind:
+        first = next(iter(files.values()))
+        files |= dict.fromkeys(found.absent, first)
+        told = dict.fromkeys(found.absent, f"gave no dump, while others wait in {where}") | told
+    return [
+        Event.of_file(files[rank], RECORDED, f"rank {rank}: {text}", name=name, grade=grade, rank=rank).saying(text)
+        for rank, text in told.items()
+    ]

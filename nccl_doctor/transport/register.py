@@ -1,14 +1,28 @@
-"""Makes the transport that ``--transport`` names (:mod:`nccl_doctor.transport.kinds`)."""
+"""The ways of reaching hosts, and what makes the one that ``--transport`` names.
+
+A new one is a module with its options of a node (:class:`~nccl_doctor.model.NodeOptions`), its failures
+(:class:`~nccl_doctor.snapshot.EngineFailure`) and ``make``, and a line here. This imports none of them, for the help
+of a command lists their names.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
-from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from nccl_doctor.model import Cluster
-from nccl_doctor.transport.base import Transport
-from nccl_doctor.transport.kinds import MODULES
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nccl_doctor.model import Cluster
+    from nccl_doctor.transport.base import Transport
+
+MODULES = {
+    "auto": "choice",
+    "paramiko": "choice",
+    "openssh": "choice",
+    "local": "local",
+}
+"""By the name that ``--transport`` takes, the module that makes it."""
 
 Kind = str
 """A name of :data:`MODULES`; the command line takes no other."""

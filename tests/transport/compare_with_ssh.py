@@ -38,7 +38,7 @@ class Counting(OpensshTransport):
 def write(case: Case, number: int, variables: dict[str, str]) -> tuple[Path, dict[str, str]]:
     folder = ROOT / f"case-{number}"
     names = {**variables, "D": str(folder), "K": str(ROOT / "keys")}
-    for name, text in {"config": case.text(), "known_hosts": case.known, **case.files}.items():
+    for name, text in case.texts().items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.format(**names))

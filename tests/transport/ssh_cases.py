@@ -2,7 +2,8 @@
 
 In a case's texts ``{K}`` is the folder of the keys, ``{D}`` the case's own, ``{host}`` the plain server's ed25519 key
 as known_hosts holds it, and so on (``variables`` of the comparison). Servers: node1 listens on 22 and 2201 with three
-kinds of host keys, and on 2202 with a certificate for the name "node1"; node2 is reached on 22.
+kinds of host keys, and on 2202 with a certificate for the name "node1"; node2 is reached on 22 and also lets in the
+controller's own default key.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class Case:
 
     Attributes:
         identity: the IdentityFile at the end; None where the case is about just that.
+        include: all that the configuration itself says; its text stands in ``a/ssh`` then.
         known: text of known_hosts.
         files: others in the case's folder.
     """
@@ -31,15 +33,18 @@ class Case:
     verdict: Verdict
     config: str = NODE1
     known: str = KNOWN
+    include: str | None = None
     identity: str | None = "{K}/id"
     agent: str = "none"
     files: dict[str, str] = field(default_factory=dict)
     prepare: str = "true"
 
-    def text(self) -> str:
-        """The whole configuration."""
+    def texts(self) -> dict[str, str]:
+        """Every file of the case, by its path in the case's folder."""
         identity = f"  IdentityFile {self.identity}\n" if self.identity else ""
-        return f"{self.config}\nHost *\n{OWN_FILES}  IdentityAgent {self.agent}\n{identity}"
+        config = f"{self.config}\nHost *\n{OWN_FILES}  IdentityAgent {self.agent}\n{identity}"
+        including = {"config": config} if self.include is None else {"config": self.include, "a/ssh": config}
+        return {**including, "known_hosts": self.known, **self.files}
 
 
 def _on(port: int, more: str = "") -> str:
@@ -122,6 +127,22 @@ CERTIFICATES = [
     Case("agent's key, certificate on disk", "in", agent="{K}/agent-signed", identity="{K}/signed"),
 ]
 
+INNER = "Host target\n  HostName node2\n"
+INNER_KNOWN = KNOWN + "node2 {inner}\n"
+DEFAULT_KEYS = [
+    Case("a default key", "in", INNER, INNER_KNOWN, identity=None),
+    Case("no file, though a default key is there", "login", INNER, INNER_KNOWN, identity="none"),
+    Case("other file, though a default key is there", "login", INNER, INNER_KNOWN, identity="{K}/other"),
+    Case(
+        "IdentitiesOnly, a default key and an agent",
+        "in",
+        INNER + "  IdentitiesOnly yes",
+        INNER_KNOWN,
+        identity=None,
+        agent="{K}/agent-id",
+    ),
+]
+
 MANY = "{K}/agent-many"
 LOGINS = [
     Case("other key", "login", identity="{K}/other"),
@@ -179,7 +200,8 @@ LOGINS = [
 CONFIGURATIONS = [
     Case("Include by glob", "in", "Include {D}/*.conf", files={"a.conf": NODE1}),
     Case("Include with =", "in", 'Include="{D}/a.conf"', files={"a.conf": NODE1}),
-    Case("Include by a glob of folders", "in", "Include {D}/*/ssh", files={"a/ssh": NODE1}),
+    Case("nothing but an Include by a glob of folders", "in", include="Include {D}/*/ssh"),
+    Case("nothing but an Include with =", "in", include="Include={D}/a/ssh"),
     Case("Include within Host", "in", "Host target\n  Include {D}/a", files={"a": "HostName node1\n"}),
     Case("Match host", "in", "Match host target\n  HostName node1"),
     Case("Match exec", "in", 'Match exec "test %n = target"\n  HostName node1'),
@@ -200,8 +222,6 @@ CONFIGURATIONS = [
     Case("RemoteCommand and tty", "in", _with("RequestTTY force")),
 ]
 
-INNER = "Host target\n  HostName node2\n"
-INNER_KNOWN = KNOWN + "node2 {inner}\n"
 JUMPS = [
     Case("ProxyJump", "in", INNER + "  ProxyJump node1", INNER_KNOWN),
     Case(
@@ -228,4 +248,4 @@ JUMPS = [
     Case("ProxyCommand that fails", "unreached", _with("ProxyCommand false")),
 ]
 
-CASES = [*HOST_KEYS, *CERTIFICATES, *LOGINS, *CONFIGURATIONS, *JUMPS]
+CASES = [*HOST_KEYS, *CERTIFICATES, *DEFAULT_KEYS, *LOGINS, *CONFIGURATIONS, *JUMPS]

@@ -62,8 +62,9 @@ def _prepare(lab: Lab) -> dict[str, str]:
     controller.run(MAKE_KEYS.format(K=KEYS), timeout=60)
     public = {name: controller.read(f"{KEYS}/{name}.pub") for name in (*AUTHORIZED, "ca", "other", "certified")}
     authorized = "".join(public[name] for name in AUTHORIZED)
+    default = controller.run(["ssh-keygen", "-y", "-f", "/root/.ssh/id_ed25519"]).stdout
     for node in (node1, node2):
-        node.write("/root/.ssh/authorized_keys", authorized, 0o600)
+        node.write("/root/.ssh/authorized_keys", authorized + default * (node is node2), 0o600)
         node.write("/etc/ssh/user_ca.pub", public["ca"])
         more = [f"HostKey /etc/ssh/{name}\n" for name in ("host", "host_ecdsa", "host_rsa")] if node is node1 else []
         config = node.read("/etc/ssh/sshd_config")

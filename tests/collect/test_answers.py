@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import subprocess
+import sys
 import time
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -94,6 +97,7 @@ def refused(liar: Liar) -> AccessFailure:
     [
         {}, [], None, 1, {"hello": None}, {"hello": {}}, {"hello": []}, {"refused": [1]},
         {"hello": HELLO["hello"] | {"psutil": "5.9.x;"}}, {"hello": HELLO["hello"] | {"pid": -1}},
+        b"NONCE " + b"[" * 100_000 + b"]" * 100_000, b"NONCE [[]]", b"NONCE",
     ],
 )  # fmt: skip
 def test_a_greeting_that_is_none_is_that_hosts_failure_and_leaves_no_channel_open(hello: Any) -> None:
@@ -117,7 +121,6 @@ def test_a_login_may_say_much_before_the_probe_but_not_without_end() -> None:
         {"id": 1, "ok": {}}, b"NONCE", b"NONCE 1", b"NONCE [1]", b"NONCE {\"id\": 1, \"ok\": 1", b"NONCE \xff",
         b'NONCE {"id": 1, "ok": NaN}', b'NONCE {"id": 1, "ok": 1e999}', b'NONCE {"id": 1, "ok": "\\ud800"}',
         b'NONCE {"id": 1, "ok": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-        b'NONCE {"id": 1, "ok": [' + b"[]," * 1_000_000 + b"[]]}",
         b'NONCE {"id": 1, "ok": ' + b"9" * 5000 + b"}",
     ],
 )  # fmt: skip
@@ -127,6 +130,17 @@ def test_what_the_probe_never_says_ends_the_session_and_is_said(said: bytes | di
         with pytest.raises(MalformedError, match="it answered what the probe never says"):
             session.ask(answers.CLOCK, "clock", time.monotonic() + 5)
     assert session.lost is not None
+
+
+def test_a_line_of_empty_lists_is_refused_before_it_takes_memory() -> None:
+    line = b'{"id": 1, "ok": [' + b"[]," * ((8 << 20) // 3) + b"[]]}"
+    tracemalloc.start()
+    try:
+        with pytest.raises(MalformedError, match="more than 150000 values"):
+            answers.parsed(line)
+        assert tracemalloc.get_traced_memory()[1] < 3 * len(line)
+    finally:
+        tracemalloc.stop()
 
 
 @CALM
@@ -170,6 +184,18 @@ def test_an_error_of_the_probe_is_no_lie() -> None:
         session.ask(answers.CLOCK, "clock", time.monotonic() + 5)
     assert caught.value.traceback == "Traceback"
     assert session.lost is None
+
+
+LATIN_1 = """
+from nccl_doctor.probe.main import Server
+Server("nonce", 60, {})._send({"event": {"local_rank": 0, "error": "no file /data/caf\\udce9.bin"}})
+"""
+
+
+def test_what_is_no_utf_8_makes_no_liar_of_an_honest_host() -> None:
+    done = subprocess.run([sys.executable, "-c", LATIN_1], capture_output=True, check=True)
+    message = answers.parsed(done.stdout.strip().removeprefix(b"nonce "))
+    assert answers.RANK_EVENT.validate_python(message["event"]).error == "no file /data/caf?.bin"
 
 
 FACTS: dict[str, Any] = healthy()["hosts"][0]["facts"]

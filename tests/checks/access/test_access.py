@@ -95,6 +95,7 @@ def test_facts_keep_what_differs_by_host() -> None:
     assert found.facts["key_type"] == "ssh-ed25519"
     assert found.facts["by_host"]["node3"]["address"] == "10.0.0.3"
     assert found.evidence[0].startswith("node2: ssh-ed25519 SHA256:")  # type: ignore[union-attr]  # no log line
+    assert "(on its console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub)" in found.fix.summary
 
 
 def test_one_finding_for_hosts_that_fail_alike() -> None:

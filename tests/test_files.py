@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from pathlib import Path
 
 import pytest
 
+import nccl_doctor
 from nccl_doctor.files import write_atomically
 
 
@@ -86,3 +88,15 @@ def test_what_is_no_plain_file_stays_what_it_is(tmp_path: Path) -> None:
 def test_a_place_that_can_not_be_written_is_an_error(tmp_path: Path, place: str) -> None:
     with pytest.raises(OSError, match=r"No such file or directory|Is a directory"):
         write_atomically(tmp_path / place, b"x")
+
+
+WRITES = re.compile(
+    r"\.write_(?:text|bytes)\(|mk[sd]temp\(|NamedTemporaryFile\(|TemporaryDirectory\(|open\([^)\n]*[\"'][wax]b?[\"']"
+)
+OTHERS = {"transport/openssh.py": "a log, where /proc can not name it", "probe/children.py": "a folder with a keeper"}
+
+
+def test_files_are_written_in_one_place() -> None:
+    package = Path(nccl_doctor.__file__).parent
+    writers = {str(path.relative_to(package)) for path in package.rglob("*.py") if WRITES.search(path.read_text())}
+    assert writers == {"files.py", *OTHERS}

@@ -67,7 +67,9 @@ class Root:
         if status:
             wants = "sudo needs a password" if "password" in complaint else f"sudo refuses: {complaint.strip()}"
             raise Unavailable(wants)
-        self._wraps = self._run([*self._sudo, "-l", find("timeout") or "timeout"], "sudo")[0] == 0
+        # sudo -l also lists what it would ask a password for.
+        bounded = [find("timeout") or "timeout", "5", find("true") or "true"]
+        self._wraps = all(self._run([*self._sudo, *words], "sudo")[0] == 0 for words in (["-l", *bounded], bounded))
 
     def attempt(self, command: list[str]) -> tuple[int, str, str]:
         """Exit status, stdout and stderr of a program.

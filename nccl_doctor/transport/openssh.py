@@ -9,7 +9,11 @@ import shlex
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from nccl_doctor.transport import failures
 from nccl_doctor.transport.backoff import pause
@@ -74,49 +78,37 @@ class OpensshTransport:
         self, settings: HostSettings, options: SshOptions, command: str, span: tuple[float, float]
     ) -> ProcessChannel:
         started, deadline = span
-        handle, log = tempfile.mkstemp(prefix="nccl-doctor-ssh-")
-        os.close(handle)
         mark = f"ncdoctor-{secrets.token_hex(8)}"
-        argv = self._argv(settings, options, deadline, log)
-        try:
-            # The login shell prints the mark once we are in: without it, ssh's end is a failure to get in.
-            channel = ProcessChannel(
-                [*argv, "--", settings.name, f"echo {mark}; {command}"], _environment(), lambda: Path(log).unlink()
-            )
-        except OSError as error:
-            Path(log).unlink()
-            raise failures.unreachable(
-                settings.target(), "failed", f"was not reached: ssh did not start: {error.strerror}"
-            ) from error
-        before: list[bytes] = []
-        try:
-            while (line := channel.read_line(deadline)) is not None:
-                if line == mark.encode():
+        # The login shell prints the mark once we are in: without it, ssh's end is a failure to get in.
+        command = f"echo {mark}; {command}"
+        with _log() as log:
+            try:
+                argv = [*self._argv(settings, options, deadline, log.path), "--", settings.name, command]
+                channel = ProcessChannel(argv, _environment())
+            except OSError as error:
+                detail = f"was not reached: ssh did not start: {error.strerror}"
+                raise failures.unreachable(settings.target(), "failed", detail) from error
+            before: list[bytes] = []
+            try:
+                while (line := channel.read_line(deadline)) is not None:
+                    if line == mark.encode():
+                        return channel
+                    before.append(line)
+                late = False
+                if (
+                    channel.exit_status(deadline) != 255
+                ):  # a login shell that runs no command: the caller sees its words
+                    channel.unread(before)
                     return channel
-                before.append(line)
-            late = False
-            if channel.exit_status(deadline) != 255:  # a login shell that runs no command: the caller sees its words
-                channel.unread(before)
-                return channel
-        except TimeoutError:
-            late = True
-        except BaseException:
+            except TimeoutError:
+                late = True
+            except BaseException:
+                channel.close()
+                raise
+            seconds = (deadline if late else time.monotonic()) - started  # the bound, which is the same for all hosts
+            stderr = channel.stderr_tail()
             channel.close()
-            raise
-        seconds = (deadline if late else time.monotonic()) - started  # the bound, which is the same for all hosts
-        raise self._failure(settings, channel, log, seconds, late=late)
-
-    def _failure(
-        self, settings: HostSettings, channel: ProcessChannel, log: str, seconds: float, *, late: bool
-    ) -> AccessError:
-        said = Path(log).read_text("utf-8", errors="replace")
-        stderr = channel.stderr_tail()
-        channel.close()
-        jump = None
-        if settings.proxy_jump:
-            _, name, hop = split_jump(settings.proxy_jump)
-            jump = failures.Target(name, name, hop.port or 22, hop.user or settings.user, hop=True)
-        return classify(Attempt(settings, said, stderr, seconds, late), jump)
+            raise classify(Attempt(settings, log.text(), stderr, seconds, late), _last_jump(settings))
 
     def _argv(self, settings: HostSettings, options: SshOptions, deadline: float, log: str) -> list[str]:
         seconds = (
@@ -139,6 +131,38 @@ class OpensshTransport:
             argv += ["-o", f"ProxyCommand={self._through(before, seconds)}"]
         line = shlex.join([*argv, *arguments(options)]).replace("%", "%%")
         return f"{line} -W [%h]:%p -- {shlex.quote(name)}"
+
+
+@dataclass(frozen=True)
+class _Log:
+    """What ssh says of the connection, apart from what the host's programs say; ``path`` is where it writes it."""
+
+    file: IO[bytes]
+    path: str
+
+    def text(self) -> str:
+        """All of it so far."""
+        self.file.seek(0)
+        return self.file.read().decode(errors="replace")
+
+
+@contextmanager
+def _log() -> Iterator[_Log]:
+    """A file without a name, which nothing that ends us leaves behind; a named one where there is no /proc (macOS)."""
+    with tempfile.TemporaryFile() as file:
+        path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
+        if Path(path).exists():
+            yield _Log(file, path)
+            return
+    with tempfile.NamedTemporaryFile(prefix="nccl-doctor-ssh-") as file:
+        yield _Log(file, file.name)
+
+
+def _last_jump(settings: HostSettings) -> failures.Target | None:
+    if not settings.proxy_jump:
+        return None
+    _, name, hop = split_jump(settings.proxy_jump)
+    return failures.Target(name, name, hop.port or 22, hop.user or settings.user, hop=True)
 
 
 def _unwritten(settings: HostSettings) -> str:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from typing import IO
 
 from nccl_doctor.transport.base import remaining
@@ -26,12 +25,9 @@ class ProcessChannel:
     Args:
         argv: the program and its arguments; it gets its own session, so that its whole process group can be ended.
         environment: its environment; None for ours.
-        on_close: called once when the channel has been closed.
     """
 
-    def __init__(
-        self, argv: list[str], environment: dict[str, str] | None = None, on_close: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, argv: list[str], environment: dict[str, str] | None = None) -> None:
         self._process = subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,
@@ -41,7 +37,6 @@ class ProcessChannel:
             start_new_session=True,
             bufsize=0,
         )
-        self._on_close = on_close
         self._stdin = _pipe(self._process.stdin)
         self._stdout, self._stderr = _pipe(self._process.stdout), _pipe(self._process.stderr)
         self._lines, self._tail = LineBuffer(), Tail()
@@ -111,7 +106,6 @@ class ProcessChannel:
             self._stdout.close()
             self._stderr.close()
             self._closed = True
-        self._on_close()
 
     def _pump(self, deadline: float, *, writing: bool = False) -> bool:
         """Waits for a pipe, reads what there is, and tells whether stdin takes more; False too when a slice is over."""

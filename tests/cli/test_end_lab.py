@@ -18,10 +18,10 @@ pytestmark = pytest.mark.lab
 PHASES = ["connecting", "dialling", "all-reduce"]
 
 
-def start_and_wait_for(lab: Lab, phase: str, delay: float) -> subprocess.Popen[str]:
+def start_and_wait_for(lab: Lab, phase: str, delay: float, *options: str) -> subprocess.Popen[str]:
     lab.controller.write("/root/hosts.yaml", lab.hosts_file())
     process = lab.controller.popen(
-        ["nccl-doctor", "check", "hosts.yaml"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        ["nccl-doctor", "check", "hosts.yaml", *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
     assert process.stderr is not None
     for line in process.stderr:
@@ -53,6 +53,15 @@ def test_kill_9_of_the_controller_leaves_nothing_after_five_seconds(fresh_lab: L
             assert any(ours(host) for host in fresh_lab.hosts), "nothing ran yet, so this test shows nothing"
         process.kill()
     assert_clean(fresh_lab, before, 5)
+
+
+def test_kill_9_leaves_nothing_of_the_ssh_program_here_either(fresh_lab: Lab) -> None:
+    before = {host.name: files(host) for host in (*fresh_lab.hosts, fresh_lab.controller)}
+    with start_and_wait_for(fresh_lab, "all-reduce", 1.0, "--transport", "openssh") as process:
+        process.kill()
+    assert_clean(fresh_lab, before, 5)
+    left = files(fresh_lab.controller) - before["ctl"]
+    assert left == {"/root/hosts.yaml"}
 
 
 @pytest.mark.parametrize("phase", PHASES)

@@ -16,6 +16,7 @@ from nccl_doctor.collect.smoke.all_reduce_run import ANSWER_S, AllReduceRun
 from nccl_doctor.collect.smoke.outcome import result
 from nccl_doctor.collect.smoke.plan import SmokeLimits, plan
 from nccl_doctor.errors import DoctorError
+from nccl_doctor.files import write_atomically
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Cluster
 from nccl_doctor.snapshot import HostFacts, Mesh, Phased, PortTrial, Skipped, Smoke, skipped
@@ -115,6 +116,6 @@ def _save(folder: Path, output: dict[str, tuple[str, ...]]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for host, lines in output.items():
             name = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in host).lstrip(".")
-            (folder / f"{name}.log").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            write_atomically(folder / f"{name}.log", "".join(f"{line}\n" for line in lines).encode())
     except OSError as error:
         raise DoctorError(f"{folder}: the logs can't be written: {error.strerror}") from error

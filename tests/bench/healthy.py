@@ -62,11 +62,12 @@ def looked(lab: Lab, dead: set[str]) -> tuple[bool, float]:
     told = json.loads(done.stdout)
     accused = {name for one in told["diagnoses"] for name in one["hosts"]}
     why = [one["name"] for one in told["diagnoses"]]
+    words = [(one["message"], one["evidence"]) for one in told["diagnoses"]]
     right = done.returncode == (1 if dead else 0) and accused == dead
     print(
         f"{len(lab.hosts)} hosts, {len(dead)} dead: exit {done.returncode}, accused {sorted(accused) or 'nobody'} {why}, "
         f"{_mesh(told)}, {len(told['load']['second_try'])} at the second try; {seconds:.1f} s at load "
-        f"{os.getloadavg()[0]:.1f}{'' if right else f'; WRONG: {_undecided(told)}'}",
+        f"{os.getloadavg()[0]:.1f}{'' if right else f'; WRONG: {words} {_undecided(told)}'}",
         flush=True,
     )
     return right, seconds

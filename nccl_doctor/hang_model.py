@@ -9,7 +9,7 @@ from pydantic import Field
 from nccl_doctor.frozen import Document, FrozenModel
 from nccl_doctor.model import Diagnosis
 
-Verdict = Literal[
+HangVerdict = Literal[
     "laggard", "gone", "different-collectives", "outside-nccl", "transport", "slow", "not-hanging", "unknown"
 ]
 STANDS_STILL = frozenset({"laggard", "gone", "different-collectives", "outside-nccl", "transport"})
@@ -65,7 +65,7 @@ class HangReport(Document):
     """
 
     command: Literal["hang"] = "hang"
-    verdict: Verdict
+    verdict: HangVerdict
     complete: bool
     message: str
     job: HangJob | None

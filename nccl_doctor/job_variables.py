@@ -29,7 +29,7 @@ COUNTED_THERE = frozenset({"gpu", "cpu", "auto"})
 
 
 @dataclass(frozen=True)
-class Place:
+class PlannedNode:
     """Where a node stands in the plan.
 
     Attributes:
@@ -53,7 +53,7 @@ class Contradiction(NamedTuple):
     planned: str
 
 
-def contradictions(variables: Mapping[str, str], place: Place) -> Iterator[Contradiction]:
+def contradictions(variables: Mapping[str, str], place: PlannedNode) -> Iterator[Contradiction]:
     """Those of these variables that the plan contradicts, in the order of :data:`OF_A_JOB`."""
     for name in OF_A_JOB:
         value = variables.get(name)
@@ -62,7 +62,7 @@ def contradictions(variables: Mapping[str, str], place: Place) -> Iterator[Contr
             yield Contradiction(name, value, planned)
 
 
-def _planned(name: str, value: str, place: Place) -> str | None:
+def _planned(name: str, value: str, place: PlannedNode) -> str | None:
     """What the plan says instead; None where it says the same."""
     port = place.cluster.master_port
     if name in ADDRESSES:
@@ -81,7 +81,7 @@ def _planned(name: str, value: str, place: Place) -> str | None:
     return _numbered(name, value, place)
 
 
-def _numbered(name: str, value: str, place: Place) -> str | None:
+def _numbered(name: str, value: str, place: PlannedNode) -> str | None:
     if name in PLACES:
         own = place.node.node_rank
         return None if value == str(own) else f"its node rank is {own}"

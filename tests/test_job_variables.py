@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.job_variables import Place, contradictions, names_of
+from nccl_doctor.job_variables import PlannedNode, contradictions, names_of
 from nccl_doctor.model import Cluster, Node
 
 NODES = tuple(Node(name=f"node{n}", address=f"10.0.0.{n}", node_rank=n - 1) for n in (1, 2))
 CLUSTER = Cluster(nodes=NODES, master_addr="10.0.0.1")
-SECOND = Place(CLUSTER, NODES[1], nproc=4, first=4, world=8, masters=names_of(CLUSTER, ("fd00::1",)))
+SECOND = PlannedNode(CLUSTER, NODES[1], nproc=4, first=4, world=8, masters=names_of(CLUSTER, ("fd00::1",)))
 
 SAME = {
     "MASTER_ADDR": ("10.0.0.1", "node1", "fd00::1"),
@@ -46,6 +46,6 @@ def test_what_the_plan_contradicts(name: str, value: str) -> None:
 
 
 def test_one_rank_may_say_its_own_number() -> None:
-    alone = Place(CLUSTER, NODES[1], nproc=1, first=1, world=2, masters=frozenset())
+    alone = PlannedNode(CLUSTER, NODES[1], nproc=1, first=1, world=2, masters=frozenset())
     assert list(contradictions({"RANK": "1", "LOCAL_RANK": "0", "SLURM_PROCID": "1"}, alone)) == []
     assert [one.planned for one in contradictions({"RANK": "0"}, alone)] == ["its rank is 1"]

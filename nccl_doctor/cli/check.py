@@ -15,7 +15,7 @@ def check(
     chosen: options.Chosen,
     timeout: options.TimeoutWithSmoke = None,
     reached: options.Reached,
-    job: options.Job,
+    job: options.JobOptions,
     mesh: options.Mesh = "auto",
     sudo: options.Sudo = False,
     no_smoke: options.NoSmoke = False,

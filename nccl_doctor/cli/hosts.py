@@ -9,7 +9,9 @@ from nccl_doctor.cli.output import Out, finish
 
 
 @options.grouped
-def hosts(*, which: options.Which, job: options.Job, output: Annotated[str, options.output("hosts")] = "human") -> None:
+def hosts(
+    *, which: options.Which, job: options.JobOptions, output: Annotated[str, options.output("hosts")] = "human"
+) -> None:
     """Prints hosts, addresses and ranks, and where each value came from; contacts nobody."""
 
     def work() -> int:

@@ -44,7 +44,7 @@ def launch(
     ] = None,
     rdzv: Annotated[bool, typer.Option("--rdzv", help="As --launcher c10d.")] = False,
     use_env: Annotated[bool, typer.Option("--use-env", help="With launch: no --local_rank argument.")] = False,
-    job: options.Job,
+    job: options.JobOptions,
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", min=1, help="Check that this divides by the number of ranks.")
     ] = None,

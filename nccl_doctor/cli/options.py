@@ -177,7 +177,7 @@ class Login:
 
 
 @dataclass(frozen=True)
-class Job(Login):
+class JobOptions(Login):
     """What the hosts file could say, too."""
 
     master_port: MasterPort = None

@@ -14,7 +14,7 @@ def smoke(
     shown: options.Judged,
     timeout: options.TimeoutWithSmoke = None,
     reached: options.Reached,
-    job: options.Job,
+    job: options.JobOptions,
     backend: options.Backend = "auto",
     smoke_timeout: options.SmokeTimeout = 60.0,
     smoke_budget: options.SmokeBudget = 10.0,

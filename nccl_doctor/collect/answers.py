@@ -80,7 +80,7 @@ class Dialled(Observed):
     failed: tuple[DialRow, ...]
 
 
-class LargeResult(Observed):
+class PathMtuResult(Observed):
     """What became of full-size packets to one target (probe/pmtu.py)."""
 
     outcome: Literal["passed", "stalled", "reset", "not-connected"]
@@ -143,7 +143,7 @@ class FirewallAgain(Observed):
 HELLO = TypeAdapter(Hello)
 LISTENING = TypeAdapter(Listening)
 DIALLED = TypeAdapter(Dialled)
-LARGE = TypeAdapter(tuple[LargeResult, ...])
+PATH_MTU = TypeAdapter(tuple[PathMtuResult, ...])
 RANK_EVENT = TypeAdapter(RankEvent)
 SMOKE_END = TypeAdapter(SmokeEnd)
 TRIAL_END = TypeAdapter(TrialEnd)

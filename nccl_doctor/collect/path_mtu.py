@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from nccl_doctor.collect import answers
-from nccl_doctor.collect.answers import Dialled, LargeResult, MalformedError
+from nccl_doctor.collect.answers import Dialled, MalformedError, PathMtuResult
 from nccl_doctor.collect.asking import ask_all
 from nccl_doctor.collect.mesh_plan import Target
 from nccl_doctor.collect.session import ProbeSession
@@ -45,7 +45,7 @@ def run(
         if not wanted:
             return ()
         deadline = time.monotonic() + DEADLINE_S + ANSWER_S
-        told = session.ask(answers.LARGE, "large", deadline, targets=wanted, deadline_s=DEADLINE_S)
+        told = session.ask(answers.PATH_MTU, "path_mtu", deadline, targets=wanted, deadline_s=DEADLINE_S)
         if len(told) != len(wanted):
             raise session.gone(MalformedError("large packets to others than it was asked for"))
         return tuple(_stall(session, *row) for row in zip(mine, told, strict=True) if row[1].outcome == "stalled")
@@ -56,7 +56,7 @@ def run(
     return unknown(f"large packets could not be tried: {broken[0]}") if broken and not stalls else stalls
 
 
-def _stall(session: ProbeSession, target: Target, told: LargeResult) -> Stall:
+def _stall(session: ProbeSession, target: Target, told: PathMtuResult) -> Stall:
     return Stall(
         src=session.node.name,
         dst=target.dst,

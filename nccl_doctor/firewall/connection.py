@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from nccl_doctor.firewall.packet import Packet, Verdict
+from nccl_doctor.firewall.packet import Packet, PacketVerdict
 from nccl_doctor.firewall.ruleset import Ruleset
 from nccl_doctor.firewall.tri import Tri
 from nccl_doctor.snapshot import DialOutcome
@@ -31,7 +31,7 @@ class Objection:
     side: Side
     segment: Segment
     packet: Packet
-    verdict: Verdict
+    verdict: PacketVerdict
 
     @property
     def outcomes(self) -> frozenset[DialOutcome]:

@@ -87,7 +87,7 @@ class RuleRef:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PacketVerdict:
     """What becomes of a packet on one host.
 
     Attributes:
@@ -104,7 +104,7 @@ class Verdict:
     how: str = ""
     rule: RuleRef | None = None
     reason: str = ""
-    instead: tuple[Verdict, ...] = ()
+    instead: tuple[PacketVerdict, ...] = ()
 
     @property
     def blocks(self) -> bool:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from nccl_doctor.firewall import ipset, iptables_save, nft_load
 from nccl_doctor.firewall.ipset import Ipsets
-from nccl_doctor.firewall.packet import Journey, Origin, Packet, RuleRef, Verdict
+from nccl_doctor.firewall.packet import Journey, Origin, Packet, PacketVerdict, RuleRef
 from nccl_doctor.firewall.rules import Accept, BaseChain, Branch, Jump, Return, Rule, Step, When
 from nccl_doctor.firewall.walk import through
 from nccl_doctor.snapshot import FirewallFacts, IptablesSave, Unknown
@@ -41,14 +41,14 @@ class Ruleset:
             for chain in base.chains.values():
                 yield from (rule.ref for rule in chain)
 
-    def objections(self, packet: Packet) -> tuple[Verdict, ...]:
+    def objections(self, packet: Packet) -> tuple[PacketVerdict, ...]:
         """What stops the packet, or may, on this host; empty where all rules let it through.
 
         The first that surely stops it comes first: it does so whatever the unknown ones would say.
         """
         journey = Journey(groups=self.facts.groups, bridges=frozenset(self.facts.bridges))
         found = through(self.deciding, packet, journey)
-        unread = tuple(Verdict("unknown", reason=reason) for reason in self.missing)
+        unread = tuple(PacketVerdict("unknown", reason=reason) for reason in self.missing)
         return tuple(sorted(found + unread, key=lambda verdict: not verdict.blocks))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from nccl_doctor.firewall.packet import Direction, Journey, Packet, RuleRef, Verdict
+from nccl_doctor.firewall.packet import Direction, Journey, Packet, PacketVerdict, RuleRef
 from nccl_doctor.firewall.rules import (
     Accept,
     Action,
@@ -40,7 +40,7 @@ class _Walk:
     base: BaseChain
     packet: Packet
     journey: Journey
-    ends: list[Verdict] = field(default_factory=list)
+    ends: list[PacketVerdict] = field(default_factory=list)
     doubts: list[RuleRef] = field(default_factory=list)
 
     def chain(self, rules: Iterable[Rule], sure: bool, depth: int) -> int:
@@ -86,14 +86,14 @@ class _Walk:
             case Branch():
                 return self.branch(action, rule, sure, depth)
             case Accept():
-                self.ends.append(Verdict("accept", rule=rule.ref))
+                self.ends.append(PacketVerdict("accept", rule=rule.ref))
             case Drop():
-                self.ends.append(Verdict("drop", rule=rule.ref))
+                self.ends.append(PacketVerdict("drop", rule=rule.ref))
             case Reject():
-                self.ends.append(Verdict("reject", action.how, rule.ref))
+                self.ends.append(PacketVerdict("reject", action.how, rule.ref))
             case Redirect():
                 kept = self.packet.dport == (action.port, action.port)
-                self.ends.append(Verdict("accept" if kept else "redirect", rule=rule.ref))
+                self.ends.append(PacketVerdict("accept" if kept else "redirect", rule=rule.ref))
             case _:
                 self.ends.append(_cannot_tell(rule.ref))
         return _END
@@ -110,11 +110,11 @@ class _Walk:
         return left | _ON
 
 
-def walk(base: BaseChain, packet: Packet, journey: Journey) -> Verdict | None:
+def walk(base: BaseChain, packet: Packet, journey: Journey) -> PacketVerdict | None:
     """What one base chain objects to a packet, None where it accepts; ``journey`` takes what the packet carries on."""
     way = _Walk(base, packet, journey)
     if way.chain(base.rules, sure=True, depth=0) & _BACK:
-        way.ends.append(Verdict(base.policy, rule=base.policy_ref))
+        way.ends.append(PacketVerdict(base.policy, rule=base.policy_ref))
     *instead, verdict = way.ends
     if all(end.blocks for end in way.ends):
         verdict = replace(verdict, instead=tuple(_of(base, end) for end in instead))
@@ -127,13 +127,13 @@ def walk(base: BaseChain, packet: Packet, journey: Journey) -> Verdict | None:
     return _of(base, verdict)
 
 
-def _of(base: BaseChain, verdict: Verdict) -> Verdict:
+def _of(base: BaseChain, verdict: PacketVerdict) -> PacketVerdict:
     rule = verdict.rule or base.policy_ref
     return replace(verdict, rule=replace(rule, base=base.policy_ref.chain, hook=base.hook))
 
 
-def _cannot_tell(rule: RuleRef) -> Verdict:
-    return Verdict("unknown", rule=rule, reason="a rule that can't be evaluated from here may decide")
+def _cannot_tell(rule: RuleRef) -> PacketVerdict:
+    return PacketVerdict("unknown", rule=rule, reason="a rule that can't be evaluated from here may decide")
 
 
 _HOOKS: dict[Direction, tuple[str, ...]] = {
@@ -142,7 +142,7 @@ _HOOKS: dict[Direction, tuple[str, ...]] = {
 }
 
 
-def through(bases: Iterable[BaseChain], packet: Packet, journey: Journey) -> tuple[Verdict, ...]:
+def through(bases: Iterable[BaseChain], packet: Packet, journey: Journey) -> tuple[PacketVerdict, ...]:
     """What objects to the packet on one host: for each base chain on its way, its verdict unless it is "accept".
 
     The first is what the packet meets; those behind it would stop it too, were the first opened.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.commands import on
-from nccl_doctor.hang.folds import doing, folded, named, told
+from nccl_doctor.hang.folds import doing, folded, named, rank_words
 from nccl_doctor.hang.observed_rank import Link, ObservedRank
 from nccl_doctor.hang.verdict import Judgement, Seen
 from nccl_doctor.hostlist import grouped
@@ -142,7 +142,7 @@ def _different(judged: Judgement) -> Iterator[tuple[str, Finding]]:
         calls = "; ".join(f"{ranks_of(ranks)} called {words}" for words, ranks in list(groups.items())[:4])
         message = f"Ranks called different collectives as {parting.where}: {calls}."
     else:
-        message = f"Ranks wait for each other in different collectives: {told(seen.waiting, 4)}."
+        message = f"Ranks wait for each other in different collectives: {rank_words(seen.waiting, 4)}."
     yield (
         "collective-mismatch",
         Finding(

@@ -45,7 +45,7 @@ def folded(ranks: Iterable[ObservedRank]) -> dict[str, tuple[int, ...]]:
     return {words: tuple(numbers) for words, numbers in sorted(found.items(), key=lambda item: -len(item[1]))}
 
 
-def told(ranks: Iterable[ObservedRank], most: int = 6) -> str:
+def rank_words(ranks: Iterable[ObservedRank], most: int = 6) -> str:
     """``ranks 0-2,4-7 in all_reduce at train.py:26; rank 3 at train.py:17 in step``."""
     found = folded(ranks)
     parts = [f"{ranks_of(numbers)} {words}" for words, numbers in list(found.items())[:most]]

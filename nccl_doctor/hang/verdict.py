@@ -15,7 +15,7 @@ from nccl_doctor.hang.folds import doing
 from nccl_doctor.hang.lost import Lost
 from nccl_doctor.hang.observed_rank import Link, ObservedRank
 from nccl_doctor.hang.stack_place import Kind
-from nccl_doctor.hang_model import Verdict
+from nccl_doctor.hang_model import HangVerdict
 from nccl_doctor.hostlist import grouped
 from nccl_doctor.snapshot.hang import HangSnapshot
 
@@ -88,7 +88,7 @@ class Judgement:
         hint: for "unknown": where to look first.
     """
 
-    verdict: Verdict
+    verdict: HangVerdict
     culprits: tuple[int, ...]
     seen: Seen
     hint: str = ""

@@ -20,7 +20,7 @@ def divides(batch: int, world: int) -> None:
         raise UsageError(f"a batch of {wrong}")
 
 
-def told(script: tuple[str, ...], world: int) -> tuple[list[str], list[str]]:
+def batch_notes(script: tuple[str, ...], world: int) -> tuple[list[str], list[str]]:
     """What a script's batch sizes mean for so many ranks, and what speaks against them; each a sentence.
 
     Whether a script splits a batch or gives each rank one of that size, only the script knows: nothing is refused.

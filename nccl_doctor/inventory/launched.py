@@ -10,7 +10,7 @@ from nccl_doctor.commands import on
 from nccl_doctor.documents import Launch
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory import slurm_job
-from nccl_doctor.inventory.batch import divides, told
+from nccl_doctor.inventory.batch import batch_notes, divides
 from nccl_doctor.inventory.last_check import Hosts, doubts, recall
 from nccl_doctor.inventory.launchers import commands, default_launcher
 from nccl_doctor.inventory.plan import plan
@@ -78,7 +78,7 @@ def launched(
     job = plan(cluster, last.seen if last else {}, tuple(script), last.torch if last else None)
     if wishes.batch_size is not None:
         divides(wishes.batch_size, job.world_size)
-    notes, warnings = told(job.script, job.world_size)
+    notes, warnings = batch_notes(job.script, job.world_size)
     if wishes.diagnosable:
         traces = f"/tmp/{job.name}-{job.digest}"  # noqa: S108 - a file a rank, named after the job
         job = job.with_variables(recorded(job.torch, traces))

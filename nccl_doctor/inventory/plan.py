@@ -13,7 +13,7 @@ from nccl_doctor.documents import RankPlace
 from nccl_doctor.errors import UsageError
 from nccl_doctor.hostlist import fold
 from nccl_doctor.inventory.values import device_list
-from nccl_doctor.job_variables import ADDRESSES, OF_A_JOB, Place, contradictions, names_of
+from nccl_doctor.job_variables import ADDRESSES, OF_A_JOB, PlannedNode, contradictions, names_of
 from nccl_doctor.model import Cluster, Node
 from nccl_doctor.source import Source
 
@@ -149,7 +149,7 @@ def _refuse_other_places(job: LaunchPlan) -> None:
         other = [start.node.env[name] for name in ADDRESSES if name in start.node.env]
         alike = [one for one in other if is_address(one) != is_address(job.cluster.master_addr)]
         masters = names_of(job.cluster, alike)
-        place = Place(job.cluster, start.node, start.nproc, start.first, job.world_size, masters)
+        place = PlannedNode(job.cluster, start.node, start.nproc, start.first, job.world_size, masters)
         for name, value, planned in contradictions(start.node.env, place):
             raise UsageError(
                 f"{name}={value} under env for {start.node.name}, and {planned}; take it out, the launcher sets it"

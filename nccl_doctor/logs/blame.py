@@ -101,12 +101,12 @@ def _recorded(dumps: dict[str, Dump]) -> list[Event]:
     name, grade = ("collective-mismatch", Grade.ROOT) if odd else ("collective-timeout", Grade.SYMPTOM)
     where = f"number {found.seq} of group {found.group}"
     told = {
-        rank: f"never came to {where}" + (f"; its last was {record.told()}" if record else "")
+        rank: f"never came to {where}" + (f"; its last was {record.words()}" if record else "")
         for rank, record in found.behind.items()
     }
-    told |= {rank: found.did[rank].told() for rank in odd}
+    told |= {rank: found.did[rank].words() for rank in odd}
     told |= {
-        rank: ("" if odd else "waits in ") + record.told() for rank, record in found.did.items() if rank not in odd
+        rank: ("" if odd else "waits in ") + record.words() for rank, record in found.did.items() if rank not in odd
     }
     if len(told) == 1 and len(files) > 1:
         told = {rank: f"{text}, a group that no other dump knows of" for rank, text in told.items()}

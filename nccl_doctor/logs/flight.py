@@ -65,7 +65,7 @@ class Record:
     dtypes: str
     place: str
 
-    def told(self) -> str:
+    def words(self) -> str:
         """``all_reduce [[4]] Float number 4 of group 0 at train.py:212``."""
         what = " ".join(part for part in (self.name, self.sizes, self.dtypes) if part)
         return f"{what} number {self.seq} of group {self.group}" + (f" at {self.place}" if self.place else "")

@@ -63,7 +63,7 @@ class _Rank(BaseModel):
     status: _Status = _Status()
     collective_counts: dict[_Word, _Count] = Field(default_factory=dict, max_length=64)
 
-    def told(self, *, missing: bool) -> RasRank:
+    def rank_of_ras(self, *, missing: bool) -> RasRank:
         return RasRank(
             rank=self.rank,
             host=None if self.host in ("", "unknown") else self.host,
@@ -83,13 +83,13 @@ class _Communicator(BaseModel):
     ranks: tuple[_Rank, ...] = ()
     missing_ranks: tuple[_Rank, ...] = ()
 
-    def told(self) -> Communicator:
-        ranks = tuple(rank.told(missing=False) for rank in self.ranks)
+    def communicator(self) -> Communicator:
+        ranks = tuple(rank.rank_of_ras(missing=False) for rank in self.ranks)
         return Communicator(
             hash=f"{int(self.hash, 16):016x}",
             size=self.size,
             ranks=ranks,
-            missing=tuple(rank.told(missing=True) for rank in self.missing_ranks),
+            missing=tuple(rank.rank_of_ras(missing=True) for rank in self.missing_ranks),
             missing_count=max(self.missing_ranks_count, len(self.missing_ranks)),
             groups=tuple(_groups(ranks)),
         )
@@ -120,7 +120,7 @@ def parse_json(text: str) -> RasAnswer:
     except (ValueError, RecursionError) as error:
         where = error.errors()[0]["loc"] if isinstance(error, ValidationError) else "not JSON"
         raise MalformedAnswerError(f"RAS answered what it never says: {where}") from error
-    communicators = tuple(one.told() for one in answer.communicators)
+    communicators = tuple(one.communicator() for one in answer.communicators)
     dead = {
         (rank.host, rank.pid): RasProcess(
             host=rank.host, pid=rank.pid, gpus=(rank.gpu,) if rank.gpu is not None else ()

@@ -55,7 +55,7 @@ class Server:
             "unlisten": self._unlisten,
             "ways": self._ways,
             "smoke": self._smoke,
-            "large": self._large,
+            "path_mtu": self._path_mtu,
             "port": self._fix_port,
             "signal": self._fix_port,
             "free": self._fix_port,
@@ -154,7 +154,7 @@ class Server:
             self._mesh.close()
             self._mesh = None
 
-    def _large(self, request: dict[str, Any]) -> list[dict[str, Any]]:
+    def _path_mtu(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         from nccl_doctor.probe import pmtu
 
         targets = [(address, port) for address, port in request["targets"]]

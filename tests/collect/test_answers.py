@@ -146,7 +146,7 @@ def test_a_line_of_empty_lists_is_refused_before_it_takes_memory() -> None:
 @CALM
 @given(JSON)
 def test_whatever_json_comes_is_an_answer_or_ends_this_session(value: Any) -> None:
-    for kind in (answers.LISTENING, answers.DIALLED, answers.LARGE, answers.SMOKE_END, answers.CLOCK, answers.FACTS):
+    for kind in (answers.LISTENING, answers.DIALLED, answers.PATH_MTU, answers.SMOKE_END, answers.CLOCK, answers.FACTS):
         session = lying({"id": 1, "ok": value})
         with contextlib.suppress(GoneError):  # and nothing else
             kind.validate_python(session.ask(kind, "facts", time.monotonic() + 5))  # type: ignore[misc]  # of any kind

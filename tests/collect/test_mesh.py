@@ -132,7 +132,7 @@ def test_the_dialling_host_itself_is_a_stranger(sessions: list[ProbeSession]) ->
 def test_a_listener_takes_what_is_sent(sessions: list[ProbeSession]) -> None:
     deadline = time.monotonic() + LONG_S
     (port,) = sessions[0].ask(answers.LISTENING, "listen", deadline, nonce="ours", sockets=[ANY]).ports
-    (answer,) = sessions[1].ask(answers.LARGE, "large", deadline, targets=[["127.0.0.1", port]], deadline_s=2)
+    (answer,) = sessions[1].ask(answers.PATH_MTU, "path_mtu", deadline, targets=[["127.0.0.1", port]], deadline_s=2)
     assert (answer.outcome, answer.unacked) == ("passed", 0)
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.firewall.packet import Packet, Verdict, syn
+from nccl_doctor.firewall.packet import Packet, PacketVerdict, syn
 from nccl_doctor.firewall.ruleset import compile_rules
 from nccl_doctor.snapshot import FirewallFacts
 
@@ -48,9 +48,9 @@ def arriving(saddr: str = "10.9.0.1", dport: int = 29500, **more: Any) -> Packet
     return Packet(**{**vars(packet), "direction": "input", "iif": "eno1", **more})
 
 
-def verdict(facts: FirewallFacts, packet: Packet | None = None) -> Verdict:
+def verdict(facts: FirewallFacts, packet: Packet | None = None) -> PacketVerdict:
     """The first objection, or "accept"."""
-    return next(iter(compile_rules(facts).objections(packet or arriving())), Verdict("accept"))
+    return next(iter(compile_rules(facts).objections(packet or arriving())), PacketVerdict("accept"))
 
 
 def tcp(field: str, right: Any, op: str = "==") -> Json:

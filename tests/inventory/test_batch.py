@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.inventory.batch import divides, told
+from nccl_doctor.inventory.batch import batch_notes, divides
 
 
 @pytest.mark.parametrize(
@@ -39,20 +39,20 @@ def test_the_nearest_batches_do_divide(batch: int, world: int) -> None:
     ],
 )
 def test_a_scripts_own_batch_is_read(words: tuple[str, ...]) -> None:
-    notes, (warning,) = told(words, 8)
+    notes, (warning,) = batch_notes(words, 8)
     assert not notes
     assert "65 does not divide by 8 ranks; the nearest that do: 64 and 72" in warning
-    assert told(tuple(word.replace("65", "64") for word in words), 8)[1] == []
+    assert batch_notes(tuple(word.replace("65", "64") for word in words), 8)[1] == []
 
 
 def test_what_a_batch_comes_to_is_said() -> None:
-    assert told(("t.py", "--batch", "64"), 8)[0] == ["--batch 64 over 8 ranks: 8 each"]
+    assert batch_notes(("t.py", "--batch", "64"), 8)[0] == ["--batch 64 over 8 ranks: 8 each"]
     for option in ("--per_device_train_batch_size", "--per-device-batch-size", "--micro-batch-size"):
-        assert told(("t.py", option, "3"), 8) == ([f"{option} 3 on each of 8 ranks: a batch of 24"], [])
+        assert batch_notes(("t.py", option, "3"), 8) == ([f"{option} 3 on each of 8 ranks: a batch of 24"], [])
 
 
 @pytest.mark.parametrize(
     "words", [("--batch", "auto"), ("--batch", "-1"), ("--batch",), ("batch", "65"), ("--batches", "65")]
 )
 def test_what_is_no_batch_is_left_alone(words: tuple[str, ...]) -> None:
-    assert told(("t.py", *words), 8) == ([], [])
+    assert batch_notes(("t.py", *words), 8) == ([], [])

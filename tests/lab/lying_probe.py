@@ -17,7 +17,7 @@ import sys
 import threading
 from typing import Any, BinaryIO
 
-REQUESTS = ("hello", "facts", "clock", "listen", "dial", "large", "unlisten", "firewall")
+REQUESTS = ("hello", "facts", "clock", "listen", "dial", "path_mtu", "unlisten", "firewall")
 WEIGHTS = (4, 30, 4, 14, 14, 6, 4, 2)
 PORT = ("port", "free", "signal", "listen", "dial", "unlisten")
 ALL_REDUCE = ("event", "smoke", "trial", "prepare_trials", "free_port")

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from nccl_doctor.checks.evidence_lines import folded
 from nccl_doctor.checks.format_job import described
 from nccl_doctor.hostlist import fold, quoted
-from nccl_doctor.job_variables import Place, contradictions, names_of
+from nccl_doctor.job_variables import PlannedNode, contradictions, names_of
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.ranks import counts, world_size
 from nccl_doctor.registry import View, check
@@ -63,7 +63,7 @@ def _sources(host: Host, facts: HostFacts) -> Iterator[tuple[str, dict[str, str]
         yield "in a login shell", told
 
 
-def _places(snapshot: Snapshot) -> Iterator[tuple[str, Place]]:
+def _places(snapshot: Snapshot) -> Iterator[tuple[str, PlannedNode]]:
     ranks, world, first = counts(snapshot), world_size(snapshot), 0
     for host in snapshot.hosts:
         nproc = ranks.get(host.name, host.node.nproc_per_node or 1)
@@ -71,7 +71,7 @@ def _places(snapshot: Snapshot) -> Iterator[tuple[str, Place]]:
         told = resolution.get(snapshot.cluster.master_addr) if isinstance(resolution, Names) else None
         resolved = (*snapshot.resolved.get(snapshot.cluster.master_addr, ()), *(told.addresses if told else ()))
         masters = names_of(snapshot.cluster, [str(one) for one in resolved])
-        yield host.name, Place(snapshot.cluster, host.node, nproc, first, world, masters)
+        yield host.name, PlannedNode(snapshot.cluster, host.node, nproc, first, world, masters)
         first += nproc
 
 
@@ -91,7 +91,7 @@ def _finding(lines: dict[str, list[str]], *, ours: bool) -> Finding:
     )
 
 
-def _shared_master(view: View, places: dict[str, Place]) -> Iterator[Finding]:
+def _shared_master(view: View, places: dict[str, PlannedNode]) -> Iterator[Finding]:
     """Jobs that run and meet where this one will; where one holds the port, port-in-use says so."""
     snapshot = view.snapshot
     first = snapshot.hosts[0].facts

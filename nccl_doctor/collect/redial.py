@@ -1,8 +1,9 @@
-"""Another try for dials that timed out, the few among very many and all of busy hosts: neither is a firewall.
+"""Another try for dials that were late, the few among very many and all of busy hosts: neither is a firewall.
 
 Seen with 64 hosts on two processors: 3, and once 229, of 12,159 dials took longer than their three seconds. Where a
 rule or a switch drops packets, the second try fails as the first did, and has cost one more time-out. With 100 hosts on
-two busy processors most dials were late: what busy hosts dialled is tried as long as that helps.
+two busy processors most dials were late: what busy hosts dialled is tried as long as that helps. A reset, too, may come
+of lateness: from a queue that was full (tcp_abort_on_overflow), or from a listener that nobody heard in time.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from nccl_doctor.collect.session import ProbeSession
 
 FEW = 0.05
 """Share of all dials up to which those that timed out are tried again; of three hosts, one dial."""
+
+LATE = ("timed-out", "reset")
 
 TRIES = 4
 """Of busy hosts; each but the first only where the one before it got something through."""
@@ -37,12 +40,12 @@ def run(
     """
     busy = any(session.hello.load is not None and session.hello.load.busy for session in sessions)
     for _ in range(TRIES if busy else 1):
-        before = sum(len(_timed_out(answer)) for answer in answers)
+        before = sum(len(_late(answer)) for answer in answers)
         dials = sum(a.connected + len(a.failed) for a in answers if not isinstance(a, Exception))
         if before == 0 or not (busy or before <= FEW * dials):
             break
         answers = _again(sessions, targets, answers, dial)
-        if sum(len(_timed_out(answer)) for answer in answers) == before:
+        if sum(len(_late(answer)) for answer in answers) == before:
             break
     return answers
 
@@ -53,7 +56,7 @@ def _again(
     answers: list[Dialled | Exception],
     dial: Callable[[ProbeSession, list[Target]], Dialled],
 ) -> list[Dialled | Exception]:
-    lost = [_timed_out(answer) for answer in answers]
+    lost = [_late(answer) for answer in answers]
 
     def again(place: int) -> Dialled | Exception:
         session, rows, first = sessions[place], lost[place], answers[place]
@@ -67,8 +70,8 @@ def _again(
     return [first if isinstance(now, Exception) else now for first, now in zip(answers, redone, strict=True)]
 
 
-def _timed_out(answer: Dialled | Exception) -> list[DialRow]:
-    return [] if isinstance(answer, Exception) else [row for row in answer.failed if row.outcome == "timed-out"]
+def _late(answer: Dialled | Exception) -> list[DialRow]:
+    return [] if isinstance(answer, Exception) else [row for row in answer.failed if row.outcome in LATE]
 
 
 def _without(answer: Dialled, rows: list[DialRow], still: set[int]) -> Dialled:

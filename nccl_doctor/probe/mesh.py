@@ -20,8 +20,8 @@ T = TypeVar("T")
 AT_ONCE = 256
 """Dials in flight on one host: below the usual 1,024 open files, above what a round trip needs."""
 
-PATIENCE_S = 5.0
-"""How long a listener waits for the other side to hang up."""
+PATIENCE_S = 60.0
+"""How long a listener waits for the other side to hang up; a busy host that looks later is told of a reset."""
 
 PAUSE_S = 0.05
 """After an accept that failed."""

@@ -41,8 +41,9 @@ def redialled(failed: list[list[Any]], second: list[list[Any]], connected: int =
     return asked, redial.run(SESSIONS, TARGETS, answers, dial)
 
 
-def test_a_lost_dial_is_tried_once_more_and_no_other() -> None:
-    asked, (first, second, silent) = redialled([LOST, REFUSED], [])
+@pytest.mark.parametrize("lost", [LOST, [0, 29500, "reset", "ECONNRESET"]])
+def test_a_lost_dial_is_tried_once_more_and_no_other(lost: list[Any]) -> None:
+    asked, (first, second, silent) = redialled([lost, REFUSED], [])
     assert asked == [("a", [Target("c", "10.0.0.3", (29500,))])]
     assert first == told(1001, [REFUSED])
     assert second == told(1000, [])

@@ -10,11 +10,41 @@ from nccl_doctor.nccl.cluster_nccl import ClusterNccl, cluster_nccl
 from nccl_doctor.snapshot import Dial, Mesh, Snapshot
 
 
-class Derived:
-    """One for a snapshot, shared by all of its checks."""
+class FailedDials:
+    """Why dials of a snapshot's mesh failed, as far as its hosts can tell.
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    What a run sees after its mesh changes nothing of it, so that a run hands on what it had to know itself.
+    """
+
+    def __init__(self, snapshot: Snapshot, nccl: ClusterNccl | None = None) -> None:
+        self._snapshot = snapshot
+        self._nccl = nccl or cluster_nccl(snapshot)
+
+    @cached_property
+    def firewall(self) -> blame.Judged:
+        """What the hosts' packet filters explain; needs the mesh."""
+        return blame.judge_dials(self._snapshot, self._nccl.addresses)
+
+    @cached_property
+    def hindrances(self) -> dict[int, Hindrance]:
+        """By id of a dial that no packet filter explains, what the hosts' kernels do with its packets."""
+        mesh = self._snapshot.mesh
+        return hindrances(self._snapshot, self.firewall.unexplained(mesh)) if isinstance(mesh, Mesh) else {}
+
+    @cached_property
+    def unexplained(self) -> tuple[Dial, ...]:
+        """Those that neither a packet filter nor a kernel's route of either host explains."""
+        mesh = self._snapshot.mesh
+        rest = self.firewall.unexplained(mesh) if isinstance(mesh, Mesh) else ()
+        return tuple(dial for dial in rest if id(dial) not in self.hindrances)
+
+
+class Derived:
+    """One for a snapshot, shared by all of its checks; ``dials`` where they are known already."""
+
+    def __init__(self, snapshot: Snapshot, dials: FailedDials | None = None) -> None:
         self.snapshot = snapshot
+        self._dials = dials
 
     @cached_property
     def nccl(self) -> ClusterNccl:
@@ -22,19 +52,6 @@ class Derived:
         return cluster_nccl(self.snapshot)
 
     @cached_property
-    def firewall(self) -> blame.Judged:
-        """What the hosts' packet filters explain of the dials that failed."""
-        return blame.judge_dials(self.snapshot, self.nccl.addresses)
-
-    @cached_property
-    def hindrances(self) -> dict[int, Hindrance]:
-        """By id of a failed dial that no packet filter explains, what the hosts' kernels do with its packets."""
-        mesh = self.snapshot.mesh
-        return hindrances(self.snapshot, self.firewall.unexplained(mesh)) if isinstance(mesh, Mesh) else {}
-
-    @cached_property
-    def unexplained(self) -> tuple[Dial, ...]:
-        """The failed dials that neither a packet filter nor a kernel's route of either host explains."""
-        mesh = self.snapshot.mesh
-        rest = self.firewall.unexplained(mesh) if isinstance(mesh, Mesh) else ()
-        return tuple(dial for dial in rest if id(dial) not in self.hindrances)
+    def dials(self) -> FailedDials:
+        """Why dials failed."""
+        return self._dials or FailedDials(self.snapshot, self.nccl)

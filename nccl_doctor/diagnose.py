@@ -8,7 +8,7 @@ from ipaddress import ip_address, ip_network
 
 from nccl_doctor import summary
 from nccl_doctor.checks.allreduce.output_causes import causes_from_output
-from nccl_doctor.derived import Derived
+from nccl_doctor.derived import Derived, FailedDials
 from nccl_doctor.host_words import seen
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import (
@@ -52,9 +52,21 @@ class _Judged:
     looked_at: str | None = None
 
 
-def judge(snapshot: Snapshot, command: str, selected: Selection = lambda _check: True) -> Report:
-    """The report of a snapshot; ``selected`` says which checks run."""
-    derived = Derived(snapshot)
+def judge(
+    snapshot: Snapshot,
+    command: str,
+    selected: Selection = lambda _check: True,
+    dials: FailedDials | None = None,
+) -> Report:
+    """The report of a snapshot.
+
+    Args:
+        snapshot: all that was seen.
+        command: the report is of.
+        selected: which checks run.
+        dials: why dials of its mesh failed, where that is known already.
+    """
+    derived = Derived(snapshot, dials)
     judged = [
         _run(check, derived) if selected(check) else _Judged(check, Outcome.SKIP, NOT_SELECTED)
         for check in all_checks()

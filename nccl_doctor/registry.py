@@ -57,17 +57,17 @@ class View:
     @property
     def firewall(self) -> Judged:
         """What the hosts' packet filters explain of the dials that failed; for checks that need the mesh."""
-        return self.derived.firewall
+        return self.derived.dials.firewall
 
     @property
     def hindrances(self) -> dict[int, Hindrance]:
         """By id of a failed dial, the route or the filter of the way back that explains it; needs the mesh."""
-        return self.derived.hindrances
+        return self.derived.dials.hindrances
 
     @property
     def unexplained(self) -> tuple[Dial, ...]:
         """The failed dials that nothing on either host explains; needs the mesh."""
-        return self.derived.unexplained
+        return self.derived.dials.unexplained
 
     @property
     def mesh(self) -> Mesh:

@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
+    from nccl_doctor.derived import FailedDials
     from nccl_doctor.model import Phase
     from nccl_doctor.snapshot import Snapshot
 
 AGAIN_S = 10.0
 """How often a line tells a log that the phase goes on."""
 
-Decided = Callable[["Snapshot"], "tuple[Phase, ...]"]
+Decided = Callable[["Snapshot", "FailedDials | None"], "tuple[Phase, ...]"]
 """The rows of the checklist that what was seen up to now decides."""
 
 
@@ -38,7 +39,7 @@ class Silent:
     def stage(self, host: str, stage: str, size: int | None = None) -> None:
         """A rank of a host has come so far in the all-reduce."""
 
-    def seen(self, snapshot: Callable[[], Snapshot]) -> None:
+    def seen(self, snapshot: Callable[[], Snapshot], dials: FailedDials | None) -> None:
         """A phase has ended."""
 
     def close(self) -> None:
@@ -116,10 +117,10 @@ class Checklist(Lines):
         self._console: Console | None = None
         self._live: Live | None = None
 
-    def seen(self, snapshot: Callable[[], Snapshot]) -> None:
+    def seen(self, snapshot: Callable[[], Snapshot], dials: FailedDials | None) -> None:
         """Shows the rows that are decided now."""
         if self._decided is not None:
-            self._rows = self._decided(snapshot())
+            self._rows = self._decided(snapshot(), dials)
 
     def close(self) -> None:
         """Clears it."""

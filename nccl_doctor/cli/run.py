@@ -82,12 +82,12 @@ def _looked_and_judged(request: Request, selected: Codes, out: Out) -> tuple[Sna
     """As :func:`look`, judged; where nothing tells why the all-reduce failed, parts of the cluster are tried."""
     with _looking(request, selected, out) as run:
         snapshot = run.snapshot()
-        report = judge(snapshot, out.command, among(selected))
+        report = judge(snapshot, out.command, among(selected), run.dials)
         if not (request.isolate and unexplained(report)):
             return snapshot, report
         run.bisect()
         snapshot = run.snapshot()
-    return snapshot, judge(snapshot, out.command, among(selected))
+    return snapshot, judge(snapshot, out.command, among(selected), run.dials)
 
 
 @contextmanager
@@ -107,7 +107,9 @@ def _looking(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
         smoke=request.smoke and "smoke" in needs,
         smoke_limits=request.smoke_limits,
     )
-    lines = progress(quiet=out.quiet, decided=lambda seen: decided(judge(seen, out.command, among(selected))))
+    lines = progress(
+        quiet=out.quiet, decided=lambda seen, dials: decided(judge(seen, out.command, among(selected), dials))
+    )
     try:
         with looked(cluster, make_transport(request.reached.transport, cluster), bounds, lines) as run:
             yield run

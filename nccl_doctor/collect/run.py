@@ -21,7 +21,7 @@ from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.reach import Reach
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.collect.smoke import trials
-from nccl_doctor.derived import Derived
+from nccl_doctor.derived import FailedDials
 from nccl_doctor.measured import Load
 from nccl_doctor.model import Cluster
 from nccl_doctor.snapshot import (
@@ -61,8 +61,8 @@ class Progress(Protocol):
     def stage(self, host: str, stage: str, size: int | None = None) -> None:
         """A rank of a host has reached a stage of the all-reduce, and measured a message of so many bytes."""
 
-    def seen(self, snapshot: Callable[[], Snapshot]) -> None:
-        """A phase has ended, after which so much has been seen."""
+    def seen(self, snapshot: Callable[[], Snapshot], dials: FailedDials | None) -> None:
+        """A phase has ended, after which so much has been seen, and so much is known of dials that failed."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,10 @@ def looked(cluster: Cluster, transport: Transport, options: Options, progress: P
     run = Run(cluster, transport, options, progress)
     try:
         run.look()
-        progress.seen(run.snapshot)
+        progress.seen(run.snapshot, run.dials)
         run.mesh()
         run.names()
-        progress.seen(run.snapshot)
+        progress.seen(run.snapshot, run.dials)
         run.smoke()
         yield run
     finally:
@@ -97,10 +97,15 @@ def looked(cluster: Cluster, transport: Transport, options: Options, progress: P
 
 
 class Run:
-    """One run over all hosts, phase by phase."""
+    """One run over all hosts, phase by phase.
+
+    Attributes:
+        dials: why dials of the mesh failed, for whoever judges the snapshot; None without a mesh.
+    """
 
     def __init__(self, cluster: Cluster, transport: Transport, options: Options, progress: Progress) -> None:
         self._cluster, self._transport, self._options, self._progress = cluster, transport, options, progress
+        self.dials: FailedDials | None = None
         self._began = time.monotonic()
         self._taken_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._opened: dict[str, ProbeSession] = {}
@@ -180,8 +185,8 @@ class Run:
         self._read_counters(mesh)
         self._facts.update(ways.run(self._sessions, self._facts, mesh.failed))
         self._mesh = self._without_lost(mesh)
-        unexplained = Derived(self.snapshot()).unexplained
-        met = elsewhere.run(self._sessions, self._facts, self._mesh, unexplained, limits.dial_s)
+        self.dials = FailedDials(self.snapshot())
+        met = elsewhere.run(self._sessions, self._facts, self._mesh, self.dials.unexplained, limits.dial_s)
         self._mesh = self._mesh.model_copy(update={"elsewhere": met})
         self._timings["mesh"] = time.monotonic() - began
 

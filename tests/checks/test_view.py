@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from unittest import mock
 
 import pytest
 
-from nccl_doctor.derived import Derived
+from nccl_doctor.derived import Derived, FailedDials
 from nccl_doctor.diagnose import judge
 from nccl_doctor.firewall import blame
 from nccl_doctor.nccl.cluster_nccl import cluster_nccl
 from nccl_doctor.registry import View
 from nccl_doctor.snapshot import known, skipped, unknown
-from tests.checks.snapshots import patched
+from tests.checks.snapshots import load, patched
 
 
 def test_what_is_derived_is_made_once_a_judgement() -> None:
@@ -24,6 +25,17 @@ def test_what_is_derived_is_made_once_a_judgement() -> None:
         first, again = judge(snapshot, "check"), judge(snapshot, "check")
     assert first == again
     assert (surveyed.call_count, blamed.call_count) == (2, 2)
+
+
+def test_why_dials_failed_is_not_judged_again_where_it_is_known() -> None:
+    snapshot = load(Path(__file__).parent / "ports/firewall_blocks_port/fires.json")
+    with mock.patch("nccl_doctor.firewall.blame.judge_dials", wraps=blame.judge_dials) as blamed:
+        dials = FailedDials(snapshot)
+        assert dials.unexplained == ()
+        known_already = judge(snapshot, "check", dials=dials)
+        assert blamed.call_count == 1
+        assert known_already == judge(snapshot, "check")
+    assert any(one.name == "firewall-blocks-port" for one in known_already.diagnoses)
 
 
 def test_a_fact_that_is_not_known_is_no_fact() -> None:

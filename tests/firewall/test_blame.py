@@ -35,7 +35,7 @@ def snapshot(firewalls: dict[str, Any], failed: list[tuple[str, str, int, str]],
 
 
 def judge(seen: Snapshot) -> Judged:
-    return Derived(seen).firewall
+    return Derived(seen).dials.firewall
 
 
 def opened(blames: list[Blame] | tuple[Blame, ...], seen: Snapshot) -> Opening:

@@ -15,13 +15,13 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nccl_doctor.cli.choices import FailOn
 from nccl_doctor.cli.output import exit_code
+from nccl_doctor.cli.progress import Silent
 from nccl_doctor.collect.run import Options, looked
 from nccl_doctor.collect.smoke import SmokeLimits
 from nccl_doctor.diagnose import judge
@@ -69,22 +69,6 @@ def lie(number: int, start: int) -> Lie:
     return Lie(f"{mark}{start + number}", random.Random(start + number).choice(NAMES))
 
 
-class Quiet:
-    """Nobody watches the progress."""
-
-    def phase(self, name: str, hosts: list[str], limit_s: float | None = None) -> None:
-        """Nothing is shown."""
-
-    def done(self, host: str) -> None:
-        """Nothing is shown."""
-
-    def stage(self, host: str, stage: str, size: int | None = None) -> None:
-        """Nothing is shown."""
-
-    def seen(self, snapshot: Callable[[], Snapshot]) -> None:
-        """Nothing is shown."""
-
-
 def in_process(one: Lie, folder: Path) -> list[str]:
     """What went wrong in a run over local probes; nothing where all held."""
     program = folder / f"liar-{one.seed}"
@@ -110,7 +94,7 @@ def in_process(one: Lie, folder: Path) -> list[str]:
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here (proc(5))
     before = peak_mib()
     try:
-        with looked(cluster, LocalTransport(), options, Quiet()) as run:
+        with looked(cluster, LocalTransport(), options, Silent()) as run:
             snapshot = run.snapshot()
         report = judge(snapshot, "check")
         texts = [render("check", form, report) for form in ("human", "junit", "prometheus", "json")]

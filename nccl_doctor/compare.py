@@ -69,7 +69,7 @@ def _own_names(host: Host) -> Iterator[str]:
 
 
 def _host(host: Host | None, names: set[str]) -> dict[str, str]:
-    """Every value; of the cluster's names, these."""
+    """Every fact of a host as a flat table; of the cluster's names, only those given."""
     if host is None:
         return {"in the list": "no"}
     if host.facts is None:

@@ -53,5 +53,5 @@ class Derived:
 
     @cached_property
     def dials(self) -> FailedDials:
-        """Why dials failed."""
+        """Why dials of the mesh failed, as far as the hosts can tell."""
         return self._dials or FailedDials(self.snapshot, self.nccl)

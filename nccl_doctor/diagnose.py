@@ -43,7 +43,7 @@ SUBJECTS = {
 
 @dataclass
 class _Judged:
-    """One check's yield."""
+    """What one check came to: its outcome, why, and its findings."""
 
     check: Check
     outcome: Outcome

@@ -10,7 +10,7 @@ SCHEMA = 1
 
 
 class FrozenModel(BaseModel):
-    """Frozen, and an unknown field is an error."""
+    """Base of pydantic models that can't be changed and refuse unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

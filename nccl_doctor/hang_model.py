@@ -48,7 +48,7 @@ class HangRank(FrozenModel):
 
 
 class HangLook(FrozenModel):
-    """When the ranks were looked at; ISO 8601."""
+    """One time at which the ranks were looked at, in ISO 8601."""
 
     at: str
 

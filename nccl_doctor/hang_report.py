@@ -21,7 +21,7 @@ MOST_PLACES = 12
 
 
 def report(snapshot: HangSnapshot) -> HangReport:
-    """The report of what was seen."""
+    """The document of ``hang`` from what was seen of a job."""
     judged = judge_hang(snapshot)
     missing = gaps(snapshot, judged.seen)
     sure = judged.verdict in STANDS_STILL or judged.verdict in ("slow", "not-hanging")

@@ -53,6 +53,6 @@ def _by_error(text: str) -> str | None:
 
 
 def _by_line(text: str) -> str | None:
-    """A line as a log has it."""
+    """The diagnosis whose wording fits a line as a log has it."""
     causes = diagnose([Source("words", [text.encode(errors="replace") + b"\n"])]).causes
     return causes[0].name if causes else None

@@ -18,7 +18,7 @@ def nproc(node: Node, facts: HostFacts, *, alone: bool) -> int:
 
 
 def counts(snapshot: Snapshot) -> dict[str, int]:
-    """The ranks of each reached node, by its name."""
+    """By name of each reached node, how many ranks it will have."""
     alone = len(snapshot.cluster.nodes) == 1
     return {host.name: nproc(host.node, host.facts, alone=alone) for host in snapshot.hosts if host.facts is not None}
 

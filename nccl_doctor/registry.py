@@ -81,7 +81,7 @@ class View:
 
     @property
     def facts(self) -> Iterator[tuple[Host, HostFacts]]:
-        """Each host of this view with its facts."""
+        """Each host of this view with its facts, by node rank."""
         for host in self.hosts:
             if host.facts is not None:
                 yield host, host.facts

@@ -23,7 +23,7 @@ _NODE_OPTIONS: tuple[tuple[str, str, Callable[[Node], object], object], ...] = (
 
 @dataclass(frozen=True)
 class Source:
-    """The source of a cluster."""
+    """Where a cluster came from: a hosts file, -w, Slurm, or this machine."""
 
     cluster: Cluster
 

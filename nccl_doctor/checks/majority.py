@@ -40,5 +40,5 @@ def difference(subject: str, values: Mapping[str, str]) -> Difference | None:
 
 
 def ordered(order: Mapping[str, object], hosts: set[str]) -> tuple[str, ...]:
-    """The hosts in the order of the hosts file."""
+    """These hosts in the order of the hosts file."""
     return tuple(name for name in order if name in hosts)

@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Color(str, Enum):
-    """When to colour."""
+    """When output is coloured."""
 
     AUTO = "auto"
     ALWAYS = "always"

@@ -13,7 +13,7 @@ from nccl_doctor.report.render import FORMS
 
 
 class Launcher(str, Enum):
-    """Forms of the line."""
+    """The ways of starting ranks for which ``launch`` writes lines."""
 
     TORCHRUN = "torchrun"
     C10D = "c10d"

@@ -45,12 +45,12 @@ class Blame:
 
     @property
     def verb(self) -> str:
-        """What its rules do with them."""
+        """What its rules do with the dials: "drops", "rejects" or "redirects"."""
         return "redirects" if self.redirects else "rejects" if self.rejects else "drops"
 
     @property
     def manager(self) -> Manager:
-        """Who manages the rule that the dials meet first."""
+        """The program that manages the rule that the dials meet first."""
         return manager_of(self.rules[0], self.facts)
 
 

@@ -19,7 +19,7 @@ class Absent:
 
 
 class Unsure:
-    """Nobody captured it."""
+    """Stands for a value that nobody captured, so that no test of it is sure."""
 
 
 @dataclass(frozen=True)

@@ -48,12 +48,12 @@ class Packet:
 
     @property
     def loopback(self) -> bool:
-        """It stays on the host."""
+        """Whether the packet stays on the host."""
         return "lo" in (self.iif, self.oif)
 
     @property
     def version(self) -> int:
-        """4 or 6."""
+        """The IP version, 4 or 6."""
         return self.daddr.version
 
 
@@ -108,7 +108,7 @@ class PacketVerdict:
 
     @property
     def blocks(self) -> bool:
-        """The packet does not get to our listener."""
+        """Whether the packet does surely not get to our listener."""
         return self.kind in {"drop", "reject", "redirect"}
 
 

@@ -74,7 +74,7 @@ def source_address(host: Host, target: str, listens: Mapping[str, str]) -> str |
 
 
 def ephemeral(facts: HostFacts) -> Span:
-    """The ports that a host draws its own from."""
+    """The first and last port that a host gives outgoing connections and listeners on port 0."""
     known = facts.port_range
     return (known.low, known.high) if isinstance(known, PortRange) else DEFAULT_RANGE
 

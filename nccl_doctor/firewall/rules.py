@@ -86,7 +86,7 @@ Step = When | Action
 
 @dataclass(frozen=True)
 class Rule:
-    """Its steps, in order."""
+    """A rule of a chain: where it is listed, and its steps in their order."""
 
     ref: RuleRef
     steps: tuple[Step, ...]

@@ -13,7 +13,7 @@ from nccl_doctor.snapshot.hang import HangSnapshot, Ras
 
 
 def gaps(snapshot: HangSnapshot, seen: Seen) -> tuple[str, ...]:
-    """Each a phrase, gravest first."""
+    """What could not be seen and the verdict may hang on, each a phrase, gravest first."""
     some = (_numbers(snapshot, seen), _hosts(snapshot, seen), _stacks(seen), _recorders(seen))
     return tuple(chain(*some, _ras(snapshot, seen), _flows(seen)))
 

@@ -48,7 +48,7 @@ def lost(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> tuple[tuple[
 
 
 def world_size(ranks: dict[int, ObservedRank]) -> int:
-    """The job's; 0 where no rank was found."""
+    """The number of ranks of the job; 0 where no rank was found."""
     return max((one.job_rank.world_size for one in ranks.values()), default=0)
 
 

@@ -43,12 +43,12 @@ class ObservedRank:
 
     @property
     def rank(self) -> int:
-        """Its number."""
+        """Its number in the job, from 0 on."""
         return self.job_rank.rank
 
     @property
     def place(self) -> StackPlace | None:
-        """Where it stood at the last look."""
+        """Where its stack stood at the last look."""
         return self.places[-1] if self.places else None
 
     @property
@@ -166,7 +166,7 @@ class Link:
 
 
 def links(ranks: dict[int, ObservedRank]) -> list[Link]:
-    """Connections of ranks, but those to the store."""
+    """The TCP connections of ranks that stood at the first and the last look, but those to the store."""
     owner = {ends: one.rank for one in ranks.values() for ends, _ in _ends(one, -1)}
     found = []
     for one in ranks.values():

@@ -45,12 +45,12 @@ class Seen:
 
     @property
     def present(self) -> list[ObservedRank]:
-        """The ranks that can take part."""
+        """The ranks that have a process and can take part in a collective."""
         return [one for one in self.ranks.values() if not one.gone]
 
     @property
     def waiting(self) -> list[ObservedRank]:
-        """Those that stand in a collective."""
+        """The ranks whose stacks stand in a collective."""
         return [one for one in self.present if one.waits is True]
 
     @property
@@ -95,7 +95,7 @@ class Judgement:
 
 
 def see(snapshot: HangSnapshot) -> Seen:
-    """What the document shows."""
+    """What a snapshot of a job shows of each rank, in the form that the verdict needs."""
     ranks = observed_rank.observed_ranks(snapshot)
     gone, unseen = lost.lost(snapshot, ranks) if ranks else ((), ())
     return Seen(
@@ -111,7 +111,7 @@ def see(snapshot: HangSnapshot) -> Seen:
 
 
 def judge_hang(snapshot: HangSnapshot) -> Judgement:
-    """The verdict."""
+    """Why a job stands still, or that it does not, from what was seen of its ranks."""
     seen = see(snapshot)
     if not seen.ranks:
         return Judgement("unknown", (), seen)

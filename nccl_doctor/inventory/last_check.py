@@ -54,7 +54,7 @@ class LastCheck(FrozenModel):
 
     @property
     def seen(self) -> dict[str, Seen]:
-        """The hosts as a plan wants them."""
+        """By name, what of each host a launch plan needs to know."""
         return {name: Seen(one.nproc, one.gpus, one.variables) for name, one in self.hosts.items()}
 
 
@@ -66,13 +66,13 @@ class Hosts:
     cluster: Cluster
 
     def __str__(self) -> str:
-        """As it stands behind ``nccl-doctor check``."""
+        """The arguments that name these hosts behind ``nccl-doctor check``."""
         names = fold([node.name for node in self.cluster.nodes])
         return f"-w {shell.word(names)}" if self.file is None else shell.word(self.file)
 
     @property
     def key(self) -> str:
-        """What tells this list from others."""
+        """What tells this list from others: the file's whole path, or else the names."""
         return str(self) if self.file is None else str(Path(self.file).resolve())
 
     @property

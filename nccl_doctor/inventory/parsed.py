@@ -96,7 +96,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class ParsedInventory:
-    """All that one source says."""
+    """All that one source of hosts says: a file, -w, Slurm or this machine."""
 
     place: SourceLocation
     entries: list[Entry]

@@ -60,7 +60,7 @@ class LaunchPlan:
 
     @property
     def world_size(self) -> int:
-        """All ranks."""
+        """The number of all ranks of the job."""
         return sum(start.nproc for start in self.starts)
 
     @property

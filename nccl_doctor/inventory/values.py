@@ -48,7 +48,7 @@ def _is_ip(text: str, kind: type[ipaddress.IPv4Address | ipaddress.IPv6Address])
 
 
 def user(text: str, place: SourceLocation) -> str:
-    """The name to log in with."""
+    """A login name out of its text."""
     if not _USER.fullmatch(text):
         raise place.error(
             f'{quoted(text)} is no user name: up to 64 letters, digits, "_", ".", "-", "+" and "@", a letter, digit or '
@@ -58,7 +58,7 @@ def user(text: str, place: SourceLocation) -> str:
 
 
 def port(text: str, place: SourceLocation) -> int:
-    """A TCP port."""
+    """A TCP port, from 1 to 65535, out of its text."""
     number = as_port(text)
     if number is None:
         raise place.error(f"{quoted(text)} is no port: a whole number from 1 to {LAST_PORT}")
@@ -66,7 +66,7 @@ def port(text: str, place: SourceLocation) -> int:
 
 
 def nproc(text: str, place: SourceLocation) -> int:
-    """A number of ranks on one host."""
+    """A number of ranks on one host, from 1 on, out of its text."""
     if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= MAX_NPROC:
         raise place.error(f"{quoted(text)} is no number of processes: a whole number from 1 to {MAX_NPROC}")
     return int(text)

@@ -33,7 +33,7 @@ class Alias:
 
 @dataclass(frozen=True)
 class Listing:
-    """A sequence."""
+    """A YAML sequence with its place."""
 
     items: list[Tree]
     place: SourceLocation
@@ -42,7 +42,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Mapping:
-    """A mapping; its keys in order, doubles included."""
+    """A YAML mapping with its place; its keys in order, doubled ones included."""
 
     pairs: list[tuple[Tree, Tree]]
     place: SourceLocation

@@ -29,7 +29,7 @@ _HEAD = 64 << 10
 
 @dataclass(frozen=True)
 class Part:
-    """The bytes of a file from ``start`` to ``end``."""
+    """A piece of a log file that one process reads: its bytes from ``start`` to ``end``."""
 
     path: Path
     start: int

@@ -110,7 +110,7 @@ def records(line: str) -> list[tuple[int, int]]:
 
 
 def peel(record: str) -> Prefix:
-    """The prefixes of a record."""
+    """Takes the prefixes of launchers, loggers and containers off a line, and tells what they say."""
     found: dict[str, str] = {}
     position = _peel_tags(record, found)
     nccl = _nccl(record[position : position + _LONGEST])

@@ -51,5 +51,5 @@ def rules() -> tuple[Rule, ...]:
 
 @cache
 def echoes() -> frozenset[str]:
-    """What ranks see of any fault of another one."""
+    """Names of the diagnoses that are only what ranks see of another one's fault."""
     return frozenset(name for name, one in signs().items() if one.echo)

@@ -92,7 +92,7 @@ class Table:
 
 @cache
 def table(patterns: tuple[str, ...]) -> Table:
-    """The table of these patterns, made once."""
+    """The compiled table of these patterns, made once a process."""
     return Table(patterns)
 
 
@@ -124,7 +124,7 @@ class Scanner:
 
     @property
     def lines(self) -> int:
-        """Lines that have ended."""
+        """How many lines have ended up to now."""
         return self._line - 1
 
     def feed(self, data: bytes) -> Iterator[Line]:

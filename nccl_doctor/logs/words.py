@@ -53,7 +53,7 @@ def ifname_command(case: Case) -> tuple[Command, ...]:
 
 
 def not_logged_in(case: Case, why: str, summary: str) -> Advice:
-    """A launcher's SSH that failed."""
+    """The advice where a launcher could not log in to a host over SSH."""
     host = case.address.host or case.address.ip or next(iter(case.hosts), "a host")
     return advise(f"The launcher could not log in to {host} by SSH: {why}.", summary, case.check())
 

@@ -35,7 +35,7 @@ class ClusterNccl:
 
     @cached_property
     def peers(self) -> Peers:
-        """Whom to ask about an address."""
+        """The hosts by addresses and routes, to ask who could reach an address."""
         return Peers(self.by_host, self.mesh)
 
     @cached_property

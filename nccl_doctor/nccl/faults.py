@@ -15,7 +15,7 @@ from nccl_doctor.nccl.spec import parse_spec
 
 
 class Kind(Enum):
-    """The faults, by the names of their diagnoses."""
+    """The faults of NCCL's choice of interface, by the names of their diagnoses."""
 
     NO_MATCH = "ifname-no-match"
     WRONG = "ifname-wrong-interface"
@@ -45,7 +45,7 @@ class Fault:
 
 
 def faults(nccl: ClusterNccl) -> Iterator[Fault]:
-    """The fault of each host that has one."""
+    """What is wrong with each host's choice of interface, where something is."""
     for one in nccl.by_host.values():
         found = _no_interface(nccl, one) if one.chosen is None else _bad_interface(nccl, one, one.chosen)
         if found is not None:

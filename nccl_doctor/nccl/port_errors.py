@@ -63,7 +63,7 @@ class PortError:
 
     @property
     def meaning(self) -> str:
-        """One phrase."""
+        """What the error says of the port, as one phrase."""
         return _MEANS[self.kind]
 
 

@@ -21,7 +21,7 @@ LOST = ("timed-out", "no-route", "unreachable")
 
 
 class Answer(Enum):
-    """Can it be reached."""
+    """Whether an address can be reached; UNSURE where nothing that was seen tells."""
 
     YES = "yes"
     NO = "no"

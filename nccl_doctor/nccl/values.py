@@ -55,7 +55,7 @@ _IFNAME = f"[^][=]name[,name…], the signs once and in front, at most {MAX_TOKE
 
 @dataclass(frozen=True)
 class BadValue:
-    """How NCCL reads a value, and what is allowed."""
+    """A value that NCCL reads otherwise than meant: how it reads it, and what is allowed."""
 
     reads: str
     allowed: str

@@ -31,7 +31,7 @@ class Ranks:
 
     @property
     def started(self) -> bool:
-        """Whether there is one that reported."""
+        """Whether any rank has reported."""
         return bool(self._pids)
 
     def event(self, event: dict[str, Any]) -> None:
@@ -68,7 +68,7 @@ class Ranks:
         return None in dead.values()
 
     def close(self) -> None:
-        """Gives the files back."""
+        """Closes the files in which ranks report."""
         for file in self._files:
             os.close(file)
 

@@ -81,7 +81,7 @@ def is_orphan(pid: int, table: Table) -> bool:
 
 
 def is_ray_worker(pid: int, table: Table) -> bool:
-    """Whether Ray gave it its title."""
+    """Whether Ray set the title of this process."""
     return table.command(pid).startswith(RAY_WORKER)
 
 

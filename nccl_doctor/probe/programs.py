@@ -70,15 +70,15 @@ def program(argv: Sequence[str]) -> str:
 
 
 def is_launcher(argv: Sequence[str]) -> bool:
-    """Whether it starts ranks."""
+    """Whether a command line is that of a launcher, which starts ranks."""
     return program(argv) in LAUNCHERS
 
 
 def service(argv: Sequence[str]) -> str | None:
-    """What service it is; None for none that we know."""
+    """The service that a command line is of, "sshd"; None for none that is known."""
     return SERVICES.get(program(argv))
 
 
 def is_spawned(argv: Sequence[str]) -> bool:
-    """Whether Python's multiprocessing started it."""
+    """Whether a command line is one that Python's multiprocessing starts."""
     return any(mark in word for word in argv for mark in SPAWNED)

@@ -80,7 +80,7 @@ def _console(width: int) -> Console:
 
 
 def plural(count: int, noun: str) -> str:
-    """``1 error``, ``2 errors``."""
+    """A number with its noun: ``1 error``, ``2 errors``."""
     return f"{count} {noun}" + ("" if count == 1 else "s")
 
 

@@ -74,7 +74,7 @@ class Sample(Observed):
     by_all: tuple[str, ...] = ()
 
     def holds(self, src: str, dst: str) -> bool:
-        """Whether that pair is dialled."""
+        """Whether the dial from the one host to the other is among those that were chosen."""
         if src == dst:
             return False
         behind = (self._ranks[dst] - self._ranks[src]) % len(self.order)
@@ -121,7 +121,7 @@ class Mesh(Observed):
         return self
 
     def among(self, names: Collection[str]) -> Mesh:
-        """What it shows of these hosts alone."""
+        """The same mesh with nothing but dials between these hosts."""
         if self.hosts == len(names):
             return self
         stalls = (
@@ -149,7 +149,7 @@ class Mesh(Observed):
 
     @property
     def names(self) -> set[str]:
-        """The hosts that it says something of."""
+        """Every host that it names: in ports, dials, stalls or answers."""
         stalls = self.stalls if isinstance(self.stalls, tuple) else ()
         ends = [*((dial.src, dial.dst) for dial in self.failed), *((stall.src, stall.dst) for stall in stalls)]
         witnesses = chain.from_iterable(met.values() for met in self.answered.values())

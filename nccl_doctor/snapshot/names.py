@@ -46,7 +46,7 @@ class Resolver(Protocol):
     """What one host makes of names."""
 
     def get(self, name: str) -> Resolution | None:
-        """None where nobody asked it."""
+        """What this host resolves a name to; None where nobody asked it."""
 
 
 class Names(Observed):
@@ -74,7 +74,7 @@ class Names(Observed):
         return self._common
 
     def share(self, common: Common) -> None:
-        """The common answer that this is relative to."""
+        """Takes the common answers (:attr:`Snapshot.names`) that these are relative to."""
         self._common = common
 
     def get(self, name: str) -> Resolution | None:
@@ -88,7 +88,7 @@ class Names(Observed):
         return Resolution.model_construct(addresses=told.addresses, error=told.error, source=source, source_error=None)
 
     def shared(self, name: str) -> Answer | None:
-        """What holds where the host says nothing else."""
+        """The common answer for a name, or the address that the name itself is."""
         return self._common.get(name) or (None if self.source is None else literal(name))
 
     def relative_to(self, common: Common, changed: Iterable[str]) -> Names:

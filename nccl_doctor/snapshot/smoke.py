@@ -113,5 +113,5 @@ class Smoke(Observed):
 
     @property
     def names(self) -> set[str]:
-        """The hosts that it says something of."""
+        """Every host that it names: of ranks, output or launchers."""
         return {rank.host for rank in self.ranks} | self.output.keys() | self.launchers.keys()

@@ -148,5 +148,5 @@ def _worth_openssh(error: AccessError) -> bool:
 
 
 def make(kind: Kind, config: Path | None) -> ChoosingTransport:
-    """For the register."""
+    """The transport that picks paramiko or the ssh program for each host; for the register."""
     return ChoosingTransport(kind, config)

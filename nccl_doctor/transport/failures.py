@@ -90,12 +90,12 @@ def unreachable(target: Target, reason: Reason, detail: str = "", evidence: tupl
 
 
 def timed_out(target: Target, seconds: float, evidence: tuple[str, ...] = ()) -> AccessError:
-    """No answer at all."""
+    """The failure where no answer to the TCP connection came."""
     return unreachable(target, "timed-out", f"gave no answer to a TCP connection in {seconds:.0f} s", evidence)
 
 
 def silent(target: Target, seconds: float) -> AccessError:
-    """Connected, but no SSH greeting came."""
+    """The failure where TCP connected and no SSH greeting came."""
     detail = f"took the TCP connection but sent no SSH greeting in {seconds:.0f} s: it hangs, or something else listens"
     return unreachable(target, "no-banner", detail)
 
@@ -118,7 +118,7 @@ def says_dropped(said: str) -> bool:
 
 
 def of_os_error(target: Target, error: OSError, seconds: float) -> AccessError:
-    """A connect(2) that failed."""
+    """The failure that an errno of connect(2) means."""
     reason = _ERRNO.get(error.errno or 0)
     if reason == "timed-out" or (reason is None and isinstance(error, TimeoutError)):
         return timed_out(target, seconds)
@@ -134,12 +134,12 @@ def not_forwarded(target: Target, reason: Reason, said: str) -> AccessError:
 
 
 def stalled(target: Target, stage: str, seconds: float) -> AccessError:
-    """An SSH server that answered, and then no more."""
+    """The failure where the SSH handshake began and did not end in time."""
     return unreachable(target, "timed-out", f"answered but did not finish {stage} in {seconds:.0f} s")
 
 
 def broken(target: Target, stage: str, why: str) -> AccessError:
-    """An SSH server with which no session came about."""
+    """The failure where an SSH server answered and no session came about."""
     return unreachable(target, "handshake", f"answered but {stage} failed", (why,) if why else ())
 
 
@@ -232,7 +232,7 @@ class Login:
 
 
 def auth_failed(target: Target, login: Login) -> AccessError:
-    """No key opened the door."""
+    """The failure where none of the keys let the user in."""
     facts = LoginFacts(
         **dict(target.facts),
         identity_file=login.identity_file,

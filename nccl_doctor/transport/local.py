@@ -26,5 +26,5 @@ class LocalTransport:
 
 
 def make(_kind: str, _config: Path | None) -> LocalTransport:
-    """For the register."""
+    """The transport that runs all on this machine; for the register, which passes what it needs not."""
     return LocalTransport()

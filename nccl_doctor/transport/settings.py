@@ -56,7 +56,7 @@ class HostSettings:
 
     @property
     def via(self) -> bool:
-        """Not reached by a TCP connection of our own."""
+        """Whether the host is reached through a jump host or a proxy command."""
         return bool(self.proxy_jump or self.proxy_command)
 
     @property

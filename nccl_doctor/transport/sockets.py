@@ -24,13 +24,13 @@ class Stream(Protocol):
     """What paramiko wants of a socket."""
 
     def send(self, data: bytes, /) -> int:
-        """Bytes taken."""
+        """How many of the bytes were taken."""
 
     def recv(self, size: int, /) -> bytes:
-        """Bytes read; none at the end."""
+        """Up to so many bytes; b"" at the end."""
 
     def settimeout(self, seconds: float | None, /) -> None:
-        """For both of these."""
+        """Seconds that recv and send may wait."""
 
     def close(self) -> None:
         """Ends it."""

@@ -56,7 +56,7 @@ class Culprits:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Their hosts, in order."""
+        """The names of the culprits' hosts, each once, in the order of the ranks."""
         return tuple(dict.fromkeys(rank.host for rank in self.ranks))
 
     @property
@@ -94,7 +94,7 @@ def _left(rank: RankResult) -> bool:
 
 
 def furthest_behind(smoke: Smoke) -> list[RankResult]:
-    """The ranks that reached the least."""
+    """The ranks whose last stage is the earliest of all."""
     least = min(STAGES.index(rank.stage) for rank in smoke.ranks)
     return [rank for rank in smoke.ranks if STAGES.index(rank.stage) == least]
 
@@ -107,7 +107,7 @@ def _elsewhere(ranks: list[RankResult]) -> list[RankResult]:
 
 
 def stages(smoke: Smoke) -> Iterator[str]:
-    """A line for each stage at which ranks stopped."""
+    """Evidence: a line for each stage at which ranks stopped, with those ranks."""
     for stage in STAGES:
         there = [rank for rank in smoke.ranks if rank.stage == stage]
         if there:

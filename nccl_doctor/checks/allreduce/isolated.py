@@ -18,7 +18,7 @@ def isolated(smoke: Smoke) -> Isolation | None:
 
 
 def sentence(found: Isolation) -> str:
-    """Who breaks it."""
+    """Who breaks the all-reduce, as a sentence: one host, or two that fail only together."""
     if found.culprit == "pair":
         one, other = found.hosts
         return f"{one} and {other} fail with each other, and each of them works with other hosts"

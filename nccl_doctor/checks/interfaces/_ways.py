@@ -26,7 +26,7 @@ class Hindered:
 
 
 def hindered(view: View, kind: Kind) -> Iterator[Hindered]:
-    """The hosts, in the order of the failed dials."""
+    """The hosts whose routes or filters hinder dials, in the order of the failed dials."""
     found: dict[str, Hindered] = {}
     for dial in view.mesh.failed:
         hindrance = view.hindrances.get(id(dial))

@@ -21,13 +21,13 @@ UNSEEN = "not dialled, for the port is held; so say the rules"
 
 
 def to_master(dial: Dial, snapshot: Snapshot) -> bool:
-    """The dial went to the master port on the master."""
+    """Whether the dial went to the master port on the master."""
     cluster = snapshot.cluster
     return dial.port == cluster.master_port and dial.dst == cluster.nodes[0].name
 
 
 def stops_master(blame: Blame, snapshot: Snapshot) -> bool:
-    """The host stops dials to the master port."""
+    """Whether the host stops dials to the master port."""
     return any(to_master(dial, snapshot) for dial in blame.dials)
 
 

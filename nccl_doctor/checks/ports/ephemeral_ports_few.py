@@ -104,7 +104,7 @@ def _used_up(host: Host, dials: list[Dial], master_port: int) -> Finding:
 
 
 def pairs_of(dials: Iterable[Dial]) -> list[dict[str, str]]:
-    """Between whom they were."""
+    """Each pair of hosts between which one of these dials was, once, as {"src", "dst"}."""
     return [{"src": src, "dst": dst} for src, dst in sorted({(dial.src, dial.dst) for dial in dials})]
 
 
@@ -118,5 +118,5 @@ def _widen(host: Host, master_port: int) -> tuple[Command, ...]:
 
 
 def needed_ports(local_ranks: int, world: int) -> int:
-    """The estimate of the page above."""
+    """Ports that NCCL and torch need on a host at most, estimated as this module's page says."""
     return local_ranks * (OWN_PORTS + 2 * world)

@@ -26,7 +26,7 @@ def loaded_nccl(pid: int) -> dict[str, str | None] | None:
 
 
 def has_torch(pid: int) -> bool:
-    """Whether it has loaded torch."""
+    """Whether the process has torch's libraries mapped."""
     try:
         with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
             return TORCH in file.read(MOST_MAP)

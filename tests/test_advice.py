@@ -18,9 +18,9 @@ from nccl_doctor.model import Diagnosis
 from nccl_doctor.registry import entry
 from nccl_doctor.report.diagnosis import diagnosis
 from nccl_doctor.report.text import Screen, painter
+from tests.checks.live import LIVE, folder
 from tests.checks.snapshots import load
-from tests.checks.test_register import LIVE, folder
-from tests.logs.test_told import CASES
+from tests.logs.told_cases import CASES
 
 PLACEHOLDERS = ("{", "}", "None", "()", "''")
 

@@ -23,7 +23,7 @@ from nccl_doctor.report.smoke import smoke
 from nccl_doctor.report.text import Screen, painter
 from tests.checks.snapshots import load
 from tests.cli.program import run
-from tests.collect.test_smoke_plan import everywhere, gpus, planned
+from tests.collect.plans import everywhere, gpus, planned
 
 PLAIN = Screen(painter(color=False))
 CHECKS = Path(__file__).parent / "checks"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
@@ -13,11 +14,10 @@ from nccl_doctor.diagnose import SUBJECTS, judge
 from nccl_doctor.model import Outcome
 from nccl_doctor.registry import PHASES, Check, FactName, all_checks
 from nccl_doctor.snapshot import HostFacts, Snapshot, skipped, unknown
+from tests.checks.live import HERE, LIVE, folder
 from tests.checks.snapshots import load, patched
 from tests.each import each
 
-HERE = Path(__file__).parent
-LIVE = [check for check in all_checks() if check.function is not None]
 PREFIX = {
     "access": "1",
     "interfaces": "2",
@@ -34,10 +34,6 @@ PREFIX = {
 
 def fixtures(kind: str) -> list[tuple[Check, Path]]:
     return [(check, path) for check in LIVE for path in sorted(folder(check).glob(f"{kind}*.json"))]
-
-
-def folder(check: Check) -> Path:
-    return HERE / check.category.replace("-", "_") / check.name.replace("-", "_")
 
 
 def names(value: list[tuple[Check, Path]]) -> list[str]:
@@ -92,6 +88,19 @@ def test_fires(check: Check, path: Path) -> None:
     assert not [result.name for result in report.checks if result.outcome is Outcome.CRASH]
 
 
+def messages() -> Iterator[str]:
+    """Each fixture that fires, with what its findings say."""
+    for check, path in fixtures("fires"):
+        report = judge(load(path), "check", lambda each, code=check.code: each.code == code)  # type: ignore[misc]
+        yield f"{check.category}/{check.name}/{path.stem}"
+        yield from (f"    {found.message}" for found in report.diagnoses)
+
+
+def test_every_check_says_what_it_said() -> None:
+    """Where a sentence is to change: ``python -m tests.checks.test_register > tests/checks/messages.txt``."""
+    assert list(messages()) == (HERE / "messages.txt").read_text().splitlines()
+
+
 @pytest.mark.parametrize(("check", "path"), fixtures("fires"), ids=names(fixtures("fires")))
 def test_names_all_that_it_needs(check: Check, path: Path) -> None:
     """Where nothing else is known, it finds something or nothing, and never ends in a fault of its own."""
@@ -124,3 +133,7 @@ def test_says_that_it_does_not_know(check: Check, path: Path) -> None:
     assert outcome.outcome is Outcome.UNKNOWN
     assert outcome.reason
     assert not report.complete
+
+
+if __name__ == "__main__":
+    print(*messages(), sep="\n")  # noqa: T201 - for a file

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import re
 import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,69 +17,20 @@ from nccl_doctor.collect import answers, mesh, mesh_dials
 from nccl_doctor.collect.answers import GoneError, MalformedError, NoAnswerError, ProbeError
 from nccl_doctor.collect.facts import typed
 from nccl_doctor.collect.mesh_plan import Target, listeners, own_nonce
-from nccl_doctor.collect.session import MAX_REQUEST, ProbeSession
+from nccl_doctor.collect.session import MAX_REQUEST
 from nccl_doctor.collect.smoke.all_reduce_run import MOST_EVENTS, AllReduceRun
 from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits
-from nccl_doctor.model import Node
 from nccl_doctor.snapshot import AccessFailure, HostFacts, Unknown
 from nccl_doctor.transport.base import AccessError
 from tests.checks.snapshots import healthy, patched
-from tests.collect.nodes import node
+from tests.collect.liars import HELLO, Liar, lying, opened
 
-HELLO = {"hello": {"python": "3.11.7", "psutil": "6.0.0", "machine": "x86_64", "pid": 1}}
-Say = Callable[[dict[str, Any]], list[bytes | dict[str, Any]]]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
 CALM = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-class Liar:
-    """A channel and its transport: answers each request with the lines that ``say`` gives; objects are framed."""
-
-    def __init__(self, say: Say, hello: Any = HELLO, before: tuple[bytes, ...] = ()) -> None:
-        self.closed = False
-        self._say, self._hello = say, hello
-        self._lines: list[bytes] = list(before)
-        self._nonce = b""
-        self._greeted = False
-
-    def open(self, _node: Node, command: str, _deadline: float) -> Liar:
-        self._nonce = re.findall(r"'([0-9a-f]{32})'", command)[0][::-1].encode()
-        self._lines.append(self.framed({}))  # that it reads
-        return self
-
-    def send(self, data: bytes, _deadline: float) -> None:
-        told = self._say(json.loads(data)) if self._greeted else [self._hello]
-        self._greeted = True
-        self._lines += [line if isinstance(line, bytes) else self.framed(line) for line in told]
-
-    def framed(self, message: Any) -> bytes:
-        return self._nonce + b" " + json.dumps(message).encode()
-
-    def read_line(self, _deadline: float) -> bytes | None:
-        if not self._lines:
-            raise TimeoutError
-        return self._lines.pop(0).replace(b"NONCE", self._nonce)
-
-    def stderr_tail(self) -> str:
-        return ""
-
-    def exit_status(self, _deadline: float) -> int | None:
-        return None
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def opened(liar: Liar) -> ProbeSession:
-    return ProbeSession.open(liar, node(), time.monotonic() + 5, 30)
-
-
-def lying(*said: bytes | dict[str, Any]) -> ProbeSession:
-    return opened(Liar(lambda _request: list(said)))
 
 
 def refused(liar: Liar) -> AccessFailure:

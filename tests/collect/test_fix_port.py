@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,24 +10,7 @@ from nccl_doctor.collect import fix_port
 from nccl_doctor.collect.port_machine import ThisMachine
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.port_model import HolderJob, Member, PortReport
-
-Answer = Callable[[dict[str, Any]], Any]
-
-
-class FakeMachine:
-    """Answers from functions, and keeps what it was asked."""
-
-    def __init__(self, name: str = "node1", **answers: Answer) -> None:
-        self.name = name
-        self.asked: list[dict[str, Any]] = []
-        self._answers = answers
-
-    def ask(self, do: str, **arguments: Any) -> Any:
-        self.asked.append({"do": do, **arguments})
-        return self._answers[do](arguments)
-
-    def close(self) -> None:
-        return
+from tests.collect.machines import Answer, FakeMachine, trial
 
 
 def free_but(*taken: int) -> Answer:
@@ -117,10 +99,6 @@ def test_a_pid_that_is_used_again_is_another_process() -> None:
     processes = Processes((10, 7), (11, 2))
     assert end(processes).gone == (10, 11)
     assert processes.alive == [(10, 7)]
-
-
-def trial(**told: Any) -> Any:
-    return {"trial": {"port": 29500, **told}, "jobs": [], "elsewhere": [], "range": None, "host": "node1", "uid": 0}
 
 
 def test_waiting_lasts_as_long_as_a_time_wait_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,8 @@ from nccl_doctor.port_model import HolderJob, Member, PortReport
 from nccl_doctor.probe import port_requests
 from nccl_doctor.report.fix_port import render_json, screen
 from nccl_doctor.report.render import RenderOptions
-from tests.collect.test_answers import Liar, lying, opened
-from tests.collect.test_fix_port import FakeMachine, trial
+from tests.collect.liars import Liar, lying, opened
+from tests.collect.machines import FakeMachine, trial
 from tests.lab.lying_probe import bent
 
 

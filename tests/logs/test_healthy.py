@@ -11,7 +11,7 @@ from nccl_doctor.logs.diagnose import Source, diagnose
 from nccl_doctor.logs.verdict import report
 from nccl_doctor.model import Severity
 from nccl_doctor.nccl.messages import Meaning, catalogue
-from tests.nccl.test_messages import printed
+from tests.nccl.printed import printed
 
 VERSIONS = ("2.3.7", "2.4.8", "2.7.8", "2.10.3", "2.14.3", "2.18.1", "2.21.5", "2.24.3", "2.27.7", "2.30.7")
 

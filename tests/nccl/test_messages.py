@@ -2,30 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 from nccl_doctor.logs.diagnose import Source, diagnose
 from nccl_doctor.nccl.messages import Meaning, catalogue, meaning
 from nccl_doctor.registry import all_checks
 from tests.each import each
-
-FILLED = {
-    "d": "7",
-    "i": "7",
-    "u": "7",
-    "x": "7f",
-    "X": "7F",
-    "s": "word",
-    "p": "0x7f",
-    "c": "c",
-    "f": "1.5",
-    "m": "word",
-}
-
-
-def printed(template: str) -> str:
-    text = re.sub(r"%[-+ #0]*\d*(?:\.\d+)?(?:hh|h|ll|l|z)?([a-zA-Z])", lambda match: FILLED[match[1]], template)
-    return text.replace("\\n", "").replace('\\"', '"').strip()
+from tests.nccl.printed import printed
 
 
 def test_at_least_four_of_five_have_a_meaning() -> None:

@@ -1,0 +1,64 @@
+"""A probe that answers whatever a test wants, well or badly."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+from nccl_doctor.collect.session import ProbeSession
+from nccl_doctor.model import Node
+from tests.collect.nodes import node
+
+HELLO = {"hello": {"python": "3.11.7", "psutil": "6.0.0", "machine": "x86_64", "pid": 1}}
+
+
+Say = Callable[[dict[str, Any]], list[bytes | dict[str, Any]]]
+
+
+class Liar:
+    """A channel and its transport: answers each request with the lines that ``say`` gives; objects are framed."""
+
+    def __init__(self, say: Say, hello: Any = HELLO, before: tuple[bytes, ...] = ()) -> None:
+        self.closed = False
+        self._say, self._hello = say, hello
+        self._lines: list[bytes] = list(before)
+        self._nonce = b""
+        self._greeted = False
+
+    def open(self, _node: Node, command: str, _deadline: float) -> Liar:
+        self._nonce = re.findall(r"'([0-9a-f]{32})'", command)[0][::-1].encode()
+        self._lines.append(self.framed({}))  # that it reads
+        return self
+
+    def send(self, data: bytes, _deadline: float) -> None:
+        told = self._say(json.loads(data)) if self._greeted else [self._hello]
+        self._greeted = True
+        self._lines += [line if isinstance(line, bytes) else self.framed(line) for line in told]
+
+    def framed(self, message: Any) -> bytes:
+        return self._nonce + b" " + json.dumps(message).encode()
+
+    def read_line(self, _deadline: float) -> bytes | None:
+        if not self._lines:
+            raise TimeoutError
+        return self._lines.pop(0).replace(b"NONCE", self._nonce)
+
+    def stderr_tail(self) -> str:
+        return ""
+
+    def exit_status(self, _deadline: float) -> int | None:
+        return None
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def opened(liar: Liar) -> ProbeSession:
+    return ProbeSession.open(liar, node(), time.monotonic() + 5, 30)
+
+
+def lying(*said: bytes | dict[str, Any]) -> ProbeSession:
+    return opened(Liar(lambda _request: list(said)))

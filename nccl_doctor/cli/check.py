@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated, Literal
+
 from nccl_doctor.cli import options
 from nccl_doctor.cli.output import finish
 
@@ -16,13 +19,24 @@ def check(
     timeout: options.TimeoutWithSmoke = None,
     reached: options.Reached,
     job: options.JobOptions,
-    mesh: options.Mesh = "auto",
-    sudo: options.Sudo = False,
-    no_smoke: options.NoSmoke = False,
+    mesh: Annotated[
+        Literal["auto", "full", "none"],
+        options.of_run("--mesh", help="Which pairs are dialled; auto is all of them up to 128 hosts."),
+    ] = "auto",
+    sudo: Annotated[
+        bool,
+        options.of_hosts("--sudo", help="Try sudo -n on the hosts to read firewall rules; never asks for a password."),
+    ] = False,
+    no_smoke: Annotated[bool, options.of_run("--no-smoke", help="Leave out the all-reduce.")] = False,
     smoke_timeout: options.SmokeTimeout = 60.0,
     kept: options.Kept,
-    write_hosts: options.WriteHosts = None,
-    write_failed: options.WriteFailed = None,
+    write_hosts: Annotated[
+        Path | None,
+        options.of_keep("--write-hosts", metavar="FILE", help="Write the hosts that passed here, a name a line."),
+    ] = None,
+    write_failed: Annotated[
+        Path | None, options.of_keep("--write-failed", metavar="FILE", help="Write the other hosts here.")
+    ] = None,
     load_from: options.From = None,
 ) -> None:
     """Preflight: connect, look, test the ports, judge, run a small all-reduce, report."""

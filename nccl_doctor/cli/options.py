@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -41,14 +41,6 @@ def _transport(kind: str) -> str:
     return kind
 
 
-Hosts = Annotated[
-    str | None,
-    typer.Argument(metavar="HOSTS", help="Hosts file (-: stdin); else -w, SLURM_JOB_NODELIST, or this machine."),
-]
-Where = Annotated[str | None, of_hosts("-w", metavar="LIST", help="Hosts by name: 'node[01-04,07]'.")]
-Exclude = Annotated[str | None, of_hosts("-x", metavar="LIST", help="Hosts to leave out.")]
-
-
 def output(command: str) -> typer.models.OptionInfo:
     """``-o`` of a command, with the forms that it has; :mod:`nccl_doctor.cli.output` refuses others."""
     option: typer.models.OptionInfo = of_report(
@@ -61,13 +53,8 @@ Output = Annotated[str, output("check")]
 OutputFile = Annotated[
     Path | None, of_report("--output-file", metavar="FILE", help="Write the report here, not to stdout.")
 ]
-OpenIt = Annotated[bool, of_report("--open", help="Open the HTML report of --output-file in the browser.")]
 ColorWhen = Annotated[Color, of_report("--color", help="Colour; NO_COLOR is honoured.")]
 Quiet = Annotated[bool, of_report("-q", "--quiet", help="Only what was found; no progress.")]
-Verbose = Annotated[bool, of_report("-v", "--verbose", help="Every check, and all that was seen.")]
-FailOnLevel = Annotated[FailOn, of_report("--fail-on", help="Exit 1 from this severity on.")]
-Only = Annotated[list[str] | None, of_run("--only", metavar="CHECK", help="Only this code, name or category.")]
-Skip = Annotated[list[str] | None, of_run("--skip", metavar="CHECK", help="Not this code, name or category.")]
 ConnectTimeout = Annotated[
     float,
     of_hosts("--connect-timeout", metavar="SECONDS", help="For each host to let us in, and to answer.", min=1),
@@ -86,62 +73,22 @@ TimeoutWithSmoke = Annotated[
 Transport = Annotated[
     str, of_hosts("--transport", metavar="|".join(MODULES), callback=_transport, help="How hosts are reached.")
 ]
-Mesh = Annotated[
-    Literal["auto", "full", "none"],
-    of_run("--mesh", help="Which pairs are dialled; auto is all of them up to 128 hosts."),
-]
-Sudo = Annotated[
-    bool, of_hosts("--sudo", help="Try sudo -n on the hosts to read firewall rules; never asks for a password.")
-]
-NoSmoke = Annotated[bool, of_run("--no-smoke", help="Leave out the all-reduce.")]
 Save = Annotated[Path | None, of_keep("--save", metavar="SNAPSHOT", help="Keep all that was seen in this file.")]
-SaveWhole = Annotated[
-    bool, of_keep("--save-whole", help="With --save: also user names, all variables and command lines.")
-]
-WriteHosts = Annotated[
-    Path | None, of_keep("--write-hosts", metavar="FILE", help="Write the hosts that passed here, a name a line.")
-]
-WriteFailed = Annotated[Path | None, of_keep("--write-failed", metavar="FILE", help="Write the other hosts here.")]
 From = Annotated[
     Path | None, of_keep("--from", metavar="SNAPSHOT", help="Judge what --save kept; no host is contacted.")
 ]
 Python = Annotated[
     str | None, of_hosts("--python", metavar="PATH", help="The interpreter that training uses, on every host.")
 ]
-MasterPort = Annotated[int | None, of_job("--master-port", metavar="PORT", help="The master port.", min=1)]
-MasterAddr = Annotated[str | None, of_job("--master-addr", metavar="HOST", help="The master's address.")]
-NprocPerNode = Annotated[int | None, of_job("--nproc-per-node", metavar="N", help="Ranks on each host.", min=1)]
-Env = Annotated[list[str] | None, of_job("--env", metavar="NAME=VALUE", help="A variable as the job will have it.")]
-User = Annotated[str | None, of_hosts("--user", metavar="NAME", help="Who logs in to the hosts.")]
-SshPort = Annotated[int | None, of_hosts("--port", metavar="PORT", help="Where sshd listens on the hosts.", min=1)]
 SmokeTimeout = Annotated[float, of_run("--smoke-timeout", metavar="SECONDS", help="Deadline of the all-reduce.", min=1)]
-SmokeBudget = Annotated[
-    float, of_run("--smoke-budget", metavar="SECONDS", help="Time for measuring message sizes.", min=0)
-]
-MaxBytes = Annotated[
-    int | None,
-    of_run("--max-bytes", metavar="BYTES", help="Largest message; 1 GiB with NCCL, 64 MiB with gloo.", min=8),
-]
-Backend = Annotated[
-    Literal["auto", "nccl", "gloo"],
-    of_run("--backend", help="auto is NCCL where every rank has a GPU, else gloo."),
-]
-Isolate = Annotated[
-    bool,
-    of_run("--isolate", help="Where nothing explains a failure, repeat it over groups of hosts."),
-]
-SaveLogs = Annotated[
-    Path | None,
-    of_keep("--save-logs", metavar="DIR", help="Keep all that the ranks print, a file a host.", file_okay=False),
-]
 
 
 @dataclass(frozen=True)
 class Named:
     """Hosts by their names."""
 
-    where: Where = None
-    exclude: Exclude = None
+    where: Annotated[str | None, of_hosts("-w", metavar="LIST", help="Hosts by name: 'node[01-04,07]'.")] = None
+    exclude: Annotated[str | None, of_hosts("-x", metavar="LIST", help="Hosts to leave out.")] = None
 
     def cluster(self, said: Overrides, path: str | None = None) -> Cluster:
         """The hosts of a run, as :func:`nccl_doctor.inventory.load.load` has it; ``path`` is a hosts file."""
@@ -154,7 +101,10 @@ class Named:
 class Which(Named):
     """The hosts of a run."""
 
-    hosts: Hosts = None
+    hosts: Annotated[
+        str | None,
+        typer.Argument(metavar="HOSTS", help="Hosts file (-: stdin); else -w, SLURM_JOB_NODELIST, or this machine."),
+    ] = None
 
     def cluster(self, said: Overrides, path: str | None = None) -> Cluster:
         """As above; the hosts file is HOSTS."""
@@ -166,8 +116,10 @@ class Login:
     """How the hosts are logged in to, and with what the probe runs there."""
 
     python: Python = None
-    user: User = None
-    port: SshPort = None
+    user: Annotated[str | None, of_hosts("--user", metavar="NAME", help="Who logs in to the hosts.")] = None
+    port: Annotated[int | None, of_hosts("--port", metavar="PORT", help="Where sshd listens on the hosts.", min=1)] = (
+        None
+    )
 
     def overrides(self) -> Overrides:
         """What was said in place of the hosts file."""
@@ -180,10 +132,14 @@ class Login:
 class JobOptions(Login):
     """What the hosts file could say, too."""
 
-    master_port: MasterPort = None
-    master_addr: MasterAddr = None
-    nproc_per_node: NprocPerNode = None
-    env: Env = None
+    master_port: Annotated[int | None, of_job("--master-port", metavar="PORT", help="The master port.", min=1)] = None
+    master_addr: Annotated[str | None, of_job("--master-addr", metavar="HOST", help="The master's address.")] = None
+    nproc_per_node: Annotated[
+        int | None, of_job("--nproc-per-node", metavar="N", help="Ranks on each host.", min=1)
+    ] = None
+    env: Annotated[
+        list[str] | None, of_job("--env", metavar="NAME=VALUE", help="A variable as the job will have it.")
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -199,7 +155,7 @@ class Filed:
     """Where the report goes."""
 
     output_file: OutputFile = None
-    open_it: OpenIt = False
+    open_it: Annotated[bool, of_report("--open", help="Open the HTML report of --output-file in the browser.")] = False
 
     def out(self, command: str, form: str) -> Out:
         """Where the report of a command goes, in this form."""
@@ -214,7 +170,7 @@ class Shown(Filed):
 
     color: ColorWhen = Color.AUTO
     quiet: Quiet = False
-    verbose: Verbose = False
+    verbose: Annotated[bool, of_report("-v", "--verbose", help="Every check, and all that was seen.")] = False
 
     def out(self, command: str, form: str) -> Out:
         """As above, with colour and detail."""
@@ -225,7 +181,7 @@ class Shown(Filed):
 class Judged(Shown):
     """The same of a report with diagnoses."""
 
-    fail_on: FailOnLevel = FailOn.ERROR
+    fail_on: Annotated[FailOn, of_report("--fail-on", help="Exit 1 from this severity on.")] = FailOn.ERROR
 
     def out(self, command: str, form: str) -> Out:
         """As above, with the least severity that fails."""
@@ -236,8 +192,10 @@ class Judged(Shown):
 class Chosen:
     """Which diagnoses are wanted: all of ``only`` (None: all there are), but none of ``skip``."""
 
-    only: Only = None
-    skip: Skip = None
+    only: Annotated[list[str] | None, of_run("--only", metavar="CHECK", help="Only this code, name or category.")] = (
+        None
+    )
+    skip: Annotated[list[str] | None, of_run("--skip", metavar="CHECK", help="Not this code, name or category.")] = None
 
 
 @dataclass(frozen=True)
@@ -245,7 +203,9 @@ class Kept:
     """Where what was seen is kept."""
 
     save: Save = None
-    save_whole: SaveWhole = False
+    save_whole: Annotated[
+        bool, of_keep("--save-whole", help="With --save: also user names, all variables and command lines.")
+    ] = False
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

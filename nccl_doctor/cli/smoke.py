@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated, Literal
+
 from nccl_doctor.cli import options
 from nccl_doctor.cli.output import finish
 
@@ -15,12 +18,29 @@ def smoke(
     timeout: options.TimeoutWithSmoke = None,
     reached: options.Reached,
     job: options.JobOptions,
-    backend: options.Backend = "auto",
+    backend: Annotated[
+        Literal["auto", "nccl", "gloo"],
+        options.of_run("--backend", help="auto is NCCL where every rank has a GPU, else gloo."),
+    ] = "auto",
     smoke_timeout: options.SmokeTimeout = 60.0,
-    smoke_budget: options.SmokeBudget = 10.0,
-    max_bytes: options.MaxBytes = None,
-    isolate: options.Isolate = False,
-    save_logs: options.SaveLogs = None,
+    smoke_budget: Annotated[
+        float, options.of_run("--smoke-budget", metavar="SECONDS", help="Time for measuring message sizes.", min=0)
+    ] = 10.0,
+    max_bytes: Annotated[
+        int | None,
+        options.of_run(
+            "--max-bytes", metavar="BYTES", help="Largest message; 1 GiB with NCCL, 64 MiB with gloo.", min=8
+        ),
+    ] = None,
+    isolate: Annotated[
+        bool, options.of_run("--isolate", help="Where nothing explains a failure, repeat it over groups of hosts.")
+    ] = False,
+    save_logs: Annotated[
+        Path | None,
+        options.of_keep(
+            "--save-logs", metavar="DIR", help="Keep all that the ranks print, a file a host.", file_okay=False
+        ),
+    ] = None,
     save: options.Save = None,
 ) -> None:
     """The all-reduce alone: torchrun on every host, checked sums, sizes and bandwidths, and who did not come."""

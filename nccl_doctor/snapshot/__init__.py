@@ -15,123 +15,77 @@ from pydantic import AfterValidator, Field, TypeAdapter, model_validator
 
 from nccl_doctor.measured import Load
 from nccl_doctor.model import Cluster
-from nccl_doctor.snapshot.access import (
-    AccessFailure,
-    AnyAccessFailure,
-    ChangedKeyFacts,
-    EngineFacts,
-    EngineFailure,
-    HostKeyChanged,
-    HostKeyUnknown,
-    LoginFacts,
-    ProbeFacts,
-    ProbeFailed,
-    PythonFacts,
-    PythonMissing,
-    PythonProblem,
-    Reason,
-    SshAuthFailed,
-    SshTarget,
-    SshUnreachable,
-    UnknownKeyFacts,
-    UnreachableFacts,
-)
-from nccl_doctor.snapshot.firewall import Firewalld, FirewallFacts, IptablesSave
-from nccl_doctor.snapshot.hosts import Host, HostFacts
-from nccl_doctor.snapshot.mesh import Dial, DialOutcome, Mesh, Rail, Sample, Stall
-from nccl_doctor.snapshot.names import Answer, Names, Resolution, Resolver, deviations, told_of
-from nccl_doctor.snapshot.network import InterfaceAddress, Interfaces, Link, Route, Way
-from nccl_doctor.snapshot.ports import PortRange, PortTrial, Process, TcpSocket
-from nccl_doctor.snapshot.processes import GpuProcess, TrainingJob
-from nccl_doctor.snapshot.smoke import Isolation, RankResult, SizeResult, Smoke, Trial
-from nccl_doctor.snapshot.system import (
-    Clock,
-    ConfigFile,
-    Gpu,
-    Identity,
-    LibncclAnswer,
-    PythonInfo,
-    ResourceLimits,
-    Shm,
-    TorchInfo,
-)
-from nccl_doctor.snapshot.unknown import MALFORMED, PENDING, Fact, Phased, Skipped, Unknown, known, skipped, unknown
+from nccl_doctor.snapshot.access import AccessFailure as AccessFailure
+from nccl_doctor.snapshot.access import AnyAccessFailure as AnyAccessFailure
+from nccl_doctor.snapshot.access import ChangedKeyFacts as ChangedKeyFacts
+from nccl_doctor.snapshot.access import EngineFacts as EngineFacts
+from nccl_doctor.snapshot.access import EngineFailure as EngineFailure
+from nccl_doctor.snapshot.access import HostKeyChanged as HostKeyChanged
+from nccl_doctor.snapshot.access import HostKeyUnknown as HostKeyUnknown
+from nccl_doctor.snapshot.access import LoginFacts as LoginFacts
+from nccl_doctor.snapshot.access import ProbeFacts as ProbeFacts
+from nccl_doctor.snapshot.access import ProbeFailed as ProbeFailed
+from nccl_doctor.snapshot.access import PythonFacts as PythonFacts
+from nccl_doctor.snapshot.access import PythonMissing as PythonMissing
+from nccl_doctor.snapshot.access import PythonProblem as PythonProblem
+from nccl_doctor.snapshot.access import Reason as Reason
+from nccl_doctor.snapshot.access import SshAuthFailed as SshAuthFailed
+from nccl_doctor.snapshot.access import SshTarget as SshTarget
+from nccl_doctor.snapshot.access import SshUnreachable as SshUnreachable
+from nccl_doctor.snapshot.access import UnknownKeyFacts as UnknownKeyFacts
+from nccl_doctor.snapshot.access import UnreachableFacts as UnreachableFacts
+from nccl_doctor.snapshot.firewall import Firewalld as Firewalld
+from nccl_doctor.snapshot.firewall import FirewallFacts as FirewallFacts
+from nccl_doctor.snapshot.firewall import IptablesSave as IptablesSave
+from nccl_doctor.snapshot.hosts import Host as Host
+from nccl_doctor.snapshot.hosts import HostFacts as HostFacts
+from nccl_doctor.snapshot.mesh import Dial as Dial
+from nccl_doctor.snapshot.mesh import DialOutcome as DialOutcome
+from nccl_doctor.snapshot.mesh import Mesh as Mesh
+from nccl_doctor.snapshot.mesh import Rail as Rail
+from nccl_doctor.snapshot.mesh import Sample as Sample
+from nccl_doctor.snapshot.mesh import Stall as Stall
+from nccl_doctor.snapshot.names import Answer as Answer
+from nccl_doctor.snapshot.names import Names as Names
+from nccl_doctor.snapshot.names import Resolution as Resolution
+from nccl_doctor.snapshot.names import Resolver as Resolver
+from nccl_doctor.snapshot.names import deviations as deviations
+from nccl_doctor.snapshot.names import told_of as told_of
+from nccl_doctor.snapshot.network import InterfaceAddress as InterfaceAddress
+from nccl_doctor.snapshot.network import Interfaces as Interfaces
+from nccl_doctor.snapshot.network import Link as Link
+from nccl_doctor.snapshot.network import Route as Route
+from nccl_doctor.snapshot.network import Way as Way
+from nccl_doctor.snapshot.ports import PortRange as PortRange
+from nccl_doctor.snapshot.ports import PortTrial as PortTrial
+from nccl_doctor.snapshot.ports import Process as Process
+from nccl_doctor.snapshot.ports import TcpSocket as TcpSocket
+from nccl_doctor.snapshot.processes import GpuProcess as GpuProcess
+from nccl_doctor.snapshot.processes import TrainingJob as TrainingJob
+from nccl_doctor.snapshot.smoke import Isolation as Isolation
+from nccl_doctor.snapshot.smoke import RankResult as RankResult
+from nccl_doctor.snapshot.smoke import SizeResult as SizeResult
+from nccl_doctor.snapshot.smoke import Smoke as Smoke
+from nccl_doctor.snapshot.smoke import Trial as Trial
+from nccl_doctor.snapshot.system import Clock as Clock
+from nccl_doctor.snapshot.system import ConfigFile as ConfigFile
+from nccl_doctor.snapshot.system import Gpu as Gpu
+from nccl_doctor.snapshot.system import Identity as Identity
+from nccl_doctor.snapshot.system import LibncclAnswer as LibncclAnswer
+from nccl_doctor.snapshot.system import PythonInfo as PythonInfo
+from nccl_doctor.snapshot.system import ResourceLimits as ResourceLimits
+from nccl_doctor.snapshot.system import Shm as Shm
+from nccl_doctor.snapshot.system import TorchInfo as TorchInfo
+from nccl_doctor.snapshot.unknown import MALFORMED as MALFORMED
+from nccl_doctor.snapshot.unknown import PENDING as PENDING
+from nccl_doctor.snapshot.unknown import Fact as Fact
+from nccl_doctor.snapshot.unknown import Phased as Phased
+from nccl_doctor.snapshot.unknown import Skipped as Skipped
+from nccl_doctor.snapshot.unknown import Unknown as Unknown
+from nccl_doctor.snapshot.unknown import known as known
+from nccl_doctor.snapshot.unknown import skipped as skipped
+from nccl_doctor.snapshot.unknown import unknown as unknown
 from nccl_doctor.snapshot.values import Count, HostAddress, IpAddress, Observed, Seconds
-
-__all__ = [
-    "MALFORMED",
-    "PENDING",
-    "AccessFailure",
-    "Answer",
-    "AnyAccessFailure",
-    "ChangedKeyFacts",
-    "Clock",
-    "ConfigFile",
-    "Dial",
-    "DialOutcome",
-    "EngineFacts",
-    "EngineFailure",
-    "Fact",
-    "FirewallFacts",
-    "Firewalld",
-    "Gpu",
-    "GpuProcess",
-    "Host",
-    "HostFacts",
-    "HostKeyChanged",
-    "HostKeyUnknown",
-    "Identity",
-    "InterfaceAddress",
-    "Interfaces",
-    "IptablesSave",
-    "Isolation",
-    "LibncclAnswer",
-    "Link",
-    "LoginFacts",
-    "Mesh",
-    "Names",
-    "Phased",
-    "PortRange",
-    "PortTrial",
-    "ProbeFacts",
-    "ProbeFailed",
-    "Process",
-    "PythonFacts",
-    "PythonInfo",
-    "PythonMissing",
-    "PythonProblem",
-    "Rail",
-    "RankResult",
-    "Reason",
-    "Resolution",
-    "Resolver",
-    "ResourceLimits",
-    "Route",
-    "Sample",
-    "Shm",
-    "SizeResult",
-    "Skipped",
-    "Smoke",
-    "Snapshot",
-    "SshAuthFailed",
-    "SshTarget",
-    "SshUnreachable",
-    "Stall",
-    "TcpSocket",
-    "TorchInfo",
-    "TrainingJob",
-    "Trial",
-    "Unknown",
-    "UnknownKeyFacts",
-    "UnreachableFacts",
-    "Way",
-    "deviations",
-    "known",
-    "skipped",
-    "told_of",
-    "unknown",
-]
-
 
 HOST_ADDRESS: TypeAdapter[str] = TypeAdapter(HostAddress)
 

@@ -7,6 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 MAX_HOSTS = 65_536
@@ -135,7 +136,13 @@ def fold(names: Iterable[str]) -> str:
     Names that differ in one number (and are padded alike) share a bracket, which stands where the first of them stood
     and counts upwards. A name that stands twice is written once.
     """
-    spots = {name: _spots(name) for name in dict.fromkeys(names)}
+    return _folded(tuple(dict.fromkeys(names)))
+
+
+@lru_cache(256)
+def _folded(names: tuple[str, ...]) -> str:
+    """Most verdicts of a run rest on all hosts: their names are folded once."""
+    spots = {name: _spots(name) for name in names}
     members = Counter(spot[:2] for found in spots.values() for spot in found)
     chosen = {
         name: max(reversed(found), key=lambda spot: members[spot[:2]]) if found else None

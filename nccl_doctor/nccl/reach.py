@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from nccl_doctor.inet import Address, Network, address_of, network_of
+from nccl_doctor.inet import Network, address_of, network_of
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.snapshot import Dial, Mesh, Route, Unknown
 
@@ -71,7 +71,7 @@ def reach(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -
             return verdict
     if dial is True:
         return PairReach(source.host, Answer.YES, f"connected to {address}")
-    return _by_route(source, target, there, dial if isinstance(dial, Dial) else None)
+    return _by_route(source, target, address, dial if isinstance(dial, Dial) else None)
 
 
 def _elsewhere(
@@ -97,15 +97,15 @@ def _dial(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -
     return source.host in mesh.answered.get(target.host, {}).get(address, ())
 
 
-def _by_route(source: HostNccl, target: HostNccl, there: Address, failed: Dial | None) -> PairReach:
+def _by_route(source: HostNccl, target: HostNccl, there: str, failed: Dial | None) -> PairReach:
     who = source.host
-    if str(there) in source.unreachable:
-        return PairReach(who, Answer.NO, f"no route to {there} ({source.unreachable[str(there)]})", Cause.NO_ROUTE)
+    if there in source.unreachable:
+        return PairReach(who, Answer.NO, f"no route to {there} ({source.unreachable[there]})", Cause.NO_ROUTE)
     if isinstance(source.routes, Unknown):
         return PairReach(who, Answer.UNSURE, f"routes are not known: {source.routes.reason}")
-    if there.is_link_local:
+    if address_of(there).is_link_local:
         return PairReach(who, Answer.UNSURE, f"{there} is link-local: no route tells on which link it lies")
-    route = source.route_to(str(there))
+    route = source.route_to(there)
     if route is None:
         return PairReach(who, Answer.NO, f"no route to {there}", Cause.NO_ROUTE)
     if route.gateway is None:
@@ -113,7 +113,7 @@ def _by_route(source: HostNccl, target: HostNccl, there: Address, failed: Dial |
     return _by_gateway(source, target, there, route, failed)
 
 
-def _by_gateway(source: HostNccl, target: HostNccl, there: Address, route: Route, failed: Dial | None) -> PairReach:
+def _by_gateway(source: HostNccl, target: HostNccl, there: str, route: Route, failed: Dial | None) -> PairReach:
     who = source.host
     if failed is not None and failed.outcome in LOST:
         return PairReach(
@@ -130,15 +130,15 @@ def _by_gateway(source: HostNccl, target: HostNccl, there: Address, route: Route
     return PairReach(who, Answer.UNSURE, f"{there} lies behind {route.gateway}, and was not tried")
 
 
-def _is_island(source: HostNccl, target: HostNccl, there: Address) -> bool:
+def _is_island(source: HostNccl, target: HostNccl, there: str) -> bool:
     """Whether the target's net ends in the target: no gateway on it, nobody else in it, and no way to the source."""
-    entry = next((entry for entry in target.interfaces.addresses if entry.address == str(there)), None)
+    entry = next((entry for entry in target.interfaces.addresses if entry.address == there), None)
     if entry is None or isinstance(target.routes, Unknown):
         return False
     name = entry.interface.partition(":")[0]
     if any(route.interface == name and route.gateway is not None for route in target.routes):
         return False
-    networks = [net for net in target.networks(str(there)) if net.prefixlen < net.max_prefixlen]
+    networks = [net for net in target.networks(there) if net.prefixlen < net.max_prefixlen]
     shared = any(_inside(other.address, net) for other in source.interfaces.addresses for net in networks)
     back = target.route_to(source.chosen.address) if source.chosen is not None else None
     return bool(networks) and not shared and (back is None or back.interface != name)

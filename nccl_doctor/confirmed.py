@@ -12,11 +12,9 @@ A host may claim any address, and what it claims must not become a rule on an ho
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from ipaddress import IPv4Address, IPv6Address, ip_address
 
+from nccl_doctor.inet import Address, numeric
 from nccl_doctor.snapshot import Host, Mesh, Names, Snapshot
-
-Address = IPv4Address | IPv6Address
 
 
 def addresses(snapshot: Snapshot, host: str, reader: str) -> frozenset[Address]:
@@ -58,11 +56,3 @@ def _usable(texts: Iterable[object]) -> Iterator[Address]:
         address = numeric(str(text))
         if address is not None and not (address.is_loopback or address.is_unspecified or address.is_multicast):
             yield address
-
-
-def numeric(text: str) -> Address | None:
-    """The address that a text is, without an IPv6 scope; None where it is a name."""
-    try:
-        return ip_address(text.partition("%")[0])
-    except ValueError:
-        return None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from ipaddress import ip_address, ip_network
 
 from nccl_doctor import summary
 from nccl_doctor.checks.allreduce.output_causes import causes_from_output
 from nccl_doctor.derived import Derived, FailedDials
 from nccl_doctor.host_words import seen
 from nccl_doctor.hostlist import fold
+from nccl_doctor.inet import network_of, prefix_length
 from nccl_doctor.model import (
     CheckResult,
     Consequence,
@@ -139,8 +139,7 @@ def _network(host: Host, address: str) -> str | None:
     mask = next(masks, None)
     if mask is None:
         return None
-    length = int(ip_address(mask)).bit_count()
-    return str(ip_network(f"{address.partition('%')[0]}/{length}", strict=False))
+    return str(network_of(f"{address.partition('%')[0]}/{prefix_length(mask)}"))
 
 
 def _run(check: Check, derived: Derived) -> _Judged:

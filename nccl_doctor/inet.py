@@ -21,6 +21,20 @@ def address_of(text: str) -> Address:
     return ipaddress.ip_address(text.partition("%")[0])
 
 
+def numeric(text: str) -> Address | None:
+    """The same of what may be no address, such as a host's name: then None."""
+    try:
+        return address_of(text)
+    except ValueError:
+        return None
+
+
+def is_loopback(text: str) -> bool:
+    """True for 127.0.0.0/8, ::1 and their spellings; False for any name."""
+    address = numeric(text)
+    return address is not None and address.is_loopback
+
+
 @lru_cache(_KEPT)
 def network_of(text: str) -> Network:
     """The network of "10.0.1.7/24", whose host part is passed over.

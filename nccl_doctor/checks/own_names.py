@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from functools import partial
 from weakref import WeakKeyDictionary
 
 from nccl_doctor.hostlist import quoted
+from nccl_doctor.inet import is_loopback
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.exact_names import gloo_devices
 from nccl_doctor.nccl.gloo import lost_to
@@ -48,7 +48,7 @@ class OwnName:
     @property
     def is_loopback(self) -> bool:
         """Whether the name itself gives gloo a loopback address."""
-        return self.gloo in self.resolution.addresses and ipaddress.ip_address(self.gloo.partition("%")[0]).is_loopback
+        return self.gloo in self.resolution.addresses and is_loopback(self.gloo)
 
     @property
     def is_stale(self) -> bool:
@@ -101,7 +101,7 @@ def _is_well(view: View, host: str, address: str, *, usual: bool) -> bool:
     one = view.nccl.by_host.get(host)
     if one is None or one.chosen is None or one.chosen.address != address:
         return False
-    return _is_v4(address) == usual and not ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    return _is_v4(address) == usual and not is_loopback(address)
 
 
 def _is_v4(address: str) -> bool:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterable
 
-from nccl_doctor.confirmed import numeric
+from nccl_doctor.inet import numeric
 from nccl_doctor.snapshot.values import IpAddress, ip_address
 from nccl_doctor.transport.resolve import ssh_alias
 

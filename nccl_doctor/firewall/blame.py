@@ -15,7 +15,7 @@ from nccl_doctor.firewall.manager import Manager, manager_of
 from nccl_doctor.firewall.opening import Opening, Remedy, merged
 from nccl_doctor.firewall.packet import Direction, Packet, RuleRef
 from nccl_doctor.firewall.remedy import remedy
-from nccl_doctor.firewall.routing import Path, ephemeral, numeric, path_of, source_address
+from nccl_doctor.firewall.routing import Path, dialled_address, ephemeral, path_of, source_address
 from nccl_doctor.firewall.ruleset import Ruleset, compile_rules
 from nccl_doctor.snapshot import Dial, FirewallFacts, Host, Mesh, Snapshot, Unknown, known
 
@@ -233,7 +233,7 @@ def _peers(blame: Blame, snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, s
         if dial.dst == own:
             yield dial.src, source_address(hosts[dial.src], dial.address, listens) or hosts[dial.src].node.address
         else:
-            yield dial.dst, numeric(hosts[dial.src], dial.address) or dial.address
+            yield dial.dst, dialled_address(hosts[dial.src], dial.address) or dial.address
     if mesh.tested < mesh.pairs:
         address = blame.dials[0].address
         sources = {name: source_address(host, address, listens) for name, host in hosts.items() if name != own}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from ipaddress import ip_network
 
 from nccl_doctor.firewall.manager import Zone, zone_of, zones
 from nccl_doctor.firewall.opening import Opening, Remedy, port_words
 from nccl_doctor.firewall.packet import RuleRef
+from nccl_doctor.inet import Network
 from nccl_doctor.shell import Line, line
 from nccl_doctor.snapshot import Firewalld, FirewallFacts
 
@@ -68,7 +69,7 @@ def _claims(zone: Zone, peer: str) -> bool:
     return any(wanted.network_address in net for net in nets)
 
 
-def _net(source: str) -> IPv4Network | IPv6Network | None:
+def _net(source: str) -> Network | None:
     """The addresses of a source; None of a MAC address or an ipset."""
     try:
         return ip_network(source, strict=False)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from ipaddress import ip_network
 
-from nccl_doctor.firewall.packet import Address, Packet, Span
+from nccl_doctor.firewall.packet import Packet, Span
 from nccl_doctor.firewall.tri import Tri, every, some
+from nccl_doctor.inet import Address, Network
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def _kinds(kind: str) -> tuple[str, ...]:
 
 
 def _narrowness(member: Member) -> int:
-    nets: list[IPv4Network | IPv6Network] = [ip_network(part) for part in member.parts if "/" in part]
+    nets: list[Network] = [ip_network(part) for part in member.parts if "/" in part]
     return sum(net.prefixlen for net in nets) if nets else 256
 
 

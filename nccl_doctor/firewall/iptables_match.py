@@ -6,9 +6,10 @@ from collections.abc import Callable
 from ipaddress import ip_address, ip_network
 
 from nccl_doctor.firewall.ipset import Ipsets
-from nccl_doctor.firewall.packet import Address, Journey, Packet, Span
+from nccl_doctor.firewall.packet import Journey, Packet, Span
 from nccl_doctor.firewall.rules import Test, always, never, unsure
 from nccl_doctor.firewall.tri import Tri, some
+from nccl_doctor.inet import Address
 
 Values = tuple[str, ...]
 

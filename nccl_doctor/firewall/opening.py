@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_address, ip_network
+from ipaddress import collapse_addresses, ip_address, ip_network
 
 from nccl_doctor.firewall.packet import Direction, Span
+from nccl_doctor.inet import Network
 from nccl_doctor.shell import Line
 
 SINGLE = 8
 """So many addresses are named one by one; more are joined into the nets that hold them and nothing else."""
-
-Net = IPv4Network | IPv6Network
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Opening:
         addresses = sorted({ip_address(peer) for peer in self.peers if ip_address(peer).version == version}, key=int)
         if len(addresses) <= SINGLE:
             return [str(address) for address in addresses]
-        nets: Iterable[Net] = collapse_addresses([ip_network(address) for address in addresses])  # type: ignore[type-var]  # one version only
+        nets: Iterable[Network] = collapse_addresses([ip_network(address) for address in addresses])  # type: ignore[type-var]  # one version only
         return [str(net.network_address) if net.num_addresses == 1 else str(net) for net in nets]
 
 

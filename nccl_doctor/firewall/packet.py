@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import ip_address
 from typing import Literal
 
 from nccl_doctor.firewall.tri import Tri
+from nccl_doctor.inet import Address
 
-Address = IPv4Address | IPv6Address
 Span = tuple[int, int]
 """Both ends included. A port that is drawn when the program runs is the whole range it is drawn from."""
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import ip_address
 
 from nccl_doctor.firewall.connection import Ends
 from nccl_doctor.firewall.packet import Packet, Span, syn
 from nccl_doctor.firewall.tri import Tri
+from nccl_doctor.inet import network_of, numeric
 from nccl_doctor.snapshot import Host, HostFacts, Interfaces, Names, PortRange
 
 DEFAULT_RANGE = (32768, 60999)
@@ -35,7 +35,7 @@ def path_of(address: str, source: Host, target: Host, listens: Mapping[str, str]
     """
     assert source.facts
     assert target.facts
-    found = numeric(source, address)
+    found = dialled_address(source, address)
     if found is None or (sender := source_address(source, address, listens)) is None:
         return None
     address = found
@@ -51,24 +51,25 @@ def path_of(address: str, source: Host, target: Host, listens: Mapping[str, str]
     return Path(packet, Ends(oif, iif or back or "", same))
 
 
-def numeric(host: Host, target: str) -> str | None:
+def dialled_address(host: Host, target: str) -> str | None:
     """What a host takes a target for: an address is itself, a name its first address there; None for neither."""
-    if _is_address(target):
+    if numeric(target) is not None:
         return target
     assert host.facts
     told = host.facts.resolution.get(target) if isinstance(host.facts.resolution, Names) else None
-    return next((text for text in (told.addresses if told else ()) if _is_address(text)), None)
+    return next((text for text in (told.addresses if told else ()) if numeric(text) is not None), None)
 
 
 def source_address(host: Host, target: str, listens: Mapping[str, str]) -> str | None:
     """The address a host sends from to a target: as its kernel told, else the one of NCCL's interface or its own."""
     facts = host.facts
     assert facts
-    meant = numeric(host, target)
+    meant = dialled_address(host, target)
     version = ip_address(meant).version if meant is not None else 4
     told = facts.resolution.get(target) if isinstance(facts.resolution, Names) else None
     for address in (told.source if told else None, listens.get(host.name), host.node.address):
-        if address and _is_address(address) and ip_address(address).version == version:
+        found = numeric(address or "")
+        if found is not None and found.version == version:
             return address
     return None
 
@@ -95,21 +96,8 @@ def route_to(facts: HostFacts, address: str) -> str | None:
         return None
     wanted = ip_address(address)
     fitting = [
-        (-_net(route.destination).prefixlen, route.metric, route.interface)
+        (-network_of(route.destination).prefixlen, route.metric, route.interface)
         for route in facts.routes
-        if wanted in _net(route.destination)
+        if wanted in network_of(route.destination)
     ]
     return min(fitting)[2] if fitting else None
-
-
-@lru_cache(maxsize=1024)
-def _net(text: str) -> IPv4Network | IPv6Network:
-    return ip_network(text, strict=False)
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ip_address(text)
-    except ValueError:
-        return False
-    return True

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import ip_address, ip_network
 from typing import Literal
 
-from nccl_doctor.firewall.routing import interface_of, numeric
+from nccl_doctor.firewall.routing import dialled_address, interface_of
+from nccl_doctor.inet import Network
 from nccl_doctor.snapshot import Dial, Host, HostFacts, Interfaces, Snapshot, Way
 
 MAIN_TABLES = (253, 254, 255)
@@ -44,7 +45,7 @@ class Hindrance:
     kind: Kind
     way: Way
     usual: str | None = None
-    network: IPv4Network | IPv6Network | None = None
+    network: Network | None = None
 
 
 def hindrances(snapshot: Snapshot, dials: Iterable[Dial]) -> dict[int, Hindrance]:
@@ -65,7 +66,7 @@ def hindrances(snapshot: Snapshot, dials: Iterable[Dial]) -> dict[int, Hindrance
             found[id(dial)] = of_pair[dial.src, dial.dst] = hindrance
     # of a name the kernels were not asked: what stops the same hosts by address stops it, too
     for dial in dials:
-        if (dial.src, dial.dst) in of_pair and numeric(hosts[dial.src], dial.address) != dial.address:
+        if (dial.src, dial.dst) in of_pair and dialled_address(hosts[dial.src], dial.address) != dial.address:
             found.setdefault(id(dial), of_pair[dial.src, dial.dst])
     return found
 
@@ -125,7 +126,7 @@ def _coming(host: Host, to: str, source: str) -> Iterator[Hindrance]:
                 yield Hindrance(host.name, "filtered", way, way.iif)
 
 
-def _attached(facts: HostFacts, address: str) -> tuple[str | None, IPv4Network | IPv6Network | None]:
+def _attached(facts: HostFacts, address: str) -> tuple[str | None, Network | None]:
     """The interface in whose own network an address lies, and that network; the narrowest of them."""
     there = ip_address(address)
     found = [
@@ -141,7 +142,7 @@ def _attached(facts: HostFacts, address: str) -> tuple[str | None, IPv4Network |
     return name, network
 
 
-def _is_on(facts: HostFacts, dev: str | None, network: IPv4Network | IPv6Network | None) -> bool:
+def _is_on(facts: HostFacts, dev: str | None, network: Network | None) -> bool:
     """Whether an interface has an address in a network."""
     return any(
         entry.interface.partition(":")[0] == dev and network is not None and ip_address(entry.address) in network

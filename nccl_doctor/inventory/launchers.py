@@ -7,12 +7,12 @@ allows uneven nproc_per_node; c10d, which numbers nodes by itself), torch/distri
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable, Mapping
 
 from nccl_doctor import shell
 from nccl_doctor.commands import on
 from nccl_doctor.errors import UsageError
+from nccl_doctor.inet import is_loopback
 from nccl_doctor.inventory.plan import LaunchPlan, Start
 from nccl_doctor.model import Command
 from nccl_doctor.nccl.recorder import release
@@ -68,7 +68,8 @@ def _c10d(job: LaunchPlan, start: Start) -> Line:
         raise UsageError(f"torch {job.torch} has no c10d rendezvous; PyTorch 1.9 brought it")
     own = []
     # Its workers' master is else whatever the host's own name resolves to.
-    if not _is_loopback(start.node.address) and (job.torch is None or release(job.torch) >= LOCAL_ADDR):
+    here = start.node.address == "localhost" or is_loopback(start.node.address)
+    if not here and (job.torch is None or release(job.torch) >= LOCAL_ADDR):
         own = [f"--local_addr={start.node.address}"]
     options = [
         f"--nnodes={len(job.starts)}",
@@ -160,10 +161,3 @@ def _each_rank(start: Start, of_rank: Callable[[Mapping[str, Line]], Line]) -> L
         numbers=numbers,
         one=one,
     )
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from nccl_doctor import shell
 from nccl_doctor.documents import RankPlace
 from nccl_doctor.errors import UsageError
 from nccl_doctor.hostlist import fold
+from nccl_doctor.inet import numeric
 from nccl_doctor.inventory.values import device_list
 from nccl_doctor.job_variables import ADDRESSES, OF_A_JOB, PlannedNode, contradictions, names_of
 from nccl_doctor.model import Cluster, Node
@@ -147,7 +147,7 @@ def _refuse_other_places(job: LaunchPlan) -> None:
     for start in job.starts:
         # What a name resolves to is not known here: an address in place of a name, or the reverse, may well be right.
         other = [start.node.env[name] for name in ADDRESSES if name in start.node.env]
-        alike = [one for one in other if is_address(one) != is_address(job.cluster.master_addr)]
+        alike = [one for one in other if (numeric(one) is None) != (numeric(job.cluster.master_addr) is None)]
         masters = names_of(job.cluster, alike)
         place = PlannedNode(job.cluster, start.node, start.nproc, start.first, job.world_size, masters)
         for name, value, planned in contradictions(start.node.env, place):
@@ -184,12 +184,3 @@ def _start(node: Node, count: int, first: int, seen: Seen | None) -> Start:
     there = seen.gpus if seen is not None and seen.gpus is not None else count
     numbered = tuple(map(str, range(there)))
     return Start(node, count, first, named if node.cuda_visible_devices is not None else numbered, variables)
-
-
-def is_address(text: str) -> bool:
-    """Whether it is an IP address, and no name."""
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True

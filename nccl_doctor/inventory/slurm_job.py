@@ -5,7 +5,8 @@ from __future__ import annotations
 from nccl_doctor import shell
 from nccl_doctor.errors import UsageError
 from nccl_doctor.hostlist import fold
-from nccl_doctor.inventory.plan import LaunchPlan, is_address
+from nccl_doctor.inet import numeric
+from nccl_doctor.inventory.plan import LaunchPlan
 from nccl_doctor.shell import Line
 
 HEAD = """\
@@ -39,7 +40,7 @@ def script(job: LaunchPlan) -> Line:
         raise UsageError("one batch script serves all nodes: env, python and cuda_visible_devices must not differ")
     counts = [start.nproc for start in job.starts]
     even = len(set(counts)) == 1
-    named = not any(is_address(node.name) for node in nodes)
+    named = all(numeric(node.name) is None for node in nodes)
     names = [shell.script("#SBATCH --nodelist={names}\n", names=shell.host_names(fold(_names(job))))] if named else []
     gpus = [shell.script("#SBATCH --gpus-per-node={count}\n", count=counts[0])] if even and job.starts[0].gpus else []
     head = shell.script(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nccl_doctor.errors import DoctorError
+from nccl_doctor.inet import is_loopback
 from nccl_doctor.inventory.parsed import SourceLocation
 from nccl_doctor.inventory.values import host
 
@@ -25,7 +26,7 @@ class ThisMachine:
     def answers_to(self, named: str) -> str | None:
         """Why ``named`` is this machine: a phrase, or None where it is not. No name is looked up."""
         text = canonical(named)
-        if text == "localhost" or _is_loopback(text):
+        if text == "localhost" or is_loopback(text):
             return "a loopback address is this machine"
         if text in self.addresses:
             return "one of this machine's addresses"
@@ -81,10 +82,3 @@ def training_python(environ: Mapping[str, str]) -> tuple[str, str]:
     if environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX") or not in_venv or for_a_tool:
         return "python3", "default"
     return os.fspath(sys.executable), "default: the environment that nccl-doctor runs in"
-
-
-def _is_loopback(text: str) -> bool:
-    try:
-        return ipaddress.ip_address(text).is_loopback
-    except ValueError:
-        return False

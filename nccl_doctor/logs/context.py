@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
+from nccl_doctor.inet import numeric
 from nccl_doctor.logs.collectives import mismatch
 from nccl_doctor.logs.events import Event, Reading
 from nccl_doctor.logs.facts import Facts
@@ -189,9 +190,8 @@ def _renamed(event: Event) -> Event:
 
 def _nowhere(event: Event) -> str | None:
     """The diagnosis of a connection to a loopback, link-local or docker0 address; None for any other."""
-    try:
-        address = ipaddress.ip_address(event.address.ip or "")
-    except ValueError:
+    address = numeric(event.address.ip or "")
+    if address is None:
         return None
     if address.is_loopback and "gloo" in event.text:
         return "hostname-loopback"

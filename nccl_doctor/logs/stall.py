@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import replace
 
+from nccl_doctor.inet import numeric
 from nccl_doctor.logs import marks
 from nccl_doctor.logs.events import Event, Reading
 from nccl_doctor.logs.facts import Facts
@@ -113,11 +114,8 @@ def apart(readings: list[Reading], facts: Facts) -> list[Event]:
 
 def _net(ip: str | None) -> str | None:
     """The private range that holds an address, "public" for others; None for IPv6, which tells nothing here."""
-    try:
-        address = ipaddress.ip_address(ip or "")
-    except ValueError:
-        return None
-    if address.version == 6 or address.is_loopback:
+    address = numeric(ip or "")
+    if address is None or address.version == 6 or address.is_loopback:
         return None
     return next((str(net) for net in _NETS if address in net), "public")
 

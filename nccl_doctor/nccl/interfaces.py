@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nccl_doctor.hostlist import quoted
+from nccl_doctor.inet import numeric
 from nccl_doctor.nccl import versions
 from nccl_doctor.nccl.comm_id import INVALID, Remote, on_subnet, parse_comm_id
 from nccl_doctor.nccl.spec import Spec, is_read, parse_spec
@@ -186,15 +187,8 @@ def usable(interfaces: Interfaces, family: str | None, *, running_only: bool) ->
         for entry in interfaces.addresses
         if family in (None, entry.family)
         and entry.interface.partition(":")[0] not in idle
-        and not (entry.family == "inet6" and _is_ipv6_loopback(entry.address))
+        and not (entry.family == "inet6" and numeric(entry.address) == ipaddress.IPv6Address(1))
     ]
-
-
-def _is_ipv6_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address.partition("%")[0]) == ipaddress.IPv6Address(1)
-    except ValueError:
-        return False
 
 
 def _same_subnet(interfaces: Interfaces, remote: Remote) -> tuple[Chosen, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from nccl_doctor.commands import export, on
+from nccl_doctor.inet import Network
 from nccl_doctor.model import Fix
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
 from nccl_doctor.nccl.peers import Peers
@@ -102,7 +103,7 @@ def _carrier(host: Host, told: Mapping[str, set[str]], one: HostNccl) -> str | N
     return next((e.interface for e in one.interfaces.addresses if e.address in known and _fits(one, e.interface)), None)
 
 
-def _in_net(one: HostNccl, net: ipaddress.IPv4Network | ipaddress.IPv6Network) -> str | None:
+def _in_net(one: HostNccl, net: Network) -> str | None:
     for entry in one.interfaces.addresses:
         address = ipaddress.ip_address(entry.address)
         if address.version == net.version and address in net and _fits(one, entry.interface):

@@ -20,8 +20,8 @@ from nccl_doctor import confirmed
 from nccl_doctor.checks.evidence_lines import folded
 from nccl_doctor.checks.own_names import CHANCE, finding, is_without_gpus, own_names
 from nccl_doctor.commands import on
-from nccl_doctor.confirmed import Address
 from nccl_doctor.hostlist import fold, quoted
+from nccl_doctor.inet import Address, numeric
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.shell import Line, line
@@ -107,7 +107,7 @@ def _address(snapshot: Snapshot, name: str, host: str) -> Address | None:
     """The one address of a name, of IPv4 where there are both."""
     told = {address for one in snapshot.hosts if one.facts for address in _told(one.facts, name)}
     told.update(snapshot.resolved.get(name, ()))
-    found = confirmed.of_name(snapshot, name, host) & {confirmed.numeric(text) for text in told}
+    found = confirmed.of_name(snapshot, name, host) & {numeric(text) for text in told}
     some: list[Address] = [address for address in found if isinstance(address, IPv4Address)] or [*found]
     return some[0] if len(some) == 1 and _NAME.fullmatch(name) else None
 

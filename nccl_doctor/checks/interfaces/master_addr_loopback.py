@@ -11,20 +11,12 @@ Fix: set `master_addr` to the address of the first host's network interface. On 
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator
 
+from nccl_doctor.inet import is_loopback
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Names
-
-
-def is_loopback(address: str) -> bool:
-    """True for 127.0.0.0/8, ::1 and their spellings; False for any name."""
-    try:
-        return ipaddress.ip_address(address.split("%", maxsplit=1)[0]).is_loopback
-    except ValueError:
-        return False
 
 
 @check(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.interfaces.master_addr_loopback import is_loopback
+from nccl_doctor.inet import is_loopback
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import HostFacts, known

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 
 from nccl_doctor.commands import on
+from nccl_doctor.inet import Network, address_of
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.shell import line
@@ -70,8 +70,7 @@ def neighbour_table_small(view: View) -> Iterator[Finding | Unjudged]:
         )
 
 
-_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-_Cache = dict[tuple[frozenset[_Network], int, bool], frozenset[str]]
+_Cache = dict[tuple[frozenset[Network], int, bool], frozenset[str]]
 """By the nets of hosts and what they share of names, the addresses that lie on these nets."""
 
 
@@ -98,14 +97,9 @@ def _peers(facts: HostFacts, names: frozenset[str], cache: _Cache) -> int:
     return len((cache[key] | frozenset(_beside(nets, deviating))) - own)
 
 
-@lru_cache(8192)
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    return ipaddress.ip_address(text.partition("%")[0])
-
-
-def _beside(nets: frozenset[_Network], texts: Iterable[str]) -> Iterator[str]:
+def _beside(nets: frozenset[Network], texts: Iterable[str]) -> Iterator[str]:
     """Those of the addresses that lie on one of the nets."""
     for text in texts:
-        address = _address(text)
+        address = address_of(text)
         if address.version == 4 and any(address in net for net in nets):
             yield text

@@ -11,13 +11,13 @@ Fix: add the route, as the other hosts of that subnet have it.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterable, Iterator
 
 from nccl_doctor.checks.interfaces._ways import hindered
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS
 from nccl_doctor.firewall.ways import NO_WAY
 from nccl_doctor.hostlist import fold
+from nccl_doctor.inet import address_of
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.faults import faults
@@ -82,5 +82,5 @@ def _remedy(one: HostNccl, targets: Iterable[str], seen: tuple[str, ...]) -> str
 
 def is_local(address: str) -> bool:
     """Whether it can't lead to another subnet: loopback or link-local."""
-    ip = ipaddress.ip_address(address.partition("%")[0])
+    ip = address_of(address)
     return ip.is_loopback or ip.is_link_local

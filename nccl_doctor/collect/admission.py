@@ -69,7 +69,8 @@ class Window:
             self.limit = max(FEWEST, 0.9 * self.limit)
 
     def _active(self, now: float) -> list[float]:
-        return [began for began in self._began.values() if now - began < self._silence()]
+        silence = self._silence()
+        return [began for began in self._began.values() if now - began < silence]
 
     def _silence(self) -> float:
         return max(_SILENCE_S, 3 * self.usual)

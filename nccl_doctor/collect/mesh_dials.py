@@ -75,7 +75,9 @@ class Dialling:
             ports = self.ports
             if sample is not None and name == sample.order[0]:
                 ports = {dst: some[-1:] for dst, some in ports.items()}
-            targets[name], doubtful = _targets(others, self.cluster, self.addresses, self.facts[name], ports)
+            targets[name], doubtful = _targets(
+                others, self.cluster, self.nodes, self.addresses, self.facts[name], ports
+            )
             self.doubtful.setdefault(name, {}).update(doubtful)
             for other in _others(name, targets[name], others, self.facts, self.ports, self.used):
                 targets[name].append(other)
@@ -161,6 +163,7 @@ def _dial(session: ProbeSession, targets: list[Target], nonce: str, timeout_s: f
 def _targets(
     partners_of: list[str],
     cluster: Cluster,
+    nodes: dict[str, Node],
     addresses: dict[str, str],
     source: HostFacts,
     ports: dict[str, tuple[int, ...]],
@@ -169,7 +172,6 @@ def _targets(
 
     Also, by partner, the addresses that are not dialled: nothing that the dialling host knows confirms them.
     """
-    nodes = {node.name: node for node in cluster.nodes}
     targets: list[Target] = []
     doubtful: dict[str, str] = {}
     for name in partners_of:

@@ -197,16 +197,15 @@ class ReplayChannel:
 
 
 @lru_cache(2)
-def _asked(names: str) -> dict[str, list[Any] | None]:
-    return unpacked(names)
+def _unanswered(names: str) -> list[str]:
+    return [name for name, known in unpacked(names).items() if known is None]
 
 
 def _unknown_names(names: str, source: str) -> dict[str, Any]:
     """What a host tells: the names that nobody has answered yet."""
     return {
         name: {"addresses": [address(int(name[4:]))], "error": None, "source": source, "source_error": None}
-        for name, known in _asked(names).items()
-        if known is None
+        for name in _unanswered(names)
     }
 
 

@@ -87,5 +87,5 @@ def _rule(ref: RuleRef, table: _Table, ipsets: Ipsets) -> Rule:
     """The rule; of one written in a way not known here, that it may do anything."""
     try:
         return Rule(ref, steps(shlex.split(ref.text)[2:], frozenset(table.rules), ipsets))
-    except (IndexError, ValueError):
+    except (LookupError, ValueError):
         return Rule(ref, (When(unsure), Unclear()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nccl_doctor.firewall.ruleset import compile_rules
@@ -43,6 +43,7 @@ OPTIONS = ["-p", "tcp", "-s", "10.9.0.1", "!", "-m", "set", "--match-set", "s", 
            "--mark", "0x1/0x1", "MARK", "--set-xmark", "--tcp-flags", "SYN", "--ctstate", "NEW", "--comment", '"', "x'y"]  # fmt: skip
 
 
+@example(["-j", "MARK"], "")
 @given(st.lists(st.sampled_from(OPTIONS) | st.text(max_size=5), max_size=8), st.text(max_size=40))
 def test_any_iptables_rule_has_an_answer(words: list[str], ipsets: str) -> None:
     sets = "create s hash:net,port\n" + ipsets + '\nadd s 1.2.3.4,x comment "\nadd s nonsense\n'

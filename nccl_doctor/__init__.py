@@ -2,12 +2,12 @@
 
 ``nccl-doctor check hosts.yaml``, step by step:
 
-1. cli/main.py hands the words to cli/app.py; cli/check.py makes a ``Request`` of the options.
-2. cli/run.py ``check_cluster`` has inventory/load.py read the hosts file into a ``Cluster`` (model.py).
+1. cli/main.py hands the words to cli/app.py; cli/check.py makes a ``Request`` of its options (cli/options.py).
+2. cli/run.py ``check_cluster``: the options' ``cluster`` has inventory/load.py read the hosts file into a ``Cluster``.
 3. collect/run.py ``looked`` goes through the phases of a ``Run``: connect, facts, mesh, names, smoke.
 4. connect: transport/register.py reaches each host, collect/session.py starts probe/main.py there and asks it.
 5. facts: probe/facts/ looks at the host; collect/facts.py types each answer as ``HostFacts`` (snapshot/hosts.py).
-6. mesh: collect/mesh.py has every host listen, and dial the others (probe/mesh.py).
+6. mesh: collect/mesh.py has every host listen, and dial the others (probe/mesh.py); derived.py tells why dials failed.
 7. smoke: collect/smoke/ runs an all-reduce over all hosts (probe/allreduce.py) and notes how far each rank came.
 8. diagnose.py ``judge`` runs the checks of registry.py (checks/CATEGORY/NAME.py) over the ``Snapshot``; each gets a
    ``View``, with what derived.py works out by nccl/ and firewall/; what merely follows goes under its cause.
@@ -25,7 +25,7 @@ Glossary:
 - consequence: a finding that another one explains. gap: hosts that a check could not judge.
 - rule: a wording of a log line. grade: how sure it is. signs: a diagnosis' rules and advice, in one file.
 - remedy, fix: what to do, as prose and commands. blame: a host's rule that stops a dial.
-- form: human, JSON, JUnit, Prometheus. report: the document that every form shows.
+- form: human, JSON, JUnit, Prometheus, HTML. report: the document that every form shows.
 """
 
 __version__ = "0.1.0"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import json
 import re
 import resource
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from nccl_doctor.cli.main import GARBAGE
 from nccl_doctor.cli.progress import Silent
 from nccl_doctor.collect import answers, facts
 from nccl_doctor.collect.run import Options, looked
@@ -216,6 +218,7 @@ def _libnccl(told: Any, own: str) -> Any:
 
 def run(count: int) -> dict[str, float]:
     """The figures of one size; in a process of its own, for the memory."""
+    gc.set_threshold(*GARBAGE)
     all_checks()
     recorded = record()
     began = time.process_time()

@@ -35,6 +35,16 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     return groups
 
 
+def nouns(count: int, noun: str) -> str:
+    """A noun beside something of which there are so many: ``rank``, ``ranks``."""
+    return noun if count == 1 else f"{noun}s"
+
+
+def plural(count: int, noun: str) -> str:
+    """A number with its noun: ``1 error``, ``2 errors``."""
+    return f"{count} {nouns(count, noun)}"
+
+
 def has_control(text: str) -> bool:
     """Whether ``text`` holds control characters, line breaks, half a surrogate pair, or marks that turn text around."""
     return _CONTROL.search(text) is not None
@@ -128,6 +138,11 @@ class _Spot(NamedTuple):
     prefix: str
     suffix: str
     number: str
+
+
+def fold_numbers(numbers: Iterable[object]) -> str:
+    """Numbers in their folded form: ``0-2,7``."""
+    return fold(map(str, numbers)).strip("[]")
 
 
 def fold(names: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from nccl_doctor.checks.allreduce.link import best, link, way
 from nccl_doctor.firewall.manager import managed_by
-from nccl_doctor.hostlist import fold, grouped
+from nccl_doctor.hostlist import fold, grouped, plural
 from nccl_doctor.model import CheckResult, Diagnosis, HostSummary, Outcome, Phase, PhaseOutcome, Report, Severity
 from nccl_doctor.snapshot import (
     PENDING,
@@ -141,7 +141,7 @@ class _Texts:
             return f"{len(hosts) - len(away)} of {len(hosts)} hosts answered; not {fold(away)}"
         if len(hosts) == 1 and hosts[0].node.local:
             return "this machine, without SSH"
-        return f"{len(hosts)} host{'s' * (len(hosts) > 1)} answered in {seconds:.1f} s"
+        return f"{plural(len(hosts), 'host')} answered in {seconds:.1f} s"
 
     def _software(self) -> str:
         python = _values(f.python.version for f in self.facts if isinstance(f.python, PythonInfo))

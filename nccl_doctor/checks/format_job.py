@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nccl_doctor.commands import on
+from nccl_doctor.hostlist import plural
 from nccl_doctor.model import Cluster, Command, Node
 from nccl_doctor.port_model import GRACE_S, age_words
 from nccl_doctor.shell import Line, line, script
@@ -13,7 +14,7 @@ from nccl_doctor.source import Source
 def described(job: TrainingJob) -> str:
     """One line: whose it is, how old, how many ranks, where, and what it runs."""
     what = [f"pid {job.pid} of {job.user}", f"{age_words(job.age_s)} old"]
-    what += [f"{job.ranks} rank{'s' * (job.ranks > 1)}"] if job.ranks else []
+    what += [plural(job.ranks, "rank")] if job.ranks else []
     what += [f"in {job.unit}"] if job.unit else []
     return f"{', '.join(what)}: {job.command}"
 

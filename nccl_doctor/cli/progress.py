@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from nccl_doctor.hostlist import plural
 from nccl_doctor.report.progress import Wait
 from nccl_doctor.report.safe import clean
 
@@ -63,7 +64,7 @@ class Lines(Silent):
         with self._lock:
             self._wait = Wait(name, tuple(hosts), limit_s)
             self._began = self._told = time.monotonic()
-        self._begin(f"{name}  {len(hosts)} host{'s' * (len(hosts) != 1)}")
+        self._begin(f"{name}  {plural(len(hosts), 'host')}")
 
     def done(self, host: str) -> None:
         """Takes a host off the list of those awaited."""

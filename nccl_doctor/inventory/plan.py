@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from nccl_doctor import shell
 from nccl_doctor.documents import RankPlace
 from nccl_doctor.errors import UsageError
-from nccl_doctor.hostlist import fold
+from nccl_doctor.hostlist import fold, plural
 from nccl_doctor.inet import numeric
 from nccl_doctor.inventory.values import device_list
 from nccl_doctor.job_variables import ADDRESSES, OF_A_JOB, PlannedNode, contradictions, names_of
@@ -165,7 +165,7 @@ def _refuse_more_ranks_than_gpus(cluster: Cluster, seen: Mapping[str, Seen]) -> 
         count = _count(node, seen.get(node.name)) or 0
         if there and count > there:
             raise UsageError(
-                f"{node.name} is to start {count} ranks and has {there} GPU{'s' * (there > 1)}; set nproc_per_node "
+                f"{node.name} is to start {count} ranks and has {plural(there, 'GPU')}; set nproc_per_node "
                 f"to {there}, or cuda_visible_devices"
             )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from nccl_doctor.hostlist import fold
+from nccl_doctor.hostlist import fold, plural
 from nccl_doctor.logs.diagnose import LogVerdict
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.model import Phase
@@ -29,7 +29,7 @@ def _told(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "versions", ", ".join(f"{name} {' / '.join(list(seen)[:MOST])}" for name, seen in versions if seen)
     count = facts.world_size or len(facts.ranks)
     on = f" on {fold(facts.hosts)}" if facts.hosts else ""
-    yield "ranks", f"{count} rank{'s' * (count != 1)}{on}" if count else ""
+    yield "ranks", f"{plural(count, 'rank')}{on}" if count else ""
     yield "interface", _by_host([(p.host, p.interfaces[0].name) for p in processes if p.interfaces])
     plugins = [(p.host, f"{p.network}{f' (plugin {p.plugin})' if p.plugin else ''}") for p in processes if p.network]
     yield "network", _by_host(plugins)
@@ -52,4 +52,4 @@ def _rings(facts: Facts) -> str:
         return ""
     first = facts.rings[min(facts.rings)]
     order = " ".join(map(str, first[:16])) + (" …" if len(first) > 16 else "")
-    return f"{len(facts.rings)} channel{'s' * (len(facts.rings) != 1)}, the first goes {order}"
+    return f"{plural(len(facts.rings), 'channel')}, the first goes {order}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from nccl_doctor import __version__
-from nccl_doctor.hostlist import fold
+from nccl_doctor.hostlist import fold, plural
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.diagnose import LogVerdict
 from nccl_doctor.logs.events import Event
@@ -148,7 +148,7 @@ def _consequence(name: str, events: tuple[Event, ...], case: Case) -> Consequenc
     hosts = tuple(dict.fromkeys(event.prefix.host for event in events if event.prefix.host))
     ranks = {rank for rank in map(case.rank_of, events) if rank is not None}
     lines = max(case.log.counts[name], len(events))
-    who = f"{len(ranks)} rank{'s' * (len(ranks) != 1)}" if ranks else f"{lines} line{'s' * (lines != 1)}"
+    who = plural(len(ranks), "rank") if ranks else plural(lines, "line")
     text = " ".join(events[0].message.split())
     quote = text if len(text) <= 100 else text[:99] + "…"
     return Consequence(code=entry(name).code, name=name, hosts=hosts, message=f"{who}: {quote}")
@@ -157,9 +157,9 @@ def _consequence(name: str, events: tuple[Event, ...], case: Case) -> Consequenc
 def title(verdict: LogVerdict) -> str:
     """``8 files, 61 MB, 16 ranks, NCCL 2.21.5, torch 2.4.1``."""
     facts = verdict.log.facts
-    parts = [f"{verdict.files} file{'s' * (verdict.files != 1)}", _size(verdict.bytes)]
+    parts = [plural(verdict.files, "file"), _size(verdict.bytes)]
     count = facts.world_size or len(facts.ranks)
-    parts += [f"{count} rank{'s' * (count != 1)}"] if count else []
+    parts += [plural(count, "rank")] if count else []
     parts += [fold(facts.hosts)] if 0 < len(facts.hosts) <= 16 else []
     parts += [f"NCCL {'/'.join(list(facts.nccl_versions)[:3])}"] if facts.nccl_versions else []
     parts += [f"torch {'/'.join(list(facts.torch_versions)[:3])}"] if facts.torch_versions else []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nccl_doctor.commands import on
-from nccl_doctor.hostlist import fold
+from nccl_doctor.hostlist import fold_numbers, nouns
 from nccl_doctor.model import Command, Fix
 from nccl_doctor.shell import line
 
@@ -43,8 +43,8 @@ def advise(message: str, summary: str, commands: tuple[Command, ...] = ()) -> Ad
 
 def ranks_of(ranks: Iterable[int]) -> str:
     """``rank 3``, ``ranks 0-2,7``."""
-    names = [str(rank) for rank in sorted(ranks)]
-    return f"rank{'s' * (len(names) > 1)} {fold(names).strip('[]')}"
+    names = sorted(ranks)
+    return f"{nouns(len(names), 'rank')} {fold_numbers(names)}"
 
 
 def ifname_command(case: Case) -> tuple[Command, ...]:

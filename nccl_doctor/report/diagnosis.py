@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from nccl_doctor.hostlist import fold, grouped
+from nccl_doctor.hostlist import fold, fold_numbers, grouped
 from nccl_doctor.model import Command, Consequence, Diagnosis, Fix, LogLine
 from nccl_doctor.report.safe import clean, pasteable
 from nccl_doctor.report.text import SEVERITY_STYLES, Screen, apart, wrap
@@ -50,7 +50,7 @@ def where(found: Diagnosis) -> str:
     if ranks is None:
         return hosts
     each = ranks if isinstance(ranks, (list, tuple)) else [ranks]
-    folded = fold([str(rank) for rank in each]).strip("[]")
+    folded = fold_numbers(each)
     return f"rank {folded} ({hosts})" if hosts else f"rank {folded}"
 
 

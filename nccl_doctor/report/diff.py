@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from nccl_doctor.documents import Change, Difference
-from nccl_doctor.hostlist import fold
+from nccl_doctor.hostlist import fold, plural
 from nccl_doctor.model import Diagnosis
 from nccl_doctor.report.render import RenderOptions
-from nccl_doctor.report.text import plural, wrap
+from nccl_doctor.report.text import wrap
 
 _WIDTH = 80
 _VALUE = 60

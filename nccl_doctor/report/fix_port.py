@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from nccl_doctor import __version__
+from nccl_doctor.hostlist import plural
 from nccl_doctor.port_model import Holder, HolderJob, PortReport, Socket, age_words
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean, pasteable
@@ -158,7 +159,7 @@ def _format_job(job: HolderJob) -> str:
     ranks = [member for member in job.members if member.rank and not member.launcher]
     others = len(job.members) - len(launchers) - len(ranks)
     parts = [member.launcher or "" for member in launchers]
-    parts += [f"{len(ranks)} rank{'s' * (len(ranks) > 1)}"] if ranks else []
+    parts += [plural(len(ranks), "rank")] if ranks else []
     parts += [f"{others} {'other ' if parts else ''}process{'es' * (others > 1)}"] if others else []
     gone = ", orphaned: its launcher is gone" if job.orphan else ""
     return f"{' and '.join(parts)} ({_pids([member.pid for member in job.members])}){gone}"

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.documents import Launch, RankPlace
-from nccl_doctor.hostlist import fold, grouped
+from nccl_doctor.hostlist import fold_numbers, grouped, nouns, plural
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean
-from nccl_doctor.report.text import plural, table
+from nccl_doctor.report.text import table
 
 _WIDTH = 100
 _ROWS = 64
@@ -37,8 +37,8 @@ def render_script(plan: Launch, _options: RenderOptions) -> str:
 
 
 def _span(places: list[RankPlace]) -> str:
-    numbers = fold([str(place.rank) for place in places]).strip("[]")
-    return f"rank{'s' * (len(places) > 1)} {numbers}"
+    numbers = fold_numbers(place.rank for place in places)
+    return f"{nouns(len(places), 'rank')} {numbers}"
 
 
 def _ends(places: list[RankPlace], name: str) -> str:

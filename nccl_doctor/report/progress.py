@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nccl_doctor.hostlist import fold, grouped
+from nccl_doctor.hostlist import fold, grouped, plural
 from nccl_doctor.measured import STAGES
 
 _DOES: dict[str, str] = dict(
@@ -55,7 +55,7 @@ class Wait:
     def _share(self) -> str:
         count = len(self.hosts) - len(self._behind())
         does = f" {_DOES[self._front]}" if self.stages else ""
-        return f"{count} of {len(self.hosts)} host{'s' * (len(self.hosts) != 1)}{does}"
+        return f"{count} of {plural(len(self.hosts), 'host')}{does}"
 
     @property
     def _front(self) -> str:

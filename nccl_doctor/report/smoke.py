@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from nccl_doctor.hostlist import fold, grouped
+from nccl_doctor.hostlist import fold, fold_numbers, grouped, plural
 from nccl_doctor.measured import AllReduceReport, LinkShare, RankReport, SizeReport
-from nccl_doctor.report.text import Screen, plural, table, wrap
+from nccl_doctor.report.text import Screen, table, wrap
 
 _HOPS = 16
 """Hosts of a ring that are drawn; of a longer one the first of these and the last."""
@@ -83,7 +83,7 @@ def ring_words(result: AllReduceReport) -> str:
     if len(order) < 2 or any(rank not in ranks for rank in order):
         return ""
     hops = [
-        f"{host} (rank {fold([str(rank) for rank in group]).strip('[]')})"
+        f"{host} (rank {fold_numbers(group)})"
         for host, group in ((host, list(group)) for host, group in groupby(order, key=lambda rank: ranks[rank]))
     ]
     if len(hops) > _HOPS:
@@ -99,7 +99,7 @@ def _tree(result: AllReduceReport) -> str:
         found = _PARENT.search(text)
         if found and int(found[2]) >= 0:
             children.setdefault(int(found[2]), []).append(found[1])
-    parts = [f"{parent} <- {fold(below).strip('[]')}" for parent, below in sorted(children.items())]
+    parts = [f"{parent} <- {fold_numbers(below)}" for parent, below in sorted(children.items())]
     more = [f"{len(parts) - _HOPS} more"] if len(parts) > _HOPS else []
     return f"rank {'; '.join([*parts[:_HOPS], *more])}" if parts else ""
 

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from rich.cells import cell_len
 
-from nccl_doctor.hostlist import grouped
+from nccl_doctor.hostlist import grouped, plural
 from nccl_doctor.model import CheckResult, Diagnosis, Outcome, Report, Severity
 from nccl_doctor.report.safe import pasteable
-from nccl_doctor.report.text import SEVERITY_STYLES, Screen, plural, wrap
+from nccl_doctor.report.text import SEVERITY_STYLES, Screen, wrap
 
 _NAMES = 6
 _NO_REASON = "no reason given"

@@ -79,11 +79,6 @@ def _console(width: int) -> Console:
     return Console(file=StringIO(), width=width, color_system=None, force_jupyter=False, legacy_windows=False)
 
 
-def plural(count: int, noun: str) -> str:
-    """A number with its noun: ``1 error``, ``2 errors``."""
-    return f"{count} {noun}" + ("" if count == 1 else "s")
-
-
 @dataclass(frozen=True)
 class Screen:
     """Where a report is shown.

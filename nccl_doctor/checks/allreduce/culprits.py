@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nccl_doctor.checks.allreduce.output_causes import is_echo
-from nccl_doctor.hostlist import fold
+from nccl_doctor.hostlist import fold, fold_numbers, nouns
 from nccl_doctor.measured import STAGES, Stage
 from nccl_doctor.snapshot import RankResult, Smoke
 
@@ -62,8 +62,8 @@ class Culprits:
     @property
     def named(self) -> str:
         """``rank 3 on node2``, ``ranks 8-15 on node[2-3]``."""
-        numbers = fold([str(rank.rank) for rank in self.ranks]).strip("[]")
-        return f"rank{'s' * (len(self.ranks) > 1)} {numbers} on {fold(self.hosts)}"
+        numbers = fold_numbers(rank.rank for rank in self.ranks)
+        return f"{nouns(len(self.ranks), 'rank')} {numbers} on {fold(self.hosts)}"
 
 
 def culprits(smoke: Smoke) -> Culprits:
@@ -111,7 +111,7 @@ def stages(smoke: Smoke) -> Iterator[str]:
     for stage in STAGES:
         there = [rank for rank in smoke.ranks if rank.stage == stage]
         if there:
-            numbers = fold([str(rank.rank) for rank in there]).strip("[]")
+            numbers = fold_numbers(rank.rank for rank in there)
             hosts = fold(list(dict.fromkeys(rank.host for rank in there)))
             yield f"rank {numbers} ({hosts}): {MISSING[stage]}"
 

@@ -33,7 +33,7 @@ from itertools import permutations
 
 from nccl_doctor.checks.ports._rails import by_rail, rail_of
 from nccl_doctor.fewest import Group, groups
-from nccl_doctor.hostlist import fold, grouped
+from nccl_doctor.hostlist import fold, grouped, nouns
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Dial, FirewallFacts
@@ -106,7 +106,7 @@ def _sentence(name: str, dials: list[Dial], count: int) -> str:
     if not outgoing:
         ports = sorted({dial.port for dial in dials})
         return (
-            f"{fold(sorted(incoming))} can't reach {name} on port{'s' * (len(ports) > 1)} {', '.join(map(str, ports))}."
+            f"{fold(sorted(incoming))} can't reach {name} on {nouns(len(ports), 'port')} {', '.join(map(str, ports))}."
         )
     return f"{fold(sorted(incoming))} can't reach {name}, nor it {fold(sorted(outgoing))}."
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median_low
 
-from nccl_doctor.hostlist import fold
+from nccl_doctor.hostlist import fold, nouns
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Clock
@@ -45,7 +45,7 @@ def clock_skew(view: View) -> Iterator[Finding | Unjudged]:
     breaks = " With --rdzv_backend=c10d torchrun takes hosts so far apart for dead." if worst > C10D_S else ""
     yield Finding(
         hosts=tuple(off),
-        message=f"The clock{'s' * (len(off) > 1)} of {fold(off)} {'is' if len(off) == 1 else 'are'} off by up to "
+        message=f"The {nouns(len(off), 'clock')} of {fold(off)} {'is' if len(off) == 1 else 'are'} off by up to "
         f"{worst:.0f} s.{breaks}",
         evidence=tuple(f"{name}: {abs(s):.1f} s {'ahead' if s > 0 else 'behind'}" for name, s in off.items()),
         facts={"offset_s": {name: round(s, 3) for name, s in off.items()}},

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from nccl_doctor.hostlist import fold, grouped
+from nccl_doctor.hostlist import fold, fold_numbers, grouped, plural
 from nccl_doctor.model import Finding, Fix, Node, Severity
 from nccl_doctor.ranks import devices, nproc, visible
 from nccl_doctor.registry import Unjudged, View, check
@@ -61,11 +61,11 @@ def _parts(node: Node) -> bool:
 
 
 def _short(node: Node, gpus: tuple[Gpu, ...], ranks: int, missing: list[str]) -> Finding:
-    has = f"{len(gpus)} GPU{'s' * (len(gpus) != 1)}"
+    has = plural(len(gpus), "GPU")
     named = f" with CUDA_VISIBLE_DEVICES={node.cuda_visible_devices}" if node.cuda_visible_devices is not None else ""
     wants = f"use GPU {', '.join(missing)}" if missing else f"start {ranks} ranks"
     models = grouped((gpu.name, str(gpu.index)) for gpu in gpus)
-    seen = [f"GPU {fold(indexes).strip('[]')}: {name}" for name, indexes in models.items()]
+    seen = [f"GPU {fold_numbers(indexes)}: {name}" for name, indexes in models.items()]
     return Finding(
         hosts=(node.name,),
         message=f"{node.name} is to {wants}{named}, and has {has}.",

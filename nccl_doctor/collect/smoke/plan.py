@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from nccl_doctor.hostlist import fold
+from nccl_doctor.hostlist import fold, plural
 from nccl_doctor.model import Cluster, Node
 from nccl_doctor.ranks import devices, nproc, visible
 from nccl_doctor.snapshot import HostFacts, TorchInfo, Unknown
@@ -135,4 +135,4 @@ def _no_nccl(node: Node, facts: HostFacts, count: int) -> str | None:
     named = devices(node)
     # a part of a GPU is one device to CUDA, and nvidia-smi does not list it
     there = len(visible(node, facts.gpus)) + sum(part.startswith("MIG-") for part in named)
-    return f"with {there} GPU{'s' * (there != 1)} for {count} ranks" if there < count else None
+    return f"with {plural(there, 'GPU')} for {count} ranks" if there < count else None

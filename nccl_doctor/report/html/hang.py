@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.hang_model import STANDS_STILL, HangRank, HangReport
-from nccl_doctor.hostlist import fold, grouped
+from nccl_doctor.hostlist import fold, fold_numbers, grouped
 from nccl_doctor.report.html.cards import cards
 from nccl_doctor.report.html.document import document
 from nccl_doctor.report.html.report import head, pages
@@ -37,7 +37,7 @@ def _stands(ranks: tuple[HangRank, ...]) -> Iterator[Stand]:
     groups = grouped(((_where(one), _issued(one), one.behind), one) for one in ranks)
     most = max(map(len, groups.values()), default=1)
     for (where, issued, behind), its in sorted(groups.items(), key=lambda group: (-len(group[1]), group[1][0].rank)):
-        ranks_ = fold(str(one.rank) for one in its).strip("[]")
+        ranks_ = fold_numbers(one.rank for one in its)
         hosts = fold(one.host for one in its if one.host)
         yield Stand(where, issued, f"rank {ranks_}", hosts, len(its), round(1000 * len(its) / most, 1), behind)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nccl_doctor.hostlist import fold, grouped
+from nccl_doctor.hostlist import fold, fold_numbers, grouped
 from nccl_doctor.model import LogEvent
 from nccl_doctor.report.html.views import Moment, Timeline
 
@@ -36,7 +36,7 @@ def _moment(events: list[LogEvent], first: int, span: float, *, timed: bool) -> 
     after = ((one.at or 0) - first) % _DAY_S
     ranks = [str(event.rank) for event in events if event.rank is not None]
     hosts = fold(event.host for event in events if event.host)
-    who = f"rank {fold(ranks).strip('[]')}" if ranks else ""
+    who = f"rank {fold_numbers(ranks)}" if ranks else ""
     clock = f"{(one.at or 0) // 3600:02}:{(one.at or 0) // 60 % 60:02}:{(one.at or 0) % 60:02}" if timed else ""
     return Moment(
         when=clock or f"line {one.line}",

@@ -54,7 +54,7 @@ def fix_port(
     output_file: options.OutputFile = None,
     quiet: options.Quiet = False,
     transport: options.Transport = "auto",
-    connect_timeout: options.ConnectTimeout = 10.0,
+    connect_timeout: options.ConnectTimeout = None,
 ) -> None:
     """After "Address already in use": who holds the port; end it, or move away from it."""
 

@@ -56,8 +56,14 @@ OutputFile = Annotated[
 ColorWhen = Annotated[Color, of_report("--color", help="Colour; NO_COLOR is honoured.")]
 Quiet = Annotated[bool, of_report("-q", "--quiet", help="Only what was found; no progress.")]
 ConnectTimeout = Annotated[
-    float,
-    of_hosts("--connect-timeout", metavar="SECONDS", help="For each host to let us in, and to answer.", min=1),
+    float | None,
+    of_hosts(
+        "--connect-timeout",
+        metavar="SECONDS",
+        help="For each host to answer; a login that has begun has three times as long.",
+        min=1,
+        show_default="10, or ConnectTimeout of ~/.ssh/config",
+    ),
 ]
 Timeout = Annotated[float, of_run("--timeout", metavar="SECONDS", help="For the whole run.", min=1)]
 TimeoutWithSmoke = Annotated[
@@ -146,7 +152,7 @@ class JobOptions(Login):
 class Reached:
     """How hosts are reached."""
 
-    connect_timeout: ConnectTimeout = 10.0
+    connect_timeout: ConnectTimeout = None
     transport: Transport = "auto"
 
 

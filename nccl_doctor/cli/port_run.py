@@ -34,7 +34,7 @@ class Request(NamedTuple):
     write: bool = False
     wait: bool = False
     transport: Kind = "auto"
-    connect_s: float = 10.0
+    connect_s: float | None = None
 
     @property
     def process(self) -> Identity | None:

@@ -60,7 +60,7 @@ class Options:
     pid: int | None = None
     force: bool = False
     dump: bool = False
-    connect_s: float = 10.0
+    connect_s: float | None = None
     total_s: float = 120.0
 
 

@@ -23,7 +23,7 @@ class Fleet:
         host: name or address of the host that is meant.
         kind: how hosts are reached.
         grace_s: what a host must be patient for, beyond an ordinary request.
-        connect_s: for a host to let us in, and to answer.
+        connect_s: as :class:`~nccl_doctor.collect.reach.Reach`'s.
 
     Attributes:
         target: the host that is meant; this machine until :meth:`connect`.
@@ -34,7 +34,9 @@ class Fleet:
         UsageError, HostsFileError: the file or the name means no host.
     """
 
-    def __init__(self, hosts: str | None, host: str | None, kind: Kind, grace_s: float, connect_s: float) -> None:
+    def __init__(
+        self, hosts: str | None, host: str | None, kind: Kind, grace_s: float, connect_s: float | None
+    ) -> None:
         self.target: Machine = ThisMachine()
         self.master_port: int | None = None
         self.address: str | None = None

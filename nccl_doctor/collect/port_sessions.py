@@ -40,7 +40,9 @@ class SessionMachine:
         self._session.close()
 
 
-def connect(nodes: Sequence[Node], transport: Transport, connect_s: float, grace_s: float) -> list[SessionMachine]:
+def connect(
+    nodes: Sequence[Node], transport: Transport, connect_s: float | None, grace_s: float
+) -> list[SessionMachine]:
     """A session on each of the nodes, in their order.
 
     Raises:

@@ -18,6 +18,9 @@ from nccl_doctor.transport.base import AccessError, Transport
 AGAIN = 0.35
 """The quiet try's share of the first one's time, where hosts answer fast: what is healthy needs far less."""
 
+CONNECT_S = 10.0
+"""For a host to answer where neither ``--connect-timeout`` nor a configuration of the user's says how long."""
+
 PATIENCE = 4.0
 """Times that the others needed; whoever takes longer alone is not merely one of many."""
 
@@ -30,7 +33,8 @@ class Reach:
     """Hosts to reach, and what became of them.
 
     Attributes:
-        connect_s: for a host to let us in once it is its turn, and as much again for its probe to answer.
+        connect_s: for a host to answer once it is its turn, and as much again for its probe; a login has more
+            (transport.base). None: what the user's configuration of the transport says, else :data:`CONNECT_S`.
         until: when the whole run ends, on the monotonic clock.
         on_done: called as a host lets us in, or doesn't.
         look: what each is asked as soon as it has, while others are still connected to.
@@ -42,7 +46,7 @@ class Reach:
     """
 
     transport: Transport
-    connect_s: float
+    connect_s: float | None
     until: float
     on_done: Callable[[str], None]
     look: Look | None = None
@@ -56,11 +60,12 @@ class Reach:
     def all(self, nodes: Sequence[Node]) -> Load:
         """Tries each, and says how busy this machine and they were meanwhile."""
         self._began, watch = time.monotonic(), LoadWatch()
-        usual = self._try(nodes, self.connect_s)
+        usual = self._try(nodes, 1.0)
         late = [node for node in nodes if self._ran_out_of_time(node)]
-        if late and len(nodes) > 1 and time.monotonic() < self.until:
+        busy = watch.now().busy  # a machine that slept meanwhile, too
+        if late and (len(nodes) > 1 or busy) and time.monotonic() < self.until:
             first = {node.name: self.failures.pop(node.name) for node in late if node.name in self.failures}
-            self._try(late, self._quiet_s(usual, busy=watch.now().busy))
+            self._try(late, self._quiet_share(usual, busy=busy))
             # the first try's words stay: it had the longer wait
             self.failures |= {name: first[name] for name in first.keys() & self.failures.keys()}
             self.again = tuple(node.name for node in late if not self._ran_out_of_time(node))
@@ -70,17 +75,16 @@ class Reach:
         hosts = {name: one.hello.load for name, one in self.opened.items() if one.hello.load is not None}
         return Load(controller=controller, hosts=hosts, second_try=self.again)
 
-    def _quiet_s(self, usual: float, *, busy: bool) -> float:
+    def _quiet_share(self, usual: float, *, busy: bool) -> float:
         """As long as the others' pace warrants; where nobody answered a busy machine gives the whole time again."""
-        wanted = PATIENCE * usual if usual else self.connect_s * busy
-        return min(self.connect_s, max(AGAIN * self.connect_s, wanted))
+        wanted = PATIENCE * usual / (self.connect_s or CONNECT_S) if usual else float(busy)
+        return min(1.0, max(AGAIN, wanted))
 
-    def _try(self, nodes: Sequence[Node], seconds: float) -> float:
-        """Tries each once; what a host that answered needed, in seconds, 0 where none did."""
+    def _try(self, nodes: Sequence[Node], share: float) -> float:
+        """Tries each once, for a share of its time; what a host that answered needed, in seconds, 0 where none did."""
         window = Window()
-        stages = [Stage[Node](lambda node: self._open(node, seconds), self._connected, window)]
+        stages = [Stage[Node](lambda node: self._open(node, share), self._connected, window)]
         if self.look is not None:
-            share = seconds / self.connect_s
             stages.append(Stage(lambda node: self._ask(node, share), lambda node: self.on_looked(node.name)))
         ends = in_turns(nodes, *stages)
         for node, end in zip(nodes, ends, strict=True):
@@ -91,8 +95,9 @@ class Reach:
                 self.failures[node.name] = ProbeFailed(detail=detail, facts=ProbeFacts(stage="connect"))
         return window.usual
 
-    def _open(self, node: Node, seconds: float) -> None:
+    def _open(self, node: Node, share: float) -> None:
         if node.name not in self.opened:
+            seconds = share * (self.connect_s or self.transport.connect_timeout(node) or CONNECT_S)
             now = time.monotonic()
             left = max(self.until - now, 0.1)
             deadline = now + min(seconds, left)

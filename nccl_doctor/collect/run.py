@@ -18,7 +18,7 @@ from nccl_doctor.collect import smoke as smoke_phase
 from nccl_doctor.collect.answers import ProbeError
 from nccl_doctor.collect.controller_names import look_up
 from nccl_doctor.collect.fanout import fan_out
-from nccl_doctor.collect.reach import Reach
+from nccl_doctor.collect.reach import CONNECT_S, Reach
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.collect.smoke import trials
 from nccl_doctor.derived import FailedDials
@@ -67,9 +67,12 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class Options:
-    """Bounds of a run, in seconds. ``total_s`` ends everything: a phase that no longer fits in is not begun."""
+    """Bounds of a run, in seconds. ``total_s`` ends everything: a phase that no longer fits in is not begun.
 
-    connect_s: float = 10.0
+    ``connect_s`` is :class:`~nccl_doctor.collect.reach.Reach`'s.
+    """
+
+    connect_s: float | None = None
     facts_limits: facts_phase.FactLimits = field(default_factory=facts_phase.FactLimits)
     total_s: float = 300.0
     smoke: bool = True
@@ -138,7 +141,7 @@ class Run:
         )
         names = [node.name for node in self._cluster.nodes]
         self._awaited = set(names)
-        self._progress.phase("connecting", names, self._within(self._options.connect_s))
+        self._progress.phase("connecting", names, self._within(self._options.connect_s or CONNECT_S))
         self._load = reach.all(self._cluster.nodes)
         self._facts, self._names = asking.all(), asking.common
         for name in reach.unanswered.keys() - self._facts.keys():

@@ -18,7 +18,7 @@ from nccl_doctor.collect.answers import GoneError, Hello, MalformedError, NoAnsw
 from nccl_doctor.collect.start_failure import Start, start_failure
 from nccl_doctor.model import Node
 from nccl_doctor.snapshot import ProbeFailed, PythonMissing
-from nccl_doctor.transport.base import AccessError, Channel, Transport
+from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Channel, Transport
 
 OLDEST_PSUTIL = (5, 9, 3)
 
@@ -63,14 +63,16 @@ class ProbeSession:
     ) -> ProbeSession:
         """Connects before the deadline, and starts the probe in as much time again, but before ``latest``.
 
+        A login, and the shell that it starts, have :data:`~nccl_doctor.transport.base.LOGIN_TIMES` as much.
+
         Raises:
             AccessError: with one of the six kinds of :class:`~nccl_doctor.snapshot.AccessFailure`.
         """
         nonce, bound = secrets.token_hex(16), deadline - time.monotonic()
-        channel = transport.open(node, bundle.command(node.python, nonce), deadline)
+        channel = transport.open(node, bundle.command(node.python, nonce), deadline, latest)
         session = cls(node, channel, nonce)
         try:
-            session._greet({"nonce": nonce, "lifetime_s": lifetime_s}, min(time.monotonic() + bound, latest))
+            session._greet({"nonce": nonce, "lifetime_s": lifetime_s}, bound, latest)
         except (OSError, EOFError, ValueError, ProbeError) as error:
             failure = session._start_failure(error)
             channel.close()
@@ -157,10 +159,11 @@ class ProbeSession:
                 raise MalformedError("neither an answer nor an error")
             return answers.typed(kind, "answer", message["ok"])
 
-    def _greet(self, header: dict[str, Any], deadline: float) -> None:
-        if self._next(deadline):
+    def _greet(self, header: dict[str, Any], bound: float, latest: float) -> None:
+        if self._next(min(time.monotonic() + LOGIN_TIMES * bound, latest)):
             raise MalformedError("a word before the probe was sent")
         self._ready = True
+        deadline = min(time.monotonic() + bound, latest)
         try:
             self._channel.send(bundle.bundle() + json.dumps(header).encode() + b"\n", deadline)
         except TimeoutError:  # an interpreter that reads nothing, and the bundle is more than a pipe holds

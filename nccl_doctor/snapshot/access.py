@@ -10,7 +10,7 @@ from nccl_doctor.snapshot.values import Count, Observed, Signed, SocketPort
 
 Reason = Literal[
     "invalid-name", "name-unresolved", "refused", "timed-out", "no-route", "unreachable", "no-banner", "dropped",
-    "not-ssh", "handshake", "proxy", "forwarding", "ssh-config", "no-account", "failed",
+    "not-ssh", "handshake", "stalled", "proxy", "forwarding", "ssh-config", "no-account", "failed",
 ]  # fmt: skip
 
 
@@ -52,7 +52,7 @@ class UnreachableFacts(SshTarget):
     @property
     def ran_out_of_time(self) -> bool:
         """No answer, an unfinished handshake, or a server that dropped us for it had too many others."""
-        return self.reason in ("timed-out", "no-banner", "dropped")
+        return self.reason in ("timed-out", "no-banner", "stalled", "dropped")
 
 
 class LoginFacts(SshTarget):

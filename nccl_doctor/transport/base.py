@@ -5,11 +5,15 @@ Deadlines are values of :func:`time.monotonic`; a wait that reaches its own rais
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Protocol
 
 from nccl_doctor.model import Node
 from nccl_doctor.snapshot import AnyAccessFailure
+
+LOGIN_TIMES = 3.0
+"""A host that has answered has so many times its bound to let us in: name services and home directories may be slow."""
 
 
 class AccessError(Exception):
@@ -52,12 +56,21 @@ class Channel(Protocol):
 class Transport(Protocol):
     """Runs commands on hosts."""
 
-    def open(self, node: Node, command: str, deadline: float) -> Channel:
+    def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
         """Starts ``command``, a POSIX shell line, on ``node``.
 
+        Args:
+            node: the host.
+            command: the line.
+            deadline: for the host's first answer; for the login there is :data:`LOGIN_TIMES` as much.
+            latest: nothing goes on after that.
+
         Raises:
-            AccessError: the host was not reached before the deadline.
+            AccessError: the host was not reached in time.
         """
+
+    def connect_timeout(self, node: Node) -> float | None:
+        """The seconds that a configuration of the user's own gives a host to answer; None where there is none."""
 
     def close(self) -> None:
         """Closes what is shared between hosts. Idempotent; channels are closed before, by their owners."""

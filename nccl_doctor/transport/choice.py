@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -25,6 +26,9 @@ from nccl_doctor.transport.ssh_options import SshOptions
 if TYPE_CHECKING:
     from nccl_doctor.transport.paramiko_transport import ParamikoTransport
 
+_ASKING_S = 10.0
+"""For ``ssh -G``; a Match exec may take its time."""
+
 
 class ChoosingTransport:
     """Local for this machine; else paramiko, or the ``ssh`` program where it is asked for or needed.
@@ -41,7 +45,7 @@ class ChoosingTransport:
         self._either = kind == "auto" and shutil.which("ssh") is not None
         self._paramiko = None if kind == "openssh" else _paramiko(self._resolve_jump, alone=not self._either)
 
-    def open(self, node: Node, command: str, deadline: float) -> Channel:
+    def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
         """Starts ``command`` on ``node``.
 
         Raises:
@@ -50,7 +54,7 @@ class ChoosingTransport:
         if node.local:
             return self._local.open(node, command, deadline)
         try:
-            return self._open(node, command, deadline)
+            return self._open(node, command, deadline, latest)
         except AccessError as error:
             if unread_configuration(self._config):
                 note = (
@@ -60,28 +64,37 @@ class ChoosingTransport:
                 raise AccessError(failure) from error
             raise
 
-    def _open(self, node: Node, command: str, deadline: float) -> Channel:
+    def connect_timeout(self, node: Node) -> float | None:
+        """ConnectTimeout of the SSH configuration."""
+        if node.local:
+            return None
+        try:
+            return self._resolve(node.address, node.options(SshOptions), time.monotonic() + _ASKING_S).connect_timeout
+        except AccessError:  # is told when the host is connected to
+            return None
+
+    def _open(self, node: Node, command: str, deadline: float, latest: float) -> Channel:
         options, bound = node.options(SshOptions), deadline - time.monotonic()
         settings = self._resolve(node.address, options, deadline)
         hops = self._hops(settings, deadline)
         deadline = time.monotonic() + bound  # what ssh -G took here is no time of the host's
         if self._paramiko is None:
-            return self._openssh.open(settings, options, command, deadline)
+            return self._openssh.open(settings, options, command, deadline, latest)
         beyond = _beyond_paramiko(self._paramiko, [settings, *hops])
         if beyond and self._either:
-            return self._openssh.open(settings, options, command, deadline)
+            return self._openssh.open(settings, options, command, deadline, latest)
         if beyond and beyond != "@cert-authority":  # for that, paramiko's own verdict is at worst a refusal
             detail = f"is not asked: its SSH configuration sets {beyond}, which only the ssh program honours"
             raise failures.unreachable(settings.target(), "ssh-config", detail)
         try:
-            return self._paramiko.open(settings, command, deadline)
+            return self._paramiko.open(settings, command, deadline, latest)
         except BeyondError:
-            return self._openssh.open(settings, options, command, deadline)
+            return self._openssh.open(settings, options, command, deadline, latest)
         except AccessError as error:
             if not self._either or not _worth_openssh(error):
                 raise
             try:
-                return self._openssh.open(settings, options, command, deadline)
+                return self._openssh.open(settings, options, command, deadline, latest)
             except AccessError as second:
                 if second.failure.kind == error.failure.kind:
                     raise error from None  # it knows more: which keys were passed over, and why

@@ -134,8 +134,8 @@ def not_forwarded(target: Target, reason: Reason, said: str) -> AccessError:
 
 
 def stalled(target: Target, stage: str, seconds: float) -> AccessError:
-    """The failure where the SSH handshake began and did not end in time."""
-    return unreachable(target, "timed-out", f"answered but did not finish {stage} in {seconds:.0f} s")
+    """The failure where an SSH server answered and what it began did not end in time."""
+    return unreachable(target, "stalled", f"answered but did not finish {stage} in {seconds:.0f} s")
 
 
 def broken(target: Target, stage: str, why: str) -> AccessError:

@@ -17,9 +17,9 @@ from typing import IO
 
 from nccl_doctor.transport import failures
 from nccl_doctor.transport.backoff import pause
-from nccl_doctor.transport.base import AccessError
+from nccl_doctor.transport.base import LOGIN_TIMES, AccessError
 from nccl_doctor.transport.jumps import QUEUE, Places, split_jump
-from nccl_doctor.transport.openssh_log import Attempt, classify
+from nccl_doctor.transport.openssh_log import Attempt, classify, logs_in
 from nccl_doctor.transport.process import ProcessChannel
 from nccl_doctor.transport.settings import HostSettings, arguments
 from nccl_doctor.transport.ssh_options import SshOptions
@@ -45,7 +45,9 @@ class OpensshTransport:
         self._lock = threading.Lock()
         self._jumps: dict[str, Places] = {}
 
-    def open(self, settings: HostSettings, options: SshOptions, command: str, deadline: float) -> ProcessChannel:
+    def open(
+        self, settings: HostSettings, options: SshOptions, command: str, deadline: float, latest: float = math.inf
+    ) -> ProcessChannel:
         """Starts ``command`` on the host that ``settings`` describe.
 
         Raises:
@@ -58,11 +60,12 @@ class OpensshTransport:
                 raise failures.stalled(target, "waiting for its turn at the jump host", QUEUE * bound)
             started = time.monotonic()  # a host's time begins with its turn
             deadline = started + bound
+            login = min(latest, started + LOGIN_TIMES * bound)
             attempt = 0
             while True:
                 attempt += 1
                 try:
-                    return self._open(settings, options, command, (started, deadline))
+                    return self._open(settings, options, command, (started, deadline, login))
                 except AccessError as error:
                     if not failures.is_dropped(error) or not pause(attempt, deadline):
                         raise
@@ -75,9 +78,9 @@ class OpensshTransport:
             return self._jumps.setdefault(jump, Places())
 
     def _open(
-        self, settings: HostSettings, options: SshOptions, command: str, span: tuple[float, float]
+        self, settings: HostSettings, options: SshOptions, command: str, span: tuple[float, float, float]
     ) -> ProcessChannel:
-        started, deadline = span
+        started, deadline, login = span
         mark = f"ncdoctor-{secrets.token_hex(8)}"
         # The login shell prints the mark once we are in: without it, ssh's end is a failure to get in.
         command = f"echo {mark}; {command}"
@@ -89,22 +92,23 @@ class OpensshTransport:
                 detail = f"was not reached: ssh did not start: {error.strerror}"
                 raise failures.unreachable(settings.target(), "failed", detail) from error
             before: list[bytes] = []
-            try:
-                while (line := channel.read_line(deadline)) is not None:
-                    if line == mark.encode():
+            late = False
+            while not late:
+                try:
+                    while (line := channel.read_line(deadline)) is not None:
+                        if line == mark.encode():
+                            return channel
+                        before.append(line)
+                    if channel.exit_status(deadline) != 255:  # a login shell that runs no command: its words are seen
+                        channel.unread(before)
                         return channel
-                    before.append(line)
-                late = False
-                if (
-                    channel.exit_status(deadline) != 255
-                ):  # a login shell that runs no command: the caller sees its words
-                    channel.unread(before)
-                    return channel
-            except TimeoutError:
-                late = True
-            except BaseException:
-                channel.close()
-                raise
+                    break
+                except TimeoutError:
+                    late = deadline == login or not logs_in(log.text())
+                    deadline = deadline if late else login
+                except BaseException:
+                    channel.close()
+                    raise
             seconds = (deadline if late else time.monotonic()) - started  # the bound, which is the same for all hosts
             stderr = channel.stderr_tail()
             channel.close()

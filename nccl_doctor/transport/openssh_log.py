@@ -22,6 +22,7 @@ _OWN = re.compile(
     r"debug\d: |(?:\S+@)?\S+: Permission denied|Connection (?:closed|reset) |Received disconnect |Disconnected from "
 )
 _GREETED = re.compile(r"Remote protocol version|Remote software version")
+_HANDSHAKEN = re.compile(r"SSH2_MSG_NEWKEYS received|master session id")
 _SAID = re.compile(r"banner line \d+: (.*)")
 _HUNG_UP = re.compile(r"exchange_identification|Connection (closed|reset)|closed by remote host|banner line")
 _LET_IN = re.compile(r"^Authenticated to ", re.MULTILINE)
@@ -58,6 +59,11 @@ def classify(attempt: Attempt, jump: Target | None = None) -> AccessError:
         reason = failures.reason_of(through[0]) or "failed"
         return failures.not_forwarded(attempt.settings.target(), reason, through[1])
     return _of_log(attempt, attempt.settings.target())
+
+
+def logs_in(log: str) -> bool:
+    """Whether the handshake is over; an open ControlMaster has had its own."""
+    return _HANDSHAKEN.search(log) is not None
 
 
 def _let_in(hops: str) -> bool:

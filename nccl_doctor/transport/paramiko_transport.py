@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import threading
 import time
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nccl_doctor.transport import failures, known_hosts
-from nccl_doctor.transport.base import AccessError, remaining
+from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, remaining
 from nccl_doctor.transport.jumps import QUEUE, Places
 from nccl_doctor.transport.settings import HostSettings
 
@@ -31,7 +32,7 @@ with warnings.catch_warnings():  # cryptography warns of ciphers that paramiko m
         del sys.modules["invoke"]
 
 from nccl_doctor.transport.paramiko_channel import ParamikoChannel
-from nccl_doctor.transport.session import ends_at, establish
+from nccl_doctor.transport.session import Deadlines, ends_at, establish
 from nccl_doctor.transport.sockets import ProxyCommandStream, Stream, dial
 
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else its tracebacks reach stderr
@@ -69,15 +70,15 @@ class ParamikoTransport:
         self._jumps: dict[str, Future[_Jump]] = {}
         self._known: dict[tuple[Path, ...], tuple[known_hosts.KnownKey, ...]] = {}
 
-    def open(self, settings: HostSettings, command: str, deadline: float) -> ParamikoChannel:
+    def open(self, settings: HostSettings, command: str, deadline: float, latest: float = math.inf) -> ParamikoChannel:
         """Starts ``command`` on the host that ``settings`` describe.
 
         Raises:
             AccessError: the host was not reached.
             BeyondError: only the ssh program can use the keys that there are.
         """
-        target, bound = settings.target(), deadline - time.monotonic()
-        session, deadline = self._session(settings, deadline)
+        target, began = settings.target(), time.monotonic()
+        session, deadline = self._session(settings, deadline - began, latest)
         try:
             with ends_at(deadline, session):
                 channel = session.open_session(timeout=remaining(deadline))
@@ -85,7 +86,7 @@ class ParamikoTransport:
         except (paramiko.SSHException, EOFError, OSError) as error:
             session.close()
             if time.monotonic() >= deadline:
-                raise failures.stalled(target, "starting the command", bound) from error
+                raise failures.stalled(target, "starting the command", deadline - began) from error
             raise failures.broken(target, "starting a command", str(error)) from error
         return ParamikoChannel(session, channel)
 
@@ -98,27 +99,25 @@ class ParamikoTransport:
                 jump.result().session.close()
 
     def _session(
-        self, settings: HostSettings, deadline: float, *, hop: bool = False
+        self, settings: HostSettings, bound: float, latest: float, *, hop: bool = False
     ) -> tuple[paramiko.Transport, float]:
-        """The session, and the deadline, later by what the jump host took: a host's time begins with its turn there."""
-        began = time.monotonic()
-        whole = bound = deadline - began
-        if settings.connect_timeout is not None:
+        """The session, and when it must have come to something: a host's time begins with its turn at the jump host."""
+        if hop and settings.connect_timeout is not None:
             bound = min(bound, settings.connect_timeout)
-        jump = self._jump(settings.proxy_jump, began + bound) if settings.proxy_jump else None
+        jump = self._jump(settings.proxy_jump, bound, latest) if settings.proxy_jump else None
 
         def connect() -> Stream:
             if jump is not None:
-                return _forward(jump.session, settings, deadline, bound)
+                return _forward(jump.session, settings, began + bound, bound)
             if settings.proxy_command:
                 return ProxyCommandStream(settings.proxy_command)
-            return dial(settings.target(hop=hop), deadline, bound)
+            return dial(settings.target(hop=hop), began + bound, bound)
 
         with jump.place(settings.target(), QUEUE * bound) if jump else nullcontext():
             began = time.monotonic()
-            deadline = began + bound
-            session = establish(settings, connect, self.known_keys(settings), deadline, hop=hop, alone=self._alone)
-            return session, began + whole
+            by = Deadlines(began + bound, min(latest, began + LOGIN_TIMES * bound))
+            session = establish(settings, connect, self.known_keys(settings), by, hop=hop, alone=self._alone)
+            return session, by.login
 
     def known_keys(self, settings: HostSettings) -> tuple[known_hosts.KnownKey, ...]:
         """The entries of every file that may know the host, read once."""
@@ -127,8 +126,9 @@ class ParamikoTransport:
             self._known[paths] = known_hosts.read(paths)
         return self._known[paths]
 
-    def _jump(self, jumps: str, deadline: float) -> _Jump:
+    def _jump(self, jumps: str, bound: float, latest: float) -> _Jump:
         """The session with the last of ``jumps``; the first thread that asks makes it, the others wait for it."""
+        deadline = min(latest, time.monotonic() + LOGIN_TIMES * bound)
         jump = self._resolve_jump(jumps, deadline)
         target = jump.target(hop=True)
         with self._lock:
@@ -136,17 +136,17 @@ class ParamikoTransport:
             shared = self._jumps.setdefault(jumps, Future())
         if mine:
             try:
-                shared.set_result(_Jump(self._session(jump, deadline, hop=True)[0]))
+                shared.set_result(_Jump(self._session(jump, bound, latest, hop=True)[0]))
             except BaseException as error:
                 shared.set_exception(error)
                 raise
-        bound = deadline - time.monotonic()
+        waits = deadline - time.monotonic()
         try:
             return shared.result(timeout=remaining(deadline))
         except AccessError as error:
             raise AccessError(error.failure) from error
         except (FutureTimeoutError, TimeoutError) as error:
-            raise failures.timed_out(target, bound) from error
+            raise failures.timed_out(target, waits) from error
 
 
 def _forward(session: paramiko.Transport, settings: HostSettings, deadline: float, bound: float) -> Stream:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import cast
 
 import paramiko
@@ -69,6 +70,14 @@ class SshSession(paramiko.Transport):
         return refusal or (None if isinstance(error, paramiko.ChannelException) else error)
 
 
+@dataclass(frozen=True)
+class Deadlines:
+    """For the handshake, and for the login after it."""
+
+    handshake: float
+    login: float
+
+
 class _DroppedError(Exception):
     """The server closed the connection before it greeted."""
 
@@ -77,7 +86,7 @@ def establish(
     settings: HostSettings,
     connect: Callable[[], Stream],
     entries: Sequence[KnownKey],
-    deadline: float,
+    by: Deadlines,
     *,
     hop: bool,
     alone: bool,
@@ -88,7 +97,7 @@ def establish(
         settings: the host's.
         connect: makes the stream beneath.
         entries: all host keys that are known.
-        deadline: for everything.
+        by: when it must have come about.
         hop: the host is a jump host.
         alone: what paramiko can't do stays undone, for there is no ssh program to leave it to.
 
@@ -96,7 +105,7 @@ def establish(
         AccessError: no session, an unknown or changed host key, or no login.
         BeyondError: unless ``alone``.
     """
-    target, started = settings.target(hop=hop), time.monotonic()
+    target, started, deadline = settings.target(hop=hop), time.monotonic(), by.handshake
     attempt, dropped = 0, None
     while True:
         attempt += 1
@@ -110,7 +119,8 @@ def establish(
         try:
             with ends_at(deadline, transport):
                 _negotiate(transport, stream, settings, target, entries, (started, deadline))
-                _log_in(transport, settings, target, (started, deadline), alone=alone)
+            with ends_at(by.login, transport):
+                _log_in(transport, settings, target, (started, by.login), alone=alone)
         except _DroppedError as error:
             said = inner.failed() if isinstance(inner, ProxyCommandStream) else None
             _abandon(transport, stream)
@@ -160,7 +170,7 @@ def _negotiate(
     started, deadline = span
     name = known_hosts.entry_name(settings.hostname, settings.port, settings.host_key_alias)
     _choose_algorithms(transport, settings, target, known_hosts.matching(entries, name))
-    transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = remaining(deadline) + 1
+    transport.banner_timeout = transport.handshake_timeout = remaining(deadline) + 1
     done = threading.Event()
     transport.start_client(event=done)
     done.wait(max(0.0, deadline - time.monotonic()))
@@ -228,6 +238,7 @@ def _log_in(
 ) -> None:
     started, deadline = span
     try:
+        transport.auth_timeout = remaining(deadline) + 1
         with gather(settings, deadline) as identities:
             if identities.beyond and not alone:
                 raise BeyondError("a key of the agent")

@@ -109,10 +109,13 @@ class Replay:
     def __init__(self, recorded: Recorded) -> None:
         self.recorded = recorded
 
-    def open(self, node: Node, command: str, deadline: float) -> ReplayChannel:  # noqa: ARG002 - as the protocol says
+    def open(self, node: Node, command: str, *_bounds: float) -> ReplayChannel:
         """A host that answers after a while."""
         (mark,) = re.findall("print[(]'([0-9a-f]+)'", command)
         return ReplayChannel(self.recorded, node, mark[::-1].encode())
+
+    def connect_timeout(self, node: Node) -> None:
+        """As without any configuration."""
 
     def close(self) -> None:
         """Nothing is shared."""

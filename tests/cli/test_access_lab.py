@@ -9,6 +9,7 @@ from tests.lab.cluster import Lab, MakeLab
 from tests.lab.faults.ssh import start_sshd, stop_sshd
 from tests.lab.host import LabHost
 from tests.lab.plan import SSHD_CONFIG
+from tests.patience import LONG_S
 
 pytestmark = pytest.mark.lab
 
@@ -74,6 +75,19 @@ def test_a_login_shell_that_starts_another_is_sent_no_program(odd: Lab) -> None:
     assert "did not start in time: the login waits or runs something else" in found["message"]
     assert "login shell" in found["fix"]["summary"]
     assert not any("not found" in line for line in found["evidence"]), "the program was run as commands"
+
+
+def test_a_slow_login_is_waited_for_as_ssh_does(make_lab: MakeLab) -> None:
+    """Longer than a silent host would be: PAM of node2, the start-up files of node3."""
+    lab = make_lab(3)
+    slow_s, answer_s = 6, "5"
+    with_pam(lab.host("node2"), "account required pam_exec.so /opt/adopt", f"#!/bin/sh\nsleep {slow_s}\n")
+    lab.host("node3").write("/root/.bashrc", f"sleep {slow_s}\n")
+    with lab.controller.popen(["ssh", "-o", f"ConnectTimeout={answer_s}", "node2", "true"]) as plain:
+        for transport in ("paramiko", "openssh"):
+            run = doctor(lab, "check", "--no-smoke", "--connect-timeout", answer_s, "--transport", transport)
+            assert (run.code, run.names) == (0, [])
+        assert plain.wait(LONG_S) == 0
 
 
 def test_names_that_only_the_ssh_configuration_knows_are_one_finding(make_lab: MakeLab) -> None:

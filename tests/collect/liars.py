@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Callable
@@ -28,10 +29,13 @@ class Liar:
         self._nonce = b""
         self._greeted = False
 
-    def open(self, _node: Node, command: str, _deadline: float) -> Liar:
+    def open(self, _node: Node, command: str, _deadline: float, _latest: float = math.inf) -> Liar:
         self._nonce = re.findall(r"'([0-9a-f]{32})'", command)[0][::-1].encode()
         self._lines.append(self.framed({}))  # that it reads
         return self
+
+    def connect_timeout(self, _node: Node) -> None:
+        """As without any configuration."""
 
     def send(self, data: bytes, _deadline: float) -> None:
         told = self._say(json.loads(data)) if self._greeted else [self._hello]

@@ -6,7 +6,10 @@ import math
 import threading
 import time
 
+import pytest
+
 from nccl_doctor.collect.answers import GoneError, NoAnswerError
+from nccl_doctor.collect.load import LoadWatch
 from nccl_doctor.collect.reach import Reach
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.measured import Load, MachineLoad
@@ -25,13 +28,13 @@ class Slow(LocalTransport):
         self.tries: list[str] = []
         self._failing, self._lock = failing, threading.Lock()
 
-    def open(self, node: Node, command: str, deadline: float) -> ProcessChannel:
+    def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> ProcessChannel:
         with self._lock:
             self.tries.append(node.name)
             many = self.tries.count(node.name)
         if many <= self._failing.get(node.name, 0):
             raise failures.timed_out(failures.Target(node.name, node.address, 22, "root"), 10.0)
-        return super().open(node, command, deadline)
+        return super().open(node, command, deadline, latest)
 
 
 def reached(transport: Slow, count: int) -> tuple[Reach, Load]:
@@ -53,10 +56,14 @@ def test_a_host_that_was_late_gets_a_second_try_and_only_then_is_accused() -> No
     assert load.controller.busy == any("busy" in line for line in reach.failures["node2"].evidence)
 
 
-def test_one_host_alone_is_not_asked_twice() -> None:
+@pytest.mark.parametrize("lag_s", [0.0, 15.0])
+def test_one_host_alone_is_asked_twice_only_where_this_machine_had_no_time(
+    lag_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LoadWatch, "now", lambda _: MachineLoad(queue=0.0, cpus=2, lag_s=lag_s))
     reach, _ = reached(transport := Slow({"node0": 1}), 1)
-    assert list(reach.failures) == ["node0"]
-    assert transport.tries == ["node0"]
+    assert list(reach.failures) == ([] if lag_s else ["node0"])
+    assert transport.tries == ["node0"] * (2 if lag_s else 1)
 
 
 def test_what_busy_means() -> None:
@@ -71,9 +78,9 @@ def test_hosts_are_asked_as_soon_as_they_are_there_and_late_ones_again_at_the_en
     first = threading.Event()
 
     class Last(LocalTransport):
-        def open(self, node: Node, command: str, deadline: float) -> ProcessChannel:
+        def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> ProcessChannel:
             assert node.name != "node2" or first.wait(LONG_S)
-            return super().open(node, command, deadline)
+            return super().open(node, command, deadline, latest)
 
     def look(session: ProbeSession, share: float) -> None:
         asked.append((session.node.name, share))
@@ -93,3 +100,21 @@ def test_hosts_are_asked_as_soon_as_they_are_there_and_late_ones_again_at_the_en
     assert asked[-1][1] <= asked[0][1] == 1.0
     assert list(reach.unanswered) == ["node1"]
     assert (load.second_try, reach.failures) == ((), {})
+
+
+def test_the_users_own_configuration_says_how_long_a_host_has_unless_an_option_does() -> None:
+    given: list[int] = []
+
+    class Configured(LocalTransport):
+        def connect_timeout(self, node: Node) -> float | None:
+            return 60.0 if node.name == "node1" else None
+
+        def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> ProcessChannel:
+            given.append(round(deadline - time.monotonic()))
+            return super().open(node, f"exit 1 # {command}", deadline, latest)
+
+    for connect_s, wanted in ((None, [10, 60]), (5.0, [5, 5])):
+        given.clear()
+        reach = Reach(Configured(), connect_s, time.monotonic() + 3 * LONG_S, lambda _: None)
+        reach.all([node(name=f"node{rank}", rank=rank) for rank in (1, 2)])
+        assert sorted(given[:2]) == wanted

@@ -187,7 +187,7 @@ def test_silent_server(transport: Transport) -> None:
 def test_silent_after_the_greeting(transport: Transport) -> None:
     with misbehaving(lambda connection: connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")) as port:
         found = failure(transport, node(port), seconds=1.5)
-    assert (found.kind, found.facts.reason) == ("ssh-unreachable", "timed-out")
+    assert (found.kind, found.facts.reason) == ("ssh-unreachable", "stalled")
     assert found.detail.startswith("answered but did not finish")
 
 

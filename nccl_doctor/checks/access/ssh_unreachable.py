@@ -41,6 +41,9 @@ _SUMMARY = {
     "see whether it bars this machine (PerSourcePenalties, fail2ban, hosts.deny).",
     "not-ssh": "Give the port that sshd listens on, under ssh: port in the hosts file.",
     "handshake": "See the host's sshd log (journalctl -u ssh -u sshd); ssh -v to the host shows where it stops.",
+    "stalled": "It answers, so nothing on the way drops the connection. Where ssh to it takes as long, "
+    "--connect-timeout 60 waits; what the login waits for (a name service, PAM, a home directory that hangs) stands in "
+    "the host's sshd log (journalctl -u ssh -u sshd).",
     "proxy": "Correct the ProxyCommand in ~/.ssh/config.",
     "forwarding": "Set AllowTcpForwarding yes (or local) in the jump host's sshd_config and reload sshd.",
     "no-account": "Give the user id a name where nccl-doctor runs: a line in its /etc/passwd, or docker run without "

@@ -24,6 +24,7 @@ def diagnoses(fixture: str) -> list[Diagnosis]:
     [
         ("ssh_unreachable/fires", ["node3 (10.0.0.3:22) gave no answer to a TCP connection in 10 s."]),
         ("ssh_unreachable/fires-refused", ["node[2-3] refused the TCP connection: no sshd listens there."]),
+        ("ssh_unreachable/fires-slow-login", ["node3 (10.0.0.3:22) answered but did not finish the login in 30 s."]),
         (
             "ssh_unreachable/fires-jump-host",
             ["The jump host bastion (192.0.2.1:22), on the way to node[2-3], answered, but not as an SSH server."],
@@ -88,6 +89,12 @@ def test_commands(fixture: str, commands: list[str]) -> None:
     assert [command.command for command in found] == commands
     assert {command.host for command in found} <= {None}
     assert all(shlex.split(command.command) for command in found)
+
+
+def test_a_slow_login_is_no_firewalls_work() -> None:
+    (found,) = diagnoses("ssh_unreachable/fires-slow-login")
+    assert "firewall" not in found.fix.summary
+    assert "--connect-timeout 60 waits" in found.fix.summary
 
 
 def test_facts_keep_what_differs_by_host() -> None:

@@ -99,7 +99,7 @@ def exit_code_of(out: Out, work: Callable[[], int]) -> int:
     except DoctorError as error:
         code = _fail(out, str(error), error.exit_code)
     except KeyboardInterrupt:
-        sys.stderr.write("\ninterrupted; nothing is left running on any host\n")
+        sys.stderr.write("\ninterrupted; nothing of nccl-doctor is left running on any host\n")
         code = 130
     except BrokenPipeError:
         # The reader of our output left (a pager, head): nobody to tell.

@@ -6,6 +6,7 @@ import threading
 import time
 
 import paramiko
+from paramiko.common import cMSG_CHANNEL_REQUEST
 
 from nccl_doctor.transport.base import remaining
 from nccl_doctor.transport.lines import LineBuffer, Tail
@@ -78,7 +79,10 @@ class ParamikoChannel:
         return self._channel.exit_status if self._channel.exit_status >= 0 else None
 
     def close(self) -> None:
-        """Closes the channel, whereupon sshd closes the command's stdin, and then the connection."""
+        """Hangs up on the command as a terminal does, closes the channel and then the connection.
+
+        sshd itself merely closes the command's stdin: a login shell that waits for something else would stay for ever.
+        """
         if self._closing.is_set():
             return
         self._closing.set()
@@ -90,7 +94,15 @@ class ParamikoChannel:
         self._session.close()
 
     def _hang_up(self) -> None:
+        message = paramiko.Message()  # RFC 4254, section 6.9; sshd signals the process group, since OpenSSH 7.9
+        message.add_byte(cMSG_CHANNEL_REQUEST)
+        message.add_int(self._channel.remote_chanid)
+        message.add_string("signal")
+        message.add_boolean(False)
+        message.add_string("HUP")
         try:
+            if not self._channel.closed:
+                self._session._send_user_message(message)  # type: ignore[attr-defined]  # noqa: SLF001 - it has no other
             self._channel.close()
         except (OSError, EOFError, paramiko.SSHException):
             return

@@ -14,6 +14,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from weakref import WeakSet
 
 from nccl_doctor.transport import failures, known_hosts
 from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, remaining
@@ -68,6 +69,7 @@ class ParamikoTransport:
         self._resolve_jump, self._alone = resolve_jump, alone
         self._lock = threading.Lock()
         self._jumps: dict[str, Future[_Jump]] = {}
+        self._channels: WeakSet[ParamikoChannel] = WeakSet()
         self._known: dict[tuple[Path, ...], tuple[known_hosts.KnownKey, ...]] = {}
 
     def open(self, settings: HostSettings, command: str, deadline: float, latest: float = math.inf) -> ParamikoChannel:
@@ -88,12 +90,21 @@ class ParamikoTransport:
             if time.monotonic() >= deadline:
                 raise failures.stalled(target, "starting the command", deadline - began) from error
             raise failures.broken(target, "starting a command", str(error)) from error
-        return ParamikoChannel(session, channel)
+        opened = ParamikoChannel(session, channel)
+        with self._lock:
+            self._channels.add(opened)
+        return opened
 
     def close(self) -> None:
-        """Closes the sessions with jump hosts."""
+        """Closes the sessions with jump hosts, and before them the channels of whoever was interrupted."""
         with self._lock:
             jumps, self._jumps = list(self._jumps.values()), {}
+            channels = list(self._channels)
+        closing = [threading.Thread(target=channel.close, daemon=True) for channel in channels]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join()
         for jump in jumps:
             if jump.done() and jump.exception() is None:
                 jump.result().session.close()

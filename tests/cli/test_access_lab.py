@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+
 import pytest
 
 from tests.cli.doctor import doctor
@@ -88,6 +91,29 @@ def test_a_slow_login_is_waited_for_as_ssh_does(make_lab: MakeLab) -> None:
             run = doctor(lab, "check", "--no-smoke", "--connect-timeout", answer_s, "--transport", transport)
             assert (run.code, run.names) == (0, [])
         assert plain.wait(LONG_S) == 0
+
+
+def test_a_login_that_hangs_is_hung_up_on(make_lab: MakeLab) -> None:
+    """Where sshd may signal it, which is not for root; plain ssh leaves it behind."""
+    lab = make_lab(1)
+    node = lab.host("node1")
+    node.write("/home/alice/.bashrc", "sleep 777\n")
+    node.run("chown alice: /home/alice/.bashrc")
+    lab.controller.write("/root/hosts.yaml", lab.hosts_file(hosts=[{"name": "node1", "ssh": {"user": "alice"}}]))
+
+    def waiting() -> bool:
+        return any("sleep 777" in line for _, line in node.processes())
+
+    for number in (signal.SIGINT, None):
+        limit = ["--connect-timeout", "120" if number else "1"]
+        with lab.controller.popen(
+            ["nccl-doctor", "check", "hosts.yaml", *limit], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as process:
+            if number:
+                node.wait_until(waiting, "a login that waits")
+                process.send_signal(number)
+            assert process.wait(LONG_S) == (130 if number else 1)
+        node.wait_until(lambda: not waiting(), "the end of the login")
 
 
 def test_names_that_only_the_ssh_configuration_knows_are_one_finding(make_lab: MakeLab) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 
+from nccl_doctor.hostlist import grouped
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.snapshot import Mesh, Unknown
 
@@ -66,26 +67,16 @@ class Peers:
     @cached_property
     def _owners(self) -> dict[str, list[str]]:
         """Hosts by their addresses."""
-        found: dict[str, list[str]] = {}
-        for name, one in self._by_host.items():
-            for address in {entry.address for entry in one.interfaces.addresses}:
-                found.setdefault(address, []).append(name)
-        return found
+        own = {name: {entry.address for entry in one.interfaces.addresses} for name, one in self._by_host.items()}
+        return grouped((str(address), name) for name, addresses in own.items() for address in addresses)
 
     @cached_property
     def _cut_off(self) -> dict[str, list[str]]:
         """By address, the hosts whose kernel knows no way to it."""
-        found: dict[str, list[str]] = {}
-        for name, one in self._by_host.items():
-            for address in one.unreachable:
-                found.setdefault(address, []).append(name)
-        return found
+        return grouped((address, name) for name, one in self._by_host.items() for address in one.unreachable)
 
     @cached_property
     def _lost(self) -> dict[str, list[str]]:
         """By host, those whose dials to it failed."""
-        found: dict[str, list[str]] = {}
-        for src, dst in self._mesh.failures if self._mesh is not None else ():
-            if src in self._by_host:
-                found.setdefault(dst, []).append(src)
-        return found
+        failures = self._mesh.failures if self._mesh is not None else ()
+        return grouped((dst, src) for src, dst in failures if src in self._by_host)

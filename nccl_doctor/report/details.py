@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from nccl_doctor.hostlist import fold
+from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.measured import FailedDial, MeshReport
 from nccl_doctor.model import HostSummary, NcclInterface, Report
 from nccl_doctor.report.text import Screen, table, wrap
@@ -81,8 +81,5 @@ def _mark(src: str, dst: str, failed: set[tuple[str, str]]) -> str:
 
 def _dials(failed: Iterable[FailedDial]) -> list[tuple[str, str, str, str]]:
     """Failed dials, folded over the hosts that dialled."""
-    sources: dict[tuple[str, str, str], list[str]] = {}
-    for dial in failed:
-        target = (dial.outcome, str(dial.port), f"{dial.dst} ({dial.address})")
-        sources.setdefault(target, []).append(dial.src)
+    sources = grouped(((one.outcome, str(one.port), f"{one.dst} ({one.address})"), one.src) for one in failed)
     return [(*target, fold(names)) for target, names in sources.items()]

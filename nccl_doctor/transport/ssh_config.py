@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from nccl_doctor.hostlist import grouped
 from nccl_doctor.once import once
 from nccl_doctor.transport.base import remaining
 
@@ -195,8 +196,5 @@ def _account() -> pwd.struct_passwd:
 
 
 def _parse(text: str) -> Values:
-    values: Values = {}
-    for line in text.splitlines():
-        key, _, value = line.partition(" ")
-        values.setdefault(key.lower(), []).append(value)
-    return values
+    lines = (line.partition(" ") for line in text.splitlines())
+    return grouped((key.lower(), value) for key, _, value in lines)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from nccl_doctor.hostlist import fold, quoted
+from nccl_doctor.hostlist import fold, grouped, quoted
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.known_variables import is_known
 from nccl_doctor.nccl.variables import Variable
@@ -74,10 +74,10 @@ def _finding(name: str, column: dict[str, Variable | None], values: dict[str, st
     usual, count = Counter(values.values()).most_common(1)[0]
     has_usual = count * 2 > len(values)
     odd = tuple(host for host, value in values.items() if not has_usual or value != usual)
-    groups: dict[str, list[str]] = {}
-    for host, variable in column.items():
-        text = f"{quoted(variable.value)} ({variable.origin})" if variable is not None else "not set"
-        groups.setdefault(text, []).append(host)
+    groups = grouped(
+        (f"{quoted(variable.value)} ({variable.origin})" if variable is not None else "not set", host)
+        for host, variable in column.items()
+    )
     return Finding(
         hosts=odd,
         message=f"{name} is not the same on all hosts: {fold(odd)} differ{'s' if len(odd) == 1 else ''}.",

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS
-from nccl_doctor.hostlist import fold
+from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.reach import is_private
@@ -41,10 +41,7 @@ def duplicate_address(view: View) -> Iterator[Finding | Unjudged]:
         for own in {str(entry.address) for entry in one.interfaces.addresses} & wanted:
             if (where := _owner(one, own)) is not None:
                 owned.setdefault(own, {})[name] = where
-    lost: dict[str, list[str]] = {}
-    for name in nodes.keys() - nccl.by_host.keys():
-        for gone in nodes[name]:
-            lost.setdefault(gone, []).append(name)
+    lost = grouped((gone, name) for name in nodes.keys() - nccl.by_host.keys() for gone in nodes[name])
     for address in sorted(wanted):
         owners, away = owned.get(address, {}), lost.get(address, [])
         machines = {by_host[name].machine for name in owners}

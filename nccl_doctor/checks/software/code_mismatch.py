@@ -17,7 +17,7 @@ import hashlib
 from collections.abc import Iterator
 
 from nccl_doctor.checks.majority import Difference, difference
-from nccl_doctor.hostlist import fold
+from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import known
@@ -59,10 +59,7 @@ def _summary(entry: SameEntry) -> str:
 def _different(differs: Difference, found: dict[str, SameEntry]) -> Finding:
     usual = found[next(iter(differs.groups.values()))[0]]
     lines = [f"{value}: {fold(hosts)}" for value, hosts in differs.groups.items()]
-    files: dict[str, list[str]] = {}
-    for name in differs.outliers:
-        for file in _unlike(usual, found[name]):
-            files.setdefault(file, []).append(name)
+    files = grouped((file, name) for name in differs.outliers for file in _unlike(usual, found[name]))
     shown = [f"{file}: differs on {fold(hosts)}" for file, hosts in list(files.items())[:SHOWN]]
     more = [f"and {len(files) - SHOWN} more files"] if len(files) > SHOWN else []
     return Finding(

@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+from nccl_doctor.hostlist import grouped
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.ranks import nproc, visible
 from nccl_doctor.registry import Unjudged, View, check
@@ -32,10 +33,7 @@ def gpu_overlap(view: View) -> Iterator[Finding | Unjudged]:
         ranks = nproc(host.node, facts, alone=len(view.snapshot.cluster.nodes) == 1)
         mine = visible(host.node, gpus)[:ranks]
         used[host.name] = {gpu.uuid: f"{gpu.index} ({gpu.name})" for gpu in mine if gpu.uuid.startswith("GPU-")}
-    users: dict[str, list[str]] = {}
-    for name, own in used.items():
-        for uuid in own:
-            users.setdefault(uuid, []).append(name)
+    users = grouped((uuid, name) for name, own in used.items() for uuid in own)
     pairs = dict.fromkeys(pair for hosts in users.values() for pair in itertools.combinations(hosts, 2))
     for one, other in pairs:
         shared = [uuid for uuid in used[one] if uuid in used[other]]

@@ -26,7 +26,7 @@ from nccl_doctor.firewall.ways import Hindrance
 from nccl_doctor.hostlist import K, grouped
 from nccl_doctor.model import Finding, Severity
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
-from nccl_doctor.snapshot import Dial, Host, HostFacts, Mesh, Smoke, Snapshot, known
+from nccl_doctor.snapshot import Dial, FactName, Host, HostFacts, Mesh, Smoke, Snapshot, known
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,6 @@ class View:
         made = ((key(facts), host.name) for host, facts in self.facts)
         return grouped((value, name) for value, name in made if value is not None)
 
-
-FactName = Literal[
-    "clock", "config_files", "env", "gpu_health", "gpu_processes", "gpus", "identity", "interfaces", "limits",
-    "master_port", "pci", "port_range", "processes", "python", "rdma", "resolution", "routes", "same", "shm", "torch",
-]  # fmt: skip
-"""The fields of :class:`~nccl_doctor.snapshot.HostFacts` without which some check can't judge a host."""
 
 Phase = Literal["mesh", "smoke"]
 """The fields of :class:`~nccl_doctor.snapshot.Snapshot` without which some check can't judge at all."""

@@ -12,7 +12,8 @@ from nccl_doctor.nccl.faults import Fault, Kind, faults
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.interfaces import FAMILIES
 from nccl_doctor.nccl.suggest import fix, move
-from nccl_doctor.registry import FactName, Unjudged, View
+from nccl_doctor.registry import Unjudged, View
+from nccl_doctor.snapshot import FactName
 
 NEEDS: tuple[FactName, ...] = ("interfaces", "env", "config_files")
 """Without these facts nobody can say what NCCL does on a host."""

@@ -37,6 +37,7 @@ from nccl_doctor.snapshot.access import UnreachableFacts as UnreachableFacts
 from nccl_doctor.snapshot.firewall import Firewalld as Firewalld
 from nccl_doctor.snapshot.firewall import FirewallFacts as FirewallFacts
 from nccl_doctor.snapshot.firewall import IptablesSave as IptablesSave
+from nccl_doctor.snapshot.hosts import FactName as FactName
 from nccl_doctor.snapshot.hosts import Host as Host
 from nccl_doctor.snapshot.hosts import HostFacts as HostFacts
 from nccl_doctor.snapshot.mesh import Dial as Dial

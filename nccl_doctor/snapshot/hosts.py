@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -93,6 +93,13 @@ def _answer(chosen: object) -> dict[str, Any] | None:
         return told | {"address": chosen.get("address"), "error": None}
     ended = _ENDED.fullmatch(str(chosen.get("$unknown")))
     return None if ended is None else {**ended.groupdict(), "interface": None, "address": None}
+
+
+FactName = Literal[
+    "clock", "config_files", "env", "gpu_health", "gpu_processes", "gpus", "identity", "interfaces", "limits",
+    "master_port", "pci", "port_range", "processes", "python", "rdma", "resolution", "routes", "same", "shm", "torch",
+]  # fmt: skip
+"""The fields of :class:`HostFacts` without which some check can't judge a host."""
 
 
 class Host(Observed):

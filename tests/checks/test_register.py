@@ -12,8 +12,8 @@ import pytest
 
 from nccl_doctor.diagnose import SUBJECTS, judge
 from nccl_doctor.model import Outcome
-from nccl_doctor.registry import PHASES, Check, FactName, all_checks
-from nccl_doctor.snapshot import HostFacts, Snapshot, skipped, unknown
+from nccl_doctor.registry import PHASES, Check, all_checks
+from nccl_doctor.snapshot import FactName, HostFacts, Snapshot, skipped, unknown
 from tests.checks.live import HERE, LIVE, folder
 from tests.checks.snapshots import load, patched
 from tests.each import each

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -17,6 +18,9 @@ from nccl_doctor.transport.failures import Target
 
 _GREETING = 1024
 _USER_TIMEOUT_MS = 30_000
+_POLL_S = 1.0
+"""How often paramiko looks whether its session was closed, which close() tells it at once. Ten times a second, as it
+wants, was a tenth of a controller's time with hosts that are slow to answer."""
 _GRACE_S = 0.2  # for a proxy command to end once its host has hung up
 
 
@@ -81,12 +85,14 @@ class GreetedStream:
         return str(self._inner.getpeername()[0]) if isinstance(self._inner, socket.socket) else ""
 
     def settimeout(self, seconds: float | None) -> None:
-        """For sending and receiving."""
-        self._inner.settimeout(seconds)
+        """For sending and receiving; who asks for less gets so much."""
+        self._inner.settimeout(None if seconds is None else max(seconds, _POLL_S))
 
     def close(self) -> None:
-        """Closes the stream beneath."""
+        """Closes the stream beneath, and wakes whoever waits for it."""
         self._closed = True
+        if isinstance(self._inner, socket.socket):
+            _wake(self._inner)
         self._inner.close()
 
 
@@ -153,6 +159,12 @@ def _watch(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)
 
 
+def _wake(connection: socket.socket) -> None:
+    """Ends what other threads wait for on it, which close(2) alone does not."""
+    with contextlib.suppress(OSError):  # it was never connected, or is closed
+        connection.shutdown(socket.SHUT_RDWR)
+
+
 class ProxyCommandStream:
     """The standard input and output of a ProxyCommand, as one socket."""
 
@@ -187,6 +199,7 @@ class ProxyCommandStream:
         with self._closing:
             if self._said.closed:
                 return
+            _wake(self._ours)
             self._ours.close()
             try:
                 self._process.wait(_GRACE_S)

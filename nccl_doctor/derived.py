@@ -21,7 +21,7 @@ class FailedDials:
         self._nccl = nccl or cluster_nccl(snapshot)
 
     @cached_property
-    def firewall(self) -> blame.Judged:
+    def firewall(self) -> blame.ExplainedDials:
         """What the hosts' packet filters explain; needs the mesh."""
         return blame.judge_dials(self._snapshot, self._nccl.addresses)
 

@@ -42,7 +42,7 @@ SUBJECTS = {
 
 
 @dataclass
-class _Judged:
+class _CheckYield:
     """What one check came to: its outcome, why, and its findings."""
 
     check: Check
@@ -68,7 +68,7 @@ def judge(
     """
     derived = Derived(snapshot, dials)
     judged = [
-        _run(check, derived) if selected(check) else _Judged(check, Outcome.SKIP, NOT_SELECTED)
+        _run(check, derived) if selected(check) else _CheckYield(check, Outcome.SKIP, NOT_SELECTED)
         for check in all_checks()
         if check.function is not None
     ]
@@ -88,7 +88,7 @@ def judge(
     return summary.report(snapshot, command, diagnoses, results, [_host(host, derived) for host in snapshot.hosts])
 
 
-def _with_causes_from_output(judged: list[_Judged], derived: Derived) -> list[_Judged]:
+def _with_causes_from_output(judged: list[_CheckYield], derived: Derived) -> list[_CheckYield]:
     """The same with what the output of a failed all-reduce shows as its cause.
 
     A cause that a live check has found takes that as its consequence, as it takes the all-reduce's failure.
@@ -106,7 +106,7 @@ def _with_causes_from_output(judged: list[_Judged], derived: Derived) -> list[_J
             continue
         cause = replace(entry, explains=(*entry.explains, *failed))
         by_name = {n: replace(j, check=_explaining(j.check, failed, name)) for n, j in by_name.items()}
-        by_name[name] = _Judged(cause, Outcome.FOUND, None, [finding])
+        by_name[name] = _CheckYield(cause, Outcome.FOUND, None, [finding])
     return sorted(by_name.values(), key=lambda j: j.check.code)
 
 
@@ -142,7 +142,7 @@ def _network(host: Host, address: str) -> str | None:
     return str(network_of(f"{address.partition('%')[0]}/{prefix_length(mask)}"))
 
 
-def _run(check: Check, derived: Derived) -> _Judged:
+def _run(check: Check, derived: Derived) -> _CheckYield:
     """One check over all hosts; a crash is its outcome and nobody else's."""
     snapshot = derived.snapshot
     phase_reason = _phase_reason(check, snapshot)
@@ -150,7 +150,7 @@ def _run(check: Check, derived: Derived) -> _Judged:
         phase_reason = Outcome.UNKNOWN, "no host was reached"
     if phase_reason is not None:
         outcome, reason = phase_reason
-        return _Judged(check, outcome, reason)
+        return _CheckYield(check, outcome, reason)
     hosts, gaps = _known(check, snapshot)
     findings: list[Finding] = []
     try:
@@ -161,15 +161,15 @@ def _run(check: Check, derived: Derived) -> _Judged:
             else:
                 findings.append(result)
     except Exception as error:  # noqa: BLE001 - a fault of one check must not silence the others
-        return _Judged(check, Outcome.CRASH, f"{type(error).__name__}: {error}", findings)
+        return _CheckYield(check, Outcome.CRASH, f"{type(error).__name__}: {error}", findings)
     if findings:
-        return _Judged(check, Outcome.FOUND, None, findings)
+        return _CheckYield(check, Outcome.FOUND, None, findings)
     if gaps:
-        return _Judged(check, Outcome.UNKNOWN, "; ".join(_merged(gaps)))
+        return _CheckYield(check, Outcome.UNKNOWN, "; ".join(_merged(gaps)))
     absent = _nothing_to_judge(check, hosts)
     if absent is not None:
-        return _Judged(check, Outcome.NOT_APPLICABLE, absent)
-    return _Judged(check, Outcome.PASS, looked_at=_looked_at(check, hosts))
+        return _CheckYield(check, Outcome.NOT_APPLICABLE, absent)
+    return _CheckYield(check, Outcome.PASS, looked_at=_looked_at(check, hosts))
 
 
 def _looked_at(check: Check, hosts: list[Host]) -> str:

@@ -21,7 +21,7 @@ from functools import cache
 from typing import Literal, get_args
 
 from nccl_doctor.derived import Derived
-from nccl_doctor.firewall.blame import Judged
+from nccl_doctor.firewall.blame import ExplainedDials
 from nccl_doctor.firewall.ways import Hindrance
 from nccl_doctor.hostlist import K, grouped
 from nccl_doctor.model import Finding, Severity
@@ -55,7 +55,7 @@ class View:
         return self.derived.nccl
 
     @property
-    def firewall(self) -> Judged:
+    def firewall(self) -> ExplainedDials:
         """What the hosts' packet filters explain of the dials that failed; for checks that need the mesh."""
         return self.derived.dials.firewall
 

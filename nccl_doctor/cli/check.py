@@ -9,15 +9,15 @@ from nccl_doctor.cli import options
 from nccl_doctor.cli.output import finish
 
 
-@options.grouped
+@options.flattened
 def check(
     *,
-    which: options.Which,
+    which: options.HostOptions,
     output: options.Output = "human",
-    shown: options.Judged,
-    chosen: options.Chosen,
+    shown: options.DiagnosisOptions,
+    chosen: options.SelectOptions,
     timeout: options.TimeoutWithSmoke = None,
-    reached: options.Reached,
+    reached: options.ReachOptions,
     job: options.JobOptions,
     mesh: Annotated[
         Literal["auto", "full", "none"],
@@ -29,7 +29,7 @@ def check(
     ] = False,
     no_smoke: Annotated[bool, options.of_run("--no-smoke", help="Leave out the all-reduce.")] = False,
     smoke_timeout: options.SmokeTimeout = 60.0,
-    kept: options.Kept,
+    kept: options.KeepOptions,
     write_hosts: Annotated[
         Path | None,
         options.of_keep("--write-hosts", metavar="FILE", help="Write the hosts that passed here, a name a line."),

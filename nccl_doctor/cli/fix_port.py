@@ -46,7 +46,7 @@ class Wanted:
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of a TIME_WAIT.")] = False
 
 
-@options.grouped
+@options.flattened
 def fix_port(
     *,
     wanted: Wanted,

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from nccl_doctor.transport.register import Kind
 
 
-@options.grouped
+@options.flattened
 def hang(
     *,
-    which: options.Which,
+    which: options.HostOptions,
     interval: Annotated[
         float, typer.Option("--interval", metavar="SECONDS", help="Between two looks.", min=0.5, max=300)
     ] = 5.0,
@@ -39,11 +39,11 @@ def hang(
         bool, typer.Option("--force", help="Ask NCCL's RAS before 2.27.3 too: it can crash a job that is starting.")
     ] = False,
     output: Annotated[str, options.output("hang")] = "human",
-    shown: options.Shown,
+    shown: options.ReportOptions,
     timeout: options.Timeout = 120.0,
-    reached: options.Reached,
-    login: options.Login,
-    kept: options.Kept,
+    reached: options.ReachOptions,
+    login: options.LoginOptions,
+    kept: options.KeepOptions,
     load_from: options.From = None,
 ) -> None:
     """A running job that stands still: which rank, host, pid, line. Only looks; the job goes on as before."""

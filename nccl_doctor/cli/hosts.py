@@ -8,9 +8,9 @@ from nccl_doctor.cli import options
 from nccl_doctor.cli.output import Out, finish
 
 
-@options.grouped
+@options.flattened
 def hosts(
-    *, which: options.Which, job: options.JobOptions, output: Annotated[str, options.output("hosts")] = "human"
+    *, which: options.HostOptions, job: options.JobOptions, output: Annotated[str, options.output("hosts")] = "human"
 ) -> None:
     """Prints hosts, addresses and ranks, and where each value came from; contacts nobody."""
 

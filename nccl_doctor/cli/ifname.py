@@ -14,10 +14,10 @@ NcclVersion = Annotated[
 ]
 
 
-@options.grouped
+@options.flattened
 def ifname(
     *,
-    which: options.Which,
+    which: options.HostOptions,
     nccl_version: NcclVersion = None,
     output: Annotated[str, options.output("ifname")] = "human",
     output_file: options.OutputFile = None,
@@ -42,7 +42,7 @@ def ifname(
             version = None if nccl_version is None else parse_version(nccl_version)
         except ValueError as error:
             raise UsageError(f"--nccl-version: {error}") from error
-        reached = options.Reached(transport=transport)
+        reached = options.ReachOptions(transport=transport)
         request = Request(which, timeout_s=timeout, reached=reached, said=Overrides(python), smoke=False)
         snapshot = read_snapshot(load_from) if load_from else look(request, {"NCD207", "NCD303"}, out)
         found = answers(snapshot, version)

@@ -28,11 +28,11 @@ Words = Annotated[
 ]
 
 
-@options.grouped
+@options.flattened
 def launch(
     *,
     words: Words = None,
-    named: options.Named,
+    named: options.NameOptions,
     launcher: Annotated[
         Launcher | None,
         typer.Option(

@@ -24,15 +24,15 @@ Tee = Annotated[bool, typer.Option("--tee", help="Pass the text through to stdou
 Follow = Annotated[bool, typer.Option("--follow", help="Report as soon as the fatal line comes.")]
 
 
-@options.grouped
+@options.flattened
 def logs(
     *,
     files: Files,
     tee: Tee = False,
     follow: Follow = False,
     output: options.Output = "human",
-    shown: options.Judged,
-    chosen: options.Chosen,
+    shown: options.DiagnosisOptions,
+    chosen: options.SelectOptions,
 ) -> None:
     """Diagnose training or NCCL logs: what happened first, where, and what to do."""
     out = shown.out("logs", output)

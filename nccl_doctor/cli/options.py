@@ -1,7 +1,7 @@
 """The options that commands share, with their help texts.
 
 An option is an annotated type; those that go together are a dataclass, which a command takes as one keyword. What
-:func:`grouped` makes of such a command is what typer reads.
+:func:`flattened` makes of such a command is what typer reads.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ SmokeTimeout = Annotated[float, of_run("--smoke-timeout", metavar="SECONDS", hel
 
 
 @dataclass(frozen=True)
-class Named:
+class NameOptions:
     """Hosts by their names."""
 
     where: Annotated[str | None, of_hosts("-w", metavar="LIST", help="Hosts by name: 'node[01-04,07]'.")] = None
@@ -104,7 +104,7 @@ class Named:
 
 
 @dataclass(frozen=True)
-class Which(Named):
+class HostOptions(NameOptions):
     """The hosts of a run."""
 
     hosts: Annotated[
@@ -118,7 +118,7 @@ class Which(Named):
 
 
 @dataclass(frozen=True)
-class Login:
+class LoginOptions:
     """How the hosts are logged in to, and with what the probe runs there."""
 
     python: Python = None
@@ -135,7 +135,7 @@ class Login:
 
 
 @dataclass(frozen=True)
-class JobOptions(Login):
+class JobOptions(LoginOptions):
     """What the hosts file could say, too."""
 
     master_port: Annotated[int | None, of_job("--master-port", metavar="PORT", help="The master port.", min=1)] = None
@@ -149,7 +149,7 @@ class JobOptions(Login):
 
 
 @dataclass(frozen=True)
-class Reached:
+class ReachOptions:
     """How hosts are reached."""
 
     connect_timeout: ConnectTimeout = None
@@ -157,7 +157,7 @@ class Reached:
 
 
 @dataclass(frozen=True)
-class Filed:
+class FileOptions:
     """Where the report goes."""
 
     output_file: OutputFile = None
@@ -171,7 +171,7 @@ class Filed:
 
 
 @dataclass(frozen=True)
-class Shown(Filed):
+class ReportOptions(FileOptions):
     """How the report is shown."""
 
     color: ColorWhen = Color.AUTO
@@ -184,7 +184,7 @@ class Shown(Filed):
 
 
 @dataclass(frozen=True)
-class Judged(Shown):
+class DiagnosisOptions(ReportOptions):
     """The same of a report with diagnoses."""
 
     fail_on: Annotated[FailOn, of_report("--fail-on", help="Exit 1 from this severity on.")] = FailOn.ERROR
@@ -195,7 +195,7 @@ class Judged(Shown):
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SelectOptions:
     """Which diagnoses are wanted: all of ``only`` (None: all there are), but none of ``skip``."""
 
     only: Annotated[list[str] | None, of_run("--only", metavar="CHECK", help="Only this code, name or category.")] = (
@@ -205,7 +205,7 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeepOptions:
     """Where what was seen is kept."""
 
     save: Save = None
@@ -214,7 +214,7 @@ class Kept:
     ] = False
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
+def flattened(command: Callable[..., None]) -> Callable[..., None]:
     """The command with each field of its dataclasses as a parameter of its own, in their place and order."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}

@@ -39,17 +39,17 @@ BESIDE_SMOKE_S = 240.0
 class Request:
     """One call, as the options say."""
 
-    which: options.Which
-    chosen: options.Chosen = field(default_factory=options.Chosen)
+    which: options.HostOptions
+    chosen: options.SelectOptions = field(default_factory=options.SelectOptions)
     timeout_s: float | None = None
-    reached: options.Reached = field(default_factory=options.Reached)
+    reached: options.ReachOptions = field(default_factory=options.ReachOptions)
     said: Overrides = field(default_factory=Overrides)
     mesh: MeshSize = "auto"
     sudo: bool = False
     smoke: bool = True
     smoke_limits: SmokeLimits = field(default_factory=SmokeLimits)
     isolate: bool = False
-    kept: options.Kept = field(default_factory=options.Kept)
+    kept: options.KeepOptions = field(default_factory=options.KeepOptions)
     passed: Path | None = None
     failed: Path | None = None
     load_from: Path | None = None

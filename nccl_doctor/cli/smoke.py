@@ -9,14 +9,14 @@ from nccl_doctor.cli import options
 from nccl_doctor.cli.output import finish
 
 
-@options.grouped
+@options.flattened
 def smoke(
     *,
-    which: options.Which,
+    which: options.HostOptions,
     output: options.Output = "human",
-    shown: options.Judged,
+    shown: options.DiagnosisOptions,
     timeout: options.TimeoutWithSmoke = None,
-    reached: options.Reached,
+    reached: options.ReachOptions,
     job: options.JobOptions,
     backend: Annotated[
         Literal["auto", "nccl", "gloo"],
@@ -52,7 +52,7 @@ def smoke(
 
         request = Request(
             which=which,
-            chosen=options.Chosen(only=["access", "software", "allreduce"]),
+            chosen=options.SelectOptions(only=["access", "software", "allreduce"]),
             timeout_s=timeout,
             reached=reached,
             said=job.overrides(),
@@ -64,7 +64,7 @@ def smoke(
                 save_logs=save_logs,
             ),
             isolate=isolate,
-            kept=options.Kept(save),
+            kept=options.KeepOptions(save),
         )
         return check_cluster(request, out)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from nccl_doctor.cli.options import Kept
+from nccl_doctor.cli.options import KeepOptions
 from nccl_doctor.cli.output import write_file
 from nccl_doctor.errors import SnapshotError
 from nccl_doctor.model import Report, Severity
@@ -34,7 +34,7 @@ def read_snapshot(path: Path, kind: type[AnySnapshot] = Snapshot) -> AnySnapshot
         raise SnapshotError(f"{path}: is no snapshot of nccl-doctor: {' '.join(first[1:3]) or first[0]}") from error
 
 
-def keep(snapshot: Snapshot | HangSnapshot, kept: Kept) -> None:
+def keep(snapshot: Snapshot | HangSnapshot, kept: KeepOptions) -> None:
     """Where ``--save`` was given, writes a snapshot for ``--from``, readable by its owner only.
 
     Says what was left out of it, which is nothing with ``--save-whole``.

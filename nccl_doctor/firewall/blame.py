@@ -64,7 +64,7 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Judged:
+class ExplainedDials:
     """What the rules explain of the failed dials, and what they might."""
 
     blames: tuple[Blame, ...]
@@ -76,7 +76,7 @@ class Judged:
         return tuple(dial for dial in mesh.failed if id(dial) not in stopped)
 
 
-def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> Judged:
+def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDials:
     """Compares every failed dial of the mesh with the rules on its way.
 
     A dial that all rules let through is in neither list: something between the hosts stops it.
@@ -120,7 +120,7 @@ def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> Judged:
     for blame in blames.values():
         if blame.direction == "input" and mesh.tested == mesh.pairs:
             blame.unexpected_passes.extend(_unexpected_passes(blame, mesh, rules[blame.host.name], path))
-    return Judged(tuple(blames.values()), tuple(gaps))
+    return ExplainedDials(tuple(blames.values()), tuple(gaps))
 
 
 def _by_counters(objection: Objection, after: Ruleset) -> Objection:

@@ -14,7 +14,7 @@ from nccl_doctor.inventory.this_machine import ThisMachine, canonical
 from nccl_doctor.model import DEFAULT_MASTER_PORT, Cluster, Node, access
 from nccl_doctor.transport.ssh_options import SshOptions
 
-Judged = dict[str, tuple[Entry, Settings]]
+SettledHosts = dict[str, tuple[Entry, Settings]]
 """Each host by its name, in order, with all that was said of it."""
 
 _DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -26,7 +26,7 @@ def build(parsed: ParsedInventory, exclude: Collection[str], here: ThisMachine) 
     Raises:
         HostsFileError, UsageError: for a host that stands twice, nodes that share GPUs, or an empty list.
     """
-    settings: Judged = {}
+    settings: SettledHosts = {}
     for entry in parsed.entries:
         _refuse_double(entry, settings)
         said = _one_word_for_devices(entry.own.over(entry.shared), entry)
@@ -56,7 +56,7 @@ def build(parsed: ParsedInventory, exclude: Collection[str], here: ThisMachine) 
     )
 
 
-def _refuse_absent(exclude: Collection[str], settings: Judged, parsed: ParsedInventory) -> None:
+def _refuse_absent(exclude: Collection[str], settings: SettledHosts, parsed: ParsedInventory) -> None:
     """Whoever leaves out a host that isn't there has misspelled one that is."""
     there = {*settings, *(entry.address.value for entry in parsed.entries)}
     absent = [name for name in exclude if name not in there]
@@ -66,7 +66,7 @@ def _refuse_absent(exclude: Collection[str], settings: Judged, parsed: ParsedInv
         raise UsageError(f"-x: {fold(absent)} is no host of {parsed.place.source}{hint}")
 
 
-def _refuse_double(entry: Entry, seen: Judged) -> None:
+def _refuse_double(entry: Entry, seen: SettledHosts) -> None:
     name = entry.name.value
     if name in seen:
         first = seen[name][0].name.place.line
@@ -110,7 +110,7 @@ def _why_local(entry: Entry, here: ThisMachine) -> str | None:
     return here.answers_to(entry.address.value) or here.answers_to(entry.name.value)
 
 
-def _refuse_shared_gpus(settings: Judged, local: dict[str, str | None]) -> None:
+def _refuse_shared_gpus(settings: SettledHosts, local: dict[str, str | None]) -> None:
     """One machine may be several nodes where each has GPUs of its own."""
     machines: dict[str | tuple[str, int | None], list[tuple[Entry, Settings]]] = {}
     for name, (entry, said) in settings.items():

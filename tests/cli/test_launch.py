@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.cli.options import Kept
+from nccl_doctor.cli.options import KeepOptions
 from nccl_doctor.cli.snapshots import keep, read_snapshot, write_hosts
 from nccl_doctor.diagnose import judge
 from nccl_doctor.errors import DoctorError
@@ -90,8 +90,8 @@ def test_a_slip_is_one_sentence(hosts: Path, arguments: tuple[str, ...], words: 
 
 
 def test_diff_of_two_snapshots(tmp_path: Path) -> None:
-    keep(patched({}), Kept(tmp_path / "a.json", save_whole=True))
-    keep(patched({"hosts": {"node2": {"facts": {"torch": None}}}}), Kept(tmp_path / "b.json", save_whole=True))
+    keep(patched({}), KeepOptions(tmp_path / "a.json", save_whole=True))
+    keep(patched({"hosts": {"node2": {"facts": {"torch": None}}}}), KeepOptions(tmp_path / "b.json", save_whole=True))
     same = run("diff", "a.json", "a.json", cwd=tmp_path)
     assert (same.returncode, same.stdout) == (0, "Nothing changed in what is compared.\n")
     other = run("diff", "a.json", "b.json", cwd=tmp_path)
@@ -103,7 +103,7 @@ def test_diff_of_two_snapshots(tmp_path: Path) -> None:
 
 def test_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     snapshot = patched({"hosts": {"node1": {"node": {"env": {"HF_TOKEN": "hush"}}}}})
-    keep(snapshot, Kept(tmp_path / "seen.json"))
+    keep(snapshot, KeepOptions(tmp_path / "seen.json"))
     assert (
         "left out user names (1), values of variables (1: HF_TOKEN); --save-whole keeps them" in capsys.readouterr().err
     )

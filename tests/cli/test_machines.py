@@ -8,7 +8,7 @@ import pytest
 import xmlschema
 from prometheus_client.parser import text_string_to_metric_families
 
-from nccl_doctor.cli.options import Kept
+from nccl_doctor.cli.options import KeepOptions
 from nccl_doctor.cli.snapshots import keep
 from tests.checks.snapshots import patched
 from tests.cli.program import run
@@ -19,7 +19,7 @@ XSD = Path(__file__).parents[1] / "report" / "junit.xsd"
 @pytest.fixture
 def seen(tmp_path: Path) -> Path:
     few = patched({"hosts": {"node2": {"facts": {"limits": {"nofile_soft": 256}}}}})
-    keep(few, Kept(tmp_path / "s.json", save_whole=True))
+    keep(few, KeepOptions(tmp_path / "s.json", save_whole=True))
     return tmp_path
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from nccl_doctor.checks.ports.firewall_blocks_port import firewall_blocks_port
 from nccl_doctor.derived import Derived
-from nccl_doctor.firewall.blame import Blame, Judged, opening, remedies
+from nccl_doctor.firewall.blame import Blame, ExplainedDials, opening, remedies
 from nccl_doctor.firewall.connection import Ends, handshake, reject_outcome
 from nccl_doctor.firewall.opening import Opening
 from nccl_doctor.firewall.packet import syn
@@ -34,7 +34,7 @@ def snapshot(firewalls: dict[str, Any], failed: list[tuple[str, str, int, str]],
     return patched({"hosts": hosts, "mesh": {"failed": dials, **mesh}})
 
 
-def judge(seen: Snapshot) -> Judged:
+def judge(seen: Snapshot) -> ExplainedDials:
     return Derived(seen).dials.firewall
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from nccl_doctor.checks.ports.port_unreachable import MEANS
 from nccl_doctor.commands import on
-from nccl_doctor.firewall.blame import NOT_DIALLED, Blame, Judged, compiled, opening, remedies, unconfirmed
+from nccl_doctor.firewall.blame import NOT_DIALLED, Blame, ExplainedDials, compiled, opening, remedies, unconfirmed
 from nccl_doctor.firewall.describe import counted, describe
 from nccl_doctor.firewall.opening import Opening, port_words
 from nccl_doctor.firewall.packet import RuleRef
@@ -31,7 +31,7 @@ def stops_master(blame: Blame, snapshot: Snapshot) -> bool:
     return any(to_master(dial, snapshot) for dial in blame.dials)
 
 
-def grouped(judged: Judged, snapshot: Snapshot, *, master: bool) -> list[list[Blame]]:
+def by_rule(judged: ExplainedDials, snapshot: Snapshot, *, master: bool) -> list[list[Blame]]:
     """Hosts with the same rule together: where it stops the master port on one of them, or only other ports.
 
     One rule that was rolled out to all hosts is one fault, whichever ports each of them happens to listen on.
@@ -44,7 +44,7 @@ def grouped(judged: Judged, snapshot: Snapshot, *, master: bool) -> list[list[Bl
     return [blames for blames in groups.values() if any(stops_master(one, snapshot) for one in blames) is master]
 
 
-def gaps(judged: Judged, snapshot: Snapshot, *, master: bool) -> Iterator[Unjudged]:
+def gaps(judged: ExplainedDials, snapshot: Snapshot, *, master: bool) -> Iterator[Unjudged]:
     """The hosts whose rules may explain a failed dial, but could not be read or evaluated."""
     mine = [gap for gap in judged.gaps if to_master(gap.dial, snapshot) is master]
     for hosts, reason in dict.fromkeys((gap.hosts, gap.reason) for gap in mine):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.ports._firewall import finding, gaps, grouped, whose
+from nccl_doctor.checks.ports._firewall import by_rule, finding, gaps, whose
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Severity
 from nccl_doctor.registry import Unjudged, View, check
@@ -32,7 +32,7 @@ def firewall_blocks_ephemeral(view: View) -> Iterator[Finding | Unjudged]:
     """One finding for all hosts that stop these ports alike, unless that rule stops the master port too."""
     snapshot = view.snapshot
     judged = view.firewall
-    for blames in grouped(judged, snapshot, master=False):
+    for blames in by_rule(judged, snapshot, master=False):
         first = blames[0]
         names = fold([blame.host.name for blame in blames])
         where = "to the ports that NCCL picks" if first.direction == "input" else "to the ports that the others pick"

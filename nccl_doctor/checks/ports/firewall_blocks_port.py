@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.ports._firewall import finding, gaps, grouped, stops_master, whose
+from nccl_doctor.checks.ports._firewall import by_rule, finding, gaps, stops_master, whose
 from nccl_doctor.firewall.blame import Blame
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Severity
@@ -38,7 +38,7 @@ def firewall_blocks_port(view: View) -> Iterator[Finding | Unjudged]:
     """One finding for all hosts that have the same rule, where it stops the master port on one of them."""
     snapshot = view.snapshot
     judged = view.firewall
-    for blames in grouped(judged, snapshot, master=True):
+    for blames in by_rule(judged, snapshot, master=True):
         first = blames[0]
         names = fold([blame.host.name for blame in blames])
         what = _ports(blames, snapshot)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from nccl_doctor.snapshot.values import (
     Clipped,
     Count,
@@ -94,10 +96,11 @@ class ResourceLimits(Observed):
 
 
 class Shm(Observed):
-    """The shared-memory file system, in bytes."""
+    """The shared-memory file system, in bytes; ``problem``: it is not there, or this user may not write to it."""
 
     total_bytes: Count
     free_bytes: Count
+    problem: Literal["missing", "forbidden"] | None = None
 
 
 class ConfigFile(Observed):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
+import sys
 
 import pytest
 
@@ -91,6 +93,23 @@ def test_a_slow_login_is_waited_for_as_ssh_does(make_lab: MakeLab) -> None:
             run = doctor(lab, "check", "--no-smoke", "--connect-timeout", answer_s, "--transport", transport)
             assert (run.code, run.names) == (0, [])
         assert plain.wait(LONG_S) == 0
+
+
+def test_shared_memory_that_the_user_may_not_write_to(make_lab: MakeLab) -> None:
+    lab = make_lab(2)
+    lab.host("node2").run("chmod 755 /dev/shm")
+    lock = shlex.quote("import multiprocessing; multiprocessing.Lock()")
+    assert (
+        "Permission denied"
+        in lab.controller.run(["ssh", "alice@node2", f"{sys.executable} -c {lock}"], check=False).stderr
+    )
+    hosts = lab.hosts_file(ssh={"user": "alice"})
+    run = doctor(lab, "check", "--no-smoke", hosts=hosts)
+    (found,) = run.report["diagnoses"]
+    assert (run.code, found["name"], found["severity"], found["hosts"]) == (1, "shm-small", "error", ["node2"])
+    (command,) = found["fix"]["commands"]
+    lab.host(command["host"]).run(command["command"])
+    assert doctor(lab, "check", "--no-smoke", hosts=hosts).names == []
 
 
 def test_a_login_that_hangs_is_hung_up_on(make_lab: MakeLab) -> None:

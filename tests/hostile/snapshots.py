@@ -85,6 +85,7 @@ PROGRAMS = {
     "mount": r"-o remount,size=\d+g /dev/shm",
     "systemctl": r"enable --now nvidia-fabricmanager",
     "modprobe": r"nvidia_peermem",
+    "chmod": r"1777 /dev/shm",
     "firewall-cmd": r"--reload|(--permanent )?--zone=[\w/-]+ (--add-source=[0-9a-f.:/]+|--add-rich-rule=rule family=\"ipv"
     r"[46]\" source address=\"[0-9a-f.:/]+\" port port=\"[\d-]+\" protocol=\"tcp\" accept)",
     "ufw": r"(prepend )?allow (out )?proto tcp from (any|[0-9a-f.:/]+) to (any|[0-9a-f.:/]+) port [\d,:]+",

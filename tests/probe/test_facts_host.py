@@ -50,10 +50,10 @@ def test_no_limit_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ResourceLimits.model_validate(host.limits()) == expected
 
 
-def test_shared_memory_that_is_not_there_is_unknown(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match="there is no"):
-        host.shm(str(tmp_path / "shm"))
-    assert host.shm(str(tmp_path))["total_bytes"] > 0
+def test_shared_memory_that_is_not_there_is_said(tmp_path: Path) -> None:
+    assert host.shm(str(tmp_path / "shm")) == {"total_bytes": 0, "free_bytes": 0, "problem": "missing"}
+    assert (there := host.shm(str(tmp_path)))["total_bytes"] > 0
+    assert there["problem"] is None
 
 
 def test_the_port_range_and_its_reserved_ports(tmp_path: Path) -> None:

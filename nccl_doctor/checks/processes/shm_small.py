@@ -1,14 +1,15 @@
-"""Shared memory (/dev/shm) has too little room for the ranks on the host.
+"""Shared memory (/dev/shm) has too little room for the ranks on the host, is not there, or may not be written to.
 
 What it means: NCCL ends with "Error while creating shared memory segment /dev/shm/nccl-…: No space left on device",
 or a data loader's worker with "Bus error" and "unable to allocate shared memory". Docker gives a container 64 MiB.
+Where it can't be used at all, Python's multiprocessing.Lock() fails, and so does every data loader with workers.
 
-How we know: the size of /dev/shm and what is free in it. NCCL's ranks on one host meet in segments of 9.6 MB a
-channel, and each keeps one of 33 MB for its network proxy; data loaders hand batches over there. So 64 MiB are wanted
-for each rank on the host, and 32 are the least where GPUs are used.
+How we know: the size of /dev/shm, what is free in it, and whether the user that logs in may write there. NCCL's ranks
+on one host meet in segments of 9.6 MB a channel, and each keeps one of 33 MB for its network proxy; data loaders hand
+batches over there. So 64 MiB are wanted for each rank on the host, and 32 are the least where GPUs are used.
 
 Fix: enlarge it, `mount -o remount,size=… /dev/shm`, for good in /etc/fstab; start a container with `--ipc=host` or
-`--shm-size`; or remove what dead jobs left there (`ls -l /dev/shm`).
+`--shm-size`; or remove what dead jobs left there (`ls -l /dev/shm`). It is everybody's: mode 1777.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class _Lack:
     severity: Severity | None
     contained: bool
     gib: int
+    problem: str | None
 
 
 @check("NCD605", severity=Severity.WARNING, needs=("shm",), explains=("allreduce-failed", "allreduce-timeout"))
@@ -48,10 +50,10 @@ def shm_small(view: View) -> Iterator[Finding | Unjudged]:
     for host, facts in view.facts:
         shm = known(facts.shm)
         needed = WANTED * nproc(host.node, facts, alone=len(view.snapshot.cluster.nodes) == 1)
-        if shm.free_bytes < needed:
+        if shm.problem is not None or shm.free_bytes < needed:
             lacks.setdefault(_lack(facts, shm, needed), {})[host.name] = shm.free_bytes
     for lack, free in lacks.items():
-        yield _finding(lack, free)
+        yield _finding(lack, free) if lack.problem is None else _unusable(lack, tuple(free))
 
 
 def _lack(facts: HostFacts, shm: Shm, needed: int) -> _Lack:
@@ -63,6 +65,35 @@ def _lack(facts: HostFacts, shm: Shm, needed: int) -> _Lack:
         severity=Severity.ERROR if uses_gpus and 2 * shm.free_bytes < needed else None,
         contained=isinstance(facts.identity, Unknown) or facts.identity.container is not None,
         gib=max(1, math.ceil((used + 2 * needed) / (1 << 30))),
+        problem=shm.problem,
+    )
+
+
+def _unusable(lack: _Lack, hosts: tuple[str, ...]) -> Finding:
+    missing = lack.problem == "missing"
+    what = f"There is no shared memory (/dev/shm) on {fold(hosts)}"
+    if not missing:
+        what = f"The user who logs in may not write to the shared memory (/dev/shm) of {fold(hosts)}"
+    return Finding(
+        hosts=hosts,
+        message=f"{what}: data loaders with workers fail, and ranks on one host can't meet there.",
+        facts={"problem": lack.problem, "needed_bytes": lack.needed},
+        severity=Severity.ERROR,
+        fix=_usable(hosts, lack),
+    )
+
+
+def _usable(hosts: tuple[str, ...], lack: _Lack) -> Fix:
+    if lack.problem == "missing":
+        start = "; start a container with --ipc=host, or with --shm-size=8g" if lack.contained else ""
+        return Fix(
+            summary=f"Mount a tmpfs on /dev/shm with mode 1777, as every distribution does{start}.", needs_root=True
+        )
+    return Fix(
+        summary="Give it the mode that it has everywhere:",
+        risk="safe",
+        needs_root=True,
+        commands=tuple(command for host in hosts for command in on(host, line("chmod 1777 /dev/shm"))),
     )
 
 

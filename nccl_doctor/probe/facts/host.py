@@ -10,7 +10,6 @@ import sys
 from typing import Any
 
 from nccl_doctor.probe import kernel_files
-from nccl_doctor.probe.unavailable import Unavailable
 
 RUNTIME_MARKS = (("/run/.containerenv", "podman"), ("/.dockerenv", "docker"), ("/.singularity.d", "apptainer"))
 CGROUP_MARKS = (("kubepods", "kubernetes"), ("libpod", "podman"), ("docker", "docker"), ("/lxc", "lxc"))
@@ -79,5 +78,6 @@ def shm(path: str = "/dev/shm") -> dict[str, Any]:  # noqa: S108 - POSIX shared 
     try:
         found = os.statvfs(path)
     except FileNotFoundError:
-        raise Unavailable(f"there is no {path}") from None
-    return {"total_bytes": found.f_frsize * found.f_blocks, "free_bytes": found.f_frsize * found.f_bavail}
+        return {"total_bytes": 0, "free_bytes": 0, "problem": "missing"}
+    sizes = {"total_bytes": found.f_frsize * found.f_blocks, "free_bytes": found.f_frsize * found.f_bavail}
+    return {**sizes, "problem": None if os.access(path, os.W_OK | os.X_OK) else "forbidden"}

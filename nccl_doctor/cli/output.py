@@ -109,6 +109,10 @@ def exit_code_of(out: Out, work: Callable[[], int]) -> int:
         import traceback
         from pathlib import Path
 
+        from nccl_doctor import own_limits
+
+        if own_limits.out_of_threads(error):
+            return _fail(out, own_limits.words(), 2)
         if os.environ.get("NCDOCTOR_TRACEBACK"):
             traceback.print_exc()
         where = traceback.extract_tb(error.__traceback__)[-1]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from nccl_doctor import own_limits
 from nccl_doctor.collect.admission import Stage, Window, in_turns
 from nccl_doctor.collect.answers import NoAnswerError
 from nccl_doctor.collect.load import LoadWatch
@@ -90,6 +91,8 @@ class Reach:
         for node, end in zip(nodes, ends, strict=True):
             if isinstance(end, AccessError):
                 self.failures[node.name] = end.failure
+            elif end is not None and own_limits.out_of_threads(end):
+                raise end  # the fault is here
             elif end is not None:
                 detail = f"{type(end).__name__}: {end}"
                 self.failures[node.name] = ProbeFailed(detail=detail, facts=ProbeFacts(stage="connect"))

@@ -88,6 +88,8 @@ class OpensshTransport:
             try:
                 argv = [*self._argv(settings, options, deadline, log.path), "--", settings.name, command]
                 channel = ProcessChannel(argv, _environment())
+            except BlockingIOError:  # fork(2): no further process for us, a fault of this machine's
+                raise
             except OSError as error:
                 detail = f"was not reached: ssh did not start: {error.strerror}"
                 raise failures.unreachable(settings.target(), "failed", detail) from error

@@ -1,0 +1,38 @@
+"""What this machine lets us have: files and threads, of which each host that is connected to takes a few."""
+
+from __future__ import annotations
+
+import errno
+import resource
+
+_ENOUGH = 65536
+_NO_THREAD = "can't start new thread"
+"""CPython's words, Modules/_threadmodule.c."""
+
+
+def raise_soft() -> None:
+    """Takes what the hard limits allow of open files and of processes; login nodes give 1,024 and a few hundred."""
+    for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC):
+        soft, hard = resource.getrlimit(limit)
+        wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(limit, (wanted, hard))
+
+
+def out_of_threads(error: BaseException | None) -> bool:
+    """Whether it says that this machine starts no further thread, or program (fork(2), EAGAIN).
+
+    That is no fault of a host's, and none of the program's.
+    """
+    thread = isinstance(error, RuntimeError) and str(error) == _NO_THREAD
+    return thread or (isinstance(error, BlockingIOError) and error.errno == errno.EAGAIN)
+
+
+def words() -> str:
+    """For the user, in one sentence."""
+    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    said = "" if limit == resource.RLIM_INFINITY else f" (ulimit -u is {limit})"
+    return (
+        f"this machine starts no further threads for you{said}, and each host takes about two: end other programs of "
+        "yours here, or start from a machine that allows more"
+    )

@@ -1,0 +1,66 @@
+"""What this machine lets us have is no fault of a host's, and is told in one sentence."""
+
+from __future__ import annotations
+
+import errno
+import resource
+import subprocess
+import sys
+import time
+
+import pytest
+
+from nccl_doctor import own_limits
+from nccl_doctor.collect.reach import Reach
+from nccl_doctor.transport.local import LocalTransport
+from nccl_doctor.transport.process import ProcessChannel
+from tests.collect.nodes import node
+from tests.lab.cluster import Lab
+from tests.patience import LONG_S
+
+RAISED = """
+import resource
+from nccl_doctor.own_limits import raise_soft
+raise_soft()
+print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def test_soft_limits_become_what_the_hard_ones_allow() -> None:
+    def lower() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128, 512))
+
+    done = subprocess.run([sys.executable, "-c", RAISED], preexec_fn=lower, capture_output=True, text=True, check=True)
+    assert done.stdout == "512 512\n"
+
+
+def test_only_the_words_of_a_machine_at_its_limit_are_taken_for_it() -> None:
+    assert own_limits.out_of_threads(RuntimeError("can't start new thread"))
+    assert own_limits.out_of_threads(BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"))
+    assert not own_limits.out_of_threads(RuntimeError("can't start"))
+    assert not own_limits.out_of_threads(BlockingIOError(errno.EINPROGRESS, "Operation now in progress"))
+    assert not own_limits.out_of_threads(None)
+
+
+class Exhausted(LocalTransport):
+    """Cannot start a thread for one of the hosts."""
+
+    def open(self, node: object, command: str, deadline: float, latest: float = 0.0) -> ProcessChannel:  # noqa: ARG002 - as the protocol says
+        raise RuntimeError("can't start new thread")
+
+
+def test_no_host_is_accused_of_it() -> None:
+    reach = Reach(Exhausted(), LONG_S, time.monotonic() + LONG_S, lambda _: None)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        reach.all([node(name="node1", rank=0), node(name="node2", rank=1)])
+    assert reach.failures == {}
+
+
+@pytest.mark.lab
+def test_a_login_node_with_few_threads_says_so(lab: Lab) -> None:
+    lab.controller.write("/home/alice/few.yaml", lab.hosts_file())
+    command = "cd && ulimit -u 9 && exec nccl-doctor check few.yaml --no-smoke"
+    done = lab.controller.run(["bash", "-c", command], user="alice", check=False)
+    assert done.returncode == 2
+    assert "this machine starts no further threads for you (ulimit -u is 9)" in done.stderr
+    assert "Traceback" not in done.stderr

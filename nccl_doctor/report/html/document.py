@@ -10,9 +10,13 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
+from nccl_doctor.report.html.text import short
 from nccl_doctor.report.safe import clean
+
+_LONGEST = 1200
+"""Characters of one text; whoever sends more wants to bury the rest, and ``-o json`` has it all."""
 
 
 def document(template: str, **values: Any) -> str:  # noqa: ANN401 - what the template reads
@@ -50,13 +54,18 @@ def _environment() -> Environment:
         "form-action 'none'",
     )
     environment.globals.update({"style": style, "script": script, "policy": "; ".join(policy)})
-    environment.filters["page"] = page_text
+    environment.filters.update({"page": page_text, "whole": _whole})
     return environment
 
 
 def _finalized(value: object) -> object:
-    """Text without control characters and marks that turn it around; markup of ours as it is."""
-    return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    """Text in bounds, without control characters and marks that turn it around; markup of ours as it is."""
+    return short(clean(value), _LONGEST) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _whole(command: str) -> Markup:
+    """A command that can be pasted, however long: not a character of it may be missing."""
+    return escape(command)
 
 
 def _asset(name: str) -> Markup:

@@ -55,7 +55,15 @@ def _issued(one: HangRank) -> str:
 def _table(ranks: tuple[HangRank, ...]) -> Table:
     header = ("rank", "host", "pid", "state", "where", "collectives", "")
     rows = (
-        (str(one.rank), one.host or "?", str(one.pid or ""), one.state, one.doing, _issued(one), "behind" * one.behind)
+        (
+            str(one.rank),
+            one.host or "?",
+            str(one.pid or ""),
+            one.state,
+            one.doing or _where(one),
+            _issued(one),
+            "behind" * one.behind,
+        )
         for one in ranks
     )
     return Table(header, tuple(rows))

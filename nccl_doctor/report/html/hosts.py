@@ -15,7 +15,7 @@ _COMPARED_FROM = 3
 
 
 def host_table(report: Report) -> HostTable | None:
-    """The table; None where the report knows no hosts."""
+    """The table, those unlike most first; None where the report knows no hosts."""
     if not report.hosts:
         return None
     told = [what for host in report.hosts for what in host.seen if what not in _LEFT_OUT]
@@ -30,7 +30,7 @@ def host_table(report: Report) -> HostTable | None:
     )
     load = ("load",) if report.load else ()
     header = ("rank", "host", "address", "NCCL uses", *columns, *load)
-    return HostTable(header, rows, sum(row.odd for row in rows))
+    return HostTable(header, tuple(sorted(rows, key=lambda row: not row.odd)), sum(row.odd for row in rows))
 
 
 def _usual(values: Sequence[str]) -> str | None:

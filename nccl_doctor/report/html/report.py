@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime, timezone
 from typing import Any
 
-from nccl_doctor.hostlist import grouped
+from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.measured import RankReport
 from nccl_doctor.model import CheckResult, Diagnosis, Outcome, Report
 from nccl_doctor.report.html.cards import cards
@@ -14,6 +14,7 @@ from nccl_doctor.report.html.charts import charts, size_table
 from nccl_doctor.report.html.document import document
 from nccl_doctor.report.html.hosts import host_table
 from nccl_doctor.report.html.matrix import matrix
+from nccl_doctor.report.html.text import short
 from nccl_doctor.report.html.timeline import timeline
 from nccl_doctor.report.html.views import Count
 from nccl_doctor.report.html.waterfall import waterfall
@@ -60,11 +61,11 @@ def head(report: Any, options: RenderOptions) -> dict[str, str]:  # noqa: ANN401
     }
 
 
-def pages(diagnoses: Iterable[Diagnosis], options: RenderOptions) -> dict[str, str]:
-    """The pages of all codes that the report names, by code."""
-    found = list(diagnoses)
-    codes = {code for one in found for code in (one.code, *(effect.code for effect in one.explains))}
-    return {code: text for code, text in sorted(options.pages.items()) if code in codes}
+def pages(diagnoses: Iterable[Diagnosis], options: RenderOptions) -> dict[str, tuple[str, str]]:
+    """By code, the names and pages of all that the report names."""
+    found = tuple(diagnoses)
+    names = {one.code: one.name for each in found for one in each.explains} | {one.code: one.name for one in found}
+    return {code: (names[code], text) for code, text in sorted(options.pages.items()) if code in names}
 
 
 def _time(seconds: float) -> str:
@@ -77,7 +78,9 @@ def _headline(report: Report) -> tuple[Count, str]:
     ready, counts, line = verdict(report, cause)
     words = "Ready" if ready else counts[0] if counts else "Nothing found"
     kind = cause.severity.value if cause else "ok" if ready or report.complete else "unknown"
-    return Count(words, "ok" if ready else kind), line.removeprefix("Ready. ").removeprefix(f"{words}, ")
+    grave = [found for found in report.diagnoses if cause and found.severity is cause.severity]
+    where = "" if ready else short(fold(host for found in grave for host in found.hosts), 40)
+    return Count(words, "ok" if ready else kind, where), line.removeprefix("Ready. ").removeprefix(f"{words}, ")
 
 
 def _unjudged(checks: Iterable[CheckResult]) -> dict[str, list[str]]:

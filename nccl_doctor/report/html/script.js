@@ -14,14 +14,18 @@
   };
   const copy = async (button, elements) => {
     const text = elements.map((one) => one.textContent).join("\n");
+    const told = document.getElementById("copied");
     const before = button.textContent;
+    told.textContent = "";
     try {
       await navigator.clipboard.writeText(text);
       button.textContent = "Copied";
       button.classList.add("done");
+      told.textContent = `Copied: ${text}`;
     } catch {
       select(elements);
       button.textContent = "Selected";
+      told.textContent = "Selected, to be copied by hand";
     }
     setTimeout(() => { button.textContent = before; button.classList.remove("done"); }, 1600);
   };
@@ -39,15 +43,17 @@
       const says = event.target.getAttribute("aria-label");
       if (says && event.target.matches(".cell")) readout.textContent = says;
     };
-    mesh.addEventListener("pointerover", tell);
-    mesh.addEventListener("focusin", tell);
+    // On the element around it: a picture that listens for the focus becomes a stop of its own in Chromium.
+    const around = mesh.parentElement;
+    around.addEventListener("pointerover", tell);
+    around.addEventListener("focusin", tell);
     const go = (cell) => {
       for (const old of all('[tabindex="0"]', mesh)) old.setAttribute("tabindex", "-1");
       cell.setAttribute("tabindex", "0");
       cell.focus();
     };
-    mesh.addEventListener("click", (event) => { if (event.target.matches(".cell")) go(event.target); });
-    mesh.addEventListener("keydown", (event) => {
+    around.addEventListener("click", (event) => { if (event.target.matches(".cell")) go(event.target); });
+    around.addEventListener("keydown", (event) => {
       const y = rows.findIndex((row) => row.includes(event.target));
       if (y < 0) return;
       const x = rows[y].indexOf(event.target);

@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 
 class Count(NamedTuple):
-    """A figure of the headline and its colour: error, warning, info, ok or unknown."""
+    """The headline, its colour (error, warning, info, ok or unknown), and the hosts that it is about."""
 
     words: str
     kind: str
+    where: str = ""
 
 
 class Evidence(NamedTuple):
@@ -127,9 +128,10 @@ class Chosen(NamedTuple):
 
 
 class Net(NamedTuple):
-    """Hosts whose chosen addresses share a net."""
+    """Hosts whose chosen addresses share a net: how many, and each of them, or those alike together."""
 
     name: str
+    size: int
     hosts: tuple[Chosen, ...]
 
 
@@ -156,7 +158,7 @@ class Hop(NamedTuple):
 
 
 class Ring(NamedTuple):
-    """The ring over which an all-reduce goes."""
+    """The ring over which an all-reduce goes; ``known`` is what is known of its speed."""
 
     title: str
     words: str
@@ -164,7 +166,7 @@ class Ring(NamedTuple):
     height: float
     stops: tuple[Stop, ...]
     hops: tuple[Hop, ...]
-    middle: tuple[str, ...]
+    known: tuple[str, ...]
 
 
 class Tick(NamedTuple):

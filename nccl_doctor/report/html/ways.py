@@ -6,17 +6,19 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 from math import cos, pi, sin
 
-from nccl_doctor.hostlist import grouped
+from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.measured import AllReduceReport
 from nccl_doctor.model import Diagnosis, HostSummary, Report
 from nccl_doctor.report.html.text import short
 from nccl_doctor.report.html.views import Chosen, Hop, Net, Ring, Stop
-from nccl_doctor.report.smoke import rate_words, ring_words
+from nccl_doctor.report.smoke import link_words, rate_words, ring_words
 
 MOST_STOPS = 64
 """Hosts of a ring that are drawn."""
 _NAMED = 32
 """Stops up to which each has its name beside it."""
+_MOST_CHIPS = 16
+"""Hosts of a net that are shown one by one."""
 _LEAST, _MOST, _EACH = 62.0, 150.0, 8.0
 """Radius of a ring: of the smallest, of the largest, and what each host adds, in CSS pixels."""
 _BESIDE, _ABOVE, _LETTER = 24.0, 34.0, 6.8
@@ -30,7 +32,18 @@ def nets(report: Report) -> tuple[Net, ...]:
     told = ((host.network or "", _chosen(host, wrong)) for host in report.hosts if host.reached)
     found = grouped(told)
     order = sorted(found, key=lambda name: (not name, -len(found[name])))
-    return tuple(Net(name or "no address known", tuple(found[name])) for name in order)
+    return tuple(Net(name or "no address known", len(found[name]), _folded(found[name])) for name in order)
+
+
+def _folded(hosts: list[Chosen]) -> tuple[Chosen, ...]:
+    """Many hosts with the same interface as one entry; those that are wrong stay by themselves."""
+    if len(hosts) <= _MOST_CHIPS:
+        return tuple(hosts)
+    groups = grouped(((one.interface, one.wrong), one) for one in hosts)
+    return tuple(
+        Chosen(fold(one.host for one in its), interface, its[0].address if len(its) == 1 else "", wrong)
+        for (interface, wrong), its in sorted(groups.items(), key=lambda group: not group[0][1])
+    )
 
 
 def ring(report: Report) -> Ring | None:
@@ -62,7 +75,7 @@ def ring(report: Report) -> Ring | None:
         height=round(2 * down, 1),
         stops=stops,
         hops=hops,
-        middle=tuple(_middle(report.smoke)),
+        known=tuple(_known(report.smoke)),
     )
 
 
@@ -89,14 +102,13 @@ def _order(report: Report) -> list[str]:
     return visited if len(set(visited)) == len(visited) else by_rank
 
 
-def _middle(smoke: AllReduceReport | None) -> Iterator[str]:
+def _known(smoke: AllReduceReport | None) -> Iterator[str]:
     """What is known of the bandwidth over the ring, and of its slowest link."""
     if smoke is None or not smoke.sizes:
         return
     yield f"busbw {rate_words(max(size.busbw for size in smoke.sizes))}"
     if smoke.link:
-        yield f"{short(smoke.link.name, _LONGEST)} on {short(smoke.link.host, _LONGEST)}"
-        yield f"could give {smoke.link.gb_per_s:.3g} GB/s"
+        yield f"its slowest link {link_words(smoke.link)}"
 
 
 def _hop(start: tuple[float, float], end: tuple[float, float], gap: float, *, failed: bool) -> Hop:

@@ -30,7 +30,7 @@ def test_every_report_is_one_file_that_asks_for_nothing(name: str) -> None:
 
 def test_cause_host_and_commands_come_before_all_else() -> None:
     text = html(one_fault())
-    assert texts(text, "h1") == ["1 error"]
+    assert texts(text, "h1") == ["1 error on node1"]
     assert texts(text, "h2")[0] == FIREWALL.message
     assert texts(text, "strong")[0] == "node1"
     assert [e.text for e in read(text) if "data-group" in e.attributes] == [

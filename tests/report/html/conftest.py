@@ -1,0 +1,89 @@
+"""Debian's Chromium, and pages in it that tell what they do."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from tests.patience import LONG_S
+from tests.report.html.situations import files
+
+
+@dataclass
+class Opened:
+    """A page, and whatever it said, asked for or broke meanwhile."""
+
+    page: Page
+    noises: list[str] = field(default_factory=list)
+
+
+Open = Callable[..., Opened]
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    """The browser; it runs without its own sandbox, which root may not have."""
+    path = shutil.which("chromium")
+    if path is None:
+        pytest.fail("this test needs a browser: apt-get install chromium", pytrace=False)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every situation's report as a file, as people get it."""
+    folder = tmp_path_factory.mktemp("reports")
+    for name, text in files().items():
+        (folder / f"{name}.html").write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def read_page(chromium: Browser, folder: Path) -> Callable[[str], Opened]:
+    """A situation's report, opened once for all tests that leave it as it is."""
+    pages: dict[str, Opened] = {}
+
+    def opened(name: str) -> Opened:
+        if name not in pages:
+            pages[name] = _opened(chromium, folder / f"{name}.html")
+        return pages[name]
+
+    return opened
+
+
+@pytest.fixture
+def open_page(chromium: Browser, folder: Path) -> Iterator[Open]:
+    """Opens a situation's report for one test, which may do with it what it likes."""
+    contexts: list[BrowserContext] = []
+
+    def opened(name: str, **options: Any) -> Opened:
+        one = _opened(chromium, folder / f"{name}.html", **options)
+        contexts.append(one.page.context)
+        return one
+
+    yield opened
+    for context in contexts:
+        context.close()
+
+
+def _opened(chromium: Browser, path: Path, **options: Any) -> Opened:
+    context = chromium.new_context(viewport={"width": 1024, "height": 900}, **options)
+    context.set_default_timeout(LONG_S * 1000)
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page = context.new_page()
+    one = Opened(page)
+    page.on("console", lambda message: one.noises.append(f"console: {message.text}"))
+    page.on("pageerror", lambda error: one.noises.append(f"error: {error}"))
+    page.on("dialog", lambda dialog: one.noises.append(f"dialog: {dialog.message}"))
+    page.on("request", lambda asked: one.noises.append(asked.url) if asked.url != path.as_uri() else None)
+    page.goto(path.as_uri())
+    return one

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
@@ -59,4 +58,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -149,8 +149,8 @@ def together(names: list[str], first: Dials, second: Dials) -> Dials:
 
 def _dial(session: ProbeSession, targets: list[Target], nonce: str, timeout_s: float) -> Dialled:
     wanted = [[target.address, list(target.ports), own_nonce(nonce, target.dst)] for target in targets]
-    # Dials beyond the number that a host makes at once wait for their turn, at worst a time-out each.
-    rounds = 1 + sum(len(target.ports) for target in targets) // AT_ONCE
+    # A resolver has its time, and dials beyond the number made at once wait for their turn, at worst a time-out each.
+    rounds = 2 + sum(len(target.ports) for target in targets) // AT_ONCE
     deadline = time.monotonic() + rounds * timeout_s + ANSWER_S
     told = session.ask(answers.DIALLED, "dial", deadline, targets=wanted, timeout_s=timeout_s)
     asked = {(place, port) for place, target in enumerate(targets) for port in target.ports}

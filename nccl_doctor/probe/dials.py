@@ -1,0 +1,186 @@
+"""The port mesh's dialling side: all of a host's dials in one round, each with a time of its own."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import queue
+import selectors
+import socket
+import threading
+import time
+from typing import Any, Tuple, Union
+
+from nccl_doctor.probe.listeners import end_with_reset
+
+AT_ONCE = 256
+"""Dials in flight on one host: below the usual 1,024 open files, above what a round trip needs."""
+
+OUTCOMES = {
+    errno.ECONNREFUSED: "refused",
+    errno.ETIMEDOUT: "timed-out",
+    errno.EHOSTUNREACH: "no-route",
+    errno.ENETUNREACH: "unreachable",
+    errno.ECONNRESET: "reset",
+    errno.EPIPE: "reset",
+    errno.EADDRNOTAVAIL: "no-source-address",
+}
+TIMED_OUT = ("timed-out", "ETIMEDOUT")
+
+Outcome = Tuple[str, Union[str, None]]
+"""As snapshot.Dial has it, and what the kernel or the resolver said."""
+
+Key = Tuple[int, int]
+"""A target's index, and a port."""
+
+Place = Tuple[int, Any]
+"""An address family, and an address as its sockets take it."""
+
+
+class Dial:
+    """One connection to be made: to a name's first address that takes it, as torch's TCPStore does."""
+
+    def __init__(self, places: list[Place], nonce: bytes) -> None:
+        self._places, self._nonce = list(places), nonce
+        self.sock: socket.socket | None = None
+
+    def start(self) -> Outcome | None:
+        """Connects to the next address; how it ended, None while it goes on."""
+        family, place = self._places.pop(0)
+        try:
+            self.sock = socket.socket(family, socket.SOCK_STREAM)
+            self.sock.setblocking(False)
+            end_with_reset(self.sock)
+            number = self.sock.connect_ex(place)
+        except OSError as error:
+            return self._failed(error)
+        return None if number in (0, errno.EINPROGRESS) else self._failed(OSError(number, os.strerror(number)))
+
+    def heard(self) -> Outcome | None:
+        """What came first: the nonce, somebody else's words, or why nobody can be heard."""
+        assert self.sock is not None
+        try:
+            said = self.sock.recv(len(self._nonce))
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            return self._failed(error)
+        return ("connected", None) if said == self._nonce else ("stranger", None)
+
+    def end(self) -> None:
+        """Closes it."""
+        if self.sock is not None:
+            self.sock.close()
+            self.sock = None
+
+    def _failed(self, error: OSError) -> Outcome | None:
+        self.end()
+        if self._places:
+            return self.start()
+        number = error.errno or 0
+        return OUTCOMES.get(number, "failed"), errno.errorcode.get(number, str(error))
+
+
+def dial_all(targets: list[list[Any]], timeout_s: float) -> list[list[Any]]:
+    """Dials every port of every target.
+
+    Args:
+        targets: ``[address, [port, …], the listener's nonce]`` each.
+        timeout_s: seconds for one connection, the nonce included, and for what a resolver takes.
+
+    Returns:
+        ``[target's index, port, outcome, error]`` each, in the targets' order.
+    """
+    places = resolved({address for address, _, _ in targets}, timeout_s)
+    results: dict[Key, Outcome] = {}
+    waiting: list[tuple[Key, Dial]] = []
+    for index, (address, ports, nonce) in enumerate(targets):
+        found = places[address]
+        for port in ports:
+            if isinstance(found, tuple):
+                results[index, port] = found
+            else:
+                at_port = [(family, (place[0], port, *place[2:])) for family, place in found]
+                waiting.append(((index, port), Dial(at_port, nonce.encode())))
+    results.update(Round(timeout_s).run(waiting))
+    return [[index, port, *results[index, port]] for index, (_, ports, _) in enumerate(targets) for port in ports]
+
+
+class Round:
+    """Dials in flight, each until its time is over."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._selector = selectors.DefaultSelector()
+        self._flying: dict[Key, tuple[float, Dial]] = {}
+        self._results: dict[Key, Outcome] = {}
+
+    def run(self, waiting: list[tuple[Key, Dial]]) -> dict[Key, Outcome]:
+        """How each ended."""
+        waiting = waiting[::-1]
+        with self._selector:
+            while waiting or self._flying:
+                while waiting and len(self._flying) < AT_ONCE:
+                    key, dial = waiting.pop()
+                    self._flying[key] = time.monotonic() + self._timeout_s, dial
+                    self._go_on(key, dial, dial.start())
+                first, _ = next(iter(self._flying.values()), (0.0, None))
+                for ready, _ in self._selector.select(max(0.0, first - time.monotonic())):
+                    self._selector.unregister(ready.fileobj)
+                    key, dial = ready.data
+                    self._go_on(key, dial, dial.heard())
+                self._end_late(time.monotonic())
+        return self._results
+
+    def _go_on(self, key: Key, dial: Dial, outcome: Outcome | None) -> None:
+        if outcome is None and dial.sock is not None:
+            self._selector.register(dial.sock, selectors.EVENT_READ, (key, dial))
+        else:
+            dial.end()
+            del self._flying[key]
+            self._results[key] = outcome or TIMED_OUT
+
+    def _end_late(self, now: float) -> None:
+        """Those whose time is over; they began in this order, and all have the same time."""
+        late = list(itertools.takewhile(lambda one: one[1][0] <= now, self._flying.items()))
+        for key, (_, dial) in late:
+            if dial.sock is not None:
+                self._selector.unregister(dial.sock)
+            self._go_on(key, dial, TIMED_OUT)
+
+
+def resolved(addresses: set[str], timeout_s: float) -> dict[str, list[Place] | Outcome]:
+    """The places of each address, with port 0: numbers at once, names by the host's resolver, side by side."""
+    found: dict[str, list[Place] | Outcome] = {}
+    names = []
+    for address in addresses:
+        try:
+            found[address] = endpoints(address, 0)
+        except (socket.gaierror, UnicodeError):
+            names.append(address)
+    told: queue.SimpleQueue[tuple[str, list[Place] | Outcome]] = queue.SimpleQueue()
+
+    def look_up(name: str) -> None:
+        try:
+            told.put((name, endpoints(name, 0, flags=0)))
+        except (OSError, UnicodeError) as error:
+            told.put((name, ("failed", getattr(error, "strerror", None) or str(error))))
+
+    for name in names:
+        threading.Thread(target=look_up, args=(name,), daemon=True).start()
+    deadline = time.monotonic() + timeout_s
+    found.update(dict.fromkeys(names, TIMED_OUT))
+    for _ in names:
+        try:
+            name, answer = told.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            break
+        found[name] = answer
+    return found
+
+
+def endpoints(address: str, port: int, flags: int = socket.AI_NUMERICHOST) -> list[Place]:
+    """Address families, and addresses as their sockets take them; a name takes a resolver, and flags 0."""
+    found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=flags)
+    return [(family, place) for family, _type, _protocol, _name, place in found]

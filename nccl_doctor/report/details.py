@@ -23,7 +23,7 @@ def details(report: Report, screen: Screen) -> Iterator[list[str]]:
         rows = [(c.code, c.name, c.outcome.value, c.reason or c.looked_at or "") for c in report.checks]
         yield table(("code", "check", "outcome", "why"), rows, screen.prose)
     if report.mesh:
-        yield from _matrix(report.mesh, report.hosts, screen)
+        yield from matrix(report.mesh, report.hosts, screen)
     failed = report.mesh.failed if report.mesh else ()
     if failed:
         yield table(("dial", "port", "to", "from"), _dials(failed), screen.prose)
@@ -65,14 +65,16 @@ def _seen(hosts: Sequence[HostSummary], screen: Screen) -> Iterator[list[str]]:
         yield table(("seen", "on", "what"), rows, screen.prose)
 
 
-def _matrix(mesh: MeshReport, hosts: Sequence[HostSummary], screen: Screen) -> Iterator[list[str]]:
+def matrix(mesh: MeshReport, hosts: Sequence[HostSummary], screen: Screen) -> Iterator[list[str]]:
     """Who reached whom, a row for each host that dialled and a column for each that was dialled, by rank."""
     reached = [host for host in hosts if host.reached]
     if mesh.tested < mesh.pairs or not 1 < len(reached) <= _MATRIX:
         return
     failed = {(dial.src, dial.dst) for dial in mesh.failed}
     rows = [(src.name, "".join(_mark(src.name, dst.name, failed) for dst in reached)) for src in reached]
-    yield table(("dialled by", "".join(str(host.node_rank % 10) for host in reached)), rows, screen.prose)
+    yield table(
+        ("dialled by", "".join(str(host.node_rank % 10) for host in reached) + "  x: failed"), rows, screen.prose
+    )
 
 
 def _mark(src: str, dst: str, failed: set[tuple[str, str]]) -> str:

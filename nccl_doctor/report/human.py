@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.model import Phase, PhaseOutcome, Report
-from nccl_doctor.report.details import details
+from nccl_doctor.report.details import details, matrix
 from nccl_doctor.report.diagnosis import diagnosis
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean
@@ -35,6 +35,8 @@ def render(report: Report, options: RenderOptions) -> str:
         opening = [wrap(report.title, screen.width), list(_phases(report.phases, screen))]
         if screen.verbose:
             opening += details(report, screen)
+        elif report.mesh and report.mesh.failed:
+            opening += matrix(report.mesh, report.hosts, screen)
         if report.smoke and (screen.verbose or report.command == "smoke"):
             opening += smoke(report.smoke, screen)
         blocks = [*opening, *blocks, list(summary(report, ordered[-1] if ordered else None, screen))]

@@ -15,6 +15,9 @@ _HOPS = 16
 _PARENT = re.compile(r"->(\d{1,7})->(-1|\d{1,7})")
 """In a rank's ``Trees`` line: itself and its parent in the first tree, -1 for the root."""
 _ROWS = 6
+_LEVELS = "▁▂▃▄▅▆▇█"
+_FEWEST = 3
+"""Sizes that make a line."""
 _GRADIENT = 100e6
 """Bytes: 25 million parameters in float32, as a ResNet-50 has them."""
 
@@ -34,6 +37,7 @@ def smoke(result: AllReduceReport, screen: Screen) -> Iterator[list[str]]:
         *_labelled("ring     ", ring_words(result), screen),
         *_labelled("tree     ", _tree(result), screen),
         *_labelled("link     ", link_words(result.link), screen),
+        *_labelled("busbw    ", _spark(result.sizes), screen),
     ]
     if result.sizes:
         shown = result.sizes if screen.verbose else _spread(result.sizes)
@@ -102,6 +106,16 @@ def _tree(result: AllReduceReport) -> str:
     parts = [f"{parent} <- {fold_numbers(below)}" for parent, below in sorted(children.items())]
     more = [f"{len(parts) - _HOPS} more"] if len(parts) > _HOPS else []
     return f"rank {'; '.join([*parts[:_HOPS], *more])}" if parts else ""
+
+
+def _spark(sizes: Sequence[SizeReport]) -> str:
+    """``▁▂▄▆█  8 B to 64 MiB``: the bandwidth of each size of the first type, as a share of the best."""
+    measured = [size for size in sizes if size.dtype == sizes[0].dtype]
+    best = max((size.busbw for size in measured), default=0.0)
+    if len(measured) < _FEWEST or best <= 0:
+        return ""
+    line = "".join(_LEVELS[round(size.busbw / best * (len(_LEVELS) - 1))] for size in measured)
+    return f"{line}  {size_words(measured[0].bytes)} to {size_words(measured[-1].bytes)}"
 
 
 def link_words(link: LinkShare | None) -> str:

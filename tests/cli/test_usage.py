@@ -156,3 +156,20 @@ def test_the_shell_completes_commands() -> None:
     program = Path(sys.executable).parent / "nccl-doctor"
     done = subprocess.run([program], env={**os.environ, **typed}, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["launch"]
+
+
+def test_an_html_report_is_made_of_a_snapshot_and_opened(tmp_path: Path) -> None:
+    (tmp_path / "seen.json").write_text(patched({}).model_dump_json(by_alias=True))
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {tmp_path}/opened\n')
+    browser.chmod(0o755)
+    words = ("check", "--from", "seen.json", "-o", "html", "--output-file", "report.html", "--open")
+    done = run(*words, cwd=tmp_path, BROWSER=str(browser))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+    assert (tmp_path / "opened").read_text() == (tmp_path / "report.html").as_uri()
+
+
+def test_only_an_html_file_is_opened(tmp_path: Path) -> None:
+    done = run("check", "--from", "seen.json", "-o", "html", "--open", cwd=tmp_path)
+    assert_one_sentence(done, "--open opens an HTML report: say -o html --output-file report.html with it")

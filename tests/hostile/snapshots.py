@@ -133,7 +133,7 @@ def run(runs: int, seed: int, root: Path) -> Result:
         result.judged += 1
         try:
             report = judge(snapshot, "check")
-            for form in ("human", "json", "junit", "prometheus"):
+            for form in ("human", "json", "junit", "prometheus", "html"):
                 render("check", form, report, RenderOptions(verbose=True))
         except Exception as error:  # noqa: BLE001 - each is a fault to be told, and the others go on
             result.faults.append(f"{where}: {type(error).__name__}: {error}")

@@ -173,10 +173,21 @@ def test_the_verbose_screen_has_the_mesh_and_what_hosts_told() -> None:
     hosts = tuple(host.model_copy(update={"seen": told}) for host in report.hosts)
     checks = tuple(check.model_copy(update={"looked_at": "interfaces of node[1-4]"}) for check in report.checks[:1])
     text = screen(report.model_copy(update={"hosts": hosts, "checks": checks}), verbose=True)
-    assert "dialled by  0123\nnode1       -+++\nnode2       x-++\nnode3       x+-+\nnode4       x++-\n" in text
+    assert (
+        "dialled by  0123  x: failed\nnode1       -+++\nnode2       x-++\nnode3       x+-+\nnode4       x++-\n" in text
+    )
     assert "limits  node[1-4]  nofile 65536, memlock unlimited\n" in text
     assert "NCD200  fault-0  pass     interfaces of node[1-4]\n" in text
     assert "    port: 29500\n    manager: firewalld\n    from: node2, node3, node4\n" in text
     assert "{" not in text
     many = tuple(hosts[0].model_copy(update={"name": f"n{n}", "node_rank": n}) for n in range(33))
     assert "dialled by" not in screen(report.model_copy(update={"hosts": many}), verbose=True)
+
+
+def test_failed_pairs_of_a_large_cluster_are_not_drawn() -> None:
+    report = one_fault()
+    many = tuple(
+        host.model_copy(update={"name": f"n{rank}", "node_rank": rank}) for rank, host in enumerate(report.hosts * 9)
+    )
+    assert "dialled by" in screen(report)
+    assert "dialled by" not in screen(report.model_copy(update={"hosts": many}))

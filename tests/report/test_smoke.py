@@ -92,3 +92,12 @@ def test_few_rows_unless_all_are_asked_for() -> None:
     )
     whole = list(smoke(result, Screen(painter(color=False), verbose=True)))
     assert len(whole[1]) == 25
+
+
+def test_the_bandwidth_of_the_sizes_is_drawn_from_the_smallest_to_the_largest() -> None:
+    sizes = [
+        {"bytes": 1 << (10 * power), "seconds": 1.0, "algbw": rate, "busbw": rate}
+        for power, rate in enumerate((0.0, 0.5, 1.0))
+    ]
+    assert "busbw    ▁▅█  1 B to 1 MiB" in shown(sizes=sizes)
+    assert "busbw  " not in shown(sizes=sizes[:2]).split("\n\n")[0].split("size")[0]

@@ -28,7 +28,8 @@ _PORT = ("ansible_port", "ansible_ssh_port")
 _KEY = ("ansible_ssh_private_key_file", "ansible_private_key_file")
 _PYTHON = ("ansible_python_interpreter",)
 _CONNECTION = ("ansible_connection",)
-WANTED = frozenset((*_HOST, *_USER, *_PORT, *_KEY, *_PYTHON, *_CONNECTION))
+ARGUMENTS = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
+WANTED = frozenset((*_HOST, *_USER, *_PORT, *_KEY, *_PYTHON, *_CONNECTION, *ARGUMENTS))
 
 Variables = dict[str, Sourced[str]]
 
@@ -139,10 +140,14 @@ def _entry(name: Sourced[str], variables: Variables, shared: Variables) -> Entry
     connection = _first(variables, _CONNECTION) or _first(shared, _CONNECTION)
     values.host(address.value, address.place)
     local = connection is not None and connection.value == "local"
-    return Entry(name, address, _settings(variables), _settings(shared), local)
+    inherited = {**shared, **variables} if variables.keys() & {*ARGUMENTS} else {}
+    return Entry(name, address, _settings(variables, inherited), _settings(shared, shared), local)
 
 
-def _settings(variables: Variables) -> Settings:
+def _settings(variables: Variables, inherited: Variables) -> Settings:
+    """What ``variables`` say; of the arguments for ssh, which add up, also what is ``inherited``."""
+    said = [each for name in ARGUMENTS if (each := _checked(inherited, (name,), values.ssh_options))]
+    options = [option for each in said for option in each.value]
     python = _checked(variables, _PYTHON, values.python)
     if python is not None and python.value.startswith("auto"):  # Ansible's own search: auto, auto_silent, auto_legacy
         python = None
@@ -151,6 +156,7 @@ def _settings(variables: Variables) -> Settings:
         user=_checked(variables, _USER, values.user),
         port=_checked(variables, _PORT, values.port),
         identity_file=_checked(variables, _KEY, values.path),
+        ssh_options=Sourced(tuple(options), said[0].place) if options else None,
     )
 
 

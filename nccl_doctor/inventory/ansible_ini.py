@@ -6,7 +6,7 @@ import re
 import shlex
 
 from nccl_doctor.hostlist import quoted
-from nccl_doctor.inventory.ansible import WANTED, Inventory, Variables
+from nccl_doctor.inventory.ansible import ARGUMENTS, WANTED, Inventory, Variables
 from nccl_doctor.inventory.parsed import ParsedInventory, Sourced, SourceLocation
 
 MAX_LINE = 1 << 16
@@ -72,6 +72,8 @@ def _variable(line: str, place: SourceLocation) -> Variables:
     if "{{" in value:  # refused where it is used; its spaces say nothing
         return {key: Sourced(value, place)}
     words = _words(value, place) if value else []
+    if key in ARGUMENTS:
+        return {key: Sourced(words[0] if len(words) == 1 else shlex.join(words), place)}
     if len(words) != 1:
         raise place.error(f"{key} must be one value; put a value with spaces in quotes")
     return {key: Sourced(words[0], place)}

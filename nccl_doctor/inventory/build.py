@@ -151,6 +151,7 @@ def _node(rank: int, entry: Entry, said: Settings, local: str | None, origins: d
         ("ssh.user", said.user),
         ("ssh.port", said.port),
         ("ssh.identity_file", said.identity_file),
+        ("ssh.options", said.ssh_options),
         *((f"env.{variable}", value) for variable, value in said.env.items()),
     ):
         if value:
@@ -169,6 +170,7 @@ def _node(rank: int, entry: Entry, said: Settings, local: str | None, origins: d
                 user=said.user.value if said.user else None,
                 port=said.port.value if said.port else None,
                 identity_file=said.identity_file.value if said.identity_file else None,
+                options=said.ssh_options.value if said.ssh_options else (),
             )
         ),
         env={variable: value.value for variable, value in said.env.items()},

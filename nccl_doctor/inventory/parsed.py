@@ -62,6 +62,7 @@ class Settings:
     user: Sourced[str] | None = None
     port: Sourced[int] | None = None
     identity_file: Sourced[str] | None = None
+    ssh_options: Sourced[tuple[str, ...]] | None = None
     nproc_per_node: Sourced[int] | None = None
     cuda_visible_devices: Sourced[str] | None = None
     env: Mapping[str, Sourced[str]] = field(default_factory=dict)
@@ -74,7 +75,7 @@ class Settings:
     @property
     def says_how_to_log_in(self) -> bool:
         """Whether any option of SSH is among them."""
-        return bool(self.user or self.port or self.identity_file)
+        return bool(self.user or self.port or self.identity_file or self.ssh_options)
 
 
 @dataclass(frozen=True)

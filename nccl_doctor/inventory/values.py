@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import shlex
 
 from nccl_doctor.hostlist import has_control, quoted
 from nccl_doctor.inventory.parsed import SourceLocation
@@ -18,6 +19,15 @@ _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,63}")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DEVICE = re.compile(r"[0-9]{1,4}|GPU-[0-9A-Fa-f-]+|MIG-[0-9A-Za-z/-]+")
+_SSH_VALUE = {"-o": "", "-J": "ProxyJump=", "-i": "IdentityFile=", "-p": "Port=", "-l": "User=", "-S": "ControlPath="}
+_SSH_FLAGS: dict[str, tuple[str, ...]] = {
+    "-4": ("AddressFamily=inet",),
+    "-6": ("AddressFamily=inet6",),
+    **dict.fromkeys(
+        ("-C", "-q", "-v", "-vv", "-vvv", "-a", "-A", "-x", "-X", "-Y", "-T", "-t", "-tt", "-n", "-k", "-K"), ()
+    ),
+}
+"""Of ssh(1): what its arguments are called as options; the last have no bearing on who is let in."""
 
 
 def host(text: str, place: SourceLocation) -> str:
@@ -77,6 +87,26 @@ def path(text: str, place: SourceLocation) -> str:
     if not text or has_control(text) or text.startswith("-"):
         raise place.error(f'{quoted(text)} is no path of a file: not empty, no control characters, no "-" in front')
     return text
+
+
+def ssh_options(text: str, place: SourceLocation) -> tuple[str, ...]:
+    """Arguments of the ssh program as options, each as ``-o`` takes it; what has no bearing on the way is left out."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise place.error(f"{quoted(text)} are no arguments of ssh: {error}") from error
+    found, rest = [], iter(words)
+    for word in rest:
+        if word[:2] in _SSH_VALUE:
+            value = word[2:] or next(rest, "")
+            if not value or has_control(value):
+                raise place.error(f"{quoted(word[:2])} of ssh wants a value")
+            found.append(_SSH_VALUE[word[:2]] + value)
+        elif word in _SSH_FLAGS:
+            found += _SSH_FLAGS[word]
+        else:
+            raise place.error(f"{quoted(word)} is not understood among ssh's arguments; put it into ~/.ssh/config")
+    return tuple(found)
 
 
 def python(text: str, place: SourceLocation) -> str:

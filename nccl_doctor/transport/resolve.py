@@ -39,7 +39,7 @@ def resolve(name: str, options: SshOptions, deadline: float, config: Path | None
     check_name(name, options)
     target = asked(name, options)
     try:
-        if shutil.which("ssh") is None or not ssh_config.exists(config):
+        if shutil.which("ssh") is None or not (options.options or ssh_config.exists(config)):
             return _Reader(name, options, {}, {}).settings()
         values = ssh_config.ask([*(["-F", str(config)] if config else []), *arguments(options)], name, deadline)
         return _Reader(name, options, values, ssh_config.compiled_in()).settings()

@@ -97,7 +97,7 @@ def arguments(options: SshOptions) -> list[str]:
         argv += ["-l", options.user]
     if options.identity_file is not None:
         argv += ["-i", str(expand(options.identity_file))]
-    return argv
+    return argv + [word for option in options.options for word in ("-o", option)]
 
 
 def asked(name: str, options: SshOptions) -> failures.Target:

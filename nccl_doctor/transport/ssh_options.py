@@ -8,10 +8,11 @@ from nccl_doctor.model import NodeOptions
 
 
 class SshOptions(NodeOptions):
-    """How to log in: ``ssh:`` in the hosts file."""
+    """How to log in: ``ssh:`` in the hosts file; ``options`` are further ones, each as ``-o`` of ssh takes it."""
 
     engine: ClassVar[str] = "ssh"
 
     user: str | None = None
     port: int | None = None
     identity_file: str | None = None
+    options: tuple[str, ...] = ()

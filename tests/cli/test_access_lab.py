@@ -95,6 +95,18 @@ def test_a_slow_login_is_waited_for_as_ssh_does(make_lab: MakeLab) -> None:
         assert plain.wait(LONG_S) == 0
 
 
+def test_the_way_that_an_ansible_inventory_names(make_lab: MakeLab) -> None:
+    """node2 takes no connection from here, and its neighbour's one."""
+    lab = make_lab(2)
+    lab.host("node2").run(f"iptables -I INPUT -p tcp --dport 22 -s {lab.controller.address} -j REJECT")
+    assert lab.controller.run("ssh -o BatchMode=yes node2 true", check=False).returncode == 255
+    assert lab.controller.run("ssh -o BatchMode=yes -J node1 node2 true").returncode == 0
+    own_way = "node2 ansible_ssh_common_args='-J node1'"
+    inventory = f"node1\n{own_way}\n[all:vars]\nansible_python_interpreter={sys.executable}\n"
+    run = doctor(lab, "check", "--no-smoke", hosts=inventory)
+    assert (run.code, run.names) == (0, [])
+
+
 def test_shared_memory_that_the_user_may_not_write_to(make_lab: MakeLab) -> None:
     lab = make_lab(2)
     lab.host("node2").run("chmod 755 /dev/shm")

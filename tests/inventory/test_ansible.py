@@ -55,6 +55,7 @@ all:
             big:
               ansible_host: 10.0.0.9
               ansible_port: 2200
+              ansible_ssh_common_args: -J bastion -q -o "A=b c"
           vars:
             ansible_user: ubuntu
             ansible_python_interpreter: /opt/my train/bin/python
@@ -66,6 +67,9 @@ all:
 """
 
 
+BY_BASTION = ("ProxyJump=bastion", "A=b c")
+
+
 @pytest.mark.parametrize("text", [INI, YAML], ids=["ini", "yaml"])
 def test_groups_hand_down_and_hosts_keep_the_order_of_the_file(understand: Understand, text: str) -> None:
     nodes = understand(text).nodes
@@ -74,7 +78,7 @@ def test_groups_hand_down_and_hosts_keep_the_order_of_the_file(understand: Under
         ("bastion.example.com", "bastion.example.com", SshOptions(user="admin", port=2222), "python3"),
         ("node01", "node01", SshOptions(user="root", identity_file=key), python),
         ("node02", "node02", SshOptions(user="root", identity_file=key), python),
-        ("big", "10.0.0.9", SshOptions(user="ubuntu", port=2200, identity_file=key), python),
+        ("big", "10.0.0.9", SshOptions(user="ubuntu", port=2200, identity_file=key, options=BY_BASTION), python),
         ("disk-a", "disk-a", SshOptions(user="nobody", identity_file=key), "python3"),
         ("disk-b", "disk-b", SshOptions(user="nobody", identity_file=key), "python3"),
     ]
@@ -162,3 +166,27 @@ TEMPLATE = "holds a template, which only Ansible can fill in; write the value"
 )
 def test_refuses(refusal: Refusal, text: str, message: str) -> None:
     assert refusal(text) == "hosts.yaml" + message
+
+
+def test_arguments_for_ssh_add_up_and_a_hosts_own_win(understand: Understand) -> None:
+    text = """\
+[gpu]
+a
+b ansible_ssh_common_args='-o ProxyCommand="ssh -W %h:%p jump"'
+[gpu:vars]
+ansible_ssh_common_args=-J bastion -4
+ansible_ssh_extra_args=-o Compression=no
+"""
+    a, b = (node.options(SshOptions).options for node in understand(text).nodes)
+    assert a == ("ProxyJump=bastion", "AddressFamily=inet", "Compression=no")
+    assert b == ("ProxyCommand=ssh -W %h:%p jump", "Compression=no")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [("-F x", '"-F" is not understood'), ("-o", '"-o" of ssh wants'), ("x", '"x" is not'), ("-o 'A", "No closing")],
+)
+def test_arguments_that_ssh_alone_understands_are_refused(refusal: Refusal, arguments: str, words: str) -> None:
+    said = refusal(f'all:\n  hosts:\n    a: {{ansible_ssh_common_args: "{arguments}"}}\n')
+    assert said.startswith("hosts.yaml:3: ")
+    assert words in said

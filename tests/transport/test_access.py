@@ -168,6 +168,16 @@ def test_explicit_identity_file(transport: Transport, server: Sshd, controller: 
     assert run(transport, host, "echo in") == [b"in"]
 
 
+def test_options_as_an_inventory_gives_them(
+    transport: Transport, server: Sshd, controller: Controller, keys: Path
+) -> None:
+    controller.know(server.known())
+    controller.config.write_text(controller.config.read_text().replace(str(keys / "id"), str(keys / "nowhere")))
+    options = SshOptions(options=(f"Port={server.port}", f"IdentityFile={keys / 'id'}", f"HostName={LOOPBACK}"))
+    host = Node(name="n", address="somewhere", node_rank=0, access=access(options))
+    assert run(transport, host, "echo in") == [b"in"]
+
+
 def test_nobody_listens(transport: Transport) -> None:
     found = failure(transport, node(free_port()))
     assert (found.kind, found.facts.reason) == ("ssh-unreachable", "refused")

@@ -73,7 +73,7 @@ def _variable(line: str, place: SourceLocation) -> Variables:
         return {key: Sourced(value, place)}
     words = _words(value, place) if value else []
     if key in ARGUMENTS:
-        return {key: Sourced(words[0] if len(words) == 1 else shlex.join(words), place)}
+        return {key: Sourced(words[0] if len(words) == 1 else value.partition(" #")[0], place)}
     if len(words) != 1:
         raise place.error(f"{key} must be one value; put a value with spaces in quotes")
     return {key: Sourced(words[0], place)}

@@ -174,7 +174,7 @@ def test_arguments_for_ssh_add_up_and_a_hosts_own_win(understand: Understand) ->
 a
 b ansible_ssh_common_args='-o ProxyCommand="ssh -W %h:%p jump"'
 [gpu:vars]
-ansible_ssh_common_args=-J bastion -4
+ansible_ssh_common_args=-J bastion -4  # ours
 ansible_ssh_extra_args=-o Compression=no
 """
     a, b = (node.options(SshOptions).options for node in understand(text).nodes)

@@ -63,7 +63,9 @@ class Dial:
         try:
             said = self.sock.recv(len(self._nonce))
         except BlockingIOError:
-            return None
+            # an ICMP error that came while the kernel was busy with the socket is told by SO_ERROR alone
+            number = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            return self._failed(OSError(number, os.strerror(number))) if number else None
         except OSError as error:
             return self._failed(error)
         return ("connected", None) if said == self._nonce else ("stranger", None)

@@ -31,6 +31,11 @@ def bundle() -> bytes:
     return zlib.compress(program.encode(), 9)
 
 
+def login_mark(nonce: str) -> str:
+    """What the login shell says when it has come to our line: its start-up files are through."""
+    return f"ncdoctor-{nonce[::-1][:16]}"
+
+
 def command(python: str, nonce: str) -> str:
     """The line that starts the probe under a host's interpreter; ``nonce``, letters and digits, marks its words.
 
@@ -39,7 +44,7 @@ def command(python: str, nonce: str) -> str:
     """
     loader = LOADER.format(size=len(bundle()), mark=nonce[::-1])
     interpreter = "~/" + shlex.quote(python[2:]) if python.startswith("~/") else shlex.quote(python)
-    return f'exec {interpreter} -I -c "{loader}"'
+    return f'echo {login_mark(nonce)}; exec {interpreter} -I -c "{loader}"'
 
 
 def _gather(folder: Path, package: str, sources: dict[str, str]) -> None:

@@ -49,6 +49,7 @@ class ProbeSession:
         self.lost: GoneError | None = None
         self._channel = channel
         self._nonce = nonce.encode()
+        self._mark = bundle.login_mark(nonce).encode()
         self._last_id = 0
         self._chatter: deque[str] = deque(maxlen=5)
         self._awaited: set[int] = set()
@@ -63,7 +64,7 @@ class ProbeSession:
     ) -> ProbeSession:
         """Connects before the deadline, and starts the probe in as much time again, but before ``latest``.
 
-        A login, and the shell that it starts, have :data:`~nccl_doctor.transport.base.LOGIN_TIMES` as much.
+        A login, and the start-up files of its shell, have :data:`~nccl_doctor.transport.base.LOGIN_TIMES` as much.
 
         Raises:
             AccessError: with one of the six kinds of :class:`~nccl_doctor.snapshot.AccessFailure`.
@@ -160,7 +161,7 @@ class ProbeSession:
             return answers.typed(kind, "answer", message["ok"])
 
     def _greet(self, header: dict[str, Any], bound: float, latest: float) -> None:
-        if self._next(min(time.monotonic() + LOGIN_TIMES * bound, latest)):
+        if self._next(min(time.monotonic() + LOGIN_TIMES * bound, latest), bound):
             raise MalformedError("a word before the probe was sent")
         self._ready = True
         deadline = min(time.monotonic() + bound, latest)
@@ -184,7 +185,8 @@ class ProbeSession:
             # No fault of the host's: exactly the facts that need psutil come back unknown, with this reason.
             return
 
-    def _next(self, deadline: float) -> dict[str, Any]:
+    def _next(self, deadline: float, after_login: float = math.inf) -> dict[str, Any]:
+        """The next message; once the login shell is through, before ``after_login`` more seconds are over."""
         while True:
             try:
                 line = self._channel.read_line(deadline)
@@ -197,6 +199,9 @@ class ProbeSession:
             self._allowance -= len(line) + LINE_COST
             if self._allowance < 0:
                 raise MalformedError("far more than was asked for")
+            if line.endswith(self._mark):
+                deadline = min(deadline, time.monotonic() + after_login)
+                continue
             chatter, framed, text = line.partition(self._nonce)
             if framed:
                 return answers.parsed(text)

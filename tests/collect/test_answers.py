@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from nccl_doctor.collect.mesh_plan import Target, listeners, own_nonce
 from nccl_doctor.collect.session import MAX_REQUEST
 from nccl_doctor.collect.smoke.all_reduce_run import MOST_EVENTS, AllReduceRun
 from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits
+from nccl_doctor.model import Node
 from nccl_doctor.snapshot import AccessFailure, HostFacts, Unknown
 from nccl_doctor.transport.base import AccessError
 from tests.checks.snapshots import healthy, patched
@@ -38,6 +40,29 @@ def refused(liar: Liar) -> AccessFailure:
         opened(liar)
     assert liar.closed
     return caught.value.failure
+
+
+class Silent(Liar):
+    """A host whose login shell comes to our line, and whose interpreter says nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _request: [])
+        self.deadlines: list[float] = []
+
+    def open(self, _node: Node, command: str, _deadline: float, _latest: float = math.inf) -> Liar:
+        self._lines = [b"a prompt " + command.partition(";")[0].removeprefix("echo ").encode()]
+        return self
+
+    def read_line(self, deadline: float) -> bytes | None:
+        self.deadlines.append(deadline)
+        return super().read_line(deadline)
+
+
+def test_a_slow_login_is_waited_for_and_a_silent_interpreter_has_its_own_bound() -> None:
+    host = Silent()
+    assert refused(host).facts.ran_out_of_time
+    at_login, at_interpreter = host.deadlines
+    assert at_login - at_interpreter == pytest.approx(10.0, abs=2.0)  # of 15 s and 5 s, less what the reading took
 
 
 @pytest.mark.parametrize(

@@ -14,16 +14,12 @@ from nccl_doctor.report.render import RenderOptions
 def render(found: Difference, options: RenderOptions) -> str:
     """The whole file."""
     new, gone = found.diagnoses.new, found.diagnoses.gone
-    told = (
-        f"{plural(len(new), 'diagnosis')} new",
-        f"{len(gone)} gone",
-        f"{plural(len(found.changes), 'fact')} changed",
-    )
+    told = f"Diagnoses: {len(new)} new, {len(gone)} gone; {plural(len(found.changes), 'fact')} changed."
     changes = tuple((fold(one.hosts) or "the cluster", one.what, one.before, one.after) for one in found.changes)
     return document(
         "diff.html",
         head=head(found, options),
-        headline=(_headline(found), f"{', '.join(told)}.".replace("diagnosiss", "diagnoses")),
+        headline=(_headline(found), told),
         new=cards(new),
         gone=cards(gone),
         changes=changes and Table(("hosts", "fact", "before", "after"), changes),

@@ -43,11 +43,12 @@ def route_missing(view: View) -> Iterator[Finding | Unjudged]:
                 seen.setdefault(verdict.source, {})[verdict.why] = None
     for one in hindered(view, "no-way") if isinstance(view.snapshot.mesh, Mesh) else ():
         for hindrance in one.hindrances:
-            peer = next((name for name in one.peers if nccl.by_host[name].owns(hindrance.way.to)), min(one.peers))
+            owners = (name for name in one.peers if name in nccl.by_host and nccl.by_host[name].owns(hindrance.way.to))
+            peer = next(owners, min(one.peers))
             lacking.setdefault(one.host, {})[peer] = hindrance.way.to
             seen.setdefault(one.host, {})[f"no route to {hindrance.way.to} ({hindrance.way.error})"] = None
     for source, targets in lacking.items():
-        if source in judged:
+        if source in judged and source in nccl.by_host:
             yield _finding(nccl, source, targets, tuple(seen[source]))
     for name in sorted(judged & set(nccl.unknown)):
         yield Unjudged((name,), nccl.unknown[name])

@@ -100,11 +100,11 @@ class Training:
             return ""
 
     def _stand(self) -> None:
-        """Until no main thread was switched for a second."""
+        """Until no main thread was switched for a second, and none merely waits for a processor."""
         last: dict[int, str] = {}
         while True:
             now = {rank: self._switches(rank) for rank in range(self.world)}
-            if now == last:
+            if now == last and "R" not in self.states():
                 return
             last = now
             time.sleep(1)

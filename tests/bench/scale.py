@@ -188,7 +188,13 @@ class ReplayChannel:
         return time.time()
 
     def _listen(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"ports": [wanted["port"] for wanted in request["sockets"]], "errors": {}}
+        ports: list[int] = []
+        for wanted in request["sockets"]:
+            port = wanted["port"]
+            while port in ports:  # as a real host steps aside from a port that it holds
+                port += wanted["step"]
+            ports.append(port)
+        return {"ports": ports, "errors": {}}
 
     def _dial(self, request: dict[str, Any]) -> dict[str, Any]:
         return {"connected": sum(len(ports) for _, ports, _ in request["targets"]), "failed": []}

@@ -69,7 +69,8 @@ def test_each_host_that_cant_be_reached_is_named_for_its_own_reason_and_the_othe
     assert run.code == 1
     assert [host["reached"] for host in run.report["hosts"]] == [True, *(False for _ in broken), True]
     assert run.report["mesh"]["tested"] == 2
-    assert run.report["timings"]["total"] < 15 * crowd()
+    # what is dead costs 15 s at most, however much of it; what is healthy takes its own time
+    assert run.report["timings"]["total"] < (15 + 5) * crowd(), run.report["timings"]
 
 
 def test_an_unknown_host_key_is_mended_by_the_line_that_is_printed(fresh_lab: Lab) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import queue
 import selectors
 import socket
-import threading
 import time
 from typing import Any, Tuple, Union
 
 from nccl_doctor.probe.listeners import end_with_reset
+from nccl_doctor.probe.side_by_side import side_by_side
 
 AT_ONCE = 256
 """Dials in flight on one host: below the usual 1,024 open files, above what a round trip needs."""
@@ -161,25 +160,15 @@ def resolved(addresses: set[str], timeout_s: float) -> dict[str, list[Place] | O
             found[address] = endpoints(address, 0)
         except (socket.gaierror, UnicodeError):
             names.append(address)
-    told: queue.SimpleQueue[tuple[str, list[Place] | Outcome]] = queue.SimpleQueue()
+    answers = side_by_side(_look_up, names, time.monotonic() + timeout_s)
+    return {**found, **dict.fromkeys(names, TIMED_OUT), **answers}
 
-    def look_up(name: str) -> None:
-        try:
-            told.put((name, endpoints(name, 0, flags=0)))
-        except (OSError, UnicodeError) as error:
-            told.put((name, ("failed", getattr(error, "strerror", None) or str(error))))
 
-    for name in names:
-        threading.Thread(target=look_up, args=(name,), daemon=True).start()
-    deadline = time.monotonic() + timeout_s
-    found.update(dict.fromkeys(names, TIMED_OUT))
-    for _ in names:
-        try:
-            name, answer = told.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            break
-        found[name] = answer
-    return found
+def _look_up(name: str) -> list[Place] | Outcome:
+    try:
+        return endpoints(name, 0, flags=0)
+    except (OSError, UnicodeError) as error:
+        return "failed", getattr(error, "strerror", None) or str(error)
 
 
 def endpoints(address: str, port: int, flags: int = socket.AI_NUMERICHOST) -> list[Place]:

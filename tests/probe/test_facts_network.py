@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.probe.facts import interfaces, names, routes, sockets
+from nccl_doctor.probe.side_by_side import side_by_side
 from nccl_doctor.snapshot import Names, Resolution
 from tests.patience import LONG_S, crowd
 
@@ -215,7 +216,7 @@ def test_what_hangs_leaves_the_others_their_answers() -> None:
         return name.upper()
 
     try:
-        found = names.side_by_side(look, ["slow", *(f"node{n}" for n in range(40))], time.monotonic() + 0.3 * crowd())
+        found = side_by_side(look, ["slow", *(f"node{n}" for n in range(40))], time.monotonic() + 0.3 * crowd())
     finally:
         release.set()
     assert "slow" not in found

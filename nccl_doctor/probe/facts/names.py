@@ -5,16 +5,12 @@ from __future__ import annotations
 import base64
 import errno
 import json
-import queue
 import socket
-import threading
-import time
 import zlib
 from collections import Counter
-from typing import Any, Callable
+from typing import Any
 
-WORKERS = 16
-"""Look-ups at once: name servers drop queries of a client that floods them."""
+from nccl_doctor.probe.side_by_side import side_by_side
 
 
 def unpacked(text: str) -> dict[str, list[Any] | None]:
@@ -85,30 +81,3 @@ def is_literal(name: str) -> bool:
             continue
         return True
     return False
-
-
-def side_by_side(look: Callable[[str], Any], names: list[str], deadline: float) -> dict[str, Any]:
-    """The answers that came before the deadline, by name; threads that still wait are left to end with the probe."""
-    todo: queue.SimpleQueue[str] = queue.SimpleQueue()
-    done: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-    for name in names:
-        todo.put(name)
-
-    def work() -> None:
-        while time.monotonic() < deadline:
-            try:
-                name = todo.get_nowait()
-            except queue.Empty:
-                return
-            done.put((name, look(name)))
-
-    for _ in range(min(WORKERS, len(names))):
-        threading.Thread(target=work, name="resolve", daemon=True).start()
-    found: dict[str, Any] = {}
-    while len(found) < len(names):
-        try:
-            name, answer = done.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            break
-        found[name] = answer
-    return found

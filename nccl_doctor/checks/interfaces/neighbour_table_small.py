@@ -27,8 +27,8 @@ from nccl_doctor.snapshot import HostFacts, known
 
 NAME = "net.ipv4.neigh.default.gc_thresh"
 LIMIT = f"{NAME}3"
-DEFAULT = 1024
-"""Linux' own value, which holds where nobody may look: up to here a limit can be short only where it was lowered."""
+FEW = 128
+"""Linux' default for gc_thresh1: up to here nothing is ever thrown out, whatever the other limits are."""
 
 ROOM = 4
 """How many times the peers the raised limit holds: gateways, storage and containers need entries too."""
@@ -48,7 +48,7 @@ def neighbour_table_small(view: View) -> Iterator[Finding | Unjudged]:
     for host, facts in view.facts:
         peers = _peers(facts, names, cache)
         limit = _limit(facts)
-        if limit is None and peers > DEFAULT:
+        if limit is None and peers > FEW:
             yield Unjudged((host.name,), f"{LIMIT} could not be read")
         elif limit is not None and peers > limit:
             short.setdefault((limit, peers), []).append(host.name)

@@ -1,22 +1,12 @@
-"""What this machine lets us have: files and threads, of which each host that is connected to takes a few."""
+"""What this machine lets us have: threads and processes, of which each host that is connected to takes a few."""
 
 from __future__ import annotations
 
 import errno
 import resource
 
-_ENOUGH = 65536
 _NO_THREAD = "can't start new thread"
 """CPython's words, Modules/_threadmodule.c."""
-
-
-def raise_soft() -> None:
-    """Takes what the hard limits allow of open files and of processes; login nodes give 1,024 and a few hundred."""
-    for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC):
-        soft, hard = resource.getrlimit(limit)
-        wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
-        if soft != resource.RLIM_INFINITY and soft < wanted:
-            resource.setrlimit(limit, (wanted, hard))
 
 
 def out_of_threads(error: BaseException | None) -> bool:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import errno
-import resource
-import subprocess
-import sys
 import time
 
 import pytest
@@ -17,21 +14,6 @@ from nccl_doctor.transport.process import ProcessChannel
 from tests.collect.nodes import node
 from tests.lab.cluster import Lab
 from tests.patience import LONG_S
-
-RAISED = """
-import resource
-from nccl_doctor.own_limits import raise_soft
-raise_soft()
-print(*resource.getrlimit(resource.RLIMIT_NOFILE))
-"""
-
-
-def test_soft_limits_become_what_the_hard_ones_allow() -> None:
-    def lower() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (128, 512))
-
-    done = subprocess.run([sys.executable, "-c", RAISED], preexec_fn=lower, capture_output=True, text=True, check=True)
-    assert done.stdout == "512 512\n"
 
 
 def test_only_the_words_of_a_machine_at_its_limit_are_taken_for_it() -> None:

@@ -23,9 +23,7 @@ def main() -> None:
         case ["fix-port", port] if port.isdecimal():
             sys.exit(_fix_port(port))
     from nccl_doctor.cli.app import app
-    from nccl_doctor.own_limits import raise_soft
 
-    raise_soft()
     app()
 
 

@@ -18,7 +18,8 @@ from nccl_doctor.cli.selection import Codes, among, selection
 from nccl_doctor.cli.snapshots import keep, read_snapshot, write_hosts
 from nccl_doctor.collect import facts, mesh
 from nccl_doctor.collect.mesh_plan import MeshSize
-from nccl_doctor.collect.run import Options, Run, looked
+from nccl_doctor.collect.options import Options
+from nccl_doctor.collect.run import Run, looked
 from nccl_doctor.collect.smoke import SmokeLimits
 from nccl_doctor.diagnose import judge
 from nccl_doctor.inventory.last_check import Hosts, remember

@@ -26,7 +26,7 @@ from nccl_doctor.snapshot.hang import HangHost, HangSnapshot, HostLook, JobRanks
 from nccl_doctor.transport.base import Transport
 
 if TYPE_CHECKING:
-    from nccl_doctor.collect.run import Progress
+    from nccl_doctor.collect.options import Progress
 
 ANSWER_S = 10.0
 """For the ranks of a host to be found; with 8 of them it takes 10 ms."""

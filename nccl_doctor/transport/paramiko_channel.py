@@ -10,7 +10,7 @@ from paramiko.common import cMSG_CHANNEL_REQUEST
 
 from nccl_doctor.transport.base import remaining
 from nccl_doctor.transport.lines import LineBuffer, Tail
-from nccl_doctor.transport.session import ends_at
+from nccl_doctor.transport.ssh_session import ends_at
 
 _CHUNK = 256 * 1024
 _PACKET = 32 * 1024  # what paramiko sends at once

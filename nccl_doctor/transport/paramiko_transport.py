@@ -33,8 +33,9 @@ with warnings.catch_warnings():  # cryptography warns of ciphers that paramiko m
         del sys.modules["invoke"]
 
 from nccl_doctor.transport.paramiko_channel import ParamikoChannel
-from nccl_doctor.transport.session import Deadlines, ends_at, establish
+from nccl_doctor.transport.session import Deadlines, establish
 from nccl_doctor.transport.sockets import ProxyCommandStream, Stream, dial
+from nccl_doctor.transport.ssh_session import ends_at
 
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else its tracebacks reach stderr
 

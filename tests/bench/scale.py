@@ -23,7 +23,8 @@ from typing import Any
 from nccl_doctor.cli.main import GARBAGE
 from nccl_doctor.cli.progress import Silent
 from nccl_doctor.collect import answers, facts
-from nccl_doctor.collect.run import Options, looked
+from nccl_doctor.collect.options import Options
+from nccl_doctor.collect.run import looked
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.diagnose import judge
 from nccl_doctor.model import Cluster, Node

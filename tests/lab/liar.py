@@ -22,7 +22,8 @@ from typing import Any
 from nccl_doctor.cli.choices import FailOn
 from nccl_doctor.cli.output import exit_code
 from nccl_doctor.cli.progress import Silent
-from nccl_doctor.collect.run import Options, looked
+from nccl_doctor.collect.options import Options
+from nccl_doctor.collect.run import looked
 from nccl_doctor.collect.smoke import SmokeLimits
 from nccl_doctor.diagnose import judge
 from nccl_doctor.model import Cluster, Node

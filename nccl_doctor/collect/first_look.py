@@ -1,0 +1,72 @@
+"""The first phase of a run: every host is reached, and asked what it knows of itself as soon as it is there."""
+
+from __future__ import annotations
+
+from nccl_doctor.collect.clock import Clock
+from nccl_doctor.collect.facts import Asking, failure
+from nccl_doctor.collect.options import Options, Progress
+from nccl_doctor.collect.reach import CONNECT_S, Reach
+from nccl_doctor.collect.session import ProbeSession
+from nccl_doctor.measured import Load
+from nccl_doctor.model import Cluster
+from nccl_doctor.snapshot import Answer, AnyAccessFailure, HostFacts
+from nccl_doctor.transport.base import Transport
+
+
+class FirstLook:
+    """What the hosts of a cluster tell of themselves.
+
+    Attributes:
+        opened: by host, its session; filled as they are reached, for whoever is interrupted must close them.
+        failures: why a host was not reached, or did not answer.
+        facts: of each host that answered.
+        names: what all hosts know of the cluster's names alike.
+        load: how busy this machine and the hosts were meanwhile; None before the end.
+    """
+
+    def __init__(self, cluster: Cluster, options: Options, progress: Progress, clock: Clock) -> None:
+        self._cluster, self._options, self._progress, self._clock = cluster, options, progress, clock
+        self.opened: dict[str, ProbeSession] = {}
+        self.failures: dict[str, AnyAccessFailure] = {}
+        self.facts: dict[str, HostFacts] = {}
+        self.names: dict[str, Answer] = {}
+        self.load: Load | None = None
+        self._awaited = {node.name for node in cluster.nodes}
+        self._answered: set[str] = set()
+
+    def over(self, transport: Transport) -> list[ProbeSession]:
+        """Reaches and asks all; the sessions of those that answered, in the cluster's order."""
+        asking = Asking(self._cluster, self._options.facts_limits, self._clock.until)
+        reach = Reach(
+            transport,
+            self._options.connect_s,
+            self._clock.until,
+            self._connected,
+            look=asking,
+            on_looked=self._looked,
+            opened=self.opened,
+            failures=self.failures,
+        )
+        names = [node.name for node in self._cluster.nodes]
+        self._progress.phase("connecting", names, self._clock.within(self._options.connect_s or CONNECT_S))
+        with self._clock.timed("probe"):
+            self.load = reach.all(self._cluster.nodes)
+        self._clock.timings["connect"] = reach.connected_s
+        self._clock.timings["probe"] -= reach.connected_s
+        self.facts, self.names = asking.all(), asking.common
+        for name in reach.unanswered.keys() - self.facts.keys():
+            self.failures[name] = failure(reach.unanswered[name])
+        return [self.opened[name] for name in names if name in self.facts]
+
+    def _connected(self, name: str) -> None:
+        self._progress.done(name)
+        self._clock.busy(name, "connect", 0.0)
+        if self._awaited == {name}:
+            self._progress.phase("asking", [name for name in self.opened if name not in self._answered])
+        self._awaited.discard(name)
+
+    def _looked(self, name: str) -> None:
+        self._answered.add(name)
+        self._clock.busy(name, "probe", self._clock.spent.get(name, {}).get("connect", (0.0, 0.0))[1])
+        if not self._awaited:
+            self._progress.done(name)

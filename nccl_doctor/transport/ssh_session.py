@@ -1,0 +1,71 @@
+"""paramiko's session, with the words of the server kept, and an end that every wait of it has."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import paramiko
+
+from nccl_doctor.transport.sockets import Stream
+
+
+class SshSession(paramiko.Transport):
+    """Tells each thread why its own channel was not opened, and why the server hung up, in the server's words.
+
+    paramiko keeps one last exception for all threads, and without the words, which tell "refused" from "no route".
+
+    Attributes:
+        farewell: what the server said as it ended the session (RFC 4253, section 11.1); empty where it merely closed.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__(cast("socket.socket", stream))  # it asks for no more than a Stream
+        self._wanted: dict[int, int] = {}  # by thread, the channel that it is opening
+        self._refusals: dict[int, paramiko.ChannelException] = {}  # by channel
+        self.farewell = ""
+
+    def _next_channel(self) -> int:
+        number: int = super()._next_channel()  # type: ignore[misc]  # not in the stubs
+        self._wanted[threading.get_ident()] = number
+        return number
+
+    def _parse_channel_open_failure(self, message: paramiko.Message) -> None:
+        words = paramiko.Message(message.get_remainder())
+        number, code = words.get_int(), words.get_int()
+        self._refusals[number] = paramiko.ChannelException(code, words.get_text())
+        super()._parse_channel_open_failure(message)  # type: ignore[misc]  # not in the stubs
+
+    def _parse_disconnect(self, message: paramiko.Message) -> None:
+        words = paramiko.Message(message.get_remainder())
+        words.get_int()
+        self.farewell = words.get_text()
+        super()._parse_disconnect(message)  # type: ignore[misc]  # not in the stubs
+
+    def said(self) -> str:
+        """The last banner that the server sent during the login: PAM's words where PAM had any (RFC 4252, 5.4)."""
+        handler = self.auth_handler  # get_banner() forgets it when the server hangs up
+        banner = handler.banner if handler is not None else None
+        return banner.decode(errors="replace") if isinstance(banner, bytes) else str(banner or "")
+
+    def get_exception(self) -> Exception | None:
+        """What ended this thread's wish for a channel, else what ended the session."""
+        refusal = self._refusals.pop(self._wanted.pop(threading.get_ident(), -1), None)
+        error = super().get_exception()
+        return refusal or (None if isinstance(error, paramiko.ChannelException) else error)
+
+
+@contextmanager
+def ends_at(deadline: float, transport: paramiko.Transport) -> Iterator[None]:
+    """Closes the session at the deadline, which ends whatever paramiko waits for without one."""
+    timer = threading.Timer(max(0.0, deadline - time.monotonic()), transport.close)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -22,6 +22,12 @@ PROGRAMS = {
     "pdsh": "pdsh",
     "strace": "strace",
     "tmux": "tmux",
+    "podman": "podman",
+    "crun": "crun",
+    "zsh": "zsh",
+    "fish": "fish",
+    "tcsh": "tcsh",
+    "busybox": "busybox",
     "chromium": "chromium",  # no host runs it: it looks at HTML reports
 }
 

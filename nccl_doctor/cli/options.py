@@ -86,6 +86,14 @@ From = Annotated[
 Python = Annotated[
     str | None, of_hosts("--python", metavar="PATH", help="The interpreter that training uses, on every host.")
 ]
+Inside = Annotated[
+    str | None,
+    of_hosts(
+        "--inside",
+        metavar="RUNTIME:NAME",
+        help="The container on each host: docker, podman, nerdctl or apptainer; enter:PID is a process' namespaces.",
+    ),
+]
 SmokeTimeout = Annotated[float, of_run("--smoke-timeout", metavar="SECONDS", help="Deadline of the all-reduce.", min=1)]
 
 
@@ -126,6 +134,8 @@ class LoginOptions:
     port: Annotated[int | None, of_hosts("--port", metavar="PORT", help="Where sshd listens on the hosts.", min=1)] = (
         None
     )
+
+    inside: Inside = None
 
     def overrides(self) -> Overrides:
         """What was said in place of the hosts file."""

@@ -50,7 +50,7 @@ def load(
         UsageError: for anything else that can't be served.
     """
     left_out = expanded(exclude, SourceLocation("-x", is_file=False)) if exclude is not None else []
-    parsed = _parsed(STDIN if path == "-" else path, where, environ)
+    parsed = _parsed(STDIN if path == "-" else path, where, environ, contained=overrides.inside is not None)
     overridden = {name for name in MASTER if getattr(overrides, name) is not None}
     cluster = build(_with_master(parsed, overridden, environ), left_out, here or this_machine())
     if exclude is not None:
@@ -69,7 +69,7 @@ def _with_master(parsed: ParsedInventory, overridden: Collection[str], environ: 
     return replace(parsed, **said)
 
 
-def _parsed(path: str | None, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:
+def _parsed(path: str | None, where: str | None, environ: Mapping[str, str], *, contained: bool) -> ParsedInventory:
     if path is not None and where is not None:
         raise UsageError("a hosts file and -w both name the hosts; give one of them")
     if path is not None:
@@ -79,13 +79,13 @@ def _parsed(path: str | None, where: str | None, environ: Mapping[str, str]) -> 
         return ParsedInventory(place, named(where, place, Settings(), Settings()))
     if environ.get(SLURM_NODELIST):
         return _slurm_job(environ)
-    return _alone(environ)
+    return _alone(environ, contained=contained)
 
 
-def _alone(environ: Mapping[str, str]) -> ParsedInventory:
-    """This machine as the only host."""
+def _alone(environ: Mapping[str, str], *, contained: bool) -> ParsedInventory:
+    """This machine as the only host; a container on it knows nothing of the environment that we run in."""
     place = SourceLocation("this machine", is_file=False)
-    python, why = training_python(environ)
+    python, why = ("python3", "default") if contained else training_python(environ)
     settings = Settings(python=Sourced(python, SourceLocation(why, is_file=False)))
     entry = Entry(Sourced(own_name(), place), Sourced("127.0.0.1", place), settings)
     return ParsedInventory(place, [entry], master_addr=Sourced("127.0.0.1", place))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, TypeVar
 
 from nccl_doctor.errors import DoctorError, HostsFileError, UsageError
+from nccl_doctor.transport.inside_options import InsideOptions
 
 T = TypeVar("T")
 
@@ -63,6 +64,7 @@ class Settings:
     port: Sourced[int] | None = None
     identity_file: Sourced[str] | None = None
     ssh_options: Sourced[tuple[str, ...]] | None = None
+    inside: Sourced[InsideOptions] | None = None
     nproc_per_node: Sourced[int] | None = None
     cuda_visible_devices: Sourced[str] | None = None
     env: Mapping[str, Sourced[str]] = field(default_factory=dict)

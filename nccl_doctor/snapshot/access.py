@@ -127,10 +127,17 @@ class ProbeFacts(AccessFacts):
 
 
 class EngineFacts(AccessFacts):
-    """What an engine alone knows, under names of its own; nothing here reads them."""
+    """What an engine alone knows, under names of its own; nothing here reads them but ``late``: it was a deadline."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, str | Signed | float | bool | tuple[str, ...] | None]
+
+    late: bool = False
+
+    @property
+    def ran_out_of_time(self) -> bool:
+        """The engine did not get there in time."""
+        return self.late
 
 
 class AccessFailure(Observed):

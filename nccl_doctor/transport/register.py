@@ -31,7 +31,7 @@ Kind = str
 def make_transport(kind: Kind, cluster: Cluster, ssh_config: Path | None = None) -> Transport:
     """The transport for the hosts of ``cluster``; its module is loaded only now, for SSH takes long to import.
 
-    Whatever the kind, a node that is this machine runs without SSH.
+    Whatever the kind, a node that is this machine runs without SSH, and one with a container (``inside:``) in there.
 
     Args:
         kind: "auto" is paramiko, and the ``ssh`` program for hosts that need what paramiko can't do.
@@ -39,5 +39,9 @@ def make_transport(kind: Kind, cluster: Cluster, ssh_config: Path | None = None)
         ssh_config: read in place of ~/.ssh/config and /etc/ssh/ssh_config, as ``ssh -F`` does.
     """
     module = "local" if all(node.local for node in cluster.nodes) else MODULES[kind]
-    made = import_module(f"nccl_doctor.transport.{module}").make(kind, ssh_config)
-    return cast("Transport", made)
+    made = cast("Transport", import_module(f"nccl_doctor.transport.{module}").make(kind, ssh_config))
+    if any("inside" in node.access for node in cluster.nodes):
+        from nccl_doctor.transport.inside import InsideTransport
+
+        return InsideTransport(made)
+    return made

@@ -17,19 +17,22 @@ Failure = TypeVar("Failure", bound=AccessFailure)
 Remedy = Callable[[tuple[Failure, ...]], Fix]
 
 
-def findings(view: View, kind: type[Failure], remedy: Remedy[Failure], joint: str = "") -> Iterator[Finding]:
+def findings(
+    view: View, kind: type[Failure], remedy: Remedy[Failure], joint: str = "", name: str | None = None
+) -> Iterator[Finding]:
     """One finding for all hosts that failed in the same words and are mended in the same words.
 
     Args:
         view: what the check sees.
         kind: the failures that are its own.
         joint: what stands between the host and a detail that does not go on the sentence.
+        name: of the diagnosis, where failures of several are of this type.
         remedy: the fix for failures that happened alike; its summary names no host.
     """
     groups: dict[tuple[object, ...], list[tuple[Host, Failure]]] = {}
     for host in view.snapshot.hosts:
         failure = host.failure
-        if isinstance(failure, kind):
+        if isinstance(failure, kind) and name in (None, failure.kind):
             key = (failure.detail, _hop(failure), remedy((failure,)).summary)
             groups.setdefault(key, []).append((host, failure))
     for group in groups.values():

@@ -8,6 +8,7 @@ from nccl_doctor.firewall import blame
 from nccl_doctor.firewall.ways import Hindrance, hindrances
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl, cluster_nccl
 from nccl_doctor.snapshot import Dial, Mesh, Snapshot
+from nccl_doctor.snapshot.pods import KubeFacts
 
 
 class FailedDials:
@@ -50,6 +51,11 @@ class Derived:
     def nccl(self) -> ClusterNccl:
         """What NCCL does on each host."""
         return cluster_nccl(self.snapshot)
+
+    @cached_property
+    def kube(self) -> KubeFacts:
+        """What the cluster's API tells of the pods; empty where the hosts are none."""
+        return self.snapshot.cluster.options(KubeFacts)
 
     @cached_property
     def dials(self) -> FailedDials:

@@ -125,7 +125,7 @@ def _host(host: Host, derived: Derived) -> HostSummary:
         reached=host.facts is not None,
         nccl_interface=chosen,
         network=chosen and _network(host, chosen.address),
-        seen={} if host.facts is None else seen(host.facts),
+        seen={} if host.facts is None else seen(host.facts, derived.kube.pods.get(host.name)),
         spent=derived.snapshot.spent.get(host.name, {}),
     )
 

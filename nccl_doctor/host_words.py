@@ -9,15 +9,16 @@ from typing import TypeVar
 from nccl_doctor.firewall.manager import managed_by
 from nccl_doctor.snapshot import HostFacts, Unknown
 from nccl_doctor.snapshot.network import Route
+from nccl_doctor.snapshot.pods import PodFacts
 from nccl_doctor.snapshot.system import Gpu, TorchInfo
 
 T = TypeVar("T")
 MOST_ROUTES = 4
 
 
-def seen(facts: HostFacts) -> dict[str, str]:
-    """Versions, GPUs, limits, shared memory and routes; what is not known says why."""
-    return {
+def seen(facts: HostFacts, pod: PodFacts | None = None) -> dict[str, str]:
+    """Versions, GPUs, limits, shared memory and routes; what is not known says why; first what a pod is."""
+    return ({} if pod is None else {"pod": _pod(pod)}) | {
         "python": _told(facts.python, lambda it: f"{it.version}, {it.executable}"),
         "torch": _told(facts.torch, _torch),
         "GPUs": _told(facts.gpus, _gpus),
@@ -30,6 +31,22 @@ def seen(facts: HostFacts) -> dict[str, str]:
 
 def _told(fact: T | Unknown, words: Callable[[T], str]) -> str:
     return f"unknown: {fact.reason}" if isinstance(fact, Unknown) else words(fact)
+
+
+def _pod(pod: PodFacts) -> str:
+    """Where it runs, and what it was given of the node."""
+    shm = "" if pod.shm_bytes is None else f" of {pod.shm_bytes / 1e9:.3g} GB at most"
+    added = "all" if pod.privileged else ", ".join(pod.capabilities)
+    parts = (
+        f"{pod.owner} on {pod.machine}" if pod.owner else f"on {pod.machine}",
+        f"container {pod.container}",
+        "the node's network" if pod.host_network else "",
+        f"networks {', '.join(pod.networks)}" if pod.networks else "",
+        ", ".join(f"{count} {name}" for name, count in pod.devices.items()),
+        f"volume {pod.shm_volume} at /dev/shm{shm}" if pod.shm_volume else "",
+        f"capabilities {added}" if added else "",
+    )
+    return "; ".join(part for part in parts if part)
 
 
 def _torch(torch: TorchInfo | None) -> str:

@@ -24,7 +24,7 @@ ENVIRONMENT = "of the environment"
 
 
 class NodeOptions(FrozenModel):
-    """Base of what one way of reaching hosts wants to know of a node.
+    """Base of what one way of reaching hosts wants to know of a node, or of all together.
 
     Attributes:
         engine: its name in :attr:`Node.access`.
@@ -33,7 +33,7 @@ class NodeOptions(FrozenModel):
     engine: ClassVar[str]
 
 
-EngineOptions = TypeVar("EngineOptions", bound=NodeOptions)
+Options = TypeVar("Options", bound=NodeOptions)
 Json = dict[str, JsonValue]
 
 
@@ -68,7 +68,7 @@ class Node(FrozenModel):
     env: dict[str, str] = Field(default_factory=dict)
     local: bool = False
 
-    def options(self, kind: type[EngineOptions]) -> EngineOptions:
+    def options(self, kind: type[Options]) -> Options:
         """What one way of reaching hosts was told of this node."""
         return kind.model_validate(self.access.get(kind.engine, {}))
 
@@ -89,6 +89,7 @@ class Cluster(FrozenModel):
         same: files and folders that have to be the same on all hosts; relative ones start from the home directory.
         source: where this came from: a path, ``-w``, ``SLURM_JOB_NODELIST``, or "this machine".
         origins: for ``nccl-doctor hosts``: "master_addr", "node1.address", … to "hosts.yaml:7" or "default".
+        access: what an engine knows of all nodes together, by its name; :meth:`options` reads it.
     """
 
     nodes: tuple[Node, ...]
@@ -97,6 +98,11 @@ class Cluster(FrozenModel):
     same: tuple[str, ...] = ()
     source: str = "this machine"
     origins: dict[str, str] = Field(default_factory=dict)
+    access: dict[str, Json] = Field(default_factory=dict)
+
+    def options(self, kind: type[Options]) -> Options:
+        """What an engine knows of all nodes together."""
+        return kind.model_validate(self.access.get(kind.engine, {}))
 
 
 # --- the report ---------------------------------------------------------------------------------------------------

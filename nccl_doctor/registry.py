@@ -27,6 +27,7 @@ from nccl_doctor.hostlist import K, grouped
 from nccl_doctor.model import Finding, Severity
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.snapshot import Dial, FactName, Host, HostFacts, Mesh, Smoke, Snapshot, known
+from nccl_doctor.snapshot.pods import KubeFacts
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,11 @@ class View:
     def nccl(self) -> ClusterNccl:
         """What NCCL does on each host."""
         return self.derived.nccl
+
+    @property
+    def kube(self) -> KubeFacts:
+        """What the cluster's API tells of the pods; empty where the hosts are none."""
+        return self.derived.kube
 
     @property
     def firewall(self) -> ExplainedDials:

@@ -22,12 +22,6 @@ PROGRAMS = {
     "pdsh": "pdsh",
     "strace": "strace",
     "tmux": "tmux",
-    "podman": "podman",
-    "crun": "crun",
-    "zsh": "zsh",
-    "fish": "fish",
-    "tcsh": "tcsh",
-    "busybox": "busybox",
     "chromium": "chromium",  # no host runs it: it looks at HTML reports
 }
 

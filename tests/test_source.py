@@ -7,24 +7,13 @@ import pytest
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.model import Cluster
-from nccl_doctor.source import ClusterSource
+from nccl_doctor.source import Source
 from tests.checks.snapshots import patched
 
-OPTIONS = Overrides("/opt/py", 29511, "10.0.0.2", 2, "bob", 2222, ("NCCL_DEBUG=INFO",), "docker:train")
+OPTIONS = Overrides("/opt/py", 29511, "10.0.0.2", 2, "bob", 2222, ("NCCL_DEBUG=INFO",))
 SAID = (
     *("--master-port", "29511", "--master-addr", "10.0.0.2", "--python", "/opt/py"),
-    *(
-        "--nproc-per-node",
-        "2",
-        "--user",
-        "bob",
-        "--port",
-        "2222",
-        "--inside",
-        "docker:train",
-        "--env",
-        "NCCL_DEBUG=INFO",
-    ),
+    *("--nproc-per-node", "2", "--user", "bob", "--port", "2222", "--env", "NCCL_DEBUG=INFO"),
 )
 
 
@@ -34,20 +23,20 @@ def cluster(source: str, **more: Any) -> Cluster:
 
 def test_a_file_names_itself_and_options_are_said_again() -> None:
     one = cluster("hosts.yaml", master_port=29400)
-    assert ClusterSource(one).arguments == ("hosts.yaml",)
-    assert ClusterSource(OPTIONS.applied(one)).arguments == ("hosts.yaml", *SAID)
+    assert Source(one).arguments == ("hosts.yaml",)
+    assert Source(OPTIONS.applied(one)).arguments == ("hosts.yaml", *SAID)
 
 
 def test_what_was_left_out_stays_left_out() -> None:
-    assert ClusterSource(cluster("hosts.yaml", origins={"-x": "node4"})).arguments == ("hosts.yaml", "-x", "node4")
+    assert Source(cluster("hosts.yaml", origins={"-x": "node4"})).arguments == ("hosts.yaml", "-x", "node4")
 
 
 @pytest.mark.parametrize("source", ["-w", "SLURM_JOB_NODELIST", "/dev/fd/63", "/proc/self/fd/11"])
 def test_without_a_file_to_read_again_all_of_it_is_said(source: str) -> None:
-    words = ClusterSource(OPTIONS.applied(cluster(source))).arguments
+    words = Source(OPTIONS.applied(cluster(source))).arguments
     assert words[:2] == ("-w", "node[1-3]")
     assert set(SAID) <= set(words)
-    assert ClusterSource(cluster(source)).file is None
+    assert Source(cluster(source)).file is None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from nccl_doctor.model import Cluster, Command, Node
 from nccl_doctor.port_model import GRACE_S, age_words
 from nccl_doctor.shell import Line, line, script
 from nccl_doctor.snapshot import Process, TrainingJob
-from nccl_doctor.source import ClusterSource
+from nccl_doctor.source import Source
 
 
 def described(job: TrainingJob) -> str:
@@ -21,7 +21,7 @@ def described(job: TrainingJob) -> str:
 
 def fix_port(cluster: Cluster, node: Node, what: Line | None) -> tuple[Command, ...]:
     """``nccl-doctor fix-port`` about a host of the cluster, to be pasted on this machine."""
-    file = ClusterSource(cluster).file
+    file = Source(cluster).file
     where = script("") if file is None else line("--hosts {source}", source=file)
     alone = len(cluster.nodes) == 1 and node.local
     there = script("") if alone else line("--host {name}", name=node.name)

@@ -48,6 +48,12 @@ class PanelCommand(TyperCommand):
     def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - typer's own, handed on
         super().__init__(*args, **(options | {"rich_markup_mode": "rich"}))
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's own, handed on
+        """As ever; ``--kube`` may stand without a value, for which typer has no word."""
+        pairs = zip(args, [*args, "-"][1:], strict=True)
+        bare = [one == "--kube" and following.startswith("-") for one, following in pairs]
+        return super().parse_args(ctx, ["--kube=" if alone else one for one, alone in zip(args, bare, strict=True)])
+
 
 for command in (check, fix_port, smoke, logs, ifname, hosts, launch, hang, diff, explain, codes):
     # the summary said outright: what is made of a docstring is cut at 45 letters

@@ -22,6 +22,7 @@ from nccl_doctor.transport.register import MODULES
 
 if TYPE_CHECKING:
     from nccl_doctor.cli.output import Out
+    from nccl_doctor.inventory.kube import KubeRequest
     from nccl_doctor.inventory.overrides import Overrides
     from nccl_doctor.model import Cluster
 
@@ -86,14 +87,6 @@ From = Annotated[
 Python = Annotated[
     str | None, of_hosts("--python", metavar="PATH", help="The interpreter that training uses, on every host.")
 ]
-Inside = Annotated[
-    str | None,
-    of_hosts(
-        "--inside",
-        metavar="RUNTIME:NAME",
-        help="The container on each host: docker, podman, nerdctl or apptainer; enter:PID is a process' namespaces.",
-    ),
-]
 SmokeTimeout = Annotated[float, of_run("--smoke-timeout", metavar="SECONDS", help="Deadline of the all-reduce.", min=1)]
 
 
@@ -103,12 +96,26 @@ class NameOptions:
 
     where: Annotated[str | None, of_hosts("-w", metavar="LIST", help="Hosts by name: 'node[01-04,07]'.")] = None
     exclude: Annotated[str | None, of_hosts("-x", metavar="LIST", help="Hosts to leave out.")] = None
+    kube: Annotated[
+        str | None,
+        of_hosts("--kube", metavar="[KIND/NAME]", help="The pods of job/NAME, pytorchjob/NAME, …; or those of -l."),
+    ] = None
+    namespace: Annotated[str | None, of_hosts("-n", "--namespace", metavar="NS", help="Of --kube's pods.")] = None
+    selector: Annotated[str | None, of_hosts("-l", "--selector", metavar="LABELS", help="Of --kube's pods.")] = None
 
     def cluster(self, said: Overrides, path: str | None = None) -> Cluster:
         """The hosts of a run, as :func:`nccl_doctor.inventory.load.load` has it; ``path`` is a hosts file."""
         from nccl_doctor.inventory.load import load
 
-        return load(path, where=self.where, exclude=self.exclude, environ=os.environ, overrides=said)
+        return load(path, where=self.where, exclude=self.exclude, environ=os.environ, kube=self._kube(), overrides=said)
+
+    def _kube(self) -> KubeRequest | None:
+        from nccl_doctor.errors import UsageError
+        from nccl_doctor.inventory.kube import KubeRequest
+
+        if self.kube is None and (self.namespace is not None or self.selector is not None):
+            raise UsageError("-n and -l choose pods; say --kube with them")
+        return None if self.kube is None else KubeRequest(self.kube, self.selector, self.namespace)
 
 
 @dataclass(frozen=True)
@@ -134,8 +141,6 @@ class LoginOptions:
     port: Annotated[int | None, of_hosts("--port", metavar="PORT", help="Where sshd listens on the hosts.", min=1)] = (
         None
     )
-
-    inside: Inside = None
 
     def overrides(self) -> Overrides:
         """What was said in place of the hosts file."""

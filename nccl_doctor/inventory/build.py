@@ -7,12 +7,11 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.hostlist import fold, plural, quoted
+from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.inventory import values
 from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced
 from nccl_doctor.inventory.this_machine import ThisMachine, canonical
 from nccl_doctor.model import DEFAULT_MASTER_PORT, Cluster, Node, access
-from nccl_doctor.transport.inside_options import InsideOptions
 from nccl_doctor.transport.ssh_options import SshOptions
 
 SettledHosts = dict[str, tuple[Entry, Settings]]
@@ -53,6 +52,7 @@ def build(parsed: ParsedInventory, exclude: Collection[str], here: ThisMachine) 
         master_port=parsed.master_port.value if parsed.master_port else DEFAULT_MASTER_PORT,
         same=tuple(dict.fromkeys(path.value for path in parsed.same)),
         source=parsed.place.source,
+        access=access(*parsed.access),
         origins=origins,
     )
 
@@ -97,13 +97,15 @@ def _refuse_more_ranks_than_gpus(said: Settings, entry: Entry) -> None:
     ranks = said.nproc_per_node
     if named and ranks and ranks.value > len(named):
         raise ranks.place.error(
-            f"{quoted(entry.name.value)} is to start {plural(ranks.value, 'rank')} and sees "
-            f"{plural(len(named), 'GPU')} (cuda_visible_devices {quoted(','.join(named))}); give each rank one"
+            f"{quoted(entry.name.value)} is to start {ranks.value} ranks and sees {len(named)} GPU"
+            f"{'s' * (len(named) > 1)} (cuda_visible_devices {quoted(','.join(named))}); give each rank one"
         )
 
 
 def _why_local(entry: Entry, here: ThisMachine) -> str | None:
     """Why the host is reached without SSH. Whoever says how to log in to it wants SSH, be it this machine."""
+    if entry.access:
+        return None
     if entry.local:
         return "ansible_connection=local"
     if entry.own.says_how_to_log_in:
@@ -113,11 +115,13 @@ def _why_local(entry: Entry, here: ThisMachine) -> str | None:
 
 def _refuse_shared_gpus(settings: SettledHosts, local: dict[str, str | None]) -> None:
     """One machine may be several nodes where each has GPUs of its own."""
-    machines: dict[tuple[object, ...], list[tuple[Entry, Settings]]] = {}
+    machines: dict[str | tuple[str, int | None], list[tuple[Entry, Settings]]] = {}
     for name, (entry, said) in settings.items():
+        if entry.access:  # an engine gives each its own
+            continue
         # Another port is another sshd: commonly that of a container, whose GPUs can't be told from here.
-        way = ("here",) if local[name] else (canonical(entry.address.value), said.port.value if said.port else None)
-        machines.setdefault((*way, said.inside and said.inside.value), []).append((entry, said))
+        key = "here" if local[name] else (canonical(entry.address.value), said.port.value if said.port else None)
+        machines.setdefault(key, []).append((entry, said))
     for nodes in machines.values():
         if len(nodes) > values.MAX_NPROC:
             place = nodes[values.MAX_NPROC][0].name.place
@@ -153,8 +157,6 @@ def _node(rank: int, entry: Entry, said: Settings, local: str | None, origins: d
         ("ssh.port", said.port),
         ("ssh.identity_file", said.identity_file),
         ("ssh.options", said.ssh_options),
-        ("inside.runtime", said.inside),
-        ("inside.name", said.inside),
         *((f"env.{variable}", value) for variable, value in said.env.items()),
     ):
         if value:
@@ -169,13 +171,13 @@ def _node(rank: int, entry: Entry, said: Settings, local: str | None, origins: d
         cuda_visible_devices=said.cuda_visible_devices.value if said.cuda_visible_devices else None,
         python=said.python.value if said.python else "python3",
         access=access(
+            *entry.access,
             SshOptions(
                 user=said.user.value if said.user else None,
                 port=said.port.value if said.port else None,
                 identity_file=said.identity_file.value if said.identity_file else None,
                 options=said.ssh_options.value if said.ssh_options else (),
             ),
-            said.inside.value if said.inside else InsideOptions(),
         ),
         env={variable: value.value for variable, value in said.env.items()},
         local=local is not None,

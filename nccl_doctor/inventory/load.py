@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory import detect, values
@@ -17,6 +17,9 @@ from nccl_doctor.inventory.reading import STDIN, read_text
 from nccl_doctor.inventory.this_machine import ThisMachine, own_name, this_machine, training_python
 from nccl_doctor.model import ENVIRONMENT, Cluster
 
+if TYPE_CHECKING:
+    from nccl_doctor.inventory.kube import KubeRequest
+
 SLURM_NODELIST = "SLURM_JOB_NODELIST"
 
 MASTER: dict[str, tuple[str, Callable[[str, SourceLocation], Any]]] = {
@@ -26,12 +29,13 @@ MASTER: dict[str, tuple[str, Callable[[str, SourceLocation], Any]]] = {
 """What a job's environment says of the master (torch/distributed/rendezvous.py, ``env://``)."""
 
 
-def load(
+def load(  # noqa: PLR0913 - each is a word of the command line
     path: str | None,
     *,
     where: str | None,
     exclude: str | None,
     environ: Mapping[str, str],
+    kube: KubeRequest | None = None,
     overrides: Overrides = Overrides(),  # noqa: B008 - frozen
     here: ThisMachine | None = None,
 ) -> Cluster:
@@ -41,6 +45,7 @@ def load(
         path: the hosts file; ``-`` is standard input.
         where: the pattern of ``-w``, in place of a file.
         exclude: the pattern of ``-x``: hosts to leave out, by name or address.
+        kube: the pods that are the hosts, in place of a file and a pattern.
         environ: the environment, for Slurm's variables, MASTER_PORT and MASTER_ADDR, and an active virtual environment.
         overrides: what options say in place of the file.
         here: this machine; None looks.
@@ -50,7 +55,10 @@ def load(
         UsageError: for anything else that can't be served.
     """
     left_out = expanded(exclude, SourceLocation("-x", is_file=False)) if exclude is not None else []
-    parsed = _parsed(STDIN if path == "-" else path, where, environ, contained=overrides.inside is not None)
+    if kube is None:
+        parsed = _parsed(STDIN if path == "-" else path, where, environ)
+    else:
+        parsed = _pods(kube, path or where, overrides)
     overridden = {name for name in MASTER if getattr(overrides, name) is not None}
     cluster = build(_with_master(parsed, overridden, environ), left_out, here or this_machine())
     if exclude is not None:
@@ -69,7 +77,7 @@ def _with_master(parsed: ParsedInventory, overridden: Collection[str], environ: 
     return replace(parsed, **said)
 
 
-def _parsed(path: str | None, where: str | None, environ: Mapping[str, str], *, contained: bool) -> ParsedInventory:
+def _parsed(path: str | None, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:
     if path is not None and where is not None:
         raise UsageError("a hosts file and -w both name the hosts; give one of them")
     if path is not None:
@@ -79,13 +87,23 @@ def _parsed(path: str | None, where: str | None, environ: Mapping[str, str], *, 
         return ParsedInventory(place, named(where, place, Settings(), Settings()))
     if environ.get(SLURM_NODELIST):
         return _slurm_job(environ)
-    return _alone(environ, contained=contained)
+    return _alone(environ)
 
 
-def _alone(environ: Mapping[str, str], *, contained: bool) -> ParsedInventory:
-    """This machine as the only host; a container on it knows nothing of the environment that we run in."""
+def _pods(kube: KubeRequest, other: str | None, overrides: Overrides) -> ParsedInventory:
+    from nccl_doctor.inventory.kube import read  # its types take long to import
+
+    if other is not None:
+        raise UsageError("--kube names the hosts, and so does a hosts file or -w; give one of them")
+    if overrides.user is not None or overrides.port is not None:
+        raise UsageError("--user and --port are for SSH; pods are entered as the user of their container")
+    return read(kube)
+
+
+def _alone(environ: Mapping[str, str]) -> ParsedInventory:
+    """This machine as the only host."""
     place = SourceLocation("this machine", is_file=False)
-    python, why = ("python3", "default") if contained else training_python(environ)
+    python, why = training_python(environ)
     settings = Settings(python=Sourced(python, SourceLocation(why, is_file=False)))
     entry = Entry(Sourced(own_name(), place), Sourced("127.0.0.1", place), settings)
     return ParsedInventory(place, [entry], master_addr=Sourced("127.0.0.1", place))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, TypeVar
 
 from nccl_doctor.errors import DoctorError, HostsFileError, UsageError
-from nccl_doctor.transport.inside_options import InsideOptions
+from nccl_doctor.model import NodeOptions
 
 T = TypeVar("T")
 
@@ -64,7 +64,6 @@ class Settings:
     port: Sourced[int] | None = None
     identity_file: Sourced[str] | None = None
     ssh_options: Sourced[tuple[str, ...]] | None = None
-    inside: Sourced[InsideOptions] | None = None
     nproc_per_node: Sourced[int] | None = None
     cuda_visible_devices: Sourced[str] | None = None
     env: Mapping[str, Sourced[str]] = field(default_factory=dict)
@@ -88,6 +87,7 @@ class Entry:
         own: what was said of this host alone; wins over ``shared``.
         shared: what was said of it together with others.
         local: the source says that it is to be reached without SSH.
+        access: how an engine reaches it; then neither SSH nor that it may be this machine counts.
     """
 
     name: Sourced[str]
@@ -95,14 +95,20 @@ class Entry:
     own: Settings = Settings()
     shared: Settings = Settings()
     local: bool = False
+    access: tuple[NodeOptions, ...] = ()
 
 
 @dataclass(frozen=True)
 class ParsedInventory:
-    """All that one source of hosts says: a file, -w, Slurm or this machine."""
+    """All that one source of hosts says: a file, -w, Slurm, an engine or this machine.
+
+    Attributes:
+        access: what an engine knows of all hosts together.
+    """
 
     place: SourceLocation
     entries: list[Entry]
     master_addr: Sourced[str] | None = None
     master_port: Sourced[int] | None = None
     same: tuple[Sourced[str], ...] = ()
+    access: tuple[NodeOptions, ...] = ()

@@ -127,16 +127,15 @@ class ProbeFacts(AccessFacts):
 
 
 class EngineFacts(AccessFacts):
-    """What an engine alone knows, under names of its own; nothing here reads them but ``late``: it was a deadline."""
+    """What an engine alone knows, under names of its own; ``late`` where it was a deadline."""
 
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, str | Signed | float | bool | tuple[str, ...] | None]
-
     late: bool = False
+    __pydantic_extra__: dict[str, str | Signed | float | bool | tuple[str, ...] | None]
 
     @property
     def ran_out_of_time(self) -> bool:
-        """The engine did not get there in time."""
+        """No answer came; the machine that waited may have been busy."""
         return self.late
 
 

@@ -68,6 +68,11 @@ class ProcessChannel:
                     return line
                 self._pump(deadline)
 
+    def end_input(self) -> None:
+        """Closes the command's stdin: nothing more comes."""
+        with self._busy:
+            self._stdin.close()
+
     def unread(self, lines: list[bytes]) -> None:
         """Gives lines back that :meth:`read_line` gave."""
         self._lines.push_back(lines)

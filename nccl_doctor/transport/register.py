@@ -10,6 +10,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
+from nccl_doctor.errors import UsageError
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -21,8 +23,12 @@ MODULES = {
     "paramiko": "choice",
     "openssh": "choice",
     "local": "local",
+    "kube": "kube",
 }
 """By the name that ``--transport`` takes, the module that makes it."""
+
+ENGINES = ("kube",)
+"""Those of them that bring the hosts along: a node of theirs has options under their name."""
 
 Kind = str
 """A name of :data:`MODULES`; the command line takes no other."""
@@ -31,17 +37,22 @@ Kind = str
 def make_transport(kind: Kind, cluster: Cluster, ssh_config: Path | None = None) -> Transport:
     """The transport for the hosts of ``cluster``; its module is loaded only now, for SSH takes long to import.
 
-    Whatever the kind, a node that is this machine runs without SSH, and one with a container (``inside:``) in there.
+    Whatever the kind, a node that is this machine runs without SSH.
 
     Args:
-        kind: "auto" is paramiko, and the ``ssh`` program for hosts that need what paramiko can't do.
+        kind: "auto" is the engine that the hosts came from; else paramiko, and the ``ssh`` program for hosts that need
+            what paramiko can't do.
         cluster: where every node of it is local, no SSH library is loaded.
         ssh_config: read in place of ~/.ssh/config and /etc/ssh/ssh_config, as ``ssh -F`` does.
-    """
-    module = "local" if all(node.local for node in cluster.nodes) else MODULES[kind]
-    made = cast("Transport", import_module(f"nccl_doctor.transport.{module}").make(kind, ssh_config))
-    if any("inside" in node.access for node in cluster.nodes):
-        from nccl_doctor.transport.inside import InsideTransport
 
-        return InsideTransport(made)
-    return made
+    Raises:
+        UsageError: the hosts did not come from the engine that is asked for, or came from another.
+    """
+    engine = next((name for name in ENGINES if any(name in node.access for node in cluster.nodes)), None)
+    if kind == "auto":
+        kind = engine or kind
+    elif engine != (kind if kind in ENGINES else None):
+        raise UsageError(f"--transport {kind} does not reach the hosts of {cluster.source}; leave it out")
+    module = "local" if all(node.local for node in cluster.nodes) else MODULES[kind]
+    made = import_module(f"nccl_doctor.transport.{module}").make(kind, ssh_config)
+    return cast("Transport", made)

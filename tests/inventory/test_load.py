@@ -9,8 +9,7 @@ from nccl_doctor.inventory.load import load
 from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.inventory.this_machine import ThisMachine
 from nccl_doctor.model import Cluster
-from nccl_doctor.source import ClusterSource
-from nccl_doctor.transport.inside_options import InsideOptions
+from nccl_doctor.source import Source
 from nccl_doctor.transport.ssh_options import SshOptions
 from tests.inventory.conftest import ELSEWHERE
 
@@ -68,7 +67,7 @@ def test_the_environment_says_the_master_where_nobody_else_does(hosts_file: str)
     assert (found.master_addr, found.master_port) == ("10.0.0.9", 29777)
     assert found.origins["master_port"] == "MASTER_PORT (of the environment)"
     again = ("--master-port", "29777", "--master-addr", "10.0.0.9")
-    assert ClusterSource(found).arguments == (hosts_file, *again)
+    assert Source(found).arguments == (hosts_file, *again)
     options = Overrides(master_port=29600, master_addr="node2")
     both = load(hosts_file, where=None, exclude=None, environ=said, overrides=options, here=ELSEWHERE)
     assert (both.master_addr, both.master_port) == ("node2", 29600)
@@ -143,31 +142,6 @@ def test_this_machine_alone() -> None:
     assert found.origins["master_addr"] == "this machine"
     with pytest.raises(UsageError, match=r"^-x leaves out every host of this machine"):
         cluster(exclude=node.name)
-
-
-def test_a_container_of_every_host_and_of_this_machine_alone(hosts_file: str) -> None:
-    """What is in the container knows nothing of the environment that nccl-doctor runs in."""
-    said = Overrides(inside="docker:train")
-    alone = load(None, where=None, exclude=None, environ={}, overrides=said)
-    assert [(node.local, node.python) for node in alone.nodes] == [(True, "python3")]
-    many = load(hosts_file, where=None, exclude=None, environ={}, overrides=said, here=ELSEWHERE)
-    assert {node.options(InsideOptions).place for node in many.nodes} == {"the docker container train"}
-    assert ClusterSource(many).arguments == (hosts_file, "--inside", "docker:train")
-
-
-@pytest.mark.parametrize(
-    ("inside", "problem"),
-    [
-        ("train", "--inside: 'train' is no RUNTIME:NAME, as in docker:train"),
-        ("lxc:a", "allowed are docker, podman, nerdctl, apptainer, enter"),
-        ("docker:a b", '--inside: "a b" is no name of a container'),
-        ("enter:self", '--inside: "self" is no PID: enter takes the number of a process on the host'),
-    ],
-)
-def test_no_container(hosts_file: str, inside: str, problem: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        load(hosts_file, where=None, exclude=None, environ={}, overrides=Overrides(inside=inside), here=ELSEWHERE)
-    assert problem in str(caught.value)
 
 
 def test_this_machine_among_the_hosts_needs_no_ssh() -> None:

@@ -21,8 +21,6 @@ PACKAGES = {
     "firewall-cmd": "firewalld",
     "dbus-daemon": "dbus",
     "sleep": "coreutils",
-    "podman": "podman",
-    "crun": "crun",
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix
 from nccl_doctor.registry import View
-from nccl_doctor.snapshot import AccessFailure, Host, SshTarget
+from nccl_doctor.snapshot import AccessFailure, EngineFailure, Host, SshTarget
 
 FOLLOWS = ("allreduce-failed", "allreduce-timeout", "port-unreachable")
 """What a host that was not reached leads to."""
@@ -17,24 +17,33 @@ Failure = TypeVar("Failure", bound=AccessFailure)
 Remedy = Callable[[tuple[Failure, ...]], Fix]
 
 
-def findings(
-    view: View, kind: type[Failure], remedy: Remedy[Failure], joint: str = "", name: str | None = None
-) -> Iterator[Finding]:
+def findings(view: View, kind: type[Failure], remedy: Remedy[Failure], joint: str = "") -> Iterator[Finding]:
     """One finding for all hosts that failed in the same words and are mended in the same words.
 
     Args:
         view: what the check sees.
         kind: the failures that are its own.
         joint: what stands between the host and a detail that does not go on the sentence.
-        name: of the diagnosis, where failures of several are of this type.
         remedy: the fix for failures that happened alike; its summary names no host.
     """
+    return _grouped(_failed(view, kind), remedy, joint)
+
+
+def of_engine(view: View, name: str) -> Iterator[Finding]:
+    """The same for the failures of an engine that are of this name; each brings its remedy along."""
+    failed = [(host, failure) for host, failure in _failed(view, EngineFailure) if failure.kind == name]
+    return _grouped(failed, lambda failures: Fix(summary=failures[0].remedy))
+
+
+def _failed(view: View, kind: type[Failure]) -> list[tuple[Host, Failure]]:
+    return [(host, host.failure) for host in view.snapshot.hosts if isinstance(host.failure, kind)]
+
+
+def _grouped(failed: list[tuple[Host, Failure]], remedy: Remedy[Failure], joint: str = "") -> Iterator[Finding]:
     groups: dict[tuple[object, ...], list[tuple[Host, Failure]]] = {}
-    for host in view.snapshot.hosts:
-        failure = host.failure
-        if isinstance(failure, kind) and name in (None, failure.kind):
-            key = (failure.detail, _hop(failure), remedy((failure,)).summary)
-            groups.setdefault(key, []).append((host, failure))
+    for host, failure in failed:
+        key = (failure.detail, _hop(failure), remedy((failure,)).summary)
+        groups.setdefault(key, []).append((host, failure))
     for group in groups.values():
         hosts, failures = tuple(host for host, _ in group), tuple(failure for _, failure in group)
         yield Finding(

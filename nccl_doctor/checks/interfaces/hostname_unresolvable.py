@@ -45,7 +45,9 @@ def hostname_unresolvable(view: View) -> Iterator[Finding | Unjudged]:
     lost_on = {name for name, told in deviations(resolved).items() if any(not one.addresses for one in told.values())}
     lost_on |= {name for name, told in common.items() if not told.addresses}
     own = [one for one in own_names(view) if not one.resolution.addresses]
-    names = dict.fromkeys((cluster.master_addr, *(node.address for node in cluster.nodes)))
+    absent = _absent(view)
+    used = ((cluster.master_addr, cluster.nodes[0].name), *((node.address, node.name) for node in cluster.nodes))
+    names = dict.fromkeys(name for name, of in used if of not in absent)
     together: dict[tuple[str, ...], list[str]] = {}
     for name in (one for one in names if one in lost_on):
         seen = {host: told for host, one in resolved.items() if (told := one.get(name)) is not None}
@@ -58,6 +60,13 @@ def hostname_unresolvable(view: View) -> Iterator[Finding | Unjudged]:
         hosts = tuple(one.host for one in caught)
         what = "gloo falls back to 127.0.0.1" if any(one.lost for one in caught) else CHANCE
         yield finding(view, caught, f"{fold(hosts)} can't resolve the host's own name: {what}.")
+
+
+def _absent(view: View) -> set[str]:
+    """The pods that aren't there, or not ready: the cluster gives them no name yet, and pod-not-ready tells why."""
+    pods = view.kube.pods
+    lost = {host.name for host in view.snapshot.hosts if host.facts is None}
+    return {name for name, pod in pods.items() if name in lost or not pod.addresses}
 
 
 def _finding(view: View, hosts: tuple[str, ...], names: list[str], *, is_fatal: bool) -> Finding:

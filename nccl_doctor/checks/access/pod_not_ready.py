@@ -1,0 +1,44 @@
+"""A pod of the job isn't there: it waits for a node, for its image or its container, or it has ended.
+
+What it means: a job of fixed size waits for all of its ranks, so one missing pod holds up the others: they sit in
+their rendezvous until it times out, with their GPUs taken.
+
+How we know: the cluster's own list of the job's pods, asked with ``kubectl get pods``: the phase, the conditions of the
+scheduler, and the state of the container in which the job runs. The scheduler says which resource is short on how many
+nodes. A pod that ended since then is told by kubectl when it is to be entered. A pod whose container runs but that the
+cluster calls not ready is a warning: it is judged like the others, yet a headless Service gives it no name unless it
+sets ``publishNotReadyAddresses: true``.
+
+Fix: follows from the reason: ask for less of what is short, wait, or have nodes added; mend the image's name or the
+registry's secret; read why the container ends (``kubectl logs --previous``).
+
+References: Kubernetes, "Pod Lifecycle", "Pod Scheduling Readiness" and "Debug Pods".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.access._failures import FOLLOWS, of_engine
+from nccl_doctor.hostlist import fold, grouped
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.registry import View, check
+
+
+@check("NCD107", severity=Severity.ERROR, explains=FOLLOWS)
+def pod_not_ready(view: View) -> Iterator[Finding]:
+    """One finding for the pods that miss for the same reason, one for those that run and are called not ready."""
+    yield from of_engine(view, "pod-not-ready")
+    pods = view.kube.pods
+    reached = [host.name for host in view.snapshot.reached if host.name in pods]
+    for why, names in grouped((pods[name].unready, name) for name in reached if pods[name].unready).items():
+        yield Finding(
+            hosts=tuple(names),
+            message=f"The cluster calls {fold(names)} not ready, though the container runs: {why}.",
+            facts={"reason": "unready"},
+            fix=Fix(
+                summary="See which probe fails (kubectl describe pod). Until it is ready a headless Service gives the "
+                "pod no name, unless the Service says publishNotReadyAddresses: true."
+            ),
+            severity=Severity.WARNING,
+        )

@@ -1,0 +1,28 @@
+"""A pod runs, but kubectl could not enter it.
+
+What it means: nothing is known of the pod. The right to create ``pods/exec`` is a high one, and some sites give it to
+nobody; else the kubelet of the pod's node or the way to it is dead, or the container has no shell.
+
+How we know: ``kubectl exec`` was started for the container in which the job runs, and its shell is to print a word
+first. The word did not come; what kubectl said of that, and how long it said nothing, is the evidence. A link to a node
+that is down leaves kubectl silent for minutes, so the wait has an end of its own (``--connect-timeout``).
+
+Fix: follows from the reason. Where nobody may enter pods, ``check --kube … --render`` prints a Job that runs the check
+inside of the cluster, and ``check --from-logs`` reads back what it printed.
+
+References: kubectl-exec(1). Kubernetes, "Authorization Overview": the verb of ``pods/exec`` is create.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.access._failures import FOLLOWS, of_engine
+from nccl_doctor.model import Finding, Severity
+from nccl_doctor.registry import View, check
+
+
+@check("NCD108", severity=Severity.ERROR, explains=FOLLOWS)
+def pod_unreachable(view: View) -> Iterator[Finding]:
+    """One finding for the pods that could not be entered for the same reason."""
+    return of_engine(view, "pod-unreachable")

@@ -1,0 +1,190 @@
+"""The pods of a job as the hosts of a run, ``--kube KIND/NAME`` or ``--kube -l LABELS``, by their indexes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nccl_doctor.errors import UsageError
+from nccl_doctor.hostlist import quoted
+from nccl_doctor.inventory import kube_order, values
+from nccl_doctor.inventory.kube_api import POD_LIST, Container, Pod, typed
+from nccl_doctor.inventory.kube_facts import facts, training_container
+from nccl_doctor.inventory.kube_state import not_ready
+from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
+from nccl_doctor.snapshot.pods import KubeFacts
+from nccl_doctor.transport.kube_options import KubeOptions
+from nccl_doctor.transport.kubectl import KubectlError, kubectl
+
+SECONDS = 30.0
+"""For one question to the API server: 10,000 pods take 3 s, and a link may be slow."""
+
+_LABELS = {
+    "job": "job-name={}",
+    "jobset": "jobset.sigs.k8s.io/jobset-name={}",
+    "trainjob": "jobset.sigs.k8s.io/jobset-name={}",
+    "pytorchjob": "training.kubeflow.org/job-name={}",
+    "mpijob": "training.kubeflow.org/job-name={}",
+    "lws": "leaderworkerset.sigs.k8s.io/name={}",
+    "statefulset": "",
+}
+"""The label that each kind's controller sets on its pods; a StatefulSet sets none: its own selector is asked for."""
+_ALIASES = {"sts": "statefulset", "jobs": "job", "leaderworkerset": "lws", "pytorchjobs": "pytorchjob"}
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_MASTER = ("MASTER_ADDR", "PET_MASTER_ADDR", "LWS_LEADER_ADDRESS")
+
+
+@dataclass(frozen=True)
+class KubeRequest:
+    """What the options say: ``job`` is KIND/NAME or empty, ``selector`` labels as ``kubectl -l`` takes them."""
+
+    job: str = ""
+    selector: str | None = None
+    namespace: str | None = None
+
+
+def read(wanted: KubeRequest) -> ParsedInventory:
+    """The pods, as the API server lists them now.
+
+    Raises:
+        UsageError: in one sentence: no kubectl, no right, no such job, no pods.
+    """
+    kind, name = _split(wanted)
+    where = ("-n", _checked(wanted.namespace, "-n")) if wanted.namespace is not None else ()
+    labels = _selector(kind, name, where)
+    selector = ",".join(one for one in (labels, wanted.selector) if one)
+    listed = typed(POD_LIST, _ask("list pods", *where, "get", "pods", "-l", selector, "-o", "json"), "list of pods")
+    pods = [pod for pod in listed.items if kind != "statefulset" or (pod.owner and pod.owner.name == name)]
+    what = f"{kind}/{name}" if kind else f"-l {selector}"
+    if not pods:
+        raise UsageError(_nothing(kind, name, what, where))
+    if kube_order.over(pods):
+        raise UsageError(f"--kube: all pods of {what} have ended; check while they run")
+    _refuse_groups(pods, what)
+    return _parsed(kube_order.current(pods), selector, SourceLocation(f"--kube {what}", is_file=False))
+
+
+def _split(wanted: KubeRequest) -> tuple[str, str]:
+    if not wanted.job:
+        if not wanted.selector:
+            raise UsageError("--kube wants KIND/NAME, such as job/train, or labels: --kube -l app=train")
+        return "", ""
+    kind, slash, name = wanted.job.partition("/")
+    kind = _ALIASES.get(kind.lower(), kind.lower())
+    if not slash or kind not in _LABELS:
+        kinds = ", ".join(_LABELS)
+        raise UsageError(
+            f"--kube: {quoted(wanted.job)} is no KIND/NAME; kinds are {kinds}; or choose pods with -l LABELS"
+        )
+    return kind, _checked(name, "--kube")
+
+
+def _checked(name: str, option: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise UsageError(f'{option}: {quoted(name)} is no name in Kubernetes: small letters, digits, "-" and "."')
+    return name
+
+
+def _selector(kind: str, name: str, where: Sequence[str]) -> str:
+    if kind != "statefulset":
+        return _LABELS[kind].format(name) if kind else ""
+    answer = _ask("get statefulsets", *where, "get", "statefulset", name, "-o", "json", what=f"statefulset/{name}")
+    try:
+        labels = json.loads(answer)["spec"]["selector"]["matchLabels"]
+        return ",".join(f"{key}={value}" for key, value in labels.items())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(f"--kube: statefulset/{name} has no selector by labels; give them with -l") from error
+
+
+def _nothing(kind: str, name: str, what: str, where: Sequence[str]) -> str:
+    """What to say where no pod was found: the job may not be there, or not have any yet."""
+    place = f" in the namespace {where[1]}" if where else " in the current namespace"
+    if kind:
+        full = {"lws": "leaderworkerset"}.get(kind, kind)
+        _ask(f"get {full}s", *where, "get", full, name, "-o", "name", what=f"{what}{place}")
+    hint = (
+        "it has made none yet, or is suspended"
+        if kind
+        else "kubectl get pods --show-labels shows what labels there are"
+    )
+    return f"--kube: {what} has no pods{place}; {hint}"
+
+
+def _ask(right: str, *arguments: str, what: str = "the pods") -> bytes:
+    try:
+        return kubectl(*arguments, seconds=SECONDS)
+    except FileNotFoundError:
+        raise UsageError(
+            "--kube needs kubectl, and none is on PATH here: https://kubernetes.io/docs/tasks/tools/"
+        ) from None
+    except TimeoutError:
+        raise UsageError(f"--kube: the cluster's API server gave no answer in {SECONDS:.0f} s") from None
+    except KubectlError as error:
+        raise UsageError(f"--kube: {_words(error, right, what)}") from error
+
+
+def _words(error: KubectlError, right: str, what: str) -> str:
+    words = {
+        "forbidden": f"you may not {right}: kubectl auth can-i {right} says no; ask whoever runs the cluster",
+        "unauthorized": "the cluster's API server does not know you; log in to it again",
+        "gone": f"there is no {what}",
+        "no-such-kind": "the cluster knows no objects of this kind",
+        "no-server": "the cluster's API server can't be reached from here",
+        "not-configured": "kubectl is not set up for a cluster here (KUBECONFIG, ~/.kube/config)",
+    }.get(error.trouble)
+    said = f"its words: {error.said}"
+    return f"the cluster was not asked; {said}" if words is None else f"{words} ({said})"
+
+
+def _refuse_groups(pods: Sequence[Pod], what: str) -> None:
+    """Each group of a LeaderWorkerSet is a job of its own."""
+    groups = sorted({pod.metadata.labels.get(kube_order.GROUP, "") for pod in pods})
+    if len(groups) > 1:
+        raise UsageError(
+            f"--kube: {what} has {len(groups)} groups, each a job of its own; add -l {kube_order.GROUP}={groups[0]}"
+        )
+
+
+def _parsed(pods: Sequence[Pod], selector: str, place: SourceLocation) -> ParsedInventory:
+    chosen = [(pod, training_container(pod)) for pod in pods]
+    known = {pod.metadata.name: facts(pod, container) for pod, container in chosen}
+    cluster = KubeFacts(namespace=pods[0].metadata.namespace, selector=selector, pods=known)
+    return ParsedInventory(
+        place,
+        [_entry(pod, container, place) for pod, container in chosen],
+        master_addr=_master(chosen, place),
+        access=(cluster,),
+    )
+
+
+def _entry(pod: Pod, container: Container, place: SourceLocation) -> Entry:
+    name, spec = pod.metadata.name, pod.spec
+    address = pod.status.pod_ip or (f"{spec.hostname or name}.{spec.subdomain}" if spec.subdomain else name)
+    options = KubeOptions(
+        namespace=pod.metadata.namespace,
+        pod=name,
+        container=container.name,
+        machine=spec.node,
+        not_ready=not_ready(pod, container),
+    )
+    gpus = sum(count for device, count in facts(pod, container).devices.items() if device.endswith("/gpu"))
+    ranks = Sourced(gpus, place.noted("its container's nvidia.com/gpu")) if 0 < gpus <= values.MAX_NPROC else None
+    said = Settings(nproc_per_node=ranks)
+    return Entry(Sourced(name, place), Sourced(values.host(address, place), place), said, access=(options,))
+
+
+def _master(chosen: Sequence[tuple[Pod, Container]], place: SourceLocation) -> Sourced[str] | None:
+    """The master's name as the job looks it up: what its pods are told, else the first one's in its Service."""
+    for pod, container in (*chosen[1:2], *chosen[:1]):
+        told = {one.name: one.value for one in container.env}
+        for variable in _MASTER:
+            address = told.get(variable)
+            if address and address != "localhost" and "$" not in address:
+                return Sourced(values.host(address, place), place.noted(f"{variable} of {pod.metadata.name}"))
+    first = chosen[0][0]
+    if not first.spec.subdomain:
+        return None
+    name = f"{first.spec.hostname or first.metadata.name}.{first.spec.subdomain}"
+    return Sourced(values.host(name, place), place.noted("its name in the headless Service"))

@@ -31,14 +31,25 @@ class Source:
     def file(self) -> str | None:
         """The hosts file; None where there was none, or a pipe that can't be read again."""
         text = self.cluster.source
-        return None if text in _NO_FILE or text.startswith(_PIPES) else text
+        return None if self.slurm_job or text in _NO_FILE or text.startswith(_PIPES) else text
+
+    @property
+    def slurm_job(self) -> tuple[str, ...]:
+        """The words that name the Slurm job whose steps reach the hosts, with its container; empty for none."""
+        said = self.cluster.nodes[0].access.get("slurm", {})
+        options = {"job": "--slurm-job", "container_image": "--container-image", "container_name": "--container-name"}
+        return tuple(word for key, option in options.items() if key in said for word in (option, str(said[key])))
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """What ``check`` and ``launch`` take for these hosts, with what options said beside a file."""
+        left_out = self.cluster.origins.get("-x")
+        if self.slurm_job:
+            chosen = self.cluster.origins.get("-w")
+            words = (*(("-w", chosen) if chosen else ()), *(("-x", left_out) if left_out else ()))
+            return *self.slurm_job, *words, *self._options()
         if self.file is None:
             return "-w", fold([node.name for node in self.cluster.nodes]), *self._options()
-        left_out = self.cluster.origins.get("-x")
         return self.file, *(("-x", left_out) if left_out else ()), *self._options()
 
     def _options(self) -> Iterator[str]:
@@ -61,4 +72,5 @@ class Source:
     def _is_needed(self, option: str, origin: str) -> bool:
         """Also what the environment said, which the next shell may not have."""
         said = self.cluster.origins.get(origin, "")
-        return self.file is None or said == option or said.endswith(f"({ENVIRONMENT})")
+        nobody_else = self.file is None and not self.slurm_job
+        return nobody_else or said == option or said.endswith(f"({ENVIRONMENT})")

@@ -22,6 +22,8 @@ PROGRAMS = {
     "pdsh": "pdsh",
     "strace": "strace",
     "tmux": "tmux",
+    "slurmctld": "slurm-wlm",
+    "munged": "munge",
     "chromium": "chromium",  # no host runs it: it looks at HTML reports
 }
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from nccl_doctor.hang_model import HangReport
     from nccl_doctor.model import Cluster
     from nccl_doctor.snapshot.hang import HangSnapshot
-    from nccl_doctor.transport.register import Kind
 
 
 @options.flattened
@@ -71,7 +70,7 @@ def hang(
         seen = (
             read_snapshot(load_from, HangSnapshot)
             if load_from
-            else _look(which.cluster(login.overrides()), reached.transport, looks, quiet=shown.quiet)
+            else _look(which.cluster(login.overrides(), transport=reached.transport), looks, reached, quiet=shown.quiet)
         )
         keep(seen, kept)
         from nccl_doctor.hang_report import report
@@ -92,13 +91,13 @@ def exit_code(report: HangReport) -> int:
     return 3 if report.verdict == "unknown" else 0
 
 
-def _look(cluster: Cluster, transport: Kind, looks: Options, *, quiet: bool) -> HangSnapshot:
+def _look(cluster: Cluster, looks: Options, reached: options.ReachOptions, *, quiet: bool) -> HangSnapshot:
     from nccl_doctor.cli.progress import progress
     from nccl_doctor.collect.hang import take
     from nccl_doctor.transport.register import make_transport
 
     lines = progress(quiet=quiet)
     try:
-        return take(cluster, make_transport(transport, cluster), looks, lines)
+        return take(cluster, make_transport(reached.transport, cluster), looks, lines)
     finally:
         lines.close()

@@ -87,6 +87,15 @@ From = Annotated[
 Python = Annotated[
     str | None, of_hosts("--python", metavar="PATH", help="The interpreter that training uses, on every host.")
 ]
+SlurmJob = Annotated[
+    str | None,
+    of_hosts(
+        "--slurm-job",
+        metavar="ID",
+        help="The nodes of this Slurm job, by steps in it, without SSH; -w chooses among them.",
+        show_default="inside an allocation, its own",
+    ),
+]
 SmokeTimeout = Annotated[float, of_run("--smoke-timeout", metavar="SECONDS", help="Deadline of the all-reduce.", min=1)]
 
 
@@ -102,12 +111,27 @@ class NameOptions:
     ] = None
     namespace: Annotated[str | None, of_hosts("-n", "--namespace", metavar="NS", help="Of --kube's pods.")] = None
     selector: Annotated[str | None, of_hosts("-l", "--selector", metavar="LABELS", help="Of --kube's pods.")] = None
+    slurm_job: SlurmJob = None
+    container_image: Annotated[
+        str | None, of_hosts("--container-image", metavar="IMAGE", help="Look in this container, as srun's (pyxis).")
+    ] = None
+    container_name: Annotated[
+        str | None, of_hosts("--container-name", metavar="NAME", help="Look in this container of the job (pyxis).")
+    ] = None
 
-    def cluster(self, said: Overrides, path: str | None = None) -> Cluster:
+    def cluster(self, said: Overrides, path: str | None = None, transport: str = "auto") -> Cluster:
         """The hosts of a run, as :func:`nccl_doctor.inventory.load.load` has it; ``path`` is a hosts file."""
         from nccl_doctor.inventory.load import load
+        from nccl_doctor.inventory.slurm import request
 
-        return load(path, where=self.where, exclude=self.exclude, environ=os.environ, kube=self._kube(), overrides=said)
+        return load(
+            path,
+            where=self.where,
+            exclude=self.exclude,
+            environ=os.environ,
+            engine=self._kube() or request(vars(self), transport, os.environ, named=path is not None),
+            overrides=said,
+        )
 
     def _kube(self) -> KubeRequest | None:
         from nccl_doctor.errors import UsageError
@@ -124,12 +148,12 @@ class HostOptions(NameOptions):
 
     hosts: Annotated[
         str | None,
-        typer.Argument(metavar="HOSTS", help="Hosts file (-: stdin); else -w, SLURM_JOB_NODELIST, or this machine."),
+        typer.Argument(metavar="HOSTS", help="Hosts file (-: stdin); else -w, the Slurm job here, or this machine."),
     ] = None
 
-    def cluster(self, said: Overrides, path: str | None = None) -> Cluster:
+    def cluster(self, said: Overrides, path: str | None = None, transport: str = "auto") -> Cluster:
         """As above; the hosts file is HOSTS."""
-        return super().cluster(said, path or self.hosts)
+        return super().cluster(said, path or self.hosts, transport)
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def _looked_and_judged(request: Request, selected: Codes, out: Out) -> tuple[Sna
 
 @contextmanager
 def _looking(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
-    cluster = request.which.cluster(request.said)
+    cluster = request.which.cluster(request.said, transport=request.reached.transport)
     if selected is None:
         needs = {"mesh", "smoke"}
         # while the hosts are waited for: reading a hundred modules takes as long as a host's answer

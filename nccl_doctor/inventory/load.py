@@ -1,4 +1,4 @@
-"""The hosts of a run: a hosts file, ``-w``, Slurm, or this machine alone, in this order."""
+"""The hosts of a run: a hosts file, a Slurm job, ``-w``, Slurm's own list, or this machine alone, in this order."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
 from nccl_doctor.inventory.patterns import expanded, named
 from nccl_doctor.inventory.reading import STDIN, read_text
+from nccl_doctor.inventory.slurm import SlurmRequest
+from nccl_doctor.inventory.slurm import read as nodes_of
 from nccl_doctor.inventory.this_machine import ThisMachine, own_name, this_machine, training_python
 from nccl_doctor.model import ENVIRONMENT, Cluster
 
@@ -35,7 +37,7 @@ def load(  # noqa: PLR0913 - each is a word of the command line
     where: str | None,
     exclude: str | None,
     environ: Mapping[str, str],
-    kube: KubeRequest | None = None,
+    engine: KubeRequest | SlurmRequest | None = None,
     overrides: Overrides = Overrides(),  # noqa: B008 - frozen
     here: ThisMachine | None = None,
 ) -> Cluster:
@@ -45,7 +47,7 @@ def load(  # noqa: PLR0913 - each is a word of the command line
         path: the hosts file; ``-`` is standard input.
         where: the pattern of ``-w``, in place of a file.
         exclude: the pattern of ``-x``: hosts to leave out, by name or address.
-        kube: the pods that are the hosts, in place of a file and a pattern.
+        engine: the pods or the Slurm job that are the hosts, in place of a file; ``where`` chooses among a job's nodes.
         environ: the environment, for Slurm's variables, MASTER_PORT and MASTER_ADDR, and an active virtual environment.
         overrides: what options say in place of the file.
         here: this machine; None looks.
@@ -55,14 +57,18 @@ def load(  # noqa: PLR0913 - each is a word of the command line
         UsageError: for anything else that can't be served.
     """
     left_out = expanded(exclude, SourceLocation("-x", is_file=False)) if exclude is not None else []
-    if kube is None:
-        parsed = _parsed(STDIN if path == "-" else path, where, environ)
+    if isinstance(engine, KubeRequest):
+        parsed = _pods(engine, path or where, overrides)
+    elif engine is not None:
+        parsed = nodes_of(engine, where, environ)
     else:
-        parsed = _pods(kube, path or where, overrides)
+        parsed = _parsed(STDIN if path == "-" else path, where, environ)
     overridden = {name for name in MASTER if getattr(overrides, name) is not None}
     cluster = build(_with_master(parsed, overridden, environ), left_out, here or this_machine())
-    if exclude is not None:
-        cluster = cluster.model_copy(update={"origins": {**cluster.origins, "-x": exclude}})
+    chosen = {"-w": where if engine is not None else None, "-x": exclude}
+    if any(chosen.values()):
+        said = {option: pattern for option, pattern in chosen.items() if pattern is not None}
+        cluster = cluster.model_copy(update={"origins": {**cluster.origins, **said}})
     return overrides.applied(cluster)
 
 

@@ -15,7 +15,7 @@ from nccl_doctor.transport.lines import LineBuffer, Tail
 
 _CHUNK = 256 * 1024
 _SLICE_S = 0.5  # how soon a thread that waits notices that another one closed the channel
-_GRACE_S = 2.0  # how long a command may take to end by itself once its stdin is closed
+_GRACE_S = 2.0
 _TERM_S = 1.0
 
 
@@ -25,9 +25,14 @@ class ProcessChannel:
     Args:
         argv: the program and its arguments; it gets its own session, so that its whole process group can be ended.
         environment: its environment; None for ours.
+
+    Attributes:
+        grace_s: how long the command may take to end by itself once its stdin is closed.
+        forced: it had to be signalled after that.
     """
 
     def __init__(self, argv: list[str], environment: dict[str, str] | None = None) -> None:
+        self.grace_s, self.forced = _GRACE_S, False
         self._process = subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,
@@ -96,13 +101,14 @@ class ProcessChannel:
         return status if status >= 0 else 128 - status
 
     def close(self) -> None:
-        """Closes stdin, and ends the process group where the command has not gone by itself 2 s later."""
+        """Closes stdin, and ends the process group where the command has not gone by itself after its grace."""
         if self._closing.is_set():
             return
         self._closing.set()
         with self._busy:
             self._stdin.close()
-            self._wait(_GRACE_S)
+            self._wait(self.grace_s)
+            self.forced = self._process.poll() is None
             for kill, patience in ((signal.SIGTERM, _TERM_S), (signal.SIGKILL, _TERM_S)):
                 self._signal(kill)
                 self._wait(patience)

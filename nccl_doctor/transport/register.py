@@ -24,10 +24,11 @@ MODULES = {
     "openssh": "choice",
     "local": "local",
     "kube": "kube",
+    "slurm": "slurm",
 }
 """By the name that ``--transport`` takes, the module that makes it."""
 
-ENGINES = ("kube",)
+ENGINES = ("kube", "slurm")
 """Those of them that bring the hosts along: a node of theirs has options under their name."""
 
 Kind = str

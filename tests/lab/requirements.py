@@ -21,6 +21,8 @@ PACKAGES = {
     "firewall-cmd": "firewalld",
     "dbus-daemon": "dbus",
     "sleep": "coreutils",
+    "slurmctld": "slurm-wlm",
+    "munged": "munge",
 }
 
 

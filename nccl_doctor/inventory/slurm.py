@@ -1,0 +1,208 @@
+"""The nodes of a Slurm job: which, in what order, how many ranks on each; asked of scontrol, which knows a running job.
+
+The order is that of ``scontrol show hostnames``, from which launch recipes take their master and srun its node ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nccl_doctor.errors import UsageError
+from nccl_doctor.hostlist import expand, fold, quoted
+from nccl_doctor.inventory import values
+from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
+from nccl_doctor.inventory.patterns import expanded
+from nccl_doctor.inventory.slurm_script import master_port
+from nccl_doctor.inventory.this_machine import training_python
+from nccl_doctor.transport.slurm_options import SlurmOptions
+
+JOB_ID = "SLURM_JOB_ID"
+ANSWER_S = 15.0
+"""For scontrol: a busy controller answers within seconds, and its own patience ends after 10 (MessageTimeout)."""
+
+_NUMBER = re.compile(r"[0-9]{1,10}([_+][0-9]{1,7})?")
+_BLOCK = re.compile(r"^JobId=(?P<id>[0-9]+)[^\n]*\n(?P<rest>.*?)(?=^JobId=|\Z)", re.MULTILINE | re.DOTALL)
+_USER = re.compile(r"^\s+UserId=(?P<name>[^\s(]*)\((?P<uid>[0-9]+)\)", re.MULTILINE)
+_STATE = re.compile(r"^\s+JobState=(?P<state>[A-Z_]+) Reason=(?P<reason>\S+)", re.MULTILINE)
+_NODES = re.compile(r"^\s+NodeList=(?P<nodes>\S+)", re.MULTILINE)
+_BATCH = re.compile(r"^\s+Requeue=[0-9]+ Restarts=[0-9]+ BatchFlag=[1-9]", re.MULTILINE)
+_TASKS = re.compile(r"^\s+Socks/Node=\S+ NtasksPerN:B:S:C=(?P<tasks>[0-9]+):", re.MULTILINE)
+_GRES = re.compile(r"^\s+Nodes=(?P<nodes>\S+) CPU_IDs=\S* Mem=\S* GRES=(?P<gres>\S*)", re.MULTILINE)
+_GPUS = re.compile(r"(?:^|,)gpu(?::[A-Za-z0-9_.-]+)?:(?P<count>[0-9]{1,4})(?=\(|,|$)")
+
+
+@dataclass(frozen=True)
+class SlurmRequest:
+    """The job that is meant, and how its nodes are reached: by steps, or only found here and reached over SSH."""
+
+    job: str
+    container_image: str = ""
+    container_name: str = ""
+    steps: bool = True
+
+
+def request(
+    options: Mapping[str, str | None], transport: str, environ: Mapping[str, str], *, named: bool
+) -> SlurmRequest | None:
+    """The job that options or the environment mean; None where neither does.
+
+    Args:
+        options: ``slurm_job``, ``container_image`` and ``container_name`` as they were given.
+        transport: of ``--transport``; a way over SSH leaves the nodes to it.
+        environ: in which SLURM_JOB_ID is set inside an allocation.
+        named: a hosts file names the hosts.
+
+    Raises:
+        UsageError: the options contradict each other.
+    """
+    steps, asked = transport in ("auto", "slurm"), options["slurm_job"]
+    image, name = options["container_image"] or "", options["container_name"] or ""
+    if asked is not None and named:
+        raise UsageError("a hosts file and --slurm-job both name the hosts; give one of them")
+    of_ours = environ.get(JOB_ID) if steps and not named else None
+    job = of_ours or None if asked is None else asked
+    if job is None and (transport == "slurm" or image or name):
+        option = "--transport slurm" if transport == "slurm" else "a container of --container-image or --container-name"
+        raise UsageError(
+            f"{option} wants a job: give --slurm-job ID, or run inside an allocation, without a hosts file"
+        )
+    if job is None:
+        return None
+    if not _NUMBER.fullmatch(job):
+        raise UsageError(f"--slurm-job: {quoted(job)} is no job; it takes the number that squeue shows")
+    if (image or name) and not steps:
+        raise UsageError(f"a container is entered by steps of the job; leave out --transport {transport}")
+    return SlurmRequest(job, image, name, steps)
+
+
+def read(wanted: SlurmRequest, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:
+    """The nodes of a job that runs.
+
+    Args:
+        wanted: the job.
+        where: the pattern of ``-w``, which chooses among them.
+        environ: that of nccl-doctor itself, which may run in the job.
+
+    Raises:
+        UsageError: in one sentence: no Slurm here, no such job, not this user's, not running, or no node of it.
+    """
+    if wanted.steps and shutil.which("srun") is None:
+        raise UsageError(_NO_SLURM.format(program="srun"))
+    job, rest = _job(wanted.job)
+    _refuse_other_users(job, rest)
+    _refuse_unless_running(job, rest)
+    place = SourceLocation(f"Slurm job {job}", is_file=False)
+    listed = _NODES.search(rest)
+    names = _scontrol("show", "hostnames", listed["nodes"]).split() if listed else []
+    ranks = _ranks(rest)
+    inside = environ.get(JOB_ID) == job
+    reached = SlurmOptions(
+        job=job, inside=inside, container_image=wanted.container_image, container_name=wanted.container_name
+    )
+    shared = Settings()
+    if inside and not reached.container:
+        python, why = training_python(environ)
+        shared = Settings(python=Sourced(python, SourceLocation(why, is_file=False)))
+    entries = [
+        Entry(
+            (said := Sourced(values.host(name, place), place)),
+            said,
+            own=Settings(nproc_per_node=Sourced(ranks[name], place) if name in ranks else None),
+            shared=shared,
+            access=(reached,) if wanted.steps else (),
+        )
+        for name in (names if where is None else _chosen(where, names, place))
+    ]
+    port = None if environ.get("MASTER_PORT") or not _BATCH.search(rest) else _script_port(job)
+    return ParsedInventory(place, entries, master_port=port)
+
+
+_NO_SLURM = (
+    "there is no {program} on this machine, and a job's nodes are found and entered with Slurm's own commands; run "
+    "where they are, or name the hosts (-w) and give --transport openssh"
+)
+
+
+def _job(number: str) -> tuple[str, str]:
+    """Its own number (an array's task has one), and what scontrol says of it but its name, which may say anything."""
+    blocks = list(_BLOCK.finditer(_scontrol("-d", "show", "job", number)))
+    if not blocks:
+        raise UsageError(f"--slurm-job {number}: scontrol told nothing of it")
+    if len(blocks) > 1:
+        raise UsageError(
+            f"--slurm-job {number} stands for {len(blocks)} jobs; name one task of the array, {number}_1, or one part "
+            f"of the heterogeneous job, {number}+0"
+        )
+    return blocks[0]["id"], blocks[0]["rest"]
+
+
+def _scontrol(*words: str) -> str:
+    try:
+        done = subprocess.run(
+            ["scontrol", *words], capture_output=True, timeout=ANSWER_S, check=False, stdin=subprocess.DEVNULL
+        )
+    except FileNotFoundError:
+        raise UsageError(_NO_SLURM.format(program="scontrol")) from None
+    except subprocess.TimeoutExpired:
+        raise UsageError(
+            f"scontrol had no answer in {ANSWER_S:.0f} s: Slurm's controller is down, busy, or not reached from here"
+        ) from None
+    if done.returncode == 0:
+        return done.stdout.decode(errors="replace")
+    said = " ".join(done.stderr.decode(errors="replace").split())[:200]
+    if "Invalid job id" in said:
+        raise UsageError(
+            f"--slurm-job {words[-1]}: Slurm knows no such job, or forgot it after its end; squeue --me lists yours"
+        )
+    raise UsageError(f"Slurm could not be asked: {said or f'scontrol ended with {done.returncode}'}")
+
+
+def _refuse_other_users(job: str, rest: str) -> None:
+    user = _USER.search(rest)
+    if user and int(user["uid"]) != os.getuid():
+        raise UsageError(f"Slurm job {job} belongs to {user['name']}, and only its own user can start steps in it")
+
+
+def _refuse_unless_running(job: str, rest: str) -> None:
+    found = _STATE.search(rest)
+    state, reason = (found["state"], found["reason"]) if found else ("UNKNOWN", "None")
+    if state == "RUNNING":
+        return
+    if state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"):
+        raise UsageError(f"Slurm job {job} is pending ({reason}): it has no nodes yet; check when it runs")
+    if state in ("CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING"):
+        raise UsageError(f"Slurm job {job} is {state.lower()}: no step can be started in it now")
+    raise UsageError(f"Slurm job {job} has ended ({state}); only the nodes of a running job can be entered")
+
+
+def _chosen(where: str, names: list[str], place: SourceLocation) -> list[str]:
+    asked = expanded(where, SourceLocation("-w", is_file=False))
+    absent = [name for name in asked if name not in names]
+    if absent:
+        raise UsageError(f"-w: {fold(absent)} is no node of {place.source}, which has {fold(names)}")
+    return [name for name in names if name in asked]
+
+
+def _ranks(rest: str) -> dict[str, int]:
+    """By node, the GPUs that the job has there; where it has none, its tasks: a single one is torchrun's own."""
+    tasks = _TASKS.search(rest)
+    each = int(tasks["tasks"]) if tasks else 0
+    found: dict[str, int] = {}
+    for group in _GRES.finditer(rest):
+        gpus = sum(int(one["count"]) for one in _GPUS.finditer(group["gres"]))
+        ranks = gpus or (each if each > 1 else 0)
+        if 0 < ranks <= values.MAX_NPROC:
+            found |= dict.fromkeys(expand(group["nodes"]), ranks)
+    return found
+
+
+def _script_port(job: str) -> Sourced[int] | None:
+    """The master port that the job's batch script sets, as far as it can be told without running it."""
+    port = master_port(_scontrol("write", "batch_script", job, "-"), int(job))
+    place = SourceLocation(f"the batch script of Slurm job {job}", is_file=False)
+    return None if port is None else Sourced(port, place)

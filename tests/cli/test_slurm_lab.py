@@ -1,0 +1,139 @@
+"""``check --slurm-job`` and its like on a real Slurm: slurmctld, a slurmd on each host, munge."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cli.doctor import Run, files, ours
+from tests.cli.program import assert_one_sentence, run_in
+from tests.lab.cluster import Lab
+from tests.lab.slurm import Slurm
+from tests.patience import crowd
+
+pytestmark = pytest.mark.lab
+
+PYTHON = ("--python", sys.executable)
+NO_SMOKE = ("--no-smoke", *PYTHON)
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Slurm]:
+    """Four nodes that the tests of this module share; each mends what it broke."""
+    with Lab.up(4) as lab:
+        yield Slurm.up(lab)
+
+
+@pytest.fixture
+def job(slurm: Slurm) -> Iterator[str]:
+    """A job that has all there is: nothing is left for a step that would not share."""
+    number = slurm.allocate("-N4", "--exclusive")
+    yield number
+    slurm.cancel(number)
+
+
+def check(slurm: Slurm, *words: str, command: str = "check") -> Run:
+    done = run_in(slurm.lab.controller, command, *words, "-o", "json")
+    assert "Traceback" not in done.stderr, done.stderr
+    return Run(done.returncode, json.loads(done.stdout), done.stderr)
+
+
+def test_a_full_job_is_ready_and_nothing_is_left_of_the_steps(slurm: Slurm, job: str) -> None:
+    before = {host.name: files(host) for host in slurm.lab.hosts}
+    run = check(slurm, "--slurm-job", job, *PYTHON)
+    assert (run.names, run.code, run.report["complete"]) == ([], 0, True), run.report["diagnoses"]
+    assert run.report["smoke"]["ok"]
+    assert run.report["smoke"]["world_size"] == 4
+    assert (
+        run.report["next_step"] == f"Start with:  nccl-doctor launch --slurm-job {job} {' '.join(PYTHON)} -- train.py"
+    )
+    assert slurm.steps(job) == []
+    assert {host.name: ours(host) for host in slurm.lab.hosts} == {host.name: [] for host in slurm.lab.hosts}
+    assert {host.name: files(host) - before[host.name] for host in slurm.lab.hosts} == {
+        h.name: set() for h in slurm.lab.hosts
+    }
+
+
+def test_nodes_are_chosen_within_the_job(slurm: Slurm, job: str) -> None:
+    lines = run_in(
+        slurm.lab.controller, "hosts", "--slurm-job", job, "-w", "node[2-4]", "-x", "node3", "-o", "json"
+    ).stdout
+    told = json.loads(lines)
+    assert [(one["name"], one["node_rank"]) for one in told["nodes"]] == [("node2", 0), ("node4", 1)]
+    assert told["master_addr"] == "node2"
+
+
+def test_a_firewall_is_named_and_its_rule_pasted(slurm: Slurm, job: str) -> None:
+    node = slurm.lab.host("node2")
+    node.run(
+        "iptables -A INPUT -p tcp --dport 29500 -j DROP && iptables -A INPUT -p tcp --dport 32768:60999 -m state --state NEW -j DROP"
+    )
+    run = check(slurm, "--slurm-job", job, *NO_SMOKE)
+    assert (run.names, run.first["hosts"], run.code) == (["firewall-blocks-ephemeral"], ["node2"], 1)
+    for command in run.first["fix"]["commands"]:
+        slurm.lab.host(command["host"]).run(command["command"])
+    assert check(slurm, "--slurm-job", job, *NO_SMOKE).names == []
+    node.run("iptables -F")
+
+
+def test_a_slurmd_that_died_is_named_and_the_other_nodes_are_judged(slurm: Slurm, job: str) -> None:
+    node = slurm.lab.host("node4")
+    node.run("kill -KILL $(cat /run/slurmd.pid)")
+    run = check(slurm, "--slurm-job", job, *NO_SMOKE)
+    assert (run.names, run.first["hosts"], run.first["facts"]["reason"]) == (["step-not-started"], ["node4"], "slurmd")
+    assert [host["reached"] for host in run.report["hosts"]] == [True, True, True, False]
+    assert run.report["mesh"]["tested"] == 6
+    node.run(["slurmd", "-N", "node4"])
+    slurm.lab.controller.wait_until(lambda: check(slurm, "--slurm-job", job, *NO_SMOKE).names == [], "slurmd's return")
+
+
+def test_a_firewall_of_the_submitting_host_is_told_as_that(slurm: Slurm, job: str) -> None:
+    controller = slurm.lab.controller
+    controller.run("iptables -A INPUT -s 10.77.0.0/28 -p tcp --syn ! --dport 6817 -j DROP")
+    try:
+        run = check(slurm, "--slurm-job", job, *NO_SMOKE, "--connect-timeout", "4")
+    finally:
+        controller.run("iptables -F")
+    assert run.names == ["step-not-started"]
+    assert (run.first["hosts"], run.first["facts"]["reason"]) == (["node1", "node2", "node3", "node4"], "no-way-back")
+    assert "nothing of it came back to this machine (ctl)" in run.first["message"]
+    assert run.report["timings"]["total"] < 15 * crowd()
+    assert [line for _, line in controller.processes() if line.startswith("srun")] == []
+    controller.wait_until(lambda: slurm.steps(job) == [], "the end of slurmstepd's own patience, 22 s")
+
+
+def test_what_is_asked_wrongly_is_one_sentence(slurm: Slurm, job: str) -> None:
+    controller = slurm.lab.controller
+    waiting = controller.run("sbatch --parsable -N4 --exclusive --wrap true").stdout.strip()
+    assert_one_sentence(run_in(controller, "check", "--slurm-job", waiting), "is pending (")
+    controller.run(["scancel", waiting])
+    assert_one_sentence(run_in(controller, "check", "--slurm-job", waiting), "has ended (CANCELLED)")
+    assert_one_sentence(run_in(controller, "check", "--slurm-job", "4711"), "Slurm knows no such job")
+    assert_one_sentence(
+        run_in(controller, "check", "--slurm-job", job, "-w", "node9"), "-w: node9 is no node of Slurm job"
+    )
+    denied = controller.run(["nccl-doctor", "check", "--slurm-job", job], check=False, user="alice")
+    assert_one_sentence(denied, f"Slurm job {job} belongs to root, and only its own user can start steps in it")
+    no_pyxis = check(slurm, "--slurm-job", job, "--container-image", "pytorch", *NO_SMOKE)
+    assert (no_pyxis.names, no_pyxis.first["facts"]["reason"]) == (["step-not-started"], "option")
+    assert "unrecognized option '--container-image=pytorch'" in no_pyxis.first["evidence"]
+
+
+def test_inside_a_batch_script_the_job_is_the_default(slurm: Slurm) -> None:
+    tool = shlex.quote(f"{sys.executable.rpartition('/')[0]}/nccl-doctor")
+    script = f"export NCCL_DEBUG=INFOO\n{tool} check -o json > /root/seen.json; {tool} hosts -w 'node[2-3]' -o json > /root/chosen.json; touch /root/done"
+    first = slurm.lab.host("node1")
+    number = slurm.submit(script, "-N4", "--ntasks-per-node=2")
+    first.wait_until(
+        lambda: first.run("test -e /root/done", check=False).returncode == 0, "the end of the batch script"
+    )
+    run = Run(0, json.loads(first.read("/root/seen.json")), "")
+    assert run.names == ["env-bad-value"], run.report["diagnoses"]
+    assert run.first["hosts"] == ["node1", "node2", "node3", "node4"]
+    assert (run.report["smoke"]["ok"], run.report["smoke"]["world_size"]) == (True, 8)
+    chosen = json.loads(first.read("/root/chosen.json"))
+    assert (chosen["source"], [node["name"] for node in chosen["nodes"]]) == (f"Slurm job {number}", ["node2", "node3"])

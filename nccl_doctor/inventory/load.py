@@ -57,10 +57,10 @@ def load(  # noqa: PLR0913 - each is a word of the command line
         UsageError: for anything else that can't be served.
     """
     left_out = expanded(exclude, SourceLocation("-x", is_file=False)) if exclude is not None else []
-    if isinstance(engine, KubeRequest):
-        parsed = _pods(engine, path or where, overrides)
-    elif engine is not None:
+    if isinstance(engine, SlurmRequest):
         parsed = nodes_of(engine, where, environ)
+    elif engine is not None:
+        parsed = _pods(engine, path or where, overrides)
     else:
         parsed = _parsed(STDIN if path == "-" else path, where, environ)
     overridden = {name for name in MASTER if getattr(overrides, name) is not None}

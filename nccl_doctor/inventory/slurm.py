@@ -150,7 +150,7 @@ def _scontrol(*words: str) -> str:
         raise UsageError(_NO_SLURM.format(program="scontrol")) from None
     except subprocess.TimeoutExpired:
         raise UsageError(
-            f"scontrol had no answer in {ANSWER_S:.0f} s: Slurm's controller is down, busy, or not reached from here"
+            f"Slurm had no answer in {ANSWER_S:.0f} s: its controller (slurmctld) is down, busy, or not reached from here"
         ) from None
     if done.returncode == 0:
         return done.stdout.decode(errors="replace")
@@ -159,7 +159,7 @@ def _scontrol(*words: str) -> str:
         raise UsageError(
             f"--slurm-job {words[-1]}: Slurm knows no such job, or forgot it after its end; squeue --me lists yours"
         )
-    raise UsageError(f"Slurm could not be asked: {said or f'scontrol ended with {done.returncode}'}")
+    raise UsageError(f"Slurm could not be asked: {said or f'the answer was status {done.returncode}'}")
 
 
 def _refuse_other_users(job: str, rest: str) -> None:

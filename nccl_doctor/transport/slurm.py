@@ -78,7 +78,7 @@ class SlurmTransport:
         options, mark = node.options(SlurmOptions), f"ncdoctor-{secrets.token_hex(8)}"
         self._keep(options.job)
         foreign = f"{_OF_OUR_STEP} {_OF_OUR_CONTAINER}" if options.container else _OF_OUR_STEP
-        script = f"export PATH; unset {foreign}; echo {mark}; {command}"
+        script = f"echo {mark}; export PATH; unset {foreign}; {command}"
         argv = [*self._argv(options, node.address), "/bin/sh", "-c", script]
         try:
             channel = ProcessChannel(argv, _environment())

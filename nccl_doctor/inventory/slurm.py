@@ -150,7 +150,7 @@ def _scontrol(*words: str) -> str:
         raise UsageError(_NO_SLURM.format(program="scontrol")) from None
     except subprocess.TimeoutExpired:
         raise UsageError(
-            f"Slurm had no answer in {ANSWER_S:.0f} s: its controller (slurmctld) is down, busy, or not reached from here"
+            f"Slurm had no answer in {ANSWER_S:.0f} s: its controller (slurmctld) is down, busy, or out of reach"
         ) from None
     if done.returncode == 0:
         return done.stdout.decode(errors="replace")

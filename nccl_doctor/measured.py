@@ -55,7 +55,10 @@ class Load(FrozenModel):
 
 
 class FailedDial(FrozenModel):
-    """A TCP connection from ``src`` to ``dst`` that did not reach our listener; ``error`` is an errno's name."""
+    """A TCP connection from ``src`` to ``dst`` that did not reach our listener; ``error`` is an errno's name.
+
+    ``seconds`` is how long it took; None where nobody noted it.
+    """
 
     src: str
     dst: str
@@ -63,6 +66,7 @@ class FailedDial(FrozenModel):
     port: int
     outcome: str
     error: str | None = None
+    seconds: float | None = None
 
 
 class SampleReport(FrozenModel):

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, Validati
 from pydantic_core import from_json
 
 from nccl_doctor.measured import MachineLoad, Reported
-from nccl_doctor.snapshot import DialOutcome, Fact, FirewallFacts, SizeResult, Way
+from nccl_doctor.snapshot import DialOutcome, DialSeconds, Fact, FirewallFacts, SizeResult, Way
 from nccl_doctor.snapshot.values import Clipped, Count, Observed, Pid, Port, ProcessState, Seconds, Signed, Version
 
 T = TypeVar("T")
@@ -65,12 +65,13 @@ class Listening(Observed):
 
 
 class DialRow(NamedTuple):
-    """A dial that did not reach our listener; ``target`` is the place in the list of targets."""
+    """A dial that did not reach our listener, the seconds it took; ``target`` is the place in the list of targets."""
 
     target: Count
     port: Port
     outcome: DialOutcome
     error: Clipped | None
+    seconds: DialSeconds | None
 
 
 class Dialled(Observed):

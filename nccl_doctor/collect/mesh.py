@@ -72,9 +72,19 @@ def run(
             silent[name] = f"did not report its dials: {answer}"
             continue
         tested += len({target.dst for target in targets[name]} - {name})
-        for index, port, outcome, error in answer.failed:
-            to = targets[name][index]
-            failed.append(Dial(src=name, dst=to.dst, address=to.address, port=port, outcome=outcome, error=error))
+        for row in answer.failed:
+            to = targets[name][row.target]
+            failed.append(
+                Dial(
+                    src=name,
+                    dst=to.dst,
+                    address=to.address,
+                    port=row.port,
+                    outcome=row.outcome,
+                    error=row.error,
+                    seconds=row.seconds,
+                )
+            )
     return Mesh(
         hosts=len(names),
         pairs=len(names) * (len(names) - 1),

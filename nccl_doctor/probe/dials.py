@@ -30,6 +30,9 @@ TIMED_OUT = ("timed-out", "ETIMEDOUT")
 Outcome = Tuple[str, Union[str, None]]
 """As snapshot.Dial has it, and what the kernel or the resolver said."""
 
+Ended = Tuple[str, Union[str, None], Union[float, None]]
+"""The same, and the seconds that the dial took."""
+
 Key = Tuple[int, int]
 """A target's index, and a port."""
 
@@ -91,16 +94,17 @@ def dial_all(targets: list[list[Any]], timeout_s: float) -> list[list[Any]]:
         timeout_s: seconds for one connection, the nonce included, and for what a resolver takes.
 
     Returns:
-        ``[target's index, port, outcome, error]`` each, in the targets' order.
+        ``[target's index, port, outcome, error, seconds]`` each, in the targets' order; no seconds where a name did not
+        resolve.
     """
     places = resolved({address for address, _, _ in targets}, timeout_s)
-    results: dict[Key, Outcome] = {}
+    results: dict[Key, Ended] = {}
     waiting: list[tuple[Key, Dial]] = []
     for index, (address, ports, nonce) in enumerate(targets):
         found = places[address]
         for port in ports:
             if isinstance(found, tuple):
-                results[index, port] = found
+                results[index, port] = (*found, None)
             else:
                 at_port = [(family, (place[0], port, *place[2:])) for family, place in found]
                 waiting.append(((index, port), Dial(at_port, nonce.encode())))
@@ -115,9 +119,9 @@ class Round:
         self._timeout_s = timeout_s
         self._selector = selectors.DefaultSelector()
         self._flying: dict[Key, tuple[float, Dial]] = {}
-        self._results: dict[Key, Outcome] = {}
+        self._results: dict[Key, Ended] = {}
 
-    def run(self, waiting: list[tuple[Key, Dial]]) -> dict[Key, Outcome]:
+    def run(self, waiting: list[tuple[Key, Dial]]) -> dict[Key, Ended]:
         """How each ended."""
         waiting = waiting[::-1]
         with self._selector:
@@ -139,8 +143,9 @@ class Round:
             self._selector.register(dial.sock, selectors.EVENT_READ, (key, dial))
         else:
             dial.end()
-            del self._flying[key]
-            self._results[key] = outcome or TIMED_OUT
+            until, _ = self._flying.pop(key)
+            seconds = time.monotonic() - (until - self._timeout_s)
+            self._results[key] = (*(outcome or TIMED_OUT), round(seconds, 4))
 
     def _end_late(self, now: float) -> None:
         """Those whose time is over; they began in this order, and all have the same time."""

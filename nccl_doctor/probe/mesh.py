@@ -45,7 +45,7 @@ class MeshEnd:
         """Dials every target at once, as :func:`dial_all`.
 
         Returns:
-            ``{"connected": count, "failed": [[target's index, port, outcome, error], …]}``.
+            ``{"connected": count, "failed": [[target's index, port, outcome, error, seconds], …]}``.
         """
         results = dial_all(targets, timeout_s)
         failed = [row for row in results if row[2] != "connected"]

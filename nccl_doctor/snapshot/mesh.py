@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from functools import cached_property
 from itertools import chain
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -26,8 +26,15 @@ DialOutcome = Literal[
 ]
 
 
+DialSeconds = Annotated[float, Field(ge=0, le=3600)]
+"""What a dial took; it has a few seconds, and twice as long when it is tried again."""
+
+
 class Dial(Observed):
-    """One TCP connection tried from ``src`` to ``dst``; ``error`` is the errno name or the exception."""
+    """One TCP connection tried from ``src`` to ``dst``; ``error`` is the errno name or the exception.
+
+    ``seconds`` is how long it took; None where the name did not resolve.
+    """
 
     src: str
     dst: str
@@ -35,6 +42,7 @@ class Dial(Observed):
     port: Port
     outcome: DialOutcome
     error: str | None = None
+    seconds: DialSeconds | None = None
 
 
 class Stall(Observed):

@@ -228,8 +228,8 @@ def test_ports_that_were_not_asked_for_are_not_dialled() -> None:
 @pytest.mark.parametrize(
     ("connected", "failed"),
     [
-        (0, []), (2, []), (0, [[0, 81, "refused", None]]), (0, [[1, 80, "refused", None]]), (0, [[0, 80, "lied", None]]),
-        (-1, [[0, 80, "refused", None]] * 2), (0, 5), (0, [5]), (0, [[0, 80, "refused"]]), (0, [[-1, 80, "refused", None]]),
+        (0, []), (2, []), (0, [[0, 81, "refused", None, 0.1]]), (0, [[1, 80, "refused", None, 0.1]]), (0, [[0, 80, "lied", None, 0.1]]),
+        (-1, [[0, 80, "refused", None, 0.1]] * 2), (0, 5), (0, [5]), (0, [[0, 80, "refused", None]]), (0, [[-1, 80, "refused", None, 0.1]]),
     ],
 )  # fmt: skip
 def test_dials_that_were_not_asked_for_are_not_believed(connected: int, failed: Any) -> None:

@@ -116,9 +116,12 @@ def test_outcomes_are_told_apart(sessions: list[ProbeSession]) -> None:
             answers.DIALLED, "dial", time.monotonic() + LONG_S, targets=[["127.0.0.1", ports, "ours"]], timeout_s=0.5
         )
         joined(greeter)
-    assert [(port, outcome) for _, port, outcome, _ in answer.failed] == list(
+    assert [(row.port, row.outcome) for row in answer.failed] == list(
         zip(ports, ["timed-out", "stranger", "refused"], strict=True)
     )
+    late, _, refused = (row.seconds or 0.0 for row in answer.failed)
+    assert late >= 0.5
+    assert refused > 0.0
 
 
 def test_the_dialling_host_itself_is_a_stranger(sessions: list[ProbeSession]) -> None:

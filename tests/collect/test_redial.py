@@ -11,7 +11,7 @@ from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.measured import MachineLoad
 from tests.collect.nodes import node
 
-LOST, REFUSED = [0, 29500, "timed-out", "ETIMEDOUT"], [1, 40000, "refused", "ECONNREFUSED"]
+LOST, REFUSED = [0, 29500, "timed-out", "ETIMEDOUT", 3.0], [1, 40000, "refused", "ECONNREFUSED", 0.001]
 TARGETS = {
     name: [Target("c", "10.0.0.3", (29500, 40000)), Target("d", "10.0.0.4", (40000,))] for name in ("a", "b", "silent")
 }
@@ -41,7 +41,7 @@ def redialled(failed: list[list[Any]], second: list[list[Any]], connected: int =
     return asked, redial.run(SESSIONS, TARGETS, answers, dial)
 
 
-@pytest.mark.parametrize("lost", [LOST, [0, 29500, "reset", "ECONNRESET"]])
+@pytest.mark.parametrize("lost", [LOST, [0, 29500, "reset", "ECONNRESET", 0.2]])
 def test_a_lost_dial_is_tried_once_more_and_no_other(lost: list[Any]) -> None:
     asked, (first, second, silent) = redialled([lost, REFUSED], [])
     assert asked == [("a", [Target("c", "10.0.0.3", (29500,))])]
@@ -51,7 +51,7 @@ def test_a_lost_dial_is_tried_once_more_and_no_other(lost: list[Any]) -> None:
 
 
 def test_what_fails_again_stays_as_it_was_seen_first() -> None:
-    _, (first, *_) = redialled([LOST], [[0, 29500, "refused", "ECONNREFUSED"]])
+    _, (first, *_) = redialled([LOST], [[0, 29500, "refused", "ECONNREFUSED", 0.001]])
     assert first == told(1000, [LOST])
 
 
@@ -72,14 +72,14 @@ BUSY = cast("list[ProbeSession]", [Somebody("a", 0, MachineLoad(queue=9.0, cpus=
 @pytest.mark.parametrize(("saved", "tries"), [([0, 5], 1), ([3, 2], 2), ([2, 0, 5], 2), ([1, 1, 1, 1, 5], 4)])
 def test_what_a_busy_host_lost_is_tried_as_long_as_that_helps(saved: list[int], tries: int) -> None:
     """Most of its dials timed out; each try gets so many through."""
-    rows = [[0, port, "timed-out", "ETIMEDOUT"] for port in range(29500, 29505)]
+    rows = [[0, port, "timed-out", "ETIMEDOUT", 3.0] for port in range(29500, 29505)]
     targets = {"a": [Target("c", "10.0.0.3", tuple(range(29500, 29505)))]}
     asked: list[int] = []
 
     def dial(_session: ProbeSession, wanted: list[Target]) -> Dialled:
         asked.append(len(wanted))
         through = saved[len(asked) - 1]
-        late = [[place, wanted[place].ports[0], "timed-out", "ETIMEDOUT"] for place in range(through, len(wanted))]
+        late = [[place, wanted[place].ports[0], "timed-out", "ETIMEDOUT", 3.0] for place in range(through, len(wanted))]
         return told(through, late)
 
     (answer,) = redial.run(BUSY, targets, [told(1, rows)], dial)

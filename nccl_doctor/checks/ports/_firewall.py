@@ -74,6 +74,10 @@ def finding(blames: Sequence[Blame], view: View, message: str) -> Finding:
             "ports": port_words(way.ports, "-"),
             "from": sorted({dial.src for blame in blames for dial in blame.dials}),
             "to": sorted({dial.dst for blame in blames for dial in blame.dials}),
+            "rules": {
+                blame.host.name: list(dict.fromkeys(describe(rule, blame.facts) for rule in blame.rules))
+                for blame in blames
+            },
         },
         fix=_fix(blames, way, unconfirmed(blames, snapshot, listens)),
     )

@@ -12,6 +12,7 @@ from nccl_doctor.measured import FailedDial, MeshReport
 from nccl_doctor.model import Diagnosis, HostSummary, Report
 from nccl_doctor.report.html.text import short
 from nccl_doctor.report.html.views import Cell, Column, Legend, Matrix, Pair, Row
+from nccl_doctor.report.smoke import time_words
 
 MOST_ROWS = 64
 MOST_PAIRS = 600
@@ -22,6 +23,7 @@ _LETTER = 6.6
 """CSS pixels of a letter in the names beside the picture."""
 _LONGEST = 18
 _PORTS = 6
+_RULE = 160
 
 _FAILURES = {
     "timed-out": ("silent", "T", "no answer in time"),
@@ -77,7 +79,7 @@ class _Mesh:
         """A pair whose dials failed, in words."""
         dials = self.failed[src, dst]
         outcomes = dict.fromkeys(_FAILURES.get(one.outcome, _OTHER)[2] for one in dials)
-        return Pair(src, dst, _ports(dials), ", ".join(outcomes), self.cause(src, dst))
+        return Pair(src, dst, _ports(dials), ", ".join(outcomes) + _after(dials), self.cause(src, dst))
 
 
 def matrix(report: Report) -> Matrix | None:
@@ -175,19 +177,31 @@ def _ports(dials: Sequence[FailedDial]) -> str:
     return f"port{'s' * (len(ports) > 1)} {', '.join(map(str, ports[:_PORTS]))}{more}"
 
 
+def _after(dials: Sequence[FailedDial]) -> str:
+    """How long it was until the last of them had failed."""
+    longest = max((dial.seconds for dial in dials if dial.seconds is not None), default=None)
+    return "" if longest is None else f" after {time_words(longest)}"
+
+
 def _causes(diagnoses: Sequence[Diagnosis]) -> Callable[[str, str], str]:
     """By a failed pair: the diagnosis that names it, else one of the network's with the host at either end."""
     named: dict[tuple[str, str], str] = {}
     hosts: dict[str, str] = {}
     for found in diagnoses:
         words = f"{found.code} {found.name}"
+        rules = found.facts.get("rules")
         listed = found.facts.get("failed")
         for pair in listed if isinstance(listed, list) else ():
             if isinstance(pair, dict):
                 named.setdefault((str(pair.get("src")), str(pair.get("dst"))), words)
         if found.code[:4] in ("NCD2", "NCD3"):
-            hosts |= {name: hosts.get(name, words) for name in found.hosts}
+            hosts |= {name: hosts.get(name, words + _rule(rules, name)) for name in found.hosts}
     return lambda src, dst: named.get((src, dst)) or hosts.get(dst) or hosts.get(src) or ""
+
+
+def _rule(rules: object, host: str) -> str:
+    told = rules.get(host) if isinstance(rules, dict) else None
+    return f": {short('; '.join(map(str, told)), _RULE)}" if isinstance(told, list) else ""
 
 
 def _dialled(mesh: MeshReport, hosts: Sequence[HostSummary]) -> Callable[[HostSummary, HostSummary], bool]:

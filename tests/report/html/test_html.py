@@ -86,12 +86,12 @@ def cluster(count: int, sample: SampleReport | None = None, failed: tuple[Failed
     )
 
 
-def test_every_pair_of_64_hosts_is_a_square_and_says_its_name() -> None:
-    lost = FailedDial(src="node003", dst="node007", address="10.0.0.7", port=29500, outcome="timed-out")
+def test_every_pair_of_64_hosts_is_a_square_and_says_its_name_and_how_long_it_took() -> None:
+    lost = FailedDial(src="node003", dst="node007", address="10.0.0.7", port=29500, outcome="timed-out", seconds=3.001)
     shown = matrix(cluster(64, failed=(lost,)))
     assert shown
     assert (len(shown.rows), len(shown.rows[0].cells)) == (64, 64)
-    assert shown.rows[3].cells[7].says == "node003 to node007, port 29500: no answer in time"
+    assert shown.rows[3].cells[7].says == "node003 to node007, port 29500: no answer in time after 3.00 s"
     assert shown.rows[7].cells[3].says == "node007 to node003: all ports answered"
     assert [(one.kind, one.pairs) for one in shown.legend] == [("open", 64 * 63 - 1), ("silent", 1)]
 
@@ -118,10 +118,16 @@ def test_a_sample_looks_sampled() -> None:
     assert "sample" in shown.caption
 
 
-def test_a_failed_pair_names_the_diagnosis_of_its_host() -> None:
-    shown = matrix(one_fault())
+def test_a_failed_pair_names_the_diagnosis_of_its_host_and_the_rule() -> None:
+    report = one_fault()
+    shown = matrix(report)
     assert shown
     assert shown.rows[1].cells[0].says.endswith("(NCD301 firewall-blocks-port)")
+    (found,) = report.diagnoses
+    ruled = found.model_copy(update={"facts": {"rules": {"node1": ["inet filter input: drop"]}}})
+    ruled_shown = matrix(report.model_copy(update={"diagnoses": (ruled,)}))
+    assert ruled_shown
+    assert ruled_shown.rows[1].cells[0].says.endswith("(NCD301 firewall-blocks-port: inet filter input: drop)")
     assert [column.name for column in shown.columns if column.blamed] == ["node1"]
 
 

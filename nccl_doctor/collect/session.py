@@ -56,7 +56,7 @@ class ProbeSession:
         self._late: dict[tuple[str, str], int] = {}
         self._early: dict[int, dict[str, Any]] = {}
         self._allowance = MAX_GREETING
-        self._ready = False
+        self._came = self._ready = False
 
     @classmethod
     def open(
@@ -200,6 +200,7 @@ class ProbeSession:
             if self._allowance < 0:
                 raise MalformedError("far more than was asked for")
             if line.endswith(self._mark):
+                self._came = True
                 deadline = min(deadline, time.monotonic() + after_login)
                 continue
             chatter, framed, text = line.partition(self._nonce)
@@ -215,6 +216,7 @@ class ProbeSession:
             Start(
                 python=self.node.python,
                 error=str(error),
+                came=self._came,
                 ready=self._ready,
                 late=late,
                 lied=isinstance(error, MalformedError),

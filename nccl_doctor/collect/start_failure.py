@@ -26,6 +26,7 @@ class Start:
     Attributes:
         python: the interpreter that was asked for.
         error: what went wrong on the channel, or the probe's own refusal.
+        came: the login shell came to our line, so that its start-up files did not end it.
         ready: the interpreter said that it runs, so that neither the shell nor the path is at fault.
         late: it was a deadline, so that the machine may be slow.
         lied: it answered what the probe never says.
@@ -36,6 +37,7 @@ class Start:
 
     python: str
     error: str
+    came: bool
     ready: bool
     late: bool
     lied: bool
@@ -55,6 +57,7 @@ _PYTHON: tuple[tuple[PythonProblem, str, str], ...] = (
     ("incomplete", rf"No module named '?({_OWN})\b", "{python} is a Python built without {0}"),
     ("library", r"loading shared libraries: ([^:]+):", "{python} does not start: the library {0} can't be loaded"),
     ("broken", r"Fatal Python error: (?:\w+: )?(.+)", "{python} does not start: {0}"),
+    ("too-old", r"(?i)unknown option:? -I", "{python} is Python 2, and 3.8 or later is needed"),
     ("too-old", r"SyntaxError: ", "{python} is Python 2, and 3.8 or later is needed"),
 )  # fmt: skip
 
@@ -62,7 +65,7 @@ _PYTHON: tuple[tuple[PythonProblem, str, str], ...] = (
 def start_failure(start: Start) -> PythonMissing | ProbeFailed:
     """The failure that what was seen shows."""
     evidence = (*start.stderr, *start.chatter)
-    found = None if start.late or start.lied else _problem(start)
+    found = _problem(start) if start.came and not (start.late or start.lied) else None
     if found is not None:
         problem, detail = found
         facts = PythonFacts(python=start.python, problem=problem)

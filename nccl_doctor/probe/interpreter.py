@@ -44,6 +44,8 @@ class Interpreter:
         self._output = b""
         self._library: str | None = None
         self._decided = threading.Event()
+        self._failure: str | None = None
+        self._heard = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
         self._reading, writing = os.pipe()
         try:
@@ -60,13 +62,18 @@ class Interpreter:
         Raises:
             Unavailable: the interpreter fails or does not end.
         """
-        while not self._said():
-            if not self._read():
-                words = " ".join(self._output.decode("utf-8", "replace").split())[-200:]
-                raise Unavailable(f"{sys.executable} did not say where torch is: {words}")
+        try:
+            self._await_word()
+        finally:
+            self._heard.set()
         said, _, self._output = self._output.partition(MARK)[2].partition(b"\n")
         origin, path, prefix = json.loads(said.decode())
         return origin, path, prefix
+
+    def failure(self) -> str | None:
+        """What it said as it ended where it can't run at all as training would start it; None else."""
+        self._heard.wait(max(0.0, self._deadline - time.monotonic()) + MARGIN_S)
+        return self._failure
 
     def decide(self, library: str | None) -> None:
         """Names the libnccl to ask, or None for none; once, and whatever came of :meth:`torch`."""
@@ -100,6 +107,14 @@ class Interpreter:
         except Unavailable as error:
             return libnccl.failed(f"libnccl did not answer: {error}")
         return libnccl.understand(self._output)
+
+    def _await_word(self) -> None:
+        while not self._said():
+            if not self._read():
+                words = " ".join(self._output.decode("utf-8", "replace").split())[-200:]
+                if self._child is not None:
+                    self._failure = words or "it ended without a word"
+                raise Unavailable(f"{sys.executable} did not say where torch is: {words}")
 
     def _said(self) -> bool:
         return b"\n" in self._output.partition(MARK)[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 from typing import Iterable
@@ -19,14 +20,17 @@ def output(argv: list[str], deadline: float, accept: Iterable[int] = (0,)) -> st
         accept: exit statuses that are no failure.
 
     Raises:
-        FileNotFoundError: there is no such program.
+        FileNotFoundError: there is no such program, or none that this user may run.
         Unavailable: no end in time, or another exit status; with what it printed.
     """
     allowed_s = max(0.1, deadline - time.monotonic())
     name = os.path.basename(argv[0])
+    program = shutil.which(argv[0])  # execvp(3) says EACCES where PATH has a folder that this user may not enter
+    if program is None:
+        raise FileNotFoundError(argv[0])
     try:
         done = subprocess.run(
-            argv,
+            [program, *argv[1:]],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

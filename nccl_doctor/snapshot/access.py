@@ -10,7 +10,7 @@ from nccl_doctor.snapshot.values import Count, Observed, Signed, SocketPort
 
 Reason = Literal[
     "invalid-name", "name-unresolved", "refused", "timed-out", "no-route", "unreachable", "no-banner", "dropped",
-    "not-ssh", "handshake", "stalled", "proxy", "forwarding", "ssh-config", "no-account", "failed",
+    "not-ssh", "handshake", "no-session", "stalled", "proxy", "forwarding", "ssh-config", "no-account", "failed",
 ]  # fmt: skip
 
 
@@ -66,6 +66,10 @@ class LoginFacts(SshTarget):
         agent: an agent answered.
         hardware: keys were passed over that only the ssh program can use.
         barred: a key was taken, and the account then barred.
+        partial: a key was taken, and the server asks for more.
+        aborted: it broke off after as many keys as it tries (MaxAuthTries).
+        exposed: files that others may read, so that they were passed over.
+        public: the public half of ``identity_file`` stands beside it.
     """
 
     identity_file: str | None
@@ -75,6 +79,10 @@ class LoginFacts(SshTarget):
     agent: bool
     hardware: bool
     barred: bool = False
+    partial: bool = False
+    aborted: bool = False
+    exposed: tuple[str, ...] = ()
+    public: bool = True
 
 
 class UnknownKeyFacts(SshTarget):

@@ -36,11 +36,17 @@ class Identity(Observed):
 
 
 class PythonInfo(Observed):
-    """The interpreter that training uses."""
+    """The interpreter that training uses.
+
+    Attributes:
+        failure: what it says where it ends as training would start it, with the login's variables and site packages;
+            None where it runs. The probe itself runs isolated from those.
+    """
 
     executable: Path
     version: Version
     prefix: Path
+    failure: str | None = None
 
 
 class TorchInfo(Observed):

@@ -138,6 +138,11 @@ def stalled(target: Target, stage: str, seconds: float) -> AccessError:
     return unreachable(target, "stalled", f"answered but did not finish {stage} in {seconds:.0f} s")
 
 
+def no_session(target: Target, why: str) -> AccessError:
+    """The failure where the user was let in and sshd then opens no session."""
+    return unreachable(target, "no-session", "let us in but runs no command for us", (f"it said: {why}",))
+
+
 def broken(target: Target, stage: str, why: str) -> AccessError:
     """The failure where an SSH server answered and no session came about."""
     return unreachable(target, "handshake", f"answered but {stage} failed", (why,) if why else ())
@@ -215,6 +220,8 @@ class Login:
         aborted: the server broke off (MaxAuthTries).
         barred: the server hung up on a key without refusing it: it took the key and then barred the account, as sshd
             does where PAM's account rules say no (OpenSSH auth2.c, userauth_finish).
+        partial: the server took a key and asks for more, which nobody here can type.
+        exposed: files that others may read, which ssh does not use.
         said: what the server showed during the login: its Banner, or PAM's words.
         beyond: keys were passed over that the ssh program could use.
     """
@@ -227,6 +234,8 @@ class Login:
     agent: bool = False
     aborted: bool = False
     barred: bool = False
+    partial: bool = False
+    exposed: tuple[str, ...] = ()
     said: str = ""
     beyond: bool = False
 
@@ -242,14 +251,21 @@ def auth_failed(target: Target, login: Login) -> AccessError:
         agent=login.agent,
         hardware=login.beyond,
         barred=login.barred,
+        partial=login.partial,
+        aborted=login.aborted,
+        exposed=login.exposed,
+        public=login.identity_file is None or Path(f"{login.identity_file}.pub").exists(),
     )
     said = re.sub(r"\s+", " ", login.said).strip()
     if login.barred:
         words = f'said "{said[-_PHRASE:]}"' if said else "hung up without a word"
         detail = f"took a key of the user {target.user}, barred the account and {words}"
         return AccessError(SshAuthFailed(detail=detail, evidence=_bounded(login.notes), facts=facts))
-    evidence = [f"refused: {key}" for key in login.offered] or ["no key could be offered"]
+    evidence = [f"refused: {key}" for key in login.offered]
+    if not evidence and not login.partial:
+        evidence = ["no key could be offered"]
     evidence += [f"passed over: {path} needs a passphrase and no agent holds it" for path in login.encrypted]
+    evidence += [f"passed over: others may read {path}, and so ssh does not use it" for path in login.exposed]
     evidence += login.notes
     if said:
         evidence.append(f'the server said "{said[-_PHRASE:]}"')
@@ -257,8 +273,17 @@ def auth_failed(target: Target, login: Login) -> AccessError:
         evidence.append(f"the server takes: {', '.join(login.methods)}")
     if login.aborted:
         evidence.append("the server broke off after too many keys (MaxAuthTries)")
-    detail = f"refused to let the user {target.user} in"
-    return AccessError(SshAuthFailed(detail=detail, evidence=_bounded(evidence), facts=facts))
+    return AccessError(SshAuthFailed(detail=_refusal(target.user, login), evidence=_bounded(evidence), facts=facts))
+
+
+def _refusal(user: str, login: Login) -> str:
+    if login.partial:
+        return f"took a key of the user {user} and asks for more, which nobody can type here"
+    if login.aborted:
+        return f"broke off the login of the user {user}: too many keys were offered that it does not know"
+    if login.methods and "publickey" not in login.methods:
+        return f"takes no keys of the user {user}"
+    return f"refused to let the user {user} in"
 
 
 def _bounded(lines: Iterable[str]) -> tuple[str, ...]:

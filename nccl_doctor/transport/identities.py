@@ -42,6 +42,7 @@ class Identities:
 
     Attributes:
         encrypted: files that need a passphrase and whose public part no agent key matches.
+        exposed: files that others may read.
         notes: other files that are passed over, with the reason.
         beyond: there are keys that only the ssh program can use: hardware keys (sk-…), an agent's certificates.
         public: the file to install on a host; None where there is none.
@@ -50,6 +51,7 @@ class Identities:
 
     keys: tuple[Identity, ...] = ()
     encrypted: tuple[str, ...] = ()
+    exposed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     beyond: bool = False
     public: str | None = None
@@ -112,6 +114,7 @@ class _Ring:
         self._named = [identity for identity in agent if self._of_file(identity.key.asbytes())]
         self._files: list[tuple[Path, Identity]] = []
         self._encrypted: list[str] = []
+        self._exposed: list[str] = []
         self._notes: list[str] = []
         self._beyond = any(identity.key.get_name() not in PLAIN_TYPES for identity in agent)
         for path in settings.identity_files:
@@ -129,7 +132,13 @@ class _Ring:
             keys.sort(key=lambda identity: not (id(identity) in own or (blob and identity.key.asbytes() == blob)))
         existing = [str(path) for path in settings.identity_files if path.exists()]
         return Identities(
-            tuple(keys), tuple(self._encrypted), tuple(self._notes), self._beyond, next(iter(existing), None), answered
+            keys=tuple(keys),
+            encrypted=tuple(self._encrypted),
+            exposed=tuple(self._exposed),
+            notes=tuple(self._notes),
+            beyond=self._beyond,
+            public=next(iter(existing), None),
+            agent=answered,
         )
 
     def _of_file(self, blob: bytes) -> bool:
@@ -146,6 +155,9 @@ class _Ring:
         if known_hosts.key_type(blob).startswith("sk-"):
             self._beyond = True
             self._notes.append(f"{path} is a hardware key")
+            return
+        if _exposed(path):
+            self._exposed.append(str(path))
             return
         key = _load(path)
         if isinstance(key, paramiko.PKey):
@@ -212,12 +224,18 @@ def _public_part(text: str) -> bytes:
     return message.get_binary()
 
 
+def _exposed(path: Path) -> bool:
+    """Whether ssh passes a private key over since others may read it (sshkey_perm_ok, authfile.c)."""
+    try:
+        status = path.stat()
+    except OSError:  # is told when it is read
+        return False
+    return status.st_uid == os.getuid() and bool(status.st_mode & 0o077)
+
+
 def _load(path: Path) -> paramiko.PKey | str | None:
     """The key of a file; None where it needs a passphrase; else what is wrong with it."""
     try:
-        status = path.stat()
-        if status.st_uid == os.getuid() and status.st_mode & 0o077:  # sshkey_perm_ok, authfile.c
-            return f"others may read it (mode {status.st_mode & 0o777:04o}), and so ssh does not use it: chmod 600"
         return paramiko.PKey.from_path(path)
     except (TypeError, paramiko.PasswordRequiredException):  # cryptography's word for "needs a password"
         return None

@@ -52,6 +52,7 @@ def _try_keys(transport: SshSession, user: str, identities: Identities) -> Login
     offered: list[str] = []
     notes = list(identities.notes)
     methods: list[str] = []
+    partial = False
     for identity in identities.keys:
         try:
             methods = transport.auth_publickey(user, identity.key)
@@ -68,7 +69,8 @@ def _try_keys(transport: SshSession, user: str, identities: Identities) -> Login
             if isinstance(error, TimeoutError):
                 break
         else:
-            if methods:
+            partial = bool(methods)
+            if partial:
                 notes.append(f"accepted, but the server asks for more: {identity}")
             break
         if not transport.is_active():
@@ -84,6 +86,8 @@ def _try_keys(transport: SshSession, user: str, identities: Identities) -> Login
         agent=identities.agent,
         aborted=aborted and not barred,
         barred=barred,
+        partial=partial,
+        exposed=identities.exposed,
         said=transport.said(),
         beyond=identities.beyond,
     )

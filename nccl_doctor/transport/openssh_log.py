@@ -16,6 +16,8 @@ _OFFENDING = re.compile(r"Offending (?:\S+ )?key(?: for IP)? in (.+?):(\d+)")
 _REVOKED = re.compile(r"REVOKED HOST KEY|was revoked and you have requested")
 _CONTINUE = re.compile(r"Authentications that can continue: (\S+)")
 _ACCEPTED = re.compile(r"Server accepts key: (/\S+)")  # and yet no login: nobody could type its passphrase
+_PARTIAL = "with partial success"
+_EXPOSED = re.compile(r"Permissions 0\d+ for '([^']+)' are too open")
 _OFFERED = re.compile(r"Offering public key: (.+)")
 _AGENT = "get_agent_identities: agent returned"
 _OWN = re.compile(
@@ -100,17 +102,20 @@ def _login(attempt: Attempt, target: Target, log: str) -> AccessError | None:
     methods, accepted = _CONTINUE.findall(log), tuple(_ACCEPTED.findall(log))
     if attempt.late or not ("Permission denied" in log or "Too many authentication failures" in log):
         return None
+    partial, exposed = _PARTIAL in log, tuple(dict.fromkeys(_EXPOSED.findall(log)))
     files = attempt.settings.identity_files
     existing = [str(path) for path in files if path.exists()]
     login = Login(
         offered=tuple(key for key in _OFFERED.findall(log) if key.split()[0] not in accepted),
-        encrypted=accepted,
+        encrypted=() if partial else tuple(key for key in accepted if key not in exposed),
         methods=tuple(methods[-1].split(",")) if methods else (),
         notes=tuple(f"{path} does not exist" for path in files if attempt.settings.chosen_keys and not path.exists()),
         identity_file=next(iter(existing), None),
         agent=_AGENT in log,
         said=_said(attempt.stderr),
         aborted="Too many authentication failures" in log,
+        partial=partial,
+        exposed=exposed,
     )
     return failures.auth_failed(target, login)
 
@@ -133,6 +138,9 @@ def _session(attempt: Attempt, target: Target, log: str) -> AccessError | None:
         return None
     if attempt.late:
         return failures.stalled(target, "the login", attempt.seconds)
+    refused = re.search(r"Session open refused by peer|channel \d+: open failed: (.*)", log)
+    if refused:
+        return failures.no_session(target, refused[0])
     return failures.broken(target, "the SSH session", _last_words(log))
 
 

@@ -90,6 +90,8 @@ class ParamikoTransport:
             session.close()
             if time.monotonic() >= deadline:
                 raise failures.stalled(target, "starting the command", deadline - began) from error
+            if isinstance(error, paramiko.ChannelException):
+                raise failures.no_session(target, error.text) from error
             raise failures.broken(target, "starting a command", str(error)) from error
         opened = ParamikoChannel(session, channel)
         with self._lock:

@@ -96,7 +96,8 @@ def arguments(options: SshOptions) -> list[str]:
     if options.user is not None:
         argv += ["-l", options.user]
     if options.identity_file is not None:
-        argv += ["-i", str(expand(options.identity_file))]
+        # before an agent's other keys, which might use up the server's patience
+        argv += ["-i", str(expand(options.identity_file)), "-o", "IdentitiesOnly=yes"]
     return argv + [word for option in options.options for word in ("-o", option)]
 
 

@@ -10,12 +10,19 @@ PYTHON = "/opt/env/bin/python"
 
 
 def start(
-    *stderr: str, status: int | None = 1, ready: bool = False, late: bool = False, chatter: str = "", error: str = ""
+    *stderr: str,
+    status: int | None = 1,
+    ready: bool = False,
+    late: bool = False,
+    came: bool = True,
+    chatter: str = "",
+    error: str = "",
 ) -> Start:
     words = error or "the connection ended"
     return Start(
         python=PYTHON,
         error=words,
+        came=came,
         ready=ready,
         late=late,
         lied=False,
@@ -73,6 +80,7 @@ def test_the_interpreter_is_at_fault(seen: Start, problem: str, detail: str) -> 
         (start(chatter="This account is currently not available."), "login", 'said "This account is currently not'),
         (start("Permission denied by policy", status=0), "login", "its login ended without starting"),
         (start(status=None), "login", "its login ended without starting /opt/env/bin/python"),
+        (start(".bashrc: line 2: module: command not found", status=127, came=False), "login", "login ended without"),
         (start(late=True), "login", "did not start in time"),
         (start("MemoryError", ready=True), "start", "did not start the probe: the connection ended"),
         (

@@ -29,6 +29,9 @@ AcceptEnv LANG LC_*
 Subsystem sftp internal-sftp
 """
 
+INTERPRETERS = Path.home() / ".pyenv" / "versions"
+"""The other Pythons of this machine, where it has any."""
+
 NSSWITCH = "passwd: files\ngroup: files\nshadow: files\nhosts: files\nprotocols: files\nservices: files\n"
 
 
@@ -136,6 +139,7 @@ def shared_directories() -> list[str]:
     Everything else is seen through an overlay. What lies in /usr needs no more than that.
     """
     project = Path(__file__).resolve().parents[2]
-    wanted = sorted({str(project), sys.prefix, sys.base_prefix})
+    others = [str(INTERPRETERS)] if INTERPRETERS.is_dir() else []
+    wanted = sorted({str(project), sys.prefix, sys.base_prefix, *others})
     outside = [path for path in wanted if path != "/usr" and not path.startswith("/usr/")]
     return [path for path in outside if not any(path.startswith(other + "/") for other in outside)]

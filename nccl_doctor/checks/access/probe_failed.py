@@ -16,6 +16,7 @@ References: sshd(8), "LOGIN PROCESS". nologin(8). sshd_config(5): ForceCommand.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
@@ -31,6 +32,16 @@ _STARTED = (
     "See whether {python} -c 'print(1)' prints there, whether the host is full (memory, processes) or its disk hangs; "
     "if not, report this with check -v."
 )
+_EXPIRED = "The user's password has expired: ssh -t to the host asks for a new one; until then no command runs there."
+_NOLOGIN = (
+    "The user's login shell is nologin: name a user who may run commands (ssh: user in the hosts file), or have an "
+    "administrator give this one a shell (usermod -s /bin/bash)."
+)
+_SAID = {
+    r"(?i)password change required|password has expired|change your password": _EXPIRED,
+    r"account is currently not available": _NOLOGIN,
+}
+"""Words of a login that ended, and what mends it: those of sshd's session.c, PAM's and nologin(8)."""
 
 
 @check("NCD106", severity=Severity.ERROR, explains=FOLLOWS)
@@ -45,5 +56,8 @@ def probe_failed(view: View) -> Iterator[Finding | Unjudged]:
 
 def _remedy(failures: tuple[ProbeFailed, ...]) -> Fix:
     facts = failures[0].facts
-    summary = _LOGIN if facts.stage in ("connect", "login") else _STARTED
+    summary = _STARTED
+    if facts.stage in ("connect", "login"):
+        said = "\n".join(failures[0].evidence)
+        summary = next((remedy for words, remedy in _SAID.items() if re.search(words, said)), _LOGIN)
     return Fix(summary=summary.format(python=facts.python or "python3"))

@@ -4,6 +4,8 @@ What it means: SSH works, but the host has no such Python, one that is too old (
 not run, that is made for another processor, or that lacks a part of itself. The job would fail there with "No such
 file or directory" or at its first import.
 
+Or it starts only without what the login sets: a PYTHONHOME or PYTHONPATH that breaks it.
+
 How we know: the interpreter named for the host (``python`` in the hosts file, else ``python3``) was started over SSH
 without a login: what a profile or ``conda activate`` adds to PATH in a terminal is not there, for a launcher's ranks
 neither.
@@ -19,17 +21,35 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
+from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import View, check
-from nccl_doctor.snapshot import PythonMissing, PythonProblem
+from nccl_doctor.snapshot import PythonInfo, PythonMissing, PythonProblem
 
 
 @check("NCD105", severity=Severity.ERROR, explains=FOLLOWS)
 def python_missing(view: View) -> Iterator[Finding]:
-    """One finding for the hosts that miss the same interpreter."""
-    return findings(view, PythonMissing, _remedy, joint=":")
+    """One finding for the hosts that miss the same interpreter, and one for those where it fails alike."""
+    yield from findings(view, PythonMissing, _remedy, joint=":")
+    failing: dict[tuple[str, str], list[str]] = {}
+    for host, facts in view.facts:
+        if isinstance(facts.python, PythonInfo) and facts.python.failure is not None:
+            failing.setdefault((facts.python.executable, facts.python.failure), []).append(host.name)
+    for (executable, failure), hosts in failing.items():
+        yield Finding(
+            hosts=tuple(hosts),
+            message=f"{fold(hosts)}: {executable} ends as training would start it: {failure[-_WORDS:]}.",
+            evidence=(f"it runs isolated (-I) from the login's variables, and not without: {failure}",),
+            facts={"python": executable, "problem": "broken"},
+            fix=Fix(summary=_ENVIRONMENT),
+        )
 
 
+_WORDS = 120
+_ENVIRONMENT = (
+    "What the login sets breaks it: unset PYTHONHOME and PYTHONPATH in the start-up files of the login shell there, or "
+    "take what they lead to (a sitecustomize, a module with the name of one of Python's own) out of the way."
+)
 _REMEDY: dict[PythonProblem, str] = {
     "missing": "Give the full path of the interpreter that training uses, under python: in the hosts file; or install "
     "Python 3.8 or later there as {python}.",

@@ -10,10 +10,14 @@ that no agent holds), and the methods that the server would take.
 A server that takes a key and then hangs up bars the account: expired, locked, /etc/nologin, or PAM's rules, such as
 pam_slurm_adopt's "you have no active jobs on this node". Its own words stand in the message.
 
-Fix: where a passphrase stands in the way, load the key into the agent. Where the server takes passwords, install the
-public key with ssh-copy-id, which asks for the password once. Else the key has to be added to ~/.ssh/authorized_keys
-on the host by someone who can get in; or another user or key is meant, and the hosts file (ssh: user, identity_file)
-or ~/.ssh/config should say so.
+Nor can a second factor be typed, or a password where the server takes no keys at all; a connection of ssh's own that
+stands already (ControlMaster) is used where ~/.ssh/config names it. A server counts the keys that are offered: an
+agent full of others can use up its patience before the right one comes.
+
+Fix: where others may read the key, take that right from them. Where a passphrase stands in the way, load the key into
+the agent. Where the server takes passwords, install the public key with ssh-copy-id, which asks for the password once.
+Else the key has to be added to ~/.ssh/authorized_keys on the host by someone who can get in; or another user or key is
+meant, and the hosts file (ssh: user, identity_file) or ~/.ssh/config should say so.
 
 References: ssh_config(5): IdentityFile, User. sshd_config(5): AuthorizedKeysFile, PermitRootLogin, MaxAuthTries. RFC
 4252, section 7.
@@ -29,11 +33,30 @@ from nccl_doctor.commands import on
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import View, check
 from nccl_doctor.shell import Line, line, script
-from nccl_doctor.snapshot import SshAuthFailed
+from nccl_doctor.snapshot import LoginFacts, SshAuthFailed
 
 _LOGIN = re.compile(r"\w[\w.+-]*@\w[\w.:%-]*", re.ASCII)
 """ssh hands a host's name to shells of its own (ProxyCommand, Match exec), so that quotes do not suffice."""
 
+_TYPED = (
+    "A password or a second factor can't be typed here, but a login that stands can be shared: give the host "
+    "ControlMaster auto, ControlPath ~/.ssh/cm-%C and ControlPersist 1h in ~/.ssh/config, log in once with ssh, and "
+    "check again. A launcher's ranks need a login that asks for nothing: ask whoever runs the host."
+)
+_TOO_MANY = (
+    "Name the right key: ssh: identity_file in the hosts file, or for ssh too IdentityFile and IdentitiesOnly yes in "
+    "~/.ssh/config. The agent's other keys use up the tries that the host gives (MaxAuthTries)."
+)
+_REFUSED = (
+    "See that user and key are those meant (ssh: user, identity_file in the hosts file). The host takes no password: "
+    "somebody who can get in has to see that the public key is in that user's ~/.ssh/authorized_keys, that nobody else "
+    "may write to it or to the home, and that AllowUsers and PermitRootLogin let the user in; "
+    "journalctl -u ssh -u sshd there says which it was."
+)
+_NO_KEY = (
+    "Make a key with ssh-keygen -t ed25519, and add its public half to ~/.ssh/authorized_keys of that user on the "
+    "host; or name the key in the hosts file (ssh: identity_file)."
+)
 _PASSWORDS = {"password", "keyboard-interactive"}
 
 
@@ -45,24 +68,27 @@ def ssh_auth_failed(view: View) -> Iterator[Finding]:
 
 def _remedy(failures: tuple[SshAuthFailed, ...]) -> Fix:
     facts = failures[0].facts
-    if facts.barred:
-        return Fix(summary=_slurm_or_account(failures[0].detail))
+    prose = _slurm_or_account(failures[0].detail) if facts.barred else _of_the_server(facts)
+    if prose:
+        return Fix(summary=prose)
+    if facts.exposed:
+        files = sorted({path for failure in failures for path in failure.facts.exposed})
+        return _fix("Keep the key from others, as ssh wants it:", [line("chmod 600 {*files}", files=files)])
     if facts.encrypted:
         agent = () if facts.agent else (script('eval "$(ssh-agent -s)"'),)
         files = sorted({path for failure in failures for path in failure.facts.encrypted})
         summary = "Load the key that needs a passphrase into the agent, and check again from the same shell:"
         return _fix(summary, [*agent, line("ssh-add {*files}", files=files)])
-    if facts.identity_file is None:
-        return Fix(
-            summary="Make a key with ssh-keygen -t ed25519, and add its public half to ~/.ssh/authorized_keys of that "
-            "user on the host; or name the key in the hosts file (ssh: identity_file)."
-        )
-    if _PASSWORDS & set(facts.methods):
+    if facts.identity_file is not None and _PASSWORDS & set(facts.methods):
         return _fix("Install the public key on the host; it asks for the user's password there:", _copies(failures))
-    return Fix(
-        summary="See that user and key are those meant (ssh: user, identity_file in the hosts file). The host takes no "
-        "password: somebody who can get in has to add the public key to that user's ~/.ssh/authorized_keys."
-    )
+    return Fix(summary=_NO_KEY if facts.identity_file is None else _REFUSED)
+
+
+def _of_the_server(facts: LoginFacts) -> str:
+    """What to do where the server wants something else than another key; empty where it doesn't."""
+    if facts.partial or (facts.methods and "publickey" not in facts.methods):
+        return _TYPED
+    return _TOO_MANY if facts.aborted else ""
 
 
 def _slurm_or_account(said: str) -> str:
@@ -80,6 +106,8 @@ def _copies(failures: tuple[SshAuthFailed, ...]) -> list[Line | None]:
         login = f"{facts.user}@{facts.target}"
         copy = "ssh-copy-id -p {port} -i {identity_file} {login}"
         fit = _LOGIN.fullmatch(login) is not None
+        if fit and not facts.public:  # ssh-copy-id wants the file
+            lines.append(line("ssh-keygen -y -f {key} >> {key}.pub", key=facts.identity_file))
         lines.append(line(copy, port=facts.port, identity_file=facts.identity_file, login=login) if fit else None)
     return lines
 

@@ -41,6 +41,8 @@ _SUMMARY = {
     "see whether it bars this machine (PerSourcePenalties, fail2ban, hosts.deny).",
     "not-ssh": "Give the port that sshd listens on, under ssh: port in the hosts file.",
     "handshake": "See the host's sshd log (journalctl -u ssh -u sshd); ssh -v to the host shows where it stops.",
+    "no-session": "Raise MaxSessions in the host's sshd_config (0 forbids all commands) and reload sshd; its log "
+    "(journalctl -u ssh -u sshd) tells what else refuses.",
     "stalled": "It answers, so nothing on the way drops the connection. Where ssh to it takes as long, "
     "--connect-timeout 60 waits; what the login waits for (a name service, PAM, a home directory that hangs) stands in "
     "the host's sshd log (journalctl -u ssh -u sshd).",

@@ -95,7 +95,7 @@ def collectors(request: dict[str, Any], interpreter: Interpreter, deadline: floa
         "interfaces": interfaces.collect,
         "routes": routes.collect,
         "sockets": partial(sockets.collect, watched),
-        "python": host.python,
+        "python": partial(host.python, interpreter.failure),
         "limits": host.limits,
         "shm": host.shm,
         "port_range": host.port_range,

@@ -7,7 +7,7 @@ import pwd
 import resource
 import socket
 import sys
-from typing import Any
+from typing import Any, Callable
 
 from nccl_doctor.probe import kernel_files
 
@@ -59,10 +59,10 @@ def container(root: str = "") -> str | None:
     return next((runtime for mark, runtime in CGROUP_MARKS if mark in group), None)
 
 
-def python() -> dict[str, Any]:
-    """snapshot.PythonInfo."""
+def python(failure: Callable[[], str | None]) -> dict[str, Any]:
+    """snapshot.PythonInfo; ``failure`` is what the interpreter says where it ends as training would start it."""
     version = ".".join(str(part) for part in sys.version_info[:3])
-    return {"executable": sys.executable, "version": version, "prefix": sys.prefix}
+    return {"executable": sys.executable, "version": version, "prefix": sys.prefix, "failure": failure()}
 
 
 def limits() -> dict[str, Any]:

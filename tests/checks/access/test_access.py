@@ -37,6 +37,10 @@ def diagnoses(fixture: str) -> list[Diagnosis]:
             ],
         ),
         ("python_missing/fires", ['node[2-3]: there is no interpreter "/opt/train/bin/python".']),
+        (
+            "python_missing/fires-environment",
+            ["node2: /opt/train/bin/python ends as training would start it: No module named 'encodings'."],
+        ),
         ("probe_failed/fires", ["node2: the probe gave no facts: no answer in time."]),
     ],
 )
@@ -57,6 +61,17 @@ def test_messages(fixture: str, messages: list[str]) -> None:
         ),
         ("ssh_auth_failed/fires-no-password", []),
         ("ssh_auth_failed/fires-no-key", []),
+        ("ssh_auth_failed/fires-second-factor", []),
+        ("ssh_auth_failed/fires-no-keys", []),
+        ("ssh_auth_failed/fires-too-many-keys", []),
+        ("ssh_auth_failed/fires-exposed", ["chmod 600 /home/ann/.ssh/id_ed25519"]),
+        (
+            "ssh_auth_failed/fires-no-public-half",
+            [
+                "ssh-keygen -y -f /home/ann/.ssh/cloud.pem >> /home/ann/.ssh/cloud.pem.pub",
+                "ssh-copy-id -p 22 -i /home/ann/.ssh/cloud.pem ubuntu@node2",
+            ],
+        ),
         ("ssh_auth_failed/fires-passphrase", ['eval "$(ssh-agent -s)"', "ssh-add /home/ann/.ssh/id_ed25519"]),
         (
             "ssh_host_key_unknown/fires",

@@ -21,8 +21,10 @@ def described(job: TrainingJob) -> str:
 
 def fix_port(cluster: Cluster, node: Node, what: Line | None) -> tuple[Command, ...]:
     """``nccl-doctor fix-port`` about a host of the cluster, to be pasted on this machine."""
-    file = Source(cluster).file
+    file, job = Source(cluster).file, Source(cluster).slurm_job[1:2]
     where = script("") if file is None else line("--hosts {source}", source=file)
+    if job:
+        where = line("--slurm-job {*job}", job=job)
     alone = len(cluster.nodes) == 1 and node.local
     there = script("") if alone else line("--host {name}", name=node.name)
     return on(None, line("nccl-doctor fix-port {where} {there} {what}", where=where, there=there, what=what))

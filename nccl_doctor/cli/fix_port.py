@@ -27,6 +27,7 @@ class Wanted:
         typer.Option("--hosts", metavar="FILE", help="Hosts file: look on its master, and move on all hosts."),
     ] = None
     host: Annotated[str | None, typer.Option("--host", metavar="NAME", help="Look on this host.")] = None
+    slurm_job: options.SlurmJob = None
     pid: Annotated[
         str | None,
         typer.Option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +16,7 @@ from nccl_doctor.report.fix_port import confirmation, screen
 from nccl_doctor.report.safe import clean
 
 if TYPE_CHECKING:
+    from nccl_doctor.inventory.slurm import SlurmRequest
     from nccl_doctor.transport.register import Kind
 
 
@@ -25,6 +27,7 @@ class Request(NamedTuple):
     log: str | None = None
     hosts: str | None = None
     host: str | None = None
+    slurm_job: str | None = None
     pid: str | None = None
     kill: bool = False
     force: bool = False
@@ -47,9 +50,17 @@ class Request(NamedTuple):
     def arguments(self, port: int | None) -> tuple[str, ...]:
         """The words that name the port and the host again."""
         words = [] if port is None else [str(port)]
-        for option, value in (("--hosts", self.hosts), ("--host", self.host)):
+        for option, value in (("--hosts", self.hosts), ("--slurm-job", self.slurm_job), ("--host", self.host)):
             words += [] if value is None else [option, value]
         return tuple(words)
+
+    def job(self) -> SlurmRequest | None:
+        """The Slurm job that is meant: inside an allocation its own, where a host is named; else this machine is."""
+        if self.host is None and self.slurm_job is None:
+            return None
+        from nccl_doctor.inventory.slurm import request
+
+        return request({"slurm_job": self.slurm_job}, self.transport, os.environ, named=self.hosts is not None)
 
 
 class Countdown:
@@ -92,7 +103,7 @@ def run(request: Request, out: Out) -> int:
     # Before any host is contacted: a slip of the finger costs no connection.
     process = request.process
     given = wanted_port(request.port, request.log, None) if request.port or request.log else None
-    fleet = Fleet(request.hosts, request.host, request.transport, request.grace_s, request.connect_s)
+    fleet = Fleet(request.hosts, request.host, request.transport, request.grace_s, request.connect_s, request.job())
     countdown = Countdown(quiet=out.quiet)
     try:
         fleet.connect()

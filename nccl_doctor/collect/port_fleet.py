@@ -10,6 +10,7 @@ from nccl_doctor.collect.port_machine import Machine, ThisMachine
 from nccl_doctor.errors import UsageError
 
 if TYPE_CHECKING:
+    from nccl_doctor.inventory.slurm import SlurmRequest
     from nccl_doctor.model import Cluster, Node
     from nccl_doctor.transport.base import Transport
     from nccl_doctor.transport.register import Kind
@@ -24,6 +25,7 @@ class Fleet:
         kind: how hosts are reached.
         grace_s: what a host must be patient for, beyond an ordinary request.
         connect_s: as :class:`~nccl_doctor.collect.reach.Reach`'s.
+        job: the Slurm job whose nodes are meant, the master among them, in place of a hosts file.
 
     Attributes:
         target: the host that is meant; this machine until :meth:`connect`.
@@ -35,7 +37,13 @@ class Fleet:
     """
 
     def __init__(
-        self, hosts: str | None, host: str | None, kind: Kind, grace_s: float, connect_s: float | None
+        self,
+        hosts: str | None,
+        host: str | None,
+        kind: Kind,
+        grace_s: float,
+        connect_s: float | None,
+        job: SlurmRequest | None = None,
     ) -> None:
         self.target: Machine = ThisMachine()
         self.master_port: int | None = None
@@ -45,8 +53,8 @@ class Fleet:
         self._transport: Transport | None = None
         self._target: Node | None = None
         self._nodes: tuple[Node, ...] = ()
-        if hosts is not None or host is not None:
-            self._name_hosts(hosts, host, kind)
+        if hosts is not None or host is not None or job is not None:
+            self._name_hosts(hosts, host, kind, job)
 
     def connect(self) -> None:
         """Reaches the target.
@@ -73,14 +81,15 @@ class Fleet:
         if self._transport is not None:
             self._transport.close()
 
-    def _name_hosts(self, hosts: str | None, host: str | None, kind: Kind) -> None:
+    def _name_hosts(self, hosts: str | None, host: str | None, kind: Kind, job: SlurmRequest | None) -> None:
         from nccl_doctor.inventory.load import load
         from nccl_doctor.transport.register import make_transport
 
-        cluster = load(hosts, where=host if hosts is None else None, exclude=None, environ=os.environ)
-        if hosts is not None:
+        alone = hosts is None and job is None
+        cluster = load(hosts, where=host if alone else None, exclude=None, environ=os.environ, engine=job)
+        if not alone:
             self.master_port, self._nodes = cluster.master_port, cluster.nodes
-        self._target = _named(cluster, hosts, host)
+        self._target = _named(cluster, host, alone=alone)
         self.address = cluster.master_addr if self._target.node_rank == 0 else self._target.address
         self._transport = make_transport(kind, cluster)
 
@@ -93,12 +102,12 @@ class Fleet:
         return machines
 
 
-def _named(cluster: Cluster, hosts: str | None, host: str | None) -> Node:
-    if hosts is None:
+def _named(cluster: Cluster, host: str | None, *, alone: bool) -> Node:
+    if alone:
         if len(cluster.nodes) > 1:
             raise UsageError(f"--host {host} names {len(cluster.nodes)} hosts; name one")
         return cluster.nodes[0]
     found = [node for node in cluster.nodes if host in (None, node.name, node.address)]
     if not found:
-        raise UsageError(f"--host {host} is no host of {hosts}")
+        raise UsageError(f"--host {host} is no host of {cluster.source}")
     return found[0]

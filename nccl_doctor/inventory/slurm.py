@@ -52,7 +52,7 @@ def request(
     """The job that options or the environment mean; None where neither does.
 
     Args:
-        options: ``slurm_job``, ``container_image`` and ``container_name`` as they were given.
+        options: ``slurm_job``, ``container_image`` and ``container_name`` as they were given, as far as they were.
         transport: of ``--transport``; a way over SSH leaves the nodes to it.
         environ: in which SLURM_JOB_ID is set inside an allocation.
         named: a hosts file names the hosts.
@@ -60,8 +60,8 @@ def request(
     Raises:
         UsageError: the options contradict each other.
     """
-    steps, asked = transport in ("auto", "slurm"), options["slurm_job"]
-    image, name = options["container_image"] or "", options["container_name"] or ""
+    steps, asked = transport in ("auto", "slurm"), options.get("slurm_job")
+    image, name = options.get("container_image") or "", options.get("container_name") or ""
     if asked is not None and named:
         raise UsageError("a hosts file and --slurm-job both name the hosts; give one of them")
     of_ours = environ.get(JOB_ID) if steps and not named else None

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
 
+from nccl_doctor.port_model import GRACE_S
 from tests.cli.doctor import Run, files, ours
 from tests.cli.program import assert_one_sentence, run_in
 from tests.lab.cluster import Lab
+from tests.lab.faults import fault
 from tests.lab.slurm import Slurm
+from tests.lab.slurm_kills import killed_after
 from tests.patience import crowd
 
 pytestmark = pytest.mark.lab
@@ -104,6 +108,28 @@ def test_a_firewall_of_the_submitting_host_is_told_as_that(slurm: Slurm, job: st
     assert run.report["timings"]["total"] < 15 * crowd()
     assert [line for _, line in controller.processes() if line.startswith("srun")] == []
     controller.wait_until(lambda: slurm.steps(job) == [], "the end of slurmstepd's own patience, 22 s")
+
+
+def test_a_held_port_is_named_and_its_holder_ended_through_the_job(slurm: Slurm, job: str) -> None:
+    node = slurm.lab.host("node1")
+    fault("stale-listener")(slurm.lab, node)
+    time.sleep(GRACE_S)  # younger, it is no leftover
+    run = check(slurm, "--slurm-job", job, *NO_SMOKE)
+    assert (run.names, run.first["hosts"]) == (["port-in-use"], ["node1"]), run.report["diagnoses"]
+    (command,) = run.first["fix"]["commands"]
+    assert command["host"] is None
+    assert shlex.split(command["command"])[:6] == ["nccl-doctor", "fix-port", "--slurm-job", job, "--host", "node1"]
+    done = run_in(slurm.lab.controller, *shlex.split(command["command"])[1:], "-o", "json")
+    assert (done.returncode, json.loads(done.stdout)["free"]) == (0, True), done.stderr
+    assert [line for _, line in node.processes() if "train.py" in line] == []
+    free = run_in(slurm.lab.controller, "fix-port", "--slurm-job", job, "--next")
+    assert (free.returncode, free.stdout) == (0, "29501\n")
+    assert slurm.steps(job) == []
+
+
+@pytest.mark.parametrize("seconds", [0.4, 1.2, 3.0, 6.0])
+def test_kill_9_leaves_no_step_and_no_process(slurm: Slurm, job: str, seconds: float) -> None:
+    assert killed_after(slurm, job, seconds * crowd())[0] == []
 
 
 def test_what_is_asked_wrongly_is_one_sentence(slurm: Slurm, job: str) -> None:

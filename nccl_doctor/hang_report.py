@@ -9,7 +9,7 @@ from nccl_doctor.hang.findings import NEXT_TIME, findings, sentence
 from nccl_doctor.hang.folds import doing, folded
 from nccl_doctor.hang.gaps import gaps
 from nccl_doctor.hang.observed_rank import ObservedRank
-from nccl_doctor.hang.verdict import Judgement, Seen, judge_hang
+from nccl_doctor.hang.verdict import HangEvidence, Judgement, judge_hang
 from nccl_doctor.hang_model import STANDS_STILL, HangJob, HangLook, HangRank, HangReport
 from nccl_doctor.logs.words import ranks_of
 from nccl_doctor.model import Diagnosis
@@ -47,7 +47,7 @@ def report(snapshot: HangSnapshot) -> HangReport:
     )
 
 
-def _job(seen: Seen) -> HangJob | None:
+def _job(seen: HangEvidence) -> HangJob | None:
     first = next(iter(seen.ranks.values()), None)
     if first is None:
         return None
@@ -86,7 +86,7 @@ def _rank(one: ObservedRank, *, behind: bool) -> HangRank:
     )
 
 
-def _places(seen: Seen) -> tuple[str, ...]:
+def _places(seen: HangEvidence) -> tuple[str, ...]:
     found = [f"{ranks_of(numbers)} {words}" for words, numbers in folded(seen.ranks.values()).items()]
     more = (f"and {len(found) - MOST_PLACES} more places",) if len(found) > MOST_PLACES else ()
     return (*found[:MOST_PLACES], *more)

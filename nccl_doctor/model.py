@@ -33,7 +33,7 @@ class NodeOptions(FrozenModel):
     engine: ClassVar[str]
 
 
-Options = TypeVar("Options", bound=NodeOptions)
+EngineOptions = TypeVar("EngineOptions", bound=NodeOptions)
 Json = dict[str, JsonValue]
 
 
@@ -68,7 +68,7 @@ class Node(FrozenModel):
     env: dict[str, str] = Field(default_factory=dict)
     local: bool = False
 
-    def options(self, kind: type[Options]) -> Options:
+    def options(self, kind: type[EngineOptions]) -> EngineOptions:
         """What one way of reaching hosts was told of this node."""
         return kind.model_validate(self.access.get(kind.engine, {}))
 

@@ -8,7 +8,7 @@ import os
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.hostlist import quoted
-from nccl_doctor.logs.diagnose import Source, diagnose
+from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.registry import Check, all_checks, find
 
 ERRORS = {
@@ -54,5 +54,5 @@ def _by_error(text: str) -> str | None:
 
 def _by_line(text: str) -> str | None:
     """The diagnosis whose wording fits a line as a log has it."""
-    causes = diagnose([Source("words", [text.encode(errors="replace") + b"\n"])]).causes
+    causes = diagnose([LogSource("words", [text.encode(errors="replace") + b"\n"])]).causes
     return causes[0].name if causes else None

@@ -22,7 +22,7 @@ _NODE_OPTIONS: tuple[tuple[str, str, Callable[[Node], object], object], ...] = (
 
 
 @dataclass(frozen=True)
-class Source:
+class ClusterSource:
     """Where a cluster came from: a hosts file, -w, Slurm, or this machine."""
 
     cluster: Cluster

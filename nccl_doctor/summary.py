@@ -11,6 +11,7 @@ from typing import Literal
 
 from nccl_doctor import __version__, shell
 from nccl_doctor.checks.allreduce.link import best, link
+from nccl_doctor.hostlist import plural
 from nccl_doctor.measured import (
     AllReduceReport,
     FailedDial,
@@ -38,7 +39,7 @@ from nccl_doctor.snapshot import (
     Smoke,
     Snapshot,
 )
-from nccl_doctor.source import Source
+from nccl_doctor.source import ClusterSource
 
 
 def report(
@@ -79,14 +80,13 @@ def status(diagnoses: Iterable[Diagnosis]) -> Literal["ok", "warning", "error"]:
 def _title(snapshot: Snapshot) -> str:
     cluster = snapshot.cluster
     count = len(cluster.nodes)
-    hosts = "1 host" if count == 1 else f"{count} hosts"
-    ranks = f", {snapshot.smoke.world_size} ranks" if isinstance(snapshot.smoke, Smoke) else ""
+    ranks = f", {plural(snapshot.smoke.world_size, 'rank')}" if isinstance(snapshot.smoke, Smoke) else ""
     if count == 1 and cluster.nodes[0].local:
         return f"this machine ({cluster.nodes[0].name}){ranks}, master port {cluster.master_port}{_from(cluster)}"
     first = cluster.nodes[0].name
     place = f"{cluster.master_addr}:{cluster.master_port}"
     master = place if first == cluster.master_addr else f"{first} ({place})"
-    return f"{hosts}{ranks}, master {master}{_from(cluster)}"
+    return f"{plural(count, 'host')}{ranks}, master {master}{_from(cluster)}"
 
 
 def _from(cluster: Cluster) -> str:
@@ -102,7 +102,7 @@ def _next_step(snapshot: Snapshot, diagnoses: Sequence[Diagnosis]) -> str | None
         return None
     if len(snapshot.cluster.nodes) == 1 and snapshot.cluster.nodes[0].local:
         return "Several machines:  nccl-doctor check hosts.yaml"
-    words = " ".join(map(shell.word, Source(snapshot.cluster).arguments))
+    words = " ".join(map(shell.word, ClusterSource(snapshot.cluster).arguments))
     return f"Start with:  nccl-doctor launch {words} -- train.py"
 
 

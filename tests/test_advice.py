@@ -10,7 +10,7 @@ import pytest
 from nccl_doctor.diagnose import judge
 from nccl_doctor.logs.blame import Cause
 from nccl_doctor.logs.case import Case
-from nccl_doctor.logs.diagnose import Source, diagnose
+from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.events import Event
 from nccl_doctor.logs.register import signs
 from nccl_doctor.logs.verdict import report
@@ -53,7 +53,7 @@ def test_a_live_check(found: Diagnosis) -> None:
 @pytest.mark.parametrize("text", ["", "E host worker-0 127.0.0.1"])
 def test_of_a_log_that_names_no_host(name: str, text: str) -> None:
     """The least that a log can say: a fault, and nobody that it is about."""
-    log = diagnose([Source("run.log", [b"nothing\n"])]).log
+    log = diagnose([LogSource("run.log", [b"nothing\n"])]).log
     event = Event.of_file("run.log", "wording", text, name=name)
     said = signs()[name].advice(Case(Cause(name, (event,)), log))
     registered = entry(name)
@@ -71,5 +71,5 @@ def test_of_a_log_that_names_no_host(name: str, text: str) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.topic}-{case.title}")
 def test_of_a_told_log(case: Any) -> None:
-    for found in report(diagnose([Source("run.log", [case.log.encode()])]), 0.0).diagnoses:
+    for found in report(diagnose([LogSource("run.log", [case.log.encode()])]), 0.0).diagnoses:
         assert_whole(found)

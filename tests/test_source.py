@@ -7,7 +7,7 @@ import pytest
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.model import Cluster
-from nccl_doctor.source import Source
+from nccl_doctor.source import ClusterSource
 from tests.checks.snapshots import patched
 
 OPTIONS = Overrides("/opt/py", 29511, "10.0.0.2", 2, "bob", 2222, ("NCCL_DEBUG=INFO",))
@@ -23,20 +23,20 @@ def cluster(source: str, **more: Any) -> Cluster:
 
 def test_a_file_names_itself_and_options_are_said_again() -> None:
     one = cluster("hosts.yaml", master_port=29400)
-    assert Source(one).arguments == ("hosts.yaml",)
-    assert Source(OPTIONS.applied(one)).arguments == ("hosts.yaml", *SAID)
+    assert ClusterSource(one).arguments == ("hosts.yaml",)
+    assert ClusterSource(OPTIONS.applied(one)).arguments == ("hosts.yaml", *SAID)
 
 
 def test_what_was_left_out_stays_left_out() -> None:
-    assert Source(cluster("hosts.yaml", origins={"-x": "node4"})).arguments == ("hosts.yaml", "-x", "node4")
+    assert ClusterSource(cluster("hosts.yaml", origins={"-x": "node4"})).arguments == ("hosts.yaml", "-x", "node4")
 
 
 @pytest.mark.parametrize("source", ["-w", "SLURM_JOB_NODELIST", "/dev/fd/63", "/proc/self/fd/11"])
 def test_without_a_file_to_read_again_all_of_it_is_said(source: str) -> None:
-    words = Source(OPTIONS.applied(cluster(source))).arguments
+    words = ClusterSource(OPTIONS.applied(cluster(source))).arguments
     assert words[:2] == ("-w", "node[1-3]")
     assert set(SAID) <= set(words)
-    assert Source(cluster(source)).file is None
+    assert ClusterSource(cluster(source)).file is None
 
 
 @pytest.mark.parametrize(

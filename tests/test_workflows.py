@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from nccl_doctor.diagnose import judge
-from nccl_doctor.logs.diagnose import Source, diagnose
+from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.facts import facts_of
 from nccl_doctor.logs.verdict import report
 from nccl_doctor.measured import AllReduceReport
@@ -100,7 +100,7 @@ MESSAGES = [
 
 @pytest.mark.parametrize("one", MESSAGES, ids=lambda one: f"{one.guide}: {one.text.split(':')[-1].strip()[:40]}")
 def test_what_they_read_by_eye(one: Message) -> None:
-    said = report(diagnose([Source("run.log", [one.text.encode() + b"\n"])]), 0.1)
+    said = report(diagnose([LogSource("run.log", [one.text.encode() + b"\n"])]), 0.1)
     assert said.diagnoses[0].name == one.name
     assert_says(said, one.says)
 
@@ -215,7 +215,7 @@ gpu03:55:70 [0] NCCL INFO Trees [0] 2/-1/-1->5->4|4->5->2/-1/-1 [1] 2/-1/-1->5->
 
 
 def test_what_a_good_start_looks_like() -> None:
-    assert not diagnose([Source("run.log", [GOOD_START.encode()])]).causes
+    assert not diagnose([LogSource("run.log", [GOOD_START.encode()])]).causes
     facts = facts_of(GOOD_START.splitlines())
     (process,) = facts.processes.values()
     assert [(one.name, one.address) for one in process.interfaces] == [("eno1", "192.168.1.3")]

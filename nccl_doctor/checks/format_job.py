@@ -8,7 +8,7 @@ from nccl_doctor.model import Cluster, Command, Node
 from nccl_doctor.port_model import GRACE_S, age_words
 from nccl_doctor.shell import Line, line, script
 from nccl_doctor.snapshot import Process, TrainingJob
-from nccl_doctor.source import Source
+from nccl_doctor.source import ClusterSource
 
 
 def described(job: TrainingJob) -> str:
@@ -21,7 +21,7 @@ def described(job: TrainingJob) -> str:
 
 def fix_port(cluster: Cluster, node: Node, what: Line | None) -> tuple[Command, ...]:
     """``nccl-doctor fix-port`` about a host of the cluster, to be pasted on this machine."""
-    file, job = Source(cluster).file, Source(cluster).slurm_job[1:2]
+    file, job = ClusterSource(cluster).file, ClusterSource(cluster).slurm_job[1:2]
     where = script("") if file is None else line("--hosts {source}", source=file)
     if job:
         where = line("--slurm-job {*job}", job=job)

@@ -14,7 +14,7 @@ from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.exact_names import gloo_devices
 from nccl_doctor.nccl.gloo import lost_to
 from nccl_doctor.nccl.interfaces import Failure
-from nccl_doctor.nccl.reach import Answer, reach
+from nccl_doctor.nccl.reach import Reachable, reach
 from nccl_doctor.nccl.suggest import setting
 from nccl_doctor.registry import View
 from nccl_doctor.snapshot import Resolution, known
@@ -129,7 +129,7 @@ def _reaches(view: View, host: str, source: str, address: str) -> bool:
     target = by_host[host]
     if target.chosen is not None and target.chosen.address == address:
         return True
-    return reach(by_host[source], target, address, view.nccl.mesh).answer is not Answer.NO
+    return reach(by_host[source], target, address, view.nccl.mesh).answer is not Reachable.NO
 
 
 def finding(view: View, caught: list[OwnName], message: str) -> Finding:

@@ -10,7 +10,7 @@ from nccl_doctor.cli import options
 from nccl_doctor.cli.output import finish
 
 if TYPE_CHECKING:
-    from nccl_doctor.collect.hang import Options
+    from nccl_doctor.collect.hang import HangOptions
     from nccl_doctor.hang_model import HangReport
     from nccl_doctor.model import Cluster
     from nccl_doctor.snapshot.hang import HangSnapshot
@@ -53,12 +53,12 @@ def hang(
         from importlib import import_module
 
         from nccl_doctor.cli.snapshots import keep, read_snapshot
-        from nccl_doctor.collect.hang import Options
+        from nccl_doctor.collect.hang import HangOptions
         from nccl_doctor.snapshot.hang import HangSnapshot
 
         # while hosts are waited for: what judges takes as long to import as a host to answer
         threading.Thread(target=import_module, args=("nccl_doctor.hang_report",), daemon=True).start()
-        looks = Options(
+        looks = HangOptions(
             interval_s=interval,
             stacks="none" if no_stacks else "native" if native else "pause" if pause else "read",
             pid=pid,
@@ -91,7 +91,7 @@ def exit_code(report: HangReport) -> int:
     return 3 if report.verdict == "unknown" else 0
 
 
-def _look(cluster: Cluster, looks: Options, reached: options.ReachOptions, *, quiet: bool) -> HangSnapshot:
+def _look(cluster: Cluster, looks: HangOptions, reached: options.ReachOptions, *, quiet: bool) -> HangSnapshot:
     from nccl_doctor.cli.progress import progress
     from nccl_doctor.collect.hang import take
     from nccl_doctor.transport.register import make_transport

@@ -18,7 +18,7 @@ from nccl_doctor.cli.selection import Codes, among, selection
 from nccl_doctor.cli.snapshots import keep, read_snapshot, write_hosts
 from nccl_doctor.collect import facts, mesh
 from nccl_doctor.collect.mesh_plan import MeshSize
-from nccl_doctor.collect.options import Options
+from nccl_doctor.collect.options import RunOptions
 from nccl_doctor.collect.run import Run, looked
 from nccl_doctor.collect.smoke import SmokeLimits
 from nccl_doctor.diagnose import judge
@@ -100,7 +100,7 @@ def _looking(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
         threading.Thread(target=all_checks, daemon=True).start()
     else:
         needs = {need for check in all_checks() if check.code in selected for need in check.needs}
-    bounds = Options(
+    bounds = RunOptions(
         connect_s=request.reached.connect_timeout,
         total_s=total_s(request.timeout_s, request.smoke_limits),
         facts_limits=facts.FactLimits(sudo=request.sudo),

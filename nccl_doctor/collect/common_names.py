@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nccl_doctor.model import Cluster, Node
-from nccl_doctor.snapshot import Answer, Names, Unknown
+from nccl_doctor.snapshot import Names, ResolverAnswer, Unknown
 from nccl_doctor.snapshot.names import literal
 
 MOST = 8
@@ -23,12 +23,12 @@ class CommonNames:
     def __init__(self, cluster: Cluster) -> None:
         self._wanted = dict.fromkeys(sorted({cluster.master_addr, *(node.address for node in cluster.nodes)}))
         self._lock = threading.Lock()
-        self._tables: list[dict[str, Answer]] = [{}]
-        self._asked: dict[str, tuple[dict[str, Answer], str]] = {}
+        self._tables: list[dict[str, ResolverAnswer]] = [{}]
+        self._asked: dict[str, tuple[dict[str, ResolverAnswer], str]] = {}
         self._request = _packed(dict.fromkeys(self._wanted))
 
     @property
-    def common(self) -> dict[str, Answer]:
+    def common(self) -> dict[str, ResolverAnswer]:
         """As far as it is known."""
         return self._tables[-1]
 
@@ -45,7 +45,7 @@ class CommonNames:
             if len(self._tables) > MOST:
                 return
             new = {
-                name: Answer.model_construct(addresses=one.addresses, error=one.error)
+                name: ResolverAnswer.model_construct(addresses=one.addresses, error=one.error)
                 for name, one in told.own.items()
                 if name in self._wanted and name not in (node.address, node.name) and literal(name) is None
                 if name not in before or (one.addresses and not before[name].addresses)
@@ -62,7 +62,7 @@ class CommonNames:
         return told.relative_to(self.common, _changed(told.common, self.common))
 
 
-def _changed(before: Mapping[str, Answer], after: Mapping[str, Answer]) -> list[str]:
+def _changed(before: Mapping[str, ResolverAnswer], after: Mapping[str, ResolverAnswer]) -> list[str]:
     return [] if before is after else [name for name, told in before.items() if after[name] != told]
 
 
@@ -70,5 +70,5 @@ def _packed(names: dict[str, list[Any] | None]) -> str:
     return base64.b64encode(zlib.compress(json.dumps(names).encode())).decode()
 
 
-def _row(told: Answer | None) -> list[Any] | None:
+def _row(told: ResolverAnswer | None) -> list[Any] | None:
     return None if told is None else [list(told.addresses), told.error]

@@ -16,12 +16,12 @@ from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.model import Cluster
 from nccl_doctor.snapshot import (
     MALFORMED,
-    Answer,
     Clock,
     HostFacts,
     Names,
     ProbeFacts,
     ProbeFailed,
+    ResolverAnswer,
     Unknown,
     unknown,
 )
@@ -86,7 +86,7 @@ class Asking:
         return {name: self._final(facts) for name, facts in self._facts.items()}
 
     @property
-    def common(self) -> dict[str, Answer]:
+    def common(self) -> dict[str, ResolverAnswer]:
         """What they make of names where their own facts say nothing else."""
         return self._names.common
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from nccl_doctor.collect.clock import Clock
 from nccl_doctor.collect.facts import Asking, failure
-from nccl_doctor.collect.options import Options, Progress
+from nccl_doctor.collect.options import Progress, RunOptions
 from nccl_doctor.collect.reach import CONNECT_S, Reach
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.measured import Load
 from nccl_doctor.model import Cluster
-from nccl_doctor.snapshot import Answer, AnyAccessFailure, HostFacts
+from nccl_doctor.snapshot import AnyAccessFailure, HostFacts, ResolverAnswer
 from nccl_doctor.transport.base import Transport
 
 
@@ -24,12 +24,12 @@ class FirstLook:
         load: how busy this machine and the hosts were meanwhile; None before the end.
     """
 
-    def __init__(self, cluster: Cluster, options: Options, progress: Progress, clock: Clock) -> None:
+    def __init__(self, cluster: Cluster, options: RunOptions, progress: Progress, clock: Clock) -> None:
         self._cluster, self._options, self._progress, self._clock = cluster, options, progress, clock
         self.opened: dict[str, ProbeSession] = {}
         self.failures: dict[str, AnyAccessFailure] = {}
         self.facts: dict[str, HostFacts] = {}
-        self.names: dict[str, Answer] = {}
+        self.names: dict[str, ResolverAnswer] = {}
         self.load: Load | None = None
         self._awaited = {node.name for node in cluster.nodes}
         self._answered: set[str] = set()

@@ -44,7 +44,7 @@ _RAS: TypeAdapter[Phased[Ras]] = TypeAdapter(Phased[Ras])
 
 
 @dataclass(frozen=True)
-class Options:
+class HangOptions:
     """How to look.
 
     Attributes:
@@ -64,7 +64,7 @@ class Options:
     total_s: float = 120.0
 
 
-def take(cluster: Cluster, transport: Transport, options: Options, progress: Progress) -> HangSnapshot:
+def take(cluster: Cluster, transport: Transport, options: HangOptions, progress: Progress) -> HangSnapshot:
     """Looks; whatever happens, every host is left as it was.
 
     Raises:
@@ -82,7 +82,7 @@ def take(cluster: Cluster, transport: Transport, options: Options, progress: Pro
 
 
 class _Watch:
-    def __init__(self, cluster: Cluster, transport: Transport, options: Options, progress: Progress) -> None:
+    def __init__(self, cluster: Cluster, transport: Transport, options: HangOptions, progress: Progress) -> None:
         self._cluster, self._transport, self._options, self._progress = cluster, transport, options, progress
         self._began = time.monotonic()
         self._taken_at = datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.hostlist import fold
+from nccl_doctor.hostlist import fold, plural
 from nccl_doctor.snapshot.hang import JobRank, JobRanks
 
 MOST_TOLD = 8
@@ -61,7 +61,7 @@ def choose(found: dict[str, JobRanks], *, port: int, pid: int | None) -> Choice:
     chosen = next(iter(meant), None)
     ranks = {name: _latest([rank for rank in told.ranks if _job(name, rank) == chosen]) for name, told in found.items()}
     liars = _contradicted(ranks)
-    others = tuple(f"{job} ({count} ranks)" for job, count in sorted(counts.items()) if job != chosen)
+    others = tuple(f"{job} ({plural(count, 'rank')})" for job, count in sorted(counts.items()) if job != chosen)
     return Choice(ranks, others, liars)
 
 

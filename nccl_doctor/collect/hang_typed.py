@@ -44,7 +44,7 @@ class _Row(BaseModel):
     recorder: Any
 
 
-class Answer(BaseModel):
+class LookAnswer(BaseModel):
     """A look as it comes; the parts that may be unknown are typed one by one, in :func:`host_look`."""
 
     at_s: Seconds
@@ -63,10 +63,10 @@ class _Status(BaseModel):
     last_completed_collective: int = -1
 
 
-LOOK = TypeAdapter(Answer)
+LOOK = TypeAdapter(LookAnswer)
 
 
-def host_look(told: Answer, job: JobRanks) -> HostLook:
+def host_look(told: LookAnswer, job: JobRanks) -> HostLook:
     """One host's look."""
     flows = _typed(_FLOWS, told.flows)
     numbers = {rank.pid: rank.rank for rank in job.ranks}

@@ -30,7 +30,7 @@ class Progress(Protocol):
 
 
 @dataclass(frozen=True)
-class Options:
+class RunOptions:
     """Bounds of a run, in seconds. ``total_s`` ends everything: a phase that no longer fits in is not begun.
 
     ``connect_s`` is :class:`~nccl_doctor.collect.reach.Reach`'s.

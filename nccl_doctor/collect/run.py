@@ -17,7 +17,7 @@ from nccl_doctor.collect.clock import Clock
 from nccl_doctor.collect.controller_names import look_up
 from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.first_look import FirstLook
-from nccl_doctor.collect.options import Options, Progress
+from nccl_doctor.collect.options import Progress, RunOptions
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.collect.smoke import trials
 from nccl_doctor.derived import FailedDials
@@ -46,7 +46,7 @@ NAMES_S = 3.0
 
 
 @contextmanager
-def looked(cluster: Cluster, transport: Transport, options: Options, progress: Progress) -> Iterator[Run]:
+def looked(cluster: Cluster, transport: Transport, options: RunOptions, progress: Progress) -> Iterator[Run]:
     """Looks at every host; one that fails is recorded and the others are looked at all the same.
 
     The connections stand until the end of the block, so that a failed all-reduce can be repeated over parts of them.
@@ -71,7 +71,7 @@ class Run:
         dials: why dials of the mesh failed, for whoever judges the snapshot; None without a mesh.
     """
 
-    def __init__(self, cluster: Cluster, transport: Transport, options: Options, progress: Progress) -> None:
+    def __init__(self, cluster: Cluster, transport: Transport, options: RunOptions, progress: Progress) -> None:
         self._cluster, self._transport, self._options, self._progress = cluster, transport, options, progress
         self.dials: FailedDials | None = None
         self._clock = Clock(options.total_s)

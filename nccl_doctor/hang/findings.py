@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from nccl_doctor.commands import on
 from nccl_doctor.hang.folds import doing, folded, named, rank_words
 from nccl_doctor.hang.observed_rank import Link, ObservedRank
-from nccl_doctor.hang.verdict import Judgement, Seen
+from nccl_doctor.hang.verdict import HangEvidence, Judgement
 from nccl_doctor.hostlist import grouped
 from nccl_doctor.logs.words import ranks_of
 from nccl_doctor.model import Finding, Fix
@@ -227,7 +227,7 @@ def _even(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     )
 
 
-def _ends(seen: Seen, links: list[Link]) -> tuple[str, ...]:
+def _ends(seen: HangEvidence, links: list[Link]) -> tuple[str, ...]:
     """The hosts of the pairs; where one host is in all of them and there are several pairs, that one alone."""
     pairs = {
         tuple(
@@ -243,7 +243,7 @@ def _ends(seen: Seen, links: list[Link]) -> tuple[str, ...]:
     return tuple(sorted({host for pair in pairs for host in pair}))
 
 
-def _end(seen: Seen, rank: int | None) -> str:
+def _end(seen: HangEvidence, rank: int | None) -> str:
     return f"rank {rank} on {seen.ranks[rank].host}" if rank is not None and rank in seen.ranks else "a rank unseen"
 
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
-from nccl_doctor.hang.verdict import Seen
+from nccl_doctor.hang.verdict import HangEvidence
 from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.logs.words import ranks_of
 from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.hang import HangSnapshot, Ras
 
 
-def gaps(snapshot: HangSnapshot, seen: Seen) -> tuple[str, ...]:
+def gaps(snapshot: HangSnapshot, seen: HangEvidence) -> tuple[str, ...]:
     """What could not be seen and the verdict may hang on, each a phrase, gravest first."""
     some = (_numbers(snapshot, seen), _hosts(snapshot, seen), _stacks(seen), _recorders(seen))
     return tuple(chain(*some, _ras(snapshot, seen), _flows(seen)))
 
 
-def _numbers(snapshot: HangSnapshot, seen: Seen) -> Iterator[str]:
+def _numbers(snapshot: HangSnapshot, seen: HangEvidence) -> Iterator[str]:
     if any(one.job_rank.counted for one in seen.ranks.values()):
         yield "the ranks' own numbers, which no variable tells: they are counted here by hosts and by their start"
     jobs = {host.name: host.job for host in snapshot.hosts if host.job is not None}
@@ -27,7 +27,7 @@ def _numbers(snapshot: HangSnapshot, seen: Seen) -> Iterator[str]:
         yield f"ranks without variables on {fold(blind)}: {next(iter(blind.values()))}"
 
 
-def _hosts(snapshot: HangSnapshot, seen: Seen) -> Iterator[str]:
+def _hosts(snapshot: HangSnapshot, seen: HangEvidence) -> Iterator[str]:
     if seen.unseen:
         yield f"{ranks_of(list(seen.unseen))}: not on a host that answered"
     failed = [host.name for host in snapshot.hosts if host.failure is not None]
@@ -38,13 +38,13 @@ def _hosts(snapshot: HangSnapshot, seen: Seen) -> Iterator[str]:
         yield f"Python processes on {fold(hidden)} are hidden from you: other users', or ptrace is restricted there"
 
 
-def _stacks(seen: Seen) -> Iterator[str]:
+def _stacks(seen: HangEvidence) -> Iterator[str]:
     reasons = grouped((one.no_stack, one.rank) for one in seen.present if one.place is None and one.no_stack)
     for reason, ranks in list(reasons.items())[:3]:
         yield f"no stack of {ranks_of(ranks)}: {reason}"
 
 
-def _recorders(seen: Seen) -> Iterator[str]:
+def _recorders(seen: HangEvidence) -> Iterator[str]:
     problems: dict[str, list[int]] = {}
     for one in seen.present:
         last = one.looks[-1].recorder if one.looks else None
@@ -55,7 +55,7 @@ def _recorders(seen: Seen) -> Iterator[str]:
         yield f"no flight recorder of {ranks_of(ranks)}: {reason}"
 
 
-def _ras(snapshot: HangSnapshot, seen: Seen) -> Iterator[str]:
+def _ras(snapshot: HangSnapshot, seen: HangEvidence) -> Iterator[str]:
     if not seen.nccl or seen.ras is not None:
         return
     told = [one for host in snapshot.hosts for one in host.ras]
@@ -68,7 +68,7 @@ def _ras(snapshot: HangSnapshot, seen: Seen) -> Iterator[str]:
             yield f"no NCCL RAS: {one.reason}"
 
 
-def _flows(seen: Seen) -> Iterator[str]:
+def _flows(seen: HangEvidence) -> Iterator[str]:
     reasons = {
         one.looks[-1].flows.reason for one in seen.present if one.looks and isinstance(one.looks[-1].flows, Unknown)
     }

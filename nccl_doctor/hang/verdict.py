@@ -24,7 +24,7 @@ CHATTER = 1 << 20
 
 
 @dataclass(frozen=True)
-class Seen:
+class HangEvidence:
     """All that a verdict is made of.
 
     Attributes:
@@ -90,15 +90,15 @@ class Judgement:
 
     verdict: HangVerdict
     culprits: tuple[int, ...]
-    seen: Seen
+    seen: HangEvidence
     hint: str = ""
 
 
-def see(snapshot: HangSnapshot) -> Seen:
+def see(snapshot: HangSnapshot) -> HangEvidence:
     """What a snapshot of a job shows of each rank, in the form that the verdict needs."""
     ranks = observed_rank.observed_ranks(snapshot)
     gone, unseen = lost.lost(snapshot, ranks) if ranks else ((), ())
-    return Seen(
+    return HangEvidence(
         ranks=ranks,
         world_size=lost.world_size(ranks),
         lost=gone,
@@ -122,7 +122,7 @@ def judge_hang(snapshot: HangSnapshot) -> Judgement:
     return Judgement("unknown", (), seen, _odd(seen))
 
 
-def _gone(seen: Seen) -> Judgement | None:
+def _gone(seen: HangEvidence) -> Judgement | None:
     """Ranks without a process hold up the others, unless these go on: then they were looked for in the wrong place."""
     sure = [one for one in seen.lost if one.rank in seen.ranks or len(one.hosts) == 1]
     if not seen.lost or (seen.moves and not sure):
@@ -130,7 +130,7 @@ def _gone(seen: Seen) -> Judgement | None:
     return Judgement("gone", tuple(one.rank for one in seen.lost), seen)
 
 
-def _moves(seen: Seen) -> Judgement | None:
+def _moves(seen: HangEvidence) -> Judgement | None:
     if not seen.moves:
         return None
     late = [one for one in seen.present if _late(one)]
@@ -144,40 +144,40 @@ def _late(one: ObservedRank) -> bool:
     return len(one.places) > 1 and all(place is not None and not place.waits for place in one.places)
 
 
-def _waited_before(seen: Seen, late: list[ObservedRank]) -> bool:
+def _waited_before(seen: HangEvidence, late: list[ObservedRank]) -> bool:
     """Whether most of the others stood in a collective at the first look already."""
     others = [one for one in seen.present if one not in late and one.places and one.places[0] is not None]
     waited = [one for one in others if one.places[0] is not None and one.places[0].waits]
     return len(waited) * 2 > len(others)
 
 
-def _transport(seen: Seen) -> Judgement | None:
+def _transport(seen: HangEvidence) -> Judgement | None:
     if not seen.stalled:
         return None
     ends = {rank for link in seen.stalled for rank in (link.source, link.target) if rank is not None}
     return Judgement("transport", tuple(sorted(ends)), seen)
 
 
-def _works(seen: Seen) -> Judgement | None:
+def _works(seen: HangEvidence) -> Judgement | None:
     """A rank that works is waited for: a long validation, a checkpoint being written, a compilation."""
     busy = [one for one in seen.outside if one.works or one.stepped]
     busy += [one for one in seen.waiting if one.works and _computes(seen, one)]
     return Judgement("slow", tuple(one.rank for one in busy), seen) if busy else None
 
 
-def _computes(seen: Seen, one: ObservedRank) -> bool:
+def _computes(seen: HangEvidence, one: ObservedRank) -> bool:
     """Whether a rank that wants the CPU in a backward pass computes; with NCCL, ranks that wait want it too."""
     place = one.place
     return not seen.nccl and place is not None and place.kind in (Kind.BACKWARD, Kind.SYNC)
 
 
-def _different(seen: Seen) -> Judgement | None:
+def _different(seen: HangEvidence) -> Judgement | None:
     if seen.parting is not None and seen.parting.differs:
         return Judgement("different-collectives", seen.parting.odd, seen)
     return None
 
 
-def _outside(seen: Seen) -> Judgement | None:
+def _outside(seen: HangEvidence) -> Judgement | None:
     """Some wait for others that are elsewhere; or all stand in the kernel or in a data loader."""
     outside = seen.outside
     if outside and seen.waiting and not _in_doubt(seen):
@@ -188,7 +188,7 @@ def _outside(seen: Seen) -> Judgement | None:
     return None
 
 
-def _in_doubt(seen: Seen) -> bool:
+def _in_doubt(seen: HangEvidence) -> bool:
     """Whether stacks can't tell who waits: most stand at lines of their own, as behind ``work.wait()`` or ``.item()``.
 
     Those are C++ and leave no frame; who is in the minority in a collective may then be the one that came too far.
@@ -197,14 +197,14 @@ def _in_doubt(seen: Seen) -> bool:
     return len(bare) > len(seen.waiting) and len({doing(one) for one in bare}) < len(bare)
 
 
-def _crossed(seen: Seen) -> Judgement | None:
+def _crossed(seen: HangEvidence) -> Judgement | None:
     """Some wait in one group for ranks that wait in another: nobody is elsewhere, so they wait for each other."""
     if seen.parting is not None and seen.parting.crossed and not seen.unseen:
         return Judgement("different-collectives", seen.parting.odd, seen)
     return None
 
 
-def _behind(seen: Seen) -> Judgement | None:
+def _behind(seen: HangEvidence) -> Judgement | None:
     if seen.parting is not None and seen.parting.odd:
         return Judgement("laggard", seen.parting.odd, seen)
     if seen.ras is not None and seen.ras.behind:
@@ -214,7 +214,7 @@ def _behind(seen: Seen) -> Judgement | None:
     return None
 
 
-def _apart(seen: Seen) -> Judgement | None:
+def _apart(seen: HangEvidence) -> Judgement | None:
     """All wait, and in different calls: nothing is missing and nothing under way, so they wait for each other.
 
     With NCCL a rank may stand at a later line while its GPU is in the same collective: there lines prove nothing.
@@ -229,7 +229,7 @@ def _apart(seen: Seen) -> Judgement | None:
     return Judgement("different-collectives", tuple(odd), seen)
 
 
-def _even(seen: Seen) -> Judgement | None:
+def _even(seen: HangEvidence) -> Judgement | None:
     """All have launched the same by NCCL's own count, and nothing moves: the data is on its way and does not arrive."""
     even = seen.ras is not None and seen.ras.even and not seen.unseen
     if even and seen.waiting and len(seen.waiting) == len(seen.present):
@@ -237,7 +237,7 @@ def _even(seen: Seen) -> Judgement | None:
     return None
 
 
-def _odd(seen: Seen) -> str:
+def _odd(seen: HangEvidence) -> str:
     """Where to look first, where nothing is certain: at the few that do not do what most do."""
     from nccl_doctor.hang.folds import folded, named
 
@@ -248,7 +248,7 @@ def _odd(seen: Seen) -> str:
     return f"look at {named(few)} first: most ranks do the same, and these do not"
 
 
-_STEPS: tuple[Callable[[Seen], Judgement | None], ...] = (
+_STEPS: tuple[Callable[[HangEvidence], Judgement | None], ...] = (
     _gone,
     _moves,
     _transport,

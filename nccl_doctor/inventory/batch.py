@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from nccl_doctor.errors import UsageError
+from nccl_doctor.hostlist import plural
 
 _WHOLE = re.compile(r"-{0,2}(?:(?:total|global)[-_])?(?:train[-_])?batch(?:[-_]size)?")
 """For all ranks together: --batch-size of YOLOv5, batch= of Ultralytics, --global-batch-size of Megatron."""
@@ -29,11 +30,11 @@ def batch_notes(script: tuple[str, ...], world: int) -> tuple[list[str], list[st
     for option, size in _sizes(script):
         wrong = _remainder(size, world)
         if _EACH.fullmatch(option):
-            notes.append(f"{option} {size} on each of {world} ranks: a batch of {size * world}")
+            notes.append(f"{option} {size} on each of {plural(world, 'rank')}: a batch of {size * world}")
         elif wrong:
             warnings.append(f"{option} {wrong} (no matter where each rank takes a batch of its own)")
         else:
-            notes.append(f"{option} {size} over {world} ranks: {size // world} each")
+            notes.append(f"{option} {size} over {plural(world, 'rank')}: {size // world} each")
     return notes, warnings
 
 

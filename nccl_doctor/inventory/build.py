@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.hostlist import fold, quoted
+from nccl_doctor.hostlist import fold, plural, quoted
 from nccl_doctor.inventory import values
 from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced
 from nccl_doctor.inventory.this_machine import ThisMachine, canonical
@@ -97,8 +97,8 @@ def _refuse_more_ranks_than_gpus(said: Settings, entry: Entry) -> None:
     ranks = said.nproc_per_node
     if named and ranks and ranks.value > len(named):
         raise ranks.place.error(
-            f"{quoted(entry.name.value)} is to start {ranks.value} ranks and sees {len(named)} GPU"
-            f"{'s' * (len(named) > 1)} (cuda_visible_devices {quoted(','.join(named))}); give each rank one"
+            f"{quoted(entry.name.value)} is to start {plural(ranks.value, 'rank')} and sees "
+            f"{plural(len(named), 'GPU')} (cuda_visible_devices {quoted(','.join(named))}); give each rank one"
         )
 
 

@@ -18,7 +18,7 @@ from nccl_doctor import shell
 from nccl_doctor.files import write_atomically
 from nccl_doctor.frozen import FrozenModel
 from nccl_doctor.hostlist import fold
-from nccl_doctor.inventory.plan import Seen
+from nccl_doctor.inventory.plan import CheckedHost
 from nccl_doctor.model import Cluster, Diagnosis, Report, Severity
 from nccl_doctor.nccl.recorder import release
 from nccl_doctor.ranks import counts
@@ -29,7 +29,7 @@ OLD_S = 86_400.0
 
 
 class HostSeen(FrozenModel):
-    """One host, as :class:`~nccl_doctor.inventory.plan.Seen`."""
+    """One host, as :class:`~nccl_doctor.inventory.plan.CheckedHost`."""
 
     nproc: int
     gpus: int | None
@@ -53,9 +53,9 @@ class LastCheck(FrozenModel):
     hosts: dict[str, HostSeen]
 
     @property
-    def seen(self) -> dict[str, Seen]:
+    def seen(self) -> dict[str, CheckedHost]:
         """By name, what of each host a launch plan needs to know."""
-        return {name: Seen(one.nproc, one.gpus, one.variables) for name, one in self.hosts.items()}
+        return {name: CheckedHost(one.nproc, one.gpus, one.variables) for name, one in self.hosts.items()}
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from nccl_doctor.inet import numeric
 from nccl_doctor.inventory.values import device_list
 from nccl_doctor.job_variables import ADDRESSES, OF_A_JOB, PlannedNode, contradictions, names_of
 from nccl_doctor.model import Cluster, Node
-from nccl_doctor.source import Source
+from nccl_doctor.source import ClusterSource
 
 
 @dataclass(frozen=True)
-class Seen:
+class CheckedHost:
     """What a check saw of one host.
 
     Attributes:
@@ -110,7 +110,9 @@ class LaunchPlan:
         return counts.pop()
 
 
-def plan(cluster: Cluster, seen: Mapping[str, Seen], script: tuple[str, ...], torch: str | None = None) -> LaunchPlan:
+def plan(
+    cluster: Cluster, seen: Mapping[str, CheckedHost], script: tuple[str, ...], torch: str | None = None
+) -> LaunchPlan:
     """The job of a cluster.
 
     Args:
@@ -124,7 +126,7 @@ def plan(cluster: Cluster, seen: Mapping[str, Seen], script: tuple[str, ...], to
     """
     unknown = [node.name for node in cluster.nodes if _count(node, seen.get(node.name)) is None]
     if unknown:
-        source = Source(cluster)
+        source = ClusterSource(cluster)
         place = "give --nproc-per-node N" if source.file is None else f"set nproc_per_node in {source.file}"
         check = " ".join(map(shell.word, ("nccl-doctor", "check", *source.arguments)))
         raise UsageError(
@@ -156,7 +158,7 @@ def _refuse_other_places(job: LaunchPlan) -> None:
             )
 
 
-def _refuse_more_ranks_than_gpus(cluster: Cluster, seen: Mapping[str, Seen]) -> None:
+def _refuse_more_ranks_than_gpus(cluster: Cluster, seen: Mapping[str, CheckedHost]) -> None:
     """Options can contradict a hosts file, and both what the last check saw; without any GPU ranks are on CPUs."""
     for node in cluster.nodes:
         there = len(device_list(node.cuda_visible_devices or ""))
@@ -165,17 +167,17 @@ def _refuse_more_ranks_than_gpus(cluster: Cluster, seen: Mapping[str, Seen]) -> 
         count = _count(node, seen.get(node.name)) or 0
         if there and count > there:
             raise UsageError(
-                f"{node.name} is to start {count} ranks and has {plural(there, 'GPU')}; set nproc_per_node "
+                f"{node.name} is to start {plural(count, 'rank')} and has {plural(there, 'GPU')}; set nproc_per_node "
                 f"to {there}, or cuda_visible_devices"
             )
 
 
-def _count(node: Node, seen: Seen | None) -> int | None:
+def _count(node: Node, seen: CheckedHost | None) -> int | None:
     named = len(device_list(node.cuda_visible_devices or ""))
     return node.nproc_per_node or named or (seen.nproc if seen else None)
 
 
-def _start(node: Node, count: int, first: int, seen: Seen | None) -> Start:
+def _start(node: Node, count: int, first: int, seen: CheckedHost | None) -> Start:
     own = {name: value for name, value in node.env.items() if name not in OF_A_JOB}  # the launcher sets those
     variables = {**(seen.variables if seen else {}), **own}
     if node.cuda_visible_devices is not None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nccl_doctor.logs.rule import Rule, benign
+from nccl_doctor.logs.rule import LogRule, benign
 from nccl_doctor.logs.wordings import C10D_CLIENT
 
-BENIGN: tuple[Rule, ...] = (
+BENIGN: tuple[LogRule, ...] = (
     benign(r"NCCL DIAG (?:\[OK\]|=== )", "n1:4242 NCCL DIAG [OK] ECC: no errors on 16 ranks"),
     benign(
         r"errno: 97 - ",

@@ -27,7 +27,7 @@ _SAMPLE = 64 << 10
 
 
 @dataclass(frozen=True)
-class Source:
+class LogSource:
     """One log: the name to show, and its bytes block by block. Blocks may be cut anywhere."""
 
     name: str
@@ -191,7 +191,7 @@ def _ras_answer(data: bytes) -> RasAnswer | None:
         return None
 
 
-def diagnose(sources: Iterable[Source], progress: Callable[[int], None] = lambda _count: None) -> LogVerdict:
+def diagnose(sources: Iterable[LogSource], progress: Callable[[int], None] = lambda _count: None) -> LogVerdict:
     """Reads all sources and says what happened.
 
     Args:

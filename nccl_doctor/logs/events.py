@@ -12,7 +12,7 @@ from nccl_doctor.logs import fact_rules
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.prefix import Prefix, peel, records
 from nccl_doctor.logs.register import rules
-from nccl_doctor.logs.rule import Grade, Rule
+from nccl_doctor.logs.rule import Grade, LogRule
 from nccl_doctor.logs.scan import QUOTA, Line, Scanner, Table, table
 from nccl_doctor.logs.text import QUOTED, decode, number, quote
 from nccl_doctor.nccl.messages import Meaning, meaning
@@ -180,10 +180,10 @@ class Reader:
             if told is not None and not self._said_before(told[0]):
                 yield from self._event(*told, RecordPlace(line.number, text))
 
-    def _told(self, line: Line, part: str) -> tuple[Rule, re.Match[str]] | None:
+    def _told(self, line: Line, part: str) -> tuple[LogRule, re.Match[str]] | None:
         """The weightiest rule that a record fits; facts are noted on the way."""
         wordings = rules()
-        best: tuple[Rule, re.Match[str]] | None = None
+        best: tuple[LogRule, re.Match[str]] | None = None
         prefix: Prefix | None = None
         for index in line.rules:
             if index >= len(wordings):
@@ -201,7 +201,7 @@ class Reader:
                     best = (wordings[index], match)
         return best
 
-    def _said_before(self, rule: Rule) -> bool:
+    def _said_before(self, rule: LogRule) -> bool:
         """Whether so much is known of what a rule says that a further line is but counted, unread."""
         if rule.name == "nccl-unknown-error":  # each may be another one
             self._asked += 1
@@ -210,7 +210,7 @@ class Reader:
         self.reading.counts[rule.name, rule.grade] += full
         return full
 
-    def _event(self, rule: Rule, match: re.Match[str], place: RecordPlace) -> Iterator[Event]:
+    def _event(self, rule: LogRule, match: re.Match[str], place: RecordPlace) -> Iterator[Event]:
         part = match.string
         prefix = peel(part)
         name, grade, message = rule.name, rule.grade, part[prefix.start :].strip() or part

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.logs.diagnose import Source
+from nccl_doctor.logs.diagnose import LogSource
 
 BLOCK = 1 << 18
 """Bytes read at once: they stay in a processor's cache over all passes, which halves the time against 4 MB."""
@@ -29,7 +29,7 @@ _NOT_LOGS = frozenset(
 )
 
 
-def sources(names: Sequence[str]) -> Iterator[Source]:
+def sources(names: Sequence[str]) -> Iterator[LogSource]:
     """The logs that the command line names; ``-`` is standard input, a folder all files in it.
 
     Raises:
@@ -37,10 +37,10 @@ def sources(names: Sequence[str]) -> Iterator[Source]:
     """
     for name in names:
         if name == "-":
-            yield Source("-", stdin_blocks())
+            yield LogSource("-", stdin_blocks())
         else:
             for path in files(name):
-                yield Source(str(path), file_blocks(path))
+                yield LogSource(str(path), file_blocks(path))
 
 
 def files(name: str) -> list[Path]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cache
 
 from nccl_doctor.logs.benign import BENIGN
-from nccl_doctor.logs.rule import LogSigns, Rule
+from nccl_doctor.logs.rule import LogRule, LogSigns
 
 PACKAGES = ("nccl_doctor.checks.seen_in_logs", "nccl_doctor.logs.signs")
 
@@ -44,7 +44,7 @@ def _found() -> Iterator[tuple[str, LogSigns]]:
 
 
 @cache
-def rules() -> tuple[Rule, ...]:
+def rules() -> tuple[LogRule, ...]:
     """Every wording: between rules of one grade that match one line, the first speaks."""
     return (*BENIGN, *(replace(rule, name=name) for name, one in signs().items() for rule in one.rules))
 

@@ -46,7 +46,7 @@ class Grade(IntEnum):
 
 
 @dataclass(frozen=True)
-class Rule:
+class LogRule:
     """One wording that logs hold.
 
     Attributes:
@@ -75,18 +75,18 @@ class Rule:
         return None if found is None or (unless is not None and unless.search(text)) else found
 
 
-root = partial(Rule, Grade.ROOT)
-likely = partial(Rule, Grade.LIKELY)
-symptom = partial(Rule, Grade.SYMPTOM)
-generic = partial(Rule, Grade.GENERIC)
-hint = partial(Rule, Grade.HINT)
-clue = partial(Rule, Grade.CLUE)
+root = partial(LogRule, Grade.ROOT)
+likely = partial(LogRule, Grade.LIKELY)
+symptom = partial(LogRule, Grade.SYMPTOM)
+generic = partial(LogRule, Grade.GENERIC)
+hint = partial(LogRule, Grade.HINT)
+clue = partial(LogRule, Grade.CLUE)
 """A rule of that grade: pattern, sample, and what speaks against it."""
 
 
-def benign(pattern: str, sample: str) -> Rule:
+def benign(pattern: str, sample: str) -> LogRule:
     """A rule of grade BENIGN: its line is no fault, whatever other rules say."""
-    return Rule(Grade.BENIGN, pattern, sample)
+    return LogRule(Grade.BENIGN, pattern, sample)
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class LogSigns:
             on without the plugin or the setting.
     """
 
-    rules: tuple[Rule, ...]
+    rules: tuple[LogRule, ...]
     advice: Callable[[Case], Advice]
     after: tuple[str, ...] = ()
     echo: bool = False

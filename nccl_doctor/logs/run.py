@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.logs import parallel
-from nccl_doctor.logs.diagnose import Investigation, LogVerdict, Source
+from nccl_doctor.logs.diagnose import Investigation, LogSource, LogVerdict
 from nccl_doctor.logs.reading import file_blocks, files, size, sources, stdin_blocks
 from nccl_doctor.logs.rule import Grade
 from nccl_doctor.logs.text import decode
@@ -66,16 +66,16 @@ class LogsRun:
         for block in self._rest or ():
             self._pass_on(block)
 
-    def _read_ahead(self, investigation: Investigation) -> Iterator[Source]:
+    def _read_ahead(self, investigation: Investigation) -> Iterator[LogSource]:
         """Gives the investigation what other processes have read; yields what they could not."""
         assert self._ahead is not None, "begin() found nothing long"
         for path, reading in self._ahead.readings(self.progress):
             if reading is None:
-                yield Source(str(path), file_blocks(path))
+                yield LogSource(str(path), file_blocks(path))
             else:
                 investigation.add(reading)
 
-    def _sources(self) -> Iterator[Source]:
+    def _sources(self) -> Iterator[LogSource]:
         if not self.follow:
             yield from sources(self.names)
             return
@@ -83,12 +83,12 @@ class LogsRun:
             raise UsageError("--follow takes one file, or - for standard input")
         name = self.names[0]
         if name == "-":
-            yield Source(name, stdin_blocks(_LOOK_S))
+            yield LogSource(name, stdin_blocks(_LOOK_S))
         else:
             next(sources(self.names))
-            yield Source(name, file_blocks(Path(name), follow_s=_LOOK_S))
+            yield LogSource(name, file_blocks(Path(name), follow_s=_LOOK_S))
 
-    def _read_source(self, investigation: Investigation, source: Source) -> bool:
+    def _read_source(self, investigation: Investigation, source: LogSource) -> bool:
         """Feeds a source; whether it ended early, at a fatal line that is old enough."""
         fatal_at: float | None = None
         blocks = iter(source.blocks)

@@ -10,7 +10,7 @@ from nccl_doctor.model import Severity
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.interfaces import Chosen, Failure
-from nccl_doctor.nccl.reach import Answer, Cause, is_private
+from nccl_doctor.nccl.reach import Cause, Reachable, is_private
 from nccl_doctor.nccl.spec import parse_spec
 
 
@@ -83,7 +83,7 @@ def _bad_interface(nccl: ClusterNccl, one: HostNccl, chosen: Chosen) -> Fault | 
     standing = nccl.bootstrap[one.host]
     if standing.is_lost and not _is_anothers_fault(nccl, one, chosen, standing.causes):
         problem = f"will use {chosen.name} ({chosen.address}), {_unreached(standing.causes)}"
-        evidence = uses | standing.reasons(Answer.NO)
+        evidence = uses | standing.reasons(Reachable.NO)
         return Fault(one.host, _kind(nccl, one, wanted), Severity.ERROR, wanted, chosen, problem, evidence)
     devices = nccl.lost_devices(one.host)
     if devices:

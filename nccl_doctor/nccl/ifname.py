@@ -8,7 +8,7 @@ from nccl_doctor.hostlist import fold
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
 from nccl_doctor.nccl.interfaces import Failure
-from nccl_doctor.nccl.reach import Answer
+from nccl_doctor.nccl.reach import Reachable
 from nccl_doctor.nccl.suggest import Suggestion
 from nccl_doctor.nccl.versions import Version
 from nccl_doctor.snapshot import Snapshot, Unknown
@@ -66,8 +66,8 @@ def _trouble(nccl: ClusterNccl, host: str) -> str | None:
         return "no other host could reach it"
     standing = nccl.bootstrap[host]
     if standing.is_lost:
-        unsure = any(verdict.answer is Answer.UNSURE for verdict in standing.verdicts)
-        why, sources = next(iter(standing.reasons(Answer.NO).items()))
+        unsure = any(verdict.answer is Reachable.UNSURE for verdict in standing.verdicts)
+        why, sources = next(iter(standing.reasons(Reachable.NO).items()))
         return f"{fold(sources)}: {why}" if unsure else "no other host can reach it"
     lost = nccl.lost_devices(host)
     if lost:

@@ -20,7 +20,7 @@ LOST = ("timed-out", "no-route", "unreachable")
 """Outcomes of a dial that found nobody; a refusal comes from somebody."""
 
 
-class Answer(Enum):
+class Reachable(Enum):
     """Whether an address can be reached; UNSURE where nothing that was seen tells."""
 
     YES = "yes"
@@ -43,7 +43,7 @@ class PairReach:
     """Whether ``source`` reaches an address, what shows it (to follow its name and a colon), and why it can't."""
 
     source: str
-    answer: Answer
+    answer: Reachable
     why: str
     cause: Cause | None = None
 
@@ -59,18 +59,18 @@ def reach(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -
     """
     there = address_of(address)
     if source.machine is not None and source.machine == target.machine:
-        return PairReach(source.host, Answer.YES, "the same machine")
+        return PairReach(source.host, Reachable.YES, "the same machine")
     if there.is_loopback:
-        return PairReach(source.host, Answer.NO, f"{address} is a loopback address", Cause.LOOPBACK)
+        return PairReach(source.host, Reachable.NO, f"{address} is a loopback address", Cause.LOOPBACK)
     if source.owns(address):
-        return PairReach(source.host, Answer.NO, f"{address} is an address of its own", Cause.OWN_ADDRESS)
+        return PairReach(source.host, Reachable.NO, f"{address} is an address of its own", Cause.OWN_ADDRESS)
     dial = _dial(source, target, address, mesh)
     if mesh is not None:
         verdict = _elsewhere(source, mesh.elsewhere.get(target.host, {}), address, dial)
         if verdict is not None:
             return verdict
     if dial is True:
-        return PairReach(source.host, Answer.YES, f"connected to {address}")
+        return PairReach(source.host, Reachable.YES, f"connected to {address}")
     return _by_route(source, target, address, dial if isinstance(dial, Dial) else None)
 
 
@@ -80,9 +80,9 @@ def _elsewhere(
     """What is known where hosts were tried by other nets, since they could not reach each other by the first."""
     better = ", ".join(other for other, sources in met.items() if source.host in sources)
     if source.host in met.get(address, ()):
-        return PairReach(source.host, Answer.YES, f"connected to {address}")
+        return PairReach(source.host, Reachable.YES, f"connected to {address}")
     if better and isinstance(dial, Dial) and dial.outcome in LOST:
-        return PairReach(source.host, Answer.NO, f"{address}: {dial.outcome}; {better} answers", Cause.SILENT)
+        return PairReach(source.host, Reachable.NO, f"{address}: {dial.outcome}; {better} answers", Cause.SILENT)
     return None
 
 
@@ -100,16 +100,16 @@ def _dial(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -
 def _by_route(source: HostNccl, target: HostNccl, there: str, failed: Dial | None) -> PairReach:
     who = source.host
     if there in source.unreachable:
-        return PairReach(who, Answer.NO, f"no route to {there} ({source.unreachable[there]})", Cause.NO_ROUTE)
+        return PairReach(who, Reachable.NO, f"no route to {there} ({source.unreachable[there]})", Cause.NO_ROUTE)
     if isinstance(source.routes, Unknown):
-        return PairReach(who, Answer.UNSURE, f"routes are not known: {source.routes.reason}")
+        return PairReach(who, Reachable.UNSURE, f"routes are not known: {source.routes.reason}")
     if address_of(there).is_link_local:
-        return PairReach(who, Answer.UNSURE, f"{there} is link-local: no route tells on which link it lies")
+        return PairReach(who, Reachable.UNSURE, f"{there} is link-local: no route tells on which link it lies")
     route = source.route_to(there)
     if route is None:
-        return PairReach(who, Answer.NO, f"no route to {there}", Cause.NO_ROUTE)
+        return PairReach(who, Reachable.NO, f"no route to {there}", Cause.NO_ROUTE)
     if route.gateway is None:
-        return PairReach(who, Answer.YES, f"{there} is on {route.interface}")
+        return PairReach(who, Reachable.YES, f"{there} is on {route.interface}")
     return _by_gateway(source, target, there, route, failed)
 
 
@@ -117,17 +117,17 @@ def _by_gateway(source: HostNccl, target: HostNccl, there: str, route: Route, fa
     who = source.host
     if failed is not None and failed.outcome in LOST:
         return PairReach(
-            who, Answer.NO, f"{there}:{failed.port} through {route.gateway}: {failed.outcome}", Cause.GATEWAY
+            who, Reachable.NO, f"{there}:{failed.port} through {route.gateway}: {failed.outcome}", Cause.GATEWAY
         )
     by_default = network_of(route.destination).prefixlen == 0
     if by_default and _is_island(source, target, there):
         return PairReach(
             who,
-            Answer.NO,
+            Reachable.NO,
             f"only the gateway {route.gateway} could know {there}, whose net has no way out",
             Cause.GATEWAY,
         )
-    return PairReach(who, Answer.UNSURE, f"{there} lies behind {route.gateway}, and was not tried")
+    return PairReach(who, Reachable.UNSURE, f"{there} lies behind {route.gateway}, and was not tried")
 
 
 def _is_island(source: HostNccl, target: HostNccl, there: str) -> bool:
@@ -159,19 +159,19 @@ class Reachability:
     def is_lost(self) -> bool:
         """Some can't reach it and nobody provably can: the address is at fault, not a route of theirs."""
         answers = {verdict.answer for verdict in self.verdicts}
-        return Answer.NO in answers and Answer.YES not in answers
+        return Reachable.NO in answers and Reachable.YES not in answers
 
     @property
     def is_unsure(self) -> bool:
         """Nobody provably reaches it or fails to, and there is somebody who would have to."""
-        return bool(self.verdicts) and all(verdict.answer is Answer.UNSURE for verdict in self.verdicts)
+        return bool(self.verdicts) and all(verdict.answer is Reachable.UNSURE for verdict in self.verdicts)
 
     @property
     def causes(self) -> set[Cause]:
         """Why it can't be reached, over all hosts that can't."""
         return {verdict.cause for verdict in self.verdicts if verdict.cause is not None}
 
-    def reasons(self, answer: Answer) -> dict[str, tuple[str, ...]]:
+    def reasons(self, answer: Reachable) -> dict[str, tuple[str, ...]]:
         """What shows it, each with the hosts of which it is true."""
         found: dict[str, tuple[str, ...]] = {}
         for verdict in self.verdicts:

@@ -15,7 +15,7 @@ from nccl_doctor.inet import Network
 from nccl_doctor.model import Fix
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
 from nccl_doctor.nccl.peers import Peers
-from nccl_doctor.nccl.reach import Answer, is_private, reach
+from nccl_doctor.nccl.reach import Reachable, is_private, reach
 from nccl_doctor.snapshot import Host, Mesh, Names, Unknown, told_of
 
 Plan = dict[str, str]
@@ -53,14 +53,14 @@ def suggest(hosts: tuple[Host, ...], now: Mapping[str, HostNccl], mesh: Mesh | N
     if not known or len(known) < len(hosts):
         return None
     plans = sorted(_plans(hosts, known), key=lambda plan: _merit(plan, now, known), reverse=True)
-    for accepted in ((Answer.YES,), (Answer.YES, Answer.UNSURE)):
+    for accepted in ((Reachable.YES,), (Reachable.YES, Reachable.UNSURE)):
         for plan in plans:
             if works(hosts, plan, mesh, accepted):
                 return Suggestion(plan)
     return None
 
 
-def works(hosts: tuple[Host, ...], plan: Plan, mesh: Mesh | None, accepted: tuple[Answer, ...]) -> bool:
+def works(hosts: tuple[Host, ...], plan: Plan, mesh: Mesh | None, accepted: tuple[Reachable, ...]) -> bool:
     """Whether NCCL, set so, uses the planned interfaces and no other, and all of them reach each other."""
     after: dict[str, HostNccl] = {}
     for host in hosts:

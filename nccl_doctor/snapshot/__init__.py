@@ -47,10 +47,10 @@ from nccl_doctor.snapshot.mesh import Mesh as Mesh
 from nccl_doctor.snapshot.mesh import Rail as Rail
 from nccl_doctor.snapshot.mesh import Sample as Sample
 from nccl_doctor.snapshot.mesh import Stall as Stall
-from nccl_doctor.snapshot.names import Answer as Answer
 from nccl_doctor.snapshot.names import Names as Names
 from nccl_doctor.snapshot.names import Resolution as Resolution
 from nccl_doctor.snapshot.names import Resolver as Resolver
+from nccl_doctor.snapshot.names import ResolverAnswer as ResolverAnswer
 from nccl_doctor.snapshot.names import deviations as deviations
 from nccl_doctor.snapshot.names import told_of as told_of
 from nccl_doctor.snapshot.network import InterfaceAddress as InterfaceAddress
@@ -119,7 +119,7 @@ class Snapshot(Observed):
     smoke: Phased[Smoke]
     timings: dict[str, float] = Field(default_factory=dict)
     resolved: dict[str, tuple[IpAddress, ...]] = Field(default_factory=dict)
-    names: dict[str, Answer] = Field(default_factory=dict)
+    names: dict[str, ResolverAnswer] = Field(default_factory=dict)
     load: Load | None = None
     spent: dict[str, dict[str, tuple[Seconds, Seconds]]] = Field(default_factory=dict)
 

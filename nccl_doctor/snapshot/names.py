@@ -14,7 +14,7 @@ from pydantic import PrivateAttr, model_validator
 from nccl_doctor.snapshot.values import IpAddress, Observed, ip_address
 
 
-class Answer(Observed):
+class ResolverAnswer(Observed):
     """What a resolver makes of one name or address.
 
     Attributes:
@@ -26,7 +26,7 @@ class Answer(Observed):
     error: str | None = None
 
 
-class Resolution(Answer):
+class Resolution(ResolverAnswer):
     """What a host makes of one name or address of the cluster.
 
     Attributes:
@@ -38,7 +38,7 @@ class Resolution(Answer):
     source_error: str | None = None
 
 
-Common = Mapping[str, Answer]
+Common = Mapping[str, ResolverAnswer]
 """The answers that hosts share, by name."""
 
 
@@ -87,7 +87,7 @@ class Names(Observed):
         source = self.source if told.addresses else None
         return Resolution.model_construct(addresses=told.addresses, error=told.error, source=source, source_error=None)
 
-    def shared(self, name: str) -> Answer | None:
+    def shared(self, name: str) -> ResolverAnswer | None:
         """The common answer for a name, or the address that the name itself is."""
         return self._common.get(name) or (None if self.source is None else literal(name))
 
@@ -106,11 +106,11 @@ class Names(Observed):
         return (told.source, told.source_error) == (self.source if told.addresses else None, None)
 
 
-def literal(name: str) -> Answer | None:
+def literal(name: str) -> ResolverAnswer | None:
     """What everybody makes of an address; None for a name."""
     try:
         ipaddress.ip_address(name.partition("%")[0])
-        return Answer.model_construct(addresses=(ip_address(name),), error=None)
+        return ResolverAnswer.model_construct(addresses=(ip_address(name),), error=None)
     except ValueError:
         return None
 

@@ -16,17 +16,17 @@ from pathlib import Path
 
 from nccl_doctor.logs import fact_rules
 from nccl_doctor.logs.anchors import anchor
-from nccl_doctor.logs.diagnose import Source, diagnose
+from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.register import rules
-from nccl_doctor.logs.rule import Rule
+from nccl_doctor.logs.rule import LogRule
 from nccl_doctor.logs.verdict import report
 
-RULES: tuple[Rule | fact_rules.FactRule, ...] = (*rules(), *fact_rules.RULES)
+RULES: tuple[LogRule | fact_rules.FactRule, ...] = (*rules(), *fact_rules.RULES)
 SIZE = 60_000
 DOCTOR = str(Path(sys.executable).parent / "nccl-doctor")
 
 
-def units(rule: Rule | fact_rules.FactRule) -> tuple[str, str, str]:
+def units(rule: LogRule | fact_rules.FactRule) -> tuple[str, str, str]:
     """What a hostile log repeats of one rule: its sample, the words of its pattern, one string of the first pass."""
     return rule.sample, re.sub(r"[\\^$()|?*+{}]+", " ", rule.pattern), min(anchor(rule.pattern).strings)
 
@@ -53,7 +53,7 @@ def seconds(data: bytes, tries: int = 1) -> float:
     best = float("inf")
     for _ in range(tries):
         began = time.process_time()
-        report(diagnose([Source("x.log", [data])]), 0.0).model_dump_json(by_alias=True)
+        report(diagnose([LogSource("x.log", [data])]), 0.0).model_dump_json(by_alias=True)
         best = min(best, time.process_time() - began)
     return best
 

@@ -23,7 +23,7 @@ from typing import Any
 from nccl_doctor.cli.main import GARBAGE
 from nccl_doctor.cli.progress import Silent
 from nccl_doctor.collect import answers, facts
-from nccl_doctor.collect.options import Options
+from nccl_doctor.collect.options import RunOptions
 from nccl_doctor.collect.run import looked
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.diagnose import judge
@@ -232,7 +232,7 @@ def run(count: int) -> dict[str, float]:
     all_checks()
     recorded = record()
     began = time.process_time()
-    options = Options(smoke=False, total_s=3600.0)
+    options = RunOptions(smoke=False, total_s=3600.0)
     with looked(cluster(count), Replay(recorded), options, Silent()) as done:
         snapshot = done.snapshot()
     figures = {f"{phase} s": seconds for phase, seconds in snapshot.timings.items()}

@@ -9,7 +9,7 @@ from nccl_doctor.inventory.load import load
 from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.inventory.this_machine import ThisMachine
 from nccl_doctor.model import Cluster
-from nccl_doctor.source import Source
+from nccl_doctor.source import ClusterSource
 from nccl_doctor.transport.ssh_options import SshOptions
 from tests.inventory.conftest import ELSEWHERE
 
@@ -67,7 +67,7 @@ def test_the_environment_says_the_master_where_nobody_else_does(hosts_file: str)
     assert (found.master_addr, found.master_port) == ("10.0.0.9", 29777)
     assert found.origins["master_port"] == "MASTER_PORT (of the environment)"
     again = ("--master-port", "29777", "--master-addr", "10.0.0.9")
-    assert Source(found).arguments == (hosts_file, *again)
+    assert ClusterSource(found).arguments == (hosts_file, *again)
     options = Overrides(master_port=29600, master_addr="node2")
     both = load(hosts_file, where=None, exclude=None, environ=said, overrides=options, here=ELSEWHERE)
     assert (both.master_addr, both.master_port) == ("node2", 29600)

@@ -22,7 +22,7 @@ from typing import Any
 from nccl_doctor.cli.choices import FailOn
 from nccl_doctor.cli.output import exit_code
 from nccl_doctor.cli.progress import Silent
-from nccl_doctor.collect.options import Options
+from nccl_doctor.collect.options import RunOptions
 from nccl_doctor.collect.run import looked
 from nccl_doctor.collect.smoke import SmokeLimits
 from nccl_doctor.diagnose import judge
@@ -87,7 +87,7 @@ def in_process(one: Lie, folder: Path) -> list[str]:
         for rank, name in enumerate(NAMES)
     )
     cluster = Cluster(nodes=nodes, master_addr="127.0.0.1", master_port=random.Random(one.seed).randrange(20000, 30000))
-    options = Options(
+    options = RunOptions(
         smoke=one.smoke,
         smoke_limits=SmokeLimits(deadline_s=10, imports_s=40, budget_s=0.2, max_bytes=4096),
         total_s=200,

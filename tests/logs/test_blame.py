@@ -8,7 +8,7 @@ import pytest
 
 from nccl_doctor.logs.blame import Cause
 from nccl_doctor.logs.case import Case
-from nccl_doctor.logs.diagnose import Source, diagnose
+from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.register import rules, signs
 from nccl_doctor.registry import all_checks
 
@@ -45,7 +45,7 @@ TO_LINK_LOCAL = "n1:1:2 [0] NCCL WARN socketStartConnect: Connect to fe80::5%ib1
 
 
 def names(*lines: str) -> list[str]:
-    return [cause.name for cause in diagnose([Source("run.log", ["\n".join([*lines, ""]).encode()])]).causes]
+    return [cause.name for cause in diagnose([LogSource("run.log", ["\n".join([*lines, ""]).encode()])]).causes]
 
 
 SHAPES = "RuntimeError: The size of tensor a (32) must match the size of tensor b (16) at non-singleton dimension 0"
@@ -100,20 +100,20 @@ def test_blame(lines: list[str], wanted: list[str]) -> None:
 
 def test_an_exception_is_told_before_the_exit_code_that_follows_it() -> None:
     said = f"{EXITED}\nmine.OddException: no such shard\n"
-    verdict = diagnose([Source("run.log", [said.encode()])])
+    verdict = diagnose([LogSource("run.log", [said.encode()])])
     words = signs()[verdict.causes[0].name].advice(Case(verdict.causes[0], verdict.log))
     assert words.message == "The script itself failed on a rank: mine.OddException: no such shard"
 
 
 def test_a_return_code_behind_its_reason_is_no_consequence() -> None:
-    (cause,) = diagnose([Source("run.log", [f"{OOM}\n{CLOSED}\n{RETURNED}\n".encode()])]).causes
+    (cause,) = diagnose([LogSource("run.log", [f"{OOM}\n{CLOSED}\n{RETURNED}\n".encode()])]).causes
     assert [name for name, _ in cause.follows] == ["peer-died"]
 
 
 def test_the_earlier_time_is_blamed_over_the_earlier_file() -> None:
     late = b"2025-01-01T10:00:09Z [rank1]: RuntimeError: CUDA error: device-side assert triggered\n"
     early = b"2025-01-01T10:00:02Z [rank2]: OSError: [Errno 24] Too many open files\n"
-    verdict = diagnose([Source("rank1.log", [late]), Source("rank2.log", [early])])
+    verdict = diagnose([LogSource("rank1.log", [late]), LogSource("rank2.log", [early])])
     assert verdict.causes[0].name == "nofile-low"
 
 
@@ -152,7 +152,7 @@ def samples(name: str) -> list[str]:
 
 @cache
 def verdict(text: str) -> tuple[Cause, ...]:
-    return diagnose([Source("run.log", [text.encode() + b"\n"])]).causes
+    return diagnose([LogSource("run.log", [text.encode() + b"\n"])]).causes
 
 
 def follows(first: str, second: str) -> set[str]:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nccl_doctor.logs.case import Case
-from nccl_doctor.logs.diagnose import LogVerdict, Source, diagnose
+from nccl_doctor.logs.diagnose import LogSource, LogVerdict, diagnose
 from nccl_doctor.logs.register import signs
 from tests.each import each
 
@@ -20,7 +20,7 @@ CASES = sorted((Path(__file__).parent / "cases").glob("*.log"))
 
 def verdict_of(text: str | bytes, name: str = "run.log") -> LogVerdict:
     data = text if isinstance(text, bytes) else text.encode()
-    return diagnose([Source(name, [data])])
+    return diagnose([LogSource(name, [data])])
 
 
 def first(text: str | bytes) -> str | None:
@@ -160,7 +160,7 @@ def test_nothing_raises(pieces: list[bytes], data: st.DataObject) -> None:
     text = data.draw(st.sampled_from([b"\n", b"\r\n", b" ", b""])).join(pieces)
     size = data.draw(st.integers(1, 200))
     blocks = [text[at : at + size] for at in range(0, len(text), size)]
-    verdict = diagnose([Source("x", blocks)])
+    verdict = diagnose([LogSource("x", blocks)])
     assert len(verdict.causes) <= 3
     for cause in verdict.causes:
         case = Case(cause, verdict.log)
@@ -174,6 +174,6 @@ def test_nothing_raises(pieces: list[bytes], data: st.DataObject) -> None:
 def test_how_blocks_are_cut_does_not_matter(path: Path, size: int) -> None:
     data = path.read_bytes()
     blocks = [data[at : at + size] for at in range(0, len(data), size)]
-    whole, pieces = diagnose([Source("x", [data])]), diagnose([Source("x", blocks)])
+    whole, pieces = diagnose([LogSource("x", [data])]), diagnose([LogSource("x", blocks)])
     assert [c.name for c in whole.causes] == [c.name for c in pieces.causes]
     assert Case(whole.causes[0], whole.log).evidence() == Case(pieces.causes[0], pieces.log).evidence()

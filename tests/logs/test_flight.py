@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.logs import flight
-from nccl_doctor.logs.diagnose import Source, diagnose
+from nccl_doctor.logs.diagnose import LogSource, diagnose
 
 
 def entry(seq: int, name: str = "nccl:all_reduce", state: str = "completed", sizes: Any = ((8,),)) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def dump(*entries: dict[str, Any]) -> dict[str, Any]:
 
 
 def names(*dumps: bytes) -> list[str]:
-    verdict = diagnose([Source(f"nccl_trace_rank_{rank}", [data]) for rank, data in enumerate(dumps)])
+    verdict = diagnose([LogSource(f"nccl_trace_rank_{rank}", [data]) for rank, data in enumerate(dumps)])
     return [cause.name for cause in verdict.causes]
 
 
@@ -38,7 +38,7 @@ def names(*dumps: bytes) -> list[str]:
 def test_a_rank_that_is_behind(store: Any) -> None:
     ahead = store(dump(entry(1), entry(2), entry(3, state="started")))
     behind = store(dump(entry(1), entry(2)))
-    verdict = diagnose([Source("d/nccl_trace_rank_0", [ahead]), Source("d/nccl_trace_rank_7", [behind])])
+    verdict = diagnose([LogSource("d/nccl_trace_rank_0", [ahead]), LogSource("d/nccl_trace_rank_7", [behind])])
     (cause,) = verdict.causes
     assert cause.name == "collective-timeout"
     assert (cause.events[0].rank, cause.events[0].file) == (7, "d/nccl_trace_rank_7")
@@ -113,7 +113,7 @@ def test_gloo_leaves_all_scheduled() -> None:
     ]
     waiting = pickle.dumps(dump(gloo(1), gloo(2, retired=False, frames=stack)))
     behind = pickle.dumps(dump(gloo(1)))
-    (cause,) = diagnose([Source(f"trace_rank_{rank}", [data]) for rank, data in enumerate((waiting, behind))]).causes
+    (cause,) = diagnose([LogSource(f"trace_rank_{rank}", [data]) for rank, data in enumerate((waiting, behind))]).causes
     assert [(event.rank, event.text) for event in cause.events] == [
         (1, "rank 1: never came to number 2 of group 0; its last was all_reduce [[8]] number 1 of group 0"),
         (0, "rank 0: waits in all_reduce [[8]] number 2 of group 0 at train.py:19"),
@@ -128,7 +128,7 @@ def test_what_pg_status_counts_as_completed_has_ended() -> None:
 
 def test_a_dump_that_is_missing() -> None:
     tree = dump(gloo(1, retired=False)) | {"pg_config": {"": {"ranks": "[0, 1, 2]"}}}
-    (cause,) = diagnose([Source(f"trace_rank_{rank}", [pickle.dumps(tree)]) for rank in (0, 2)]).causes
+    (cause,) = diagnose([LogSource(f"trace_rank_{rank}", [pickle.dumps(tree)]) for rank in (0, 2)]).causes
     assert (cause.events[0].rank, cause.events[0].message) == (
         1,
         "gave no dump, while others wait in number 1 of group 0",

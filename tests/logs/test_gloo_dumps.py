@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.logs.diagnose import LogVerdict, Source, diagnose
+from nccl_doctor.logs.diagnose import LogSource, LogVerdict, diagnose
 from tests.patience import LONG_S
 
 SCRIPT = Path(__file__).with_name("gloo_ranks.txt")
@@ -31,7 +31,7 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def judged(folder: Path, kind: str, without: int | None = None) -> LogVerdict:
     files = [f"{kind}_rank_{rank}" for rank in range(RANKS) if rank != without]
-    return diagnose([Source(name, [(folder / name).read_bytes()]) for name in files])
+    return diagnose([LogSource(name, [(folder / name).read_bytes()]) for name in files])
 
 
 def line(text: str) -> str:

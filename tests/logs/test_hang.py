@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.logs.diagnose import Source, diagnose
+from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.facts import facts_of
 from nccl_doctor.logs.rank_process import Milestone
 from nccl_doctor.logs.rank_progress import rank_progress
@@ -31,13 +31,13 @@ def test_behind_and_missing() -> None:
 
 
 def judged(*text: str) -> list[tuple[str, Severity]]:
-    verdict = diagnose([Source("run.log", ["\n".join([*text, ""]).encode()])])
+    verdict = diagnose([LogSource("run.log", ["\n".join([*text, ""]).encode()])])
     return [(diagnosis.name, diagnosis.severity) for diagnosis in report(verdict, 0.1).diagnoses]
 
 
 def test_a_log_that_ends_with_ranks_that_wait_is_a_warning() -> None:
     text = "\n".join(lines(started=(0, 1, 2))).encode()
-    (diagnosis,) = report(diagnose([Source("run.log", [text])]), 0.1).diagnoses
+    (diagnosis,) = report(diagnose([LogSource("run.log", [text])]), 0.1).diagnoses
     assert (diagnosis.name, diagnosis.severity) == ("rendezvous-timeout", Severity.WARNING)
     assert [line.line for line in diagnosis.evidence if isinstance(line, LogLine)] == [3]
 
@@ -52,11 +52,11 @@ def test_told_as_worth_knowing_where_some_came_together() -> None:
 
 def test_nothing_where_all_came_together() -> None:
     text = "\n".join(lines(0, 1, 2, 3)).encode()
-    assert report(diagnose([Source("run.log", [text])]), 0.1).diagnoses == ()
+    assert report(diagnose([LogSource("run.log", [text])]), 0.1).diagnoses == ()
 
 
 def test_nothing_without_lines_of_nccl() -> None:
-    assert report(diagnose([Source("run.log", [b"step 1\n"])]), 0.1).diagnoses == ()
+    assert report(diagnose([LogSource("run.log", [b"step 1\n"])]), 0.1).diagnoses == ()
 
 
 @pytest.mark.parametrize("words", ["(hangs here)", "# now it is stuck here", "... and no more output after this", "^C"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.logs.diagnose import Source, diagnose
+from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.verdict import report
 from nccl_doctor.model import Severity
 from nccl_doctor.nccl.messages import Meaning, catalogue
@@ -68,7 +68,7 @@ def run(version: str) -> str:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_nothing_is_diagnosed(version: str) -> None:
-    verdict = diagnose([Source("run.log", [run(version).encode()])])
+    verdict = diagnose([LogSource("run.log", [run(version).encode()])])
     assert [(cause.name, cause.events[0].text) for cause in verdict.causes] == []
     assert verdict.log.facts.nccl_versions == {version: 1}
     assert verdict.log.facts.world_size == 2
@@ -76,18 +76,18 @@ def test_nothing_is_diagnosed(version: str) -> None:
 
 def test_a_healthy_benchmark_ends_well_whatever_came_before() -> None:
     text = run("2.21.5") + "n1:1:2 [0] NCCL WARN socketProgress: Connection closed by remote peer n2<4242>\n"
-    assert diagnose([Source("run.log", [text.encode()])]).causes
-    assert not diagnose([Source("run.log", [text.encode() + b"# Out of bounds values : 0 OK\n"])]).causes
+    assert diagnose([LogSource("run.log", [text.encode()])]).causes
+    assert not diagnose([LogSource("run.log", [text.encode() + b"# Out of bounds values : 0 OK\n"])]).causes
 
 
 def test_a_fault_after_a_healthy_start_is_found_and_the_start_is_not_blamed() -> None:
     text = run("2.21.5") + "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
-    verdict = diagnose([Source("run.log", [text.encode()])])
+    verdict = diagnose([LogSource("run.log", [text.encode()])])
     assert [cause.name for cause in verdict.causes] == ["out-of-memory"]
     assert re.search("OutOfMemory", verdict.causes[0].events[0].text)
 
 
 @pytest.mark.parametrize("path", sorted((Path(__file__).parent / "healthy").glob("*.log")), ids=lambda path: path.stem)
 def test_a_healthy_log_says_nothing_above_info(path: Path) -> None:
-    diagnoses = report(diagnose([Source(path.name, [path.read_bytes()])]), 0.1).diagnoses
+    diagnoses = report(diagnose([LogSource(path.name, [path.read_bytes()])]), 0.1).diagnoses
     assert [found.name for found in diagnoses if found.severity is not Severity.INFO] == []

@@ -10,7 +10,7 @@ import random
 import pytest
 
 from nccl_doctor.logs import events, scan, unwrap
-from nccl_doctor.logs.diagnose import Source, diagnose
+from nccl_doctor.logs.diagnose import LogSource, diagnose
 from tests.bench.hostile_logs import RULES, SIZE, harmless, hostile, seconds, start_seconds, units
 
 TIMES = 400
@@ -58,9 +58,9 @@ def test_a_line_that_goes_on_and_on(allowed: float) -> None:
 def test_a_word_said_too_often_is_heard_again_at_the_end() -> None:
     noise = b"validation Error: 0.31\n" * (scan.QUOTA + 5000)
     fault = b"OSError: [Errno 24] Too many open files\nValueError: bad shape\n"
-    (cause,) = diagnose([Source("x.log", [noise + fault])]).causes
+    (cause,) = diagnose([LogSource("x.log", [noise + fault])]).causes
     assert (cause.name, cause.events[0].line) == ("nofile-low", noise.count(b"\n") + 1)
-    (cause,) = diagnose([Source("x.log", [noise, b"ValueError: bad shape\n"])]).causes
+    (cause,) = diagnose([LogSource("x.log", [noise, b"ValueError: bad shape\n"])]).causes
     assert (cause.name, cause.events[0].line) == ("script-failed", noise.count(b"\n") + 1)
 
 
@@ -71,5 +71,5 @@ def test_a_file_without_line_ends_is_judged_at_a_few_places_and_at_its_end() -> 
     lines = [*scanner.feed((noise + fault) * 200), *scanner.close()]
     assert len(lines) == scan.WINDOWS
     assert scanner.passed_over
-    found = diagnose([Source("x.log", [(noise + fault) * 200 + b"torch.OutOfMemoryError: CUDA out of memory. "])])
+    found = diagnose([LogSource("x.log", [(noise + fault) * 200 + b"torch.OutOfMemoryError: CUDA out of memory. "])])
     assert "out-of-memory" in {cause.name for cause in found.causes}

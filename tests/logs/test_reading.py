@@ -15,7 +15,7 @@ import zstandard
 from nccl_doctor.errors import UsageError
 from nccl_doctor.logs import parallel, reading, unwrap
 from nccl_doctor.logs.case import Case
-from nccl_doctor.logs.diagnose import LogVerdict, Source, diagnose
+from nccl_doctor.logs.diagnose import LogSource, LogVerdict, diagnose
 from nccl_doctor.logs.run import LogsRun
 
 NOISE = "[rank{0}]: step {1} loss 0.5\n"
@@ -106,7 +106,7 @@ def test_what_is_plainly_no_log_is_left_out_of_a_folder(tmp_path: Path) -> None:
 
 def test_memory_does_not_grow_with_a_line(tmp_path: Path) -> None:
     blocks = [b"x" * 100_000] * 100 + [b"\n" + FAULT.encode()]
-    verdict = diagnose([Source("x", blocks)])
+    verdict = diagnose([LogSource("x", blocks)])
     assert verdict.bytes > 10_000_000
     assert place(verdict) == ("x", 2)
 
@@ -132,7 +132,7 @@ def test_several_processes_see_what_one_sees(tmp_path: Path, monkeypatch: pytest
     session = LogsRun(names, progress=counted.append)
     session.begin()
     together = session.read()
-    one = diagnose([Source(name, [gzip.decompress(Path(name).read_bytes()) if name.endswith("gz") else Path(name).read_bytes()])
+    one = diagnose([LogSource(name, [gzip.decompress(Path(name).read_bytes()) if name.endswith("gz") else Path(name).read_bytes()])
                     for name in names])  # fmt: skip
     assert together.bytes == one.bytes
     assert [(e.file, e.line, e.text) for e in together.causes[0].events] == [

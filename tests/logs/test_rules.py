@@ -8,16 +8,16 @@ import pytest
 
 from nccl_doctor.logs import fact_rules, marks
 from nccl_doctor.logs.anchors import anchor
-from nccl_doctor.logs.diagnose import Source, diagnose
+from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.register import rules, signs
-from nccl_doctor.logs.rule import Grade, Rule
+from nccl_doctor.logs.rule import Grade, LogRule
 from nccl_doctor.logs.verdict import report
 from nccl_doctor.registry import all_checks
 from tests.each import each
 
 ALL = rules()
-TABLES: list[Rule | fact_rules.FactRule] = [*ALL, *fact_rules.RULES]
+TABLES: list[LogRule | fact_rules.FactRule] = [*ALL, *fact_rules.RULES]
 
 NEAR_MISSES = """\
 [W socket.cpp:601] [c10d] The client socket cannot be initialized to connect to [h]:29500 (errno: 97 - \
@@ -55,12 +55,12 @@ Authorization required, but no authorization protocol specified
 
 
 @each(ALL, lambda rule: f"{rule.name}-{rule.sample[-24:]}")
-def test_fits_the_line_beside_it(rule: Rule) -> None:
+def test_fits_the_line_beside_it(rule: LogRule) -> None:
     assert rule.match(rule.sample)
 
 
 @each(TABLES, lambda rule: rule.pattern[:40])
-def test_its_sample_passes_the_first_pass(rule: Rule | fact_rules.FactRule) -> None:
+def test_its_sample_passes_the_first_pass(rule: LogRule | fact_rules.FactRule) -> None:
     found = anchor(rule.pattern)
     assert found.worth >= 4 or rule.pattern == marks.BROKE_OFF
     assert any(string.lower() in rule.sample.lower() for string in found.strings)
@@ -74,23 +74,23 @@ def test_fact_fits_the_line_beside_it(rule: fact_rules.FactRule) -> None:
 
 
 @each([rule for rule in ALL if rule.grade > Grade.HINT], lambda rule: rule.sample[-30:])
-def test_alone_it_yields_its_own_diagnosis(rule: Rule) -> None:
-    verdict = diagnose([Source("x.log", [rule.sample.encode() + b"\n"])])
+def test_alone_it_yields_its_own_diagnosis(rule: LogRule) -> None:
+    verdict = diagnose([LogSource("x.log", [rule.sample.encode() + b"\n"])])
     names = [cause.name for cause in verdict.causes]
     assert names == [rule.name]
 
 
 @each(TABLES, lambda rule: rule.sample[-30:])
-def test_its_sample_goes_through_the_whole_verdict(rule: Rule | fact_rules.FactRule) -> None:
+def test_its_sample_goes_through_the_whole_verdict(rule: LogRule | fact_rules.FactRule) -> None:
     """Alone, and with each of its numbers longer than Python reads a number."""
     for text in (rule.sample, re.sub(r"\d+", "9" * 5000, rule.sample)):
-        document = report(diagnose([Source("x.log", [text.encode() + b"\n"])]), 0.0).model_dump_json()
+        document = report(diagnose([LogSource("x.log", [text.encode() + b"\n"])]), 0.0).model_dump_json()
         assert "logs" in document
 
 
 def test_near_misses_are_no_faults() -> None:
     for line in NEAR_MISSES:
-        verdict = diagnose([Source("x.log", [line.encode() + b"\n"])])
+        verdict = diagnose([LogSource("x.log", [line.encode() + b"\n"])])
         assert [cause.name for cause in verdict.causes] == [], line
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nccl_doctor.logs.case import reachable
-from nccl_doctor.logs.diagnose import Source, diagnose
+from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.verdict import report
 
 LOG = """\
@@ -17,7 +17,7 @@ LOG = """\
 
 
 def commands(*hosts: str) -> list[str]:
-    (found,) = report(diagnose([Source("run.log", [LOG.format(*hosts).encode()])]), 0.0).diagnoses
+    (found,) = report(diagnose([LogSource("run.log", [LOG.format(*hosts).encode()])]), 0.0).diagnoses
     return [one.command for one in found.fix.commands]
 
 

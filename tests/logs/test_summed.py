@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nccl_doctor.logs.diagnose import Source, diagnose
+from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.verdict import report
 from nccl_doctor.report.render import RenderOptions, render
 from tests.cli.program import run
@@ -35,7 +35,7 @@ ROWS = """\
 
 
 def test_a_healthy_log_is_summed_up() -> None:
-    said = report(diagnose([Source("run.log", [HEALTHY.format("gpu01", "gpu02").encode()])]), 0.1)
+    said = report(diagnose([LogSource("run.log", [HEALTHY.format("gpu01", "gpu02").encode()])]), 0.1)
     text = render("logs", "human", said, RenderOptions())
     assert ROWS in text
     assert "  rings          ok    2 channels, the first goes 0 1\n" in text

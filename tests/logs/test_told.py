@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.logs.diagnose import Source, diagnose
+from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.verdict import report
 from nccl_doctor.model import Diagnosis
 from tests.each import each
@@ -10,7 +10,7 @@ from tests.logs.told_cases import CASES, Told
 
 
 def loud(text: str) -> list[Diagnosis]:
-    diagnoses = report(diagnose([Source("run.log", [text.encode()])]), 0.0).diagnoses
+    diagnoses = report(diagnose([LogSource("run.log", [text.encode()])]), 0.0).diagnoses
     return [one for one in diagnoses if one.severity.value != "info"]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.logs.diagnose import Source, diagnose
+from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.nccl.messages import Meaning, catalogue, meaning
 from nccl_doctor.registry import all_checks
 from tests.each import each
@@ -23,7 +23,7 @@ def test_names_exist() -> None:
 @each(catalogue(), lambda found: found.template[:40])
 def test_falls_to_a_diagnosis_or_is_benign(found: Meaning) -> None:
     text = printed(found.template)
-    verdict = diagnose([Source("x", [f"n1:1:2 [0] a.cc:1 NCCL WARN {text}\n".encode()])])
+    verdict = diagnose([LogSource("x", [f"n1:1:2 [0] a.cc:1 NCCL WARN {text}\n".encode()])])
     names = [cause.name for cause in verdict.causes]
     if found.name == "benign":
         assert names == []

@@ -8,7 +8,7 @@ import pytest
 
 from nccl_doctor.nccl.cluster_nccl import cluster_nccl
 from nccl_doctor.nccl.host_nccl import HostNccl
-from nccl_doctor.nccl.reach import Answer, Cause, is_private, reach
+from nccl_doctor.nccl.reach import Cause, Reachable, is_private, reach
 from nccl_doctor.snapshot import Mesh, Route
 from tests.checks.snapshots import patched
 
@@ -38,7 +38,7 @@ def addresses(*rows: tuple[str, str, str]) -> dict[str, Any]:
 
 def test_a_neighbour_on_the_same_net() -> None:
     one, two = pair({})
-    assert reach(one, two, "10.0.0.2", None).answer is Answer.YES
+    assert reach(one, two, "10.0.0.2", None).answer is Reachable.YES
 
 
 @pytest.mark.parametrize(
@@ -47,18 +47,18 @@ def test_a_neighbour_on_the_same_net() -> None:
 def test_addresses_that_lead_elsewhere(address: str, cause: Cause) -> None:
     patch = facts({"interfaces": addresses(("br-1", "bridge", "192.0.2.1"), ("eno1", "physical", "10.0.0.2"))})
     verdict = reach(*pair(patch), address, None)
-    assert (verdict.answer, verdict.cause) == (Answer.NO, cause)
+    assert (verdict.answer, verdict.cause) == (Reachable.NO, cause)
 
 
 def test_two_nodes_on_one_machine_reach_each_other_by_loopback() -> None:
     both = {"identity": {"boot_id": "b"}, "interfaces": addresses(("eno1", "physical", "10.0.0.1"))}
     patch = {"hosts": {"node1": {"facts": both}, "node2": {"facts": both}}}
-    assert reach(*pair(patch), "127.0.0.1", None).answer is Answer.YES
+    assert reach(*pair(patch), "127.0.0.1", None).answer is Reachable.YES
 
 
 def test_containers_on_one_machine_are_hosts_of_their_own() -> None:
     same_kernel = {"identity": {"boot_id": "00000000-0000-0000-0000-000000000000"}}
-    assert reach(*pair(facts(same_kernel)), "127.0.0.1", None).answer is Answer.NO
+    assert reach(*pair(facts(same_kernel)), "127.0.0.1", None).answer is Reachable.NO
 
 
 def test_what_the_kernel_refuses_to_route_is_no_route_whatever_the_table_says() -> None:
@@ -99,9 +99,9 @@ def dial(outcome: str) -> dict[str, Any]:
 
 def test_behind_a_gateway_the_mesh_decides() -> None:
     one, two, whole = routed({})
-    assert reach(one, two, "10.9.0.2", whole).answer is Answer.YES
-    assert reach(one, two, "10.9.0.2", None).answer is Answer.UNSURE
-    for outcome, answer in (("timed-out", Answer.NO), ("no-route", Answer.NO), ("refused", Answer.UNSURE)):
+    assert reach(one, two, "10.9.0.2", whole).answer is Reachable.YES
+    assert reach(one, two, "10.9.0.2", None).answer is Reachable.UNSURE
+    for outcome, answer in (("timed-out", Reachable.NO), ("no-route", Reachable.NO), ("refused", Reachable.UNSURE)):
         one, two, mesh = routed({"failed": [dial(outcome)]})
         assert reach(one, two, "10.9.0.2", mesh).answer is answer
 
@@ -114,7 +114,7 @@ def test_a_mesh_that_did_not_try_proves_nothing() -> None:
     )
     for mesh in meshes:
         one, two, seen = routed(mesh)
-        assert reach(one, two, "10.9.0.2", seen).answer is Answer.UNSURE
+        assert reach(one, two, "10.9.0.2", seen).answer is Reachable.UNSURE
 
 
 def test_a_firewall_between_neighbours_is_no_matter_of_interfaces() -> None:
@@ -122,13 +122,13 @@ def test_a_firewall_between_neighbours_is_no_matter_of_interfaces() -> None:
     snapshot = patched({"mesh": {"failed": failed}})
     assert isinstance(snapshot.mesh, Mesh)
     by_host = cluster_nccl(snapshot).by_host
-    assert reach(by_host["node1"], by_host["node2"], "10.0.0.2", snapshot.mesh).answer is Answer.YES
+    assert reach(by_host["node1"], by_host["node2"], "10.0.0.2", snapshot.mesh).answer is Reachable.YES
 
 
 def test_unknown_routes_leave_it_open() -> None:
     patch = {"hosts": {"node1": {"facts": {"routes": {"$unknown": "no /proc"}}}}}
     verdict = reach(*pair(patch), "10.0.0.2", None)
-    assert verdict.answer is Answer.UNSURE
+    assert verdict.answer is Reachable.UNSURE
     assert "no /proc" in verdict.why
 
 

@@ -11,23 +11,23 @@ from nccl_doctor.snapshot import Smoke
 @lru_cache(maxsize=256)
 def is_echo(error: str) -> bool:
     """Whether an error only says that others are gone or did not come ("Connection closed by peer")."""
-    from nccl_doctor.logs.diagnose import Source, diagnose
+    from nccl_doctor.logs.diagnose import LogSource, diagnose
     from nccl_doctor.logs.register import echoes
 
-    causes = diagnose([Source("error", [error.encode() + b"\n"])]).causes
+    causes = diagnose([LogSource("error", [error.encode() + b"\n"])]).causes
     return bool(causes) and all(cause.name in echoes() for cause in causes)
 
 
 def causes_from_output(smoke: Smoke) -> tuple[tuple[str, Finding], ...]:
     """Diagnoses by name that the ranks' output shows as causes, each on the hosts whose output shows it."""
     from nccl_doctor.logs.case import Case
-    from nccl_doctor.logs.diagnose import Source, diagnose
+    from nccl_doctor.logs.diagnose import LogSource, diagnose
     from nccl_doctor.logs.register import echoes
     from nccl_doctor.logs.rule import Grade
     from nccl_doctor.logs.verdict import finding
 
     lines = {host: "\n".join(output).encode() + b"\n" for host, output in smoke.output.items()}
-    verdict = diagnose([Source(host, [text]) for host, text in lines.items()])
+    verdict = diagnose([LogSource(host, [text]) for host, text in lines.items()])
     found: list[tuple[str, Finding]] = []
     for cause in verdict.causes:
         if cause.grade is Grade.ROOT and cause.name not in echoes():

@@ -26,7 +26,7 @@ from nccl_doctor.checks.own_names import CHANCE, OwnName, finding, own_names
 from nccl_doctor.hostlist import fold, grouped, quoted
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
-from nccl_doctor.snapshot import Answer, Mesh, Names, deviations
+from nccl_doctor.snapshot import Mesh, Names, ResolverAnswer, deviations
 
 
 @check(
@@ -79,7 +79,7 @@ def _reached(view: View, host: str, name: str) -> bool:
     return dialled and all(dial.address != name for dial in mesh.failures.get((host, master), ()))
 
 
-def _real(told: Answer | None) -> tuple[str, ...]:
+def _real(told: ResolverAnswer | None) -> tuple[str, ...]:
     addresses = told.addresses if told is not None else ()
     return tuple(sorted(address for address in addresses if not address.startswith("127.") and address != "::1"))
 

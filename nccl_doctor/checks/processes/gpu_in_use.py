@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nccl_doctor.hostlist import nouns
 from nccl_doctor.model import Finding, Fix, Node, Severity
 from nccl_doctor.ranks import visible
 from nccl_doctor.registry import Unjudged, View, check
@@ -55,7 +56,7 @@ def gpu_in_use(view: View) -> Iterator[Finding | Unjudged]:
 def _finding(host: Host, taken: list[GpuProcess], unseen: list[Gpu], jobs: dict[int, TrainingJob]) -> Finding:
     numbers = sorted({use.gpu for use in taken if use.gpu is not None} | {gpu.index for gpu in unseen})
     several = len(numbers) > 1
-    names = f"GPU{'s' * several} {', '.join(map(str, numbers))}"
+    names = f"{nouns(len(numbers), 'GPU')} {', '.join(map(str, numbers))}"
     return Finding(
         hosts=(host.name,),
         message=f"{names} on {host.name}, which the job needs, {'are' if several else 'is'} taken.",

@@ -63,7 +63,7 @@ def _parts(node: Node) -> bool:
 def _short(node: Node, gpus: tuple[Gpu, ...], ranks: int, missing: list[str]) -> Finding:
     has = plural(len(gpus), "GPU")
     named = f" with CUDA_VISIBLE_DEVICES={node.cuda_visible_devices}" if node.cuda_visible_devices is not None else ""
-    wants = f"use GPU {', '.join(missing)}" if missing else f"start {ranks} ranks"
+    wants = f"use GPU {', '.join(missing)}" if missing else f"start {plural(ranks, 'rank')}"
     models = grouped((gpu.name, str(gpu.index)) for gpu in gpus)
     seen = [f"GPU {fold_numbers(indexes)}: {name}" for name, indexes in models.items()]
     return Finding(

@@ -135,4 +135,4 @@ def _no_nccl(node: Node, facts: HostFacts, count: int) -> str | None:
     named = devices(node)
     # a part of a GPU is one device to CUDA, and nvidia-smi does not list it
     there = len(visible(node, facts.gpus)) + sum(part.startswith("MIG-") for part in named)
-    return f"with {plural(there, 'GPU')} for {count} ranks" if there < count else None
+    return f"with {plural(there, 'GPU')} for {plural(count, 'rank')}" if there < count else None

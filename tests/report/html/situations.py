@@ -9,7 +9,7 @@ from typing import Any
 
 from nccl_doctor.diagnose import judge
 from nccl_doctor.hang_model import HangJob, HangLook, HangRank, HangReport
-from nccl_doctor.logs.diagnose import Source, diagnose
+from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.verdict import report as log_report
 from nccl_doctor.model import Report
 from nccl_doctor.snapshot import Snapshot
@@ -99,7 +99,7 @@ def a_log() -> Report:
         "2026-03-01 10:00:34 [rank0]: torch.distributed.DistBackendError: NCCL communicator was aborted on rank 0.",
         "2026-03-01 10:00:37 [rank1]: torch.distributed.DistBackendError: NCCL communicator was aborted on rank 1.",
     )
-    return log_report(diagnose([Source("train.log", ["\n".join(lines).encode() + b"\n"])]), 0.1)
+    return log_report(diagnose([LogSource("train.log", ["\n".join(lines).encode() + b"\n"])]), 0.1)
 
 
 def a_hang() -> HangReport:

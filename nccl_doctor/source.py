@@ -17,6 +17,7 @@ _NODE_OPTIONS: tuple[tuple[str, str, Callable[[Node], object], object], ...] = (
     ("--nproc-per-node", "nproc_per_node", lambda node: node.nproc_per_node, None),
     ("--user", "ssh.user", lambda node: node.access.get("ssh", {}).get("user"), None),
     ("--port", "ssh.port", lambda node: node.access.get("ssh", {}).get("port"), None),
+    ("--inside", "inside.name", lambda node: ":".join(map(str, node.access.get("inside", {}).values())), ""),
 )
 """Each option with its name in ``Cluster.origins``, its value on a node, and what it is where nobody said it."""
 

@@ -29,6 +29,12 @@ PROGRAMS = {
     "tmux": "tmux",
     "slurmctld": "slurm-wlm",
     "munged": "munge",
+    "podman": "podman",
+    "crun": "crun",
+    "zsh": "zsh",
+    "fish": "fish",
+    "tcsh": "tcsh",
+    "busybox": "busybox",
     "chromium": "chromium",  # no host runs it: it looks at HTML reports
 }
 

@@ -10,10 +10,21 @@ from nccl_doctor.model import Cluster
 from nccl_doctor.source import ClusterSource
 from tests.checks.snapshots import patched
 
-OPTIONS = Overrides("/opt/py", 29511, "10.0.0.2", 2, "bob", 2222, ("NCCL_DEBUG=INFO",))
+OPTIONS = Overrides("/opt/py", 29511, "10.0.0.2", 2, "bob", 2222, ("NCCL_DEBUG=INFO",), "docker:train")
 SAID = (
     *("--master-port", "29511", "--master-addr", "10.0.0.2", "--python", "/opt/py"),
-    *("--nproc-per-node", "2", "--user", "bob", "--port", "2222", "--env", "NCCL_DEBUG=INFO"),
+    *(
+        "--nproc-per-node",
+        "2",
+        "--user",
+        "bob",
+        "--port",
+        "2222",
+        "--inside",
+        "docker:train",
+        "--env",
+        "NCCL_DEBUG=INFO",
+    ),
 )
 
 

@@ -26,6 +26,7 @@ def ifname(
     timeout: options.Timeout = 60.0,
     transport: options.Transport = "auto",
     python: options.Python = None,
+    inside: options.Inside = None,
     load_from: options.From = None,
 ) -> None:
     """Which interface NCCL will use on each host, why, and what to set."""
@@ -43,7 +44,7 @@ def ifname(
         except ValueError as error:
             raise UsageError(f"--nccl-version: {error}") from error
         reached = options.ReachOptions(transport=transport)
-        request = Request(which, timeout_s=timeout, reached=reached, said=Overrides(python), smoke=False)
+        request = Request(which, timeout_s=timeout, reached=reached, said=Overrides(python, inside=inside), smoke=False)
         snapshot = read_snapshot(load_from) if load_from else look(request, {"NCD207", "NCD303"}, out)
         found = answers(snapshot, version)
         out.show(found)

@@ -96,6 +96,14 @@ SlurmJob = Annotated[
         show_default="inside an allocation, its own",
     ),
 ]
+Inside = Annotated[
+    str | None,
+    of_hosts(
+        "--inside",
+        metavar="RUNTIME:NAME",
+        help="The container on each host: docker, podman, nerdctl or apptainer; enter:PID is a process' namespaces.",
+    ),
+]
 SmokeTimeout = Annotated[float, of_run("--smoke-timeout", metavar="SECONDS", help="Deadline of the all-reduce.", min=1)]
 
 
@@ -165,6 +173,8 @@ class LoginOptions:
     port: Annotated[int | None, of_hosts("--port", metavar="PORT", help="Where sshd listens on the hosts.", min=1)] = (
         None
     )
+
+    inside: Inside = None
 
     def overrides(self) -> Overrides:
         """What was said in place of the hosts file."""

@@ -12,6 +12,7 @@ from nccl_doctor.inventory import values
 from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced
 from nccl_doctor.inventory.this_machine import ThisMachine, canonical
 from nccl_doctor.model import DEFAULT_MASTER_PORT, Cluster, Node, access
+from nccl_doctor.transport.inside_options import InsideOptions
 from nccl_doctor.transport.ssh_options import SshOptions
 
 SettledHosts = dict[str, tuple[Entry, Settings]]
@@ -115,13 +116,13 @@ def _why_local(entry: Entry, here: ThisMachine) -> str | None:
 
 def _refuse_shared_gpus(settings: SettledHosts, local: dict[str, str | None]) -> None:
     """One machine may be several nodes where each has GPUs of its own."""
-    machines: dict[str | tuple[str, int | None], list[tuple[Entry, Settings]]] = {}
+    machines: dict[tuple[object, ...], list[tuple[Entry, Settings]]] = {}
     for name, (entry, said) in settings.items():
         if entry.access:  # an engine gives each its own
             continue
         # Another port is another sshd: commonly that of a container, whose GPUs can't be told from here.
-        key = "here" if local[name] else (canonical(entry.address.value), said.port.value if said.port else None)
-        machines.setdefault(key, []).append((entry, said))
+        way = ("here",) if local[name] else (canonical(entry.address.value), said.port.value if said.port else None)
+        machines.setdefault((*way, said.inside and said.inside.value), []).append((entry, said))
     for nodes in machines.values():
         if len(nodes) > values.MAX_NPROC:
             place = nodes[values.MAX_NPROC][0].name.place
@@ -157,6 +158,8 @@ def _node(rank: int, entry: Entry, said: Settings, local: str | None, origins: d
         ("ssh.port", said.port),
         ("ssh.identity_file", said.identity_file),
         ("ssh.options", said.ssh_options),
+        ("inside.runtime", said.inside),
+        ("inside.name", said.inside),
         *((f"env.{variable}", value) for variable, value in said.env.items()),
     ):
         if value:
@@ -178,6 +181,7 @@ def _node(rank: int, entry: Entry, said: Settings, local: str | None, origins: d
                 identity_file=said.identity_file.value if said.identity_file else None,
                 options=said.ssh_options.value if said.ssh_options else (),
             ),
+            said.inside.value if said.inside else InsideOptions(),
         ),
         env={variable: value.value for variable, value in said.env.items()},
         local=local is not None,

@@ -12,11 +12,12 @@ from nccl_doctor.inventory import values
 from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
 from nccl_doctor.inventory.patterns import expanded, named
 from nccl_doctor.inventory.yaml_tree import Mapping, Tree, as_list, as_mapping, as_text
+from nccl_doctor.transport.inside_options import RUNTIMES, InsideOptions
 
 T = TypeVar("T")
 Keys = dict[str, tuple[SourceLocation, Tree]]
 
-_FOR_ALL = ("python", "ssh", "env", "nproc_per_node")
+_FOR_ALL = ("python", "ssh", "inside", "env", "nproc_per_node")
 TOP_KEYS = ("master_addr", "master_port", *_FOR_ALL, "same", "hosts")
 HOST_KEYS = ("name", "address", *_FOR_ALL, "cuda_visible_devices")
 MAX_SAME = 100
@@ -93,6 +94,7 @@ def _settings(keys: Keys, note: str) -> Settings:
         identity_file=_said(ssh, "identity_file", values.path, note),
         nproc_per_node=_said(keys, "nproc_per_node", values.nproc, note),
         cuda_visible_devices=_said(keys, "cuda_visible_devices", values.devices, note),
+        inside=_inside(keys["inside"][1], note) if "inside" in keys else None,
         env=_env(keys["env"][1], note) if "env" in keys else {},
     )
 
@@ -102,6 +104,16 @@ def _said(keys: Keys, key: str, check: Callable[[str, SourceLocation], T], note:
         return None
     _, tree = keys[key]
     return Sourced(check(as_text(tree, quoted(key)), tree.place), tree.place.noted(note))
+
+
+def _inside(tree: Tree, note: str) -> Sourced[InsideOptions]:
+    """``{docker: NAME}``: one runtime, and the container's name."""
+    keys = _known(tree, '"inside"', RUNTIMES)
+    if len(keys) != 1:
+        raise tree.place.error(f'"inside" names one container, as in inside: {{docker: NAME}}; it has {len(keys)} keys')
+    ((runtime, (_, value)),) = keys.items()
+    options = values.inside(runtime, as_text(value, quoted(runtime)), value.place)
+    return Sourced(options, value.place.noted(note))
 
 
 def _env(tree: Tree, note: str) -> dict[str, Sourced[str]]:

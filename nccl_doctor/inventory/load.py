@@ -62,7 +62,7 @@ def load(  # noqa: PLR0913 - each is a word of the command line
     elif engine is not None:
         parsed = _pods(engine, path or where, overrides)
     else:
-        parsed = _parsed(STDIN if path == "-" else path, where, environ)
+        parsed = _parsed(STDIN if path == "-" else path, where, environ, contained=overrides.inside is not None)
     overridden = {name for name in MASTER if getattr(overrides, name) is not None}
     cluster = build(_with_master(parsed, overridden, environ), left_out, here or this_machine())
     chosen = {"-w": where if engine is not None else None, "-x": exclude}
@@ -83,7 +83,7 @@ def _with_master(parsed: ParsedInventory, overridden: Collection[str], environ: 
     return replace(parsed, **said)
 
 
-def _parsed(path: str | None, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:
+def _parsed(path: str | None, where: str | None, environ: Mapping[str, str], *, contained: bool) -> ParsedInventory:
     if path is not None and where is not None:
         raise UsageError("a hosts file and -w both name the hosts; give one of them")
     if path is not None:
@@ -93,7 +93,7 @@ def _parsed(path: str | None, where: str | None, environ: Mapping[str, str]) -> 
         return ParsedInventory(place, named(where, place, Settings(), Settings()))
     if environ.get(SLURM_NODELIST):
         return _slurm_job(environ)
-    return _alone(environ)
+    return _alone(environ, contained=contained)
 
 
 def _pods(kube: KubeRequest, other: str | None, overrides: Overrides) -> ParsedInventory:
@@ -106,10 +106,10 @@ def _pods(kube: KubeRequest, other: str | None, overrides: Overrides) -> ParsedI
     return read(kube)
 
 
-def _alone(environ: Mapping[str, str]) -> ParsedInventory:
-    """This machine as the only host."""
+def _alone(environ: Mapping[str, str], *, contained: bool) -> ParsedInventory:
+    """This machine as the only host; a container on it knows nothing of the environment that we run in."""
     place = SourceLocation("this machine", is_file=False)
-    python, why = training_python(environ)
+    python, why = ("python3", "default") if contained else training_python(environ)
     settings = Settings(python=Sourced(python, SourceLocation(why, is_file=False)))
     entry = Entry(Sourced(own_name(), place), Sourced("127.0.0.1", place), settings)
     return ParsedInventory(place, [entry], master_addr=Sourced("127.0.0.1", place))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from nccl_doctor.inventory import values
 from nccl_doctor.inventory.parsed import SourceLocation
 from nccl_doctor.model import Cluster, access
+from nccl_doctor.transport.inside_options import InsideOptions
 from nccl_doctor.transport.ssh_options import SshOptions
 
 
@@ -21,6 +22,7 @@ class Overrides:
     user: str | None = None
     port: int | None = None
     env: tuple[str, ...] = ()
+    inside: str | None = None
 
     def applied(self, cluster: Cluster) -> Cluster:
         """The cluster with them, each named as the origin of its value.
@@ -35,6 +37,7 @@ class Overrides:
             "port": self.port and values.port(str(self.port), _place("--port")),
         }
         login = {name: value for name, value in login.items() if value}
+        inside = () if self.inside is None else (self._container(self.inside),)
         env = dict(self._variable(one) for one in self.env)
         origins = dict(cluster.origins)
         whole: dict[str, object] = {}
@@ -50,10 +53,18 @@ class Overrides:
             origins |= {f"{node.name}.{name}": f"--{name.replace('_', '-')}" for name in update}
             origins |= {f"{node.name}.ssh.{name}": f"--{name}" for name in login}
             origins |= {f"{node.name}.env.{name}": "--env" for name in env}
-            said = access(node.options(SshOptions).model_copy(update=login))
+            said = access(node.options(SshOptions).model_copy(update=login), *inside)
+            origins |= {f"{node.name}.inside.{name}": "--inside" for one in inside for name in one.model_fields_set}
             update |= {"access": {**node.access, **said}, "env": {**node.env, **env}}
             nodes.append(node.model_copy(update=update))
         return cluster.model_copy(update={**whole, "nodes": tuple(nodes), "origins": origins})
+
+    @staticmethod
+    def _container(text: str) -> InsideOptions:
+        runtime, colon, name = text.partition(":")
+        if not colon:
+            raise _place("--inside").error(f"{text!r} is no RUNTIME:NAME, as in docker:train")
+        return values.inside(runtime, name, _place("--inside"))
 
     @staticmethod
     def _variable(text: str) -> tuple[str, str]:

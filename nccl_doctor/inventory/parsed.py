@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from nccl_doctor.errors import DoctorError, HostsFileError, UsageError
 from nccl_doctor.model import NodeOptions
+from nccl_doctor.transport.inside_options import InsideOptions
 
 T = TypeVar("T")
 
@@ -64,6 +65,7 @@ class Settings:
     port: Sourced[int] | None = None
     identity_file: Sourced[str] | None = None
     ssh_options: Sourced[tuple[str, ...]] | None = None
+    inside: Sourced[InsideOptions] | None = None
     nproc_per_node: Sourced[int] | None = None
     cuda_visible_devices: Sourced[str] | None = None
     env: Mapping[str, Sourced[str]] = field(default_factory=dict)

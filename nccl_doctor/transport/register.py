@@ -38,7 +38,7 @@ Kind = str
 def make_transport(kind: Kind, cluster: Cluster, ssh_config: Path | None = None) -> Transport:
     """The transport for the hosts of ``cluster``; its module is loaded only now, for SSH takes long to import.
 
-    Whatever the kind, a node that is this machine runs without SSH.
+    Whatever the kind, a node that is this machine runs without SSH, and one with a container (``inside:``) in there.
 
     Args:
         kind: "auto" is the engine that the hosts came from; else paramiko, and the ``ssh`` program for hosts that need
@@ -55,5 +55,9 @@ def make_transport(kind: Kind, cluster: Cluster, ssh_config: Path | None = None)
     elif engine != (kind if kind in ENGINES else None):
         raise UsageError(f"--transport {kind} does not reach the hosts of {cluster.source}; leave it out")
     module = "local" if all(node.local for node in cluster.nodes) else MODULES[kind]
-    made = import_module(f"nccl_doctor.transport.{module}").make(kind, ssh_config)
-    return cast("Transport", made)
+    made = cast("Transport", import_module(f"nccl_doctor.transport.{module}").make(kind, ssh_config))
+    if any("inside" in node.access for node in cluster.nodes):
+        from nccl_doctor.transport.inside import InsideTransport
+
+        return InsideTransport(made)
+    return made

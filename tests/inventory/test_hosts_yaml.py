@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from nccl_doctor.transport.inside_options import InsideOptions
 from nccl_doctor.transport.ssh_options import SshOptions
 from tests.inventory.conftest import Refusal, Understand
 
@@ -44,6 +45,17 @@ def test_every_field(understand: Understand) -> None:
     assert big.options(SshOptions) == SshOptions(user="ubuntu", port=2222, identity_file="~/.ssh/id_ed25519")
     assert big.env == {**first.env, "NCCL_SOCKET_IFNAME": "ens1", "EMPTY": ""}
     assert [node.cuda_visible_devices for node in cluster.nodes[2:]] == [None, "0,1", "2,3"]
+
+
+def test_containers_of_all_hosts_and_of_one(understand: Understand) -> None:
+    cluster = understand(
+        "inside: {docker: train}\nhosts:\n- a\n- {name: b, inside: {enter: 4711}}\n"
+        "- {name: c, address: b, inside: {podman: x.y_2}}"
+    )
+    told = [node.options(InsideOptions) for node in cluster.nodes]
+    assert [(one.runtime, one.name) for one in told] == [("docker", "train"), ("enter", "4711"), ("podman", "x.y_2")]
+    assert cluster.origins["a.inside.name"] == "hosts.yaml:1 (for all hosts)"
+    assert cluster.origins["b.inside.runtime"] == "hosts.yaml:4"
 
 
 def test_where_each_value_came_from(understand: Understand) -> None:
@@ -102,7 +114,7 @@ NOT_A_HOST = (
         (
             "a: 1\n\nmaster_prot: 1",
             (
-                ':1: unknown key "a"; allowed are master_addr, master_port, python, ssh, env, nproc_per_node, same, hosts'
+                ':1: unknown key "a"; allowed are master_addr, master_port, python, ssh, inside, env, nproc_per_node, same, hosts'
             ),
         ),
         (
@@ -110,12 +122,24 @@ NOT_A_HOST = (
             ':3: "a" is to start 4 ranks and sees 2 GPUs (cuda_visible_devices "0,1"); give each rank one',
         ),
         ("hosts:\n- a\nmaster_prot: 1", ':3: unknown key "master_prot"; did you mean "master_port"?'),
+        (H + "inside: docker", ':2: "inside" must be a mapping of "key: value", not the single value "docker"'),
+        (H + "inside: {}", ':2: "inside" names one container, as in inside: {docker: NAME}; it has 0 keys'),
+        (
+            H + "inside: {docker: a, podman: b}",
+            ':2: "inside" names one container, as in inside: {docker: NAME}; it has 2 keys',
+        ),
+        (H + "inside: {dokcer: a}", ':2: unknown key "dokcer"; did you mean "docker"?'),
+        (
+            H + "inside: {docker: '-v'}",
+            ':2: "-v" is no name of a container: letters, digits, "_", "." and "-", a letter or digit first',
+        ),
+        (H + "inside: {enter: 0}", ':2: "0" is no PID: enter takes the number of a process on the host'),
         (H + "ssh: {usr: x}", ':2: unknown key "usr"; did you mean "user"?'),
         ("hosts:\n- {nmae: a}", ':2: unknown key "nmae"; did you mean "name"?'),
         (
             "hosts:\n- node1: 8",
             (
-                ':2: unknown key "node1"; allowed are name, address, python, ssh, env, nproc_per_node, '
+                ':2: unknown key "node1"; allowed are name, address, python, ssh, inside, env, nproc_per_node, '
                 "cuda_visible_devices"
             ),
         ),
@@ -135,7 +159,7 @@ NOT_A_HOST = (
         (
             H + '"\\e[31m": 1',
             (
-                ':2: unknown key "?[31m"; allowed are master_addr, master_port, python, ssh, env, nproc_per_node, same, hosts'
+                ':2: unknown key "?[31m"; allowed are master_addr, master_port, python, ssh, inside, env, nproc_per_node, same, hosts'
             ),
         ),
         # types

@@ -10,6 +10,7 @@ from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.inventory.this_machine import ThisMachine
 from nccl_doctor.model import Cluster
 from nccl_doctor.source import ClusterSource
+from nccl_doctor.transport.inside_options import InsideOptions
 from nccl_doctor.transport.ssh_options import SshOptions
 from tests.inventory.conftest import ELSEWHERE
 
@@ -142,6 +143,31 @@ def test_this_machine_alone() -> None:
     assert found.origins["master_addr"] == "this machine"
     with pytest.raises(UsageError, match=r"^-x leaves out every host of this machine"):
         cluster(exclude=node.name)
+
+
+def test_a_container_of_every_host_and_of_this_machine_alone(hosts_file: str) -> None:
+    """What is in the container knows nothing of the environment that nccl-doctor runs in."""
+    said = Overrides(inside="docker:train")
+    alone = load(None, where=None, exclude=None, environ={}, overrides=said)
+    assert [(node.local, node.python) for node in alone.nodes] == [(True, "python3")]
+    many = load(hosts_file, where=None, exclude=None, environ={}, overrides=said, here=ELSEWHERE)
+    assert {node.options(InsideOptions).place for node in many.nodes} == {"the docker container train"}
+    assert ClusterSource(many).arguments == (hosts_file, "--inside", "docker:train")
+
+
+@pytest.mark.parametrize(
+    ("inside", "problem"),
+    [
+        ("train", "--inside: 'train' is no RUNTIME:NAME, as in docker:train"),
+        ("lxc:a", "allowed are docker, podman, nerdctl, apptainer, enter"),
+        ("docker:a b", '--inside: "a b" is no name of a container'),
+        ("enter:self", '--inside: "self" is no PID: enter takes the number of a process on the host'),
+    ],
+)
+def test_no_container(hosts_file: str, inside: str, problem: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load(hosts_file, where=None, exclude=None, environ={}, overrides=Overrides(inside=inside), here=ELSEWHERE)
+    assert problem in str(caught.value)
 
 
 def test_this_machine_among_the_hosts_needs_no_ssh() -> None:

@@ -23,6 +23,8 @@ PACKAGES = {
     "sleep": "coreutils",
     "slurmctld": "slurm-wlm",
     "munged": "munge",
+    "podman": "podman",
+    "crun": "crun",
 }
 
 

@@ -29,10 +29,10 @@ def findings(view: View, kind: type[Failure], remedy: Remedy[Failure], joint: st
     return _grouped(_failed(view, kind), remedy, joint)
 
 
-def of_engine(view: View, name: str) -> Iterator[Finding]:
+def of_engine(view: View, name: str, joint: str = "") -> Iterator[Finding]:
     """The same for the failures of an engine that are of this name; each brings its remedy along."""
     failed = [(host, failure) for host, failure in _failed(view, EngineFailure) if failure.kind == name]
-    return _grouped(failed, lambda failures: Fix(summary=failures[0].remedy))
+    return _grouped(failed, lambda failures: Fix(summary=failures[0].remedy), joint)
 
 
 def _failed(view: View, kind: type[Failure]) -> list[tuple[Host, Failure]]:

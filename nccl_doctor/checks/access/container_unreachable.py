@@ -1,0 +1,40 @@
+"""The container that the job runs in could not be entered on the host.
+
+What it means: the host was reached, but not the container that `inside:` in the hosts file or `--inside` names: none
+of that name runs there, it has stopped or is paused, the user may not use docker, the runtime is not there or its
+service does not answer, or the image has no shell. Nothing is known of what the job would see there.
+
+How we know: on the host `docker exec -i NAME /bin/sh -c …` was run (podman and nerdctl likewise, apptainer exec, for
+`enter` nsenter), and ended before the container's shell said a word. Its own words tell why, and where the name is
+wrong, those that do run there are named.
+
+Fix: stands with the diagnosis. Commands are for the host, not for the container.
+
+References: docker-exec(1), podman-exec(1), nsenter(1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.access._failures import FOLLOWS, of_engine
+from nccl_doctor.commands import on
+from nccl_doctor.model import Finding, Severity
+from nccl_doctor.registry import View, check
+from nccl_doctor.shell import line
+
+_LET_GO = {"stopped": "start", "paused": "unpause"}
+_WITH_COMMANDS = ("docker", "podman", "nerdctl")
+
+
+@check("NCD109", severity=Severity.ERROR, explains=FOLLOWS)
+def container_unreachable(view: View) -> Iterator[Finding]:
+    """One finding for the hosts that failed alike."""
+    for found in of_engine(view, "container-unreachable", joint=":"):
+        problem, runtime = str(found.facts["problem"]), str(found.facts["runtime"])
+        if problem not in _LET_GO or runtime not in _WITH_COMMANDS:
+            yield found
+            continue
+        again = line("{runtime} {verb} {name}", runtime=runtime, verb=_LET_GO[problem], name=str(found.facts["name"]))
+        commands = tuple(command for host in found.hosts for command in on(host, again))
+        yield found.model_copy(update={"fix": found.fix.model_copy(update={"commands": commands, "risk": "safe"})})

@@ -1,0 +1,135 @@
+"""Runs commands in a node's container, on the host that another transport reaches.
+
+The host's shell says a word once it is through its start-up files, and the container's shell another one: what comes
+to nothing before the first is the login's fault, between the two that of the container or its runtime.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+import time
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+
+from nccl_doctor.model import Node
+from nccl_doctor.snapshot import ProbeFacts, ProbeFailed
+from nccl_doctor.transport import inside_failures
+from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Channel, Transport
+from nccl_doctor.transport.inside_failures import Entry
+from nccl_doctor.transport.inside_options import InsideOptions
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_LISTED = 200
+_LISTING_S = 5.0
+_WORDS, _LINE = 5, 300
+"""Of what a host says before it lets us in: the last lines, and characters of one."""
+
+
+class InsideTransport:
+    """Wraps the transport that reaches the hosts."""
+
+    def __init__(self, outside: Transport) -> None:
+        self._outside = outside
+
+    def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
+        """Starts ``command`` in the node's container; on the node itself where it names none.
+
+        Raises:
+            AccessError: the host was not reached, or the container not entered.
+        """
+        options = node.options(InsideOptions)
+        if options.runtime is None:
+            return self._outside.open(node, command, deadline, latest)
+        seconds = LOGIN_TIMES * (deadline - time.monotonic())
+        there, inside = (f"ncdoctor-{word}-{secrets.token_hex(8)}" for word in ("host", "inside"))
+        line = f"echo {there}; {options.line(f'echo {inside}; {command}')}"
+        channel = self._outside.open(node, line, deadline, latest)
+        try:
+            _await_login(channel, there, options, min(latest, time.monotonic() + seconds))
+            self._await_entry(channel, inside, node, (time.monotonic(), min(latest, time.monotonic() + seconds)))
+        except (OSError, EOFError, ValueError) as error:
+            channel.close()
+            facts = ProbeFacts(stage="connect")
+            raise AccessError(ProbeFailed(detail=f"the connection broke: {error}", facts=facts)) from error
+        except BaseException:
+            channel.close()
+            raise
+        return channel
+
+    def connect_timeout(self, node: Node) -> float | None:
+        """As the transport outside has it."""
+        return self._outside.connect_timeout(node)
+
+    def close(self) -> None:
+        """Closes the transport outside."""
+        self._outside.close()
+
+    def _await_entry(self, channel: Channel, mark: str, node: Node, span: tuple[float, float]) -> None:
+        options, (began, deadline) = node.options(InsideOptions), span
+        try:
+            arrived, said = _read_to(channel, mark, deadline)
+        except TimeoutError:
+            raise AccessError(inside_failures.late(options, deadline - began)) from None
+        if arrived:
+            return
+        entry = Entry(options, said, channel.exit_status(time.monotonic() + 1))
+        if inside_failures.problem(entry) in ("missing", "stopped"):
+            entry = entry._replace(running=self._running(node))
+        raise AccessError(inside_failures.failure(entry))
+
+    def _running(self, node: Node) -> list[str] | None:
+        """The containers that run on the host; None where it does not tell."""
+        listing = node.options(InsideOptions).listing()
+        if listing is None:
+            return None
+        deadline = time.monotonic() + _LISTING_S
+        try:
+            channel = self._outside.open(node, listing, deadline)
+        except AccessError:
+            return None
+        try:
+            words = [line.split()[0] for line in islice(_lines(channel, deadline), _LISTED)]
+            ended_well = channel.exit_status(deadline) == 0
+        except (OSError, ValueError):
+            return None
+        finally:
+            channel.close()
+        return [word for word in words if _NAME.fullmatch(word)] if ended_well else None
+
+
+def _await_login(channel: Channel, mark: str, options: InsideOptions, deadline: float) -> None:
+    """Waits until the host's shell is through its start-up files.
+
+    Raises:
+        AccessError: it never is.
+    """
+    late = f"{options.program} did not start in time: the login waits or runs something else"
+    try:
+        arrived, said = _read_to(channel, mark, deadline)
+    except TimeoutError:
+        raise AccessError(ProbeFailed(detail=late, facts=ProbeFacts(stage="login", late=True))) from None
+    if not arrived:
+        words = f', and said "{said[-1][:120]}"' if said else ""
+        detail = f"its login ended without starting {options.program}{words}"
+        raise AccessError(ProbeFailed(detail=detail, evidence=said, facts=ProbeFacts(stage="login")))
+
+
+def _read_to(channel: Channel, mark: str, deadline: float) -> tuple[bool, tuple[str, ...]]:
+    """Whether a line ends with the mark, and where the output ended without it, the last words."""
+    said: deque[str] = deque(maxlen=_WORDS)
+    for line in _lines(channel, deadline):
+        if line.endswith(mark):
+            return True, ()
+        said.append(line)
+    return False, (*said, *[line for line in channel.stderr_tail().splitlines() if line.strip()][-_WORDS:])
+
+
+def _lines(channel: Channel, deadline: float) -> Iterator[str]:
+    """What comes until the end of output, without empty lines."""
+    while (line := channel.read_line(deadline)) is not None:
+        text = line.decode(errors="replace").strip()
+        if text:
+            yield text[:_LINE]

@@ -1,0 +1,87 @@
+"""Getting into containers: the words that keep us out, and the line that gets us in."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+
+import pytest
+
+from nccl_doctor.transport.inside_failures import Entry, failure
+from nccl_doctor.transport.inside_options import InsideOptions, Runtime
+
+# what the programs themselves said: docker 28.2, podman 4.3 with crun 1.8, nerdctl 2.0, apptainer 1.3, util-linux 2.38
+SAID: list[tuple[Runtime, int, str, str, str]] = [
+    ("docker", 1, "Error response from daemon: No such container: x", "missing", "there is no docker container x; there run a, b"),
+    ("docker", 1, "Error: No such container: x", "missing", "there is no docker container x; there run a, b"),
+    ("podman", 125, 'Error: no container with name or ID "x" found: no such container', "missing", "there is no podman container x; there run a, b"),
+    ("nerdctl", 1, 'time="2026-01-01T00:00:00Z" level=fatal msg="no such container: x"', "missing", "there is no nerdctl container x; there run a, b"),
+    ("apptainer", 255, "FATAL:   no instance found with name x", "missing", "there is no apptainer instance x; there run a, b"),
+    ("enter", 1, "nsenter: stat of /proc/7/ns/user failed: No such file or directory", "missing", "no process x runs there"),
+    ("enter", 1, "nsenter: cannot open /proc/7/ns/ipc: No such file or directory", "missing", "no process x runs there"),
+    ("docker", 1, "Error response from daemon: container 5f2c8a6e9d01 is not running", "stopped", "the docker container x does not run; there run a, b"),
+    ("docker", 1, "Error response from daemon: Container 5f2c is restarting, wait until the container is running", "stopped", "the docker container x does not run; there run a, b"),
+    ("podman", 255, "Error: can only create exec sessions on running containers: container state improper", "stopped", "the podman container x does not run; there run a, b"),
+    ("docker", 1, "Error response from daemon: Container x is paused, unpause the container before exec", "paused", "the docker container x is paused"),
+    ("docker", 1, "permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock: dial unix: connect: permission denied", "forbidden", "the user who logs in may not use docker, and said"),
+    ("nerdctl", 1, 'level=fatal msg="rootless containerd not running? (hint: use `containerd-rootless-setuptool.sh install`)"', "no-daemon", "nerdctl has no service that answers, and said"),
+    ("enter", 1, "nsenter: stat of /proc/1/ns/user failed: Permission denied", "forbidden", "the user who logs in may not use nsenter, and said"),
+    ("enter", 1, "nsenter: reassociate to namespace 'ns/ipc' failed: Operation not permitted", "forbidden", "the user who logs in may not use nsenter, and said"),
+    ("docker", 1, "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?", "no-daemon", "docker has no service that answers, and said"),
+    ("docker", 126, 'OCI runtime exec failed: exec failed: unable to start container process: exec: "/bin/sh": stat /bin/sh: no such file or directory: unknown', "no-shell", "the docker container x has no /bin/sh"),
+    ("podman", 127, "Error: crun: executable file `/bin/sh` not found in $PATH: No such file or directory: OCI runtime attempted to invoke a command that was not found", "no-shell", "the podman container x has no /bin/sh"),
+    ("enter", 127, "nsenter: failed to execute /bin/sh: No such file or directory", "no-shell", "the namespaces of process x has no /bin/sh"),
+    ("docker", 137, "the words of a release to come", "failed", 'docker did not get into the docker container x: it ended with status 137, and said "the words of'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("runtime", "status", "said", "problem", "detail"), SAID)
+def test_why_a_container_was_not_entered(runtime: Runtime, status: int, said: str, problem: str, detail: str) -> None:
+    found = failure(Entry(InsideOptions(runtime=runtime, name="x"), [said], status, ["a", "b"]))
+    assert found.facts.model_extra == {"problem": problem, "runtime": runtime, "name": "x"}
+    assert found.detail.startswith(detail)
+    assert found.evidence == (said,)
+    assert found.remedy
+    assert "{" not in found.remedy
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash", "zsh", "fish", "tcsh", "busybox sh"])
+def test_a_runtime_that_is_not_there_and_a_hostile_python_in_every_shell(shell: str) -> None:
+    """The line goes through the login shell of the host unharmed; where the program is missing, that is said."""
+    program, *words = shell.split()
+    assert shutil.which(program), f"the tests need {program}"
+    options = InsideOptions(runtime="nerdctl", name="x")
+    environment = {"PATH": "/nowhere", "HOME": "/nowhere"}
+    line = options.line("echo 'hello $HOME' \"$HOME\"; exec /bin/echo '~/a b'")
+    argv = [shutil.which(program) or "", *words, "-c"]
+    absent = subprocess.run([*argv, line], env=environment, capture_output=True, text=True, check=False)
+    said = (absent.stdout + absent.stderr).splitlines()
+    assert failure(Entry(options, said, absent.returncode)).detail == "there is no program nerdctl"
+    through = "exec /usr/bin/env -- " + line.removeprefix("exec nerdctl exec -i x ")
+    done = subprocess.run([*argv, through], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "hello $HOME /nowhere\n~/a b\n"
+
+
+def test_names_of_the_host_are_cut() -> None:
+    options = InsideOptions(runtime="docker", name="x")
+    names = [f"c{number}" for number in range(20)]
+    found = failure(Entry(options, ["No such container: x"], 1, names))
+    assert found.detail.endswith("there run c0, c1, c2, c3, c4, c5, c6, c7 and 12 more")
+    assert failure(Entry(options, ["No such container: x"], 1, [])).detail.endswith(
+        "; no container of this user's runs there"
+    )
+
+
+def test_the_line_quotes_once_more() -> None:
+    line = InsideOptions(runtime="docker", name="train").line("exec '/opt/my py' -c \"print('x')\"")
+    assert shlex.split(line) == [
+        "exec",
+        "docker",
+        "exec",
+        "-i",
+        "train",
+        "/bin/sh",
+        "-c",
+        "exec '/opt/my py' -c \"print('x')\"",
+    ]

@@ -37,6 +37,7 @@ SUBJECTS = {
     "gpu_health": "no GPU on any host",
     "rdma": "no RDMA device on any host",
     "same": "no file was named that has to be the same",
+    "surroundings": "no container on any host",
 }
 """Facts that are lists of what a check is about, and what is said where they are empty on every host."""
 
@@ -254,7 +255,8 @@ def _root(cause_of: dict[int, tuple[Check, Finding]], row: tuple[Check, Finding]
 
 
 def _explains(cause: tuple[Check, Finding], effect: tuple[Check, Finding]) -> bool:
-    if effect[0].name not in cause[0].explains:
+    own = cause[1].explains
+    if effect[0].name not in cause[0].explains or (own is not None and effect[0].name not in own):
         return False
     if effect[0].code[3] in "79":
         return True

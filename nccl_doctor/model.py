@@ -172,6 +172,7 @@ class Finding(FrozenModel):
         evidence: what was seen, each a line.
         facts: the same for machines.
         severity: None takes the check's own.
+        explains: of what the check's own ``explains`` names, what may follow from this finding; None for all of it.
         entities: what a log names: host, ip, port, iface, rank, nccl_version, torch_version.
     """
 
@@ -181,6 +182,7 @@ class Finding(FrozenModel):
     facts: dict[str, Any] = Field(default_factory=dict)
     fix: Fix
     severity: Severity | None = None
+    explains: tuple[str, ...] | None = None
     entities: dict[str, Any] | None = None
 
 

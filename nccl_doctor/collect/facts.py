@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,18 +14,20 @@ from nccl_doctor.collect.answers import MalformedError, NoAnswerError, ProbeErro
 from nccl_doctor.collect.asking import ask_all
 from nccl_doctor.collect.common_names import CommonNames
 from nccl_doctor.collect.session import ProbeSession
-from nccl_doctor.model import Cluster
+from nccl_doctor.model import Cluster, Node
 from nccl_doctor.snapshot import (
     MALFORMED,
     Clock,
     HostFacts,
     Names,
+    Outside,
     ProbeFacts,
     ProbeFailed,
     ResolverAnswer,
     Unknown,
     unknown,
 )
+from nccl_doctor.transport.inside_options import InsideOptions
 
 GRACE_S = 2.0
 """What the answer may take beyond the deadline that the collectors on the host keep."""
@@ -38,14 +41,20 @@ class FactLimits:
     sudo: bool = False
 
 
+LookOutside = Callable[[Node, float], Outside | Unknown | None]
+"""Looks at the host around a node's container until a deadline; None where the node is none."""
+
+
 class Asking:
     """Asks hosts for their facts, each from a thread of its own.
 
     What the first of them make of names is told to the others, which then tell only where they deviate.
     """
 
-    def __init__(self, cluster: Cluster, limits: FactLimits, until: float) -> None:
-        self._cluster, self._limits, self._until = cluster, limits, until
+    def __init__(
+        self, cluster: Cluster, limits: FactLimits, until: float, outside: LookOutside = lambda _node, _deadline: None
+    ) -> None:
+        self._cluster, self._limits, self._until, self._outside = cluster, limits, until, outside
         self._facts: dict[str, HostFacts] = {}
         self._names = CommonNames(cluster)
 
@@ -71,7 +80,12 @@ class Asking:
             env=node.env,
             python=node.python,
             same=list(cluster.same),
+            inside=bool(node.options(InsideOptions).runtime),
         )
+        around = self._outside(node, deadline)
+        answer["outside"] = None if around is None else around.model_dump(by_alias=True)
+        if isinstance(around, Outside) and around.job_limits is not None:
+            answer["limits"] = around.job_limits.model_dump()
         answer["clock"] = _clock(session, deadline).model_dump(by_alias=True)
         facts = typed(answer)
         if isinstance(facts.resolution, Names):

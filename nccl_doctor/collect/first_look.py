@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from nccl_doctor.collect import outside
 from nccl_doctor.collect.clock import Clock
 from nccl_doctor.collect.facts import Asking, failure
 from nccl_doctor.collect.options import Progress, RunOptions
@@ -36,7 +39,9 @@ class FirstLook:
 
     def over(self, transport: Transport) -> list[ProbeSession]:
         """Reaches and asks all; the sessions of those that answered, in the cluster's order."""
-        asking = Asking(self._cluster, self._options.facts_limits, self._clock.until)
+        names = {self._cluster.master_addr, *(node.address for node in self._cluster.nodes)}
+        around = partial(outside.look, transport, names)
+        asking = Asking(self._cluster, self._options.facts_limits, self._clock.until, around)
         reach = Reach(
             transport,
             self._options.connect_s,
@@ -47,8 +52,8 @@ class FirstLook:
             opened=self.opened,
             failures=self.failures,
         )
-        names = [node.name for node in self._cluster.nodes]
-        self._progress.phase("connecting", names, self._clock.within(self._options.connect_s or CONNECT_S))
+        hosts = [node.name for node in self._cluster.nodes]
+        self._progress.phase("connecting", hosts, self._clock.within(self._options.connect_s or CONNECT_S))
         with self._clock.timed("probe"):
             self.load = reach.all(self._cluster.nodes)
         self._clock.timings["connect"] = reach.connected_s
@@ -56,7 +61,7 @@ class FirstLook:
         self.facts, self.names = asking.all(), asking.common
         for name in reach.unanswered.keys() - self.facts.keys():
             self.failures[name] = failure(reach.unanswered[name])
-        return [self.opened[name] for name in names if name in self.facts]
+        return [self.opened[name] for name in hosts if name in self.facts]
 
     def _connected(self, name: str) -> None:
         self._progress.done(name)

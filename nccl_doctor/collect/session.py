@@ -19,6 +19,7 @@ from nccl_doctor.collect.start_failure import Start, start_failure
 from nccl_doctor.model import Node
 from nccl_doctor.snapshot import ProbeFailed, PythonMissing
 from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Channel, Transport
+from nccl_doctor.transport.inside_options import InsideOptions
 
 OLDEST_PSUTIL = (5, 9, 3)
 
@@ -215,6 +216,7 @@ class ProbeSession:
         return start_failure(
             Start(
                 python=self.node.python,
+                place=self.node.options(InsideOptions).place,
                 error=str(error),
                 came=self._came,
                 ready=self._ready,

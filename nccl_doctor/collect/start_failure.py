@@ -25,6 +25,7 @@ class Start:
 
     Attributes:
         python: the interpreter that was asked for.
+        place: the container that it was asked for in, "the docker container train"; empty for the host itself.
         error: what went wrong on the channel, or the probe's own refusal.
         came: the login shell came to our line, so that its start-up files did not end it.
         ready: the interpreter said that it runs, so that neither the shell nor the path is at fault.
@@ -36,6 +37,7 @@ class Start:
     """
 
     python: str
+    place: str
     error: str
     came: bool
     ready: bool
@@ -64,15 +66,15 @@ _PYTHON: tuple[tuple[PythonProblem, str, str], ...] = (
 
 def start_failure(start: Start) -> PythonMissing | ProbeFailed:
     """The failure that what was seen shows."""
-    evidence = (*start.stderr, *start.chatter)
+    evidence, inside = (*start.stderr, *start.chatter), f"in {start.place} " if start.place else ""
     found = _problem(start) if start.came and not (start.late or start.lied) else None
     if found is not None:
         problem, detail = found
         facts = PythonFacts(python=start.python, problem=problem)
-        return PythonMissing(detail=detail, evidence=evidence, facts=facts)
+        return PythonMissing(detail=inside + detail, evidence=evidence, facts=facts)
     stage = "start" if start.ready or start.lied else "login"
     return ProbeFailed(
-        detail=_detail(start),
+        detail=inside + _detail(start),
         evidence=evidence,
         facts=ProbeFacts(python=start.python, stage=stage, late=start.late),
     )

@@ -34,6 +34,8 @@ from nccl_doctor.snapshot.access import SshTarget as SshTarget
 from nccl_doctor.snapshot.access import SshUnreachable as SshUnreachable
 from nccl_doctor.snapshot.access import UnknownKeyFacts as UnknownKeyFacts
 from nccl_doctor.snapshot.access import UnreachableFacts as UnreachableFacts
+from nccl_doctor.snapshot.container import Outside as Outside
+from nccl_doctor.snapshot.container import Surroundings as Surroundings
 from nccl_doctor.snapshot.firewall import Firewalld as Firewalld
 from nccl_doctor.snapshot.firewall import FirewallFacts as FirewallFacts
 from nccl_doctor.snapshot.firewall import IptablesSave as IptablesSave

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from nccl_doctor.model import Node
 from nccl_doctor.snapshot.access import AnyAccessFailure
+from nccl_doctor.snapshot.container import Outside, Surroundings
 from nccl_doctor.snapshot.firewall import FirewallFacts
 from nccl_doctor.snapshot.hardware import GpuHealth, LoginShell, NcclPlugin, PciPaths, RdmaDevice, SameEntry, Xid
 from nccl_doctor.snapshot.names import Names
@@ -44,6 +45,8 @@ class HostFacts(Observed):
             "net.ipv4.conf.all.rp_filter".
         firewall_after: the same again after that, where dials failed: the counters tell which rule they met.
         ways: of the packets of dials that failed, out of the host and into it.
+        surroundings: of the container that all of this was found in; None where that is the host itself.
+        outside: what the host around that container tells; None likewise.
     """
 
     identity: Fact[Identity]
@@ -75,6 +78,8 @@ class HostFacts(Observed):
     firewall: Fact[FirewallFacts] = Field(default_factory=lambda: unknown("the firewall was not looked at"))
     firewall_after: Fact[FirewallFacts | None] = None
     ways: Fact[tuple[Way, ...]] = ()
+    surroundings: Fact[Surroundings | None] = None
+    outside: Fact[Outside | None] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -97,7 +102,8 @@ def _answer(chosen: object) -> dict[str, Any] | None:
 
 FactName = Literal[
     "clock", "config_files", "env", "gpu_health", "gpu_processes", "gpus", "identity", "interfaces", "limits",
-    "master_port", "pci", "port_range", "processes", "python", "rdma", "resolution", "routes", "same", "shm", "torch",
+    "master_port", "outside", "pci", "port_range", "processes", "python", "rdma", "resolution", "routes", "same", "shm",
+    "surroundings", "torch",
 ]  # fmt: skip
 """The fields of :class:`HostFacts` without which some check can't judge a host."""
 

@@ -2,42 +2,184 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import sys
 from collections.abc import Iterator
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.doctor import Run, doctor, ours
+from tests.cli.doctor import Run, doctor, files, ours
 from tests.lab.cluster import Lab
-from tests.lab.containers import prepare, start
+from tests.lab.containers import end, feign_gpu, prepare, start
+from tests.patience import crowd
 
 pytestmark = pytest.mark.lab
 
-HEALTHY = ("--network", "host", "--ipc", "host")
+HEALTHY = ("--network=host", "--ipc=host")
+ALL = ["node1", "node2", "node3"]
 
 
 @pytest.fixture(scope="module")
 def boxes() -> Iterator[Lab]:
-    """Two hosts, each with a container "train" that is as good as the host."""
-    with Lab.up(2) as lab:
+    """Three hosts, each with a container "train" that is as good as the host."""
+    with Lab.up(3) as lab:
         for host in lab.hosts:
             prepare(host)
             start(host, "train", *HEALTHY)
         yield lab
 
 
-def check(lab: Lab, *options: str, **keys: Any) -> Run:
-    return doctor(lab, "check", *options, hosts=lab.hosts_file(**keys))
+def check(lab: Lab, inside: str | list[dict[str, Any]], *options: str, **keys: Any) -> Run:
+    """Without the all-reduce; ``inside`` are podman's container on all hosts, or what each host has there."""
+    if isinstance(inside, str):
+        keys |= {"inside": {"podman": inside}}
+    else:
+        keys |= {
+            "hosts": [{"name": host.name, "inside": dict(its)} for host, its in zip(lab.hosts, inside, strict=True)]
+        }
+    return doctor(lab, "check", "--no-smoke", *options, hosts=lab.hosts_file(**keys))
+
+
+def is_healthy(run: Run) -> None:
+    assert (run.names, run.code) == ([], 0), run.report["diagnoses"] or run.report["checks"]
+
+
+def only(run: Run, name: str, hosts: list[str]) -> dict[str, Any]:
+    assert (run.names, run.code, run.first["hosts"]) == ([name], 1, hosts), run.report["diagnoses"]
+    return run.first
+
+
+def gone(lab: Lab) -> None:
+    """Nothing of ours runs any more; nsenter ends a moment after the probe that it waits for."""
+    for host in lab.hosts:
+        host.wait_until(lambda host=host: not ours(host), "the end of what was started there", 10 * crowd())  # type: ignore[misc]
+
+
+def paste(lab: Lab, diagnosis: dict[str, Any]) -> None:
+    assert diagnosis["fix"]["commands"]
+    for command in diagnosis["fix"]["commands"]:
+        lab.host(command["host"]).run(command["command"])
 
 
 def test_a_healthy_container_is_silent_and_nothing_stays_in_it(boxes: Lab) -> None:
+    before = [files(host) for host in boxes.hosts]
     for transport in ("paramiko", "openssh"):
-        run = check(boxes, "--no-smoke", "--transport", transport, inside={"podman": "train"})
-        assert (run.names, run.code) == ([], 0), run.report["diagnoses"]
-    assert [ours(host) for host in boxes.hosts] == [[], []]
+        is_healthy(check(boxes, "train", "--transport", transport))
+    pids = [host.run(["podman", "inspect", "-f", "{{.State.Pid}}", "train"]).stdout.strip() for host in boxes.hosts]
+    is_healthy(check(boxes, [{"enter": int(pid)} for pid in pids]))
+    gone(boxes)
+    assert [files(host) for host in boxes.hosts] == before
 
 
-def test_no_such_container(boxes: Lab) -> None:
-    run = check(boxes, "--no-smoke", "--inside", "podman:trian")
-    assert (run.names, run.first["hosts"]) == (["container-unreachable"], ["node1", "node2"])
-    assert run.first["message"] == "node[1-2]: there is no podman container trian; there run train."
+def test_what_keeps_out(boxes: Lab) -> None:
+    _, two, three = boxes.hosts
+    start(two, "stopped", *HEALTHY)
+    two.run(["podman", "stop", "-t", "0", "stopped"])
+    start(three, "bare", *HEALTHY, lacks="programs")
+    run = check(boxes, [{"podman": "trian"}, {"podman": "stopped"}, {"podman": "bare"}])
+    told = {found["hosts"][0]: found for found in run.report["diagnoses"]}
+    assert {found["name"] for found in told.values()} == {"container-unreachable"}
+    assert {host: found["message"] for host, found in told.items()} == {
+        "node1": "node1: there is no podman container trian; there run train.",
+        "node2": "node2: the podman container stopped does not run; there run train.",
+        "node3": "node3: the podman container bare has no /bin/sh.",
+    }
+    paste(boxes, told["node2"])
+    run = check(boxes, [{"nerdctl": "train"}, {"podman": "stopped"}, {"enter": 4_000_000}])
+    assert [(found["hosts"], found["message"]) for found in run.report["diagnoses"]] == [
+        (["node1"], "node1: there is no program nerdctl."),
+        (["node3"], "node3: no process 4000000 runs there."),
+    ]
+    run = check(boxes, [{"podman": "train"}] * 3, ssh={"user": "alice"})
+    assert only(run, "container-unreachable", ALL)["message"].endswith("; no container of this user's runs there.")
+    end(two, "stopped")
+    end(three, "bare")
+    gone(boxes)
+
+
+def test_no_python_inside(boxes: Lab) -> None:
+    one = boxes.hosts[0]
+    start(one, "bare", *HEALTHY, lacks="python")
+    run = check(boxes, [{"podman": "bare"}, {"podman": "train"}, {"podman": "train"}])
+    message = only(run, "python-missing", ["node1"])["message"]
+    assert message == f'node1: in the podman container bare there is no interpreter "{sys.executable}".'
+    end(one, "bare")
+
+
+def test_a_bridge_is_one_diagnosis_and_its_options_end_it(boxes: Lab) -> None:
+    for host in boxes.hosts:
+        start(host, "bridged", "--network=bridge")
+    for by_address in (False, True):
+        run = check(boxes, "bridged", by_address=by_address)
+        found = only(run, "container-differs", [host.address if by_address else host.name for host in boxes.hosts])
+        assert found["facts"]["differs"] == ["network", "shm"]
+        assert found["severity"] == "error"
+        assert "port-unreachable" in {effect["name"] for effect in found["explains"]}
+    options = re.search(r"podman run ((?:--\S+ )+)", found["fix"]["summary"])
+    assert options
+    for host in boxes.hosts:
+        end(host, "bridged")
+        start(host, "bridged", *shlex.split(options[1]))
+    is_healthy(check(boxes, "bridged"))
+    for host in boxes.hosts:
+        end(host, "bridged")
+
+
+def test_one_bridge_among_healthy_containers_is_named_alone(boxes: Lab) -> None:
+    two = boxes.hosts[1]
+    start(two, "bridged", "--network=bridge")
+    run = check(boxes, [{"podman": "train"}, {"podman": "bridged"}, {"podman": "train"}])
+    only(run, "container-differs", ["node2"])
+    end(two, "bridged")
+
+
+def test_little_shared_memory_is_enlarged_from_outside(boxes: Lab) -> None:
+    for host in boxes.hosts:
+        start(host, "small", "--network=host", "--shm-size=64m")
+    found = only_warning(check(boxes, "small", "--fail-on", "warning"))
+    assert found["message"] == "The podman container small on node[1-3] has 64 MiB of /dev/shm (the host: 1024)."
+    paste(boxes, found)
+    is_healthy(check(boxes, "small"))
+    for host in boxes.hosts:
+        end(host, "small")
+
+
+def only_warning(run: Run) -> dict[str, Any]:
+    found = only(run, "container-differs", ALL)
+    assert found["severity"] == "warning"
+    return found
+
+
+def test_the_containers_torch_counts_and_not_the_hosts(boxes: Lab) -> None:
+    two = boxes.hosts[1]
+    spec = find_spec("torch")
+    assert spec is not None
+    version = str(Path(spec.origin or "").with_name("version.py"))
+    two.write("/opt/version.py", two.read(version).replace(metadata.version("torch"), "2.9.1+cpu"))
+    start(two, "older", *HEALTHY, f"--volume=/opt/version.py:{version}:ro")
+    run = check(boxes, [{"podman": "train"}, {"podman": "older"}, {"podman": "train"}])
+    assert "2.9.1 on node2" in str(only(run, "version-mismatch", ["node2"])["evidence"])
+    end(two, "older")
+
+
+def test_gpus_that_are_not_there_and_that_do_not_open(boxes: Lab) -> None:
+    two = boxes.hosts[1]
+    feign_gpu(two)
+    ways = {"without": (), "refused": ("--device=/dev/nvidia0", "--user=1000"), "given": ("--device=/dev/nvidia0",)}
+    for name, options in ways.items():
+        start(two, name, *HEALTHY, *options)
+    said = {}
+    for name in ways:
+        run = check(boxes, [{"podman": "train"}, {"podman": name}, {"podman": "train"}])
+        said[name] = [(found["name"], found["hosts"], found["message"]) for found in run.report["diagnoses"]]
+        end(two, name)
+    assert said == {
+        "without": [("container-differs", ["node2"], "The podman container without on node2 has no GPU: /dev/nvidia0 of the host are not there (ENOENT).")],
+        "refused": [("container-differs", ["node2"], "The podman container refused on node2 has GPUs that do not open: /dev/nvidia0 (EACCES).")],
+        "given": [],
+    }  # fmt: skip

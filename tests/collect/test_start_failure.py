@@ -21,6 +21,7 @@ def start(
     words = error or "the connection ended"
     return Start(
         python=PYTHON,
+        place="",
         error=words,
         came=came,
         ready=ready,

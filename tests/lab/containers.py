@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from tests.lab.host import LabHost
 from tests.lab.plan import shared_directories
 from tests.lab.requirements import find_tool
@@ -34,12 +36,34 @@ def prepare(host: LabHost) -> None:
     host.run("umount -R /sys/fs/cgroup 2>/dev/null; mount -t cgroup2 cgroup2 /sys/fs/cgroup")
 
 
-def start(host: LabHost, name: str, *options: str) -> None:
-    """Starts a container that sleeps, over a throw-away layer on the host's root; ``options`` are podman run's."""
-    mounts = [word for path in shared_directories() for word in ("-v", f"{path}:{path}:ro")]
-    host.run(["podman", "run", "-d", "--name", name, *mounts, *options, "--rootfs", "/:O", "sleep", "infinity"])
+def start(host: LabHost, name: str, *options: str, lacks: str = "") -> None:
+    """Starts a container that sleeps, over a throw-away layer on the host's root.
+
+    Args:
+        host: the host.
+        name: the container's.
+        options: of podman run.
+        lacks: "python" is this project's interpreter, "programs" all that lies in /usr/bin.
+    """
+    lacking = {"python": shared_directories(), "programs": ["/usr/bin"]}.get(lacks, [])
+    mounts = ["--tmpfs=/root:mode=711,notmpcopyup"]  # root's home here may be closed to others
+    mounts += [f"--volume={path}:{path}:ro" for path in shared_directories() if path not in lacking]
+    mounts += [f"--tmpfs={path}:notmpcopyup" for path in lacking]
+    sleep = [sys.executable, "-c", "import time; time.sleep(86400)"] if lacks == "programs" else ["sleep", "infinity"]
+    host.run(["podman", "run", "-d", "--name", name, *mounts, *options, "--rootfs", "/:O", *sleep])
 
 
 def end(host: LabHost, name: str) -> None:
-    """Ends a container and forgets it."""
+    """Ends a container and forgets it; the bridge of the last one goes with it."""
     host.run(["podman", "rm", "-f", "-t", "0", name])
+    host.run("ip link delete cni-podman0 2>/dev/null; true")
+
+
+def feign_gpu(host: LabHost) -> None:
+    """Gives the host a /dev of its own, in which /dev/nvidia0 opens for root alone."""
+    host.run(
+        "mkdir /run/dev && mount -t tmpfs -o mode=755 tmpfs /run/dev && cd /run/dev && "
+        "cp -a /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty . && ln -s /proc/self/fd fd && "
+        "ln -s pts/ptmx ptmx && mkdir pts shm && mount --bind /dev/pts pts && mount --bind /dev/shm shm && "
+        "mknod -m 600 nvidia0 c 1 3 && mount --move /run/dev /dev"
+    )

@@ -37,7 +37,7 @@ ENOUGH = 1024 * MIB
 )
 def memlock_low(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a limit, folded over hosts."""
-    for limit, hosts in view.hosts_by(_too_low).items():
+    for limit, hosts in view.hosts_by(too_low).items():
         yield Finding(
             hosts=tuple(hosts),
             message=f"A process on {fold(hosts)} may lock {limit // MIB} MiB of memory, too little for RDMA buffers.",
@@ -52,7 +52,8 @@ def memlock_low(view: View) -> Iterator[Finding | Unjudged]:
         )
 
 
-def _too_low(facts: HostFacts) -> int | None:
+def too_low(facts: HostFacts) -> int | None:
+    """The limit in bytes, where it is too low for RDMA, and there is any; needs limits and rdma."""
     limit = known(facts.limits).memlock_soft
     up = any(port.state == "ACTIVE" for device in known(facts.rdma) for port in device.ports)
     return limit if up and limit is not None and limit < ENOUGH and not _is_exempt(facts) else None

@@ -28,6 +28,7 @@ from nccl_doctor.probe.facts import (
     same,
     settings,
     sockets,
+    surroundings,
     sysctls,
     torch_info,
 )
@@ -47,8 +48,7 @@ def collect(request: dict[str, Any]) -> dict[str, object]:
         request: ``names`` to resolve, see :func:`names.unpacked`; ``deadline_s`` for everything; optional:
             ``trial_port`` to bind, or None; ``master_port``, whose sockets are listed; ``env``, the job's own
             variables; ``python``, the interpreter as the hosts file names it; ``same``, paths to take digests of;
-            ``sudo``, whether ``sudo -n`` may
-            be tried to read firewall rules.
+            ``inside``, whether this is a container; ``sudo``, whether ``sudo -n`` may be tried to read firewall rules.
 
     Returns:
         For each field its value, or ``{"$unknown": reason, "traceback": text or None}``.
@@ -104,6 +104,7 @@ def collectors(request: dict[str, Any], interpreter: Interpreter, deadline: floa
         "plugins": partial(plugins.collect, env),
         "processes": processes.collect,
         "sysctls": sysctls.collect,
+        "surroundings": partial(surroundings.collect, bool(request.get("inside"))),
         "env": settings.environment,
         "config_files": partial(settings.config_files, env),
         "master_port": trial,

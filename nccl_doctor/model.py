@@ -100,7 +100,7 @@ class Cluster(FrozenModel):
     origins: dict[str, str] = Field(default_factory=dict)
     access: dict[str, Json] = Field(default_factory=dict)
 
-    def options(self, kind: type[Options]) -> Options:
+    def options(self, kind: type[EngineOptions]) -> EngineOptions:
         """What an engine knows of all nodes together."""
         return kind.model_validate(self.access.get(kind.engine, {}))
 

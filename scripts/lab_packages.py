@@ -31,10 +31,6 @@ PROGRAMS = {
     "munged": "munge",
     "podman": "podman",
     "crun": "crun",
-    "zsh": "zsh",
-    "fish": "fish",
-    "tcsh": "tcsh",
-    "busybox": "busybox",
     "chromium": "chromium",  # no host runs it: it looks at HTML reports
 }
 

@@ -14,7 +14,7 @@ from nccl_doctor.inventory.load import load
 from nccl_doctor.inventory.slurm import SlurmRequest, request
 from nccl_doctor.inventory.slurm_script import master_port
 from nccl_doctor.model import Cluster
-from nccl_doctor.source import Source
+from nccl_doctor.source import ClusterSource
 from nccl_doctor.transport.register import make_transport
 from nccl_doctor.transport.slurm import SlurmTransport
 from nccl_doctor.transport.slurm_options import SlurmOptions
@@ -71,7 +71,7 @@ def test_a_job_is_its_nodes_in_order_with_their_gpus(scontrol: Any) -> None:
     assert (found.source, found.master_addr, found.master_port) == ("Slurm job 7", "node1", 29500)
     assert all(node.options(SlurmOptions) == SlurmOptions(job="7") and not node.local for node in found.nodes)
     assert isinstance(make_transport("auto", found), SlurmTransport)
-    assert Source(found).arguments == ("--slurm-job", "7")
+    assert ClusterSource(found).arguments == ("--slurm-job", "7")
 
 
 def test_without_gpus_several_tasks_are_ranks_and_one_is_a_launcher(scontrol: Any) -> None:
@@ -96,7 +96,7 @@ def test_names_choose_within_and_stand_in_the_next_command(scontrol: Any) -> Non
     scontrol()
     found = cluster(where="node[2-3],node1", exclude="node2")
     assert [(node.name, node.node_rank) for node in found.nodes] == [("node1", 0), ("node3", 1)]
-    assert Source(found).arguments == ("--slurm-job", "7", "-w", "node[2-3],node1", "-x", "node2")
+    assert ClusterSource(found).arguments == ("--slurm-job", "7", "-w", "node[2-3],node1", "-x", "node2")
     with pytest.raises(UsageError, match=r"-w: node9 is no node of Slurm job 7, which has node\[1-3\]"):
         cluster(where="node[1,9]")
 

@@ -159,6 +159,17 @@ def test_256_hosts_are_small_quick_and_do_not_move(open_page: Open, folder: Path
     assert first < 1000 * crowd()
 
 
+@pytest.mark.parametrize("name", EVERY)
+def test_on_paper_nothing_is_cut_off_at_the_right_and_titles_stay(open_page: Open, name: str) -> None:
+    page = open_page(name).page
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": 794, "height": 1123})  # A4 at 96 dots an inch
+    assert page.evaluate("document.documentElement.scrollWidth") <= 794
+    for title in page.locator("#host-table thead th").all():
+        assert title.inner_text().strip()
+        assert title.locator("button").is_visible()
+
+
 def test_all_is_readable_without_a_script(open_page: Open) -> None:
     page = open_page("dead-port", java_script_enabled=False).page
     assert page.get_by_role("heading", level=1).inner_text() == "1 error on gpu037"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from nccl_doctor.firewall import blame
+from nccl_doctor.firewall.network_policy import PolicyBlame, blames
 from nccl_doctor.firewall.ways import Hindrance, hindrances
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl, cluster_nccl
 from nccl_doctor.snapshot import Dial, Mesh, Snapshot
@@ -33,11 +34,24 @@ class FailedDials:
         return hindrances(self._snapshot, self.firewall.unexplained(mesh)) if isinstance(mesh, Mesh) else {}
 
     @cached_property
-    def unexplained(self) -> tuple[Dial, ...]:
-        """Those that neither a packet filter nor a kernel's route of either host explains."""
+    def policies(self) -> dict[int, tuple[PolicyBlame, ...]]:
+        """By id of a dial that no packet filter explains, the NetworkPolicies that drop it."""
         mesh = self._snapshot.mesh
-        rest = self.firewall.unexplained(mesh) if isinstance(mesh, Mesh) else ()
-        return tuple(dial for dial in rest if id(dial) not in self.hindrances)
+        kube = self._snapshot.cluster.options(KubeFacts)
+        return blames(kube, self.firewall.unexplained(mesh)) if isinstance(mesh, Mesh) and kube.pods else {}
+
+    @cached_property
+    def unexplained(self) -> tuple[Dial, ...]:
+        """Those that no packet filter, no kernel's route of either host and no NetworkPolicy explains."""
+        mesh = self._snapshot.mesh
+        if not isinstance(mesh, Mesh):
+            return ()
+        explained = self.hindrances.keys() | self.policies.keys()
+        return tuple(
+            dial
+            for dial in self.firewall.unexplained(mesh)
+            if id(dial) not in explained and dial.outcome != "intercepted"
+        )
 
 
 class Derived:

@@ -39,7 +39,7 @@ Json = dict[str, JsonValue]
 
 def access(*options: NodeOptions) -> dict[str, Json]:
     """The options as a node holds them: what says nothing is left out."""
-    said = {one.engine: one.model_dump(mode="json", exclude_defaults=True) for one in options}
+    said = {one.engine: one.model_dump(mode="json", by_alias=True, exclude_defaults=True) for one in options}
     return {engine: values for engine, values in said.items() if values}
 
 

@@ -22,6 +22,7 @@ from typing import Literal, get_args
 
 from nccl_doctor.derived import Derived
 from nccl_doctor.firewall.blame import ExplainedDials
+from nccl_doctor.firewall.network_policy import PolicyBlame
 from nccl_doctor.firewall.ways import Hindrance
 from nccl_doctor.hostlist import K, grouped
 from nccl_doctor.model import Finding, Severity
@@ -69,6 +70,11 @@ class View:
     def hindrances(self) -> dict[int, Hindrance]:
         """By id of a failed dial, the route or the filter of the way back that explains it; needs the mesh."""
         return self.derived.dials.hindrances
+
+    @property
+    def policies(self) -> dict[int, tuple[PolicyBlame, ...]]:
+        """By id of a failed dial, the NetworkPolicies that drop it; needs the mesh."""
+        return self.derived.dials.policies
 
     @property
     def unexplained(self) -> tuple[Dial, ...]:

@@ -18,7 +18,7 @@ from nccl_doctor.collect.session import ProbeSession
 FEW = 0.05
 """Share of all dials up to which those that timed out are tried again; of three hosts, one dial."""
 
-LATE = ("timed-out", "reset")
+LATE = ("timed-out", "reset", "intercepted")
 
 TRIES = 4
 """Of busy hosts; each but the first only where the one before it got something through."""

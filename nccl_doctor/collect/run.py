@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from itertools import chain
 
 from nccl_doctor import __version__
-from nccl_doctor.collect import elsewhere, ways
+from nccl_doctor.collect import elsewhere, intercept, ways
 from nccl_doctor.collect import facts as facts_phase
 from nccl_doctor.collect import mesh as mesh_phase
 from nccl_doctor.collect import smoke as smoke_phase
@@ -38,6 +38,7 @@ from nccl_doctor.snapshot import (
     skipped,
     unknown,
 )
+from nccl_doctor.snapshot.pods import KubeFacts
 from nccl_doctor.snapshot.values import IpAddress
 from nccl_doctor.transport.base import Transport
 
@@ -118,7 +119,11 @@ class Run:
             self._mesh = self._without_lost(mesh)
             self.dials = FailedDials(self.snapshot())
             met = elsewhere.run(self._sessions, self._facts, self._mesh, self.dials.unexplained, limits.dial_s)
-            self._mesh = self._mesh.model_copy(update={"elsewhere": met})
+            taken = intercept.run(
+                self._sessions, self._facts, self._mesh, pods=bool(self._cluster.options(KubeFacts).pods)
+            )
+            self._mesh = self._mesh.model_copy(update={"elsewhere": met, "intercepted": taken})
+            self.dials = FailedDials(self.snapshot()) if taken else self.dials
 
     def _without_lost(self, mesh: Mesh) -> Mesh:
         """The mesh among the hosts that still answer; of the others nothing is judged that they said."""

@@ -6,10 +6,11 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.hostlist import quoted
-from nccl_doctor.inventory import kube_order, values
+from nccl_doctor.inventory import kube_namespace, kube_order, values
 from nccl_doctor.inventory.kube_api import POD_LIST, Container, Pod, typed
 from nccl_doctor.inventory.kube_facts import facts, training_container
 from nccl_doctor.inventory.kube_state import not_ready
@@ -63,7 +64,8 @@ def read(wanted: KubeRequest) -> ParsedInventory:
     if kube_order.over(pods):
         raise UsageError(f"--kube: all pods of {what} have ended; check while they run")
     _refuse_groups(pods, what)
-    return _parsed(kube_order.current(pods), selector, SourceLocation(f"--kube {what}", is_file=False))
+    told = kube_namespace.told(pods[0].metadata.namespace)
+    return parsed(kube_order.current(pods), SourceLocation(f"--kube {what}", is_file=False), selector=selector, **told)
 
 
 def _split(wanted: KubeRequest) -> tuple[str, str]:
@@ -147,15 +149,15 @@ def _refuse_groups(pods: Sequence[Pod], what: str) -> None:
         )
 
 
-def _parsed(pods: Sequence[Pod], selector: str, place: SourceLocation) -> ParsedInventory:
+def parsed(pods: Sequence[Pod], place: SourceLocation, **told: Any) -> ParsedInventory:  # noqa: ANN401 - of KubeFacts
+    """The pods as hosts; ``told`` is what else is known of them together, as KubeFacts has it."""
     chosen = [(pod, training_container(pod)) for pod in pods]
     known = {pod.metadata.name: facts(pod, container) for pod, container in chosen}
-    cluster = KubeFacts(namespace=pods[0].metadata.namespace, selector=selector, pods=known)
     return ParsedInventory(
         place,
         [_entry(pod, container, place) for pod, container in chosen],
         master_addr=_master(chosen, place),
-        access=(cluster,),
+        access=(KubeFacts(namespace=pods[0].metadata.namespace, pods=known, **told),),
     )
 
 

@@ -13,6 +13,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, V
 from pydantic_core import from_json
 
 from nccl_doctor.errors import UsageError
+from nccl_doctor.hostlist import quoted
 from nccl_doctor.snapshot.values import IpAddress
 
 Name = Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
@@ -218,7 +219,7 @@ def typed(kind: TypeAdapter[T], answer: bytes, what: str) -> T:
         return kind.validate_python(from_json(answer, allow_inf_nan=False))
     except ValidationError as error:
         fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(map(str, fault["loc"]))[:120]
-        raise UsageError(f"--kube: what kubectl printed is no {what}: {where or 'answer'}: {fault['msg']}") from error
+        where = quoted(".".join(map(str, fault["loc"])) or "answer", 120)
+        raise UsageError(f"--kube: what kubectl printed is no {what}: {where}: {fault['msg']}") from error
     except ValueError as error:
         raise UsageError(f"--kube: what kubectl printed is no {what}: damaged JSON, {error}") from error

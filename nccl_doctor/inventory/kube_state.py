@@ -9,7 +9,7 @@ from nccl_doctor.shell import line
 from nccl_doctor.transport.kube_options import NotReady
 
 _IMAGE = re.compile(r"ErrImage|ImagePull|InvalidImageName|RegistryUnavailable")
-_LACK = re.compile(r"([0-9]+) Insufficient ([\w./-]+)")
+_LACK = re.compile(r"([0-9]+) Insufficient ([\w./-]*\w)")
 _LONGEST = 600
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from nccl_doctor.inet import address_of
 from nccl_doctor.model import Severity
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.host_nccl import HostNccl
@@ -107,10 +108,18 @@ def _kind(nccl: ClusterNccl, one: HostNccl, wanted: str | None) -> Kind:
 
 
 def _is_anothers_fault(nccl: ClusterNccl, one: HostNccl, chosen: Chosen, causes: set[Cause]) -> bool:
-    """Whether it is duplicate-address, or route-missing: then no other interface would mend it."""
+    """Whether no other interface would mend it: duplicate-address, route-missing, or a drop outside of the host."""
     if is_private(one, chosen.name):
         return False
+    if causes <= {Cause.NO_ROUTE, Cause.SILENT, Cause.GATEWAY} and not _others(one, chosen):
+        return True
     return causes == {Cause.OWN_ADDRESS} or (causes <= {Cause.NO_ROUTE, Cause.SILENT} and nccl.suggestion is None)
+
+
+def _others(one: HostNccl, chosen: Chosen) -> list[str]:
+    """The interfaces with an address that NCCL could be told to take instead; in a pod there is mostly none."""
+    addresses = (entry for entry in one.interfaces.addresses if not address_of(entry.address).is_loopback)
+    return [entry.interface for entry in addresses if entry.interface.partition(":")[0] != chosen.name]
 
 
 def _unreached(causes: set[Cause]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -26,6 +27,10 @@ OUTCOMES = {
     errno.EADDRNOTAVAIL: "no-source-address",
 }
 TIMED_OUT = ("timed-out", "ETIMEDOUT")
+SILENT = ("timed-out", "SILENT")
+"""Somebody took the connection, and said nothing even when spoken to."""
+WORD = b"nccl-doctor\n"
+"""What is said first to one who says nothing: a proxy that waits for the dialler's words passes them on."""
 
 Outcome = Tuple[str, Union[str, None]]
 """As snapshot.Dial has it, and what the kernel or the resolver said."""
@@ -45,10 +50,13 @@ class Dial:
 
     def __init__(self, places: list[Place], nonce: bytes) -> None:
         self._places, self._nonce = list(places), nonce
+        self._spoken = False
+        self.began = 0.0
         self.sock: socket.socket | None = None
 
     def start(self) -> Outcome | None:
         """Connects to the next address; how it ended, None while it goes on."""
+        self.began = self.began or time.monotonic()
         family, place = self._places.pop(0)
         try:
             self.sock = socket.socket(family, socket.SOCK_STREAM)
@@ -70,7 +78,23 @@ class Dial:
             return self._failed(OSError(number, os.strerror(number))) if number else None
         except OSError as error:
             return self._failed(error)
-        return ("connected", None) if said == self._nonce else ("stranger", None)
+        if said != self._nonce:
+            return "stranger", None
+        return ("intercepted", None) if self._spoken else ("connected", None)
+
+    def late(self) -> Outcome | None:
+        """How it ended that nothing was heard in time; None where it is spoken to, and waited for as long again."""
+        try:
+            assert self.sock is not None
+            self.sock.getpeername()
+        except OSError:
+            return TIMED_OUT
+        if self._spoken:
+            return SILENT
+        self._spoken = True
+        with contextlib.suppress(OSError):  # it hung up meanwhile, which is heard
+            self.sock.send(WORD)
+        return None
 
     def end(self) -> None:
         """Closes it."""
@@ -143,17 +167,21 @@ class Round:
             self._selector.register(dial.sock, selectors.EVENT_READ, (key, dial))
         else:
             dial.end()
-            until, _ = self._flying.pop(key)
-            seconds = time.monotonic() - (until - self._timeout_s)
-            self._results[key] = (*(outcome or TIMED_OUT), round(seconds, 4))
+            del self._flying[key]
+            self._results[key] = (*(outcome or TIMED_OUT), round(time.monotonic() - dial.began, 4))
 
     def _end_late(self, now: float) -> None:
         """Those whose time is over; they began in this order, and all have the same time."""
         late = list(itertools.takewhile(lambda one: one[1][0] <= now, self._flying.items()))
         for key, (_, dial) in late:
+            outcome = dial.late()
+            if outcome is None:
+                del self._flying[key]  # to the end of the row
+                self._flying[key] = now + self._timeout_s, dial
+                continue
             if dial.sock is not None:
                 self._selector.unregister(dial.sock)
-            self._go_on(key, dial, TIMED_OUT)
+            self._go_on(key, dial, outcome)
 
 
 def resolved(addresses: set[str], timeout_s: float) -> dict[str, list[Place] | Outcome]:

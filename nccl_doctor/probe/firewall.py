@@ -35,7 +35,20 @@ NF_TABLES = "/sys/module/nf_tables"
 LEGACY_TABLES = {"ip": "/proc/net/ip_tables_names", "ip6": "/proc/net/ip6_tables_names"}
 """Which tables of the kernel's own x_tables there are; only root may read it."""
 
+CAP_NET_ADMIN = 12
+"""Its bit (linux/capability.h)."""
+
 Reader = Callable[[], object]
+
+
+def _may_administer() -> bool:
+    """Whether our root has CAP_NET_ADMIN (capabilities(7)); true where the kernel does not tell."""
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            told = [line.split()[1] for line in status if line.startswith("CapEff:")]
+    except OSError:
+        return True
+    return not told or bool(int(told[0], 16) >> CAP_NET_ADMIN & 1)
 
 
 class Root:
@@ -54,6 +67,10 @@ class Root:
         self._sudo: list[str] = []
         self._wraps = True
         if os.geteuid() == 0:
+            if not _may_administer():
+                raise Unavailable(
+                    "root here has no CAP_NET_ADMIN (a container that was not given it), so rules can't be read"
+                )
             return
         if not sudo:
             raise Unavailable("only root may read the rules")

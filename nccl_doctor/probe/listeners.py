@@ -48,6 +48,11 @@ class Listeners:
         self._selector.register(sock, selectors.EVENT_READ, self._accept)
         return int(sock.getsockname()[1])
 
+    def hold(self, sock: socket.socket) -> int:
+        """Keeps a bound socket on which nobody listens; its port, at which the kernel refuses every connection."""
+        self._listening.append(sock)
+        return int(sock.getsockname()[1])
+
     def start(self) -> None:
         """Serves, until :meth:`close`."""
         self._thread.start()

@@ -25,7 +25,7 @@ class MeshEnd:
 
         Args:
             sockets: ``{"address": "" or a local address, "port", "step", "tries"}`` each; a port that is held is left
-                for the next one in direction ``step``, up to ``tries`` of them.
+                for the next one in direction ``step``, up to ``tries`` of them. With "mute" the port is held closed.
 
         Returns:
             ``{"ports": [the port or None, in the same order], "errors": {index: errno name}}``.
@@ -34,7 +34,8 @@ class MeshEnd:
         errors: dict[str, str] = {}
         for index, wanted in enumerate(sockets):
             try:
-                ports.append(self._listeners.listen(_bound_near(wanted)))
+                sock = _bound_near(wanted)
+                ports.append(self._listeners.hold(sock) if wanted.get("mute") else self._listeners.listen(sock))
             except OSError as error:
                 ports.append(None)
                 errors[str(index)] = errno.errorcode.get(error.errno or 0, str(error))

@@ -45,6 +45,7 @@ from nccl_doctor.snapshot.hosts import HostFacts as HostFacts
 from nccl_doctor.snapshot.mesh import Dial as Dial
 from nccl_doctor.snapshot.mesh import DialOutcome as DialOutcome
 from nccl_doctor.snapshot.mesh import DialSeconds as DialSeconds
+from nccl_doctor.snapshot.mesh import Interception as Interception
 from nccl_doctor.snapshot.mesh import Mesh as Mesh
 from nccl_doctor.snapshot.mesh import Rail as Rail
 from nccl_doctor.snapshot.mesh import Sample as Sample

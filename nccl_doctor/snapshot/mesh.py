@@ -20,6 +20,7 @@ DialOutcome = Literal[
     "no-route",
     "unreachable",
     "stranger",
+    "intercepted",
     "reset",
     "no-source-address",
     "failed",
@@ -59,6 +60,15 @@ class Stall(Observed):
     sent: Count
     unacked: Count
     segment: Count
+
+
+class Interception(Observed):
+    """A connection that somebody took at a port of ``dst`` on which nobody listens."""
+
+    src: str
+    dst: str
+    address: HostAddress
+    port: Port
 
 
 class Rail(Observed):
@@ -106,6 +116,7 @@ class Mesh(Observed):
         rails: by host, its other addresses over which NCCL or gloo will move data; they were dialled, too.
         elsewhere: by host that others could not reach, its addresses in another net, and who met its listener there.
         sample: which pairs were to be dialled, where not all were.
+        intercepted: dials to closed ports that somebody took; each host tried one other, where there was a reason to.
     """
 
     hosts: Count
@@ -119,6 +130,7 @@ class Mesh(Observed):
     rails: dict[str, dict[HostAddress, Rail]] = Field(default_factory=dict)
     elsewhere: dict[str, dict[HostAddress, tuple[str, ...]]] = Field(default_factory=dict)
     sample: Sample | None = None
+    intercepted: tuple[Interception, ...] = ()
 
     @model_validator(mode="after")
     def _counted(self) -> Mesh:
@@ -153,13 +165,15 @@ class Mesh(Observed):
                 if name in names
             },
             rails={name: told for name, told in self.rails.items() if name in names},
+            intercepted=tuple(one for one in self.intercepted if one.src in names and one.dst in names),
         )
 
     @property
     def names(self) -> set[str]:
         """Every host that it names: in ports, dials, stalls or answers."""
         stalls = self.stalls if isinstance(self.stalls, tuple) else ()
-        ends = [*((dial.src, dial.dst) for dial in self.failed), *((stall.src, stall.dst) for stall in stalls)]
+        pairs: tuple[Dial | Stall | Interception, ...] = (*self.failed, *stalls, *self.intercepted)
+        ends = [(one.src, one.dst) for one in pairs]
         witnesses = chain.from_iterable(met.values() for met in self.answered.values())
         hosts = self.ports.keys() | self.not_listening.keys() | self.answered.keys()
         return set(chain.from_iterable((*ends, *witnesses))) | hosts

@@ -7,6 +7,8 @@ from typing import ClassVar
 from pydantic import Field
 
 from nccl_doctor.model import NodeOptions
+from nccl_doctor.snapshot.policies import Policy, Service
+from nccl_doctor.snapshot.unknown import Fact, unknown
 from nccl_doctor.snapshot.values import Count, IpAddress, Observed
 
 
@@ -52,6 +54,7 @@ class KubeFacts(NodeOptions):
 
     Attributes:
         pods: by node's name.
+        services: of their namespace, as ``policies`` and ``namespace_labels``.
     """
 
     engine: ClassVar[str] = "kube"
@@ -59,3 +62,6 @@ class KubeFacts(NodeOptions):
     namespace: str = ""
     selector: str = ""
     pods: dict[str, PodFacts] = Field(default_factory=dict)
+    services: Fact[tuple[Service, ...]] = unknown("not asked")
+    policies: Fact[tuple[Policy, ...]] = unknown("not asked")
+    namespace_labels: Fact[dict[str, str]] = unknown("not asked")

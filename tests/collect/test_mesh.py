@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nccl_doctor.collect import answers, mesh
+from nccl_doctor.collect import answers, intercept, mesh
 from nccl_doctor.collect import facts as facts_phase
 from nccl_doctor.collect.answers import NoAnswerError
 from nccl_doctor.collect.session import ProbeSession
@@ -122,6 +122,41 @@ def test_outcomes_are_told_apart(sessions: list[ProbeSession]) -> None:
     late, _, refused = (row.seconds or 0.0 for row in answer.failed)
     assert late >= 0.5
     assert refused > 0.0
+
+
+def test_who_waits_for_the_first_words_is_a_proxy(sessions: list[ProbeSession]) -> None:
+    """It took the connection, and our own nonce comes only once it was spoken to; who says nothing even then is late."""
+    with socket.create_server(("127.0.0.1", 0)) as proxy, socket.create_server(("127.0.0.1", 0)) as silent:
+
+        def pass_on() -> None:
+            connection, _ = proxy.accept()
+            with connection:
+                connection.recv(100)
+                connection.sendall(b"ours")
+
+        passing = threading.Thread(target=pass_on)
+        passing.start()
+        ports = [proxy.getsockname()[1], silent.getsockname()[1]]
+        deadline = time.monotonic() + LONG_S
+        targets = [["127.0.0.1", ports, "ours"]]
+        sessions[0].ask(answers.LISTENING, "listen", deadline, nonce="ours", sockets=[ANY])
+        answer = sessions[0].ask(answers.DIALLED, "dial", deadline, targets=targets, timeout_s=0.5)
+        joined(passing)
+    assert [(outcome, error) for _, _, outcome, error, _ in answer.failed] == [
+        ("intercepted", None),
+        ("timed-out", "SILENT"),
+    ]
+
+
+def test_a_port_that_is_held_closed_refuses_whoever_dials_it(sessions: list[ProbeSession], cluster: Cluster) -> None:
+    facts = gather(sessions, cluster)
+    result = mesh.run(sessions, facts, cluster, LIMITS, lambda _session: None)
+    assert intercept.run(sessions, facts, result, pods=True) == ()
+    deadline = time.monotonic() + LONG_S
+    (port,) = sessions[0].ask(answers.LISTENING, "listen", deadline, nonce="ours", sockets=[intercept.CLOSED]).ports
+    sessions[1].ask(answers.LISTENING, "listen", deadline, nonce="ours", sockets=[ANY])
+    answer = sessions[1].ask(answers.DIALLED, "dial", deadline, targets=[["127.0.0.1", [port], "ours"]], timeout_s=2)
+    assert [row.outcome for row in answer.failed] == ["refused"]
 
 
 def test_the_dialling_host_itself_is_a_stranger(sessions: list[ProbeSession]) -> None:

@@ -20,9 +20,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 from aiohttp import WSMsgType, web
 
 PROTOCOL = "v5.channel.k8s.io"
+SCHEMA = "1.34"
+"""The release of Kubernetes by whose schemas objects are validated."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 KINDS = {
@@ -115,6 +118,34 @@ def discovery() -> list[web.RouteDef]:
     return [*routes, *(web.get(f"/apis/{one}", of(one)) for one in every)]
 
 
+def schemas() -> list[web.RouteDef]:
+    """So much of OpenAPI that kubectl leaves the validation of what it creates to the server."""
+    versions = sorted({its for its, _, _ in KINDS.values()})
+    places = {one: f"api/{one}" if one == "v1" else f"apis/{one}" for one in versions}
+
+    async def index(_: web.Request) -> web.Response:
+        paths = {place: {"serverRelativeURL": f"/openapi/v3/{place}"} for place in places.values()}
+        return web.json_response({"paths": paths})
+
+    def of(one: str) -> Handler:
+        async def document(_request: web.Request) -> web.Response:
+            paths: dict[str, Any] = {}
+            for plural, (its, kind, _) in KINDS.items():
+                if its == one:
+                    group, _, version = f"/{one}".rpartition("/")
+                    gvk = {"group": group.lstrip("/"), "version": version, "kind": kind}
+                    parameters = [{"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}]
+                    patch = {"parameters": parameters, "responses": {}, "x-kubernetes-group-version-kind": gvk}
+                    paths[f"/{places[one]}/namespaces/{{namespace}}/{plural}/{{name}}"] = {"patch": patch}
+            info = {"title": "lab", "version": "1"}
+            return web.json_response({"openapi": "3.0.0", "info": info, "paths": paths})
+
+        return document
+
+    routes = [web.get(f"/openapi/v3/{place}", of(one)) for one, place in places.items()]
+    return [web.get("/openapi/v3", index), *routes]
+
+
 def matches(labels: dict[str, str], selector: str) -> bool:
     wanted = [one.partition("=") for one in selector.split(",") if one]
     return all(labels.get(key) == value.lstrip("=") for key, _, value in wanted)
@@ -147,14 +178,26 @@ def objects_of(state: State, plural: str, version: str, kind: str) -> tuple[Hand
             return failure(404, "NotFound", f'{plural} "{name}" not found')
         return web.json_response({"apiVersion": version, "kind": kind, **found})
 
+    return listed, get, creation(state, plural, kind)
+
+
+def creation(state: State, plural: str, kind: str) -> Handler:
+    """What is no valid object is refused, as an API server does."""
+
     async def create(request: web.Request) -> web.StreamResponse:
         made = await request.json()
+        try:
+            kubernetes_validate.validate(made, SCHEMA, strict=True)
+        except kubernetes_validate.ValidationError as error:
+            return failure(422, "Invalid", f"{kind} is invalid: {error.message}")
+        if request.query.get("dryRun"):
+            return web.json_response(made, status=201)
         whole = state.read()
         whole.setdefault("objects", {}).setdefault(plural, []).append(made)
         state.path.write_text(json.dumps(whole))
         return web.json_response(made, status=201)
 
-    return listed, get, create
+    return create
 
 
 def execute(state: State) -> Handler:
@@ -236,7 +279,7 @@ def review(state: State) -> Handler:
 
 def application(state: State) -> web.Application:
     app = web.Application(client_max_size=1 << 24)
-    app.add_routes(discovery())
+    app.add_routes([*discovery(), *schemas()])
     for plural, (version, kind, spaced) in KINDS.items():
         listed, get, create = objects_of(state, plural, version, kind)
         root = f"/api/{version}" if version == "v1" else f"/apis/{version}"

@@ -53,12 +53,19 @@ class KubeCluster:
         ]
         names = [one["metadata"]["name"] for one in pods]
         jobs = [{"metadata": {"name": job, "namespace": "default"}, "spec": {}}]
-        state: dict[str, Any] = {"objects": {"pods": pods, "jobs": jobs}}
+        namespaces = [{"metadata": {"name": "default", "labels": {"kubernetes.io/metadata.name": "default"}}}]
+        state: dict[str, Any] = {"objects": {"pods": pods, "jobs": jobs, "namespaces": namespaces}}
         state["enter"] = {name: enter(host) for name, host in zip(names, lab.hosts, strict=True)}
         return cls(lab, state)
 
     def write(self) -> None:
         self._path.write_text(json.dumps(self.state))
+
+    def paste(self, command: str) -> None:
+        """Runs a printed command on the controller; what it made is in ``state`` then."""
+        self.write()
+        self.lab.controller.run(command)
+        self.state = json.loads(self._path.read_text())
 
     def __enter__(self) -> KubeCluster:
         self.write()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import signal
 import subprocess
@@ -16,9 +17,11 @@ import pytest
 
 from tests.cli.doctor import ours
 from tests.cli.program import run_in
+from tests.kube import sidecar
 from tests.kube.cluster import KubeCluster
 from tests.kube.pods import pod
 from tests.lab.cluster import Lab
+from tests.lab.faults.network import map_name, switch_rule
 
 pytestmark = pytest.mark.lab
 CHECK = ("check", "--python", sys.executable, "--kube")
@@ -165,3 +168,85 @@ def test_ctrl_c_ends_every_kubectl(cluster: KubeCluster) -> None:
         os.kill(tool.pid, signal.SIGINT)
         assert tool.wait() == 130
     controller.wait_until(lambda: not [1 for _, line in controller.processes() if "kubectl" in line], "kubectl's end")
+
+
+@pytest.fixture
+def shut(cluster: KubeCluster) -> Iterator[None]:
+    """What forwards packets between the pods drops TCP, unseen from inside of them, as a network plugin or a node does."""
+    switch_rule(cluster.lab, "ip protocol tcp drop")
+    yield
+    cluster.lab.switch(["nft", "delete", "table", "bridge", "lab"])
+
+
+def test_a_network_policy_that_drops_is_named_and_the_command_opens_it(cluster: KubeCluster, shut: None) -> None:
+    deny = {
+        "metadata": {"name": "deny-all", "namespace": "default"},
+        "spec": {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]},
+    }
+    cluster.state["objects"]["networkpolicies"] = [deny]
+    run = cluster.doctor(*LOOK)
+    assert (run.code, run.names) == (1, ["network-policy-blocks"]), run.report["diagnoses"]
+    assert run.first["message"].startswith(
+        "The NetworkPolicy deny-all in the namespace default drops the job's connections to and from "
+    )
+    for command in run.first["fix"]["commands"]:
+        cluster.paste(command["command"])
+    made = cluster.state["objects"]["networkpolicies"][1:]
+    assert [one["spec"]["policyTypes"] for one in made] == [["Ingress"], ["Egress"]]
+    assert {json.dumps(one["spec"]["podSelector"]) for one in made} == {
+        '{"matchLabels": {"batch.kubernetes.io/job-name": "train"}}'
+    }
+    # the policies let it through now; what still drops it is something else
+    assert cluster.doctor(*LOOK).names == ["port-unreachable"]
+
+
+def test_what_drops_outside_of_the_pods_is_looked_for_there(cluster: KubeCluster, shut: None) -> None:
+    """Also where nobody in the pods may read their rules: their root lacks a capability, as it mostly does."""
+    without = ["setpriv", "--bounding-set", "-net_admin", "--inh-caps", "-net_admin", "--"]
+    cluster.state["enter"] = {name: [*argv, *without] for name, argv in cluster.state["enter"].items()}
+    run = cluster.doctor(*LOOK)
+    assert (run.code, run.names) == (1, ["port-unreachable"])
+    summary = run.first["fix"]["summary"]
+    assert summary.startswith(
+        "No NetworkPolicy drops it. What is left is the nodes' own firewall and the cluster's network plugin"
+    )
+    assert "gpu-[0-2]" in summary
+    assert "root here has no CAP_NET_ADMIN" in run.check("firewall-blocks-port")["reason"]
+
+
+def test_a_sidecar_is_found_and_its_label_is_the_remedy(cluster: KubeCluster) -> None:
+    for one in pods(cluster):
+        one["spec"]["containers"].append({"name": "istio-proxy", "image": "proxy"})
+    for host in cluster.lab.hosts:
+        host.background([sys.executable, str(Path(sidecar.__file__))], user="alice")
+        host.wait_until(lambda host=host: ("0.0.0.0", sidecar.PORT) in host.listeners(), "the sidecar")  # type: ignore[misc]
+        host.run(sidecar.RULES)
+    try:
+        run = cluster.doctor(*LOOK)
+    finally:
+        for host in cluster.lab.hosts:
+            host.run("iptables -t nat -F; iptables -t nat -X; pkill -u alice -f sidecar.py")
+    assert (run.code, run.names) == (1, ["proxy-intercepts"]), run.report["diagnoses"]
+    assert run.first["severity"] == "error"
+    assert run.first["hosts"] == ["train-0-x0", "train-1-x1", "train-2-x2"]
+    assert 'sidecar.istio.io/inject: "false"' in run.first["fix"]["summary"]
+    assert {dial["outcome"] for dial in run.report["mesh"]["failed"]} == {"intercepted"}
+
+
+def test_a_headless_name_without_its_service(cluster: KubeCluster) -> None:
+    for index, one in enumerate(pods(cluster)):
+        one["spec"] |= {"hostname": f"train-{index}", "subdomain": "train"}
+    run = cluster.doctor(*LOOK)
+    assert (run.code, run.names) == (1, ["hostname-unresolvable"])
+    assert run.first["message"].endswith(": there is no Service train in the namespace default.")
+    (command,) = run.first["fix"]["commands"]
+    cluster.paste(command["command"])
+    (made,) = cluster.state["objects"]["services"]
+    assert made["spec"] == {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": {"batch.kubernetes.io/job-name": "train"},
+    }
+    for host in cluster.lab.hosts:
+        map_name(host, "train-0.train", cluster.lab.hosts[0].address)  # as the cluster's DNS does from then on
+    assert cluster.doctor(*LOOK).names == []

@@ -7,7 +7,8 @@ back to 127.0.0.1, which the others can't reach (hostname-loopback tells when gl
 How we know: getaddrinfo(3) on each host for the master address, for every host's address in the hosts file, and for
 the host's own name. A name that only this machine's ~/.ssh/config knows (Host, HostName) resolves on none of them.
 
-Fix: add the name to the DNS or to /etc/hosts, or use IP addresses in the hosts file.
+Fix: add the name to the DNS or to /etc/hosts, or use IP addresses in the hosts file. Pods have their names from a
+headless Service, by its selector, and only while they are ready unless it says publishNotReadyAddresses: true.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ipaddress import IPv4Address
 
 from nccl_doctor import confirmed
 from nccl_doctor.checks.evidence_lines import folded
+from nccl_doctor.checks.interfaces._services import why
 from nccl_doctor.checks.own_names import CHANCE, finding, is_without_gpus, own_names
 from nccl_doctor.commands import on
 from nccl_doctor.hostlist import fold, quoted
@@ -74,13 +76,17 @@ def _finding(view: View, hosts: tuple[str, ...], names: list[str], *, is_fatal: 
     commands = tuple(one for host in hosts for one in on(host, lines[host])) if all(lines.values()) else ()
     one = len(names) == 1
     s = "" if one else "s"
+    unserved = next((found for name in names if (found := why(view.kube, name)) is not None), None)
     whose = "" if one or view.snapshot.cluster.master_addr not in names else ", the master's among them"
     return Finding(
         hosts=hosts,
-        message=f"The name{s} {quoted(fold(names))} {'does' if one else 'do'} not resolve on {fold(hosts)}{whose}.",
+        message=f"The name{s} {quoted(fold(names))} {'does' if one else 'do'} not resolve on {fold(hosts)}{whose}"
+        f"{'' if unserved is None else f': {unserved[0]}'}.",
         evidence=_evidence(view, hosts, names),
         facts={"names": names, "failed": _dials(view.snapshot.mesh, hosts, names)},
-        fix=Fix(
+        fix=unserved[1]
+        if unserved is not None
+        else Fix(
             summary=f"Add the name{s} to the DNS or to /etc/hosts, or use IP addresses in the hosts file.",
             risk="safe" if commands else "manual",
             needs_root=bool(commands),

@@ -23,7 +23,8 @@ Fix: ask whoever runs what lies between the two hosts to let all TCP ports throu
 ways. In a cloud that is the security group of both instances (a rule whose source is the group itself) and the network
 ACL of the subnet, which keeps no state and must let the answers back, too. Elsewhere it is a firewall between two nets,
 an ACL of a switch or port isolation on it. Where nobody could read a host's own rules, look at those first, as root:
-`nft list ruleset` and `iptables-save`.
+`nft list ruleset` and `iptables-save`. Between pods lie the forward chains of their nodes and the network plugin, which
+nobody sees from inside of a pod.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import permutations
 
+from nccl_doctor.checks.ports._pods import between
 from nccl_doctor.checks.ports._rails import by_rail, rail_of
 from nccl_doctor.fewest import Group, groups
 from nccl_doctor.hostlist import fold, grouped, nouns
@@ -44,6 +46,7 @@ MEANS = {
     "no-route": "no route to host (a firewall's REJECT looks so)",
     "unreachable": "network is unreachable",
     "stranger": "somebody else answered",
+    "intercepted": "a proxy took it, and passed it on only when spoken to",
     "reset": "connection reset",
     "no-source-address": "no source port or address left (EADDRNOTAVAIL)",
     "failed": "could not be dialled",
@@ -149,7 +152,7 @@ def _finding(view: View, hosts: tuple[str, ...], message: str, dials: Sequence[D
         message=message,
         evidence=tuple(evidence),
         facts={"failed": [{"src": src, "dst": dst} for src, dst in sorted(pairs)]},
-        fix=Fix(summary=_remedy(ends, unread)),
+        fix=Fix(summary=between(view.kube, ends) or _remedy(ends, unread)),
     )
 
 

@@ -33,6 +33,7 @@ _FAILURES = {
     "unreachable": ("barred", "N", "network unreachable"),
     "no-source-address": ("barred", "N", "no address to dial from"),
     "stranger": ("stranger", "S", "answered by another program"),
+    "intercepted": ("stranger", "S", "taken by a proxy"),
 }
 """Colour, letter and words by a dial's outcome."""
 _OTHER = ("other", "F", "failed")

@@ -1,0 +1,89 @@
+"""A NetworkPolicy of the namespace drops connections between the job's pods.
+
+What it means: as soon as one policy chooses a pod, all that no policy lets in is dropped, without a word. Policies are
+mostly written for services, with the ports that those listen on; NCCL and gloo listen on ports that the kernel picks,
+and every pod connects to every other one. The job hangs while its ranks meet, or at its first collective.
+
+How we know: a dial between two pods failed, and the namespace's policies, as the API server has them, evaluated for the
+labels of both pods, their addresses and that port, let it through nowhere. Whether a cluster's network enforces its
+policies at all shows in the dials; a policy that is not enforced is no finding.
+
+Fix: one more policy, which lets the job's pods reach each other on all TCP ports and opens nothing else: policies add
+up, so the others stay as they are.
+
+References: Kubernetes, "Network Policies". The API reference, NetworkPolicy v1 networking.k8s.io.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from nccl_doctor.checks.job_labels import common_labels
+from nccl_doctor.checks.ports.port_unreachable import MEANS
+from nccl_doctor.commands import on
+from nccl_doctor.firewall.network_policy import PolicyBlame, opening
+from nccl_doctor.hostlist import fold, grouped
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.registry import View, check
+from nccl_doctor.shell import line
+from nccl_doctor.snapshot import Dial
+from nccl_doctor.snapshot.pods import KubeFacts
+
+SHOWN = 4
+
+
+@check(
+    "NCD308",
+    severity=Severity.ERROR,
+    needs=("mesh",),
+    explains=("allreduce-failed", "allreduce-timeout"),
+)
+def network_policy_blocks(view: View) -> Iterator[Finding]:
+    """One finding for each set of policies that drops dials."""
+    dropped = [(dial, one) for dial in view.mesh.failed for one in view.policies.get(id(dial), ())]
+    for policies, group in grouped((one.names, (dial, one)) for dial, one in dropped).items():
+        yield _finding(view, policies, group)
+
+
+def _finding(view: View, policies: tuple[str, ...], group: Sequence[tuple[Dial, PolicyBlame]]) -> Finding:
+    kube = view.kube
+    hosts = tuple(dict.fromkeys(one.pod for _, one in group))
+    by_way = {one.way: one for _, one in group}
+    what = "to and from" if len(by_way) > 1 else "to" if "ingress" in by_way else "from"
+    single = len(policies) == 1
+    lines = grouped(((dial.dst, MEANS[dial.outcome]), dial) for dial, _ in group)
+    return Finding(
+        hosts=hosts,
+        message=f"The {'NetworkPolicy' if single else 'NetworkPolicies'} {', '.join(policies)} in the namespace "
+        f"{kube.namespace} {'drops' if single else 'drop'} the job's connections {what} {fold(hosts)}.",
+        evidence=tuple(_seen(target, means, dials) for (target, means), dials in lines.items()),
+        facts={
+            "policies": list(policies),
+            "namespace": kube.namespace,
+            "ways": sorted(by_way),
+            "failed": [{"src": src, "dst": dst} for src, dst in sorted({(dial.src, dial.dst) for dial, _ in group})],
+        },
+        fix=_fix(kube, list(by_way.values())),
+    )
+
+
+def _seen(target: str, means: str, dials: Sequence[Dial]) -> str:
+    ports = sorted({dial.port for dial in dials})
+    shown = ",".join(map(str, ports)) if len(ports) <= SHOWN else f"{ports[0]}-{ports[-1]}"
+    return f"seen    {fold(sorted({dial.src for dial in dials}))} -> {target}:{shown}: {means}"
+
+
+def _fix(kube: KubeFacts, closed: Sequence[PolicyBlame]) -> Fix:
+    job = common_labels(kube)
+    summary = "Let the job's pods reach each other on all TCP ports"
+    if not job:
+        return Fix(summary=f"{summary}: they have no label of their own in common by which a policy could name them.")
+    made = [opening(one, job, f"{one.names[0][:200]}-nccl-{one.way}", kube.namespace) for one in closed]
+    texts = [json.dumps(policy, separators=(",", ":")) for policy in made]
+    commands = on(None, *(line("printf %s {policy} | kubectl apply -f -", policy=text) for text in texts))
+    return Fix(
+        summary=f"{summary} (with the right to write policies in the namespace):",
+        risk="safe" if commands else "manual",
+        commands=commands,
+    )

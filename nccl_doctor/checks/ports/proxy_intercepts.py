@@ -1,0 +1,85 @@
+"""Something else takes the connections between the hosts: a service mesh's sidecar in the pods, or a transparent proxy.
+
+What it means: the sidecar's rules lead every connection into its own process, which takes it, looks for the target
+afterwards, and may wait for the dialler's first words, want TLS, cut what stands still, or change the sender's
+address. NCCL and gloo then hang, see "Connection reset", or get a host's data over one busy process.
+
+How we know: each host held a port on which nobody listens, and another one dialled it. A kernel refuses that; here the
+connection was taken. Where a listener's random word came only after the dialler had spoken first, that is told, too.
+
+Fix: leave the job's pods out of the mesh, in the labels of their template: `sidecar.istio.io/inject: "false"` (for
+Linkerd the annotation `linkerd.io/inject: disabled`), and start the job again. Or have the proxy leave NCCL's ports
+alone; it picks them from the whole ephemeral range.
+
+References: Istio, "Installing the Sidecar" and "Protocol Selection" (server-first protocols). Linkerd, "Protocol
+Detection".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.registry import View, check
+from nccl_doctor.snapshot import Mesh
+
+SIDECARS = {
+    "istio-proxy": 'label sidecar.istio.io/inject: "false"',
+    "linkerd-proxy": "annotation linkerd.io/inject: disabled",
+}
+WITHOUT = "Set the {} in the template of the job's pods, and start it again: they are then outside of the service mesh."
+OTHERWISE = (
+    'Leave the job\'s pods out of the service mesh (for Istio the label sidecar.istio.io/inject: "false" in their '
+    "template), or have the proxy between the hosts leave all TCP ports among them alone."
+)
+
+
+@check(
+    "NCD309",
+    severity=Severity.WARNING,
+    needs=("mesh",),
+    explains=(
+        "port-unreachable",
+        "firewall-blocks-port",
+        "firewall-blocks-ephemeral",
+        "allreduce-failed",
+        "allreduce-timeout",
+    ),
+)
+def proxy_intercepts(view: View) -> Iterator[Finding]:
+    """One finding for all pairs between which somebody takes the connections; an error where dials fail of it."""
+    mesh = view.mesh
+    spoken = [dial for dial in mesh.failed if dial.outcome == "intercepted"]
+    pairs = {(one.src, one.dst) for one in mesh.intercepted} | {(dial.src, dial.dst) for dial in spoken}
+    if not pairs:
+        return
+    met = {end for pair in pairs for end in pair}
+    ends = [node.name for node in view.snapshot.cluster.nodes if node.name in met]
+    sidecars = {
+        name: next((one for one in view.kube.pods[name].containers if one in SIDECARS), None)
+        for name in ends
+        if name in view.kube.pods
+    }
+    guilty = [name for name in ends if sidecars.get(name)] or ends
+    kinds = sorted({one for one in sidecars.values() if one})
+    who = f"The sidecar {', '.join(kinds)} in" if kinds else "A proxy at or between"
+    yield Finding(
+        hosts=tuple(guilty),
+        message=f"{who} {fold(guilty)} takes the connections between the hosts before their target is asked.",
+        evidence=tuple(_evidence(mesh)),
+        facts={"sidecars": kinds, "failed": [{"src": src, "dst": dst} for src, dst in sorted(_failed(mesh))]},
+        fix=Fix(summary=WITHOUT.format(SIDECARS[kinds[0]]) if len(kinds) == 1 else OTHERWISE),
+        severity=Severity.ERROR if mesh.failed else None,
+    )
+
+
+def _failed(mesh: Mesh) -> set[tuple[str, str]]:
+    return {(dial.src, dial.dst) for dial in mesh.failed}
+
+
+def _evidence(mesh: Mesh) -> Iterator[str]:
+    for one in mesh.intercepted[:8]:
+        yield f"{one.src} -> {one.dst}:{one.port}: taken, though nobody listens there"
+    for dial in [dial for dial in mesh.failed if dial.outcome == "intercepted"][:8]:
+        yield f"{dial.src} -> {dial.dst}:{dial.port}: the listener was heard only after the dialler had spoken"

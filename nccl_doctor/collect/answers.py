@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, Validati
 from pydantic_core import from_json
 
 from nccl_doctor.measured import MachineLoad, Reported
-from nccl_doctor.snapshot import DialOutcome, DialSeconds, Fact, FirewallFacts, SizeResult, Way
+from nccl_doctor.snapshot import AnyAccessFailure, DialOutcome, DialSeconds, Fact, FirewallFacts, SizeResult, Way
 from nccl_doctor.snapshot.values import Clipped, Count, Observed, Pid, Port, ProcessState, Seconds, Signed, Version
 
 T = TypeVar("T")
@@ -37,7 +37,9 @@ class NoAnswerError(ProbeError):
 
 
 class GoneError(ProbeError):
-    """The connection ended or broke: this host will answer nothing more."""
+    """The connection ended or broke: this host will answer nothing more; ``failure`` where the transport knows why."""
+
+    failure: AnyAccessFailure | None = None
 
 
 class MalformedError(GoneError):

@@ -10,13 +10,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from nccl_doctor.collect import answers
-from nccl_doctor.collect.answers import MalformedError, NoAnswerError, ProbeError, problems
+from nccl_doctor.collect.answers import GoneError, MalformedError, NoAnswerError, ProbeError, problems
 from nccl_doctor.collect.asking import ask_all
 from nccl_doctor.collect.common_names import CommonNames
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.model import Cluster, Node
 from nccl_doctor.snapshot import (
     MALFORMED,
+    AnyAccessFailure,
     Clock,
     HostFacts,
     Names,
@@ -155,8 +156,10 @@ def typed(answer: dict[str, Any]) -> HostFacts:
     raise MalformedError("facts that do not fit their types")
 
 
-def failure(error: Exception) -> ProbeFailed:
+def failure(error: Exception) -> AnyAccessFailure:
     """Why a host gave no facts."""
+    if isinstance(error, GoneError) and error.failure is not None:
+        return error.failure
     lines = (getattr(error, "traceback", None) or "").strip().splitlines()[-5:]
     detail = f"the probe gave no facts: {error}"
     return ProbeFailed(detail=detail, evidence=tuple(lines), facts=ProbeFacts(stage="facts"))

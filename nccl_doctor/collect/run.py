@@ -130,7 +130,8 @@ class Run:
         for session in self._sessions:
             if session.lost is not None:
                 detail = f"the probe ended while the ports were tested: {session.lost}"
-                self._first.failures[session.node.name] = ProbeFailed(detail=detail, facts=ProbeFacts(stage="mesh"))
+                ended = ProbeFailed(detail=detail, facts=ProbeFacts(stage="mesh"))
+                self._first.failures[session.node.name] = session.lost.failure or ended
                 del self._facts[session.node.name]
         self._sessions = [session for session in self._sessions if session.lost is None]
         return mesh.among({session.node.name for session in self._sessions})

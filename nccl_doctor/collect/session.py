@@ -18,7 +18,7 @@ from nccl_doctor.collect.answers import GoneError, Hello, MalformedError, NoAnsw
 from nccl_doctor.collect.start_failure import Start, start_failure
 from nccl_doctor.model import Node
 from nccl_doctor.snapshot import ProbeFailed, PythonMissing
-from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Channel, Transport
+from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Channel, LostError, Transport
 from nccl_doctor.transport.inside_options import InsideOptions
 
 OLDEST_PSUTIL = (5, 9, 3)
@@ -76,7 +76,7 @@ class ProbeSession:
         try:
             session._greet({"nonce": nonce, "lifetime_s": lifetime_s}, bound, latest)
         except (OSError, EOFError, ValueError, ProbeError) as error:
-            failure = session._start_failure(error)
+            failure = getattr(error, "failure", None) or session._start_failure(error)
             channel.close()
             raise AccessError(failure) from error
         except BaseException:
@@ -194,7 +194,9 @@ class ProbeSession:
             except TimeoutError:
                 raise NoAnswerError("no answer in time") from None
             except (OSError, ValueError) as error:
-                raise GoneError(f"the connection broke: {error}") from error
+                lost = GoneError(f"the connection broke: {error}")
+                lost.failure = error.failure if isinstance(error, LostError) else None
+                raise lost from error
             if line is None:
                 raise GoneError("the connection ended")
             self._allowance -= len(line) + LINE_COST

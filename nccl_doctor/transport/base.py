@@ -24,6 +24,14 @@ class AccessError(Exception):
         super().__init__(f"{failure.kind}: {failure.detail}")
 
 
+class LostError(OSError):
+    """What the command ran in has ended, and with it the command; ``failure`` says it."""
+
+    def __init__(self, failure: AnyAccessFailure) -> None:
+        self.failure = failure
+        super().__init__(failure.detail)
+
+
 class Channel(Protocol):
     """One command running on a host. One thread uses it at a time; :meth:`close` may come from any."""
 
@@ -39,6 +47,7 @@ class Channel(Protocol):
         """The next line of the command's stdout without its newline; None at the end of output.
 
         Raises:
+            LostError: the end came with that of what the command ran in.
             TimeoutError: no whole line came before the deadline; what came stays for the next call.
             ValueError: the line is longer than :data:`~nccl_doctor.transport.lines.MAX_LINE`.
         """

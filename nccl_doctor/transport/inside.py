@@ -11,19 +11,20 @@ import re
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 from nccl_doctor.model import Node
-from nccl_doctor.snapshot import ProbeFacts, ProbeFailed
+from nccl_doctor.snapshot import AnyAccessFailure, EngineFailure, ProbeFacts, ProbeFailed
 from nccl_doctor.transport import inside_failures
-from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Channel, Transport
+from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Channel, LostError, Transport
 from nccl_doctor.transport.inside_failures import Entry
 from nccl_doctor.transport.inside_options import InsideOptions
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _LISTED = 200
 _LISTING_S = 5.0
+_AGAIN_S = 3.0
 _WORDS, _LINE = 5, 300
 """Of what a host says before it lets us in: the last lines, and characters of one."""
 
@@ -57,7 +58,7 @@ class InsideTransport:
         except BaseException:
             channel.close()
             raise
-        return channel
+        return _InsideChannel(channel, lambda: self._why_ended(node))
 
     def connect_timeout(self, node: Node) -> float | None:
         """As the transport outside has it."""
@@ -66,6 +67,14 @@ class InsideTransport:
     def close(self) -> None:
         """Closes the transport outside."""
         self._outside.close()
+
+    def _why_ended(self, node: Node) -> AnyAccessFailure | None:
+        """Why the container can't be entered any more; None where it can."""
+        try:
+            self.open(node, "exit", time.monotonic() + _AGAIN_S).close()
+        except AccessError as error:
+            return error.failure if isinstance(error.failure, EngineFailure) else None
+        return None
 
     def _await_entry(self, channel: Channel, mark: str, node: Node, span: tuple[float, float]) -> None:
         options, (began, deadline) = node.options(InsideOptions), span
@@ -98,6 +107,30 @@ class InsideTransport:
         finally:
             channel.close()
         return [word for word in words if _NAME.fullmatch(word)] if ended_well else None
+
+
+class _InsideChannel:
+    """A channel into a container: an end that nobody asked for is looked into, for the container may have ended."""
+
+    def __init__(self, channel: Channel, why: Callable[[], AnyAccessFailure | None]) -> None:
+        self._channel, self._why, self._closing = channel, why, False
+        self.send, self.stderr_tail, self.exit_status = channel.send, channel.stderr_tail, channel.exit_status
+
+    def read_line(self, deadline: float) -> bytes | None:
+        """The next line; None at the end of output.
+
+        Raises:
+            LostError: the container has ended.
+        """
+        line = self._channel.read_line(deadline)
+        if line is None and not self._closing and (failure := self._why()) is not None:
+            raise LostError(failure)
+        return line
+
+    def close(self) -> None:
+        """Ends the command."""
+        self._closing = True
+        self._channel.close()
 
 
 def _await_login(channel: Channel, mark: str, options: InsideOptions, deadline: float) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import metadata
@@ -16,7 +18,7 @@ import pytest
 from tests.cli.doctor import Run, doctor, files, ours
 from tests.lab.cluster import Lab
 from tests.lab.containers import end, feign_gpu, prepare, start
-from tests.patience import crowd
+from tests.patience import LONG_S, crowd
 
 pytestmark = pytest.mark.lab
 
@@ -183,3 +185,28 @@ def test_gpus_that_are_not_there_and_that_do_not_open(boxes: Lab) -> None:
         "refused": [("container-differs", ["node2"], "The podman container refused on node2 has GPUs that do not open: /dev/nvidia0 (EACCES).")],
         "given": [],
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("phase", "mark"), [("facts", "zlib.decompress"), ("smoke", "torch.distributed.run")])
+def test_a_container_that_stops_in_the_middle_is_named(boxes: Lab, phase: str, mark: str) -> None:
+    """Its interpreter takes its time there, so that it is stopped in that phase."""
+    two = boxes.hosts[1]
+    slow = f"import os, time\ntime.sleep(30 * (('NCDOCTOR_ALLREDUCE' in os.environ) is {phase == 'smoke'}))\n"
+    two.write("/opt/slow/sitecustomize.py", slow)
+    start(two, phase, *HEALTHY, "--volume=/opt/slow:/opt/slow:ro", "--env=PYTHONPATH=/opt/slow")
+    inside = [{"podman": "train"}, {"podman": phase}, {"podman": "train"}]
+    hosts = [{"name": host.name, "inside": its} for host, its in zip(boxes.hosts, inside, strict=True)]
+    boxes.controller.write("/root/stopping.yaml", boxes.hosts_file(hosts=hosts))
+    command = ["nccl-doctor", "check", "stopping.yaml", "-o", "json"]
+    with boxes.controller.popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as running:
+        two.wait_until(lambda: any(mark in line for _, line in two.processes()), "the start of the phase")
+        two.run(["podman", "stop", "-t", "0", phase])
+        report = json.loads(running.communicate(timeout=LONG_S)[0])
+    (found,) = report["diagnoses"]
+    assert found["hosts"] == ["node2"]
+    assert f"the podman container {phase} does not run; there run train" in json.dumps(found)
+    if phase == "facts":
+        assert found["name"] == "container-unreachable"
+        assert found["fix"]["commands"] == [{"host": "node2", "command": "podman start facts"}]
+    end(two, phase)
+    gone(boxes)

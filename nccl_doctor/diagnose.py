@@ -36,6 +36,7 @@ SUBJECTS = {
     "gpus": "no GPU on any host",
     "gpu_health": "no GPU on any host",
     "rdma": "no RDMA device on any host",
+    "step": "no host is looked at from within a Slurm job",
     "same": "no file was named that has to be the same",
     "surroundings": "no container on any host",
 }

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from nccl_doctor.firewall.manager import managed_by
+from nccl_doctor.model import Node
 from nccl_doctor.snapshot import HostFacts, Unknown
 from nccl_doctor.snapshot.network import Route
 from nccl_doctor.snapshot.pods import PodFacts
@@ -27,6 +28,15 @@ def seen(facts: HostFacts, pod: PodFacts | None = None) -> dict[str, str]:
         "shared memory": _told(facts.shm, lambda it: f"{it.total_bytes / 1e9:.3g} GB"),
         "routes": _told(facts.routes, _routes),
     }
+
+
+def entered(node: Node) -> str:
+    """How a command comes to a host, behind "a command" in a sentence."""
+    engine = next((name for name in _ENTERED if name in node.access), "ssh")
+    return _ENTERED[engine]
+
+
+_ENTERED = {"slurm": "in a step of the job", "kube": "in the pod", "ssh": "over SSH"}
 
 
 def _told(fact: T | Unknown, words: Callable[[T], str]) -> str:

@@ -42,7 +42,7 @@ OUTCOMES: dict[Severity, PhaseOutcome] = {
     Severity.WARNING: "warning",
     Severity.INFO: "ok",
 }
-LIMITS = ("nofile-low", "memlock-low", "shm-small", "container-differs")
+LIMITS = ("nofile-low", "memlock-low", "shm-small", "container-differs", "step-limits-low")
 GPUS = ("gpu-count-low", "gpu-overlap", "gpu-model-mismatch", "gpu-errors", "gpu-in-use")
 HOLDERS = ("port-in-use", "port-privileged")
 

@@ -19,7 +19,7 @@ from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourc
 from nccl_doctor.inventory.patterns import expanded
 from nccl_doctor.inventory.slurm_script import master_port
 from nccl_doctor.inventory.this_machine import training_python
-from nccl_doctor.transport.slurm_options import SlurmOptions
+from nccl_doctor.snapshot.slurm import SlurmOptions
 
 JOB_ID = "SLURM_JOB_ID"
 ANSWER_S = 15.0
@@ -99,7 +99,8 @@ def read(wanted: SlurmRequest, where: str | None, environ: Mapping[str, str]) ->
     place = SourceLocation(f"Slurm job {job}", is_file=False)
     listed = _NODES.search(rest)
     names = _scontrol("show", "hostnames", listed["nodes"]).split() if listed else []
-    ranks = _ranks(rest)
+    gpus = _gpus(rest)
+    ranks = gpus or _tasks(rest, names)
     inside = environ.get(JOB_ID) == job
     reached = SlurmOptions(
         job=job, inside=inside, container_image=wanted.container_image, container_name=wanted.container_name
@@ -114,7 +115,7 @@ def read(wanted: SlurmRequest, where: str | None, environ: Mapping[str, str]) ->
             said,
             own=Settings(nproc_per_node=Sourced(ranks[name], place) if name in ranks else None),
             shared=shared,
-            access=(reached,) if wanted.steps else (),
+            access=(reached.model_copy(update={"gpus": gpus.get(name, 0)}),) if wanted.steps else (),
         )
         for name in (names if where is None else _chosen(where, names, place))
     ]
@@ -188,17 +189,21 @@ def _chosen(where: str, names: list[str], place: SourceLocation) -> list[str]:
     return [name for name in names if name in asked]
 
 
-def _ranks(rest: str) -> dict[str, int]:
-    """By node, the GPUs that the job has there; where it has none, its tasks: a single one is torchrun's own."""
-    tasks = _TASKS.search(rest)
-    each = int(tasks["tasks"]) if tasks else 0
+def _gpus(rest: str) -> dict[str, int]:
+    """By node, the GPUs that the job has there."""
     found: dict[str, int] = {}
     for group in _GRES.finditer(rest):
-        gpus = sum(int(one["count"]) for one in _GPUS.finditer(group["gres"]))
-        ranks = gpus or (each if each > 1 else 0)
-        if 0 < ranks <= values.MAX_NPROC:
-            found |= dict.fromkeys(expand(group["nodes"]), ranks)
+        count = sum(int(one["count"]) for one in _GPUS.finditer(group["gres"]))
+        if 0 < count <= values.MAX_NPROC:
+            found |= dict.fromkeys(expand(group["nodes"]), count)
     return found
+
+
+def _tasks(rest: str, names: list[str]) -> dict[str, int]:
+    """By node, the tasks that a job without GPUs asked for there: several are ranks, a single one is a launcher."""
+    tasks = _TASKS.search(rest)
+    each = int(tasks["tasks"]) if tasks else 0
+    return dict.fromkeys(names, each) if 1 < each <= values.MAX_NPROC else {}
 
 
 def _script_port(job: str) -> Sourced[int] | None:

@@ -1,4 +1,4 @@
-"""A Slurm batch script that starts the job: ``sbatch job.sh``."""
+"""A Slurm batch script that starts the job: ``sbatch job.sh``, or ``bash job.sh`` for the nodes of a job that runs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from nccl_doctor.hostlist import fold
 from nccl_doctor.inet import numeric
 from nccl_doctor.inventory.plan import LaunchPlan
 from nccl_doctor.shell import Line
+from nccl_doctor.snapshot.slurm import SlurmOptions
 
 HEAD = """\
 #!/bin/bash
@@ -18,6 +19,15 @@ HEAD = """\
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_ADDR MASTER_PORT={port}
 {exports}"""
+
+HEAD_IN_A_JOB = """\
+#!/bin/bash
+set -euo pipefail
+export MASTER_ADDR={master} MASTER_PORT={port}
+{exports}"""
+
+IN_A_JOB = """\
+--jobid={number} --overlap --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --nodelist={names} {container}"""
 
 TASK = """\
 {counts}exec {python} -m torch.distributed.run \\
@@ -43,14 +53,20 @@ def script(job: LaunchPlan) -> Line:
     named = all(numeric(node.name) is None for node in nodes)
     names = [shell.script("#SBATCH --nodelist={names}\n", names=shell.host_names(fold(_names(job))))] if named else []
     gpus = [shell.script("#SBATCH --gpus-per-node={count}\n", count=counts[0])] if even and job.starts[0].gpus else []
-    head = shell.script(
-        HEAD,
-        name=shell.argument(job.name),
-        nodes=len(nodes),
-        extra=_joined(names + gpus),
-        port=job.cluster.master_port,
-        exports=_joined([shell.script("export {one}\n", one=one) for one in shell.assignments(shared[0])]),
-    )
+    exports = _joined([shell.script("export {one}\n", one=one) for one in shell.assignments(shared[0])])
+    port, running = job.cluster.master_port, nodes[0].options(SlurmOptions)
+    if running.job:
+        master = shell.argument(job.cluster.master_addr)
+        head = shell.script(HEAD_IN_A_JOB, master=master, port=port, exports=exports)
+    else:
+        head = shell.script(
+            HEAD,
+            name=shell.argument(job.name),
+            nodes=len(nodes),
+            extra=_joined(names + gpus),
+            port=port,
+            exports=exports,
+        )
     task = shell.script(
         TASK,
         counts=shell.script("") if even else _cases(job),
@@ -58,7 +74,20 @@ def script(job: LaunchPlan) -> Line:
         nproc=counts[0] if even else shell.script('"$nproc"'),
         script=shell.words(job.script, {}),
     )
-    return shell.script("{head}\nsrun --kill-on-bad-exit=1 bash -c {task}\n", head=head, task=shell.nested(task))
+    where = _in(job, running) if running.job else shell.script("")
+    start = "{head}\nsrun {where}--kill-on-bad-exit=1 bash -c {task}\n"
+    return shell.script(start, head=head, where=where, task=shell.nested(task))
+
+
+def _in(job: LaunchPlan, running: SlurmOptions) -> Line:
+    """The options that have srun start a step in a job that runs; they win over what a batch script's own shell has."""
+    return shell.script(
+        IN_A_JOB,
+        number=int(running.job),
+        nodes=len(job.starts),
+        names=shell.host_names(fold(_names(job))),
+        container=[shell.script("{one} ", one=shell.argument(option)) for option in running.container],
+    )
 
 
 def _joined(lines: list[Line]) -> Line:

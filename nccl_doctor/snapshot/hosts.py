@@ -17,6 +17,7 @@ from nccl_doctor.snapshot.names import Names
 from nccl_doctor.snapshot.network import Interfaces, Route, Way
 from nccl_doctor.snapshot.ports import PortRange, PortTrial, TcpSocket
 from nccl_doctor.snapshot.processes import GpuProcess, TrainingJob
+from nccl_doctor.snapshot.slurm import StepLimits
 from nccl_doctor.snapshot.system import (
     Clock,
     ConfigFile,
@@ -40,6 +41,7 @@ class HostFacts(Observed):
 
     Attributes:
         libnccl: None where it was not asked.
+        step: None outside a Slurm job.
         firewall: as it was before the ports were tested.
         sysctls: rp_filter, arp_ignore, arp_announce and the neighbour table's thresholds by full name:
             "net.ipv4.conf.all.rp_filter".
@@ -72,6 +74,7 @@ class HostFacts(Observed):
     xids: Fact[tuple[Xid, ...]] = unknown("not looked at")
     plugins: Fact[tuple[NcclPlugin, ...]] = unknown("not looked at")
     same: Fact[tuple[SameEntry, ...]] = unknown("not looked at")
+    step: Fact[StepLimits | None] = None
     login_shell: Fact[LoginShell | None] = unknown("not looked at")
     processes: Fact[tuple[TrainingJob, ...]] = unknown("not looked at")
     gpu_processes: Fact[tuple[GpuProcess, ...]] = unknown("not looked at")
@@ -103,7 +106,7 @@ def _answer(chosen: object) -> dict[str, Any] | None:
 FactName = Literal[
     "clock", "config_files", "env", "gpu_health", "gpu_processes", "gpus", "identity", "interfaces", "limits",
     "master_port", "outside", "pci", "port_range", "processes", "python", "rdma", "resolution", "routes", "same", "shm",
-    "surroundings", "torch",
+    "step", "surroundings", "torch",
 ]  # fmt: skip
 """The fields of :class:`HostFacts` without which some check can't judge a host."""
 

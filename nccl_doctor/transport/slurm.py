@@ -17,10 +17,10 @@ from pathlib import Path
 
 from nccl_doctor.model import Node
 from nccl_doctor.snapshot import EngineFailure
+from nccl_doctor.snapshot.slurm import SlurmOptions
 from nccl_doctor.transport import slurm_failures as failures
 from nccl_doctor.transport.base import AccessError
 from nccl_doctor.transport.process import ProcessChannel
-from nccl_doctor.transport.slurm_options import SlurmOptions
 
 STEP_S = 15.0
 """For a step's first word: srun itself takes 12 s to tell of a slurmd that is away."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from nccl_doctor.hostlist import expand
 from nccl_doctor.snapshot import EngineFacts, EngineFailure
-from nccl_doctor.transport.slurm_options import SlurmOptions
+from nccl_doctor.snapshot.slurm import SlurmOptions
 
 KIND = "step-not-started"
 _ASKING_S = 5.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 import time
@@ -13,6 +14,7 @@ import pytest
 from nccl_doctor.port_model import GRACE_S
 from tests.cli.doctor import Run, files, ours
 from tests.cli.program import assert_one_sentence, run_in
+from tests.cli.training import NOTE, SCRIPT
 from tests.lab.cluster import Lab
 from tests.lab.faults import fault
 from tests.lab.slurm import Slurm
@@ -127,6 +129,17 @@ def test_a_held_port_is_named_and_its_holder_ended_through_the_job(slurm: Slurm,
     assert slurm.steps(job) == []
 
 
+def test_a_step_that_may_use_one_cpu_for_two_ranks_is_named(slurm: Slurm) -> None:
+    node, cpu = slurm.lab.host("node3"), min(os.sched_getaffinity(0))
+    node.run(f"kill $(cat /run/slurmd.pid); sleep 0.5; taskset -c {cpu} slurmd -N node3")
+    job = slurm.allocate("-w", "node[2-3]", "--ntasks-per-node=2")
+    run = check(slurm, "--slurm-job", job, *NO_SMOKE, "--only", "step-limits-low")
+    slurm.cancel(job)
+    node.run("kill $(cat /run/slurmd.pid); sleep 0.5; slurmd -N node3")
+    assert (run.names, run.first["hosts"]) == (["step-limits-low"], ["node3"])
+    assert run.first["facts"] == {"cpus": 1, "nproc_per_node": 2}
+
+
 @pytest.mark.parametrize("seconds", [0.4, 1.2, 3.0, 6.0])
 def test_kill_9_leaves_no_step_and_no_process(slurm: Slurm, job: str, seconds: float) -> None:
     assert killed_after(slurm, job, seconds * crowd())[0] == []
@@ -147,6 +160,24 @@ def test_what_is_asked_wrongly_is_one_sentence(slurm: Slurm, job: str) -> None:
     no_pyxis = check(slurm, "--slurm-job", job, "--container-image", "pytorch", *NO_SMOKE)
     assert (no_pyxis.names, no_pyxis.first["facts"]["reason"]) == (["step-not-started"], "option")
     assert "unrecognized option '--container-image=pytorch'" in no_pyxis.first["evidence"]
+
+
+def test_the_script_that_launch_prints_starts_the_training(slurm: Slurm, job: str) -> None:
+    controller = slurm.lab.controller
+    for host in (*slurm.lab.hosts, controller):
+        host.write("/root/train.py", SCRIPT)
+    words = ("--nproc-per-node", "1", *PYTHON, "--format", "slurm", "--", "/root/train.py", *NOTE)
+    running = run_in(controller, "launch", "--slurm-job", job, "-w", "node[2-4]", *words).stdout
+    controller.write("/root/running.sh", running)
+    losses = [line for line in controller.run(["bash", "running.sh"]).stdout.splitlines() if line.startswith("loss")]
+    assert sorted(line.split()[1:3] for line in losses) == [["0", "3"], ["1", "3"], ["2", "3"]]
+    slurm.cancel(job)
+    assert check(slurm, "-w", "node[1-2]", *NO_SMOKE, "--transport", "openssh").names == []  # it sees no GPU
+    queued = run_in(controller, "launch", "-w", "node[1-2]", *words).stdout
+    controller.write("/root/queued.sh", queued)
+    controller.run(["sbatch", "--wait", "--output", "/root/out", "queued.sh"])
+    losses = [line for line in slurm.lab.host("node1").read("/root/out").splitlines() if line.startswith("loss")]
+    assert sorted(line.split()[1:3] for line in losses) == [["0", "2"], ["1", "2"]]
 
 
 def test_inside_a_batch_script_the_job_is_the_default(slurm: Slurm) -> None:

@@ -14,10 +14,10 @@ from nccl_doctor.inventory.load import load
 from nccl_doctor.inventory.slurm import SlurmRequest, request
 from nccl_doctor.inventory.slurm_script import master_port
 from nccl_doctor.model import Cluster
+from nccl_doctor.snapshot.slurm import SlurmOptions
 from nccl_doctor.source import ClusterSource
 from nccl_doctor.transport.register import make_transport
 from nccl_doctor.transport.slurm import SlurmTransport
-from nccl_doctor.transport.slurm_options import SlurmOptions
 from tests.each import each
 from tests.inventory.conftest import ELSEWHERE
 
@@ -69,7 +69,8 @@ def test_a_job_is_its_nodes_in_order_with_their_gpus(scontrol: Any) -> None:
     assert [node.name for node in found.nodes] == ["node1", "node2", "node3"]
     assert ranks(found) == [4, 4, 3]
     assert (found.source, found.master_addr, found.master_port) == ("Slurm job 7", "node1", 29500)
-    assert all(node.options(SlurmOptions) == SlurmOptions(job="7") and not node.local for node in found.nodes)
+    assert [node.options(SlurmOptions).gpus for node in found.nodes] == [4, 4, 3]
+    assert not any(node.local for node in found.nodes)
     assert isinstance(make_transport("auto", found), SlurmTransport)
     assert ClusterSource(found).arguments == ("--slurm-job", "7")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from nccl_doctor.snapshot.slurm import SlurmOptions
 from nccl_doctor.transport import slurm_failures
 from nccl_doctor.transport.slurm_failures import classify
-from nccl_doctor.transport.slurm_options import SlurmOptions
 from tests.each import each
 
 OPTIONS = SlurmOptions(job="7")

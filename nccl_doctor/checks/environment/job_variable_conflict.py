@@ -22,6 +22,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.evidence_lines import folded
 from nccl_doctor.checks.format_job import described
+from nccl_doctor.host_words import entered
 from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.job_variables import PlannedNode, contradictions, names_of
 from nccl_doctor.model import Finding, Fix, Severity
@@ -56,7 +57,7 @@ def _sources(host: Host, facts: HostFacts) -> Iterator[tuple[str, dict[str, str]
     there = {name: value for name, value in known(facts.env).items() if name not in own}
     if host.node.local:  # this very shell, whose word on the master counts where nobody says another; so may a step's
         return
-    yield "in the environment of a command over SSH", there
+    yield f"in the environment of a command {entered(host.node)}", there
     login = facts.login_shell
     if login is not None and not isinstance(login, Unknown):
         told = {name: shell for name, (_, shell) in login.differing.items() if shell is not None and name not in own}

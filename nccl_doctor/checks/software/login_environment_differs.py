@@ -22,11 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nccl_doctor.host_words import entered
 from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Host, PythonInfo, Unknown, known
 from nccl_doctor.snapshot.hardware import LoginShell
+from nccl_doctor.snapshot.slurm import SlurmOptions
 
 SEARCHED = frozenset({"LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH"})
 
@@ -38,7 +40,7 @@ def login_environment_differs(view: View) -> Iterator[Finding | Unjudged]:
     matters: set[tuple[str, ...]] = set()
     for host, facts in view.facts:
         python = known(facts.python)
-        if host.node.local:
+        if host.node.local or host.node.options(SlurmOptions).inside:
             continue
         if isinstance(facts.login_shell, Unknown):
             if "/" not in host.node.python:
@@ -49,10 +51,11 @@ def login_environment_differs(view: View) -> Iterator[Finding | Unjudged]:
                 matters.add(lines)
             if lines:
                 groups.setdefault(lines, []).append(host.name)
+    way = entered(view.snapshot.cluster.nodes[0])
     for lines, hosts in groups.items():
         yield Finding(
             hosts=tuple(hosts),
-            message=f"On {fold(hosts)} a login shell differs from a command over SSH, which is what was judged.",
+            message=f"On {fold(hosts)} a login shell differs from a command {way}, which is what was judged.",
             evidence=lines,
             severity=None if lines in matters else Severity.INFO,
             fix=Fix(
@@ -69,12 +72,13 @@ def _matters(host: Host, judged: PythonInfo, login: LoginShell) -> bool:
 
 
 def _lines(host: Host, judged: PythonInfo, login: LoginShell) -> Iterator[str]:
+    way = entered(host.node)
     if login.prefix is not None and login.prefix != judged.prefix:
         where = f" (environment {login.environment})" if login.environment else ""
-        yield f"{host.node.python} is {judged.executable} over SSH and {login.python} in a login shell{where}"
+        yield f"{host.node.python} is {judged.executable} {way} and {login.python} in a login shell{where}"
     for name, (ssh, shell) in login.differing.items():
         if name not in host.node.env:
-            yield f"{name} is {_said(ssh)} over SSH and {_said(shell)} in a login shell"
+            yield f"{name} is {_said(ssh)} {way} and {_said(shell)} in a login shell"
 
 
 def _said(value: str | None) -> str:

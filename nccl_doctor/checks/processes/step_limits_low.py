@@ -1,0 +1,107 @@
+"""What the Slurm step may use on a node is less than the job's ranks need.
+
+What it means: Slurm gives a step what the job asked for, and no more. With one CPU (`--ntasks-per-node=1` without
+`--cpus-per-task`) all ranks of a node, their data loaders and NCCL's threads share it, and the GPUs wait. Beyond the
+memory, the kernel ends a rank ("Killed", "oom_kill event in StepId="). A GPU that the job has and the step does not see
+is one that a rank will miss.
+
+How we know: the CPUs that a process of our step may run on (sched_getaffinity(2), and the time that its control group
+allows), the least memory bound of its control group and those above it, and the GPUs that nvidia-smi shows there beside
+those that `scontrol -d show job` counts for the node. Our step takes all that the job has on the node (srun's default
+without `--exact`), and no CPU binding. Less than one CPU a rank, or 2 GiB a rank, is a warning; 512 MiB are not enough
+for torch and CUDA to be loaded.
+
+Fix: ask for more: `#SBATCH --cpus-per-task=N`, said again to srun (it no longer takes it from sbatch since 22.05),
+`--mem=0` for all of a node's memory, `--gpus-per-node=N`.
+
+References: srun(1): --cpus-per-task, --exact, --mem. cgroup.conf(5): ConstrainDevices, ConstrainRAMSpace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.hostlist import fold, grouped, plural
+from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.ranks import nproc
+from nccl_doctor.registry import Unjudged, View, check
+from nccl_doctor.snapshot import known
+from nccl_doctor.snapshot.slurm import SlurmOptions
+
+GIB = 1 << 30
+ENOUGH = 2 * GIB
+"""A rank of torch with CUDA takes 1 to 3 GiB of the host's memory before it has loaded anything."""
+FATAL = GIB // 2
+
+
+@check(
+    "NCD607",
+    severity=Severity.WARNING,
+    needs=("step", "gpus"),
+    explains=("gpu-count-low", "allreduce-failed", "allreduce-timeout", "allreduce-slow"),
+)
+def step_limits_low(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding for each thing that is too little, folded over nodes that have as much of it."""
+    alone = len(view.snapshot.cluster.nodes) == 1
+    low: list[tuple[tuple[str, int, int], str]] = []
+    for host, facts in view.facts:
+        limits = known(facts.step)
+        if limits is None:
+            continue
+        ranks, given, seen = (
+            nproc(host.node, facts, alone=alone),
+            host.node.options(SlurmOptions).gpus,
+            known(facts.gpus),
+        )
+        if limits.cpus < ranks:
+            low.append((("cpus", limits.cpus, ranks), host.name))
+        if limits.memory_bytes is not None and limits.memory_bytes < ENOUGH * ranks:
+            low.append((("memory", limits.memory_bytes, ranks), host.name))
+        if len(seen) < given:
+            low.append((("gpus", len(seen), given), host.name))
+    for (what, has, wants), names in grouped(low).items():
+        yield _FINDINGS[what](names, has, wants)
+
+
+def _few_cpus(names: list[str], has: int, ranks: int) -> Finding:
+    return Finding(
+        hosts=tuple(names),
+        message=f"The job may use {plural(has, 'CPU')} on {fold(names)} for {ranks} ranks, which will wait for it.",
+        evidence=(f"a step's process runs on {plural(has, 'CPU')}",),
+        facts={"cpus": has, "nproc_per_node": ranks},
+        fix=Fix(
+            summary="Ask for several CPUs a rank, with sbatch and with srun: --cpus-per-task with --ntasks-per-node=1 "
+            "is for all ranks of a node together."
+        ),
+    )
+
+
+def _little_memory(names: list[str], has: int, ranks: int) -> Finding:
+    return Finding(
+        hosts=tuple(names),
+        message=f"The job may use {has / GIB:.2g} GiB of memory on {fold(names)} for {plural(ranks, 'rank')}; beyond "
+        "that the kernel ends one.",
+        evidence=(f"control group: {has} bytes",),
+        facts={"memory_bytes": has, "nproc_per_node": ranks},
+        severity=Severity.ERROR if has < FATAL * ranks else None,
+        fix=Fix(summary="Ask for more memory: --mem=0 is all of a node, --mem-per-gpu or --mem a part."),
+    )
+
+
+def _missing_gpus(names: list[str], has: int, given: int) -> Finding:
+    return Finding(
+        hosts=tuple(names),
+        message=f"Slurm gave the job {plural(given, 'GPU')} on {fold(names)}, and a step there sees "
+        f"{plural(has, 'GPU') if has else 'none'}.",
+        evidence=(f"nvidia-smi in the step: {has or 'no'} GPU{'s' * (has > 1)}",),
+        facts={"gpus": has, "given": given},
+        severity=Severity.ERROR,
+        fix=Fix(
+            summary="See whether the driver works on the node (nvidia-smi outside the job). If it does, Slurm's "
+            "gres.conf or its control of devices is at fault, or the container lacks the driver "
+            "(NVIDIA_VISIBLE_DEVICES)."
+        ),
+    )
+
+
+_FINDINGS = {"cpus": _few_cpus, "memory": _little_memory, "gpus": _missing_gpus}

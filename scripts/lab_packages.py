@@ -20,6 +20,7 @@ PROGRAMS = {
     "tcsh": "tcsh",
     "busybox": "busybox",
     "sudo": "sudo",
+    "faketime": "faketime",
     "unshare": "util-linux",
     "ps": "procps",
     "ss": "iproute2",

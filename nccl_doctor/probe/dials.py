@@ -6,6 +6,7 @@ import contextlib
 import errno
 import itertools
 import os
+import resource
 import selectors
 import socket
 import time
@@ -147,10 +148,10 @@ class Round:
 
     def run(self, waiting: list[tuple[Key, Dial]]) -> dict[Key, Ended]:
         """How each ended."""
-        waiting = waiting[::-1]
+        waiting, at_once = waiting[::-1], min(AT_ONCE, _room())
         with self._selector:
             while waiting or self._flying:
-                while waiting and len(self._flying) < AT_ONCE:
+                while waiting and len(self._flying) < at_once:
                     key, dial = waiting.pop()
                     self._flying[key] = time.monotonic() + self._timeout_s, dial
                     self._go_on(key, dial, dial.start())
@@ -182,6 +183,14 @@ class Round:
             if dial.sock is not None:
                 self._selector.unregister(dial.sock)
             self._go_on(key, dial, outcome)
+
+
+def _room() -> int:
+    """Half of the files that this process may still open: the other is for those that dial it meanwhile."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return AT_ONCE
+    return max(1, (soft - len(os.listdir("/proc/self/fd"))) // 2)
 
 
 def resolved(addresses: set[str], timeout_s: float) -> dict[str, list[Place] | Outcome]:

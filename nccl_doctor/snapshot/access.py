@@ -15,7 +15,7 @@ Reason = Literal[
 
 
 PythonProblem = Literal[
-    "missing", "permission", "directory", "architecture", "too-old", "incomplete", "library", "broken"
+    "missing", "permission", "directory", "architecture", "too-old", "incomplete", "library", "broken", "memory"
 ]
 """Why an interpreter can't be used."""
 

@@ -11,9 +11,7 @@ import pytest
 
 from tests.cli.doctor import doctor
 from tests.lab.cluster import Lab, MakeLab
-from tests.lab.faults.ssh import start_sshd, stop_sshd
-from tests.lab.host import LabHost
-from tests.lab.plan import SSHD_CONFIG
+from tests.lab.odd.sshd import with_pam
 from tests.patience import LONG_S
 
 pytestmark = pytest.mark.lab
@@ -33,16 +31,6 @@ def odd(make_lab: MakeLab) -> Lab:
     lab.host("node3").run("usermod -e 1970-01-02 alice")
     lab.host("node4").write("/root/.bashrc", "exec dash\n")
     return lab
-
-
-def with_pam(host: LabHost, rule: str, program: str = "") -> None:
-    """sshd asks PAM, as it does on people's hosts."""
-    if program:
-        host.write("/opt/adopt", program, 0o755)
-    host.write("/etc/pam.d/sshd", f"auth required pam_permit.so\n{rule}\nsession required pam_permit.so\n")
-    host.write("/etc/ssh/sshd_config", SSHD_CONFIG.replace("UsePAM no", "UsePAM yes"))
-    stop_sshd(host)
-    start_sshd(host)
 
 
 def ssh(lab: Lab, login: str) -> str:

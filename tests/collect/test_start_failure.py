@@ -53,6 +53,11 @@ def start(
         (start(f"bash: {PYTHON}: Is a directory", status=126), "directory", "is a directory, not an interpreter"),
         (start(f"sh: 1: exec: {PYTHON}: Exec format error", status=126), "architecture", "another kind of processor"),
         (start(f"bash: {PYTHON}: cannot execute binary file: Exec format error", status=126), "architecture", "kind"),
+        (
+            start(f"{PYTHON}: error while loading shared libraries: libm.so.6: failed to map segment", status=127),
+            "memory",
+            "it gets no memory",
+        ),
         (start("ModuleNotFoundError: No module named 'zlib'"), "incomplete", "a Python built without zlib"),
         (start("ModuleNotFoundError: No module named '_ctypes'", ready=True), "incomplete", "built without _ctypes"),
         (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.lab.cluster import MakeLab
-from tests.lab.odd import pythons, shells, users
+from tests.lab.odd import machines, pythons, shells, users, ways
 from tests.lab.odd.row import Row, judge
 
 pytestmark = pytest.mark.lab
@@ -16,6 +16,8 @@ GROUPS = {
     "users": (users.ROWS, ()),
     "rules": (users.DROPS, ("--sudo",)),
     "shells": (shells.ROWS, ()),
+    "machines": (machines.ROWS, ()),
+    "ways": (ways.ROWS, ()),
     "pythons": (pythons.ROWS, pythons.OPTIONS),
 }
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import resource
 from pathlib import Path
 
@@ -77,7 +78,9 @@ def test_only_variables_that_bear_on_training_are_told() -> None:
 
 
 def test_the_places_of_nccls_files_are_read_in_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
+    own = pwd.struct_passwd(("ann", "x", 1, 1, "", str(tmp_path), "/bin/sh"))
+    monkeypatch.setattr(pwd, "getpwuid", lambda _uid: own)
+    monkeypatch.setenv("HOME", "/nowhere/else")  # NCCL does not go by it
     monkeypatch.setenv("NCCL_CONF_FILE", str(tmp_path / "ssh.conf"))
     (tmp_path / ".nccl.conf").write_text("NCCL_DEBUG=INFO\n")
     found = settings.config_files({"NCCL_CONF_FILE": str(tmp_path / "job.conf")})

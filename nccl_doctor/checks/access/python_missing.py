@@ -63,6 +63,7 @@ _REMEDY: dict[PythonProblem, str] = {
     "or give another interpreter under python: in the hosts file.",
     "library": "It needs an environment that an SSH login does not set (LD_LIBRARY_PATH, a module): have the login's "
     "start-up file set it, or give a Python that starts by itself under python: in the hosts file.",
+    "memory": "Free memory on the host (free -m), or raise the limit that the login sets there (ulimit -v).",
     "broken": "Its environment is damaged or its base is gone: make it anew, or give another interpreter under python: "
     "in the hosts file.",
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pwd
 import stat
 from typing import Any, Mapping
 
@@ -42,24 +44,27 @@ def environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
 def config_files(job: Mapping[str, str]) -> list[dict[str, Any]]:
     """snapshot.ConfigFile of each place NCCL may look, whether there or not; ``job`` holds the job's own variables.
 
-    NCCL reads $NCCL_CONF_FILE (since 2.23.4) or else ~/.nccl.conf, then /etc/nccl.conf (src/misc/param.cc).
+    NCCL reads $NCCL_CONF_FILE (since 2.23.4) or else .nccl.conf in the home that the password database names, then
+    /etc/nccl.conf; what it can't open it passes over without a word (src/misc/param.cc, userHomeDir and setEnvFile).
     """
     named = job.get("NCCL_CONF_FILE") or os.environ.get("NCCL_CONF_FILE")
     paths = [named] if named else []
-    paths += [os.path.expanduser("~/.nccl.conf"), "/etc/nccl.conf"]
+    with contextlib.suppress(KeyError):  # a user id without a name has no home for NCCL either
+        paths.append(os.path.join(pwd.getpwuid(os.getuid()).pw_dir, ".nccl.conf"))
+    paths.append("/etc/nccl.conf")
     return [{"path": path, "text": file_text(path)} for path in dict.fromkeys(paths)]
 
 
 def file_text(path: str) -> str | None:
-    """The first SIZE_LIMIT bytes of a regular file as text; None where there is none.
+    """The first SIZE_LIMIT bytes of a regular file as text; None where there is none that this user may read.
 
     Raises:
-        Unavailable: it is there and may not be read.
+        Unavailable: it is something else, or its disk fails.
     """
     try:
         # A FIFO of that name must not make us wait.
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
     except OSError as error:
         raise Unavailable(f"{path} can't be read: {error.strerror}") from error

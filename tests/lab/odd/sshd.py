@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tests.lab.cluster import Lab
-from tests.lab.faults.ssh import start_sshd, stop_sshd
 from tests.lab.host import LabHost
 from tests.lab.odd.row import Make
 from tests.lab.plan import SSHD_CONFIG
@@ -12,8 +11,15 @@ from tests.lab.plan import SSHD_CONFIG
 def configure(host: LabHost, *lines: str) -> None:
     """These lines go before the lab's own, so that they count (sshd_config(5))."""
     host.write("/etc/ssh/sshd_config", "".join(f"{line}\n" for line in lines) + SSHD_CONFIG)
-    stop_sshd(host)
-    start_sshd(host)
+    restart(host)
+
+
+def restart(host: LabHost, prefix: str = "") -> None:
+    """Ends sshd and starts it, by way of `prefix`; it listens when this returns, for it writes its PID then."""
+    end = (
+        "pid=$(cat /run/sshd.pid); kill $pid; while kill -0 $pid 2>/dev/null; do sleep 0.01; done; rm -f /run/sshd.pid"
+    )
+    host.run(f'{end}; {prefix} "$(command -v sshd)" && until test -s /run/sshd.pid; do sleep 0.01; done')
 
 
 def sshd(*lines: str) -> Make:

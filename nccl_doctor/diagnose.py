@@ -32,6 +32,14 @@ SETTLED = ("interfaces", "environment", "software")
 """Categories of what does not change between the look at a host and the all-reduce: their checks know better than a
 log, which guesses. A port may be taken in between."""
 
+ENGINES = {
+    "ssh": "no host is reached over SSH",
+    "slurm": "no host is a node of a Slurm job",
+    "kube": "no host is a pod",
+    "inside": "no container is entered",
+}
+"""What a check says that judges one engine's hosts, where there are none."""
+
 SUBJECTS = {
     "gpus": "no GPU on any host",
     "gpu_health": "no GPU on any host",
@@ -168,7 +176,7 @@ def _run(check: Check, derived: Derived) -> _CheckYield:
         return _CheckYield(check, Outcome.FOUND, None, findings)
     if gaps:
         return _CheckYield(check, Outcome.UNKNOWN, "; ".join(_merged(gaps)))
-    absent = _nothing_to_judge(check, hosts)
+    absent = _nothing_to_judge(check, snapshot, hosts)
     if absent is not None:
         return _CheckYield(check, Outcome.NOT_APPLICABLE, absent)
     return _CheckYield(check, Outcome.PASS, looked_at=_looked_at(check, hosts))
@@ -180,8 +188,10 @@ def _looked_at(check: Check, hosts: list[Host]) -> str:
     return f"{what} of {fold(host.name for host in hosts)}" if hosts else what
 
 
-def _nothing_to_judge(check: Check, hosts: list[Host]) -> str | None:
+def _nothing_to_judge(check: Check, snapshot: Snapshot, hosts: list[Host]) -> str | None:
     """Why a check that found nothing had nothing to look at; None where it had."""
+    if check.scope in ENGINES and not _in_scope(check, snapshot):
+        return ENGINES[check.scope]
     facts = [host.facts for host in hosts if host.facts is not None]
     for need in check.needs:
         if need in SUBJECTS and facts and not any(getattr(one, need) for one in facts):
@@ -201,12 +211,18 @@ def _phase_reason(check: Check, snapshot: Snapshot) -> tuple[Outcome, str] | Non
     return None
 
 
+def _in_scope(check: Check, snapshot: Snapshot) -> tuple[Host, ...]:
+    """The hosts that a check judges, reached or not."""
+    if check.scope in ("all", "master"):
+        return snapshot.hosts[:1] if check.scope == "master" else snapshot.hosts
+    return tuple(host for host in snapshot.hosts if check.scope in host.node.engines)
+
+
 def _known(check: Check, snapshot: Snapshot) -> tuple[list[Host], list[Unjudged]]:
     """The hosts whose needed facts are known, and why the others can't be judged."""
-    scope = snapshot.hosts[:1] if check.scope == "master" else snapshot.hosts
     hosts: list[Host] = []
     gaps: list[Unjudged] = []
-    for host in scope:
+    for host in _in_scope(check, snapshot):
         if host.facts is None:
             # Its absence is a diagnosis already; a gap only where the check is about this host alone.
             if check.scope == "master" and check.needs:

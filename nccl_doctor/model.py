@@ -72,6 +72,12 @@ class Node(FrozenModel):
         """What one way of reaching hosts was told of this node."""
         return kind.model_validate(self.access.get(kind.engine, {}))
 
+    @property
+    def engines(self) -> frozenset[str]:
+        """What its commands go through: "ssh" unless it is this machine or another engine has it, "inside" besides."""
+        named = frozenset(self.access) - {"ssh"}
+        return named if self.local or named - {"inside"} else named | {"ssh"}
+
     @model_validator(mode="before")
     @classmethod
     def _ssh_of_older_snapshots(cls, data: Any) -> Any:  # noqa: ANN401 - whatever stands there

@@ -108,7 +108,8 @@ Phase = Literal["mesh", "smoke"]
 """The fields of :class:`~nccl_doctor.snapshot.Snapshot` without which some check can't judge at all."""
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
-Scope = Literal["all", "master"]
+Engine = Literal["ssh", "slurm", "kube", "inside"]
+Scope = Literal["all", "master"] | Engine
 CheckFunction = Callable[[View], Iterator[Finding | Unjudged]]
 
 
@@ -122,7 +123,8 @@ class Check:
         explains: names of the diagnoses that merely follow from this one. Not those that ranks print of any fault of
             another one (nccl_doctor.logs.rule, ``LogSigns.echo``).
         in_logs: what also follows where a log alone tells; facts of a host would show the two apart.
-        scope: "master" judges the first host only.
+        scope: "master" judges the first host only, an engine those that are reached so
+            (:attr:`~nccl_doctor.model.Node.engines`).
         function: None for a diagnosis that only logs or a running job show.
     """
 

@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 
-from nccl_doctor.diagnose import SUBJECTS, judge
+from nccl_doctor.diagnose import ENGINES, SUBJECTS, judge
 from nccl_doctor.model import Outcome
 from nccl_doctor.registry import PHASES, Check, all_checks
 from nccl_doctor.snapshot import FactName, HostFacts, Snapshot, skipped, unknown
@@ -45,7 +45,7 @@ def test_a_healthy_cluster_is_judged_whole_and_nothing_is_found() -> None:
     assert [diagnosis.name for diagnosis in report.diagnoses] == []
     assert {c.outcome for c in report.checks} == {Outcome.PASS, Outcome.NOT_APPLICABLE}
     absent = {c.reason for c in report.checks if c.outcome is Outcome.NOT_APPLICABLE}
-    assert absent <= set(SUBJECTS.values())
+    assert absent <= {*SUBJECTS.values(), *ENGINES.values()}
     assert report.complete
 
 

@@ -27,7 +27,7 @@ _LET_GO = {"stopped": "start", "paused": "unpause"}
 _WITH_COMMANDS = ("docker", "podman", "nerdctl")
 
 
-@check("NCD109", severity=Severity.ERROR, explains=FOLLOWS)
+@check("NCD109", severity=Severity.ERROR, explains=FOLLOWS, scope="inside")
 def container_unreachable(view: View) -> Iterator[Finding]:
     """One finding for the hosts that failed alike."""
     for found in of_engine(view, "container-unreachable", joint=":"):

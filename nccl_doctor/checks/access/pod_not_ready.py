@@ -25,7 +25,7 @@ from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import View, check
 
 
-@check("NCD107", severity=Severity.ERROR, explains=FOLLOWS)
+@check("NCD107", severity=Severity.ERROR, explains=FOLLOWS, scope="kube")
 def pod_not_ready(view: View) -> Iterator[Finding]:
     """One finding for the pods that miss for the same reason, one for those that run and are called not ready."""
     yield from of_engine(view, "pod-not-ready")

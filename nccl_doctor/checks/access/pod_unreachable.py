@@ -22,7 +22,7 @@ from nccl_doctor.model import Finding, Severity
 from nccl_doctor.registry import View, check
 
 
-@check("NCD108", severity=Severity.ERROR, explains=FOLLOWS)
+@check("NCD108", severity=Severity.ERROR, explains=FOLLOWS, scope="kube")
 def pod_unreachable(view: View) -> Iterator[Finding]:
     """One finding for the pods that could not be entered for the same reason."""
     return of_engine(view, "pod-unreachable")

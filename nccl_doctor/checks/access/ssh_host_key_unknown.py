@@ -35,7 +35,7 @@ _LINE = re.compile(r"[\w.:\[\]-]+ (?P<type>[a-z0-9@.-]+) (?P<key>[A-Za-z0-9+/]+=
 """One plain name and its key: no marker, no pattern, no list of names."""
 
 
-@check("NCD103", severity=Severity.ERROR, explains=FOLLOWS)
+@check("NCD103", severity=Severity.ERROR, explains=FOLLOWS, scope="ssh")
 def ssh_host_key_unknown(view: View) -> Iterator[Finding]:
     """One finding, and one command, for all hosts with keys of the same type."""
     return findings(view, HostKeyUnknown, _remedy)

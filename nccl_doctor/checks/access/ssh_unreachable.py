@@ -55,7 +55,7 @@ _SUMMARY = {
 _OTHER = "See whether ssh with the host's name works; its -v shows where it stops."
 
 
-@check("NCD101", severity=Severity.ERROR, explains=FOLLOWS)
+@check("NCD101", severity=Severity.ERROR, explains=FOLLOWS, scope="ssh")
 def ssh_unreachable(view: View) -> Iterator[Finding]:
     """One finding for the hosts that failed alike."""
     return findings(view, SshUnreachable, _remedy)

@@ -24,7 +24,7 @@ from nccl_doctor.model import Finding, Severity
 from nccl_doctor.registry import View, check
 
 
-@check("NCD110", severity=Severity.ERROR, explains=FOLLOWS)
+@check("NCD110", severity=Severity.ERROR, explains=FOLLOWS, scope="slurm")
 def step_not_started(view: View) -> Iterator[Finding]:
     """One finding for the nodes that failed alike."""
     return of_engine(view, "step-not-started")

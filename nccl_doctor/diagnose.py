@@ -13,6 +13,7 @@ from nccl_doctor.hostlist import fold
 from nccl_doctor.inet import network_of, prefix_length
 from nccl_doctor.model import (
     CheckResult,
+    Cluster,
     Consequence,
     Diagnosis,
     Finding,
@@ -24,8 +25,12 @@ from nccl_doctor.model import (
 from nccl_doctor.registry import PHASES, Check, Unjudged, View, all_checks
 from nccl_doctor.rows import NOT_SELECTED
 from nccl_doctor.snapshot import Host, Interfaces, Skipped, Smoke, Snapshot, Unknown
+from nccl_doctor.transport.inside_options import placed
 
 Selection = Callable[[Check], bool]
+
+OUTSIDE = ("container-differs", "container-unreachable")
+"""Diagnoses whose commands act on a container from its host."""
 
 FAULTS = ("allreduce-failed", "allreduce-timeout")
 SETTLED = ("interfaces", "environment", "software")
@@ -84,6 +89,7 @@ def judge(
     ]
     judged = _with_causes_from_output(judged, derived)
     diagnoses = attach_consequences((j.check, finding) for j in judged for finding in j.findings)
+    diagnoses = tuple(_placed(diagnosis, snapshot.cluster) for diagnosis in diagnoses)
     results = tuple(
         CheckResult(
             code=j.check.code,
@@ -96,6 +102,13 @@ def judge(
         for j in judged
     )
     return summary.report(snapshot, command, diagnoses, results, [_host(host, derived) for host in snapshot.hosts])
+
+
+def _placed(diagnosis: Diagnosis, cluster: Cluster) -> Diagnosis:
+    """Says for each command whether it is for a host's container; what needs root changes the machine around it."""
+    fix = diagnosis.fix
+    commands = placed(fix.commands, cluster, inside=not (fix.needs_root or diagnosis.name in OUTSIDE))
+    return diagnosis.model_copy(update={"fix": fix.model_copy(update={"commands": commands})})
 
 
 def _with_causes_from_output(judged: list[_CheckYield], derived: Derived) -> list[_CheckYield]:

@@ -141,11 +141,13 @@ class Outcome(str, Enum):
 class Command(FrozenModel):
     """A line that can be pasted as it is into a shell on ``host``; made by :mod:`nccl_doctor.commands` alone.
 
-    ``host`` is None for the machine that nccl-doctor runs on.
+    ``host`` is None for the machine that nccl-doctor runs on. Where the job runs in a container there, ``place`` says
+    on which side of its wall: "in the docker container train", "outside the docker container train".
     """
 
     host: str | None
     command: str
+    place: str | None = None
 
 
 class Fix(FrozenModel):

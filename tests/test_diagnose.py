@@ -2,15 +2,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nccl_doctor import diagnose
-from nccl_doctor.model import Finding, Fix, Outcome, Severity
+from nccl_doctor.model import Finding, Fix, Outcome, Severity, access
 from nccl_doctor.registry import Check, Unjudged, View, all_checks, find
 from nccl_doctor.snapshot import Unknown, unknown
-from tests.checks.snapshots import UNREACHABLE, patched
+from nccl_doctor.transport.inside_options import InsideOptions
+from tests.checks.snapshots import UNREACHABLE, load, patched
 
 
 def entry(name: str, **change: Any) -> Check:
@@ -143,3 +145,25 @@ def test_checks_left_out_are_skipped_and_no_gap() -> None:
     report = diagnose.judge(patched({}), "check", lambda check: check.name == "torch-missing")
     assert {row.outcome for row in report.checks if row.name != "torch-missing"} == {Outcome.SKIP}
     assert report.complete
+
+
+@pytest.mark.parametrize(
+    ("category", "name", "fixture", "side"),
+    [
+        ("interfaces", "ifname_needed", "fires", "in"),
+        ("ports", "firewall_blocks_port", "fires", "outside"),
+        ("processes", "container_differs", "fires-shm", "outside"),
+    ],
+)
+def test_commands_say_on_which_side_of_a_containers_wall_they_are_run(
+    category: str, name: str, fixture: str, side: str
+) -> None:
+    """What the job sets is set inside; what needs root, or acts on the container, is done outside."""
+    seen = load(Path(__file__).parent / "checks" / category / name / f"{fixture}.json")
+    train = access(InsideOptions(runtime="docker", name="train"))
+    nodes = tuple(node.model_copy(update={"access": train}) for node in seen.cluster.nodes)
+    seen = seen.model_copy(update={"cluster": seen.cluster.model_copy(update={"nodes": nodes})})
+    (code,) = (check.code for check in find(name.replace("_", "-")))
+    report = diagnose.judge(seen, "check", lambda check: check.code == code)
+    places = {command.place for found in report.diagnoses for command in found.fix.commands}
+    assert places == {f"{side} the docker container train"}

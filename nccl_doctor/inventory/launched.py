@@ -17,6 +17,7 @@ from nccl_doctor.inventory.plan import plan
 from nccl_doctor.inventory.ssh_start import one_line
 from nccl_doctor.model import Cluster
 from nccl_doctor.nccl.recorder import diagnosable as recorded
+from nccl_doctor.transport.inside_options import InsideOptions, placed
 
 
 class Wishes(NamedTuple):
@@ -83,6 +84,11 @@ def launched(
         traces = f"/tmp/{job.name}-{job.digest}"  # noqa: S108 - a file a rank, named after the job
         job = job.with_variables(recorded(job.torch, traces))
         notes.append(f"after a failure, on each host: nccl-doctor logs {shell.word(traces)}.*")
+    if wishes.form != "shell" and any(node.options(InsideOptions).runtime for node in cluster.nodes):
+        raise UsageError(
+            f"--format {wishes.form} starts no job in a container, where it would outlive its connection; start each "
+            "host's line in its container, as --format shell prints them"
+        )
     launcher = "slurm" if wishes.form == "slurm" else wishes.launcher or default_launcher(job.torch)
     of_slurm = launcher == "slurm"
     lines = on(None, slurm_job.script(job)) if of_slurm else commands(job, launcher, use_env=wishes.use_env)
@@ -95,7 +101,7 @@ def launched(
         master_port=cluster.master_port,
         world_size=job.world_size,
         ranks=job.ranks,
-        commands=lines,
+        commands=placed(lines, cluster, inside=True),
         notes=tuple(notes),
         warnings=(*warnings, *doubts(last, these, now)),
     )

@@ -87,10 +87,10 @@ def _fix(fix: Fix, screen: Screen) -> Iterator[str]:
     if fix.summary:
         yield from wrap(fix.summary, screen.prose, "  ")
     groups = by_host(fix.commands)
-    for number, (hosts, commands) in enumerate(groups):
+    for number, (hosts, side, commands) in enumerate(groups):
         if number:
             yield ""
-        place = place_of(hosts, root=fix.needs_root, several=len(groups) > 1)
+        place = place_of(hosts, side, root=fix.needs_root, several=len(groups) > 1)
         if place:
             yield from wrap(place, screen.prose, "  ")
         if all(map(pasteable, commands)):
@@ -103,17 +103,17 @@ def _fix(fix: Fix, screen: Screen) -> Iterator[str]:
             )
 
 
-def by_host(commands: tuple[Command, ...]) -> list[tuple[list[str | None], tuple[str, ...]]]:
-    """Commands per host in their order, hosts with the same ones together."""
-    per_host = grouped((one.host, one.command) for one in commands)
-    alike = grouped((tuple(lines), host) for host, lines in per_host.items())
-    return [(hosts, same) for same, hosts in alike.items()]
+def by_host(commands: tuple[Command, ...]) -> list[tuple[list[str | None], str | None, tuple[str, ...]]]:
+    """Commands per host in their order, hosts with the same ones together; between them the side of a container."""
+    per_host = grouped(((one.host, one.place), one.command) for one in commands)
+    alike = grouped(((place, tuple(lines)), host) for (host, place), lines in per_host.items())
+    return [(hosts, place, same) for (place, same), hosts in alike.items()]
 
 
-def place_of(hosts: list[str | None], *, root: bool, several: bool) -> str:
+def place_of(hosts: list[str | None], side: str | None, *, root: bool, several: bool) -> str:
     """``On each of node[2-3], as root:``; nothing where all that there is runs on this machine without root."""
     names = [host for host in hosts if host is not None]
     there = f"on {'each of ' if len(names) > 1 else ''}{fold(names)}" if names else ""
     here = "on this machine" if None in hosts and (root or several or names) else ""
     places = " and ".join(filter(None, (there, here)))
-    return f"O{places[1:]}{', as root' if root else ''}:" if places else ""
+    return f"O{places[1:]}{f', {side}' if side else ''}{', as root' if root else ''}:" if places else ""

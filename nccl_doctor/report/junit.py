@@ -77,7 +77,10 @@ def _failure(check: CheckResult, report: Report) -> ET.Element:
 
 def _diagnosis(found: Diagnosis) -> list[str]:
     seen = [f"{line.file}:{line.line}  {line.text}" if isinstance(line, LogLine) else line for line in found.evidence]
-    commands = [f"{one.host}: {one.command}" if one.host else one.command for one in found.fix.commands]
+    commands = [
+        f"{', '.join(filter(None, (one.host, one.place)))}: {one.command}" if one.host else one.command
+        for one in found.fix.commands
+    ]
     return [_at(found.hosts) + found.message, *seen, found.fix.summary, *commands]
 
 

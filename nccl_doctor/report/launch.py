@@ -26,7 +26,8 @@ def render(plan: Launch, _options: RenderOptions) -> str:
     if plan.notes:
         blocks.append([f"# {clean(note)}" for note in plan.notes])
     for one in plan.commands:
-        where = "here, for all hosts" if one.host is None else f"on {clean(one.host)}, {_span(ranks[one.host])}"
+        there = ", ".join(filter(None, (f"on {clean(one.host or '')}", one.place)))
+        where = "here, for all hosts" if one.host is None else f"{there}, {_span(ranks[one.host])}"
         blocks.append([f"# {where}:", one.command])
     return "\n".join("\n".join([*block, ""]) for block in blocks)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import ClassVar, Literal, get_args
 
-from nccl_doctor.model import NodeOptions
+from nccl_doctor.model import Cluster, Command, NodeOptions
 
 Runtime = Literal["docker", "podman", "nerdctl", "apptainer", "enter"]
 """Who holds the container; "enter" is a process whose namespaces are entered (nsenter(1)), which wants root."""
@@ -64,3 +64,13 @@ class InsideOptions(NodeOptions):
     def _prefix(self) -> str:
         assert self.runtime is not None, "the host itself needs no way in"
         return _ENTER[self.runtime].format(shlex.quote(self.name))
+
+
+def placed(commands: tuple[Command, ...], cluster: Cluster, *, inside: bool) -> tuple[Command, ...]:
+    """The same, with the side of its container's wall for each whose host has one."""
+    side = "in" if inside else "outside"
+    places = {node.name: place for node in cluster.nodes if (place := node.options(InsideOptions).place)}
+    return tuple(
+        one.model_copy(update={"place": f"{side} {places[one.host]}"}) if one.host in places else one
+        for one in commands
+    )

@@ -207,6 +207,8 @@ def test_a_container_that_stops_in_the_middle_is_named(boxes: Lab, phase: str, m
     assert f"the podman container {phase} does not run; there run train" in json.dumps(found)
     if phase == "facts":
         assert found["name"] == "container-unreachable"
-        assert found["fix"]["commands"] == [{"host": "node2", "command": "podman start facts"}]
+        (command,) = found["fix"]["commands"]
+        assert (command["host"], command["command"]) == ("node2", "podman start facts")
+        assert command["place"] == "outside the podman container facts"
     end(two, phase)
     gone(boxes)

@@ -69,6 +69,15 @@ def test_one_line_for_ssh_and_the_next_failures_records(hosts: Path) -> None:
     assert "\n# after a failure, on each host: nccl-doctor logs /tmp/train-" in out
 
 
+def test_lines_for_containers_say_so_and_none_is_started_from_here(hosts: Path) -> None:
+    said = ("hosts.yaml", "--inside", "docker:train")
+    done = run("launch", *said, "--", "train.py", cwd=hosts)
+    assert "# on node1, in the docker container train, rank" in done.stdout
+    for form in ("ssh", "slurm"):
+        refused = run("launch", *said, "--format", form, "--", "train.py", cwd=hosts)
+        assert_one_sentence(refused, f"--format {form} starts no job in a container")
+
+
 def test_slurm_is_a_script(hosts: Path) -> None:
     out, _ = started(hosts, "hosts.yaml", "--format", "slurm", "--master-port", "29511", "--", "train.py")
     assert out.startswith("#!/bin/bash\n#SBATCH --job-name=train\n")

@@ -71,7 +71,7 @@ def test_the_document_holds_all_of_it() -> None:
     assert document["schema"] == 1
     assert document["command"] == "launch"
     assert document["ranks"][1] == {"rank": 1, "node_rank": 0, "host": "node1", "local_rank": 1, "gpu": "1"}
-    assert document["commands"] == [{"host": "node1", "command": "start on node1"}]
+    assert document["commands"] == [{"host": "node1", "command": "start on node1", "place": None}]
     assert document["warnings"] == ["old"]
 
 

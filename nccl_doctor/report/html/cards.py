@@ -49,6 +49,6 @@ def _follows(explained: tuple[Consequence, ...]) -> Iterator[Follows]:
 
 def _groups(fix: Fix) -> Iterator[CommandGroup]:
     groups = by_host(fix.commands)
-    for hosts, lines in groups:
-        place = place_of(hosts, root=fix.needs_root, several=len(groups) > 1)
+    for hosts, side, lines in groups:
+        place = place_of(hosts, side, root=fix.needs_root, several=len(groups) > 1)
         yield CommandGroup(place, lines, hidden=not all(map(pasteable, lines)))

@@ -111,13 +111,13 @@ def _fix(found: tuple[Aspect, ...], alike: Sequence[Sides]) -> Fix:
     outside = alike[0].outside
     if outside.runtime not in _RUN:
         return Fix(summary=f"{_OTHERS[outside.runtime]} What differs: {', '.join(one.name for one in found)}.")
-    options = " ".join((outside.runtime, "run", *dict.fromkeys(option for one in found for option in one.options)))
-    again = f"Start the container again on the host, with these besides its own options: {options}"
+    run = " ".join((outside.runtime, "run", *dict.fromkeys(option for one in found for option in one.options)))
     if [one.name for one in found] != ["shm"]:
-        return Fix(summary=f"{again} …")
-    commands = tuple(command for sides in alike for command in _enlarged(sides))
-    summary = f"{again} (or --shm-size=8g). Until then, on the host, for as long as this container runs:"
-    return Fix(summary=summary, risk="safe", commands=commands)
+        return Fix(summary=f"Start the container again on the host, with {run} besides its own options.")
+    summary = (
+        f"Start the container again on the host, with {run} (or --shm-size=8g) besides its own options. Until then:"
+    )
+    return Fix(summary=summary, risk="safe", commands=tuple(command for sides in alike for command in _enlarged(sides)))
 
 
 def _enlarged(sides: Sides) -> tuple[Command, ...]:

@@ -15,13 +15,14 @@ from nccl_doctor.cli.options import FailOn
 from nccl_doctor.cli.output import Out
 from nccl_doctor.cli.progress import progress
 from nccl_doctor.cli.selection import Codes, among, selection
-from nccl_doctor.cli.snapshots import keep, read_snapshot, write_hosts
+from nccl_doctor.cli.snapshots import keep, read_snapshot, snapshot_of_log, write_hosts
 from nccl_doctor.collect import facts, mesh
 from nccl_doctor.collect.mesh_plan import MeshSize
 from nccl_doctor.collect.options import RunOptions
 from nccl_doctor.collect.run import Run, looked
 from nccl_doctor.collect.smoke import SmokeLimits
 from nccl_doctor.diagnose import judge
+from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory.last_check import Hosts, remember
 from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.model import Report, Severity
@@ -54,13 +55,15 @@ class Request:
     passed: Path | None = None
     failed: Path | None = None
     load_from: Path | None = None
+    from_logs: Path | None = None
 
 
 def check_cluster(request: Request, out: Out) -> int:
     """Looks, judges, reports; returns the exit code."""
     selected = selection(request.chosen.only or (), request.chosen.skip or ())
-    if request.load_from:
-        snapshot = read_snapshot(request.load_from)
+    kept = _kept(request)
+    if kept is not None:
+        snapshot = kept
         report = judge(snapshot, out.command, among(selected))
     else:
         snapshot, report = _looked_and_judged(request, selected, out)
@@ -68,9 +71,18 @@ def check_cluster(request: Request, out: Out) -> int:
     taken_at = datetime.fromisoformat(snapshot.taken_at).timestamp()
     least = None if out.fail_on is FailOn.NEVER else Severity(out.fail_on.value)
     write_hosts(report, request.passed, request.failed, least)
-    if out.command == "check" and selected is None and not request.load_from:
+    if out.command == "check" and selected is None and kept is None:
         remember(Hosts(request.which.hosts, snapshot.cluster), snapshot, report, taken_at, os.environ)
     return out.report(report, taken_at)
+
+
+def _kept(request: Request) -> Snapshot | None:
+    """What is judged again, where no host is to be contacted."""
+    if request.load_from is not None and request.from_logs is not None:
+        raise UsageError("--from and --from-logs both name what is judged; give one of them")
+    if request.load_from is not None:
+        return read_snapshot(request.load_from)
+    return None if request.from_logs is None else snapshot_of_log(request.from_logs)
 
 
 def look(request: Request, selected: Codes, out: Out) -> Snapshot:

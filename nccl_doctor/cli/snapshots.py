@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
+from nccl_doctor import framed
 from nccl_doctor.cli.options import KeepOptions
 from nccl_doctor.cli.output import write_file
 from nccl_doctor.errors import SnapshotError
@@ -32,6 +33,26 @@ def read_snapshot(path: Path, kind: type[AnySnapshot] = Snapshot) -> AnySnapshot
     except ValueError as error:
         first = str(error).splitlines()
         raise SnapshotError(f"{path}: is no snapshot of nccl-doctor: {' '.join(first[1:3]) or first[0]}") from error
+
+
+def snapshot_of_log(path: Path) -> Snapshot:
+    """The snapshot that the Job of ``check --render`` printed into its log; - is stdin.
+
+    Raises:
+        SnapshotError: it can't be read, or holds none.
+    """
+    try:
+        if str(path) == "-":
+            document = framed.read(sys.stdin, "stdin")
+        else:
+            with path.open(encoding="utf-8", errors="replace") as log:
+                document = framed.read(log, str(path))
+    except OSError as error:
+        raise SnapshotError(f"{path}: can't be read: {error.strerror}") from error
+    try:
+        return Snapshot.model_validate_json(document)
+    except ValueError as error:
+        raise SnapshotError(f"{path}: holds no snapshot of nccl-doctor: {str(error).splitlines()[0]}") from error
 
 
 def keep(snapshot: Snapshot | HangSnapshot, kept: KeepOptions) -> None:

@@ -103,6 +103,7 @@ class Container(Seen):
     """One of a pod."""
 
     name: Name
+    image: Text = ""
     env: tuple[Variable, ...] = ()
     mounts: tuple[Mount, ...] = Field(default=(), alias="volumeMounts")
     resources: Resources = Resources()
@@ -133,6 +134,10 @@ class PodSpec(Seen):
     containers: Annotated[tuple[Container, ...], Field(min_length=1)]
     init_containers: tuple[Container, ...] = Field(default=(), alias="initContainers")
     volumes: tuple[Volume, ...] = ()
+    node_selector: dict[Text, Text] = Field(default_factory=dict, alias="nodeSelector")
+    tolerations: tuple[dict[Text, Text | int], ...] = ()
+    runtime_class: Text = Field(default="", alias="runtimeClassName")
+    pull_secrets: tuple[dict[Text, Text], ...] = Field(default=(), alias="imagePullSecrets")
 
 
 class Condition(Seen):

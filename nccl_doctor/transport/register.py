@@ -25,6 +25,7 @@ MODULES = {
     "local": "local",
     "kube": "kube",
     "slurm": "slurm",
+    "dial-back": "dial_back",
 }
 """By the name that ``--transport`` takes, the module that makes it."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from nccl_doctor.checks.own_networks import is_unreached
 from nccl_doctor.checks.ports.port_unreachable import MEANS
 from nccl_doctor.commands import on
 from nccl_doctor.firewall.blame import NOT_DIALLED, Blame, ExplainedDials, compiled, opening, remedies, unconfirmed
@@ -45,8 +46,13 @@ def by_rule(judged: ExplainedDials, snapshot: Snapshot, *, master: bool) -> list
 
 
 def gaps(judged: ExplainedDials, snapshot: Snapshot, *, master: bool) -> Iterator[Unjudged]:
-    """The hosts whose rules may explain a failed dial, but could not be read or evaluated."""
+    """The hosts whose rules may explain a failed dial, but could not be read or evaluated.
+
+    What fails because a container has a network of its own hangs on no rule.
+    """
+    apart = {host.name for host in snapshot.hosts if is_unreached(snapshot, host)}
     mine = [gap for gap in judged.gaps if to_master(gap.dial, snapshot) is master]
+    mine = [gap for gap in mine if not {gap.dial.src, gap.dial.dst} & apart]
     for hosts, reason in dict.fromkeys((gap.hosts, gap.reason) for gap in mine):
         yield Unjudged(hosts, reason)
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from nccl_doctor.checks.own_networks import is_unreached
 from nccl_doctor.checks.processes.memlock_low import too_low
 from nccl_doctor.checks.processes.nofile_low import BASE, PER_RANK
 from nccl_doctor.checks.processes.shm_small import MIB, WANTED
@@ -13,7 +14,7 @@ from nccl_doctor.inet import numeric
 from nccl_doctor.model import Severity
 from nccl_doctor.ranks import nproc, world_size
 from nccl_doctor.registry import View
-from nccl_doctor.snapshot import Host, HostFacts, Mesh, Names, Outside, Surroundings, Unknown, known
+from nccl_doctor.snapshot import Host, HostFacts, Names, Outside, Surroundings, Unknown, known
 
 ALLREDUCE = ("allreduce-failed", "allreduce-timeout")
 NETWORK = (
@@ -58,35 +59,10 @@ def aspects(sides: Sides) -> tuple[Aspect, ...]:
     return tuple(sorted(found, key=lambda aspect: -aspect.severity.rank))
 
 
-def own_network(sides: Sides) -> bool:
-    """Whether the container has a network of its own."""
-    return None not in (sides.inside.network, sides.outside.network) and sides.inside.network != sides.outside.network
-
-
 def _network(sides: Sides) -> Iterator[Aspect]:
-    """A network of its own does no harm where the others reach it: macvlan, an overlay, published ports."""
-    if not own_network(sides) or len(sides.view.snapshot.cluster.nodes) == 1:
-        return
-    mesh, name = sides.view.snapshot.mesh, sides.host.name
-    if isinstance(mesh, Mesh):
-        dialled = (src for src in mesh.ports if src != name and (mesh.sample is None or mesh.sample.holds(src, name)))
-        met = any((src, name) not in mesh.failures for src in dialled)
-    else:
-        met = _is_known_by_own_address(sides)
-    if not met:
+    if is_unreached(sides.view.snapshot, sides.host):
         phrase = "a network of its own, in which no other host reaches it"
         yield Aspect("network", phrase, ("--network=host",), (*NETWORK, *ALLREDUCE), Severity.ERROR)
-
-
-def _is_known_by_own_address(sides: Sides) -> bool:
-    """Whether the address that the hosts file means is one of the container's interfaces."""
-    interfaces, names = sides.facts.interfaces, sides.facts.resolution
-    if isinstance(interfaces, Unknown) or isinstance(names, Unknown):
-        return True
-    address = sides.host.node.address
-    resolved = names.get(address)
-    wanted = {address, *(resolved.addresses if resolved else ())}
-    return any(entry.address in wanted for entry in interfaces.addresses)
 
 
 def _names(sides: Sides) -> Iterator[Aspect]:

@@ -23,13 +23,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nccl_doctor.checks.evidence_lines import folded
+from nccl_doctor.checks.own_networks import has_own_network
 from nccl_doctor.checks.processes._container_aspects import (
     ALLREDUCE,
     NETWORK,
     Aspect,
     Sides,
     aspects,
-    own_network,
     shm_gib,
 )
 from nccl_doctor.commands import on
@@ -70,7 +70,7 @@ def container_differs(view: View) -> Iterator[Finding | Unjudged]:
         if found:
             yield _finding(place, found, alike)
     mesh = view.snapshot.mesh
-    if isinstance(mesh, Skipped) and mesh.reason == PENDING and any(map(own_network, told)):
+    if isinstance(mesh, Skipped) and mesh.reason == PENDING and any(has_own_network(sides.facts) for sides in told):
         yield Unjudged((), PENDING)
 
 
@@ -100,11 +100,13 @@ def _evidence(found: tuple[Aspect, ...], alike: Sequence[Sides]) -> Iterator[str
             for name, one in chosen.items()
             if one is not None
         )
-    yield from folded(
-        (sides.host.name, f"its hostname is {facts.hostname} inside, and {sides.outside.hostname} outside")
+    names = {
+        sides.host.name: facts.hostname
         for sides in alike
         if isinstance(facts := sides.facts.identity, Identity) and facts.hostname != sides.outside.hostname
-    )
+    }
+    if names:
+        yield f"{fold(names)}: the hostname is another one inside, such as {next(iter(names.values()))}"
 
 
 def _fix(found: tuple[Aspect, ...], alike: Sequence[Sides]) -> Fix:

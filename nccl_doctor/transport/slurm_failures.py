@@ -14,7 +14,8 @@ from nccl_doctor.snapshot.slurm import SlurmOptions
 
 KIND = "step-not-started"
 _ASKING_S = 5.0
-_IDLE = "lacks support for cpu binding"
+_IDLE = re.compile("lacks support for cpu binding|Application launch failed|Job step aborted|forcing job termination")
+"""What follows from others of srun's lines, or means nothing here."""
 _STATE = re.compile(r"\bState=(\S+)")
 _WHY = re.compile(r"\bReason=(.+?)(?: \[.*)?$", re.MULTILINE)
 
@@ -85,7 +86,7 @@ def classify(node: str, options: SlurmOptions, said: Sequence[str], *, late: boo
         late: it was a deadline.
         started: Slurm has the step.
     """
-    lines = [re.sub(r"^srun: (?:error: )?", "", line).strip() for line in said if _IDLE not in line]
+    lines = [re.sub(r"^srun: (?:error: )?", "", line).strip() for line in said if not _IDLE.search(line)]
     told = (*lines[-4:], *_state(node))
     facts = {"job": options.job, "node": node}
     for cause in _CAUSES:

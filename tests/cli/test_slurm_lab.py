@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -19,7 +21,7 @@ from tests.lab.cluster import Lab
 from tests.lab.faults import fault
 from tests.lab.slurm import Slurm
 from tests.lab.slurm_kills import killed_after
-from tests.patience import crowd
+from tests.patience import LONG_S, crowd
 
 pytestmark = pytest.mark.lab
 
@@ -46,6 +48,18 @@ def check(slurm: Slurm, *words: str, command: str = "check") -> Run:
     done = run_in(slurm.lab.controller, command, *words, "-o", "json")
     assert "Traceback" not in done.stderr, done.stderr
     return Run(done.returncode, json.loads(done.stdout), done.stderr)
+
+
+@contextmanager
+def started(slurm: Slurm, job: str) -> Iterator[subprocess.Popen[str]]:
+    """A check whose probes all answer."""
+    words = ["nccl-doctor", "check", "--slurm-job", job, *PYTHON, "-o", "json"]
+    with slurm.lab.controller.popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("dialling"):
+                break
+        yield process
 
 
 def test_a_full_job_is_ready_and_nothing_is_left_of_the_steps(slurm: Slurm, job: str) -> None:
@@ -86,15 +100,30 @@ def test_a_firewall_is_named_and_its_rule_pasted(slurm: Slurm, job: str) -> None
     node.run("iptables -F")
 
 
-def test_a_slurmd_that_died_is_named_and_the_other_nodes_are_judged(slurm: Slurm, job: str) -> None:
+def test_a_slurmd_that_dies_in_the_middle_costs_nothing_and_before_the_next_run_its_node(
+    slurm: Slurm, job: str
+) -> None:
     node = slurm.lab.host("node4")
-    node.run("kill -KILL $(cat /run/slurmd.pid)")
+    with started(slurm, job) as process:
+        node.run("kill -KILL $(cat /run/slurmd.pid)")
+        stdout, stderr = process.communicate(timeout=LONG_S)
+    assert json.loads(stdout)["diagnoses"] == [], stderr
     run = check(slurm, "--slurm-job", job, *NO_SMOKE)
     assert (run.names, run.first["hosts"], run.first["facts"]["reason"]) == (["step-not-started"], ["node4"], "slurmd")
     assert [host["reached"] for host in run.report["hosts"]] == [True, True, True, False]
     assert run.report["mesh"]["tested"] == 6
     node.run(["slurmd", "-N", "node4"])
-    slurm.lab.controller.wait_until(lambda: check(slurm, "--slurm-job", job, *NO_SMOKE).names == [], "slurmd's return")
+    names = {host.name for host in slurm.lab.hosts}
+    slurm.lab.controller.wait_until(lambda: slurm.answering() == names, "slurmd's return")
+
+
+def test_a_step_that_is_ended_in_the_middle_is_named_and_the_others_go_on(slurm: Slurm, job: str) -> None:
+    with started(slurm, job) as process:
+        slurm.lab.controller.run(f"scancel $(squeue -h -s -j {job} -w node2 -o %i)")
+        stdout, stderr = process.communicate(timeout=LONG_S)
+    found = json.loads(stdout)["diagnoses"]
+    assert [one["hosts"] for one in found] == [["node2"]], stderr
+    assert slurm.steps(job) == []
 
 
 def test_a_firewall_of_the_submitting_host_is_told_as_that(slurm: Slurm, job: str) -> None:
@@ -115,6 +144,9 @@ def test_a_firewall_of_the_submitting_host_is_told_as_that(slurm: Slurm, job: st
 def test_a_held_port_is_named_and_its_holder_ended_through_the_job(slurm: Slurm, job: str) -> None:
     node = slurm.lab.host("node1")
     fault("stale-listener")(slurm.lab, node)
+    slurm.lab.controller.run(
+        "scontrol update nodename=node3 state=drain reason=disk"
+    )  # takes no new job, and keeps ours
     time.sleep(GRACE_S)  # younger, it is no leftover
     run = check(slurm, "--slurm-job", job, *NO_SMOKE)
     assert (run.names, run.first["hosts"]) == (["port-in-use"], ["node1"]), run.report["diagnoses"]
@@ -126,6 +158,7 @@ def test_a_held_port_is_named_and_its_holder_ended_through_the_job(slurm: Slurm,
     assert [line for _, line in node.processes() if "train.py" in line] == []
     free = run_in(slurm.lab.controller, "fix-port", "--slurm-job", job, "--next")
     assert (free.returncode, free.stdout) == (0, "29501\n")
+    slurm.lab.controller.run("scontrol update nodename=node3 state=resume")
     assert slurm.steps(job) == []
 
 

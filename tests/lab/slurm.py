@@ -94,6 +94,12 @@ class Slurm:
         """The nodes that have nothing to do and answer."""
         return set(self.lab.controller.run("sinfo -h -N -t idle -o '%N %T'; true").stdout.replace(" idle", "").split())
 
+    def answering(self) -> set[str]:
+        """The nodes whose slurmd answers its controller now."""
+        told = self.lab.controller.run("scontrol -o show node | grep -v NOT_RESPONDING; sleep 0.5")
+        alive = {host.name for host in self.lab.hosts if host.run("pgrep -x slurmd", check=False).returncode == 0}
+        return {line.split()[0].partition("=")[2] for line in told.stdout.splitlines() if line} & alive
+
     def allocate(self, *options: str, user: str = "root") -> str:
         """Allocate nodes, all of them by default, and start nothing there; the job's number."""
         nodes = options or (f"-N{len(self.lab.hosts)}",)

@@ -100,6 +100,8 @@ def _next_step(snapshot: Snapshot, diagnoses: Sequence[Diagnosis]) -> str | None
     """What to run next when nothing stands in the way."""
     if any(diagnosis.severity is Severity.ERROR for diagnosis in diagnoses):
         return None
+    if "kube" in snapshot.cluster.access:  # its pods have a command of their own
+        return None
     if len(snapshot.cluster.nodes) == 1 and snapshot.cluster.nodes[0].local:
         return "Several machines:  nccl-doctor check hosts.yaml"
     words = " ".join(map(shell.word, ClusterSource(snapshot.cluster).arguments))

@@ -11,14 +11,17 @@ import zlib
 from pathlib import Path
 
 from nccl_doctor import probe
+from nccl_doctor.collect.start_failure import DAMAGED
 from nccl_doctor.once import once
 
 LOADER = (
     "import sys,zlib;print('{mark}'[::-1]+'{{}}',flush=True);"
-    "exec(compile(zlib.decompress(sys.stdin.buffer.read({size})),'<nccl-doctor>','exec'))"
+    "b=sys.stdin.buffer.read({size});zlib.crc32(b)=={crc} or sys.exit('{damaged}');"
+    "exec(compile(zlib.decompress(b),'<nccl-doctor>','exec'))"
 )
 """Says that it is ready, by the nonce and an empty object, and reads the probe only then: a login that runs something
-else would take it for commands. The nonce stands backwards, so that an echo of the command line is no such word."""
+else would take it for commands. The nonce stands backwards, so that an echo of the command line is no such word. Its
+length and digest go ahead: channels are known that lost bytes (kubernetes#112834)."""
 
 
 @once
@@ -42,7 +45,7 @@ def command(python: str, nonce: str) -> str:
     ``exec`` spares a shell that would have to die too. Double quotes without $, ` and ! mean the same to sh, csh and
     fish. ``-I``: no file in somebody's home and no PYTHON* variable can shadow a module.
     """
-    loader = LOADER.format(size=len(bundle()), mark=nonce[::-1])
+    loader = LOADER.format(size=len(bundle()), crc=zlib.crc32(bundle()), damaged=DAMAGED, mark=nonce[::-1])
     interpreter = "~/" + shlex.quote(python[2:]) if python.startswith("~/") else shlex.quote(python)
     return f'echo {login_mark(nonce)}; exec {interpreter} -I -c "{loader}"'
 

@@ -15,6 +15,8 @@ from nccl_doctor.snapshot import ProbeFacts, ProbeFailed, PythonFacts, PythonMis
 _NOT_FOUND = 127
 """A shell's exit status for a command that it does not find (POSIX, 2.8.2)."""
 
+DAMAGED = "the probe came damaged"
+"""What the host says of a program whose bytes are not those that were sent."""
 
 _WORDS = 120
 
@@ -102,6 +104,8 @@ def _match(
 
 
 def _detail(start: Start) -> str:
+    if any(DAMAGED in line for line in start.stderr):
+        return f"{DAMAGED}: the way to {start.python} there loses bytes, as kubectl exec and old relays did"
     if start.ready or start.lied:
         return f"{start.python} did not start the probe: {start.error}"
     if start.late:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ _LABELS = {
 _ALIASES = {"sts": "statefulset", "jobs": "job", "leaderworkerset": "lws", "pytorchjobs": "pytorchjob"}
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _IMAGE = re.compile(r"[a-zA-Z0-9][\w./:@-]{0,400}", re.ASCII)
+_PORTS = ("MASTER_PORT", "PET_MASTER_PORT")
 _MASTER = ("MASTER_ADDR", "PET_MASTER_ADDR", "LWS_LEADER_ADDRESS")
 
 
@@ -184,6 +185,7 @@ def parsed(pods: Sequence[Pod], place: SourceLocation, **told: Any) -> ParsedInv
         place,
         [_entry(pod, container, place) for pod, container in chosen],
         master_addr=_master(chosen, place),
+        master_port=_port(chosen, place),
         access=(KubeFacts(namespace=pods[0].metadata.namespace, pods=known, **told),),
     )
 
@@ -206,14 +208,28 @@ def _entry(pod: Pod, container: Container, place: SourceLocation) -> Entry:
 
 def _master(chosen: Sequence[tuple[Pod, Container]], place: SourceLocation) -> Sourced[str] | None:
     """The master's name as the job looks it up: what its pods are told, else the first one's in its Service."""
-    for pod, container in (*chosen[1:2], *chosen[:1]):
-        told = {one.name: one.value for one in container.env}
-        for variable in _MASTER:
-            address = told.get(variable)
-            if address and address != "localhost" and "$" not in address:
-                return Sourced(values.host(address, place), place.noted(f"{variable} of {pod.metadata.name}"))
+    for address, noted in _told(chosen, _MASTER, place):
+        if address != "localhost":
+            return Sourced(values.host(address, place), noted)
     first = chosen[0][0]
     if not first.spec.subdomain:
         return None
     name = f"{first.spec.hostname or first.metadata.name}.{first.spec.subdomain}"
     return Sourced(values.host(name, place), place.noted("its name in the headless Service"))
+
+
+def _port(chosen: Sequence[tuple[Pod, Container]], place: SourceLocation) -> Sourced[int] | None:
+    """The master port, where the job's pods are told one."""
+    return next((Sourced(values.port(text, place), noted) for text, noted in _told(chosen, _PORTS, place)), None)
+
+
+def _told(
+    chosen: Sequence[tuple[Pod, Container]], names: Sequence[str], place: SourceLocation
+) -> Iterator[tuple[str, SourceLocation]]:
+    """What the second pod's environment says, then the first's, which may call itself localhost."""
+    for pod, container in (*chosen[1:2], *chosen[:1]):
+        told = {one.name: one.value for one in container.env}
+        for variable in names:
+            value = told.get(variable)
+            if value and "$" not in value:
+                yield value, place.noted(f"{variable} of {pod.metadata.name}")

@@ -67,6 +67,7 @@ def facts(pod: Pod, container: Container) -> PodFacts:
         hostname=spec.hostname,
         subdomain=spec.subdomain,
         ports={port.name: port.number for one in spec.containers for port in one.ports if port.name},
+        variables=tuple(one.name for one in container.env),
     )
 
 

@@ -26,6 +26,7 @@ class PodFacts(Observed):
         capabilities: what was added to its root's; ``privileged`` means all.
         containers: all that run in it, sidecars among them.
         ports: those of its containers that have a name, for policies.
+        variables: names of those that its container's spec sets: the job's own, by its controller or its author.
     """
 
     pod: str
@@ -47,6 +48,7 @@ class PodFacts(Observed):
     hostname: str = ""
     subdomain: str = ""
     ports: dict[str, Count] = Field(default_factory=dict)
+    variables: tuple[str, ...] = ()
 
 
 class KubeFacts(NodeOptions):

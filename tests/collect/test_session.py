@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.model import Node
 from nccl_doctor.transport.base import AccessError
 from nccl_doctor.transport.local import LocalTransport
+from nccl_doctor.transport.process import ProcessChannel
 from tests.collect.nodes import interpreter, node
 from tests.patience import LONG_S, crowd
 
@@ -58,6 +60,23 @@ def assert_gone(pid: int) -> None:
 def test_the_probe_says_who_it_is(session: ProbeSession) -> None:
     assert session.hello.python == ".".join(map(str, sys.version_info[:3]))
     assert abs(session.ask(answers.CLOCK, "clock", time.monotonic() + LONG_S) - time.time()) < 5
+
+
+class Lossy(LocalTransport):
+    """A channel that loses bytes of what is sent first, as one to a pod did; others come later in their place."""
+
+    def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> ProcessChannel:
+        channel = super().open(node, command, deadline, latest)
+        send = channel.send
+        monkey: Any = channel
+        monkey.send = lambda data, until: send(data[:5000] + data[5100:] + bytes(100), until)
+        return channel
+
+
+def test_a_probe_that_lost_bytes_on_its_way_is_said_to_be_damaged() -> None:
+    with pytest.raises(AccessError) as caught:
+        ProbeSession.open(Lossy(), node(), time.monotonic() + LONG_S, lifetime_s=30)
+    assert "the probe came damaged: the way to" in caught.value.failure.detail
 
 
 def test_it_leaves_with_its_connection(session: ProbeSession) -> None:

@@ -77,6 +77,10 @@ def test_a_pytorchjob_begins_with_its_master(asked: Asked) -> None:
         "llm-master-0",
         "--kube pytorchjob/llm (MASTER_ADDR of llm-worker-0)",
     )
+    assert (found.master_port, found.origins["master_port"]) == (
+        23456,
+        "--kube pytorchjob/llm (MASTER_PORT of llm-worker-0)",
+    )
     assert {node.nproc_per_node for node in found.nodes} == {8}
     way = found.nodes[1].options(KubeOptions)
     assert (way.namespace, way.pod, way.container, way.machine) == ("team-a", "llm-worker-0", "pytorch", "gpu-0")
@@ -87,6 +91,7 @@ def test_a_pytorchjob_begins_with_its_master(asked: Asked) -> None:
     assert pod.capabilities == ("IPC_LOCK",)
     assert pod.networks == ("k8s-pod-network", "default/roce-a")
     assert "istio-proxy" in pod.containers
+    assert {"RANK", "WORLD_SIZE", "TOKEN"} < set(pod.variables)
     assert pod.ports == {"pytorchjob-port": 23456}
 
 

@@ -91,6 +91,13 @@ def test_a_right_that_is_missing_is_named_once_for_all(cluster: KubeCluster) -> 
     assert "--render" in run.first["fix"]["summary"]
 
 
+def test_a_pod_without_python_is_said_as_that(cluster: KubeCluster) -> None:
+    run = cluster.doctor("check", "--kube", "job/train", "--no-smoke", "--python", "/opt/none/python")
+    assert (run.code, run.names) == (1, ["python-missing"])
+    assert run.first["message"].endswith(': there is no interpreter "/opt/none/python".')
+    assert "--python" in run.first["fix"]["summary"]
+
+
 def test_kubectl_killed_in_the_middle_leaves_nothing_in_the_pod(cluster: KubeCluster) -> None:
     cluster.write()
     controller = cluster.lab.controller

@@ -51,8 +51,8 @@ _ENVIRONMENT = (
     "take what they lead to (a sitecustomize, a module with the name of one of Python's own) out of the way."
 )
 _REMEDY: dict[PythonProblem, str] = {
-    "missing": "Give the full path of the interpreter that training uses, under python: in the hosts file; or install "
-    "Python 3.8 or later there as {python}.",
+    "missing": "Give the full path of the interpreter that training uses, under python: in the hosts file or with "
+    "--python; or install Python 3.8 or later there as {python}.",
     "too-old": "Give the interpreter that training uses, Python 3.8 or later, by its full path under python: in the "
     "hosts file.",
     "permission": "Let the user run it (its mode, that of the folders above it, a mount with noexec), or give another "

@@ -18,7 +18,7 @@ References: torch/distributed/rendezvous.py (env://); torch/distributed/run.py; 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from nccl_doctor.checks.evidence_lines import folded
 from nccl_doctor.checks.format_job import described
@@ -37,7 +37,8 @@ def job_variable_conflict(view: View) -> Iterator[Finding]:
     places = dict(_places(view.snapshot))
     said: dict[bool, dict[str, list[str]]] = {True: {}, False: {}}
     for host, facts in view.facts:
-        for source, variables in _sources(host, facts):
+        pod = view.kube.pods.get(host.name)
+        for source, variables in _sources(host, facts, () if pod is None else pod.variables):
             for name, value, planned in contradictions(variables, places[host.name]):
                 line = f"{name}={quoted(value)} {source}, and {planned}"
                 said[source == OURS].setdefault(host.name, []).append(line)
@@ -50,11 +51,14 @@ def job_variable_conflict(view: View) -> Iterator[Finding]:
 OURS = "under env in the hosts file"
 
 
-def _sources(host: Host, facts: HostFacts) -> Iterator[tuple[str, dict[str, str]]]:
-    """Where variables come from, each with its own; what the hosts file sets counts before all others."""
+def _sources(host: Host, facts: HostFacts, of_pod: Collection[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Where variables come from, each with its own; what the hosts file sets counts before all others.
+
+    What a pod's spec sets (``of_pod``) is no leftover: the job's controller sets it for the launcher in the pod.
+    """
     own = host.node.env
     yield OURS, own
-    there = {name: value for name, value in known(facts.env).items() if name not in own}
+    there = {name: value for name, value in known(facts.env).items() if name not in own and name not in of_pod}
     if host.node.local:  # this very shell, whose word on the master counts where nobody says another; so may a step's
         return
     yield f"in the environment of a command {entered(host.node)}", there

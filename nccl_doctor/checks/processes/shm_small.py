@@ -41,6 +41,7 @@ class _Lack:
     contained: bool
     gib: int
     problem: str | None
+    pod: bool
 
 
 @check("NCD605", severity=Severity.WARNING, needs=("shm",), explains=("allreduce-failed", "allreduce-timeout"))
@@ -51,12 +52,12 @@ def shm_small(view: View) -> Iterator[Finding | Unjudged]:
         shm = known(facts.shm)
         needed = WANTED * nproc(host.node, facts, alone=len(view.snapshot.cluster.nodes) == 1)
         if shm.problem is not None or shm.free_bytes < needed:
-            lacks.setdefault(_lack(facts, shm, needed), {})[host.name] = shm.free_bytes
+            lacks.setdefault(_lack(facts, shm, needed, pod=host.name in view.kube.pods), {})[host.name] = shm.free_bytes
     for lack, free in lacks.items():
         yield _finding(lack, free) if lack.problem is None else _unusable(lack, tuple(free))
 
 
-def _lack(facts: HostFacts, shm: Shm, needed: int) -> _Lack:
+def _lack(facts: HostFacts, shm: Shm, needed: int, *, pod: bool) -> _Lack:
     uses_gpus = not isinstance(facts.gpus, Unknown) and bool(facts.gpus)
     used = shm.total_bytes - shm.free_bytes
     return _Lack(
@@ -66,6 +67,7 @@ def _lack(facts: HostFacts, shm: Shm, needed: int) -> _Lack:
         contained=isinstance(facts.identity, Unknown) or facts.identity.container is not None,
         gib=max(1, math.ceil((used + 2 * needed) / (1 << 30))),
         problem=shm.problem,
+        pod=pod,
     )
 
 
@@ -114,6 +116,12 @@ def _finding(lack: _Lack, free: dict[str, int]) -> Finding:
 
 
 def _fix(hosts: tuple[str, ...], lack: _Lack) -> Fix:
+    if lack.pod:
+        volume = f"an emptyDir with medium Memory and a sizeLimit of {lack.gib}Gi"
+        return Fix(
+            summary=f"Mount a volume at /dev/shm in the template of the job's pods, {volume} or larger (it counts as "
+            "their memory), and start the job again."
+        )
     if lack.contained:
         return Fix(summary="Start the container with --ipc=host, or with --shm-size=8g.")
     return Fix(

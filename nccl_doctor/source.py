@@ -41,6 +41,12 @@ class ClusterSource:
         options = {"job": "--slurm-job", "container_image": "--container-image", "container_name": "--container-name"}
         return tuple(word for key, option in options.items() if key in said for word in (option, str(said[key])))
 
+    def inside(self, node: Node) -> str | None:
+        """The container of a node as ``--inside`` takes it, where no file says it."""
+        container = ":".join(map(str, node.access.get("inside", {}).values()))
+        needed = container and self._is_needed("--inside", f"{node.name}.inside.name")
+        return container if needed else None
+
     @property
     def arguments(self) -> tuple[str, ...]:
         """What ``check`` and ``launch`` take for these hosts, with what options said beside a file."""

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor.checks.format_job import fix_port
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.model import Cluster
+from nccl_doctor.shell import line
 from nccl_doctor.source import ClusterSource
 from tests.checks.snapshots import patched
 
@@ -63,3 +65,12 @@ def test_without_a_file_to_read_again_all_of_it_is_said(source: str) -> None:
 def test_an_option_is_judged_as_the_file_is(overrides: Overrides, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         overrides.applied(cluster("-w"))
+
+
+def test_a_container_is_named_where_no_file_does() -> None:
+    said = OPTIONS.applied(cluster("hosts.yaml"))
+    assert ClusterSource(said).inside(said.nodes[0]) == "docker:train"
+    plain = cluster("hosts.yaml")
+    assert ClusterSource(plain).inside(plain.nodes[0]) is None
+    (command,) = fix_port(said, said.nodes[0], line("29500"))
+    assert command.command == "nccl-doctor fix-port --hosts hosts.yaml --host node1 --inside docker:train 29500"

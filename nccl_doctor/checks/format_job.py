@@ -27,7 +27,14 @@ def fix_port(cluster: Cluster, node: Node, what: Line | None) -> tuple[Command, 
         where = line("--slurm-job {*job}", job=job)
     alone = len(cluster.nodes) == 1 and node.local
     there = script("") if alone else line("--host {name}", name=node.name)
-    return on(None, line("nccl-doctor fix-port {where} {there} {what}", where=where, there=there, what=what))
+    container = ClusterSource(cluster).inside(node)
+    inside = script("") if container is None else line("--inside {container}", container=container)
+    return on(
+        None,
+        line(
+            "nccl-doctor fix-port {where} {there} {inside} {what}", where=where, there=there, inside=inside, what=what
+        ),
+    )
 
 
 def ending(

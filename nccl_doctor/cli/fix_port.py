@@ -28,6 +28,7 @@ class Wanted:
     ] = None
     host: Annotated[str | None, typer.Option("--host", metavar="NAME", help="Look on this host.")] = None
     slurm_job: options.SlurmJob = None
+    inside: options.Inside = None
     pid: Annotated[
         str | None,
         typer.Option(

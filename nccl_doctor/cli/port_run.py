@@ -28,6 +28,7 @@ class Request(NamedTuple):
     hosts: str | None = None
     host: str | None = None
     slurm_job: str | None = None
+    inside: str | None = None
     pid: str | None = None
     kill: bool = False
     force: bool = False
@@ -50,7 +51,8 @@ class Request(NamedTuple):
     def arguments(self, port: int | None) -> tuple[str, ...]:
         """The words that name the port and the host again."""
         words = [] if port is None else [str(port)]
-        for option, value in (("--hosts", self.hosts), ("--slurm-job", self.slurm_job), ("--host", self.host)):
+        named = {"--hosts": self.hosts, "--slurm-job": self.slurm_job, "--host": self.host, "--inside": self.inside}
+        for option, value in named.items():
             words += [] if value is None else [option, value]
         return tuple(words)
 
@@ -103,7 +105,15 @@ def run(request: Request, out: Out) -> int:
     # Before any host is contacted: a slip of the finger costs no connection.
     process = request.process
     given = wanted_port(request.port, request.log, None) if request.port or request.log else None
-    fleet = Fleet(request.hosts, request.host, request.transport, request.grace_s, request.connect_s, request.job())
+    fleet = Fleet(
+        request.hosts,
+        request.host,
+        request.transport,
+        request.grace_s,
+        request.connect_s,
+        request.job(),
+        request.inside,
+    )
     countdown = Countdown(quiet=out.quiet)
     try:
         fleet.connect()

@@ -36,7 +36,7 @@ class Fleet:
         UsageError, HostsFileError: the file or the name means no host.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - each is an option of the command
         self,
         hosts: str | None,
         host: str | None,
@@ -44,6 +44,7 @@ class Fleet:
         grace_s: float,
         connect_s: float | None,
         job: SlurmRequest | None = None,
+        inside: str | None = None,
     ) -> None:
         self.target: Machine = ThisMachine()
         self.master_port: int | None = None
@@ -53,8 +54,8 @@ class Fleet:
         self._transport: Transport | None = None
         self._target: Node | None = None
         self._nodes: tuple[Node, ...] = ()
-        if hosts is not None or host is not None or job is not None:
-            self._name_hosts(hosts, host, kind, job)
+        if any(named is not None for named in (hosts, host, job, inside)):
+            self._name_hosts(hosts, host, kind, job, inside)
 
     def connect(self) -> None:
         """Reaches the target.
@@ -81,12 +82,22 @@ class Fleet:
         if self._transport is not None:
             self._transport.close()
 
-    def _name_hosts(self, hosts: str | None, host: str | None, kind: Kind, job: SlurmRequest | None) -> None:
+    def _name_hosts(
+        self, hosts: str | None, host: str | None, kind: Kind, job: SlurmRequest | None, inside: str | None
+    ) -> None:
         from nccl_doctor.inventory.load import load
+        from nccl_doctor.inventory.overrides import Overrides
         from nccl_doctor.transport.register import make_transport
 
         alone = hosts is None and job is None
-        cluster = load(hosts, where=host if alone else None, exclude=None, environ=os.environ, engine=job)
+        cluster = load(
+            hosts,
+            where=host if alone else None,
+            exclude=None,
+            environ=os.environ,
+            overrides=Overrides(inside=inside),
+            engine=job,
+        )
         if not alone:
             self.master_port, self._nodes = cluster.master_port, cluster.nodes
         self._target = _named(cluster, host, alone=alone)
@@ -105,7 +116,8 @@ class Fleet:
 def _named(cluster: Cluster, host: str | None, *, alone: bool) -> Node:
     if alone:
         if len(cluster.nodes) > 1:
-            raise UsageError(f"--host {host} names {len(cluster.nodes)} hosts; name one")
+            which = f"--host {host}" if host else cluster.source
+            raise UsageError(f"{which} names {len(cluster.nodes)} hosts; name one")
         return cluster.nodes[0]
     found = [node for node in cluster.nodes if host in (None, node.name, node.address)]
     if not found:

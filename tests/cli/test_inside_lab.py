@@ -72,6 +72,9 @@ def test_a_healthy_container_is_silent_and_nothing_stays_in_it(boxes: Lab) -> No
     before = [files(host) for host in boxes.hosts]
     for transport in ("paramiko", "openssh"):
         is_healthy(check(boxes, "train", "--transport", transport))
+    boxes.controller.write("/root/hosts.yaml", boxes.hosts_file())
+    port = boxes.controller.run("nccl-doctor fix-port --hosts hosts.yaml --host node1 --inside podman:train -o json")
+    assert json.loads(port.stdout)["free"]
     pids = [host.run(["podman", "inspect", "-f", "{{.State.Pid}}", "train"]).stdout.strip() for host in boxes.hosts]
     is_healthy(check(boxes, [{"enter": int(pid)} for pid in pids]))
     gone(boxes)

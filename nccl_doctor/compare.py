@@ -15,6 +15,7 @@ from nccl_doctor.snapshot import Host, Names, Snapshot
 
 FLEETING = frozenset(
     {"clock", "sockets", "age_s", "memory_used_mib", "free_bytes", "timings", "spent", "firewall_after", "pid", "ppid"}
+    | {"network"}  # the number of a network namespace
 )
 """Names of fields that are never the same twice."""
 KEYS = ("name", "path", "interface", "uuid", "index", "destination", "number", "port")

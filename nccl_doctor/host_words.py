@@ -19,15 +19,23 @@ MOST_ROUTES = 4
 
 def seen(facts: HostFacts, pod: PodFacts | None = None) -> dict[str, str]:
     """Versions, GPUs, limits, shared memory and routes; what is not known says why; first what a pod is."""
-    return ({} if pod is None else {"pod": _pod(pod)}) | {
-        "python": _told(facts.python, lambda it: f"{it.version}, {it.executable}"),
-        "torch": _told(facts.torch, _torch),
-        "GPUs": _told(facts.gpus, _gpus),
-        "limits": _told(facts.limits, lambda it: f"nofile {_limit(it.nofile_soft)}, memlock {_limit(it.memlock_soft)}"),
-        "firewall": _told(facts.firewall, lambda it: managed_by(it) or "none"),
-        "shared memory": _told(facts.shm, lambda it: f"{it.total_bytes / 1e9:.3g} GB"),
-        "routes": _told(facts.routes, _routes),
-    }
+    around = facts.outside
+    container = {} if around is None else {"container": _told(around, lambda it: f"{it.place}, on {it.hostname}")}
+    return (
+        ({} if pod is None else {"pod": _pod(pod)})
+        | container
+        | {
+            "python": _told(facts.python, lambda it: f"{it.version}, {it.executable}"),
+            "torch": _told(facts.torch, _torch),
+            "GPUs": _told(facts.gpus, _gpus),
+            "limits": _told(
+                facts.limits, lambda it: f"nofile {_limit(it.nofile_soft)}, memlock {_limit(it.memlock_soft)}"
+            ),
+            "firewall": _told(facts.firewall, lambda it: managed_by(it) or "none"),
+            "shared memory": _told(facts.shm, lambda it: f"{it.total_bytes / 1e9:.3g} GB"),
+            "routes": _told(facts.routes, _routes),
+        }
+    )
 
 
 def entered(node: Node) -> str:
@@ -36,7 +44,7 @@ def entered(node: Node) -> str:
     return _ENTERED[engine]
 
 
-_ENTERED = {"slurm": "in a step of the job", "kube": "in the pod", "ssh": "over SSH"}
+_ENTERED = {"inside": "in the container", "slurm": "in a step of the job", "kube": "in the pod", "ssh": "over SSH"}
 
 
 def _told(fact: T | Unknown, words: Callable[[T], str]) -> str:

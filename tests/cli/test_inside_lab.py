@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.cli.doctor import Run, doctor, files, ours
+from tests.cli.program import run_in
 from tests.lab.cluster import Lab
 from tests.lab.containers import end, feign_gpu, prepare, start
 from tests.patience import LONG_S, crowd
@@ -79,6 +80,24 @@ def test_a_healthy_container_is_silent_and_nothing_stays_in_it(boxes: Lab) -> No
     is_healthy(check(boxes, [{"enter": int(pid)} for pid in pids]))
     gone(boxes)
     assert [files(host) for host in boxes.hosts] == before
+
+
+def test_this_machines_own_container(boxes: Lab) -> None:
+    said = ("--inside", "podman:train", "--python", sys.executable, "-o", "json")
+    done = run_in(boxes.hosts[0], "check", "--no-smoke", *said)
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["diagnoses"]) == (0, [])
+    assert report["hosts"][0]["seen"]["container"] == "the podman container train, on node1"
+
+
+def test_a_controller_that_is_killed_leaves_nothing_inside(boxes: Lab) -> None:
+    two = boxes.hosts[1]
+    boxes.controller.write("/root/hosts.yaml", boxes.hosts_file(inside={"podman": "train"}))
+    null = subprocess.DEVNULL
+    with boxes.controller.popen(["nccl-doctor", "check", "hosts.yaml"], stdout=null, stderr=null) as running:
+        two.wait_until(lambda: any("torch.distributed.run" in line for _, line in two.processes()), "the all-reduce")
+        running.kill()
+    gone(boxes)
 
 
 def test_what_keeps_out(boxes: Lab) -> None:

@@ -1,7 +1,8 @@
 """What an Ansible inventory means, however it is written: groups, what they hand down, and hosts in file order.
 
 Only the variables that say how to reach a host are read. Rules after Ansible's documentation, "How to build your
-inventory": host variables win over a group's, a child group's over its parent's, and on one level the last by name.
+inventory": host variables win over a group's, what files say of any group over what the inventory itself says of one,
+a child group's over its parent's, and on one level the last by name.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ Variables = dict[str, Sourced[str]]
 
 @dataclass
 class Group:
-    """A group: the hosts and groups that stand in it, and its variables."""
+    """A group: the hosts and groups that stand in it, its variables, and those of its files in group_vars."""
 
     hosts: list[str] = field(default_factory=list)
     children: dict[str, SourceLocation] = field(default_factory=dict)
     variables: Variables = field(default_factory=dict)
+    filed: Variables = field(default_factory=dict)
 
 
 @dataclass
@@ -90,7 +92,8 @@ class Inventory:
         for host, (place, variables) in self.hosts.items():
             key = frozenset(groups_of[host])
             if key not in handed_down:
-                layers = [self.groups[name].variables for name in sorted(key, key=order.__getitem__)]
+                givers_down = [self.groups[name] for name in sorted(key, key=order.__getitem__)]
+                layers = [*(group.variables for group in givers_down), *(group.filed for group in givers_down)]
                 handed_down[key] = {name: said for layer in layers for name, said in layer.items()}
             entries.append(_entry(Sourced(host, place), variables, handed_down[key]))
         return ParsedInventory(self.place, entries)
@@ -128,7 +131,9 @@ class Inventory:
 
     def _givers(self, order: dict[str, tuple[int, str]]) -> dict[str, set[str]]:
         """For each group, those with variables that its hosts get: itself, all that it stands in, and "all"."""
-        givers = {name: {g for g in ("all", name) if self.groups[g].variables} for name in order}
+        givers = {
+            name: {g for g in ("all", name) if self.groups[g].variables or self.groups[g].filed} for name in order
+        }
         for name in sorted(order, key=order.__getitem__):
             for child in self.groups[name].children:
                 givers[child] |= givers[name]

@@ -7,14 +7,14 @@ import shlex
 
 from nccl_doctor.hostlist import quoted
 from nccl_doctor.inventory.ansible import ARGUMENTS, WANTED, Inventory, Variables
-from nccl_doctor.inventory.parsed import ParsedInventory, Sourced, SourceLocation
+from nccl_doctor.inventory.parsed import Sourced, SourceLocation
 
 MAX_LINE = 1 << 16
 SECTION = re.compile(r"\[([^\[\]:\s]+)(?::(\w+))?\]\s*(?:[#;].*)?")
 _WITH_PORT = re.compile(r"((?:[^:\[\]]|\[[^\[\]]*\])+):([0-9]+)")
 
 
-def read(text: str, place: SourceLocation) -> ParsedInventory:
+def read(text: str, place: SourceLocation) -> Inventory:
     """What an inventory says.
 
     Raises:
@@ -42,7 +42,7 @@ def read(text: str, place: SourceLocation) -> ParsedInventory:
             inventory.groups[name].children[child] = here
         else:
             _host(line, here, name, inventory)
-    return inventory.parsed()
+    return inventory
 
 
 def _host(line: str, place: SourceLocation, group: str, inventory: Inventory) -> None:

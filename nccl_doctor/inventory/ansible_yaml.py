@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nccl_doctor.hostlist import quoted
 from nccl_doctor.inventory.ansible import WANTED, Inventory, Variables
-from nccl_doctor.inventory.parsed import ParsedInventory, Sourced, SourceLocation
+from nccl_doctor.inventory.parsed import Sourced, SourceLocation
 from nccl_doctor.inventory.yaml_tree import Mapping, Scalar, Tree, as_mapping, as_text
 
 _PARTS = ("hosts", "children", "vars")
@@ -19,7 +19,7 @@ def looks_like_group(tree: Tree) -> bool:
     )
 
 
-def read(tree: Tree, place: SourceLocation) -> ParsedInventory:
+def read(tree: Tree, place: SourceLocation) -> Inventory:
     """What an inventory says.
 
     Raises:
@@ -28,7 +28,7 @@ def read(tree: Tree, place: SourceLocation) -> ParsedInventory:
     inventory = Inventory(place)
     for name, (where, group) in as_mapping(tree, "the inventory").items():
         _group(name, where, group, inventory)
-    return inventory.parsed()
+    return inventory
 
 
 def _group(name: str, place: SourceLocation, tree: Tree, inventory: Inventory) -> None:
@@ -39,10 +39,10 @@ def _group(name: str, place: SourceLocation, tree: Tree, inventory: Inventory) -
             raise where.error(f"unknown key {quoted(part)} in a group; allowed are hosts, children, vars")
         contents = as_mapping(value, f"{quoted(part)} of the group {quoted(name)}")
         if part == "vars":
-            group.variables.update(_variables(contents, f"group {quoted(name)}"))
+            group.variables.update(wanted(contents, f"group {quoted(name)}"))
         elif part == "hosts":
             for pattern, (host_place, variables) in contents.items():
-                own = _variables(as_mapping(variables, f"the host {quoted(pattern)}"), "")
+                own = wanted(as_mapping(variables, f"the host {quoted(pattern)}"), "")
                 inventory.add(group, pattern, host_place, own)
         else:
             for child, (child_place, subtree) in contents.items():
@@ -50,7 +50,8 @@ def _group(name: str, place: SourceLocation, tree: Tree, inventory: Inventory) -
                 _group(child, child_place, subtree, inventory)
 
 
-def _variables(keys: dict[str, tuple[SourceLocation, Tree]], note: str) -> Variables:
+def wanted(keys: dict[str, tuple[SourceLocation, Tree]], note: str) -> Variables:
+    """Those variables of a mapping that say how to reach a host."""
     return {
         name: Sourced(as_text(value, name), place.noted(note))
         for name, (place, value) in keys.items()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from nccl_doctor.inventory import ansible_ini, ansible_yaml, hostfiles, hosts_yaml
+from nccl_doctor.inventory import ansible_files, ansible_ini, ansible_yaml, hostfiles, hosts_yaml
+from nccl_doctor.inventory.ansible import Inventory
 from nccl_doctor.inventory.parsed import ParsedInventory, SourceLocation
 from nccl_doctor.inventory.yaml_parse import parse
 from nccl_doctor.inventory.yaml_tree import Mapping, Scalar, Tree
@@ -21,21 +22,30 @@ def read(text: str, source: str) -> ParsedInventory:
         HostsFileError: where it is none of these, or is wrong in itself.
     """
     place = SourceLocation(source)
+    if text.startswith("$ANSIBLE_VAULT;"):
+        raise place.error(
+            "encrypted by ansible-vault, so nothing in it can be read; name a list of hosts in plain text"
+        )
     lines = [line for line in text.split("\n") if line.strip() and line.lstrip()[0] not in "#;"]
     if any(line[0] == "[" and ansible_ini.SECTION.fullmatch(line.rstrip()) for line in lines):
-        return ansible_ini.read(text, place)
+        return _inventory(ansible_ini.read(text, place))
     if lines and _YAML_START.match(lines[0].lstrip()):
         return _read_yaml(text, place)
     if any(_INI_VARIABLE.search(line) for line in lines):
-        return ansible_ini.read(text, place)
+        return _inventory(ansible_ini.read(text, place))
     return hostfiles.read(text, place)
+
+
+def _inventory(inventory: Inventory) -> ParsedInventory:
+    ansible_files.lay_over(inventory)
+    return inventory.parsed()
 
 
 def _read_yaml(text: str, place: SourceLocation) -> ParsedInventory:
     tree = parse(text, place)
     if not isinstance(tree, Mapping):
         raise tree.place.error('a hosts file is a mapping; write "hosts:" and below it each host with "- " in front')
-    return ansible_yaml.read(tree, place) if _is_inventory(tree) else hosts_yaml.read(tree, place)
+    return _inventory(ansible_yaml.read(tree, place)) if _is_inventory(tree) else hosts_yaml.read(tree, place)
 
 
 def _is_inventory(tree: Mapping) -> bool:

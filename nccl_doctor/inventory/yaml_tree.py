@@ -91,6 +91,10 @@ def as_mapping(tree: Tree, what: str) -> dict[str, tuple[SourceLocation, Tree]]:
 def _plainly_written(tree: Tree) -> None:
     if isinstance(tree, Alias):
         raise tree.place.error('aliases ("*name") are not read; write the value out')
+    if tree.tag in ("!vault", "!vault-encrypted"):
+        raise tree.place.error(
+            "the value is encrypted by ansible-vault; write the plain value (ansible-vault view shows it)"
+        )
     if tree.tag is not None:
         raise tree.place.error(f"the YAML tag {quoted(tree.tag)} is not read; write the plain value")
 

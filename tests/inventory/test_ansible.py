@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from nccl_doctor.inventory import ansible
+from nccl_doctor.errors import DoctorError
+from nccl_doctor.inventory import ansible, detect
 from nccl_doctor.inventory.ansible import MAX_GROUPS
+from nccl_doctor.inventory.build import build
 from nccl_doctor.transport.ssh_options import SshOptions
-from tests.inventory.conftest import Refusal, Understand
+from tests.inventory.conftest import ELSEWHERE, Refusal, Understand
 
 INI = """\
 ; ours
@@ -155,7 +159,10 @@ TEMPLATE = "holds a template, which only Ansible can fill in; write the value"
         ("all: {host: {n: }}", ':1: unknown key "host" in a group; allowed are hosts, children, vars'),
         ("all:\n  hosts:\n  - n", ':3: "hosts" of the group "all" must be a mapping of "key: value", not a list'),
         ("all: {hosts: {n: {ansible_host: }}}", ":1: ansible_host has no value; write one or leave the key out"),
-        ("all: {hosts: {n: {ansible_host: !vault x}}}", ':1: the YAML tag "!vault" is not read; write the plain value'),
+        (
+            "all: {hosts: {n: {ansible_host: !vault x}}}",
+            ":1: the value is encrypted by ansible-vault; write the plain value (ansible-vault view shows it)",
+        ),
         ("all: {hosts: {n: {ansible_host: '{{ x }}'}}}", f":1: ansible_host {TEMPLATE}"),
         (
             "all: {hosts: {n: }, children: {all: }}",
@@ -190,3 +197,30 @@ def test_arguments_that_ssh_alone_understands_are_refused(refusal: Refusal, argu
     said = refusal(f'all:\n  hosts:\n    a: {{ansible_ssh_common_args: "{arguments}"}}\n')
     assert said.startswith("hosts.yaml:3: ")
     assert words in said
+
+
+def test_the_folders_beside_it_win_and_what_is_encrypted_there_is_no_matter(tmp_path: Path) -> None:
+    files = {
+        "hosts": "[gpu]\na ansible_user=own\nb\nc.example.com\n[gpu:vars]\nansible_user=group\nansible_port=1\n",
+        "group_vars/all": "ansible_port: 2\nansible_python_interpreter: /opt/all/python\npackages: [one, {two: three}]\n",
+        "group_vars/gpu/a_vault.yml": "$ANSIBLE_VAULT;1.1;AES256\n6162\n",
+        "group_vars/gpu/main.yml": "# ours\n---\nansible_user: folder\ntoken: !vault |\n  $ANSIBLE_VAULT;1.1;AES256\n  6162\n",
+        "group_vars/gpu/nothing.yml": "---\n",
+        "group_vars/others.yml": "no: [yaml",
+        "host_vars/a.yml": "ansible_user: host\n",
+        "host_vars/c.example.com.json": '{"ansible_host": "10.0.0.3"}',
+        "host_vars/b.yaml": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    cluster = build(detect.read(files["hosts"], str(tmp_path / "hosts")), (), ELSEWHERE)
+    assert [(n.address, n.options(SshOptions).user, n.options(SshOptions).port, n.python) for n in cluster.nodes] == [
+        ("a", "host", 2, "/opt/all/python"),
+        ("b", "folder", 2, "/opt/all/python"),
+        ("10.0.0.3", "folder", 2, "/opt/all/python"),
+    ]
+    assert cluster.origins["b.ssh.user"] == f"{tmp_path}/group_vars/gpu/main.yml:3"
+    (tmp_path / "host_vars" / "b.yaml").write_text("ansible_user: !vault |\n  $ANSIBLE_VAULT;1.1;AES256\n  6162\n")
+    with pytest.raises(DoctorError, match=r"host_vars/b.yaml:1: the value is encrypted by ansible-vault"):
+        detect.read(files["hosts"], str(tmp_path / "hosts"))

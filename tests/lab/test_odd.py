@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.lab.cluster import MakeLab
-from tests.lab.odd import machines, pythons, shells, users, ways
+from tests.cli.doctor import doctor
+from tests.lab.cluster import Lab, MakeLab
+from tests.lab.kills import kills
+from tests.lab.odd import lists, machines, pythons, shells, users, ways
 from tests.lab.odd.row import Row, judge
 
 pytestmark = pytest.mark.lab
@@ -30,6 +32,32 @@ def test_a_group_in_one_run(make_lab: MakeLab, group: str) -> None:
 
 def test_what_only_a_deadline_ends(make_lab: MakeLab) -> None:
     _judged(make_lab, (*shells.SLOW, pythons.HANGS), "--connect-timeout", "2", plain_s=5)
+
+
+def test_lists(lab: Lab) -> None:
+    """On healthy hosts, which tests share."""
+    wrong = []
+    for one in lists.LISTS:
+        for path, text in one.files.items():
+            lab.controller.write(f"/root/{path}", text)
+        run = doctor(lab, "check", "--no-smoke", *one.options, hosts=one.text(lab))
+        lab.controller.run("rm -rf group_vars host_vars")
+        found = [(each["name"], " ".join(sorted(each["hosts"]))) for each in run.report["diagnoses"]]
+        text = str(run.report["diagnoses"]) + run.stderr
+        name, *words = one.says or ("",)
+        refused = name == "2"
+        expected = [] if refused or not name else [name]
+        if [each for each, _ in found] != expected or (run.code == 2) is not refused:
+            wrong.append(f"{one.setup}: {run.code} {found} {run.stderr[-300:]}")
+        elif not refused and not run.report["complete"]:
+            wrong.append(f"{one.setup}: {[each for each in run.report['checks'] if each['outcome'] == 'unknown']}")
+        missing = [each for each in words if each not in text and (name, each) not in found]
+        wrong += [f"{one.setup}: {each!r} is not in {found}: {text[:1500]}" for each in missing]
+    assert not wrong, "\n\n".join(wrong)
+
+
+def test_killed_at_random_moments_it_leaves_nothing() -> None:
+    assert [one for one in kills(3, seed=3) if one.left] == []
 
 
 def _judged(make_lab: MakeLab, rows: Sequence[Row], *options: str, **more: int) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.inet import is_loopback
-from nccl_doctor.model import Finding, Fix, Severity
+from nccl_doctor.model import Finding, Fix, Node, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Names
 
@@ -31,20 +31,29 @@ def master_addr_loopback(view: View) -> Iterator[Finding | Unjudged]:
     if len({node.address for node in nodes}) < 2:
         return
     address = view.snapshot.cluster.master_addr
+    own = (
+        is_loopback(address) or address.split(".")[0] == "localhost"
+    )  # of every host, the master's too (RFC 6761, 6.3)
     seen: list[tuple[str, str]] = []
     for host, facts in view.facts:
         resolution = facts.resolution.get(address) if isinstance(facts.resolution, Names) else None
-        serves = host.node.node_rank == 0 and not is_loopback(address)
+        serves = host.node.node_rank == 0 and not own
         if resolution and resolution.addresses and is_loopback(resolution.addresses[0]) and not serves:
             seen.append((host.name, resolution.addresses[0]))
-    if not seen and not is_loopback(address):
+    if not seen and not own:
         return
     master = nodes[0]
-    better = "" if is_loopback(master.address) or master.address == address else f', for example "{master.address}"'
     yield Finding(
         hosts=tuple(name for name, _ in seen) or (master.name,),
         message=f'The master address "{address}" is a loopback address: each host looks for the master on itself.',
         evidence=tuple(f"{name}: {address} is {found}" for name, found in seen),
         facts={"master_addr": address},
-        fix=Fix(summary=f"Set master_addr in the hosts file to an address of {master.name} that all reach{better}."),
+        fix=Fix(summary=_summary(master, address)),
     )
+
+
+def _summary(master: Node, address: str) -> str:
+    if master.address == address:
+        return f"Write {master.name} in the list of hosts by a name or an address by which the others reach it."
+    better = "" if is_loopback(master.address) else f', for example "{master.address}"'
+    return f"Set master_addr in the hosts file to an address of {master.name} that all reach{better}."

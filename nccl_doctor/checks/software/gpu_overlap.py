@@ -24,7 +24,12 @@ from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import known
 
 
-@check("NCD504", severity=Severity.ERROR, needs=("gpus",), explains=("allreduce-failed", "allreduce-timeout"))
+@check(
+    "NCD504",
+    severity=Severity.ERROR,
+    needs=("gpus",),
+    explains=("host-listed-twice", "allreduce-failed", "allreduce-timeout"),
+)
 def gpu_overlap(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a pair of nodes that share GPUs."""
     used: dict[str, dict[str, str]] = {}

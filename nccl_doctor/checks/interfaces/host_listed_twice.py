@@ -1,0 +1,59 @@
+"""One machine stands twice in the list of hosts, under two addresses.
+
+What it means: the job has one node more than there are machines. On GPUs both nodes take the same ones, and NCCL ends
+with "Duplicate GPU detected"; without, the ranks of both share one machine's cores and its one network card, and the
+master port may be taken twice.
+
+How we know: two entries of the list led to the same machine: one boot id, and the same addresses on its interfaces.
+Where the list itself says that one machine is meant as two nodes, nothing is said: both entries have the same address,
+or each has its own `cuda_visible_devices`.
+
+Fix: take one of them out; or say in the hosts file that two nodes are meant.
+
+References: NCCL's init.cc: "Duplicate GPU detected". proc_sys_kernel(5): random/boot_id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.nccl_choice import NEEDS
+from nccl_doctor.hostlist import fold
+from nccl_doctor.model import Finding, Fix, Node, Severity
+from nccl_doctor.registry import Unjudged, View, check
+
+
+@check("NCD221", severity=Severity.WARNING, needs=(*NEEDS, "identity"))
+def host_listed_twice(view: View) -> Iterator[Finding | Unjudged]:
+    """One finding a machine that the list names more than once without saying why."""
+    machines: dict[str, list[Node]] = {}
+    for host in view.hosts:
+        one = view.nccl.by_host.get(host.name)
+        if one is not None and one.machine is not None and host.node.access.keys() <= {"ssh"}:
+            machines.setdefault(one.machine, []).append(host.node)
+    for nodes in machines.values():
+        twice = [node for node in nodes if any(not _meant(node, other) for other in nodes if other is not node)]
+        if twice:
+            yield _finding(twice)
+    for host in view.hosts:
+        if host.name in view.nccl.unknown:
+            yield Unjudged((host.name,), view.nccl.unknown[host.name])
+
+
+def _meant(one: Node, other: Node) -> bool:
+    """Whether the list says by itself that the two are one machine."""
+    return one.address == other.address or None not in (one.cuda_visible_devices, other.cuda_visible_devices)
+
+
+def _finding(nodes: list[Node]) -> Finding:
+    names = [node.name for node in nodes]
+    return Finding(
+        hosts=tuple(names),
+        message=f"{fold(names)} are one machine: the job has {len(nodes)} nodes where there is one.",
+        evidence=tuple(f"{node.name} at {node.address}: the same boot id and interfaces" for node in nodes),
+        facts={"nodes": names},
+        fix=Fix(
+            summary="Take all but one out of the list. Where one machine is to be two nodes, give both entries its one "
+            "address under names of their own (name: and address:) and each its own GPUs (cuda_visible_devices)."
+        ),
+    )

@@ -127,11 +127,20 @@ class NameOptions:
         str | None, of_hosts("--container-name", metavar="NAME", help="Look in this container of the job (pyxis).")
     ] = None
 
-    def cluster(self, said: Overrides, path: str | None = None, transport: str = "auto") -> Cluster:
-        """The hosts of a run, as :func:`nccl_doctor.inventory.load.load` has it; ``path`` is a hosts file."""
+    def cluster(self, said: Overrides, path: str | None = None, transport: str | None = None) -> Cluster:
+        """The hosts of a run, as :func:`nccl_doctor.inventory.load.load` has it.
+
+        Args:
+            said: what options say in place of a hosts file.
+            path: the hosts file.
+            transport: how they will be reached; None: not at all.
+        """
+        from nccl_doctor.errors import UsageError
         from nccl_doctor.inventory.load import load
         from nccl_doctor.inventory.slurm import request
 
+        if self.kube is not None and self.slurm_job is not None:
+            raise UsageError("--kube and --slurm-job both name the hosts; give one of them")
         return load(
             path,
             where=self.where,
@@ -169,7 +178,7 @@ class HostOptions(NameOptions):
         typer.Argument(metavar="HOSTS", help="Hosts file (-: stdin); else -w, the Slurm job here, or this machine."),
     ] = None
 
-    def cluster(self, said: Overrides, path: str | None = None, transport: str = "auto") -> Cluster:
+    def cluster(self, said: Overrides, path: str | None = None, transport: str | None = None) -> Cluster:
         """As above; the hosts file is HOSTS."""
         return super().cluster(said, path or self.hosts, transport)
 

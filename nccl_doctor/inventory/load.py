@@ -58,6 +58,8 @@ def load(  # noqa: PLR0913 - each is a word of the command line
     """
     left_out = expanded(exclude, SourceLocation("-x", is_file=False)) if exclude is not None else []
     if isinstance(engine, SlurmRequest):
+        if engine.steps and (overrides.user is not None or overrides.port is not None):
+            raise UsageError("--user and --port are for SSH; a job's steps run as its own user")
         parsed = nodes_of(engine, where, environ)
     elif engine is not None:
         parsed = _pods(engine, path or where, overrides)

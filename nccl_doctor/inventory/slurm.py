@@ -47,24 +47,26 @@ class SlurmRequest:
 
 
 def request(
-    options: Mapping[str, str | None], transport: str, environ: Mapping[str, str], *, named: bool
+    options: Mapping[str, str | None], transport: str | None, environ: Mapping[str, str], *, named: bool
 ) -> SlurmRequest | None:
     """The job that options or the environment mean; None where neither does.
 
     Args:
         options: ``slurm_job``, ``container_image`` and ``container_name`` as they were given, as far as they were.
-        transport: of ``--transport``; a way over SSH leaves the nodes to it.
+        transport: of ``--transport``; a way over SSH leaves the nodes to it. None: nobody is contacted, so that without
+            Slurm's commands the environment's list of nodes does.
         environ: in which SLURM_JOB_ID is set inside an allocation.
         named: a hosts file names the hosts.
 
     Raises:
         UsageError: the options contradict each other.
     """
-    steps, asked = transport in ("auto", "slurm"), options.get("slurm_job")
+    steps, asked = transport in (None, "auto", "slurm"), options.get("slurm_job")
     image, name = options.get("container_image") or "", options.get("container_name") or ""
     if asked is not None and named:
         raise UsageError("a hosts file and --slurm-job both name the hosts; give one of them")
-    of_ours = environ.get(JOB_ID) if steps and not named else None
+    told_by_environment = transport is None and shutil.which("scontrol") is None
+    of_ours = environ.get(JOB_ID) if steps and not named and not told_by_environment else None
     job = of_ours or None if asked is None else asked
     if job is None and (transport == "slurm" or image or name):
         option = "--transport slurm" if transport == "slurm" else "a container of --container-image or --container-name"

@@ -100,6 +100,11 @@ class ProcessChannel:
             return None
         return status if status >= 0 else 128 - status
 
+    @property
+    def running(self) -> bool:
+        """Whether the command has not ended yet."""
+        return self._process.poll() is None
+
     def close(self) -> None:
         """Closes stdin, and ends the process group where the command has not gone by itself after its grace."""
         if self._closing.is_set():
@@ -108,7 +113,7 @@ class ProcessChannel:
         with self._busy:
             self._stdin.close()
             self._wait(self.grace_s)
-            self.forced = self._process.poll() is None
+            self.forced = self.running
             for kill, patience in ((signal.SIGTERM, _TERM_S), (signal.SIGKILL, _TERM_S)):
                 self._signal(kill)
                 self._wait(patience)

@@ -112,7 +112,7 @@ class SlurmTransport:
             keeper, self._keeper = self._keeper, None
         if keeper is None:
             return
-        left = self._left or any(channel.forced for channel in self._channels)
+        left = self._left or any(channel.forced or channel.running for channel in self._channels)
         try:
             keeper.communicate(b"now\n" if left else b"done\n", _KEEPER_S)
         except subprocess.TimeoutExpired:

@@ -173,7 +173,7 @@ def test_a_step_that_may_use_one_cpu_for_two_ranks_is_named(slurm: Slurm) -> Non
     assert run.first["facts"] == {"cpus": 1, "nproc_per_node": 2}
 
 
-@pytest.mark.parametrize("seconds", [0.4, 1.2, 3.0, 6.0])
+@pytest.mark.parametrize("seconds", [0.4, 3.0, 6.0])
 def test_kill_9_leaves_no_step_and_no_process(slurm: Slurm, job: str, seconds: float) -> None:
     assert killed_after(slurm, job, seconds * crowd())[0] == []
 
@@ -215,15 +215,15 @@ def test_the_script_that_launch_prints_starts_the_training(slurm: Slurm, job: st
 
 def test_inside_a_batch_script_the_job_is_the_default(slurm: Slurm) -> None:
     tool = shlex.quote(f"{sys.executable.rpartition('/')[0]}/nccl-doctor")
-    script = f"export NCCL_DEBUG=INFOO\n{tool} check -o json > /root/seen.json; {tool} hosts -w 'node[2-3]' -o json > /root/chosen.json; touch /root/done"
+    script = f"export NCCL_DEBUG=INFOO\n{tool} check -o json > /root/seen.json; {tool} hosts -w 'node2' -o json > /root/chosen.json; touch /root/done"
     first = slurm.lab.host("node1")
-    number = slurm.submit(script, "-N4", "--ntasks-per-node=2")
+    number = slurm.submit(script, "-N2", "--ntasks-per-node=2")
     first.wait_until(
         lambda: first.run("test -e /root/done", check=False).returncode == 0, "the end of the batch script"
     )
     run = Run(0, json.loads(first.read("/root/seen.json")), "")
     assert run.names == ["env-bad-value"], run.report["diagnoses"]
-    assert run.first["hosts"] == ["node1", "node2", "node3", "node4"]
-    assert (run.report["smoke"]["ok"], run.report["smoke"]["world_size"]) == (True, 8)
+    assert run.first["hosts"] == ["node1", "node2"]
+    assert (run.report["smoke"]["ok"], run.report["smoke"]["world_size"]) == (True, 4)
     chosen = json.loads(first.read("/root/chosen.json"))
-    assert (chosen["source"], [node["name"] for node in chosen["nodes"]]) == (f"Slurm job {number}", ["node2", "node3"])
+    assert (chosen["source"], [node["name"] for node in chosen["nodes"]]) == (f"Slurm job {number}", ["node2"])

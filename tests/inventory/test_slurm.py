@@ -11,6 +11,7 @@ import pytest
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory import slurm
 from nccl_doctor.inventory.load import load
+from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.inventory.slurm import SlurmRequest, request
 from nccl_doctor.inventory.slurm_script import master_port
 from nccl_doctor.model import Cluster
@@ -143,6 +144,19 @@ def test_where_slurm_is_not_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) 
 
 NOTHING: dict[str, str | None] = {"slurm_job": None, "container_image": None, "container_name": None}
 OURS = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-3]"}
+
+
+def test_where_nobody_is_contacted_the_environment_serves_without_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _program: None)
+    assert request(NOTHING, None, OURS, named=False) is None
+    assert request(NOTHING, "auto", OURS, named=False) == SlurmRequest("7")
+    monkeypatch.setattr("shutil.which", lambda _program: "/usr/bin/scontrol")
+    assert request(NOTHING, None, OURS, named=False) == SlurmRequest("7")
+
+
+def test_options_of_ssh_are_refused() -> None:
+    with pytest.raises(UsageError, match="--user and --port are for SSH; a job's steps run as its own user"):
+        load(None, where=None, exclude=None, environ={}, engine=SlurmRequest("7"), overrides=Overrides(user="ann"))
 
 
 def test_which_job_is_meant() -> None:

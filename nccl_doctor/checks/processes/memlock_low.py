@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nccl_doctor.host_words import entered
 from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
@@ -41,12 +42,12 @@ def memlock_low(view: View) -> Iterator[Finding | Unjudged]:
         yield Finding(
             hosts=tuple(hosts),
             message=f"A process on {fold(hosts)} may lock {limit // MIB} MiB of memory, too little for RDMA buffers.",
-            evidence=(f"soft limit {limit} bytes, as a command over SSH has it",),
+            evidence=(f"soft limit {limit} bytes, as a command {entered(view.snapshot.cluster.nodes[0])} has it",),
             facts={"memlock_soft": limit},
             severity=Severity.ERROR if limit < FATAL else None,
             fix=Fix(
                 summary="Write * - memlock unlimited into a file in /etc/security/limits.d and log in anew (Docker: "
-                "--ulimit memlock=-1).",
+                "--ulimit memlock=-1; Slurm: LimitMEMLOCK=infinity for slurmd).",
                 needs_root=True,
             ),
         )

@@ -70,13 +70,20 @@ NUMBERS = (-1, 0, 1, 65536, 2**31, 2**63, 10**400, -(10**400), 1.5, float("nan")
 OTHERS: tuple[Any, ...] = (None, True, False, [], {}, [[]], {"a": {"b": [1]}}, [None], {"$unknown": "a\nb"}, {"": ""})
 
 PROGRAMS = {
-    "export": r"(NCCL|GLOO)_SOCKET_IFNAME==?[\w.:@-]+",
+    "export": r"(NCCL|GLOO)_SOCKET_IFNAME==?[^\s/]{1,60}",
     "eval": r"",
     "ssh-agent": r"-s",
     "ssh-add": r"[^-].*",
     "ssh-copy-id": r"-p \d+ -i \S.* \S+@\S+",
     "install": r"-d -m 700 /.*",
-    "printf": r"(%s\\n( \S+ [a-z0-9@.-]+ [A-Za-z0-9+/=]+)+|%s %s\\n [0-9a-f.:]+ [\w.-]+)",
+    "printf": r"(%s\\n( \S+ [a-z0-9@.-]+ [A-Za-z0-9+/=]+)+|%s %s\\n [0-9a-f.:]+ [\w.-]+|%s "
+    r"\{\"apiVersion\":\"(v1\",\"kind\":\"Service|networking\.k8s\.io/v1\",\"kind\":\"NetworkPolicy)\",\"metadata\":"
+    r"\{\"name\":\"[a-z0-9.-]+\",\"namespace\":\"[a-z0-9-]+\"\},\"spec\":\{.*\}\})",
+    "kubectl": r"apply -f -|patch service [a-z0-9.-]+ -n [a-z0-9-]+ -p \{\"spec\":\{\"publishNotReadyAddresses\":true\}\}",
+    **dict.fromkeys(
+        ["docker", "podman", "nerdctl"],
+        r"start [\w.-]+|exec -u 0 --privileged [\w.-]+ mount -o remount,size=\d+g /dev/shm",
+    ),
     "nccl-doctor": r"fix-port( --hosts [^-].*)?( --host [^-]\S*)?( \d+)?( --pid \d+@\d+)? (--kill --yes|--wait)|(check|ifname) -w \S+"
     r"|ifname|fix-port( \d+)?",
     "sysctl": r"-w( net\.ipv4\.(ip_local_port_range=15000 65000|ip_local_reserved_ports=[\d,-]+"
@@ -85,7 +92,8 @@ PROGRAMS = {
     "mount": r"-o remount,size=\d+g /dev/shm",
     "systemctl": r"enable --now nvidia-fabricmanager",
     "modprobe": r"nvidia_peermem",
-    "chmod": r"1777 /dev/shm",
+    "chmod": r"1777 /dev/shm|600 /\S+",
+    "ssh-keygen": r"-y -f /\S+",
     "firewall-cmd": r"--reload|(--permanent )?--zone=[\w/-]+ (--add-source=[0-9a-f.:/]+|--add-rich-rule=rule family=\"ipv"
     r"[46]\" source address=\"[0-9a-f.:/]+\" port port=\"[\d-]+\" protocol=\"tcp\" accept)",
     "ufw": r"(prepend )?allow (out )?proto tcp from (any|[0-9a-f.:/]+) to (any|[0-9a-f.:/]+) port [\d,:]+",
@@ -188,7 +196,8 @@ def _wrong(line: str, shell: ShellWithoutPrograms, document: dict[str, Any]) -> 
     if set(told.wrote) - {"/dev/null"} != set(files):
         return f"writes {told.wrote}, says {files}"
     known = {host["failure"]["facts"].get("known_hosts") for host in document["hosts"] if host["failure"]}
-    if set(files) - {"/etc/hosts"} - known:
+    public = {f"{arguments[-1]}.pub" for name, *arguments in told.ran if name == "ssh-keygen"}
+    if set(files) - {"/etc/hosts"} - known - public:
         return f"writes to {files}"
     for name, *arguments in told.ran:
         if name not in PROGRAMS or not re.fullmatch(PROGRAMS[name], " ".join(arguments), re.ASCII | re.DOTALL):

@@ -19,7 +19,7 @@ from nccl_doctor.snapshot import Host, HostFacts, Names, Outside, Surroundings, 
 ALLREDUCE = ("allreduce-failed", "allreduce-timeout")
 NETWORK = (
     "port-unreachable", "master-addr-not-local", "duplicate-address", "route-missing", "hostname-mismatch",
-    "ifname-no-match", "ifname-needed", "gloo-ifname-invalid",
+    "hostname-unresolvable", "ifname-no-match", "ifname-needed", "gloo-ifname-invalid",
 )  # fmt: skip
 """What a network of the container's own leads to."""
 GPU, RDMA = "/dev/nvidia", "/dev/infiniband/"
@@ -66,16 +66,15 @@ def _network(sides: Sides) -> Iterator[Aspect]:
 
 
 def _names(sides: Sides) -> Iterator[Aspect]:
-    """Names of the cluster that the host's /etc/hosts knows and that resolve to nothing inside."""
+    """Names that the host's /etc/hosts knows and that resolve to nothing inside; in the host's network they would."""
     told = sides.facts.resolution
-    if not isinstance(told, Names):
+    if not isinstance(told, Names) or is_unreached(sides.view.snapshot, sides.host):
         return
     answers = ((name, told.get(name)) for name in sides.outside.names if numeric(name) is None)
     lost = [name for name, answer in answers if answer is not None and not answer.addresses]
     if lost:
         phrase = f"no address for {', '.join(lost[:4])}{' …' if len(lost) > 4 else ''}, which the host's /etc/hosts has"
-        options = ("--network=host", "--add-host=NAME:ADDRESS")
-        yield Aspect("names", phrase, options, ("hostname-unresolvable", *NETWORK, *ALLREDUCE), Severity.ERROR)
+        yield Aspect("names", phrase, ("--add-host=NAME:ADDRESS",), (*NETWORK, *ALLREDUCE), Severity.ERROR)
 
 
 def _shm(sides: Sides) -> Iterator[Aspect]:

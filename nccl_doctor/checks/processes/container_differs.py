@@ -48,7 +48,6 @@ _RUN = ("docker", "podman", "nerdctl")
     needs=("surroundings", "outside"),
     explains=(
         *NETWORK,
-        "hostname-unresolvable",
         "shm-small",
         "memlock-low",
         "nofile-low",

@@ -32,7 +32,7 @@ class ClusterSource:
     def file(self) -> str | None:
         """The hosts file; None where there was none, or a pipe that can't be read again."""
         text = self.cluster.source
-        return None if self.slurm_job or text in _NO_FILE or text.startswith(_PIPES) else text
+        return None if self.slurm_job or self.kube or text in _NO_FILE or text.startswith(_PIPES) else text
 
     @property
     def slurm_job(self) -> tuple[str, ...]:
@@ -48,9 +48,17 @@ class ClusterSource:
         return container if needed else None
 
     @property
+    def kube(self) -> tuple[str, ...]:
+        """The words that choose the pods; empty where the hosts are none."""
+        asked = self.cluster.access.get("kube", {}).get("asked", ())
+        return tuple(map(str, asked)) if isinstance(asked, (list, tuple)) else ()
+
+    @property
     def arguments(self) -> tuple[str, ...]:
         """What ``check`` and ``launch`` take for these hosts, with what options said beside a file."""
         left_out = self.cluster.origins.get("-x")
+        if self.kube:
+            return *self.kube, *(("-x", left_out) if left_out else ()), *self._options()
         if self.slurm_job:
             chosen = self.cluster.origins.get("-w")
             words = (*(("-w", chosen) if chosen else ()), *(("-x", left_out) if left_out else ()))
@@ -79,5 +87,5 @@ class ClusterSource:
     def _is_needed(self, option: str, origin: str) -> bool:
         """Also what the environment said, which the next shell may not have."""
         said = self.cluster.origins.get(origin, "")
-        nobody_else = self.file is None and not self.slurm_job
+        nobody_else = self.file is None and not self.slurm_job and not self.kube
         return nobody_else or said == option or said.endswith(f"({ENVIRONMENT})")

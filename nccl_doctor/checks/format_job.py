@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from nccl_doctor.commands import on
 from nccl_doctor.hostlist import plural
 from nccl_doctor.model import Cluster, Command, Node
@@ -23,6 +25,8 @@ def fix_port(cluster: Cluster, node: Node, what: Line | None) -> tuple[Command, 
     """``nccl-doctor fix-port`` about a host of the cluster, to be pasted on this machine."""
     file, job = ClusterSource(cluster).file, ClusterSource(cluster).slurm_job[1:2]
     where = script("") if file is None else line("--hosts {source}", source=file)
+    if kube := ClusterSource(cluster).kube:
+        where = _pods(kube)
     if job:
         where = line("--slurm-job {*job}", job=job)
     alone = len(cluster.nodes) == 1 and node.local
@@ -35,6 +39,16 @@ def fix_port(cluster: Cluster, node: Node, what: Line | None) -> tuple[Command, 
             "nccl-doctor fix-port {where} {there} {inside} {what}", where=where, there=there, inside=inside, what=what
         ),
     )
+
+
+def _pods(words: Sequence[str]) -> Line | None:
+    """The words that choose pods, as :class:`~nccl_doctor.source.ClusterSource` has them, for a template."""
+    job = words[1:2] if len(words) % 2 == 0 else ()
+    chosen = line("--kube {*job}", job=job)
+    for option, value in zip(words[1 + len(job) :: 2], words[2 + len(job) :: 2], strict=True):
+        more = line("-n {value}", value=value) if option == "-n" else line("-l {value}", value=value)
+        chosen = None if chosen is None or more is None else script("{chosen} {more}", chosen=chosen, more=more)
+    return chosen
 
 
 def ending(

@@ -29,6 +29,9 @@ class Wanted:
     host: Annotated[str | None, typer.Option("--host", metavar="NAME", help="Look on this host.")] = None
     slurm_job: options.SlurmJob = None
     inside: options.Inside = None
+    kube: options.Kube = None
+    namespace: options.Namespace = None
+    selector: options.Selector = None
     pid: Annotated[
         str | None,
         typer.Option(

@@ -22,7 +22,7 @@ from nccl_doctor.transport.register import MODULES
 
 if TYPE_CHECKING:
     from nccl_doctor.cli.output import Out
-    from nccl_doctor.inventory.kube import KubeRequest
+    from nccl_doctor.inventory.kube_request import KubeRequest
     from nccl_doctor.inventory.overrides import Overrides
     from nccl_doctor.model import Cluster
 
@@ -87,6 +87,12 @@ From = Annotated[
 Python = Annotated[
     str | None, of_hosts("--python", metavar="PATH", help="The interpreter that training uses, on every host.")
 ]
+Kube = Annotated[
+    str | None,
+    of_hosts("--kube", metavar="[KIND/NAME]", help="The pods of job/NAME, pytorchjob/NAME, …; or those of -l."),
+]
+Namespace = Annotated[str | None, of_hosts("-n", "--namespace", metavar="NS", help="Of --kube's pods.")]
+Selector = Annotated[str | None, of_hosts("-l", "--selector", metavar="LABELS", help="Of --kube's pods.")]
 SlurmJob = Annotated[
     str | None,
     of_hosts(
@@ -113,12 +119,9 @@ class NameOptions:
 
     where: Annotated[str | None, of_hosts("-w", metavar="LIST", help="Hosts by name: 'node[01-04,07]'.")] = None
     exclude: Annotated[str | None, of_hosts("-x", metavar="LIST", help="Hosts to leave out.")] = None
-    kube: Annotated[
-        str | None,
-        of_hosts("--kube", metavar="[KIND/NAME]", help="The pods of job/NAME, pytorchjob/NAME, …; or those of -l."),
-    ] = None
-    namespace: Annotated[str | None, of_hosts("-n", "--namespace", metavar="NS", help="Of --kube's pods.")] = None
-    selector: Annotated[str | None, of_hosts("-l", "--selector", metavar="LABELS", help="Of --kube's pods.")] = None
+    kube: Kube = None
+    namespace: Namespace = None
+    selector: Selector = None
     slurm_job: SlurmJob = None
     container_image: Annotated[
         str | None, of_hosts("--container-image", metavar="IMAGE", help="Look in this container, as srun's (pyxis).")
@@ -161,12 +164,9 @@ class NameOptions:
         return rendered(kube, image, python)
 
     def _kube(self) -> KubeRequest | None:
-        from nccl_doctor.errors import UsageError
-        from nccl_doctor.inventory.kube import KubeRequest
+        from nccl_doctor.inventory.kube_request import request
 
-        if self.kube is None and (self.namespace is not None or self.selector is not None):
-            raise UsageError("-n and -l choose pods; say --kube with them")
-        return None if self.kube is None else KubeRequest(self.kube, self.selector, self.namespace)
+        return request(self.kube, self.selector, self.namespace)
 
 
 @dataclass(frozen=True)

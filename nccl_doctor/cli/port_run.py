@@ -11,6 +11,8 @@ from nccl_doctor.collect.port_fleet import Fleet
 from nccl_doctor.collect.port_source import wanted_port
 from nccl_doctor.collect.port_steps import Steps, about_port, about_process, moved
 from nccl_doctor.errors import UsageError
+from nccl_doctor.inventory import kube_request
+from nccl_doctor.inventory.kube_request import KubeRequest
 from nccl_doctor.port_model import GRACE_S, Identity, PortReport, as_identity
 from nccl_doctor.report.fix_port import confirmation, screen
 from nccl_doctor.report.safe import clean
@@ -29,6 +31,9 @@ class Request(NamedTuple):
     host: str | None = None
     slurm_job: str | None = None
     inside: str | None = None
+    kube: str | None = None
+    namespace: str | None = None
+    selector: str | None = None
     pid: str | None = None
     kill: bool = False
     force: bool = False
@@ -51,13 +56,21 @@ class Request(NamedTuple):
     def arguments(self, port: int | None) -> tuple[str, ...]:
         """The words that name the port and the host again."""
         words = [] if port is None else [str(port)]
+        pods = kube_request.request(self.kube, self.selector, self.namespace)
+        words += () if pods is None else pods.words
         named = {"--hosts": self.hosts, "--slurm-job": self.slurm_job, "--host": self.host, "--inside": self.inside}
         for option, value in named.items():
             words += [] if value is None else [option, value]
         return tuple(words)
 
-    def job(self) -> SlurmRequest | None:
-        """The Slurm job that is meant: inside an allocation its own, where a host is named; else this machine is."""
+    def job(self) -> KubeRequest | SlurmRequest | None:
+        """The pods or the Slurm job that are meant.
+
+        Inside an allocation that is its own, where a host is named; else this machine is meant.
+        """
+        pods = kube_request.request(self.kube, self.selector, self.namespace)
+        if pods is not None:
+            return pods
         if self.host is None and self.slurm_job is None:
             return None
         from nccl_doctor.inventory.slurm import request

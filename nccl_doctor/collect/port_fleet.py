@@ -10,6 +10,7 @@ from nccl_doctor.collect.port_machine import Machine, ThisMachine
 from nccl_doctor.errors import UsageError
 
 if TYPE_CHECKING:
+    from nccl_doctor.inventory.kube_request import KubeRequest
     from nccl_doctor.inventory.slurm import SlurmRequest
     from nccl_doctor.model import Cluster, Node
     from nccl_doctor.transport.base import Transport
@@ -25,7 +26,7 @@ class Fleet:
         kind: how hosts are reached.
         grace_s: what a host must be patient for, beyond an ordinary request.
         connect_s: as :class:`~nccl_doctor.collect.reach.Reach`'s.
-        job: the Slurm job whose nodes are meant, the master among them, in place of a hosts file.
+        job: the pods or the Slurm job that are meant, the master among them, in place of a hosts file.
 
     Attributes:
         target: the host that is meant; this machine until :meth:`connect`.
@@ -43,7 +44,7 @@ class Fleet:
         kind: Kind,
         grace_s: float,
         connect_s: float | None,
-        job: SlurmRequest | None = None,
+        job: KubeRequest | SlurmRequest | None = None,
         inside: str | None = None,
     ) -> None:
         self.target: Machine = ThisMachine()
@@ -83,7 +84,12 @@ class Fleet:
             self._transport.close()
 
     def _name_hosts(
-        self, hosts: str | None, host: str | None, kind: Kind, job: SlurmRequest | None, inside: str | None
+        self,
+        hosts: str | None,
+        host: str | None,
+        kind: Kind,
+        job: KubeRequest | SlurmRequest | None,
+        inside: str | None,
     ) -> None:
         from nccl_doctor.inventory.load import load
         from nccl_doctor.inventory.overrides import Overrides

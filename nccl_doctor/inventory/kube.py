@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from nccl_doctor.errors import UsageError
@@ -13,6 +12,7 @@ from nccl_doctor.hostlist import quoted
 from nccl_doctor.inventory import kube_namespace, kube_order, kube_render, values
 from nccl_doctor.inventory.kube_api import POD_LIST, Container, Pod, typed
 from nccl_doctor.inventory.kube_facts import facts, training_container
+from nccl_doctor.inventory.kube_request import KubeRequest
 from nccl_doctor.inventory.kube_state import not_ready
 from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
 from nccl_doctor.shell import argument
@@ -40,15 +40,6 @@ _PORTS = ("MASTER_PORT", "PET_MASTER_PORT")
 _MASTER = ("MASTER_ADDR", "PET_MASTER_ADDR", "LWS_LEADER_ADDRESS")
 
 
-@dataclass(frozen=True)
-class KubeRequest:
-    """What the options say: ``job`` is KIND/NAME or empty, ``selector`` labels as ``kubectl -l`` takes them."""
-
-    job: str = ""
-    selector: str | None = None
-    namespace: str | None = None
-
-
 def read(wanted: KubeRequest) -> ParsedInventory:
     """The pods, as the API server lists them now.
 
@@ -60,7 +51,7 @@ def read(wanted: KubeRequest) -> ParsedInventory:
         raise UsageError(f"--kube: all pods of {found.what} have ended; check while they run")
     told = kube_namespace.told(found.pods[0].metadata.namespace)
     place = SourceLocation(f"--kube {found.what}", is_file=False)
-    return parsed(found.pods, place, selector=found.selector, **told)
+    return parsed(found.pods, place, asked=wanted.words, **told)
 
 
 def rendered(wanted: KubeRequest, image: str | None, python: str | None) -> str:

@@ -55,6 +55,7 @@ class KubeFacts(NodeOptions):
     """What is known of all pods together.
 
     Attributes:
+        asked: the words of the command line that chose them.
         pods: by node's name.
         services: of their namespace, as ``policies`` and ``namespace_labels``.
     """
@@ -62,7 +63,7 @@ class KubeFacts(NodeOptions):
     engine: ClassVar[str] = "kube"
 
     namespace: str = ""
-    selector: str = ""
+    asked: tuple[str, ...] = ()
     pods: dict[str, PodFacts] = Field(default_factory=dict)
     services: Fact[tuple[Service, ...]] = unknown("not asked")
     policies: Fact[tuple[Policy, ...]] = unknown("not asked")

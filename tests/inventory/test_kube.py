@@ -11,17 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nccl_doctor.checks.format_job import fix_port
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory import kube, kube_namespace
 from nccl_doctor.inventory.build import build
-from nccl_doctor.inventory.kube import KubeRequest
 from nccl_doctor.inventory.kube_api import POD_LIST, typed
 from nccl_doctor.inventory.kube_facts import quantity
+from nccl_doctor.inventory.kube_request import KubeRequest
 from nccl_doctor.inventory.parsed import SourceLocation
 from nccl_doctor.inventory.this_machine import ThisMachine
 from nccl_doctor.model import Cluster
+from nccl_doctor.shell import script
 from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.pods import KubeFacts
+from nccl_doctor.source import ClusterSource
 from nccl_doctor.transport.kube_options import KubeOptions
 from nccl_doctor.transport.kubectl import KubectlError
 from tests.each import each
@@ -103,6 +106,18 @@ def test_an_indexed_job_has_one_pod_an_index(asked: Asked) -> None:
     assert not [node.name for node in found.nodes if node.options(KubeOptions).not_ready]
     assert found.master_addr == "train-0.train"
     assert found.nodes[1].address == "10.244.0.3"
+
+
+def test_the_words_that_chose_the_pods_choose_them_again(asked: Asked) -> None:
+    asked({"pods": listed("indexed-job")})
+    wanted = KubeRequest("job/train", "app=x", "team")
+    assert ClusterSource(cluster(wanted)).arguments == ("--kube", "job/train", "-n", "team", "-l", "app=x")
+    assert ClusterSource(cluster(wanted)).file is None
+    node = cluster(wanted).nodes[1]
+    (command,) = fix_port(cluster(wanted), node, script("29500"))
+    assert command.command == f"nccl-doctor fix-port --kube job/train -n team -l app=x --host {node.name} 29500"
+    (command,) = fix_port(cluster(KubeRequest("", "app=x")), node, script(""))
+    assert command.command == f"nccl-doctor fix-port --kube -l app=x --host {node.name}"
 
 
 def test_a_jobset_goes_job_by_job(asked: Asked) -> None:

@@ -287,3 +287,13 @@ def test_the_rendered_job_is_valid_and_what_it_logs_is_read_back(cluster: KubeCl
     assert (run.code, run.names) == (0, [])
     assert [host["name"] for host in run.report["hosts"]] == [f"train-check-{index}.train-check" for index in range(3)]
     assert run.report["smoke"]["ok"]
+
+
+def test_fix_port_looks_into_a_pod(cluster: KubeCluster) -> None:
+    host = cluster.lab.hosts[1]
+    listen = "import socket, time; s = socket.create_server(('', 29500)); time.sleep(600)"
+    with host.popen([sys.executable, "-c", listen]) as holder:
+        host.wait_until(lambda: ("0.0.0.0", 29500) in host.listeners(), "the holder")
+        run = cluster.doctor("fix-port", "--kube", "job/train", "--host", "train-1-x1", "29500")
+        holder.kill()
+    assert (run.code, run.report["cause"], run.report["host"]) == (1, "listener", "train-1-x1")

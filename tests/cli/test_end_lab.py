@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import time
@@ -82,3 +83,63 @@ def test_a_whole_run_leaves_nothing(fresh_lab: Lab) -> None:
     before = {host.name: files(host) for host in fresh_lab.hosts}
     assert doctor(fresh_lab, "check").code == 0
     assert_clean(fresh_lab, before, 1)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_closed_terminal_leaves_nothing(fresh_lab: Lab, phase: str) -> None:
+    """SIGHUP, as when the laptop's window goes; a second signal on its heels changes nothing."""
+    if phase == "dialling":
+        fault("cut-off")(fresh_lab, fresh_lab.host("node2"))
+    before = {host.name: files(host) for host in fresh_lab.hosts}
+    with start_and_wait_for(
+        fresh_lab, phase, {"connecting": 0.0, "dialling": 0.5, "all-reduce": 3.0}[phase]
+    ) as process:
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LONG_S) not in (0, 1, 3), "a run that was ended has no verdict"
+    assert_clean(fresh_lab, before, 5)
+
+
+def test_ctrl_c_twice_leaves_nothing_either(fresh_lab: Lab) -> None:
+    before = {host.name: files(host) for host in fresh_lab.hosts}
+    with start_and_wait_for(fresh_lab, "all-reduce", 2.0) as process:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(LONG_S) in (130, -signal.SIGINT)
+    assert_clean(fresh_lab, before, 5)
+
+
+@pytest.mark.parametrize("phase", ["connecting", "all-reduce"])
+def test_a_run_that_was_suspended_accuses_nobody(fresh_lab: Lab, phase: str) -> None:
+    """Ctrl-Z, or a laptop asleep, for longer than a host has to answer; then it goes on."""
+    before = {host.name: files(host) for host in fresh_lab.hosts}
+    options = ["--connect-timeout", "2", "-o", "json", "--output-file", "report.json"]
+    options += ["--no-smoke"] if phase == "connecting" else []
+    with start_and_wait_for(fresh_lab, phase, 0.2, *options) as process:
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(9)
+        process.send_signal(signal.SIGCONT)
+        code = process.wait(LONG_S)
+    report = json.loads(fresh_lab.controller.read("/root/report.json"))
+    assert ([one["message"] for one in report["diagnoses"]], code) == ([], 0)
+    assert_clean(fresh_lab, before, 5)
+
+
+@pytest.mark.parametrize("killed", ["ssh", "probe", "sshd"])
+def test_what_is_killed_under_a_run_is_named_and_leaves_nothing(fresh_lab: Lab, killed: str) -> None:
+    """The ssh program here, the probe there, the session's sshd there: node2's alone."""
+    node, before = fresh_lab.host("node2"), {host.name: files(host) for host in fresh_lab.hosts}
+    options = ["--transport", "openssh", "-o", "json", "--output-file", "report.json"]
+    with start_and_wait_for(fresh_lab, "all-reduce", 1.0, *options) as process:
+        where, mark = {
+            "ssh": (fresh_lab.controller, "-- node2 echo"),
+            "probe": (node, "zlib.decompress"),
+            "sshd": (node, "sshd: root@notty"),
+        }[killed]
+        (pid,) = [pid for pid, line in where.processes() if mark in line and not line.startswith(("bash -c", "sh -c"))]
+        where.run(["kill", "-9", str(pid)])
+        assert process.wait(LONG_S) == 1
+    report = json.loads(fresh_lab.controller.read("/root/report.json"))
+    assert [one["hosts"] for one in report["diagnoses"]] == [["node2"]], report["diagnoses"]
+    assert_clean(fresh_lab, before, 10)

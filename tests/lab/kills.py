@@ -111,7 +111,7 @@ def main() -> None:
         ran += kill.ran
         bad += bool(kill.left)
         if kill.left:
-            print(f"kill {number}, {' '.join(kill.command)} after {kill.after_s:.2f} s:", *kill.left, sep="\n  ")
+            print(f"kill {number}, {' '.join(kill.command)} after {kill.after_s:.2f} s:", *kill.left[:20], sep="\n  ")
         if (number + 1) % 10 == 0:
             print(f"{number + 1} of {given.runs} kills, {bad} left something", flush=True)
     print(f"{given.runs} kills (seed {given.seed}), {ran} of them while it ran: {bad} left something")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from tests.cli.doctor import doctor
 from tests.lab.cluster import Lab, MakeLab
 from tests.lab.kills import kills
-from tests.lab.odd import lists, machines, pythons, shells, users, ways
+from tests.lab.odd import lists, machines, pythons, shells, standing, users, ways
 from tests.lab.odd.row import Row, judge
 
 pytestmark = pytest.mark.lab
@@ -22,6 +23,8 @@ GROUPS = {
     "ways": (ways.ROWS, ()),
     "pythons": (pythons.ROWS, pythons.OPTIONS),
 }
+SLOW = (*shells.SLOW, pythons.HANGS)
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -31,7 +34,7 @@ def test_a_group_in_one_run(make_lab: MakeLab, group: str) -> None:
 
 
 def test_what_only_a_deadline_ends(make_lab: MakeLab) -> None:
-    _judged(make_lab, (*shells.SLOW, pythons.HANGS), "--connect-timeout", "2", plain_s=5)
+    _judged(make_lab, SLOW, "--connect-timeout", "2", plain_s=5)
 
 
 def test_lists(lab: Lab) -> None:
@@ -58,6 +61,16 @@ def test_lists(lab: Lab) -> None:
 
 def test_killed_at_random_moments_it_leaves_nothing() -> None:
     assert [one for one in kills(3, seed=3) if one.left] == []
+
+
+def test_the_table_is_long_and_what_it_names_is_there() -> None:
+    own = [*(row.setup for rows, _ in GROUPS.values() for row in rows), *(one.setup for one in lists.LISTS)]
+    setups = [*own, *(row.setup for row in SLOW), *(one.setup for one in standing.LINES)]
+    assert len(setups) >= 80
+    assert sorted({one for one in setups if setups.count(one) > 1}) == []
+    for line in standing.LINES:
+        file, _, test = line.test.partition("::")
+        assert f"def {test}(" in (ROOT / file).read_text(), line
 
 
 def _judged(make_lab: MakeLab, rows: Sequence[Row], *options: str, **more: int) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 
 from tests.cli.doctor import doctor
 from tests.lab.cluster import Lab, MakeLab
+from tests.lab.faults.ssh import stop_sshd
 from tests.lab.kills import kills
 from tests.lab.odd import lists, machines, pythons, shells, standing, users, ways
 from tests.lab.odd.row import Row, judge
+from tests.patience import LONG_S
 
 pytestmark = pytest.mark.lab
 
@@ -57,6 +60,34 @@ def test_lists(lab: Lab) -> None:
         missing = [each for each in words if each not in text and (name, each) not in found]
         wrong += [f"{one.setup}: {each!r} is not in {found}: {text[:1500]}" for each in missing]
     assert not wrong, "\n\n".join(wrong)
+
+
+def test_the_all_reduce_on_machines_where_little_can_be_written(make_lab: MakeLab) -> None:
+    rows = [row for row in machines.ROWS if row.setup in machines.LITTLE]
+    lab = make_lab(len(rows) + 1)
+    entries: list[dict[str, object]] = [{"name": "node1"}]
+    for row, host in zip(rows, lab.hosts[1:], strict=True):
+        row.make(lab, host)
+        entries.append({"name": host.name, **deepcopy(row.entry)})
+    timeouts = ("--timeout", str(LONG_S), "--smoke-timeout", str(LONG_S / 2))
+    run = doctor(lab, "check", *timeouts, hosts=lab.hosts_file(hosts=entries))
+    assert (run.names, run.code, run.report["smoke"]["ok"]) == ([], 0, True)
+
+
+def test_forty_hosts_of_which_ten_are_down(make_lab: MakeLab) -> None:
+    """Half of them answer that nobody listens, half not at all: two findings, and the others are judged."""
+    lab = make_lab(40)
+    refusing, silent = lab.hosts[5:10], lab.hosts[20:25]
+    for host in refusing:
+        stop_sshd(host)
+    for host in silent:
+        lab.kill(host)
+    run = doctor(lab, "check", "--no-smoke", "--connect-timeout", "4")
+    found = [(one["name"], one["hosts"]) for one in run.report["diagnoses"]]
+    expected = [("ssh-unreachable", [host.name for host in hosts]) for hosts in (refusing, silent)]
+    assert (sorted(found, key=str), run.code) == (sorted(expected, key=str), 1)
+    assert run.report["mesh"]["tested"] == 30 * 29
+    assert run.report["mesh"]["failed"] == []
 
 
 def test_killed_at_random_moments_it_leaves_nothing() -> None:

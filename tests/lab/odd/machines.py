@@ -105,3 +105,11 @@ ROWS = (
     Row("no machine-id, os-release and passwd entry of a shell", READY, runs("rm -f /etc/machine-id /etc/os-release /usr/lib/os-release")),
     Row("an address of IPv6 beside it", READY, runs("ip -6 address add fd00::7/64 dev eth0 nodad || true")),
 )  # fmt: skip
+
+LITTLE = (
+    "full disks",
+    "a /tmp that can't be written to",
+    "a home that a login by key can't read, as Kerberos' NFS is",
+    "root as in a container: few capabilities",
+)
+"""Where an all-reduce has to run all the same."""

@@ -51,10 +51,10 @@ def check(slurm: Slurm, *words: str, command: str = "check") -> Run:
 
 
 @contextmanager
-def started(slurm: Slurm, job: str) -> Iterator[subprocess.Popen[str]]:
+def started(slurm: Slurm, job: str, *words: str) -> Iterator[subprocess.Popen[str]]:
     """A check whose probes all answer."""
-    words = ["nccl-doctor", "check", "--slurm-job", job, *PYTHON, "-o", "json"]
-    with slurm.lab.controller.popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    argv = ["nccl-doctor", "check", "--slurm-job", job, *PYTHON, "-o", "json", *words]
+    with slurm.lab.controller.popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if line.startswith("dialling"):
@@ -104,7 +104,7 @@ def test_a_slurmd_that_dies_in_the_middle_costs_nothing_and_before_the_next_run_
     slurm: Slurm, job: str
 ) -> None:
     node = slurm.lab.host("node4")
-    with started(slurm, job) as process:
+    with started(slurm, job, "--no-smoke") as process:
         node.run("kill -KILL $(cat /run/slurmd.pid)")
         stdout, stderr = process.communicate(timeout=LONG_S)
     assert json.loads(stdout)["diagnoses"] == [], stderr
@@ -173,7 +173,7 @@ def test_a_step_that_may_use_one_cpu_for_two_ranks_is_named(slurm: Slurm) -> Non
     assert run.first["facts"] == {"cpus": 1, "nproc_per_node": 2}
 
 
-@pytest.mark.parametrize("seconds", [0.4, 3.0, 6.0])
+@pytest.mark.parametrize("seconds", [0.4, 3.0])
 def test_kill_9_leaves_no_step_and_no_process(slurm: Slurm, job: str, seconds: float) -> None:
     assert killed_after(slurm, job, seconds * crowd())[0] == []
 
@@ -200,17 +200,17 @@ def test_the_script_that_launch_prints_starts_the_training(slurm: Slurm, job: st
     for host in (*slurm.lab.hosts, controller):
         host.write("/root/train.py", SCRIPT)
     words = ("--nproc-per-node", "1", *PYTHON, "--format", "slurm", "--", "/root/train.py", *NOTE)
-    running = run_in(controller, "launch", "--slurm-job", job, "-w", "node[2-4]", *words).stdout
+    running = run_in(controller, "launch", "--slurm-job", job, "-w", "node[3-4]", *words).stdout
     controller.write("/root/running.sh", running)
     losses = [line for line in controller.run(["bash", "running.sh"]).stdout.splitlines() if line.startswith("loss")]
-    assert sorted(line.split()[1:3] for line in losses) == [["0", "3"], ["1", "3"], ["2", "3"]]
+    assert sorted(line.split()[1:3] for line in losses) == [["0", "2"], ["1", "2"]]
     slurm.cancel(job)
     assert check(slurm, "-w", "node[1-2]", *NO_SMOKE, "--transport", "openssh").names == []  # it sees no GPU
     queued = run_in(controller, "launch", "-w", "node[1-2]", *words).stdout
     controller.write("/root/queued.sh", queued)
-    controller.run(["sbatch", "--wait", "--output", "/root/out", "queued.sh"])
-    losses = [line for line in slurm.lab.host("node1").read("/root/out").splitlines() if line.startswith("loss")]
-    assert sorted(line.split()[1:3] for line in losses) == [["0", "2"], ["1", "2"]]
+    controller.run(["sbatch", "--output", "/root/out", "queued.sh"])  # its own --wait looks every half a minute
+    first = slurm.lab.host("node1")
+    first.run("until grep -qs '^loss 0 2' out && grep -qs '^loss 1 2' out; do sleep 0.1; done")
 
 
 def test_inside_a_batch_script_the_job_is_the_default(slurm: Slurm) -> None:

@@ -72,7 +72,7 @@ def check_cluster(request: Request, out: Out) -> int:
     least = None if out.fail_on is FailOn.NEVER else Severity(out.fail_on.value)
     write_hosts(report, request.passed, request.failed, least)
     if out.command == "check" and selected is None and kept is None:
-        remember(Hosts(request.which.hosts, snapshot.cluster), snapshot, report, taken_at, os.environ)
+        remember(Hosts.named(request.which.hosts, snapshot.cluster), snapshot, report, taken_at, os.environ)
     return out.report(report, taken_at)
 
 

@@ -24,6 +24,7 @@ from nccl_doctor.nccl.recorder import release
 from nccl_doctor.ranks import counts
 from nccl_doctor.snapshot import Snapshot, TorchInfo, Unknown
 from nccl_doctor.snapshot.values import Version
+from nccl_doctor.source import ClusterSource
 
 OLD_S = 86_400.0
 
@@ -65,6 +66,11 @@ class Hosts:
     file: str | None
     cluster: Cluster
 
+    @classmethod
+    def named(cls, file: str | None, cluster: Cluster) -> Hosts:
+        """Those of a command line; a pipe, which is gone when the next command runs, gives way to the names."""
+        return cls(None if file is None else ClusterSource(cluster).file, cluster)
+
     def __str__(self) -> str:
         """The arguments that name these hosts behind ``nccl-doctor check``."""
         names = fold([node.name for node in self.cluster.nodes])
@@ -77,7 +83,7 @@ class Hosts:
 
     @property
     def digest(self) -> str | None:
-        """SHA-256 of what it says; None for a pipe, which can't be read twice, and for what is gone."""
+        """SHA-256 of what it says; None for what is gone."""
         if self.file is None:
             return hashlib.sha256(str(self).encode()).hexdigest()
         path = Path(self.file)

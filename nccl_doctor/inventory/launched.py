@@ -74,7 +74,7 @@ def launched(
     Raises:
         UsageError: what is asked for can't be started so.
     """
-    these = Hosts(hosts, cluster)
+    these = Hosts.named(hosts, cluster)
     last = recall(these, environ)
     job = plan(cluster, last.seen if last else {}, tuple(script), last.torch if last else None)
     if wishes.batch_size is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -60,6 +61,17 @@ def test_lists(lab: Lab) -> None:
         missing = [each for each in words if each not in text and (name, each) not in found]
         wrong += [f"{one.setup}: {each!r} is not in {found}: {text[:1500]}" for each in missing]
     assert not wrong, "\n\n".join(wrong)
+
+
+@pytest.mark.parametrize("read", ["nccl-doctor check - <{file}", "bash -c 'nccl-doctor check <(cat {file})'"])
+def test_the_line_to_start_with_starts_what_a_pipe_said(lab: Lab, read: str) -> None:
+    """Once the pipe is gone, hosts, port, interpreter and the ranks that were counted are still known."""
+    lab.controller.write("/root/piped.yaml", lab.hosts_file(master_port=29777, env={"NCCL_DEBUG": "WARN"}))
+    checked = lab.controller.run(read.replace("check", "check --no-smoke", 1).format(file="piped.yaml"))
+    (line,) = [one.partition(":")[2] for one in checked.stdout.splitlines() if one.startswith("Start with:")]
+    started = lab.controller.run(line).stdout
+    assert f"NCCL_DEBUG=WARN {sys.executable} -m torch.distributed.run --nnodes=3 --node_rank=2" in started
+    assert "--master_port=29777" in started
 
 
 def test_the_all_reduce_on_machines_where_little_can_be_written(make_lab: MakeLab) -> None:

@@ -68,9 +68,7 @@ class Root:
         self._wraps = True
         if os.geteuid() == 0:
             if not _may_administer():
-                raise Unavailable(
-                    "root here has no CAP_NET_ADMIN (a container that was not given it), so rules can't be read"
-                )
+                raise Unavailable("root of this container has no CAP_NET_ADMIN")
             return
         if not sudo:
             raise Unavailable("only root may read the rules")

@@ -218,7 +218,7 @@ def test_what_drops_outside_of_the_pods_is_looked_for_there(cluster: KubeCluster
         "No NetworkPolicy drops it. What is left is the nodes' own firewall and the cluster's network plugin"
     )
     assert "gpu-[0-2]" in summary
-    assert "root here has no CAP_NET_ADMIN" in run.check("firewall-blocks-port")["reason"]
+    assert "root of this container has no CAP_NET_ADMIN" in run.check("firewall-blocks-port")["reason"]
 
 
 def test_a_sidecar_is_found_and_its_label_is_the_remedy(cluster: KubeCluster) -> None:

@@ -45,14 +45,15 @@ def by_rule(judged: ExplainedDials, snapshot: Snapshot, *, master: bool) -> list
     return [blames for blames in groups.values() if any(stops_master(one, snapshot) for one in blames) is master]
 
 
-def gaps(judged: ExplainedDials, snapshot: Snapshot, *, master: bool) -> Iterator[Unjudged]:
+def gaps(view: View, *, master: bool) -> Iterator[Unjudged]:
     """The hosts whose rules may explain a failed dial, but could not be read or evaluated.
 
-    What fails because a container has a network of its own hangs on no rule.
+    What fails because a container has a network of its own, or by a NetworkPolicy, hangs on no rule.
     """
+    snapshot = view.snapshot
     apart = {host.name for host in snapshot.hosts if is_unreached(snapshot, host)}
-    mine = [gap for gap in judged.gaps if to_master(gap.dial, snapshot) is master]
-    mine = [gap for gap in mine if not {gap.dial.src, gap.dial.dst} & apart]
+    mine = [gap for gap in view.firewall.gaps if to_master(gap.dial, snapshot) is master]
+    mine = [gap for gap in mine if not {gap.dial.src, gap.dial.dst} & apart and id(gap.dial) not in view.policies]
     for hosts, reason in dict.fromkeys((gap.hosts, gap.reason) for gap in mine):
         yield Unjudged(hosts, reason)
 

@@ -37,4 +37,4 @@ def firewall_blocks_ephemeral(view: View) -> Iterator[Finding | Unjudged]:
         names = fold([blame.host.name for blame in blames])
         where = "to the ports that NCCL picks" if first.direction == "input" else "to the ports that the others pick"
         yield finding(blames, view, f"{first.manager} on {names} {first.verb} {whose(blames)} connections {where}.")
-    yield from gaps(judged, snapshot, master=False)
+    yield from gaps(view, master=False)

@@ -47,7 +47,7 @@ def firewall_blocks_port(view: View) -> Iterator[Finding | Unjudged]:
             view,
             f"{first.manager} on {names} {first.verb} {whose(blames)} connections {what}, so the ranks can't meet.",
         )
-    yield from gaps(judged, snapshot, master=True)
+    yield from gaps(view, master=True)
 
 
 def _ports(blames: list[Blame], snapshot: Snapshot) -> str:

@@ -10,6 +10,7 @@ from rich.cells import cell_len
 
 from nccl_doctor.measured import AllReduceReport, RankReport
 from nccl_doctor.model import Command, Consequence, Fix, LogLine, Report, Severity
+from nccl_doctor.report.diagnosis import by_host, place_of
 from nccl_doctor.report.safe import clean, pasteable
 from tests.report.reports import ALL, FIREWALL, STALE, UNREACHABLE, healthy, host_away, log, one_fault, render
 from tests.report.strategies import REPORTS
@@ -191,3 +192,11 @@ def test_failed_pairs_of_a_large_cluster_are_not_drawn() -> None:
     )
     assert "dialled by" in screen(report)
     assert "dialled by" not in screen(report.model_copy(update={"hosts": many}))
+
+
+def test_a_command_for_a_container_says_on_which_side_it_is_run() -> None:
+    sides = ("in the docker container train", "outside the docker container train")
+    for side in sides:
+        assert place_of(["node1", "node2"], side, root=False, several=False) == f"On each of node[1-2], {side}:"
+    commands = tuple(Command(host="node1", command="export A=b", place=side) for side in sides)
+    assert [(hosts, side) for hosts, side, _ in by_host(commands)] == [(["node1"], side) for side in sides]

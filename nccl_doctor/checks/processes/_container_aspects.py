@@ -128,9 +128,9 @@ def _host(limit: int | None, unit: int) -> str:
 
 
 def _gpus(sides: Sides) -> Iterator[Aspect]:
-    """None of the host's GPUs, or one that does not open; fewer than all may be meant."""
+    """None of the host's GPUs, or one that does not open; fewer than all may be meant, and no GPU may be wanted."""
     phrase = _lacking(sides, GPU, "GPU")
-    if phrase:
+    if phrase and sides.host.node.cuda_visible_devices != "":
         yield Aspect("gpus", phrase, ("--gpus=all",), ("gpu-count-low", *ALLREDUCE), Severity.ERROR)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import pytest
@@ -7,8 +8,9 @@ import pytest
 from nccl_doctor.checks.format_job import fix_port
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory.overrides import Overrides
-from nccl_doctor.model import Cluster
+from nccl_doctor.model import Cluster, Node, access
 from nccl_doctor.shell import line
+from nccl_doctor.snapshot.slurm import SlurmOptions
 from nccl_doctor.source import ClusterSource
 from tests.checks.snapshots import patched
 
@@ -74,3 +76,23 @@ def test_a_container_is_named_where_no_file_does() -> None:
     assert ClusterSource(plain).inside(plain.nodes[0]) is None
     (command,) = fix_port(said, said.nodes[0], line("29500"))
     assert command.command == "nccl-doctor fix-port --hosts hosts.yaml --host node1 --inside docker:train 29500"
+
+
+def test_a_slurm_job_is_named_again_as_one_word_each() -> None:
+    """A snapshot from elsewhere may hold anything."""
+    said = access(SlurmOptions(job="7; reboot", container_image="nvcr.io#nvidia/pytorch", gpus=2))
+    node = Node(name="node1", address="node1", node_rank=0, access=said)
+    cluster = Cluster(nodes=(node,), master_addr="node1", source="Slurm job 7", origins={"-w": "node1"})
+    container = ("--container-image", "nvcr.io#nvidia/pytorch")
+    assert ClusterSource(cluster).file is None
+    assert ClusterSource(cluster).arguments == ("--slurm-job", "7; reboot", *container, "-w", "node1")
+    (command,) = fix_port(cluster, node, line("{*port}", port=[29500]))
+    assert shlex.split(command.command) == [
+        "nccl-doctor",
+        "fix-port",
+        "--slurm-job",
+        "7; reboot",
+        "--host",
+        "node1",
+        "29500",
+    ]

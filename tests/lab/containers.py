@@ -56,7 +56,7 @@ def start(host: LabHost, name: str, *options: str, lacks: str = "") -> None:
 def end(host: LabHost, name: str) -> None:
     """Ends a container and forgets it; the bridge of the last one goes with it."""
     host.run(["podman", "rm", "-f", "-t", "0", name])
-    host.run("ip link delete cni-podman0 2>/dev/null; true")
+    host.run("for name in cni-podman0 podman0; do ip link delete $name 2>/dev/null; done; true")
 
 
 def feign_gpu(host: LabHost) -> None:

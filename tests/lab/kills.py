@@ -45,8 +45,8 @@ class Kill:
     left: tuple[str, ...]
 
 
-def kills(runs: int, seed: int) -> Iterator[Kill]:
-    """Each in turn, in a lab of two hosts; a command is given up to as long as it takes where nobody ends it."""
+def kills(runs: int, seed: int, within_s: float | None = None) -> Iterator[Kill]:
+    """Each in turn, in a lab of two hosts, within these seconds, or as many as its command takes where nobody ends it."""
     draw = random.Random(seed)
     with Lab.up(2) as lab:
         lab.controller.write("/root/hosts.yaml", lab.hosts_file())
@@ -55,9 +55,9 @@ def kills(runs: int, seed: int) -> Iterator[Kill]:
         before = {host.name: files(host) for host in _all(lab)}
         for _ in range(runs):
             command = draw.choice(COMMANDS)
-            if command not in whole:
+            if command not in whole and within_s is None:
                 whole[command] = _takes(lab.controller, command)
-            after_s = draw.uniform(0.0, whole[command])
+            after_s = draw.uniform(0.0, within_s or whole[command])
             ran = _killed(lab.controller, command, after_s)
             yield Kill(command, after_s, ran, _left(lab, before))
 

@@ -17,11 +17,14 @@ from typing import Any
 from tests.cli.doctor import Run, doctor
 from tests.lab.cluster import Lab
 from tests.lab.host import LabHost
+from tests.patience import LONG_S
 
 Make = Callable[[Lab, LabHost], None]
 
-PLAIN_S = 20
+PLAIN_S = 5
 """For plain ssh, where it hangs."""
+HUNG = 124
+"""The exit status of timeout(1)."""
 
 PASSWORD = {"SSH_ASKPASS": "/root/askpass", "SSH_ASKPASS_REQUIRE": "force"}
 """What types the password that a pasted command asks for."""
@@ -57,13 +60,13 @@ class Row:
     unknown: tuple[str, str] | None = None
 
 
-def judge(lab: Lab, rows: Sequence[Row], *options: str, plain_s: int = PLAIN_S) -> list[str]:
+def judge(lab: Lab, rows: Sequence[Row], *options: str) -> list[str]:
     """Makes the hosts, runs ssh and then the tool; what is not as the table has it, a line each."""
     healthy = [lab.hosts[0], lab.hosts[-1]]
     odd = dict(zip((host.name for host in lab.hosts[1:-1]), rows, strict=True))
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda name: odd[name].make(lab, lab.host(name)), odd))
-    wrong = plain_ssh(lab, odd, plain_s)
+    wrong = plain_ssh(lab, odd)
     entries = [{"name": host.name, **deepcopy(odd[host.name].entry if host.name in odd else {})} for host in lab.hosts]
     text = lab.hosts_file(hosts=entries)
     run = doctor(lab, "check", "--no-smoke", *options, hosts=text)
@@ -77,17 +80,18 @@ def judge(lab: Lab, rows: Sequence[Row], *options: str, plain_s: int = PLAIN_S) 
 WELL = Row("healthy", READY)
 
 
-def plain_ssh(lab: Lab, odd: Mapping[str, Row], seconds: int) -> list[str]:
+def plain_ssh(lab: Lab, odd: Mapping[str, Row]) -> list[str]:
     """``ssh HOST true`` to all of them at once, and where it did other than the table says."""
     lines = []
     for name, row in odd.items():
         ssh: Mapping[str, Any] = row.entry.get("ssh", {})
-        options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={seconds}"]
+        patience = str(PLAIN_S if row.ssh[0] == HUNG else round(LONG_S))
+        options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={patience}"]
         options += ["-p", str(ssh["port"])] if "port" in ssh else []
         options += ["-i", ssh["identity_file"], "-o", "IdentitiesOnly=yes"] if "identity_file" in ssh else []
         target = row.entry.get("address", name)
         login = f"{ssh['user']}@{target}" if "user" in ssh else target
-        command = shlex.join(["timeout", str(seconds), "ssh", "-n", *options, login, "true"])
+        command = shlex.join(["timeout", patience, "ssh", "-n", *options, login, "true"])
         lines.append(f"( {command} >/tmp/plain-{name} 2>&1; echo $? >/tmp/status-{name} ) &")
     shown = "printf '%s\\n' \"$(cat /tmp/status-$name) $(tr -cd ' -~' </tmp/plain-$name | tail -c 1000)\""
     lines += ["wait", f"for name in {shlex.join(odd)}; do {shown}; done"]

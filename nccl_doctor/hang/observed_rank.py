@@ -111,10 +111,9 @@ class ObservedRank:
     def waits(self) -> bool | None:
         """Whether it stands in a collective: by its stack, else by its recorder; None where neither tells."""
         recorded = self.recorded
-        if recorded is not None and recorded.live and recorded.ended:
-            pending = any(recorded.issued.get(group, 0) > ended for group, ended in recorded.ended.items())
-            if pending and (self.place is None or self.place.waits or not self.place.called):
-                return True
+        pending = recorded is not None and recorded.live and recorded.pending
+        if pending and (self.place is None or self.place.waits or not self.place.called):
+            return True
         return None if self.place is None else self.place.waits
 
 

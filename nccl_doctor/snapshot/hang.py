@@ -183,6 +183,20 @@ class Recorded(Observed):
     ended: dict[Short, Count]
     calls: tuple[Call, ...]
 
+    @property
+    def pending(self) -> bool:
+        """Whether a collective that was called has not ended.
+
+        A group's count of ended ones may stay behind: two threads of gloo's write it, and the later one may have ended
+        the earlier collective (seen with torch 2.13 after every fourth round of three all-reduces at once). The call's
+        own entry knows better.
+        """
+        done = {(call.group, call.seq) for call in self.calls if call.done}
+        return any(
+            self.issued.get(group, 0) > ended and (group, self.issued[group]) not in done
+            for group, ended in self.ended.items()
+        )
+
 
 class RankLook(Observed):
     """One rank at one moment; ``state`` None where its process was gone."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nccl_doctor.hang_model import HangReport
 from nccl_doctor.hang_report import report
-from tests.hang.made_up import IN_BACKWARD, IN_LOADER, Job, at, call, in_all_reduce
+from tests.hang.made_up import IN_BACKWARD, IN_LOADER, Job, at, call, in_all_reduce, recorder
 
 RAS = Path(__file__).parents[1] / "nccl" / "ras"
 UNREACHED = {
@@ -239,6 +239,18 @@ def test_what_a_group_did_before_is_over() -> None:
         )
     job.recorded(3, call("1", 1, sizes="[[1]]"), call("0", 8, done=True), call("0", 9, done=True)).stands(3, None)
     assert judged(job) == ("laggard", ["rank-behind"], [3])
+
+
+def test_a_count_of_ended_calls_that_gloo_left_behind_is_no_waiting() -> None:
+    """Its two threads write it in either order: the call's own entry tells that it has ended."""
+    job = Job().stands(3, at(71, "fifo"))
+    for rank in range(8):
+        if rank != 3:
+            job.recorded(rank, call("0", 10, done=True), call("0", 11))
+    behind = recorder(call("0", 9, done=True), call("0", 10, done=True)) | {"ended": {"0": 9}}
+    for look in job.looks:
+        look[3]["recorder"] = behind
+    assert judged(job) == ("outside-nccl", ["rank-outside-nccl"], [3])
 
 
 def test_fewer_calls_by_the_recorders() -> None:

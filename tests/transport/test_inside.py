@@ -11,7 +11,7 @@ import pytest
 from nccl_doctor.transport.inside_failures import Entry, failure
 from nccl_doctor.transport.inside_options import InsideOptions, Runtime
 
-# what the programs say: podman 4.3 with crun 1.8, docker 20.10 and util-linux 2.38 as seen; nerdctl and apptainer by their sources
+# what the programs say: podman 4.3 with crun 1.8, docker 20.10 and util-linux 2.38 as seen; nerdctl and apptainer were not run
 SAID: list[tuple[Runtime, int, str, str, str]] = [
     ("docker", 1, "Error response from daemon: No such container: x", "missing", "there is no docker container x; there run a, b"),
     ("docker", 1, "Error: No such container: x", "missing", "there is no docker container x; there run a, b"),

@@ -236,7 +236,7 @@ def _replaced(document: dict[str, Any], chance: random.Random) -> list[str]:
 
 def _told_by_a_host(path: tuple[Any, ...]) -> bool:
     """Not what the user wrote, nor what this machine itself found out."""
-    ours = path[-1] == "identity_file" or path[:2] == ("mesh", "answered")
+    ours = path[-1] == "identity_file" or "exposed" in path or path[:2] == ("mesh", "answered")
     return not ours and not (path[0] == "hosts" and path[2] == "node")
 
 

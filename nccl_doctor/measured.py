@@ -24,9 +24,9 @@ class MachineLoad(FrozenModel):
         lag_s: how late a thread of ours woke up at most; None where nobody measured it.
     """
 
-    queue: float = Field(ge=0, allow_inf_nan=False)
+    queue: float = Field(ge=0, le=2**31)
     cpus: int = Field(ge=1, le=2**20)
-    lag_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    lag_s: float | None = Field(default=None, ge=0, le=1e12)
 
     @property
     def busy(self) -> bool:

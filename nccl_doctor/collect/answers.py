@@ -14,7 +14,18 @@ from pydantic_core import from_json
 
 from nccl_doctor.measured import MachineLoad, Reported
 from nccl_doctor.snapshot import AnyAccessFailure, DialOutcome, DialSeconds, Fact, FirewallFacts, SizeResult, Way
-from nccl_doctor.snapshot.values import Clipped, Count, Observed, Pid, Port, ProcessState, Seconds, Signed, Version
+from nccl_doctor.snapshot.values import (
+    Clipped,
+    Count,
+    Observed,
+    Pid,
+    Port,
+    ProcessState,
+    Seconds,
+    Signed,
+    SignedSeconds,
+    Version,
+)
 
 T = TypeVar("T")
 
@@ -107,8 +118,8 @@ class RankEvent(Observed):
     state: ProcessState | None = None
     stack: Annotated[tuple[str, ...], Field(max_length=64)] = ()
     exit_code: Annotated[int, Field(ge=-128, le=255)] | None = None
-    own_s: float | None = None
-    inside_s: float | None = None
+    own_s: SignedSeconds | None = None
+    inside_s: SignedSeconds | None = None
     working: Seconds | None = None
     size: SizeResult | None = None
     wrong_group: Annotated[tuple[Count, ...], Field(min_length=1, max_length=2)] | None = None
@@ -151,7 +162,7 @@ RANK_EVENT = TypeAdapter(RankEvent)
 SMOKE_END = TypeAdapter(SmokeEnd)
 TRIAL_END = TypeAdapter(TrialEnd)
 FREE_PORT: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(ge=1024, le=65535)])
-CLOCK: TypeAdapter[float] = TypeAdapter(Annotated[float, Field(allow_inf_nan=False)])
+CLOCK: TypeAdapter[float] = TypeAdapter(SignedSeconds)
 RULES = TypeAdapter(FirewallAgain)
 WAYS = TypeAdapter(tuple[Way, ...])
 NOTHING: TypeAdapter[None] = TypeAdapter(None)

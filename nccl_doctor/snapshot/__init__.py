@@ -120,7 +120,7 @@ class Snapshot(Observed):
     hosts: tuple[Host, ...]
     mesh: Phased[Mesh]
     smoke: Phased[Smoke]
-    timings: dict[str, float] = Field(default_factory=dict)
+    timings: dict[str, Seconds] = Field(default_factory=dict)
     resolved: dict[str, tuple[IpAddress, ...]] = Field(default_factory=dict)
     names: dict[str, ResolverAnswer] = Field(default_factory=dict)
     load: Load | None = None

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import ConfigDict, Field, field_validator
 
-from nccl_doctor.snapshot.values import Count, Observed, Signed, SocketPort
+from nccl_doctor.snapshot.values import Count, Observed, Signed, SignedSeconds, SocketPort
 
 Reason = Literal[
     "invalid-name", "name-unresolved", "refused", "timed-out", "no-route", "unreachable", "no-banner", "dropped",
@@ -139,7 +139,7 @@ class EngineFacts(AccessFacts):
 
     model_config = ConfigDict(extra="allow")
     late: bool = False
-    __pydantic_extra__: dict[str, str | Signed | float | bool | tuple[str, ...] | None]
+    __pydantic_extra__: dict[str, str | Signed | SignedSeconds | bool | tuple[str, ...] | None]
 
     @property
     def ran_out_of_time(self) -> bool:

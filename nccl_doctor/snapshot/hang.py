@@ -277,9 +277,9 @@ class HangSnapshot(FrozenModel):
     kind: str = "hang"
     version: str
     taken_at: str
-    interval_s: float
+    interval_s: Seconds
     stacks: str
     cluster: Cluster
     hosts: tuple[HangHost, ...]
     other_jobs: tuple[str, ...] = ()
-    timings: dict[str, float] = Field(default_factory=dict)
+    timings: dict[str, Seconds] = Field(default_factory=dict)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from nccl_doctor.snapshot.values import Count, EnvValue, InterfaceName, Observed, Path
+from nccl_doctor.snapshot.values import Count, EnvValue, InterfaceName, Observed, Path, Rate, SignedSeconds
 
 # --- RDMA and the paths to it -------------------------------------------------------------------------------------
 
@@ -40,7 +40,7 @@ class RdmaPort(Observed):
     number: Count
     state: str
     physical_state: str | None = None
-    rate_gbps: float | None = None
+    rate_gbps: Rate | None = None
     link_layer: str | None = None
     gids: tuple[RdmaGid, ...] = ()
 
@@ -106,7 +106,7 @@ class Xid(Observed):
 
     number: Count
     bus_id: str
-    age_s: float
+    age_s: SignedSeconds
     text: str
 
 

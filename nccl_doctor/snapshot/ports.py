@@ -37,7 +37,7 @@ class Process(Observed):
     ppid: Pid
     user: str
     command: str
-    started: float
+    started: Seconds
     age_s: Seconds
     orphan: bool
     own: bool

@@ -13,6 +13,7 @@ from nccl_doctor.snapshot.values import (
     Output,
     Path,
     Seconds,
+    SignedSeconds,
     Version,
 )
 
@@ -119,5 +120,5 @@ class ConfigFile(Observed):
 class Clock(Observed):
     """The host's clock against ours: ``offset_s`` positive where it is ahead, known to within ``error_s``."""
 
-    offset_s: float
+    offset_s: SignedSeconds
     error_s: Seconds

@@ -135,7 +135,9 @@ ProcessState = Annotated[str, Field(pattern=r"^[A-Za-z]( [^ ]{1,64})?$")]
 """The letter of proc(5), "S", and of one in the kernel where it waits, "D nfs_wait"."""
 Signed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 """An integer of which the sign means something."""
-Seconds = Annotated[float, Field(ge=0)]
-"""A span of time."""
-Rate = Annotated[float, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0, le=1e12)]
+"""A span of time, or a time since 1970: nothing that squares, or multiplies with a size, to more than a float holds."""
+SignedSeconds = Annotated[float, Field(ge=-1e12, le=1e12)]
+"""The difference of two clocks."""
+Rate = Annotated[float, Field(ge=0, le=1e12)]
 """GB/s, 10⁹ bytes a second."""

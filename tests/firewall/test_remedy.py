@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shlex
 from ipaddress import ip_network
 from itertools import pairwise
@@ -122,7 +123,7 @@ def test_names_of_the_hosts_own_never_reach_a_command_unless_they_are_plain(tabl
     hostile = RuleRef("nft", "inet", table, chain, 1, "drop", base=chain, hook=hook)
     for line in lines(remedy(hostile, NOTHING, IN)):
         assert {table, chain} <= set(shlex.split(line.replace("|", " ")))
-        assert (table + chain).replace("/", "").replace("-", "").replace(".", "").replace("_", "").isalnum()
+        assert re.fullmatch(r"[\w./-]+", table + chain, re.ASCII)
         assert (table + chain).isascii()
     legacy = RuleRef("iptables-legacy", "ip", table, chain, 1, "-j DROP", base=chain, hook=hook)
     assert lines(remedy(legacy, NOTHING, IN)) == ()

@@ -70,7 +70,7 @@ def parse(lines: Iterable[str], mark: str, options: InsideOptions, wanted: Colle
             part.append(line)
     try:
         return Outside(
-            runtime=str(options.runtime),
+            runtime=options.runtime,
             name=options.name,
             place=options.place,
             network=_one(parts, "network"),

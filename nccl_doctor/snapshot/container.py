@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
+from pydantic import Field
+
 from nccl_doctor.snapshot.system import ResourceLimits
 from nccl_doctor.snapshot.values import Count, Observed, Path
 
@@ -32,8 +36,8 @@ class Outside(Observed):
         job_limits: of the process whose namespaces the probe entered, which does not share its limits with that.
     """
 
-    runtime: str
-    name: str
+    runtime: Literal["docker", "podman", "nerdctl", "apptainer", "enter"]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
     place: str
     network: str | None
     hostname: str

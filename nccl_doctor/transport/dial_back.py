@@ -89,6 +89,7 @@ class DialBackTransport:
         self._listening = socket.create_server(("", port), backlog=1024)
         self._here: dict[str, tuple[socket.socket, bytes]] = {}
         self._came = threading.Condition()
+        self._closed = False
         threading.Thread(target=self._accept, name="meeting", daemon=True).start()
 
     def open(
@@ -131,8 +132,10 @@ class DialBackTransport:
         """Nobody may come any more."""
         self._listening.shutdown(socket.SHUT_RDWR)  # wakes who waits for the next one to come
         self._listening.close()
-        for connection, _ in self._here.values():
-            connection.close()
+        with self._came:
+            self._closed = True
+            for connection, _ in self._here.values():
+                connection.close()
 
     def _accept(self) -> None:
         while True:
@@ -140,7 +143,7 @@ class DialBackTransport:
                 connection, _ = self._listening.accept()
             except OSError:  # closed
                 return
-            threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
+            threading.Thread(target=self._greet, args=(connection,), name="greeting", daemon=True).start()
 
     def _greet(self, connection: socket.socket) -> None:
         connection.settimeout(_GREETING_S)
@@ -152,6 +155,9 @@ class DialBackTransport:
             connection.close()
             return
         with self._came:
+            if self._closed:  # it came as we left
+                connection.close()
+                return
             before = self._here.pop(name.decode(errors="replace"), None)
             self._here[name.decode(errors="replace")] = connection, nonce
             self._came.notify_all()

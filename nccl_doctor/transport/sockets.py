@@ -45,7 +45,7 @@ class GreetedStream:
 
     Attributes:
         head: the first KiB that came.
-        ended: the server closed the connection.
+        ended: the server closed the connection; that we closed it ourselves, at a deadline, is not the server's doing.
     """
 
     def __init__(self, inner: Stream) -> None:
@@ -64,7 +64,7 @@ class GreetedStream:
         try:
             return self._inner.send(data)
         except ConnectionError:
-            self.ended = True
+            self._note_end()
             raise
 
     def recv(self, size: int) -> bytes:
@@ -72,10 +72,10 @@ class GreetedStream:
         try:
             data = self._inner.recv(size)
         except ConnectionError:
-            self.ended = True
+            self._note_end()
             raise
         if not data:
-            self.ended = True
+            self._note_end()
         elif len(self.head) < _GREETING:
             self.head += data[:_GREETING]
         return data
@@ -94,6 +94,9 @@ class GreetedStream:
         if isinstance(self._inner, socket.socket):
             _wake(self._inner)
         self._inner.close()
+
+    def _note_end(self) -> None:
+        self.ended = self.ended or not self._closed
 
 
 def look_up(target: Target, deadline: float) -> list[tuple[Any, ...]]:

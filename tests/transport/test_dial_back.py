@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,3 +89,18 @@ def test_who_does_not_come_is_said_to_be_missing(transport: DialBackTransport) -
 def test_without_the_jobs_variables_it_is_refused() -> None:
     with pytest.raises(UsageError, match="is for the Job that check --render prints"):
         make("dial-back", None)
+
+
+def test_one_that_comes_as_we_leave_is_let_go(port: int) -> None:
+    """Its greeting is read by a thread of its own, which may be late."""
+    made = DialBackTransport(TOKEN, port)
+    with socket.create_connection(("127.0.0.1", port), LONG_S) as late:
+        late.settimeout(LONG_S)
+        late.sendall(b"a.check ")  # half a greeting
+        deadline = time.monotonic() + LONG_S
+        while not any(thread.name == "greeting" for thread in threading.enumerate()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        made.close()
+        late.sendall(b"nonce\n")
+        assert late.recv(1) == b""

@@ -1,0 +1,52 @@
+"""Who ended a connection: the server, or ourselves at a deadline."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from nccl_doctor.transport.sockets import GreetedStream
+
+
+class Waiting:
+    """A socket that is closed by a timer while somebody waits for it, which wakes them with an end of file."""
+
+    def __init__(self) -> None:
+        self.around = GreetedStream(self)
+
+    def recv(self, _size: int) -> bytes:
+        self.around.close()
+        return b""
+
+    def send(self, _data: bytes) -> int:
+        self.around.close()
+        raise BrokenPipeError
+
+    def settimeout(self, _seconds: float | None) -> None:
+        """It waits as long as the timer."""
+
+    def close(self) -> None:
+        """Nothing is behind it."""
+
+
+def test_the_server_hung_up() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.sendall(b"SSH-2.0-x\r\n")
+    theirs.close()
+    stream = GreetedStream(ours)
+    assert stream.recv(64) == b"SSH-2.0-x\r\n"
+    assert stream.recv(64) == b""
+    assert (stream.greeted, stream.ended) == (True, True)
+    stream.close()
+
+
+def test_our_own_deadline_is_not_the_server_hanging_up() -> None:
+    """Else a server that is slow is told as one that hung up, whenever the timer is before the thread that waits."""
+    stream = Waiting().around
+    assert stream.recv(64) == b""
+    assert not stream.ended
+    stream = Waiting().around
+    with pytest.raises(BrokenPipeError):
+        stream.send(b"x")
+    assert not stream.ended

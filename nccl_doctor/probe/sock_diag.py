@@ -6,15 +6,14 @@ TCP_BOUND_INACTIVE in include/net/tcp_states.h), and does not print the whole ta
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 from typing import Iterator, NamedTuple
 
+from nccl_doctor.probe import netlink
+
 NETLINK_SOCK_DIAG = 4
 SOCK_DIAG_BY_FAMILY = 20
-NLM_F_REQUEST_DUMP = 0x1 | 0x300
-NLMSG_ERROR, NLMSG_DONE = 2, 3
 STATES = (
     *("UNKNOWN", "ESTABLISHED", "SYN_SENT", "SYN_RECV", "FIN_WAIT1", "FIN_WAIT2", "TIME_WAIT", "BOUND", "CLOSE_WAIT"),
     *("LAST_ACK", "LISTEN", "CLOSING", "SYN_RECV", "BOUND"),
@@ -28,12 +27,10 @@ ALL_STATES = (1 << len(STATES)) - 1
 TIMER_RETRANSMIT, TIMER_TIME_WAIT = 1, 3
 INET_DIAG_INFO = 2
 
-_HEADER = struct.Struct("=IHHII")
 _REQUEST = struct.Struct("=BBBBI")
 _SOCKET_ID = struct.Struct("!HH16s16s12x")
 _MESSAGE = struct.Struct("=BBBB")
 _TAIL = struct.Struct("=IIIII")
-_ATTRIBUTE = struct.Struct("=HH")
 _BYTES, _BYTES_AT = struct.Struct("=QQ"), 120
 """tcpi_bytes_acked and tcpi_bytes_received, since Linux 4.1."""
 _HEARD, _HEARD_AT = struct.Struct("=I"), 52
@@ -104,7 +101,7 @@ def parse_flow(body: bytes) -> Flow:
     """A struct inet_diag_msg and its attribute with struct tcp_info (include/uapi/linux/tcp.h), where it has one."""
     _, _, timer, _ = _MESSAGE.unpack_from(body)
     _, unread, unsent, _, _ = _TAIL.unpack_from(body, _MESSAGE.size + _SOCKET_ID.size)
-    info = _attribute(body[_MESSAGE.size + _SOCKET_ID.size + _TAIL.size :], INET_DIAG_INFO)
+    info = netlink.attributes(body[_MESSAGE.size + _SOCKET_ID.size + _TAIL.size :]).get(INET_DIAG_INFO, b"")
     acked, received = _BYTES.unpack_from(info, _BYTES_AT) if len(info) >= _BYTES_AT + _BYTES.size else (None, None)
     return Flow(
         socket=parse(body),
@@ -136,40 +133,9 @@ def parse(body: bytes) -> DiagSocket:
     )
 
 
-def _attribute(data: bytes, wanted: int) -> bytes:
-    """The content of an attribute (rtnetlink(7)) of a message; nothing where it has none of this type."""
-    at = 0
-    while at + _ATTRIBUTE.size <= len(data):
-        length, kind = _ATTRIBUTE.unpack_from(data, at)
-        if kind == wanted:
-            return data[at + _ATTRIBUTE.size : at + length]
-        at += max((length + 3) & ~3, _ATTRIBUTE.size)
-    return b""
-
-
 def _dump(port: int, extensions: int, timeout_s: float) -> Iterator[bytes]:
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as netlink:
-        netlink.settimeout(timeout_s)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as kernel:
+        kernel.settimeout(timeout_s)
         for family in (socket.AF_INET, socket.AF_INET6):
-            request = _REQUEST.pack(family, socket.IPPROTO_TCP, extensions, 0, ALL_STATES)
-            request += _SOCKET_ID.pack(port, 0, b"", b"")
-            head = _HEADER.pack(_HEADER.size + len(request), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST_DUMP, 1, 0)
-            netlink.send(head + request)
-            yield from _answers(netlink)
-
-
-def _answers(netlink: socket.socket) -> Iterator[bytes]:
-    """The bodies of a dump's messages, until its end."""
-    while True:
-        data = netlink.recv(1 << 16)
-        at = 0
-        while at + _HEADER.size <= len(data):
-            length, kind, *_ = _HEADER.unpack_from(data, at)
-            body = data[at + _HEADER.size : at + length]
-            if kind == NLMSG_DONE:
-                return
-            if kind == NLMSG_ERROR:
-                number = -struct.unpack_from("=i", body)[0]
-                raise OSError(number, os.strerror(number))
-            yield body
-            at += (length + 3) & ~3
+            wanted = _REQUEST.pack(family, socket.IPPROTO_TCP, extensions, 0, ALL_STATES)
+            yield from netlink.dump(kernel, SOCK_DIAG_BY_FAMILY, wanted + _SOCKET_ID.pack(port, 0, b"", b""))

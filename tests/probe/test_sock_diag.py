@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.probe import sock_diag
+from nccl_doctor.probe import netlink, sock_diag
 
 
 @given(st.sampled_from([socket.AF_INET, socket.AF_INET6]), st.binary(min_size=71, max_size=200))
@@ -44,7 +44,7 @@ def test_a_port_is_told_without_its_neighbours() -> None:
 def test_a_refusal_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, kernel = socket.socketpair()
     body = struct.pack("=i", -errno.ENOENT) + bytes(16)
-    kernel.send(struct.pack("=IHHII", 16 + len(body), sock_diag.NLMSG_ERROR, 0, 1, 0) + body)
+    kernel.send(struct.pack("=IHHII", 16 + len(body), netlink.NLMSG_ERROR, 0, 1, 0) + body)
     monkeypatch.setattr(socket, "socket", lambda *_args: ours)
     with kernel, pytest.raises(FileNotFoundError):
         sock_diag.sockets_on(29500)

@@ -75,7 +75,7 @@ _Cache = dict[tuple[frozenset[Network], int, bool], frozenset[str]]
 
 
 def _limit(facts: HostFacts) -> int | None:
-    """gc_thresh3; None where nobody may look: only the first network namespace shows it, no container does."""
+    """gc_thresh3; None where the kernel does not tell."""
     text = facts.sysctls.get(LIMIT) if isinstance(facts.sysctls, dict) else None
     return None if text is None else int(text)
 

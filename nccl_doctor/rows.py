@@ -74,8 +74,9 @@ def phases(
     by_code = grouped((diagnosis.code, diagnosis) for diagnosis in diagnoses)
     consequences = {effect.code for diagnosis in diagnoses for effect in diagnosis.explains}
     for row in ROWS:
-        mine = [check for check in checks if row_of(check.category, check.name) == row]
-        if all(check.reason == NOT_SELECTED for check in mine):
+        of_it = [check for check in checks if row_of(check.category, check.name) == row]
+        mine = [check for check in of_it if check.reason != NOT_SELECTED]
+        if not mine:
             continue
         found = [check for check in mine if check.outcome is Outcome.FOUND]
         gaps = [check for check in mine if check.outcome in (Outcome.UNKNOWN, Outcome.CRASH)]
@@ -217,11 +218,12 @@ class _Texts:
                 smoke.outcome, "wrong result"
             )
         how = f"NCCL over {way(smoke)}" if smoke.backend == "nccl" and way(smoke) else smoke.backend
+        ranks = plural(smoke.world_size, "rank")
         speed = link(self._snapshot)
         if speed is None:
-            return f"{smoke.world_size} ranks over {how}, right sums, up to {_rate(best(smoke))}"
+            return f"{ranks} over {how}, right sums, up to {_rate(best(smoke))}"
         share = f"{100 * best(smoke) / speed.gb_per_s:.0f} % of {speed.name}"
-        return f"{smoke.world_size} ranks over {how}, {best(smoke):.2g} of {speed.gb_per_s:.3g} GB/s ({share})"
+        return f"{ranks} over {how}, {best(smoke):.2g} of {speed.gb_per_s:.3g} GB/s ({share})"
 
 
 def _share(mesh: Mesh) -> str:

@@ -71,6 +71,13 @@ def test_gpus_have_a_row_of_their_own() -> None:
     assert "gpu count low on node3" in few["GPUs"][1]
 
 
+def test_a_row_of_which_a_part_is_asked_for_tells_of_that_part() -> None:
+    """``smoke`` asks for those checks of the GPUs that its backend depends on."""
+    some = judge(patched({}), "smoke", lambda check: check.name in ("gpu-count-low", "torch-missing"))
+    assert {row.name: row.outcome for row in some.phases} == {"software": "ok", "GPUs": "n/a"}
+    assert "not selected" not in " ".join(row.text for row in some.phases)
+
+
 def test_a_row_that_fails_says_why() -> None:
     small = {"facts": {"limits": {"nofile_soft": 256, "nofile_hard": 256}}}
     assert rows({"hosts": {"node2": small}})["limits"] == ("warning", "nofile low on node2")

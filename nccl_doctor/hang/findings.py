@@ -8,7 +8,7 @@ from nccl_doctor.commands import on
 from nccl_doctor.hang.folds import doing, folded, named, rank_words
 from nccl_doctor.hang.observed_rank import Link, ObservedRank
 from nccl_doctor.hang.verdict import HangEvidence, Judgement
-from nccl_doctor.hostlist import grouped
+from nccl_doctor.hostlist import grouped, plural
 from nccl_doctor.logs.words import ranks_of
 from nccl_doctor.model import Finding, Fix
 from nccl_doctor.shell import line
@@ -39,7 +39,7 @@ def sentence(judged: Judgement) -> str:
     culprits = [seen.ranks[rank] for rank in judged.culprits if rank in seen.ranks]
     if judged.verdict == "slow":
         work = "; ".join(f"{named([one])} {doing(one)}" for one in culprits[:4])
-        return f"The job moves, slowly: {len(seen.waiting)} ranks wait for {work}, which works."
+        return f"The job moves, slowly: {_waiting(judged, 'rank')} for {work}, which works."
     if judged.verdict == "not-hanging":
         return "The job moves: ranks came further between the two looks."
     if judged.verdict == "unknown":
@@ -68,7 +68,7 @@ def _gone(judged: Judgement) -> Iterator[tuple[str, Finding]]:
         f"{ranks_of(ranks)} on {', '.join(hosts)}{_pids(ranks, pids)} {why}" for (why, hosts), ranks in groups.items()
     ]
     stopped = any(one.why == "is stopped" for one in seen.lost)
-    waits = f", and {len(seen.waiting)} others wait for it in a collective" if seen.waiting else ""
+    waits = f", and {_waiting(judged)} for it in a collective" if seen.waiting else ""
     advice = (
         "Let it go on, unless somebody holds it in a debugger:"
         if stopped
@@ -95,6 +95,11 @@ def _gone(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     )
 
 
+def _waiting(judged: Judgement, noun: str = "other") -> str:
+    count = len(judged.seen.waiting)
+    return f"{plural(count, noun)} wait{'s' if count == 1 else ''}"
+
+
 def _pids(ranks: list[int], pids: dict[int, int | None]) -> str:
     known = [str(pids[rank]) for rank in ranks if pids[rank]]
     return f" (pid {', '.join(known)})" if 0 < len(known) <= 4 else ""
@@ -103,7 +108,7 @@ def _pids(ranks: list[int], pids: dict[int, int | None]) -> str:
 def _outside(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     seen = judged.seen
     culprits = [seen.ranks[rank] for rank in judged.culprits]
-    waiting = f" while {len(seen.waiting)} others wait in a collective" if seen.waiting else ""
+    waiting = f" while {_waiting(judged)} in a collective" if seen.waiting else ""
     where = "; ".join(
         f"{named([seen.ranks[rank] for rank in ranks])} stands {words}" for words, ranks in _few(culprits)
     )

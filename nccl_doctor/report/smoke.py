@@ -31,7 +31,7 @@ def smoke(result: AllReduceReport, screen: Screen) -> Iterator[list[str]]:
     """
     ranks = result.ranks
     yield [
-        *wrap(f"{len(ranks)} ranks, {backend(result)}", screen.prose, "backend  "),
+        *wrap(f"{plural(len(ranks), 'rank')}, {backend(result)}", screen.prose, "backend  "),
         *_labelled("uses     ", uses(ranks), screen),
         *_labelled("ways     ", ways(ranks), screen),
         *_labelled("ring     ", ring_words(result), screen),

@@ -50,6 +50,12 @@ def test_the_line_and_the_others_place_are_told() -> None:
     assert (rank.frame, rank.called, rank.host, rank.pid) == ("dataset.py:88 in epoch", "_next_data", "node2", 1003)
 
 
+def test_one_that_waits_alone_is_one_other() -> None:
+    assert said(Job(hosts=2, nproc=1).stands(1, IN_LOADER)).endswith(
+        "stands in _next_data at dataset.py:88 while 1 other waits in a collective."
+    )
+
+
 def test_a_rank_in_the_kernel() -> None:
     job = Job().stands(3, at(44, "save")).state(3, state="D", wchan="nfs_wait_bit_killable")
     assert judged(job) == ("outside-nccl", ["rank-outside-nccl"], [3])

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime, timezone
 from typing import Any
 
-from nccl_doctor.hostlist import fold, grouped
+from nccl_doctor.hostlist import fold, grouped, plural
 from nccl_doctor.measured import RankReport
 from nccl_doctor.model import CheckResult, Diagnosis, Outcome, Report
 from nccl_doctor.report.html.cards import cards
@@ -103,7 +103,7 @@ def _smoke_words(report: Report) -> list[tuple[str, str]]:
     smoke = report.smoke
     assert smoke is not None
     told = (
-        ("backend", f"{len(smoke.ranks)} ranks, {backend(smoke)}"),
+        ("backend", f"{plural(len(smoke.ranks), 'rank')}, {backend(smoke)}"),
         ("uses", uses(smoke.ranks)),
         ("ways", ways(smoke.ranks)),
         ("ring", ring_words(smoke)),

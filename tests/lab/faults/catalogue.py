@@ -1,6 +1,7 @@
 """The register of faults."""
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from tests.lab.cluster import Lab
 from tests.lab.errors import LabError
@@ -11,13 +12,15 @@ Fault = Callable[[Lab, LabHost], None]
 
 MASTER_PORT = 29500
 
+Breaks = TypeVar("Breaks", bound=Fault)
+
 _FAULTS: dict[str, Fault] = {}
 
 
-def register(name: str) -> Callable[[Fault], Fault]:
+def register(name: str) -> Callable[[Breaks], Breaks]:
     """Enter a fault under a name; its docstring is what people read."""
 
-    def enter(function: Fault) -> Fault:
+    def enter(function: Breaks) -> Breaks:
         assert name not in _FAULTS, name
         assert function.__doc__, name
         _FAULTS[name] = function

@@ -11,16 +11,16 @@ from tests.patience import LONG_S
 _HEAD = f"import socket, sys, time\nPORT = {MASTER_PORT}\n"
 
 
-def _leave_behind(host: LabHost, name: str, body: str, *arguments: str) -> None:
+def _leave_behind(host: LabHost, name: str, body: str, *arguments: str, python: str = sys.executable) -> None:
     """Run a Python program as an orphan that nobody watches over; it writes `NAME.ready` when it has its socket."""
     ready = f"/run/{name}.ready"
     host.write(f"/root/{name}", f"{_HEAD}{dedent(body)}open({ready!r}, 'w').close()\ntime.sleep(86400)\n")
-    host.background([sys.executable, "-u", f"/root/{name}", *arguments])
+    host.background([python, "-u", f"/root/{name}", *arguments])
     host.wait_until(lambda: host.run(["test", "-e", ready], check=False).returncode == 0, f"the start of {name}")
 
 
 @register("stale-listener")
-def leave_listener(lab: Lab, host: LabHost) -> None:
+def leave_listener(lab: Lab, host: LabHost, python: str = sys.executable) -> None:
     """A rank of a job that is gone still listens on the master port."""
     body = """\
         listener = socket.socket()
@@ -28,7 +28,7 @@ def leave_listener(lab: Lab, host: LabHost) -> None:
         listener.bind(("0.0.0.0", PORT))
         listener.listen()
         """
-    _leave_behind(host, "train.py", body, "--local_rank=0")
+    _leave_behind(host, "train.py", body, "--local_rank=0", python=python)
 
 
 @register("bound-not-listening")

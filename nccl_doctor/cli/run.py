@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from nccl_doctor.cli import options
@@ -124,7 +125,8 @@ def _looking(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
         quiet=out.quiet, decided=lambda seen, dials: decided(judge(seen, out.command, among(selected), dials))
     )
     try:
-        with looked(cluster, make_transport(request.reached.transport, cluster), bounds, lines) as run:
+        connect = partial(make_transport, request.reached.transport, cluster)
+        with looked(cluster, connect, bounds, lines) as run:
             yield run
     finally:
         lines.close()

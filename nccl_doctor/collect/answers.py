@@ -53,6 +53,24 @@ class GoneError(ProbeError):
     failure: AnyAccessFailure | None = None
 
 
+class UnheardError(GoneError):
+    """The host heard nothing from this machine for so many seconds, and let go."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"the connection stood still: it heard nothing from this machine for {seconds:.0f} s")
+
+
+class StoodStillError(GoneError):
+    """This machine told the hosts nothing for so long that they ended what they ran for us."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        super().__init__(
+            f"this machine stood still for {seconds:.0f} s (asleep, suspended or overloaded), and the hosts ended "
+            "what they ran for nccl-doctor meanwhile"
+        )
+
+
 class MalformedError(GoneError):
     """It answered what the probe never says, and is not listened to any more."""
 

@@ -1,7 +1,7 @@
 """What is sent to a host: one shell line that starts Python, and behind it, over stdin, the probe's source.
 
 ``python -`` would read stdin to its end before it runs anything, so a loader stands on the command line and reads
-exactly the bundle's length; the rest of stdin then carries requests.
+exactly the bundle's length; the rest of stdin then carries requests. It ends where nothing comes for a while.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import zlib
 from pathlib import Path
 
 from nccl_doctor import probe
-from nccl_doctor.collect.start_failure import DAMAGED
+from nccl_doctor.collect.pulse import SILENCE_S
+from nccl_doctor.collect.start_failure import DAMAGED, SILENT
 from nccl_doctor.once import once
 
 LOADER = (
-    "import sys,zlib;print('{mark}'[::-1]+'{{}}',flush=True);"
-    "b=sys.stdin.buffer.read({size});zlib.crc32(b)=={crc} or sys.exit('{damaged}');"
+    "import os,signal,sys,zlib;signal.signal(14,lambda *_:sys.exit('{silent}'));signal.alarm({silence});"
+    "print('{mark}'[::-1]+'{{}}',flush=True);b=bytearray();e='{damaged}';"
+    "[b.extend(os.read(0,{size}-len(b))or sys.exit(e))or signal.alarm({silence})"
+    "for _ in iter(lambda:len(b)<{size},False)];zlib.crc32(b)=={crc} or sys.exit(e);"
     "exec(compile(zlib.decompress(b),'<nccl-doctor>','exec'))"
 )
 """Says that it is ready, by the nonce and an empty object, and reads the probe only then: a login that runs something
@@ -45,7 +48,14 @@ def command(python: str, nonce: str) -> str:
     ``exec`` spares a shell that would have to die too. Double quotes without $, ` and ! mean the same to sh, csh and
     fish. ``-I``: no file in somebody's home and no PYTHON* variable can shadow a module.
     """
-    loader = LOADER.format(size=len(bundle()), crc=zlib.crc32(bundle()), damaged=DAMAGED, mark=nonce[::-1])
+    loader = LOADER.format(
+        size=len(bundle()),
+        crc=zlib.crc32(bundle()),
+        damaged=DAMAGED,
+        silent=SILENT,
+        silence=round(SILENCE_S),
+        mark=nonce[::-1],
+    )
     interpreter = "~/" + shlex.quote(python[2:]) if python.startswith("~/") else shlex.quote(python)
     return f'echo {login_mark(nonce)}; exec {interpreter} -I -c "{loader}"'
 

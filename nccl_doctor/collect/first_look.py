@@ -49,6 +49,7 @@ class FirstLook:
             self._connected,
             look=asking,
             on_looked=self._looked,
+            silence_s=self._options.silence_s,
             opened=self.opened,
             failures=self.failures,
         )

@@ -20,6 +20,7 @@ from nccl_doctor.collect.hang_stores import with_counted
 from nccl_doctor.collect.hang_typed import LOOK, host_look
 from nccl_doctor.collect.reach import Reach
 from nccl_doctor.collect.session import ProbeSession
+from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model import Cluster
 from nccl_doctor.snapshot import AnyAccessFailure, Phased, ProbeFacts, ProbeFailed, Unknown, unknown
 from nccl_doctor.snapshot.hang import HangHost, HangSnapshot, HostLook, JobRanks, Ras, StoreClient
@@ -69,6 +70,7 @@ def take(cluster: Cluster, transport: Transport, options: HangOptions, progress:
 
     Raises:
         UsageError: several jobs run, and none was named.
+        NotReachedError: this machine stood still, and the hosts let go meanwhile.
     """
     watch = _Watch(cluster, transport, options, progress)
     try:
@@ -209,6 +211,8 @@ class _Watch:
         return found
 
     def _fail(self, name: str, error: Exception) -> None:
+        if isinstance(error, answers.StoodStillError):
+            raise NotReachedError(f"{error}; run it again")
         detail = (
             f"the probe did not tell of the job: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
         )

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from nccl_doctor.collect.facts import FactLimits
 from nccl_doctor.collect.mesh import MeshLimits
+from nccl_doctor.collect.pulse import SILENCE_S
 from nccl_doctor.collect.smoke import SmokeLimits
 from nccl_doctor.derived import FailedDials
 from nccl_doctor.snapshot import Snapshot
@@ -33,7 +34,7 @@ class Progress(Protocol):
 class RunOptions:
     """Bounds of a run, in seconds. ``total_s`` ends everything: a phase that no longer fits in is not begun.
 
-    ``connect_s`` is :class:`~nccl_doctor.collect.reach.Reach`'s.
+    ``connect_s`` and ``silence_s`` are :class:`~nccl_doctor.collect.reach.Reach`'s.
     """
 
     connect_s: float | None = None
@@ -42,3 +43,4 @@ class RunOptions:
     smoke: bool = True
     mesh_limits: MeshLimits = field(default_factory=MeshLimits)
     smoke_limits: SmokeLimits = field(default_factory=SmokeLimits)
+    silence_s: float = SILENCE_S

@@ -10,6 +10,7 @@ from nccl_doctor import own_limits
 from nccl_doctor.collect.admission import Stage, Window, in_turns
 from nccl_doctor.collect.answers import NoAnswerError
 from nccl_doctor.collect.load import LoadWatch
+from nccl_doctor.collect.pulse import SILENCE_S
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.measured import Load
 from nccl_doctor.model import Node
@@ -40,6 +41,7 @@ class Reach:
         on_done: called as a host lets us in, or doesn't.
         look: what each is asked as soon as it has, while others are still connected to.
         on_looked: called when it has answered.
+        silence_s: how long a probe bears to hear nothing from this machine.
         opened: by host, filled as they are reached: what Ctrl-C interrupts must be closed, too.
         unanswered: why ``look`` came to nothing, by host.
         again: the hosts that answered only when they were tried again.
@@ -52,6 +54,7 @@ class Reach:
     on_done: Callable[[str], None]
     look: Look | None = None
     on_looked: Callable[[str], None] = lambda _name: None
+    silence_s: float = SILENCE_S
     opened: dict[str, ProbeSession] = field(default_factory=dict)
     failures: dict[str, AnyAccessFailure] = field(default_factory=dict)
     unanswered: dict[str, Exception] = field(default_factory=dict)
@@ -104,7 +107,9 @@ class Reach:
             now = time.monotonic()
             left = max(self.until - now, 0.1)
             deadline = now + min(seconds, left)
-            self.opened[node.name] = ProbeSession.open(self.transport, node, deadline, left + 10, latest=now + left)
+            self.opened[node.name] = ProbeSession.open(
+                self.transport, node, deadline, left + 10, latest=now + left, silence_s=self.silence_s
+            )
 
     def _connected(self, node: Node) -> None:
         self.connected_s = time.monotonic() - self._began

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timezone
 from itertools import chain
 
@@ -12,15 +14,17 @@ from nccl_doctor.collect import elsewhere, intercept, ways
 from nccl_doctor.collect import facts as facts_phase
 from nccl_doctor.collect import mesh as mesh_phase
 from nccl_doctor.collect import smoke as smoke_phase
-from nccl_doctor.collect.answers import ProbeError
+from nccl_doctor.collect.answers import ProbeError, StoodStillError
 from nccl_doctor.collect.clock import Clock
 from nccl_doctor.collect.controller_names import look_up
 from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.first_look import FirstLook
 from nccl_doctor.collect.options import Progress, RunOptions
+from nccl_doctor.collect.pulse import PATIENT_S
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.collect.smoke import trials
 from nccl_doctor.derived import FailedDials
+from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model import Cluster
 from nccl_doctor.snapshot import (
     PENDING,
@@ -44,23 +48,38 @@ from nccl_doctor.transport.base import Transport
 
 NAMES_S = 3.0
 """What this machine's resolver may take for all names; what it has not told by then confirms nothing."""
+WORTH_S = 5.0
+"""A run begins anew where that much time is left."""
 
 
 @contextmanager
-def looked(cluster: Cluster, transport: Transport, options: RunOptions, progress: Progress) -> Iterator[Run]:
+def looked(
+    cluster: Cluster, connect: Callable[[], Transport], options: RunOptions, progress: Progress
+) -> Iterator[Run]:
     """Looks at every host; one that fails is recorded and the others are looked at all the same.
 
     The connections stand until the end of the block, so that a failed all-reduce can be repeated over parts of them.
+    Where this machine stood still and the hosts let go meanwhile, all is looked at anew, once.
+
+    Raises:
+        NotReachedError: this machine stood still again, or no time is left.
     """
-    run = Run(cluster, transport, options, progress)
+    until = time.monotonic() + options.total_s
+    run = Run(cluster, connect(), options, progress)
     try:
-        run.look()
-        progress.seen(run.snapshot, run.dials)
-        run.mesh()
-        run.names()
-        progress.seen(run.snapshot, run.dials)
-        run.smoke()
+        try:
+            run.all()
+        except StoodStillError as error:
+            run.close()
+            left = until - time.monotonic()
+            if left < WORTH_S:
+                raise
+            progress.phase(f"again: {error}", [node.name for node in cluster.nodes])
+            run = Run(cluster, connect(), replace(options, total_s=left, silence_s=PATIENT_S), progress)
+            run.all()
         yield run
+    except StoodStillError as error:
+        raise NotReachedError(f"{error}; run it again") from error
     finally:
         run.close()
 
@@ -82,6 +101,20 @@ class Run:
         self._mesh: Phased[Mesh] = skipped(PENDING)
         self._smoke: Phased[Smoke] = skipped(PENDING)
         self._resolved: dict[str, tuple[IpAddress, ...]] = {}
+
+    def all(self) -> None:
+        """Every phase.
+
+        Raises:
+            StoodStillError: this machine did, and what was seen since is no host's fault.
+        """
+        self.look()
+        self._go_on()
+        self.mesh()
+        self.names()
+        self._go_on()
+        self.smoke()
+        self._still_there()
 
     @property
     def _facts(self) -> dict[str, HostFacts]:
@@ -190,9 +223,19 @@ class Run:
                 found = trials.run(
                     self._sessions, self._facts, self._cluster, self._options.smoke_limits, self._clock.until
                 )
+                self._still_there()
             except ProbeError as error:
                 found = unknown(f"could not be repeated: {error}")
         self._smoke = smoke.model_copy(update={"isolation": found})
+
+    def _go_on(self) -> None:
+        self._still_there()
+        self._progress.seen(self.snapshot, self.dials)
+
+    def _still_there(self) -> None:
+        for session in self._first.opened.values():
+            if isinstance(session.lost, StoodStillError):
+                raise session.lost
 
     def close(self) -> None:
         """Ends every probe and connection."""

@@ -13,9 +13,18 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from nccl_doctor.collect import answers, bundle, psutil_bundle
-from nccl_doctor.collect.answers import GoneError, Hello, MalformedError, NoAnswerError, ProbeError, RankEvent
-from nccl_doctor.collect.start_failure import Start, start_failure
+from nccl_doctor.collect import answers, bundle, psutil_bundle, pulse
+from nccl_doctor.collect.answers import (
+    GoneError,
+    Hello,
+    MalformedError,
+    NoAnswerError,
+    ProbeError,
+    RankEvent,
+    StoodStillError,
+    UnheardError,
+)
+from nccl_doctor.collect.start_failure import SILENT, Start, start_failure
 from nccl_doctor.model import Node
 from nccl_doctor.snapshot import ProbeFailed, PythonMissing
 from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Channel, LostError, Transport
@@ -44,11 +53,11 @@ class ProbeSession:
         lost: why nothing that it says counts any more: the connection ended, or it said what the probe never says.
     """
 
-    def __init__(self, node: Node, channel: Channel, nonce: str) -> None:
+    def __init__(self, node: Node, channel: Channel, nonce: str, silence_s: float = pulse.SILENCE_S) -> None:
         self.node = node
         self.hello: Hello
         self.lost: GoneError | None = None
-        self._channel = channel
+        self._channel, self._silence_s, self._since = channel, silence_s, pulse.begin()
         self._nonce = nonce.encode()
         self._mark = bundle.login_mark(nonce).encode()
         self._last_id = 0
@@ -61,10 +70,17 @@ class ProbeSession:
 
     @classmethod
     def open(
-        cls, transport: Transport, node: Node, deadline: float, lifetime_s: float, latest: float = math.inf
+        cls,
+        transport: Transport,
+        node: Node,
+        deadline: float,
+        lifetime_s: float,
+        latest: float = math.inf,
+        silence_s: float = pulse.SILENCE_S,
     ) -> ProbeSession:
         """Connects before the deadline, and starts the probe in as much time again, but before ``latest``.
 
+        The probe ends when it hears nothing from this machine for ``silence_s``.
         A login, and the start-up files of its shell, have :data:`~nccl_doctor.transport.base.LOGIN_TIMES` as much.
 
         Raises:
@@ -72,15 +88,17 @@ class ProbeSession:
         """
         nonce, bound = secrets.token_hex(16), deadline - time.monotonic()
         channel = transport.open(node, bundle.command(node.python, nonce), deadline, latest)
-        session = cls(node, channel, nonce)
+        session = cls(node, channel, nonce, silence_s)
         try:
-            session._greet({"nonce": nonce, "lifetime_s": lifetime_s}, bound, latest)
+            header = {"nonce": nonce, "lifetime_s": lifetime_s, "silence_s": silence_s}
+            session._greet(header, bound, latest)
         except (OSError, EOFError, ValueError, ProbeError) as error:
-            failure = getattr(error, "failure", None) or session._start_failure(error)
-            channel.close()
+            why = session.gone(error) if isinstance(error, GoneError) else error
+            failure = getattr(error, "failure", None) or session._start_failure(why)
+            session.close()
             raise AccessError(failure) from error
         except BaseException:
-            channel.close()
+            session.close()
             raise
         return session
 
@@ -93,7 +111,7 @@ class ProbeSession:
         try:
             self._channel.send(json.dumps(request).encode() + b"\n", deadline)
         except (OSError, EOFError) as error:
-            raise self.gone(GoneError(f"the connection broke before {do}: {error}")) from error
+            raise self.gone(self._last_word(deadline, f"the connection broke before {do}: {error}")) from error
         return self._last_id
 
     def wait(
@@ -125,12 +143,18 @@ class ProbeSession:
             raise
 
     def gone(self, error: GoneError) -> GoneError:
-        """Takes note that the host is not listened to any more; the error, to be raised."""
-        self.lost = error
-        return error
+        """Takes note that the host is not listened to any more; the error, to be raised.
+
+        A host that heard nothing from us for too long has let go: whatever it looks like, that was not its fault.
+        """
+        still = pulse.longest_standstill(self._since)
+        ours = still >= self._silence_s - pulse.MARGIN_S and not isinstance(error, MalformedError)
+        self.lost = StoodStillError(still) if ours else error
+        return self.lost
 
     def close(self) -> None:
         """Ends the probe and everything it started; idempotent and bounded."""
+        pulse.leave(self._channel)
         self._channel.close()
 
     def _answer(
@@ -161,6 +185,16 @@ class ProbeSession:
                 raise MalformedError("neither an answer nor an error")
             return answers.typed(kind, "answer", message["ok"])
 
+    def _last_word(self, deadline: float, otherwise: str) -> GoneError:
+        """Why a connection takes nothing any more: what the probe said as it ended, if it said so."""
+        try:
+            while True:
+                self._next(deadline)
+        except UnheardError as told:
+            return told
+        except ProbeError:
+            return GoneError(otherwise)
+
     def _greet(self, header: dict[str, Any], bound: float, latest: float) -> None:
         if self._next(min(time.monotonic() + LOGIN_TIMES * bound, latest), bound):
             raise MalformedError("a word before the probe was sent")
@@ -170,6 +204,7 @@ class ProbeSession:
             self._channel.send(bundle.bundle() + json.dumps(header).encode() + b"\n", deadline)
         except TimeoutError:  # an interpreter that reads nothing, and the bundle is more than a pipe holds
             raise NoAnswerError("no answer in time") from None
+        pulse.keep(self._channel)
         message = self._next(deadline)
         if "refused" in message:
             raise ProbeError(answers.typed(answers.WORDS, "refusal", message["refused"]))
@@ -208,13 +243,17 @@ class ProbeSession:
                 continue
             chatter, framed, text = line.partition(self._nonce)
             if framed:
-                return answers.parsed(text)
+                message = answers.parsed(text)
+                if "silent" in message:
+                    raise UnheardError(self._silence_s)
+                return message
             if chatter.strip():
                 self._chatter.append(chatter.decode(errors="replace")[:300])
 
     def _start_failure(self, error: Exception) -> PythonMissing | ProbeFailed:
         """Why the probe did not come up."""
-        late = isinstance(error, NoAnswerError)
+        silent = isinstance(error, GoneError) and SILENT in self._channel.stderr_tail()
+        late = isinstance(error, (NoAnswerError, StoodStillError)) or silent
         return start_failure(
             Start(
                 python=self.node.python,

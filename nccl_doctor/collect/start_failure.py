@@ -18,6 +18,9 @@ _NOT_FOUND = 127
 DAMAGED = "the probe came damaged"
 """What the host says of a program whose bytes are not those that were sent."""
 
+SILENT = "nothing came from nccl-doctor for a while"
+"""What the loader says as it ends."""
+
 _WORDS = 120
 
 

@@ -7,6 +7,7 @@ that one that is too old can be told so; the modules behind it need Python 3.8.
 import importlib.machinery
 import json
 import linecache
+import os
 import sys
 import types
 from typing import Any
@@ -47,8 +48,11 @@ class MemoryImporter:
 
 
 def start(sources: "dict[str, str]") -> None:
-    """Reads the header line (nonce, lifetime) and serves until the connection ends."""
-    header = json.loads(sys.stdin.buffer.readline().decode())
+    """Reads the header line (nonce, lifetime, silence) and serves until the connection ends."""
+    line = b""
+    while not line.endswith(b"\n"):  # byte by byte: what stands behind it is the server's
+        line += os.read(0, 1) or sys.exit()
+    header = json.loads(line.decode())
     if sys.version_info < (3, 8):
         found = ".".join(str(part) for part in sys.version_info[:3])
         refusal = {"refused": "Python 3.8 or later is needed, this is " + found}
@@ -58,4 +62,4 @@ def start(sources: "dict[str, str]") -> None:
     sys.meta_path.insert(0, MemoryImporter(sources))
     from nccl_doctor.probe.main import Server
 
-    Server(header["nonce"], header["lifetime_s"], sources).serve()
+    Server(header["nonce"], header["lifetime_s"], header["silence_s"], sources).serve()

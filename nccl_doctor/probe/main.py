@@ -1,9 +1,10 @@
 """The probe's loop: requests in over stdin, answers out over stdout, each a line of JSON.
 
 An answer is framed as ``NONCE {json}``, so that a chatty ``.bashrc`` or MOTD can't be taken for one. A reader thread
-watches stdin: at its end (the controller closed the channel, was killed, or the network told so) everything that the
-probe started is ended and the process leaves at once. SIGALRM, which nobody catches, is the last resort against a
-probe that outlives its controller.
+watches stdin: at its end (the controller closed the channel, was killed, or the network told so), and when nothing has
+come for a while (a pulled cable, a laptop asleep: the controller sends an empty line each second), everything that
+the probe started is ended and the process leaves at once. SIGALRM, whose handler is the kernel's from here on, is the
+last resort against a probe that outlives its controller.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import select
 import signal
 import sys
 import threading
@@ -22,6 +24,8 @@ from nccl_doctor.probe import children
 
 Handler = Callable[[Dict[str, Any]], Any]
 
+CHUNK = 1 << 16
+
 
 class Server:
     """Serves one controller until it leaves.
@@ -29,11 +33,12 @@ class Server:
     Args:
         nonce: the mark before every answer, random per connection.
         lifetime_s: seconds after which the probe ends, come what may.
+        silence_s: seconds without a byte from the controller after which it ends, too.
         sources: the shipped modules; the all-reduce hands one on to torchrun.
     """
 
-    def __init__(self, nonce: str, lifetime_s: float, sources: dict[str, str]) -> None:
-        self._nonce = nonce.encode()
+    def __init__(self, nonce: str, lifetime_s: float, silence_s: float, sources: dict[str, str]) -> None:
+        self._nonce, self._silence_s = nonce.encode(), silence_s
         self._sources = sources
         self._requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._stop = threading.Event()
@@ -44,6 +49,7 @@ class Server:
         children.become_subreaper()
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, lambda *_: self._leave())
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the loader's own is done
         signal.setitimer(signal.ITIMER_REAL, lifetime_s)
         self._handlers: dict[str, Handler] = {
             "psutil": self._psutil,
@@ -84,27 +90,41 @@ class Server:
             self._send(answer)
 
     def _read(self) -> None:
-        for line in sys.stdin.buffer:
-            request = json.loads(line.decode())
-            if request["do"] == "end":
-                break
-            if request["do"] == "stop":
-                self._stop.set()
-            else:
-                self._requests.put(request)
-        self._leave()
+        pending = b""
+        # A host that stood still itself finds what came meanwhile: select(2) looks once more when its time is over.
+        while select.select([0], [], [], self._silence_s)[0]:
+            chunk = os.read(0, CHUNK)
+            if not chunk:
+                self._leave()
+            *lines, pending = (pending + chunk).split(b"\n")
+            for line in filter(None, lines):
+                self._take(json.loads(line.decode()))
+        self._leave({"silent": self._silence_s})
 
-    def _leave(self) -> None:
+    def _take(self, request: dict[str, Any]) -> None:
+        if request["do"] == "end":
+            self._leave()
+        elif request["do"] == "stop":
+            self._stop.set()
+        else:
+            self._requests.put(request)
+
+    def _leave(self, last_word: dict[str, Any] | None = None) -> None:
         try:
             children.end_all()
             children.remove_scratch()
+            # nobody may read any more: it is said where that needs no wait
+            if last_word and self._writing.acquire(blocking=False) and select.select([], [self._out], [], 0)[1]:
+                os.write(self._out, self._framed(last_word))
         finally:
             os._exit(0)
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _framed(self, message: dict[str, Any]) -> bytes:
         # a lone surrogate, which Python makes of bytes that are no UTF-8, would be no JSON
-        text = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace")
-        data = b"\n" + self._nonce + b" " + text + b"\n"
+        return b"\n" + self._nonce + b" " + json.dumps(message, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+
+    def _send(self, message: dict[str, Any]) -> None:
+        data = self._framed(message)
         with self._writing:
             try:
                 while data:

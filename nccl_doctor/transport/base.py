@@ -6,7 +6,10 @@ Deadlines are values of :func:`time.monotonic`; a wait that reaches its own rais
 from __future__ import annotations
 
 import math
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from nccl_doctor.model import Node
@@ -42,6 +45,9 @@ class Channel(Protocol):
             TimeoutError: not all of it was taken before the deadline.
             OSError, EOFError: the command or the connection is gone.
         """
+
+    def pulse(self) -> None:
+        """Sends an empty line between two calls of :meth:`send`, where that needs no wait; any thread may."""
 
     def read_line(self, deadline: float) -> bytes | None:
         """The next line of the command's stdout without its newline; None at the end of output.
@@ -83,6 +89,17 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Closes what is shared between hosts. Idempotent; channels are closed before, by their owners."""
+
+
+@contextmanager
+def if_free(lock: threading.Lock) -> Iterator[bool]:
+    """Holds a lock where nobody else does, and tells whether it is held."""
+    held = lock.acquire(blocking=False)
+    try:
+        yield held
+    finally:
+        if held:
+            lock.release()
 
 
 def remaining(deadline: float) -> float:

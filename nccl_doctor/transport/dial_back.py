@@ -5,6 +5,7 @@ For clusters where nobody may enter pods. Both sides prove that they know the Jo
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import math
 import os
@@ -19,7 +20,7 @@ from nccl_doctor.errors import UsageError
 from nccl_doctor.model import Node
 from nccl_doctor.probe.dial_back import sign
 from nccl_doctor.snapshot import EngineFacts, EngineFailure
-from nccl_doctor.transport.base import AccessError, remaining
+from nccl_doctor.transport.base import AccessError, if_free, remaining
 from nccl_doctor.transport.lines import LineBuffer
 
 TOKEN, PORT = "NCDOCTOR_TOKEN", "NCDOCTOR_PORT"
@@ -34,15 +35,22 @@ class SocketChannel:
     def __init__(self, connection: socket.socket) -> None:
         self._socket, self._lines = connection, LineBuffer()
         self._ended = False
-        self._closing = threading.Event()
+        self._closing, self._sending = threading.Event(), threading.Lock()
         connection.setblocking(False)
 
     def send(self, data: bytes, deadline: float) -> None:
         """Writes all of ``data``."""
         view = memoryview(data)
-        while view:
-            if self._ready(selectors.EVENT_WRITE, deadline):
-                view = view[self._socket.send(view[:_CHUNK]) :]
+        with self._sending:
+            while view:
+                if self._ready(selectors.EVENT_WRITE, deadline):
+                    view = view[self._socket.send(view[:_CHUNK]) :]
+
+    def pulse(self) -> None:
+        """Sends an empty line, where that needs no wait."""
+        with if_free(self._sending) as free, contextlib.suppress(OSError):  # who waits for an answer sees the end
+            if free:
+                self._socket.send(b"\n")
 
     def read_line(self, deadline: float) -> bytes | None:
         """The next line; None at the end."""

@@ -114,7 +114,8 @@ class _InsideChannel:
 
     def __init__(self, channel: Channel, why: Callable[[], AnyAccessFailure | None]) -> None:
         self._channel, self._why, self._closing = channel, why, False
-        self.send, self.stderr_tail, self.exit_status = channel.send, channel.stderr_tail, channel.exit_status
+        self.send, self.pulse = channel.send, channel.pulse
+        self.stderr_tail, self.exit_status = channel.stderr_tail, channel.exit_status
 
     def read_line(self, deadline: float) -> bytes | None:
         """The next line; None at the end of output.

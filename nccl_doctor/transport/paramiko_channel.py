@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 
 import paramiko
 from paramiko.common import cMSG_CHANNEL_REQUEST
 
-from nccl_doctor.transport.base import remaining
+from nccl_doctor.transport.base import if_free, remaining
 from nccl_doctor.transport.lines import LineBuffer, Tail
-from nccl_doctor.transport.ssh_session import ends_at
+from nccl_doctor.transport.ssh_session import SshSession, ends_at
 
 _CHUNK = 256 * 1024
 _PACKET = 32 * 1024  # what paramiko sends at once
@@ -22,16 +23,16 @@ _STATUS_S = 0.5
 class ParamikoChannel:
     """One command, in the session that it owns."""
 
-    def __init__(self, session: paramiko.Transport, channel: paramiko.Channel) -> None:
+    def __init__(self, session: SshSession, channel: paramiko.Channel) -> None:
         self._session, self._channel = session, channel
         self._lines, self._tail = LineBuffer(), Tail()
         self._ended = False
-        self._closing = threading.Event()
+        self._closing, self._sending = threading.Event(), threading.Lock()
 
     def send(self, data: bytes, deadline: float) -> None:
         """Writes all of ``data``, reading meanwhile what the command prints."""
         view = memoryview(data)
-        with ends_at(deadline, self._session):  # a full TCP buffer blocks paramiko without end
+        with self._sending, ends_at(deadline, self._session):  # a full TCP buffer blocks paramiko without end
             while view:
                 self._channel.settimeout(min(_SLICE_S, remaining(deadline)))
                 try:
@@ -46,6 +47,13 @@ class ParamikoChannel:
                 view = view[sent or 0 :]
                 if sent is None:
                     self._drain()
+
+    def pulse(self) -> None:
+        """Sends an empty line, where neither the host's window nor a TCP buffer on the way is full."""
+        gone = OSError, EOFError, paramiko.SSHException  # who waits for an answer sees the end
+        with if_free(self._sending) as free, contextlib.suppress(*gone):
+            if free and self._channel.send_ready() and self._session.takes_more():
+                self._channel.send(b"\n")
 
     def read_line(self, deadline: float) -> bytes | None:
         """The next line of stdout; None at its end."""

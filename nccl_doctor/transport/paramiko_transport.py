@@ -35,7 +35,7 @@ with warnings.catch_warnings():  # cryptography warns of ciphers that paramiko m
 from nccl_doctor.transport.paramiko_channel import ParamikoChannel
 from nccl_doctor.transport.session import Deadlines, establish
 from nccl_doctor.transport.sockets import ProxyCommandStream, Stream, dial
-from nccl_doctor.transport.ssh_session import ends_at
+from nccl_doctor.transport.ssh_session import SshSession, ends_at
 
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else its tracebacks reach stderr
 
@@ -46,7 +46,7 @@ ResolveJump = Callable[[str, float], HostSettings]
 class _Jump:
     """A session with a jump host, and the handshakes that may go through it at once."""
 
-    session: paramiko.Transport
+    session: SshSession
     places: Places = field(default_factory=Places)
 
     @contextmanager
@@ -114,7 +114,7 @@ class ParamikoTransport:
 
     def _session(
         self, settings: HostSettings, bound: float, latest: float, *, hop: bool = False
-    ) -> tuple[paramiko.Transport, float]:
+    ) -> tuple[SshSession, float]:
         """The session, and when it must have come to something: a host's time begins with its turn at the jump host."""
         if hop and settings.connect_timeout is not None:
             bound = min(bound, settings.connect_timeout)
@@ -163,7 +163,7 @@ class ParamikoTransport:
             raise failures.timed_out(target, waits) from error
 
 
-def _forward(session: paramiko.Transport, settings: HostSettings, deadline: float, bound: float) -> Stream:
+def _forward(session: SshSession, settings: HostSettings, deadline: float, bound: float) -> Stream:
     """A TCP connection that the jump host makes for us (RFC 4254, section 7.2)."""
     target = settings.target()
     try:

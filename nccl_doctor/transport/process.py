@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -10,7 +11,7 @@ import threading
 import time
 from typing import IO
 
-from nccl_doctor.transport.base import remaining
+from nccl_doctor.transport.base import if_free, remaining
 from nccl_doctor.transport.lines import LineBuffer, Tail
 
 _CHUNK = 256 * 1024
@@ -46,7 +47,7 @@ class ProcessChannel:
         self._stdout, self._stderr = _pipe(self._process.stdout), _pipe(self._process.stderr)
         self._lines, self._tail = LineBuffer(), Tail()
         self._ended: set[IO[bytes]] = set()
-        self._busy = threading.Lock()
+        self._busy, self._writing = threading.Lock(), threading.Lock()
         self._closing = threading.Event()
         self._closed = False
         for pipe in (self._stdin, self._stdout, self._stderr):
@@ -55,12 +56,18 @@ class ProcessChannel:
     def send(self, data: bytes, deadline: float) -> None:
         """Writes all of ``data``, reading meanwhile what the command prints."""
         view = memoryview(data)
-        with self._busy:
+        with self._busy, self._writing:
             while view:
                 if self._closing.is_set():
                     raise EOFError("the channel is closed")
                 if self._pump(deadline, writing=True):
                     view = view[_write(self._stdin, view) :]
+
+    def pulse(self) -> None:
+        """Writes an empty line, where the pipe takes it at once."""
+        with if_free(self._writing) as free, contextlib.suppress(BrokenPipeError):  # who reads sees the end
+            if free and not self._stdin.closed:
+                self._stdin.write(b"\n")
 
     def read_line(self, deadline: float) -> bytes | None:
         """The next line of stdout; None at its end."""
@@ -75,7 +82,7 @@ class ProcessChannel:
 
     def end_input(self) -> None:
         """Closes the command's stdin: nothing more comes."""
-        with self._busy:
+        with self._busy, self._writing:
             self._stdin.close()
 
     def unread(self, lines: list[bytes]) -> None:
@@ -111,7 +118,8 @@ class ProcessChannel:
             return
         self._closing.set()
         with self._busy:
-            self._stdin.close()
+            with self._writing:
+                self._stdin.close()
             self._wait(self.grace_s)
             self.forced = self.running
             for kill, patience in ((signal.SIGTERM, _TERM_S), (signal.SIGKILL, _TERM_S)):

@@ -37,7 +37,7 @@ def establish(
     *,
     hop: bool,
     alone: bool,
-) -> paramiko.Transport:
+) -> SshSession:
     """A session that is logged in; tries again where the server drops the connection unseen.
 
     Args:

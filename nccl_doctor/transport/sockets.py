@@ -36,6 +36,9 @@ class Stream(Protocol):
     def settimeout(self, seconds: float | None, /) -> None:
         """Seconds that recv and send may wait."""
 
+    def fileno(self) -> int:
+        """For poll(2)."""
+
     def close(self) -> None:
         """Ends it."""
 
@@ -44,12 +47,13 @@ class GreetedStream:
     """A stream that remembers how the server greeted, for paramiko tells neither silence nor a hang-up apart.
 
     Attributes:
+        inner: the stream itself.
         head: the first KiB that came.
         ended: the server closed the connection; that we closed it ourselves, at a deadline, is not the server's doing.
     """
 
     def __init__(self, inner: Stream) -> None:
-        self._inner = inner
+        self.inner = inner
         self.head = b""
         self.ended = False
         self._closed = False  # paramiko asks for it, as the standard library's sockets have it
@@ -62,7 +66,7 @@ class GreetedStream:
     def send(self, data: bytes) -> int:
         """Sends what the stream takes at once."""
         try:
-            return self._inner.send(data)
+            return self.inner.send(data)
         except ConnectionError:
             self._note_end()
             raise
@@ -70,7 +74,7 @@ class GreetedStream:
     def recv(self, size: int) -> bytes:
         """Receives, and notes the greeting."""
         try:
-            data = self._inner.recv(size)
+            data = self.inner.recv(size)
         except ConnectionError:
             self._note_end()
             raise
@@ -82,18 +86,18 @@ class GreetedStream:
 
     def peer(self) -> str:
         """The address that the connection is with; empty where it is no TCP connection of our own."""
-        return str(self._inner.getpeername()[0]) if isinstance(self._inner, socket.socket) else ""
+        return str(self.inner.getpeername()[0]) if isinstance(self.inner, socket.socket) else ""
 
     def settimeout(self, seconds: float | None) -> None:
         """For sending and receiving; who asks for less gets so much."""
-        self._inner.settimeout(None if seconds is None else max(seconds, _POLL_S))
+        self.inner.settimeout(None if seconds is None else max(seconds, _POLL_S))
 
     def close(self) -> None:
         """Closes the stream beneath, and wakes whoever waits for it."""
         self._closed = True
-        if isinstance(self._inner, socket.socket):
-            _wake(self._inner)
-        self._inner.close()
+        if isinstance(self.inner, socket.socket):
+            _wake(self.inner)
+        self.inner.close()
 
     def _note_end(self) -> None:
         self.ended = self.ended or not self._closed
@@ -187,6 +191,7 @@ class ProxyCommandStream:
         self.send = self._ours.send
         self.recv = self._ours.recv
         self.settimeout = self._ours.settimeout
+        self.fileno = self._ours.fileno
 
     def failed(self) -> str | None:
         """Hangs up, and tells what the command wrote to stderr, or its status; None where it ended well and silent."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 import time
@@ -11,7 +12,7 @@ from typing import cast
 
 import paramiko
 
-from nccl_doctor.transport.sockets import Stream
+from nccl_doctor.transport.sockets import GreetedStream, Stream
 
 
 class SshSession(paramiko.Transport):
@@ -23,7 +24,8 @@ class SshSession(paramiko.Transport):
         farewell: what the server said as it ended the session (RFC 4253, section 11.1); empty where it merely closed.
     """
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: GreetedStream) -> None:
+        self._stream = stream
         super().__init__(cast("socket.socket", stream))  # it asks for no more than a Stream
         self._wanted: dict[int, int] = {}  # by thread, the channel that it is opening
         self._refusals: dict[int, paramiko.ChannelException] = {}  # by channel
@@ -52,11 +54,26 @@ class SshSession(paramiko.Transport):
         banner = handler.banner if handler is not None else None
         return banner.decode(errors="replace") if isinstance(banner, bytes) else str(banner or "")
 
+    def takes_more(self) -> bool:
+        """Whether a short message goes out without a wait: there may be many to write to, and one of them dead."""
+        return self.clear_to_send.is_set() and _takes_more(self._stream.inner)
+
     def get_exception(self) -> Exception | None:
         """What ended this thread's wish for a channel, else what ended the session."""
         refusal = self._refusals.pop(self._wanted.pop(threading.get_ident(), -1), None)
         error = super().get_exception()
         return refusal or (None if isinstance(error, paramiko.ChannelException) else error)
+
+
+def _takes_more(stream: Stream) -> bool:
+    if isinstance(stream, paramiko.Channel):  # through a jump host
+        through = stream.get_transport()
+        return stream.send_ready() and isinstance(through, SshSession) and through.takes_more()
+    number = stream.fileno()
+    poll = select.poll()
+    if number >= 0:  # else it is closed
+        poll.register(number, select.POLLOUT)
+    return bool(poll.poll(0))
 
 
 @contextmanager

@@ -147,6 +147,9 @@ class ReplayChannel:
         time.sleep(max(0.0, due - time.monotonic()))
         return line
 
+    def pulse(self) -> None:
+        """It needs none."""
+
     def stderr_tail(self) -> str:
         """Nothing."""
         return ""
@@ -233,7 +236,7 @@ def run(count: int) -> dict[str, float]:
     recorded = record()
     began = time.process_time()
     options = RunOptions(smoke=False, total_s=3600.0)
-    with looked(cluster(count), Replay(recorded), options, Silent()) as done:
+    with looked(cluster(count), lambda: Replay(recorded), options, Silent()) as done:
         snapshot = done.snapshot()
     figures = {f"{phase} s": seconds for phase, seconds in snapshot.timings.items()}
     figures["CPU ms a host"] = (time.process_time() - began) * 1000 / count

@@ -110,19 +110,27 @@ def test_ctrl_c_twice_leaves_nothing_either(fresh_lab: Lab) -> None:
     assert_clean(fresh_lab, before, 5)
 
 
-@pytest.mark.parametrize("phase", ["connecting", "all-reduce"])
+@pytest.mark.parametrize("phase", PHASES)
 def test_a_run_that_was_suspended_accuses_nobody(fresh_lab: Lab, phase: str) -> None:
-    """Ctrl-Z, or a laptop asleep, for longer than a host has to answer; then it goes on."""
+    """Ctrl-Z, or a laptop asleep: the hosts let go of us within ten seconds, and then it goes on."""
+    cut = phase == "dialling"
+    if cut:
+        fault("cut-off")(fresh_lab, fresh_lab.host("node2"))  # so that the dials last
     before = {host.name: files(host) for host in fresh_lab.hosts}
     options = ["--connect-timeout", "2", "-o", "json", "--output-file", "report.json"]
     options += ["--no-smoke"] if phase == "connecting" else []
-    with start_and_wait_for(fresh_lab, phase, 0.2, *options) as process:
+    with start_and_wait_for(
+        fresh_lab, phase, {"connecting": 0.0, "dialling": 0.5, "all-reduce": 3.0}[phase], *options
+    ) as process:
+        began = time.monotonic()
         process.send_signal(signal.SIGSTOP)
-        time.sleep(9)
+        assert_clean(fresh_lab, before, 10)
+        time.sleep(max(0.0, 9 - (time.monotonic() - began)))
         process.send_signal(signal.SIGCONT)
         code = process.wait(LONG_S)
     report = json.loads(fresh_lab.controller.read("/root/report.json"))
-    assert ([one["message"] for one in report["diagnoses"]], code) == ([], 0)
+    expected = (["port-unreachable"], 1) if cut else ([], 0)
+    assert ([one["name"] for one in report["diagnoses"]], code) == expected, report["diagnoses"]
     assert_clean(fresh_lab, before, 5)
 
 
@@ -139,6 +147,23 @@ def test_what_is_killed_under_a_run_is_named_and_leaves_nothing(fresh_lab: Lab, 
         }[killed]
         (pid,) = [pid for pid, line in where.processes() if mark in line and not line.startswith(("bash -c", "sh -c"))]
         where.run(["kill", "-9", str(pid)])
+        assert process.wait(LONG_S) == 1
+    report = json.loads(fresh_lab.controller.read("/root/report.json"))
+    assert [one["hosts"] for one in report["diagnoses"]] == [["node2"]], report["diagnoses"]
+    assert_clean(fresh_lab, before, 10)
+
+
+def test_after_a_pulled_link_nothing_runs_on(fresh_lab: Lab) -> None:
+    """The interface of node2 is down in the midst of an all-reduce: neither end of the connection is told."""
+    node, before = fresh_lab.host("node2"), {host.name: files(host) for host in fresh_lab.hosts}
+    options = ["-o", "json", "--output-file", "report.json", "--smoke-timeout", "20"]
+    with start_and_wait_for(fresh_lab, "all-reduce", 3.0, *options) as process:
+        assert ours(node), "nothing ran yet, so this test shows nothing"
+        node.run(["ip", "link", "set", "eth0", "down"])
+        deadline = time.monotonic() + 10 * crowd()
+        while ours(node) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert ours(node) == []
         assert process.wait(LONG_S) == 1
     report = json.loads(fresh_lab.controller.read("/root/report.json"))
     assert [one["hosts"] for one in report["diagnoses"]] == [["node2"]], report["diagnoses"]

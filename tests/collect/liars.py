@@ -50,6 +50,9 @@ class Liar:
             raise TimeoutError
         return self._lines.pop(0).replace(b"NONCE", self._nonce)
 
+    def pulse(self) -> None:
+        """It needs none."""
+
     def stderr_tail(self) -> str:
         return ""
 

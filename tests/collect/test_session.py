@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -14,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.collect import answers, bundle
-from nccl_doctor.collect.answers import ProbeError
+from nccl_doctor.collect import answers, bundle, pulse
+from nccl_doctor.collect.answers import GoneError, ProbeError, StoodStillError
 from nccl_doctor.collect.common_names import _packed
 from nccl_doctor.collect.session import ProbeSession
+from nccl_doctor.collect.start_failure import SILENT
 from nccl_doctor.model import Node
 from nccl_doctor.transport.base import AccessError
 from nccl_doctor.transport.local import LocalTransport
@@ -122,6 +124,64 @@ def test_its_lifetime_is_bounded_by_the_kernel() -> None:
             break
     assert_gone(session.hello.pid)
     session.close()
+
+
+def test_every_channel_gets_an_empty_line_again_and_again() -> None:
+    channel = ProcessChannel(["cat"])
+    pulse.begin()
+    pulse.keep(channel)
+    assert [channel.read_line(time.monotonic() + LONG_S) for _ in range(2)] == [b"", b""]
+    pulse.leave(channel)
+    channel.close()
+
+
+@pytest.mark.parametrize(
+    ("still_s", "error", "words"),
+    [(0.0, GoneError, "heard nothing from this machine"), (63.0, StoodStillError, "this machine stood still for 63 s")],
+)
+def test_a_probe_that_hears_nothing_ends_what_it_runs_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, still_s: float, error: type[GoneError], words: str
+) -> None:
+    monkeypatch.setattr(pulse, "keep", lambda _channel: None)
+    monkeypatch.setattr(pulse, "longest_standstill", lambda _since: still_s)
+    session = ProbeSession.open(LocalTransport(), node(), time.monotonic() + LONG_S, 300, silence_s=pulse.MARGIN_S + 1)
+    assert_gone(session.hello.pid)
+    with pytest.raises(error, match=words):
+        session.ask(answers.CLOCK, "clock", time.monotonic() + LONG_S)
+    assert isinstance(session.lost, error)
+    session.close()
+
+
+def test_a_host_that_stands_still_itself_does_not_take_us_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "keep", lambda _channel: None)
+    session = ProbeSession.open(LocalTransport(), node(), time.monotonic() + LONG_S, 300, silence_s=2.0)
+    os.kill(session.hello.pid, signal.SIGSTOP)
+    number = session.send("clock", time.monotonic() + LONG_S)
+    time.sleep(2.5)
+    os.kill(session.hello.pid, signal.SIGCONT)
+    assert session.wait(answers.CLOCK, number, time.monotonic() + LONG_S)
+    session.close()
+
+
+@pytest.mark.parametrize("part", [0, 5000])
+def test_where_the_link_is_gone_before_the_probe_came_the_loader_ends(
+    monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    monkeypatch.setattr(bundle, "SILENCE_S", 1.0)
+    command = ["/bin/sh", "-c", bundle.command(sys.executable, "ab12")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as loader:
+        assert loader.stdin is not None
+        assert loader.stderr is not None
+        loader.stdin.write(bundle.bundle()[:part])
+        loader.stdin.flush()
+        assert loader.wait(LONG_S) == 1
+        assert SILENT in loader.stderr.read().decode()
+
+
+def test_a_loader_that_heard_nothing_is_tried_again(tmp_path: Path) -> None:
+    failure = refused(node(interpreter(tmp_path, f"echo '{SILENT}' >&2; exit 1")))
+    assert failure.facts.ran_out_of_time
 
 
 def test_noise_before_and_between_does_no_harm(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def in_process(one: Lie, folder: Path) -> list[str]:
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here (proc(5))
     before = peak_mib()
     try:
-        with looked(cluster, LocalTransport(), options, Silent()) as run:
+        with looked(cluster, LocalTransport, options, Silent()) as run:
             snapshot = run.snapshot()
         report = judge(snapshot, "check")
         texts = [render("check", form, report) for form in ("human", "junit", "prometheus", "json")]

@@ -59,5 +59,6 @@ LINES = (
     Standing("SIGKILL of the tool in each phase", "-", "nothing left", f"{_ENDS}::test_kill_9_of_the_controller_leaves_nothing_after_five_seconds"),
     Standing("SIGKILL of the tool at random moments", "-", "nothing left", "tests/lab/test_odd.py::test_killed_at_random_moments_it_leaves_nothing"),
     Standing("SIGKILL of ssh, of the probe, of the session's sshd", "-", "its host is named, nothing left", f"{_ENDS}::test_what_is_killed_under_a_run_is_named_and_leaves_nothing"),
-    Standing("suspended while connecting, and in the all-reduce", "-", "nobody is accused", f"{_ENDS}::test_a_run_that_was_suspended_accuses_nobody"),
+    Standing("a link that is pulled in the all-reduce", "hangs", "its host is named, nothing runs on there after ten seconds", f"{_ENDS}::test_after_a_pulled_link_nothing_runs_on"),
+    Standing("suspended in each phase", "-", "nothing runs after ten seconds, then nobody is accused", f"{_ENDS}::test_a_run_that_was_suspended_accuses_nobody"),
 )  # fmt: skip

@@ -26,6 +26,9 @@ class Waiting:
     def settimeout(self, _seconds: float | None) -> None:
         """It waits as long as the timer."""
 
+    def fileno(self) -> int:
+        return -1
+
     def close(self) -> None:
         """Nothing is behind it."""
 

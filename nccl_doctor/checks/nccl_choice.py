@@ -68,7 +68,7 @@ def _finding(nccl: ClusterNccl, group: list[Fault]) -> Finding:
 
 
 def _fix(nccl: ClusterNccl, group: list[Fault]) -> Fix:
-    if all(_lacks_family(nccl.by_host[fault.host]) for fault in group):
+    if _lack_family(nccl, group):
         return Fix(
             summary="NCCL_SOCKET_FAMILY asks for a kind of address that no interface there has: leave it out of the "
             "job's environment, or give the interfaces such addresses."
@@ -77,6 +77,10 @@ def _fix(nccl: ClusterNccl, group: list[Fault]) -> Fix:
     if suggestion is not None and nccl.mesh is not None and nccl.mesh.elsewhere and master in suggestion.interfaces:
         return move(suggestion, nccl.by_host, master)
     return fix(suggestion, OTHERWISE)
+
+
+def _lack_family(nccl: ClusterNccl, group: list[Fault]) -> bool:
+    return all(_lacks_family(nccl.by_host[fault.host]) for fault in group)
 
 
 def _lacks_family(one: HostNccl) -> bool:
@@ -88,10 +92,12 @@ def _lacks_family(one: HostNccl) -> bool:
 
 
 def _setting(nccl: ClusterNccl, group: list[Fault]) -> str:
-    wanted = group[0].wanted
+    by_family = _lack_family(nccl, group)
+    name = "NCCL_SOCKET_FAMILY" if by_family else "NCCL_SOCKET_IFNAME"
+    wanted = nccl.by_host[group[0].host].variables[name].value if by_family else group[0].wanted
     if wanted is None:
-        return "Without NCCL_SOCKET_IFNAME"
-    origins = grouped((nccl.by_host[fault.host].variables["NCCL_SOCKET_IFNAME"].origin, fault.host) for fault in group)
+        return f"Without {name}"
+    origins = grouped((nccl.by_host[fault.host].variables[name].origin, fault.host) for fault in group)
     several = len(origins) > 1
     places = [f"{origin} on {fold(hosts)}" if several else origin for origin, hosts in origins.items()]
-    return f"With NCCL_SOCKET_IFNAME={quoted(wanted)} ({', '.join(places)})"
+    return f"With {name}={quoted(wanted)} ({', '.join(places)})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nccl_doctor.firewall.direct import direct_rule
 from nccl_doctor.firewall.manager import manager_of, zone_of, zones
 from nccl_doctor.firewall.packet import RuleRef
 from nccl_doctor.firewall.ruleset import Ruleset
@@ -20,8 +21,13 @@ def printable(text: str) -> str:
 
 def describe(rule: RuleRef, facts: FirewallFacts) -> str:
     """The rule as its manager's user knows it, else as it stands in the kernel."""
-    words = _zone(rule, facts) if manager_of(rule, facts) == "firewalld" else None
+    words = _of_firewalld(rule, facts) if manager_of(rule, facts) == "firewalld" else None
     return printable(words or _place(rule))
+
+
+def _of_firewalld(rule: RuleRef, facts: FirewallFacts) -> str | None:
+    direct = direct_rule(rule, facts)
+    return _zone(rule, facts) if direct is None else f"direct rule of firewalld: {direct.text}"
 
 
 def counted(rules: Sequence[tuple[RuleRef, Ruleset]]) -> str:

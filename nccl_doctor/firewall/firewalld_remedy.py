@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from ipaddress import ip_network
 
+from nccl_doctor.firewall.direct import direct_rule, direct_rules
 from nccl_doctor.firewall.manager import Zone, zone_of, zones
-from nccl_doctor.firewall.opening import Opening, Remedy, port_words
+from nccl_doctor.firewall.opening import Opening, Remedy, is_built_in, port_words
 from nccl_doctor.firewall.packet import RuleRef
 from nccl_doctor.inet import Network
-from nccl_doctor.shell import Line, line
+from nccl_doctor.shell import Line, line, script
 from nccl_doctor.snapshot import Firewalld, FirewallFacts
 
 _ZONE_NAME = re.compile(r"[A-Za-z0-9_/-]{1,64}")
@@ -24,19 +25,55 @@ def firewalld(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
     """The commands for one host; in force and permanent where the two differ, else permanent with a reload."""
     known = facts.firewalld if isinstance(facts.firewalld, Firewalld) else None
     runtime = zones(known.runtime) if known else {}
-    if opening.direction == "output" or "policy_" in rule.chain or "direct" in rule.chain:
+    if direct_rule(rule, facts) is not None:
+        return _ahead_of_direct_rules(rule, facts, opening)
+    if opening.direction == "output" or "policy_" in rule.chain:
         return Remedy(
-            advice="A policy or a direct rule of firewalld does it: see `firewall-cmd --list-all-policies` and "
-            "`firewall-cmd --direct --get-all-rules`, and let the cluster's own addresses through there."
+            advice="A policy of firewalld does it: see `firewall-cmd --list-all-policies`, and let the cluster's own "
+            "addresses through there."
         )
     changes = [change for peer in opening.nets(4) + opening.nets(6) for change in _changes(peer, runtime, opening)]
     if rule.chain.startswith(("filter_PRE", "raw_PRE", "PREROUTING")) or not changes:
         return Remedy(advice="Let the cluster's own addresses through in firewalld, zone " + str(zone_of(rule, facts)))
-    permanent = [line("firewall-cmd --permanent {change}", change=change) for change in changes]
     if known and _settings(runtime) != _settings(zones(known.permanent)):
         # A reload would throw away what somebody changed in force only.
-        return Remedy((*permanent, *(line("firewall-cmd {change}", change=change) for change in changes)))
-    return Remedy((*permanent, line("firewall-cmd --reload")))
+        return Remedy((*_permanent(changes), *_in_force(changes)))
+    return Remedy((*_permanent(changes), line("firewall-cmd --reload")))
+
+
+def _permanent(changes: list[Line | None]) -> list[Line | None]:
+    return [line("firewall-cmd --permanent {change}", change=change) for change in changes]
+
+
+def _in_force(changes: list[Line | None]) -> list[Line | None]:
+    return [line("firewall-cmd {change}", change=change) for change in changes]
+
+
+def _ahead_of_direct_rules(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
+    """Direct rules that accept, by their priority ahead of all others."""
+    advice = (
+        "A direct rule of firewalld does it, which comes before all that a zone says. To take it out instead: "
+        "`firewall-cmd --permanent --direct --remove-rule` with its words as they stand above, then `firewall-cmd "
+        "--reload`."
+    )
+    if not is_built_in(rule):
+        return Remedy(advice=advice)
+    accept = [
+        line(
+            "--direct --add-rule {family} {table} {chain} {priority} {end} {peer} -p tcp -m multiport --dports {ports} "
+            "-j ACCEPT",
+            family="ipv4" if rule.family == "ip" else "ipv6",
+            table=rule.table,
+            chain=rule.base,
+            priority=script("{before}", before=min(0, *(one.priority for one in direct_rules(facts))) - 1),
+            end=script("-s" if opening.direction == "input" else "-d"),
+            peer=peer,
+            ports=ports,
+        )
+        for peer in opening.nets(4 if rule.family == "ip" else 6)
+        for ports in opening.multiports()
+    ]
+    return Remedy((*_permanent(accept), *_in_force(accept)), advice)
 
 
 def _changes(peer: str, runtime: dict[str, Zone], opening: Opening) -> list[Line | None]:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from nccl_doctor.firewall.direct import direct_rule
 from nccl_doctor.firewall.packet import RuleRef
 from nccl_doctor.snapshot import Firewalld, FirewallFacts
 
@@ -22,7 +23,8 @@ def manager_of(rule: RuleRef, facts: FirewallFacts) -> Manager:
     if rule.origin == "nft":
         return "firewalld" if rule.table == "firewalld" else "nftables"
     running = isinstance(facts.firewalld, Firewalld)
-    if running and (_FIREWALLD_CHAIN.match(rule.chain) or "--reject-with icmp-host-prohibited" in rule.text):
+    own = _FIREWALLD_CHAIN.match(rule.chain) or "--reject-with icmp-host-prohibited" in rule.text
+    if running and (own or direct_rule(rule, facts) is not None):
         return "firewalld"
     if rule.chain.startswith(("ufw-", "ufw6-")) or (rule.place is None and _ufw_writes_here(facts)):
         return "ufw"

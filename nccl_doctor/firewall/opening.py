@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from ipaddress import collapse_addresses, ip_address, ip_network
 
-from nccl_doctor.firewall.packet import Direction, Span
+from nccl_doctor.firewall.packet import Direction, RuleRef, Span
 from nccl_doctor.inet import Network
 from nccl_doctor.shell import Line
 
 SINGLE = 8
 """So many addresses are named one by one; more are joined into the nets that hold them and nothing else."""
+
+_MULTIPORT = 15
+"""Ports that multiport takes, a range counting twice (xt_multiport, XT_MULTI_PORTS)."""
+
+_CHAINS = frozenset({"PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"})
+_TABLES = frozenset({"filter", "nat", "mangle", "raw", "security"})
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,12 @@ class Opening:
         nets: Iterable[Network] = collapse_addresses([ip_network(address) for address in addresses])  # type: ignore[type-var]  # one version only
         return [str(net.network_address) if net.num_addresses == 1 else str(net) for net in nets]
 
+    def multiports(self) -> Iterator[str]:
+        """The ports as iptables' multiport takes them: as many lists as are needed."""
+        size = _MULTIPORT // 2
+        for start in range(0, len(self.ports), size):
+            yield ",".join(port_words(self.ports[start : start + size], ":"))
+
 
 @dataclass(frozen=True)
 class Remedy:
@@ -47,6 +59,11 @@ class Remedy:
 
     commands: tuple[Line | None, ...] = ()
     advice: str = ""
+
+
+def is_built_in(rule: RuleRef) -> bool:
+    """Whether a rule of iptables stands behind a chain of the kernel's own, in a table of its own: safe to print."""
+    return rule.base in _CHAINS and rule.table in _TABLES
 
 
 def merged(spans: Iterable[Span]) -> tuple[Span, ...]:

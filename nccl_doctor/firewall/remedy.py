@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.firewall.firewalld_remedy import firewalld
 from nccl_doctor.firewall.manager import manager_of
-from nccl_doctor.firewall.opening import Opening, Remedy, port_words
+from nccl_doctor.firewall.opening import Opening, Remedy, is_built_in, port_words
 from nccl_doctor.firewall.packet import RuleRef
 from nccl_doctor.shell import Line, line, script
 from nccl_doctor.snapshot import FirewallFacts, IptablesSave
@@ -21,12 +21,6 @@ from nccl_doctor.snapshot import FirewallFacts, IptablesSave
 _NFT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,127}")
 """What nft's own grammar takes unquoted (scanner.l); it parses its arguments again, so that quotes for the shell do not
 suffice."""
-
-_HOOKS = frozenset({"PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"})
-_TABLES = frozenset({"filter", "nat", "mangle", "raw", "security"})
-
-_MULTIPORT = 15
-"""Ports that multiport takes, a range counting twice (xt_multiport, XT_MULTI_PORTS)."""
 
 BY_HAND = "no single command is safe here: let the cluster's own addresses through ahead of this rule, by hand"
 
@@ -87,14 +81,14 @@ def _nft_lines(place: list[str], opening: Opening) -> Iterator[Line | None]:
 def _iptables(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
     saves = facts.iptables if isinstance(facts.iptables, tuple) else ()
     programs = [save.command for save in saves if _wrote(save, rule)]
-    if not programs or rule.base not in _HOOKS or rule.table not in _TABLES:
+    if not programs or not is_built_in(rule):
         return Remedy(advice=BY_HAND)
     program = programs[0]
     table = script("") if rule.table == "filter" else line("-t {table}", table=rule.table)
     end = script("-s" if opening.direction == "input" else "-d")
     lines = []
     for peer in opening.nets(4 if rule.family == "ip" else 6):
-        for ports in _batches(opening):
+        for ports in opening.multiports():
             match = line("{end} {peer} -p tcp -m multiport --dports {ports} -j ACCEPT", end=end, peer=peer, ports=ports)
             lines.append(
                 line(
@@ -113,9 +107,3 @@ def _iptables(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
 
 def _wrote(save: IptablesSave, rule: RuleRef) -> bool:
     return (f"iptables-{save.backend}", save.family) == (rule.origin, rule.family)
-
-
-def _batches(opening: Opening) -> Iterator[str]:
-    size = _MULTIPORT // 2
-    for start in range(0, len(opening.ports), size):
-        yield ",".join(port_words(opening.ports[start : start + size], ":"))

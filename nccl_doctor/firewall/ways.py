@@ -19,7 +19,10 @@ NO_WAY = {
     "EACCES": "a `prohibit` route or rule stands there",
     "EINVAL": "a `blackhole` route stands there",
 }
-"""What the kernel answers where a route of these kinds fits; where none fits, ENETUNREACH."""
+"""What the kernel answers where a route of these kinds fits."""
+
+NO_ROUTE = "ENETUNREACH"
+"""Where none fits."""
 
 STRICT = 1
 """Of net.ipv4.conf.*.rp_filter (ip-sysctl.rst); the higher of conf.all and the interface's own counts."""
@@ -27,7 +30,7 @@ STRICT = 1
 FILTERED = ("EINVAL", "EXDEV")
 """Of a packet that comes in, from Linux 6.x on and before."""
 
-Kind = Literal["no-way", "diverted", "filtered"]
+Kind = Literal["no-way", "no-address", "diverted", "filtered"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Hindrance:
     Attributes:
         host: whose kernel it is.
         way: its answer.
-        usual: the interface in whose network the destination lies, or that was filtered.
+        usual: the interface in whose network the destination lies, or would if it had an address, or that was filtered.
         network: that network, None where there is none.
     """
 
@@ -76,7 +79,7 @@ def _likeliest(met: list[Hindrance]) -> Hindrance | None:
     diverted = {one.host for one in met if one.kind == "diverted"}
 
     def merit(one: Hindrance) -> int:
-        return (one.kind == "no-way") * 2 + (one.kind == "filtered" and one.host not in diverted)
+        return (one.kind in ("no-way", "no-address")) * 2 + (one.kind == "filtered" and one.host not in diverted)
 
     return max(met, key=merit, default=None)
 
@@ -88,6 +91,9 @@ def _along(source: Host, target: Host, address: str) -> Iterator[Hindrance]:
     out = _asked(source.facts, address, None)
     if out is None:
         return
+    bare = _unaddressed(source.facts, target.facts, address)
+    if bare is not None:
+        yield Hindrance(source.name, "no-address", out, *bare)
     yield from _leaving(source, (out.prefers and _asked(source.facts, address, out.prefers)) or out)
     if out.prefers is None:
         return
@@ -106,7 +112,7 @@ def _asked(facts: HostFacts, to: str, source: str | None) -> Way | None:
 def _leaving(host: Host, way: Way) -> Iterator[Hindrance]:
     assert host.facts is not None
     name, network = _attached(host.facts, way.to)
-    if way.error in NO_WAY:
+    if way.error in (*NO_WAY, NO_ROUTE) and not ip_address(way.to).is_link_local:
         yield Hindrance(host.name, "no-way", way, name, network)
     elif way.error is None and way.dev != "lo" and name is not None:
         elsewhere = way.dev != name and not _is_on(host.facts, way.dev, network)
@@ -127,19 +133,40 @@ def _coming(host: Host, to: str, source: str) -> Iterator[Hindrance]:
 
 
 def _attached(facts: HostFacts, address: str) -> tuple[str | None, Network | None]:
-    """The interface in whose own network an address lies, and that network; the narrowest of them."""
-    there = ip_address(address)
-    found = [
-        (net.prefixlen, entry.interface.partition(":")[0], net)
-        for entry in (facts.interfaces.addresses if isinstance(facts.interfaces, Interfaces) else ())
-        if entry.netmask is not None
-        for net in [ip_network(f"{entry.address}/{int(ip_address(entry.netmask)).bit_count()}", strict=False)]
-        if there in net and net.prefixlen < net.max_prefixlen
-    ]
+    """The interface in whose own network an address of somebody else lies, and that network; the narrowest of them."""
+    found = list(_networks_of(facts, address))
     if not found or interface_of(facts, address) is not None:
         return None, None
-    _, name, network = max(found, key=lambda one: one[0])
+    network, name = max(found, key=lambda one: one[0].prefixlen)
     return name, network
+
+
+def _networks_of(facts: HostFacts, address: str) -> Iterator[tuple[Network, str]]:
+    """The networks of a host in which an address lies, with their interfaces."""
+    there = ip_address(address)
+    for entry in facts.interfaces.addresses if isinstance(facts.interfaces, Interfaces) else ():
+        if entry.netmask is not None:
+            bits = int(ip_address(entry.netmask)).bit_count()
+            network = ip_network(f"{entry.address.partition('%')[0]}/{bits}", strict=False)
+            if there in network and network.prefixlen < network.max_prefixlen:
+                yield network, entry.interface.partition(":")[0]
+
+
+def _unaddressed(facts: HostFacts, target: HostFacts, address: str) -> tuple[str, Network] | None:
+    """The interface that runs without an address, though it bears the name of the one that has the target's."""
+    there = ip_address(address)
+    name = interface_of(target, address)
+    network = next((one for one, holder in _networks_of(target, address) if holder == name), None)
+    if not isinstance(facts.interfaces, Interfaces) or name is None or network is None or there.is_link_local:
+        return None
+    runs = any(link.name == name and "running" in link.flags for link in facts.interfaces.links)
+    own = [
+        ip_address(entry.address.partition("%")[0])
+        for entry in facts.interfaces.addresses
+        if entry.interface.partition(":")[0] == name
+    ]
+    has_one = any(one.version == there.version and not one.is_link_local for one in own)
+    return None if has_one or not runs else (name, network)
 
 
 def _is_on(facts: HostFacts, dev: str | None, network: Network | None) -> bool:

@@ -193,7 +193,9 @@ def collect(deadline: float, sudo: bool = True, again: bool = False) -> dict[str
         "nft_text": _part(lambda: None if brief else _nft(root, "-a")),
         "iptables": iptables,
         "ipsets": _part(lambda: root.output("ipset", "save") if wants_sets else None),
-        "firewalld": _part(lambda: _firewalld(root) if not brief and _signed(FIREWALLD, nft, iptables) else None),
+        "firewalld": _part(
+            lambda: _firewalld(root, iptables) if not brief and _signed(FIREWALLD, nft, iptables) else None
+        ),
         "ufw": _part(lambda: _ufw(root) if not brief and _signed(UFW, nft, iptables) else None),
         "docker": os.path.exists("/var/run/docker.sock") or os.path.exists("/sys/class/net/docker0"),
         "groups": {name: int(_read("/sys/class/net/%s/netdev_group" % name) or 0) for name in _interfaces()},
@@ -261,7 +263,7 @@ def _program(root: Root, family: str, backend: str) -> str | None:
     return plain if kind == backend else None
 
 
-def _firewalld(root: Root) -> dict[str, str] | None:
+def _firewalld(root: Root, iptables: object) -> dict[str, str] | None:
     if find("firewall-cmd") is None:
         return None
     status, zone, complaint = root.attempt(["firewall-cmd", "--get-default-zone"])
@@ -273,6 +275,8 @@ def _firewalld(root: Root) -> dict[str, str] | None:
         "default_zone": zone.strip(),
         "runtime": root.output("firewall-cmd", "--list-all-zones"),
         "permanent": root.output("firewall-cmd", "--permanent", "--list-all-zones"),
+        # they are iptables' in the kernel, whatever the back end is
+        "direct": root.output("firewall-cmd", "--direct", "--get-all-rules") if iptables != [] else "",
     }
 
 

@@ -25,11 +25,12 @@ class IptablesSave(Observed):
 
 
 class Firewalld(Observed):
-    """firewalld, as firewall-cmd tells: ``--list-all-zones``, in force and ``--permanent``."""
+    """firewalld, as firewall-cmd tells: ``--list-all-zones``, in force and ``--permanent``; direct rules in force."""
 
     default_zone: str
     runtime: Output
     permanent: Output
+    direct: Output = ""
 
 
 class FirewallFacts(Observed):

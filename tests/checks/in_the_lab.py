@@ -39,9 +39,16 @@ def is_healthy(run: Run) -> None:
 
 def only(run: Run, name: str, hosts: list[str]) -> dict[str, Any]:
     """The one diagnosis of a run, which bears this name and these hosts."""
-    assert run.names == [name], run.stderr
-    assert run.first["hosts"] == hosts
+    assert run.names == [name], run.report["diagnoses"] or run.stderr
+    assert run.first["hosts"] == hosts, run.first
     return run.first
+
+
+def paste(lab: Lab, diagnosis: dict[str, Any]) -> None:
+    """Pastes the lines of a diagnosis where they belong; there is at least one."""
+    assert diagnosis["fix"]["commands"]
+    for command in diagnosis["fix"]["commands"]:
+        (lab.host(command["host"]) if command["host"] else lab.controller).run(command["command"])
 
 
 def printed(diagnosis: dict[str, Any], env: Env) -> Env:

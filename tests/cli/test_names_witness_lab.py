@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.checks.in_the_lab import only
+from tests.checks.in_the_lab import ALL, is_healthy, only
 from tests.cli import gloo_job
 from tests.cli.doctor import Run, doctor
 from tests.lab.cluster import Lab, MakeLab
@@ -98,6 +99,49 @@ def test_a_masters_own_name_on_loopback_is_one_diagnosis_and_no_fault_where_gloo
     finally:
         master.write("/etc/hosts", before)
         map_name(three.host("node2"), "node2", "10.77.0.2")
+
+
+IPV6 = "sysctl -qw net.ipv6.conf.eth0.disable_ipv6=0; ip address add fd00::{place}/64 dev eth0 nodad"
+LIBNCCL = """\
+import ctypes, importlib.metadata
+found = importlib.metadata.distribution("nvidia-nccl-cu13").locate_file("nvidia/nccl/lib/libnccl.so.2")
+print(ctypes.CDLL(str(found)).ncclGetUniqueId(ctypes.create_string_buffer(128)))
+"""
+
+
+def nccl_works(lab: Lab, **env: str) -> set[bool]:
+    """Whether libnccl finds an interface on each host."""
+    answers = [host.run([sys.executable, "-c", LIBNCCL], env=env).stdout for host in lab.hosts]
+    return {answer.split()[-1] == "0" for answer in answers}
+
+
+def test_two_families(three: Lab) -> None:
+    """A name that gives IPv6 among such that give IPv4; IPv6 asked for where there is none."""
+    node = three.host("node2")
+    before, family = node.read("/etc/hosts"), {"NCCL_SOCKET_FAMILY": "AF_INET6"}
+    for host in three.hosts:
+        host.run("sysctl -qw net.ipv6.conf.eth0.disable_ipv6=1")
+    assert nccl_works(three, **family) == {False}
+    found = only(check(three, env=family), "ifname-no-match", ALL)
+    assert found["message"].startswith('With NCCL_SOCKET_FAMILY="AF_INET6"')
+    assert "NCCL_SOCKET_IFNAME" not in json.dumps([found["message"], found["fix"]])
+    assert gloo_job.works(three)
+    is_healthy(check(three))  # left out, as is printed
+    try:
+        for place, host in enumerate(three.hosts, 1):
+            host.run(IPV6.format(place=place))
+        assert nccl_works(three, **family) == {True}  # the other remedy
+        is_healthy(check(three, env=family))
+        map_name(node, "node2", "fd00::2")
+        assert gloo_job.fails(three)
+        found = only(check(three), "hostname-mismatch", ["node2"])
+        assert "on node[1,3] IPv4 addresses: gloo connects no two families" in found["message"]
+        own = {host: dict([shlex.split(line)[1].split("=")]) for host, line in pasted(found)}
+        assert gloo_job.works(three, own=own)
+    finally:
+        node.write("/etc/hosts", before)
+        for place, host in enumerate(three.hosts, 1):
+            host.run(f"ip address del fd00::{place}/64 dev eth0", check=False)
 
 
 def test_one_of_five_that_the_switch_cuts_off_is_the_one(make_lab: MakeLab) -> None:

@@ -1,16 +1,30 @@
-"""Ports, with torch's own verdict: which one is suggested, which rule stops one that nobody could dial."""
+"""Ports, with torch's own verdict: who holds one and lives, what stops one that nobody could dial, which is suggested."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+
 import pytest
 
+from tests.checks.in_the_lab import check, is_healthy, only, paste
 from tests.cli import gloo_job
-from tests.lab.cluster import Lab, MakeLab
+from tests.cli.doctor import Run
+from tests.cli.holders import hold
+from tests.lab.cluster import Lab
 
 pytestmark = pytest.mark.lab
 
 NEXT = ["nccl-doctor", "fix-port", "--hosts", "hosts.yaml", "--next"]
 USUAL = "ct state established,related accept; iif lo accept; meta l4proto icmp accept; tcp dport 22 accept;"
+PORT = 29500
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Lab]:
+    """Two hosts that the tests of this module share; each mends what it broke."""
+    with Lab.up(2) as lab:
+        yield lab
 
 
 def closed_but(lab: Lab, ports: str) -> None:
@@ -19,16 +33,141 @@ def closed_but(lab: Lab, ports: str) -> None:
     lab.host("node1").run(["nft", "-f", "-"], input=f"flush ruleset\n{text}\n")
 
 
-def test_next_is_a_port_that_the_firewall_lets_through(make_lab: MakeLab) -> None:
-    lab = make_lab(2)
-    lab.controller.write("/root/hosts.yaml", lab.hosts_file())
-    assert lab.controller.run(NEXT).stdout == "29501\n"
-    assert gloo_job.works(lab, 29501)
-    closed_but(lab, "tcp dport { 29503, 32768-60999 } accept;")
-    assert gloo_job.fails(lab, 29501)
-    assert lab.controller.run(NEXT).stdout == "29503\n"
-    assert gloo_job.works(lab, 29503)
-    closed_but(lab, "")
-    none = lab.controller.run(NEXT, check=False)
-    assert (none.returncode, none.stdout) == (2, "")
-    assert "node2 can't reach node1 (node1) on any port that is free there" in none.stderr
+def test_next_is_a_port_that_the_firewall_lets_through(two: Lab) -> None:
+    two.controller.write("/root/hosts.yaml", two.hosts_file())
+    assert two.controller.run(NEXT).stdout == "29501\n"
+    assert gloo_job.works(two, 29501)
+    try:
+        closed_but(two, "tcp dport { 29503, 32768-60999 } accept;")
+        assert gloo_job.fails(two, 29501)
+        assert two.controller.run(NEXT).stdout == "29503\n"
+        assert gloo_job.works(two, 29503)
+        closed_but(two, "")
+        none = two.controller.run(NEXT, check=False)
+        assert (none.returncode, none.stdout) == (2, "")
+        assert "node2 can't reach node1 (node1) on any port that is free there" in none.stderr
+    finally:
+        two.host("node1").run("nft flush ruleset")
+
+
+STEPS = """\
+import os, sys, time, torch, torch.distributed as dist
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo")
+step = 0
+while not os.path.exists("/root/stand"):
+    dist.all_reduce(torch.ones(1000))
+    step += 1
+    with open("/root/step.new", "w") as file:
+        file.write(str(step))
+    os.replace("/root/step.new", "/root/step")
+    time.sleep(0.05)
+time.sleep(86400)
+"""
+
+
+def test_ranks_started_over_ssh_live_as_long_as_their_steps_go_on(two: Lab) -> None:
+    """Their parent is pid 1 as a leftover's is; nobody is told to end them before they stand still."""
+    master = two.host("node1")
+    for rank, host in enumerate(two.hosts):
+        host.run("rm -f /root/step /root/stand")
+        host.write("/root/train.py", STEPS)
+        words = (
+            f"MASTER_ADDR={master.address} MASTER_PORT={PORT} RANK={rank} WORLD_SIZE=2 LOCAL_RANK=0 OMP_NUM_THREADS=1"
+        )
+        line = f"{words} nohup {sys.executable} /root/train.py >/root/out 2>&1 </dev/null &"
+        two.controller.run(["ssh", host.address, line])
+
+    def step() -> int:
+        return int(two.host("node2").run("cat /root/step 2>/dev/null || echo 0").stdout)
+
+    try:
+        master.wait_until(lambda: step() > 3, "the first steps")
+        assert gloo_job.fails(two)  # the port is theirs
+
+        def refused() -> bool:  # what is younger than 10 s is refused for that
+            found = only(check(two), "port-in-use", ["node1"])
+            assert found["fix"]["commands"] == []
+            return "it makes progress" in found["fix"]["summary"]
+
+        master.wait_until(refused, "the steps to be the reason")
+        before = step()
+        master.wait_until(lambda: step() > before + 3, "further steps")
+        for host in two.hosts:
+            host.write("/root/stand", "")
+        runs: list[Run] = []
+
+        def told() -> bool:
+            runs.append(check(two))
+            return bool(runs[-1].first["fix"]["commands"])
+
+        master.wait_until(told, "a leftover's line")
+        assert runs[-1].names == ["port-in-use", "stale-process"]
+        for found in runs[-1].report["diagnoses"]:
+            paste(two, found)
+        assert gloo_job.works(two)
+        is_healthy(check(two))
+    finally:
+        for host in two.hosts:
+            ranks = [str(pid) for pid, line in host.processes() if "/root/train.py" in line]
+            host.run(["kill", "-9", *ranks], check=False)
+
+
+def test_a_rule_for_a_port_that_is_held_is_told_beside_its_holder(two: Lab) -> None:
+    master = two.host("node1")
+    is_healthy(check(two))
+    pid = hold(master, "keep = listen()", PORT)
+    try:
+        closed_but(two, "tcp dport 32768-60999 accept;")
+        assert gloo_job.fails(two)
+        run = check(two)
+        assert sorted(run.names) == ["firewall-blocks-port", "port-in-use"]
+        assert run.report["mesh"]["failed"] == []
+        rule = next(found for found in run.report["diagnoses"] if found["name"] == "firewall-blocks-port")
+        assert any("not dialled, for the port is held" in line for line in rule["evidence"])
+        screen = two.controller.run("nccl-doctor check hosts.yaml --no-smoke --color never", check=False).stdout
+        assert "master port 29500 was not dialled" in " ".join(screen.split())
+        master.run(["kill", str(pid)])
+        master.wait_until(lambda: PORT not in {port for _, port in master.listeners()}, "the end of the holder")
+        assert gloo_job.fails(two)
+        paste(two, rule)
+        assert gloo_job.works(two)
+        is_healthy(check(two))
+    finally:
+        master.run(f"nft flush ruleset; kill {pid}", check=False)
+
+
+@pytest.mark.parametrize("reject", ["DROP", "REJECT --reject-with icmp-host-prohibited"])
+def test_a_limit_of_connections_before_the_real_block(two: Lab, reject: str) -> None:
+    """As guides against denials of service have it: the limit is nobody's fault, what stands behind it is."""
+    master = two.host("node1")
+    limit = "iptables -w -A INPUT -p tcp -m connlimit --connlimit-above 100 -j REJECT --reject-with tcp-reset"
+    usual = (
+        "iptables -w -A INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT; iptables -w -A INPUT -i lo -j ACCEPT;"
+        "iptables -w -A INPUT -p tcp --dport 22 -j ACCEPT"
+    )
+    try:
+        master.run(limit)
+        is_healthy(check(two))
+        assert gloo_job.works(two)
+        master.run(f"{usual}; iptables -w -A INPUT -j {reject}")
+        assert gloo_job.fails(two)
+        found = only(check(two), "firewall-blocks-port", ["node1"])
+        (rule,) = (line for line in found["evidence"] if line.startswith("rule"))
+        assert reject.split(maxsplit=1)[0] in rule
+        assert "connlimit" not in rule
+        paste(two, found)
+        assert gloo_job.works(two)
+        is_healthy(check(two))
+    finally:
+        master.run("iptables -w -F INPUT")
+
+
+def test_a_listener_on_ipv6_loopback_alone_keeps_nobody_from_the_port(two: Lab) -> None:
+    """As ``ssh -L 29500:...`` leaves it where 127.0.0.1 was taken: torch falls back to IPv4."""
+    pid = hold(two.host("node1"), "keep = listen(socket.AF_INET6, '::1', v6only=1)", PORT)
+    try:
+        is_healthy(check(two))
+        assert gloo_job.works(two)
+    finally:
+        two.host("node1").run(["kill", str(pid)])

@@ -141,6 +141,20 @@ def test_a_redirect_of_a_proxy(two_nets: Lab) -> None:
         two_nets.host("node1").run("nft flush ruleset")
 
 
+def test_an_interface_that_has_lost_its_address(two_nets: Lab) -> None:
+    node, master = two_nets.host("node3"), "10.78.0.1"
+    is_healthy(check(two_nets, by_address=True, master_addr=master))
+    node.run("ip address del 10.78.0.3/24 dev eth1")
+    try:
+        assert gloo_job.fails(two_nets, master=master)
+        found = only(check(two_nets, by_address=True, master_addr=master), "route-missing", ["node3"])
+        assert found["message"].endswith("its eth1 has no address in 10.78.0.0/24.")
+        assert "Add the route" not in found["fix"]["summary"]
+    finally:
+        node.run("ip address add 10.78.0.3/24 dev eth1")
+    assert gloo_job.works(two_nets, master=master)
+
+
 def test_a_route_that_refuses_the_answers(two_nets: Lab) -> None:
     master, node = two_nets.host("node1"), two_nets.host("node3")
     master.run(f"ip route add unreachable {node.address}/32")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 from ipaddress import ip_network
 from itertools import pairwise
 
@@ -14,7 +15,7 @@ from nccl_doctor.firewall.manager import zones
 from nccl_doctor.firewall.opening import Opening, Remedy, merged
 from nccl_doctor.firewall.packet import RuleRef
 from nccl_doctor.firewall.remedy import remedy
-from nccl_doctor.snapshot import FirewallFacts
+from nccl_doctor.snapshot import Firewalld, FirewallFacts
 from tests.firewall.facts import arriving, captured, iptables_facts, nft_facts, verdict
 
 IN = Opening("input", ("10.0.0.2", "10.0.0.3"), ((29500, 29500), (32768, 60999)))
@@ -79,6 +80,34 @@ def test_a_rich_rule_that_rejects_is_shown_and_the_accept_stands_before_it() -> 
         assert describe(rule, changed).startswith(f"zone internal: {text}"[:100])
         first = shlex.split(lines(remedy(rule, changed, opening))[0])
         assert first[-1].startswith(f'--add-rich-rule=rule priority="{wanted}" family="ipv4" source address="10.9.0.1"')
+
+
+DIRECT = """\
+ipv4 filter INPUT 0 -p tcp --dport 80 -j DROP
+ipv4 filter GUARD -3 --protocol tcp --source 10.0.0.2 --destination-port 29500 -m comment --comment 'hi there' -j REJECT
+ipv6 filter INPUT 0 -p tcp --dport 29500 -j DROP
+ipv4 filter INPUT 0 'no end
+nonsense
+"""
+PRINTED = '-s 10.0.0.2/32 -p tcp -m tcp --dport 29500 -m comment --comment "hi there" -j REJECT --reject-with icmp-port-unreachable'
+
+
+@pytest.mark.parametrize("chain", ["GUARD", "GUARD_direct"])
+def test_a_direct_rule_of_firewalld_is_named_so_and_accepted_before(chain: str) -> None:
+    firewalld = Firewalld(default_zone="public", runtime="", permanent="", direct=DIRECT)
+    facts = FirewallFacts(nft=None, iptables=(), firewalld=firewalld)
+    rule = RuleRef("iptables-nft", "ip", "filter", chain, 4, f"-A {chain} {PRINTED}", base="INPUT", hook="input")
+    assert describe(rule, facts).startswith("direct rule of firewalld: ipv4 filter GUARD -3 --protocol tcp")
+    found = remedy(rule, facts, IN)
+    assert "--direct --remove-rule" in found.advice
+    accept = (
+        "--direct --add-rule ipv4 filter INPUT -4 -s 10.0.0.2 -p tcp -m multiport --dports 29500,32768:60999 -j ACCEPT"
+    )
+    assert lines(found)[::2] == (f"firewall-cmd --permanent {accept}", f"firewall-cmd {accept}")
+    elsewhere = replace(rule, base="$(id)")
+    assert lines(remedy(elsewhere, facts, IN)) == ()
+    other = replace(rule, text=rule.text.replace("29500", "29501"), base="INPUT")
+    assert not describe(other, facts).startswith("direct")
 
 
 def test_a_policy_of_firewalld_is_left_to_judgement() -> None:

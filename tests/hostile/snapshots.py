@@ -94,8 +94,10 @@ PROGRAMS = {
     "modprobe": r"nvidia_peermem",
     "chmod": r"1777 /dev/shm|600 /\S+",
     "ssh-keygen": r"-y -f /\S+",
-    "firewall-cmd": r"--reload|(--permanent )?--zone=[\w/-]+ (--add-source=[0-9a-f.:/]+|--add-rich-rule=rule family=\"ipv"
-    r"[46]\" source address=\"[0-9a-f.:/]+\" port port=\"[\d-]+\" protocol=\"tcp\" accept)",
+    "firewall-cmd": r"--reload|(--permanent )?--zone=[\w/-]+ (--add-source=[0-9a-f.:/]+|--add-rich-rule=rule (priority=\"-?\d+\" )?family=\"ipv"
+    r"[46]\" source address=\"[0-9a-f.:/]+\" port port=\"[\d-]+\" protocol=\"tcp\" accept)"
+    r"|(--permanent )?--direct --add-rule ipv[46] \w+ [A-Z]+ -\d+ -[sd] [0-9a-f.:/]+ -p tcp -m multiport --dports [\d,:]+ "
+    r"-j ACCEPT",
     "ufw": r"(prepend )?allow (out )?proto tcp from (any|[0-9a-f.:/]+) to (any|[0-9a-f.:/]+) port [\d,:]+",
     "nft": r"(list chain|insert rule) \w+ [\w./-]+ [\w./-]+( (ip|ip6) [sd]addr \{ [0-9a-f.:/, ]+ \} tcp dport "
     r"\{ [\d, -]+ \} accept comment \"nccl-doctor [0-9a-f]{8}\")?",

@@ -106,7 +106,10 @@ def test_everything_is_captured(host: Host) -> None:
         IptablesSave(command="iptables-nft", family="ip", backend="nft", text=MANAGED.replace("\\n", "\n")),
     )
     assert facts.firewalld == Firewalld(
-        default_zone="public", runtime="zones --list-all-zones\n", permanent="zones --permanent\n"
+        default_zone="public",
+        runtime="zones --list-all-zones\n",
+        permanent="zones --permanent\n",
+        direct="zones --direct\n",
     )
 
 

@@ -44,11 +44,10 @@ def hostname_mismatch(view: View) -> Iterator[Finding | Unjudged]:
         about_own = finding(view, stale, _stale_words(stale))
         yield about_own.model_copy(update={"severity": Severity.ERROR}) if fatal else about_own
     lost = [own for own in own_names(view) if own.lost and own.resolution.addresses and not own.is_loopback]
+    given = {own.host: own.gloo for own in own_names(view)}
     for one in (own for own in lost if not own.is_stale):
-        others = fold(one.lost)
-        words = f"On {one.host} the host's own name gives {one.gloo}, by which gloo can't connect it with {others}."
-        yield finding(view, [one], words)
-    own = {(one.host, one.name) for one in stale}
+        yield finding(view, [one], _lost_words(one, [given[host] for host in one.lost if host in given]))
+    own = {(one.host, one.name) for one in (*stale, *lost)}
     hosts = {host.name: facts.resolution for host, facts in view.facts if isinstance(facts.resolution, Names)}
     for name, deviating in deviations(hosts).items():
         shared = view.snapshot.names.get(name)
@@ -67,6 +66,16 @@ def hostname_mismatch(view: View) -> Iterator[Finding | Unjudged]:
 def _stale_words(stale: list[OwnName]) -> str:
     what = "gloo gives the others 127.0.0.1" if any(own.lost for own in stale) else CHANCE
     return f"On {fold([own.host for own in stale])} the host's own name gives an address that it does not have: {what}."
+
+
+def _lost_words(one: OwnName, given: list[str]) -> str:
+    """What a host's own name does; ``given`` are the addresses that the names of the lost hosts give gloo."""
+    words = f"On {one.host} the host's own name gives {one.gloo}"
+    mine = ":" in one.gloo
+    if given and all((":" in address) != mine for address in given):
+        version = 4 if mine else 6
+        return f"{words}, and on {fold(one.lost)} IPv{version} addresses: gloo connects no two families."
+    return f"{words}, by which gloo can't connect it with {fold(one.lost)}."
 
 
 def _reached(view: View, host: str, name: str) -> bool:

@@ -1,21 +1,23 @@
-"""A host has no route to the address by which NCCL reaches another one.
+"""A host has no route to the address by which NCCL or the ranks' meeting reaches another one.
 
-What it means: every connection to that host fails at once with "Network is unreachable". In a cluster of several
-subnets, a host whose default route or static route is missing is cut off from the hosts on the other subnets.
+What it means: every connection to that host fails at once with "Network is unreachable", or by way of a gateway that
+does not know it. In a cluster of several subnets, a host whose default route or static route is missing is cut off from
+the hosts on the other subnets; one whose interface has lost its address, from those on the same one.
 
-How we know: the main routing table of the host, and the addresses that NCCL will use on the others. Where another
-interface would serve all hosts, NCCL's choice is at fault instead (ifname-wrong-interface, ifname-needed).
+How we know: the main routing table of the host, and the addresses that NCCL will use on the others; where dials failed,
+the answer of its kernel (`ip route get`), and whether its interface of the same name runs without an address. Where
+another interface would serve all hosts, NCCL's choice is at fault instead (ifname-wrong-interface, ifname-needed).
 
-Fix: add the route, as the other hosts of that subnet have it.
+Fix: add the route, as the other hosts of that subnet have it; take out one that refuses; give the interface an address.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from nccl_doctor.checks.interfaces._ways import hindered
+from nccl_doctor.checks.interfaces._ways import Hindered, hindered
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS
-from nccl_doctor.firewall.ways import NO_WAY
+from nccl_doctor.firewall.ways import NO_WAY, Hindrance
 from nccl_doctor.hostlist import fold
 from nccl_doctor.inet import address_of
 from nccl_doctor.model import Finding, Fix, Severity
@@ -41,14 +43,18 @@ def route_missing(view: View) -> Iterator[Finding | Unjudged]:
             if verdict.cause is Cause.NO_ROUTE and target not in blamed and chosen is not None:
                 lacking.setdefault(verdict.source, {})[target] = chosen.address
                 seen.setdefault(verdict.source, {})[verdict.why] = None
-    for one in hindered(view, "no-way") if isinstance(view.snapshot.mesh, Mesh) else ():
+    has_mesh = isinstance(view.snapshot.mesh, Mesh)
+    bare = {one.host: one for one in hindered(view, "no-address")} if has_mesh else {}
+    for one in bare.values():
+        yield _unaddressed(one)
+    for one in hindered(view, "no-way") if has_mesh else ():
         for hindrance in one.hindrances:
             owners = (name for name in one.peers if name in nccl.by_host and nccl.by_host[name].owns(hindrance.way.to))
             peer = next(owners, min(one.peers))
             lacking.setdefault(one.host, {})[peer] = hindrance.way.to
             seen.setdefault(one.host, {})[f"no route to {hindrance.way.to} ({hindrance.way.error})"] = None
     for source, targets in lacking.items():
-        if source in judged and source in nccl.by_host:
+        if source in judged and source in nccl.by_host and source not in bare:
             yield _finding(nccl, source, targets, tuple(seen[source]))
     for name in sorted(judged & set(nccl.unknown)):
         yield Unjudged((name,), nccl.unknown[name])
@@ -64,6 +70,31 @@ def _finding(nccl: ClusterNccl, source: str, targets: dict[str, str], seen: tupl
         facts={"to": targets},
         fix=Fix(summary=_remedy(nccl.by_host[source], targets.values(), seen), needs_root=True),
     )
+
+
+def _unaddressed(one: Hindered) -> Finding:
+    """The finding for a host on which an interface has no address of the network that it is in."""
+    lacking = dict.fromkeys((hindrance.usual, hindrance.network) for hindrance in one.hindrances)
+    nets = " and ".join(f"{interface} has no address in {network}" for interface, network in lacking)
+    targets = [hindrance.way.to for hindrance in one.hindrances]
+    return Finding(
+        hosts=(one.host,),
+        message=f"{one.host} has no way to {fold(sorted(one.peers))} ({', '.join(targets)}): its {nets}.",
+        evidence=tuple(
+            f"{one.host}: ip route get {hindrance.way.to}: {_answer(hindrance)}" for hindrance in one.hindrances
+        ),
+        facts={"to": targets},
+        fix=Fix(
+            summary=f"Give it one on {one.host}, as the other hosts have it (`ip address add ADDRESS/PREFIX dev NAME`; "
+            "for good: in what sets up the network).",
+            needs_root=True,
+        ),
+    )
+
+
+def _answer(hindrance: Hindrance) -> str:
+    way = hindrance.way
+    return way.error or f"dev {way.dev}{f' via {way.gateway}' if way.gateway else ''}"
 
 
 def _remedy(one: HostNccl, targets: Iterable[str], seen: tuple[str, ...]) -> str:

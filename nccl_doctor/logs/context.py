@@ -34,10 +34,14 @@ _LAST_WORDS = 1
 
 _FRAME = re.compile(
     rb"\s|$|Traceback|During handling|The above exception|[\w.]*(?:Error|Exception)\b|\^|[~^ ]+$|\S+: +File |=+$|-+$"
+    rb"|.{0,120}destroy_process_group\(\) was not called|wandb: |Exception ignored in|.{0,200}resource_tracker: |sys:1: "
 )
+"""Lines of stacks, and what Python, torch and trackers say on the way out."""
 
 _ABOVE, _STACK, _SOON = 60, 80, 200
 """Lines from an exception to a launcher's notice, from the head of its stack to it, and to those that then waited."""
+
+_ABORT = re.compile(r"exit ?code ?: -6\b|Signal 6 \(SIGABRT\)|: Aborted\b")
 
 _LEFT = frozenset({"collective-timeout", "peer-died"})
 
@@ -113,14 +117,19 @@ def _accused(event: Event, log: Log) -> Event:
     if event.name not in ("killed", SCRIPT) or event.grade is Grade.CLUE:
         return event
     reading = next(one for one in log.readings if one.name == event.file)
-    notices = [one.line for one in reading.events if one.wording == TERMINATING]
-    if event.name == "killed":
+    notices = [one.line for one in reading.events if one.wording == TERMINATING or _aborted(one)]
+    if event.name == "killed" and not _aborted(event):
         announced = any(line < event.line for line in notices) and event.wording != TERMINATING
         return replace(event, grade=min(event.grade, Grade.GENERIC)) if announced else event
     if event.grade is not Grade.HINT:
         return event
     fatal = any(0 < line - event.line <= _ABOVE for line in notices) or _left_others_waiting(event, reading)
     return replace(event, grade=Grade.LIKELY) if fatal else event
+
+
+def _aborted(event: Event) -> bool:
+    """Whether a process ended itself by SIGABRT, as it does after a fatal error of its own."""
+    return event.name == "killed" and event.grade is Grade.GENERIC and _ABORT.search(event.text) is not None
 
 
 def _left_others_waiting(event: Event, reading: Reading) -> bool:

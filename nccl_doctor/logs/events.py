@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from nccl_doctor.logs import fact_rules
 from nccl_doctor.logs.facts import Facts
-from nccl_doctor.logs.prefix import Prefix, peel, records
+from nccl_doctor.logs.prefix import Prefix, peel, records, without_bars
 from nccl_doctor.logs.register import rules
 from nccl_doctor.logs.rule import Grade, LogRule
 from nccl_doctor.logs.scan import QUOTA, Line, Scanner, Table, table
@@ -50,10 +50,10 @@ _ADDRESSES: tuple[re.Pattern[str], ...] = tuple(
 )
 _IP = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}|[0-9a-fA-F]*:[0-9a-fA-F:.]+")
 _UNSPECIFIED = {"0.0.0.0", "::", "?UNKNOWN?"}  # noqa: S104 - read in a log, not bound to
-_SOURCE = re.compile(r"(?:^|\s)raise (?:\w+\.)*\w+(?:\(|$)")
+_SOURCE = re.compile(r"(?:^|\W)raise (?:\w+\.)*\w+(?:\(|$)|(?:^|[\s(,=])f[\"'][^\"'{}]*\{[A-Za-z_]")
 """A line of a program's source in a stack: it holds the template of the message that follows."""
 _RANKS = re.compile(r"\b[Rr]ank[ :=]{1,2}(?P<rank>\d{1,6})\b(?P<bare>)")
-_RANKS_OTHERWISE = re.compile(r"\(rank=(?P<rank>\d+)|Error: \[(?P<bare>\d{1,6})\](?: is |: params)")
+_RANKS_OTHERWISE = re.compile(r"(?:\(rank=|\brank\(s\) )(?P<rank>\d+)|Error: \[(?P<bare>\d{1,6})\](?: is |: params)")
 
 
 @dataclass(frozen=True)
@@ -174,11 +174,12 @@ class Reader:
             yield from self._judge_text(line, decode(piece))
 
     def _judge_text(self, line: Line, text: str) -> Iterator[Event]:
+        shown, text = without_bars(text)
         for start, end in records(text):
             self.order += 1
             told = self._told(line, text[start:end])
             if told is not None and not self._said_before(told[0]):
-                yield from self._event(*told, RecordPlace(line.number, text))
+                yield from self._event(*told, RecordPlace(line.number, shown))
 
     def _told(self, line: Line, part: str) -> tuple[LogRule, re.Match[str]] | None:
         """The weightiest rule that a record fits; facts are noted on the way."""

@@ -8,6 +8,12 @@ from __future__ import annotations
 CHOSEN = r"Bootstrap ?: Using (?:\[0\])?(?P<iface>[A-Za-z][A-Za-z0-9_.-]*):(?P<ip>[0-9a-fA-F.:]+)"
 """A process chose its interface."""
 
+SHARED = r"-> \d{1,6}\[\S{1,16}\] .{0,40}via SHM/"
+"""Two ranks of a host go through its memory."""
+
+BUSY = r"\d{1,7}MiB / +\d{1,7}MiB \| +100% +Default"
+"""A row of nvidia-smi below a log: somebody shows what its GPUs do meanwhile."""
+
 STARTED = r"nranks \d+ .*- Init START"
 """A rank waits for the others."""
 

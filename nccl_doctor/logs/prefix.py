@@ -67,6 +67,7 @@ _TAGS: tuple[re.Pattern[str], ...] = tuple(
             # srun -l: "12: "   pdsh, clush, DeepSpeed: "gpu02: "
             r"(?P<rank>\d{1,5}): ",
             r"(?P<host>(?=[\w.-]*[\d-])[A-Za-z][\w.-]{1,62}): (?! )",
+            r"(?P<host>(?=[\w-]*\d)[A-Za-z][\w-]{1,62}):\d{1,5}[:>] (?! )",
         ),
     )
 )
@@ -76,6 +77,14 @@ _NO_HOSTS = re.compile(
 _MOST_TAGS = 12
 _LONGEST = 600
 """Letters in which the prefix of NCCL stands, if there is one."""
+
+
+_BAR = compiled(
+    r"[^|━]{0,120}?\d{1,3}%\|[^|]{0,200}\|[^\[|]{0,40}\[[^\]|]{0,200}\] ?"
+    r"|[^|━]{0,120}?━[━╸╺ ]{0,200}[^|━]{0,60}?(?:it/s|s/it) ?"
+)
+"""A progress bar of tqdm, ``45%|####5     | 45/100 [00:10<00:12]``, or of rich: ``━━━━╸ 45/100 0:00:10 • 4.50it/s``."""
+_MOST_BARS = 8
 
 
 @dataclass(frozen=True)
@@ -107,6 +116,19 @@ def records(line: str) -> list[tuple[int, int]]:
         return [(0, len(line))]
     edges = [0, *starts[1:], len(line)]
     return list(pairwise(edges))
+
+
+def without_bars(text: str) -> tuple[str, str]:
+    """What a line says behind its progress bars, alone and with its prefix; a line without any is both."""
+    if "%|" not in text and "━" not in text:
+        return text, text
+    start = end = peel(text).start
+    for _ in range(_MOST_BARS):
+        bar = _BAR.match(text, end)
+        if bar is None:
+            break
+        end = bar.end()
+    return (text, text) if end == start or not text[end:].strip() else (text[end:], text[:start] + text[end:])
 
 
 def peel(record: str) -> Prefix:

@@ -30,7 +30,7 @@ def came_together(facts: Facts) -> bool:
 
 def guessed(event: Event) -> bool:
     """Whether only the end of the log speaks for a hang, which may be the end of an excerpt."""
-    return event.wording == marks.STARTED
+    return event.wording in (marks.STARTED, marks.CONNECTED)
 
 
 def complaints(readings: list[Reading]) -> bool:
@@ -50,17 +50,25 @@ def stalled(readings: list[Reading], facts: Facts) -> list[Event]:
         found = _complained(reading, facts) or _interrupted(reading) or _empty_table(reading, facts)
         if found:
             return found
-    return _left_waiting(readings, facts)
+    return _left_waiting(readings, facts) or _silent(readings, facts)
 
 
 def _complained(reading: Reading, facts: Facts) -> list[Event]:
     words = [event for event in reading.events if event.wording == marks.COMPLAINED]
+    words += [event for event in reading.events if event.wording == marks.BUSY and _only_table(reading, event.line)]
     if not words:
         return []
     places = [event for event in reading.events if event.wording in _PLACES]
     name = "collective-timeout" if came_together(facts) else "rendezvous-timeout"
     name = _name(places[-1]) if places else name
     return [_blamed(event, name) for event in (*places[-1:], words[-1])]
+
+
+def _only_table(reading: Reading, line: int) -> bool:
+    """Whether the rest of a log behind a line is but a table's, as nvidia-smi draws it."""
+    after = max(reading.lines - line, 0)
+    lines = reading.tail.split(b"\n")[-after - 1 :]
+    return len(lines) > after and all(one.lstrip()[:1] in (b"", b"|", b"+") for one in lines)
 
 
 def _interrupted(reading: Reading) -> list[Event]:
@@ -96,6 +104,23 @@ def _ends_with_nccl(reading: Reading, line: int) -> bool:
     lines = reading.tail.split(b"\n")[-after - 1 :]
     others = [one for one in lines if one.strip() and b"NCCL INFO" not in one]
     return len(lines) > after and len(others) <= _LATER
+
+
+def _silent(readings: list[Reading], facts: Facts) -> list[Event]:
+    """The last line of a log, where all ranks of one host connected through its memory, and their script said no more.
+
+    A log of NCCL's lines alone (NCCL_DEBUG_FILE) ends so in a healthy run.
+    """
+    together = all(process.milestone is Milestone.COMPLETE for process in facts.processes.values())
+    if not together or len(facts.hosts) != 1 or len(facts.processes) < 2 or facts.rows or facts.torn_down:
+        return []
+    for reading in readings:
+        last = [event for event in reading.events if event.wording == marks.CONNECTED][-1:]
+        shared = any(event.wording == marks.SHARED for event in reading.events)
+        lines = [line for line in reading.tail.split(b"\n") if line.strip()]
+        if last and shared and b"NCCL INFO" in lines[-1] and any(b"NCCL" not in line for line in lines):
+            return [_blamed(last[0], last[0].name)]
+    return []
 
 
 def apart(readings: list[Reading], facts: Facts) -> list[Event]:

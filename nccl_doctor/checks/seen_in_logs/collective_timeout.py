@@ -19,8 +19,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nccl_doctor.hostlist import fold
 from nccl_doctor.logs.collectives import absent, never_started, waiting
-from nccl_doctor.logs.marks import BROKE_OFF, COMPLAINED, CONNECTED, RAS_LINE, RECORDED, TABLE, TALKING
+from nccl_doctor.logs.marks import BROKE_OFF, BUSY, COMPLAINED, CONNECTED, RAS_LINE, RECORDED, SHARED, TABLE, TALKING
+from nccl_doctor.logs.rank_progress import rank_progress
 from nccl_doctor.logs.rule import LogSigns, clue, generic, hint, symptom
 from nccl_doctor.logs.words import Advice, advise, by_rank, ranks_of
 from nccl_doctor.nccl.recorder import recorder
@@ -36,6 +38,8 @@ def advice(case: Case) -> Advice:
     """Which ranks wait where, which are missing, and where to look."""
     if case.first.wording in (RAS_LINE, RECORDED):
         return by_rank(case)
+    if case.first.wording == CONNECTED:
+        return _silence(case)
     places = waiting(case.cause.events)
     told = "; ".join(f"{ranks_of(ranks)} in {op} number {seq}" for (seq, op), ranks in list(places.items())[:4])
     missing = absent({rank for ranks in places.values() for rank in ranks}, case.log.facts.world_size)
@@ -60,6 +64,21 @@ def advice(case: Case) -> Advice:
         "other code). To see it next time, start it with what nccl-doctor launch --diagnosable adds "
         f"({' '.join(f'{name}={value}' for name, value in kept.items())}), and give the records to nccl-doctor logs.",
         case.check(),
+    )
+
+
+def _silence(case: Case) -> Advice:
+    """Ranks had just connected, and no line follows."""
+    where = rank_progress(case.log.facts).phrase() or "a rank had its communicator"
+    shared = any(event.wording == SHARED for reading in case.log.readings for event in reading.events)
+    way = ", over shared memory (SHM)" if shared else ""
+    also = " (or, from NCCL 2.24 on, NCCL_CUMEM_HOST_ENABLE=0)" if shared else ""
+    hosts = f" on {fold(case.log.facts.hosts)}" if case.log.facts.hosts else ""
+    return advise(
+        f"The log stops where {where}{hosts}{way}: no line tells of a fault or of a step.",
+        "If the GPUs stand at 100 % there, suspect the way between them. Run it once with NCCL_P2P_DISABLE=1"
+        f"{also}: a test, not a cure. Where it goes on then, P2P between these GPUs is broken (IOMMU or ACS in the "
+        "firmware; nvidia-smi topo -p2p r); where it still stands, see which rank is missing with nccl-doctor hang.",
     )
 
 
@@ -134,10 +153,12 @@ RULES = (
         CONNECTED,
         "n1:1:2 [0] NCCL INFO comm 0x5 rank 0 nranks 2 cudaDev 0 busId 1000 - Init COMPLETE",
     ),
+    clue(SHARED, "n1:1:2 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct"),
+    clue(BUSY, "| 30%   61C    P2             119W / 450W |    2811MiB / 24564MiB |    100%      Default |"),
     clue(TABLE, "#       size         count      type   redop    root     time   algbw   busbw"),
     clue(TALKING, '  File "/v/torch/distributed/distributed_c10d.py", line 3145, in barrier'),
     clue(COMPLAINED, "(it hangs here forever)"),
     clue(BROKE_OFF, "^C"),
 )
 
-SIGNS = LogSigns(RULES, advice, echo=True)
+SIGNS = LogSigns(RULES, advice, echo=True, hint_beside=("collective-timeout", "peer-died"))

@@ -37,8 +37,8 @@ def advice(case: Case) -> Advice:
 
 RULES = (
     root(
-        r"(?:fork|clone|pthread_create|[Cc]reat\w+ (?:new )?thread|system_error|RLIMIT_NPROC)\b.{0,120}"
-        r"[Rr]esource temporarily unavailable"
+        r"(?:fork|clone|pthread_create|[Cc]reat\w+ (?:new )?thread|[Tt]hread creation failed|system_error|RLIMIT_NPROC"
+        r"|what\(\):)(?: |\b).{0,120}[Rr]esource temporarily unavailable"
         r"|\[Errno 11\] [Rr]esource temporarily unavailable|fork: Cannot allocate memory",
         "bash: fork: retry: Resource temporarily unavailable",
     ),

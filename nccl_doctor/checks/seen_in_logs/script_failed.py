@@ -30,6 +30,9 @@ _PLAIN = (
     r"|NotImplemented|ModuleNotFound|Import|UnicodeDecode|UnicodeEncode|JSONDecode|Recursion|Overflow|FloatingPoint|EOF|Unpickling)Error"
 )
 
+_BEGINS = r"(?:^|\] |\]: |>:? ?|\) |\| |\d: )"
+"""The beginning of a line, or the end of a launcher's prefix."""
+
 
 def advice(case: Case) -> Advice:
     """The exception, or how to get it where only an exit code is left."""
@@ -51,7 +54,7 @@ RULES = (
         "[rank: 0] Child process with PID 812 terminated with code 1. Forcefully terminating all other processes",
     ),
     hint(
-        r"(?:^|\] |\]: |> |\) |\| |\d: )(?:[\w.]+\.)?\w*(?:Error|Exception)$",
+        _BEGINS + r"(?:[\w.]+\.)?\w*(?:Error|Exception)$",
         "AssertionError",
         unless=WEB,
     ),
@@ -81,8 +84,7 @@ RULES = (
         "local_rank: 1 (pid: 1301) of binary: /opt/py/bin/python",
     ),
     hint(
-        r"(?:^|\] |\]: |> |\) |\| |\d: )(?:[\w.]+\.)?\w*"
-        r"(?:Error|Exception): ",
+        _BEGINS + r"(?:[\w.]+\.)?\w*(?:Error|Exception): ",
         "ValueError: bad shape",
         unless=WEB + r"|raise |torch\.distributed\.elastic\S*(?:Error|Exception): |subprocess\.Called",
     ),

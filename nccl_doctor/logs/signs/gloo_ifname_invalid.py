@@ -23,6 +23,7 @@ RULES = (
         r"Unable to find address for:? ?(?P<iface>[A-Za-z0-9._=^,@-]+)",
         "RuntimeError: [enforce fail at ../gloo/transport/tcp/device.cc:83] ifa != nullptr. Unable to find address "
         "for: eth9",
+        unless=r"rp != nullptr",
     ),
     root(
         r"Unable to find interface for: ?(?P<ip>[0-9a-fA-F.:]+)",

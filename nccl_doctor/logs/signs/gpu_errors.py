@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nccl_doctor.logs.case import Case
-from nccl_doctor.logs.rule import LogSigns, likely
+from nccl_doctor.logs.rule import LogSigns, likely, root
 from nccl_doctor.logs.words import Advice, advise
 from nccl_doctor.logs.xid import meaning_of_xid
 
@@ -18,9 +18,14 @@ def advice(case: Case) -> Advice:
 
 
 RULES = (
+    root(
+        r"S?Xid \((?:PCI:)?[0-9a-fA-F:.]+\): \d+",
+        "[ 4242.1] NVRM: Xid (PCI:0000:3b:00): 79, pid=4242, GPU has fallen off the bus.",
+        unless=r" Xid \S+ (?:13|31|43|45|63|68|69|92|94|121)\b",
+    ),
     likely(
         r"(?:NVRM: |nvidia-\w+: )?S?Xid \((?:PCI:)?[0-9a-fA-F:.]+\): \d+",
-        "[ 4242.1] NVRM: Xid (PCI:0000:3b:00): 79, pid=4242, GPU has fallen off the bus.",
+        "[ 4242.1] NVRM: Xid (PCI:0000:3b:00): 63, pid=4242, Row Remapper: New row marked for remapping",
     ),
     likely(
         r"NCCL DIAG \[INFO\] (?:ECC|NVLink|NVLINK|S?Xid)\b.{0,80}"

@@ -21,6 +21,10 @@ def advice(case: Case) -> Advice:
 
 RULES = (
     root(
+        r"[Cc]ould not resolve (?:host|hostname|proxy)?:? ?(?P<host>[A-Za-z0-9._-]+)(?::? Name|:? Temp|: No address|$)",
+        "ssh: Could not resolve hostname gpu-17: Name or service not known",
+    ),
+    root(
         r"(?:Name or service not known|Temporary failure in name resolution|nodename nor servname provided)",
         "ValueError: host not found: Name or service not known",
         unless=WEB,
@@ -29,10 +33,6 @@ RULES = (
         r"No address associated with hostname",
         "socket.gaierror: [Errno -5] No address associated with hostname",
         unless=WEB,
-    ),
-    root(
-        r"[Cc]ould not resolve (?:host|hostname|proxy)?:? ?(?P<host>[A-Za-z0-9._-]+)(?::? Name|:? Temp|: No address|$)",
-        "ssh: Could not resolve hostname gpu-17: Name or service not known",
     ),
     root(
         r"[Tt]he IPv4 network addresses of \((?P<host>\S+), (?P<port>\d+)\) (?:cannot|could not) be (?:retrieved"
@@ -68,6 +68,11 @@ RULES = (
         "is not valid in its context",
     ),
     root(
+        r"rp != nullptr\. Unable to find address for:? ?(?P<host>[A-Za-z0-9._-]+)",
+        "RuntimeError: [enforce fail at gloo/transport/uv/device.cc:153] rp != nullptr. Unable to find address for: "
+        "DESKTOP-7QK2",
+    ),
+    root(
         r"\(gai error: -\d+ - .{0,60}\)",
         "RuntimeError: The hostname of the server socket cannot be retrieved (gai error: -3 - Temporary failure in "
         "name resolution).",
@@ -95,4 +100,6 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice)
+SIGNS = LogSigns(
+    RULES, advice, hint_beside=("connection-refused", "connection-timed-out", "no-route-to-host", "rendezvous-timeout")
+)

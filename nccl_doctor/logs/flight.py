@@ -214,6 +214,15 @@ class Disagreement:
         largest = max(calls.values(), key=len)
         return tuple(rank for ranks in calls.values() if ranks is not largest for rank in ranks)
 
+    @property
+    def mismatch(self) -> str:
+        """In what the odd ranks differ from the others, as torch's own analyser names it; "" where all agree."""
+        odd = self.odd
+        if not odd:
+            return ""
+        one, other = self.did[odd[0]], next(record for rank, record in self.did.items() if rank not in odd)
+        return "collective type" if one.name != other.name else "size" if one.sizes != other.sizes else "dtype"
+
 
 def compare(dumps: Iterable[Dump]) -> Disagreement | None:
     """The first place where ranks differ, or that not all have ended; None where all agree and all ended."""

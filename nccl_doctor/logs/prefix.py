@@ -122,7 +122,7 @@ def without_bars(text: str) -> tuple[str, str]:
     """What a line says behind its progress bars, alone and with its prefix; a line without any is both."""
     if "%|" not in text and "━" not in text:
         return text, text
-    start = end = peel(text).start
+    start = end = _peel_tags(text, {})
     for _ in range(_MOST_BARS):
         bar = _BAR.match(text, end)
         if bar is None:

@@ -24,7 +24,7 @@ class Told(NamedTuple):
 def _cases() -> list[Told]:
     found = []
     for path in sorted((Path(__file__).parent / "told").glob("*.txt")):
-        for block in re.split(r"^=== ", path.read_text(), flags=re.MULTILINE)[1:]:
+        for block in re.split(r"^=== ", path.read_bytes().decode(), flags=re.MULTILINE)[1:]:
             head, _, text = block.partition("\n")
             title, accepted, entities, quoted = [*(part.strip() for part in head.split("|")), "", ""][:4]
             log, _, healthy = text.partition("--- healthy\n")

@@ -59,6 +59,10 @@ RULES = (
         unless=WEB,
     ),
     hint(
+        r"RayTaskError\(\w+\): ray::\w*Worker\w*\.\S{1,80} \(pid=\d+, ip=(?P<ip>[0-9a-fA-F.:]+)",
+        "ray.exceptions.RayTaskError(ValueError): ray::_RayTrainWorker__execute.get_next() (pid=40390, ip=10.42.7.19)",
+    ),
+    hint(
         r"(?:Assertion .{1,300} failed|Check failed: |terminate called after throwing an instance"
         r"|Fatal Python error: |\bFATAL(?: ERROR)?: )",
         "python: /src/kernel.cpp:88: void run(): Assertion `n % 8 == 0' failed.",

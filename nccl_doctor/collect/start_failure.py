@@ -62,6 +62,7 @@ _OWN = "|".join(sys.stdlib_module_names)
 _PYTHON: tuple[tuple[PythonProblem, str, str], ...] = (
     ("too-old", r"Python 3\.8 or later is needed, this is (\S+)", "{python} is Python {0}, and 3.8 or later is needed"),
     ("incomplete", rf"No module named '?({_OWN})\b", "{python} is a Python built without {0}"),
+    ("memory", r"ulimit -v is (\d+) KiB", "{python} gets too little memory: ulimit -v is {0} KiB"),
     ("memory", r"failed to map segment|(?i:cannot allocate memory)", "{python} does not start: it gets no memory"),
     ("library", r"loading shared libraries: ([^:]+):", "{python} does not start: the library {0} can't be loaded"),
     ("broken", r"Fatal Python error: (?:\w+: )?(.+)", "{python} does not start: {0}"),

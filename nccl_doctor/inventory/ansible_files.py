@@ -18,6 +18,12 @@ from nccl_doctor.inventory.yaml_tree import as_mapping
 
 _ENDINGS = (".yml", ".yaml", ".json")
 _ENCRYPTED = "$ANSIBLE_VAULT;"
+_FOLDERS = "group_vars", "host_vars"
+
+
+def stand_beside(place: SourceLocation) -> bool:
+    """Whether there are such folders, which make a list of names an inventory."""
+    return place.is_file and any((Path(place.source).parent / folder).is_dir() for folder in _FOLDERS)
 
 
 def lay_over(inventory: Inventory) -> None:
@@ -30,10 +36,10 @@ def lay_over(inventory: Inventory) -> None:
     """
     if not inventory.place.is_file:
         return
-    beside = Path(inventory.place.source).parent
-    for name, variables in _said(beside / "group_vars", inventory.groups):
+    of_groups, of_hosts = (Path(inventory.place.source).parent / folder for folder in _FOLDERS)
+    for name, variables in _said(of_groups, inventory.groups):
         inventory.groups[name].filed.update(variables)
-    for name, variables in _said(beside / "host_vars", inventory.hosts):
+    for name, variables in _said(of_hosts, inventory.hosts):
         inventory.hosts[name][1].update(variables)
 
 

@@ -12,6 +12,7 @@ from nccl_doctor.inventory.yaml_tree import Mapping, Scalar, Tree
 
 _KEYS = "|".join(sorted({*hosts_yaml.TOP_KEYS, "all"}))
 _YAML_START = re.compile(rf"---|%|-(?:\s|$)|[{{\[\"'&!*?|>]|(?:{_KEYS})\s*:|[^\s#]+\s*:(?:\s|$)")
+_BARE_HOST = re.compile(r"[\w.-]+(?:\[[\w:]+\][\w.-]*)?")
 _INI_VARIABLE = re.compile(r"\sansible_\w+\s*=")
 
 
@@ -31,7 +32,8 @@ def read(text: str, source: str) -> ParsedInventory:
         return _inventory(ansible_ini.read(text, place))
     if lines and _YAML_START.match(lines[0].lstrip()):
         return _read_yaml(text, place)
-    if any(_INI_VARIABLE.search(line) for line in lines):
+    bare = all(_BARE_HOST.fullmatch(line.strip()) for line in lines)
+    if any(_INI_VARIABLE.search(line) for line in lines) or (bare and ansible_files.stand_beside(place)):
         return _inventory(ansible_ini.read(text, place))
     return hostfiles.read(text, place)
 

@@ -8,11 +8,14 @@ import importlib.machinery
 import json
 import linecache
 import os
+import resource
 import sys
 import types
 from typing import Any
 
 ROOT = "nccl_doctor"
+LEAST_MEMORY = 256 << 20
+"""Bytes of address space: the probe's threads need 150 MB, and torch can't be imported in less than twice as much."""
 
 
 class MemoryImporter:
@@ -47,16 +50,25 @@ class MemoryImporter:
         exec(compile(source, name, "exec"), module.__dict__)  # noqa: S102 - our own bundle, received over SSH
 
 
+def why_not() -> str:
+    """What this interpreter lacks to run the probe; empty where it lacks nothing."""
+    memory = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if 0 <= memory < LEAST_MEMORY:  # RLIM_INFINITY is -1
+        return "ulimit -v is " + str(memory >> 10) + " KiB"
+    if sys.version_info < (3, 8):
+        return "Python 3.8 or later is needed, this is " + ".".join(str(part) for part in sys.version_info[:3])
+    return ""
+
+
 def start(sources: "dict[str, str]") -> None:
     """Reads the header line (nonce, lifetime, silence) and serves until the connection ends."""
     line = b""
     while not line.endswith(b"\n"):  # byte by byte: what stands behind it is the server's
         line += os.read(0, 1) or sys.exit()
     header = json.loads(line.decode())
-    if sys.version_info < (3, 8):
-        found = ".".join(str(part) for part in sys.version_info[:3])
-        refusal = {"refused": "Python 3.8 or later is needed, this is " + found}
-        sys.stdout.write("\n" + header["nonce"] + " " + json.dumps(refusal) + "\n")
+    refusal = why_not()
+    if refusal:
+        sys.stdout.write("\n" + header["nonce"] + " " + json.dumps({"refused": refusal}) + "\n")
         sys.stdout.flush()
         return
     sys.meta_path.insert(0, MemoryImporter(sources))

@@ -28,6 +28,9 @@ OUTCOMES = {
     errno.EADDRNOTAVAIL: "no-source-address",
 }
 TIMED_OUT = ("timed-out", "ETIMEDOUT")
+FULL = ("failed", "EMFILE")
+"""We may open no further file just now: those that dial us take some, too."""
+FULL_S = 0.05
 SILENT = ("timed-out", "SILENT")
 """Somebody took the connection, and said nothing even when spoken to."""
 WORD = b"nccl-doctor\n"
@@ -56,11 +59,17 @@ class Dial:
         self.sock: socket.socket | None = None
 
     def start(self) -> Outcome | None:
-        """Connects to the next address; how it ended, None while it goes on."""
+        """Connects to the next address; how it ended, None while it goes on; :data:`FULL` may be tried again."""
         self.began = self.began or time.monotonic()
-        family, place = self._places.pop(0)
         try:
-            self.sock = socket.socket(family, socket.SOCK_STREAM)
+            self.sock = socket.socket(self._places[0][0], socket.SOCK_STREAM)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                return FULL
+            self._places.pop(0)
+            return self._failed(error)
+        _, place = self._places.pop(0)
+        try:
             self.sock.setblocking(False)
             end_with_reset(self.sock)
             number = self.sock.connect_ex(place)
@@ -151,17 +160,25 @@ class Round:
         waiting, at_once = waiting[::-1], min(AT_ONCE, _room())
         with self._selector:
             while waiting or self._flying:
-                while waiting and len(self._flying) < at_once:
-                    key, dial = waiting.pop()
-                    self._flying[key] = time.monotonic() + self._timeout_s, dial
-                    self._go_on(key, dial, dial.start())
-                first, _ = next(iter(self._flying.values()), (0.0, None))
-                for ready, _ in self._selector.select(max(0.0, first - time.monotonic())):
+                while waiting and len(self._flying) < at_once and self._begin(*waiting[-1]):
+                    waiting.pop()
+                now = time.monotonic()
+                first, _ = next(iter(self._flying.values()), (now + FULL_S, None))
+                for ready, _ in self._selector.select(max(0.0, min(first - now, FULL_S if waiting else first))):
                     self._selector.unregister(ready.fileobj)
                     key, dial = ready.data
                     self._go_on(key, dial, dial.heard())
                 self._end_late(time.monotonic())
         return self._results
+
+    def _begin(self, key: Key, dial: Dial) -> bool:
+        """Whether it was begun, or waited for in vain."""
+        outcome = dial.start()
+        if outcome == FULL and time.monotonic() < dial.began + self._timeout_s:
+            return False
+        self._flying[key] = time.monotonic() + self._timeout_s, dial
+        self._go_on(key, dial, outcome)
+        return True
 
     def _go_on(self, key: Key, dial: Dial, outcome: Outcome | None) -> None:
         if outcome is None and dial.sock is not None:
@@ -190,7 +207,10 @@ def _room() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return AT_ONCE
-    return max(1, (soft - len(os.listdir("/proc/self/fd"))) // 2)
+    try:
+        return max(1, (soft - len(os.listdir("/proc/self/fd"))) // 2)
+    except OSError:  # not even this one
+        return 1
 
 
 def resolved(addresses: set[str], timeout_s: float) -> dict[str, list[Place] | Outcome]:

@@ -27,7 +27,7 @@ GROUPS = {
     "ways": (ways.ROWS, ()),
     "pythons": (pythons.ROWS, pythons.OPTIONS),
 }
-SLOW = (*shells.SLOW, pythons.HANGS)
+SLOW = (*shells.SLOW, *pythons.HANGS)
 ROOT = Path(__file__).parents[2]
 
 

@@ -56,6 +56,7 @@ VARS = {
     "host_vars/node1.yml": "ansible_user: root\n",
     "host_vars/node2": "ansible_user: alice\n",
 }
+SECRET = "---\nansible_user: !vault |\n  $ANSIBLE_VAULT;1.1;AES256\n  6162\n"
 VAULT = "all:\n  hosts:\n    node1:\n      ansible_user: !vault |\n        $ANSIBLE_VAULT;1.1;AES256\n        6162\n"
 
 LISTS = (
@@ -80,6 +81,9 @@ LISTS = (
     HostList("an inventory of Ansible in INI", plain(INI)),
     HostList("an inventory of Ansible in YAML", plain(YAML)),
     HostList("what group_vars and host_vars say", plain("[gpus]\nnode1\nnode2\n"), files=VARS),
+    HostList("what they say beside hosts without a group", plain("node1\nnode2\n"), files=VARS),
+    HostList("a value in them that Ansible encrypted, and that counts", plain("node1\nnode2\n"),
+             ("2", "host_vars/node2.yml:2", "ansible-vault"), files=VARS | {"host_vars/node2.yml": SECRET}),
     HostList("a value that Ansible encrypted", plain(VAULT), ("2", "hosts.yaml:4", "ansible-vault")),
     HostList("an inventory that Ansible encrypted as a whole", plain("$ANSIBLE_VAULT;1.1;AES256\n6162\n"), ("2", "ansible-vault")),
 )  # fmt: skip

@@ -86,6 +86,7 @@ ROWS = (
     Row("/sys that is not there", READY, runs("umount /sys")),
     Row("little address space", READY, bashrc("ulimit -v 1500000"), entry=ALICES),
     Row("an address space too small for Python", ("python-missing", "memory", "ulimit -v"), bashrc("ulimit -v 9000"), entry=ALICES),
+    Row("an address space of 30 MB", ("python-missing", "ulimit -v is 30000 KiB", "memory"), bashrc("ulimit -v 30000"), entry=ALICES),
     Row("few processes", READY, bashrc("ulimit -u 300"), entry=ALICES),
     Row("no further process or thread", ("probe-failed", "can't start new thread"), bashrc("ulimit -u 1"), entry=ALICES),
     Row("no core files, small stack, small files", READY, bashrc("ulimit -c 0; ulimit -s 512; ulimit -f 0"), entry=ALICES),

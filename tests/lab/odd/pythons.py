@@ -17,6 +17,13 @@ OPTIONS = ("--skip", "torch-missing", "--skip", "version-mismatch")
 """What the odd ones do not have is another matter."""
 
 LEAST = (3, 8)
+NAME = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+SILENT_FUSE = """
+import ctypes, os, signal
+options = b"fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other" % os.open("/dev/fuse", os.O_RDWR)
+assert ctypes.CDLL(None).mount(b"silent", b"/mnt/hung", b"fuse", 0, options) == 0
+signal.pause()
+"""
 
 
 def at(path: str) -> Mapping[str, Any]:
@@ -33,17 +40,28 @@ def script(path: str, text: str, mode: int = 0o755) -> Make:
     return make
 
 
-def without(*patterns: str) -> Make:
-    """/opt/python is this interpreter's base as if it had been built without some libraries' headers."""
+def based(place: str, *commands: str) -> Make:
+    """This interpreter's base at another place, where these commands are run."""
 
     def make(_lab: Lab, host: LabHost) -> None:
-        host.run("mkdir -p /opt/python /run/upper /run/work")
+        host.run(f"mkdir -p {place} /run/upper /run/work")
         layers = f"lowerdir={sys.base_prefix},upperdir=/run/upper,workdir=/run/work"
-        host.run(["mount", "-t", "overlay", "overlay", "-o", layers, "/opt/python"])
-        lib = f"/opt/python/lib/python{sys.version_info[0]}.{sys.version_info[1]}"
-        host.run(" && ".join(f"rm {lib}/{pattern}" for pattern in patterns))
+        host.run(["mount", "-t", "overlay", "overlay", "-o", layers, place])
+        host.run(" && ".join((f"cd {place}", *commands)))
 
     return make
+
+
+def without(*patterns: str) -> Make:
+    """/opt/python is this interpreter's base as if it had been built without some libraries' headers."""
+    return based("/opt/python", *(f"rm lib/{NAME}/{pattern}" for pattern in patterns))
+
+
+def hung(_lab: Lab, host: LabHost) -> None:
+    """/mnt/hung hangs whoever looks into it, as NFS does whose server is gone: a FUSE that never says a word."""
+    host.run("mkdir -p /mnt/hung")
+    host.background([sys.executable, "-c", SILENT_FUSE])
+    host.wait_until(lambda: "/mnt/hung fuse" in host.run("cat /proc/mounts").stdout, "a mount that hangs")
 
 
 def exporting(text: str, *commands: str) -> Make:
@@ -54,6 +72,14 @@ def exporting(text: str, *commands: str) -> Make:
         host.write("/root/.bashrc", text + "\n")
 
     return make
+
+
+def conda(lab: Lab, host: LabHost) -> None:
+    """A base environment, and what ``conda init`` wrote."""
+    based("/opt/conda", "mkdir conda-meta && touch conda-meta/history")(lab, host)
+    host.write("/opt/conda/bin/conda", CONDA_HOOK, 0o755)
+    host.write("/root/.bashrc", CONDA)
+    host.write("/root/.profile", ". ~/.bashrc\n")  # as distributions have it
 
 
 def _of_this_machine() -> tuple[Row, ...]:
@@ -71,6 +97,17 @@ def _of_this_machine() -> tuple[Row, ...]:
 
 SYSTEM = "/usr/bin/python3"
 JUNK = "mkdir -p /opt/junk && cd /opt/junk && for name in json socket psutil nccl_doctor typing; do echo 'raise SystemExit(9)' >$name.py; done"
+UV = f"/root/.local/share/uv/python/cpython-{sys.version_info[0]}.{sys.version_info[1]}-linux-gnu"
+"""Where uv puts the interpreters that it fetches; its venvs are links to them."""
+CONDA = """
+__conda_setup="$('/opt/conda/bin/conda' 'shell.bash' 'hook' 2> /dev/null)"
+if [ $? -eq 0 ]; then eval "$__conda_setup"; else export PATH="/opt/conda/bin:$PATH"; fi
+unset __conda_setup
+"""
+"""What ``conda init`` writes into .bashrc."""
+CONDA_HOOK = r"""#!/bin/sh
+echo 'export CONDA_EXE=/opt/conda/bin/conda CONDA_PREFIX=/opt/conda CONDA_SHLVL=1 PATH="/opt/conda/bin:$PATH" PS1="(base) $PS1"'
+"""
 MISSING = "there is no interpreter"
 
 ROWS = (
@@ -103,6 +140,14 @@ ROWS = (
         without("lib-dynload/_sqlite3*.so", "lib-dynload/_lzma*.so", "lib-dynload/_bz2*.so", "lib-dynload/readline*.so"),
         entry=at("/opt/python/bin/python3")),
     Row("the distribution's own", READY, entry=at(SYSTEM)),
+    Row(
+        "a venv as uv makes them, of an interpreter in the home",
+        READY,
+        based(UV, f"touch lib/{NAME}/EXTERNALLY-MANAGED", "mkdir -p /opt/train/.venv/bin", f"ln -s {UV}/bin/{NAME} /opt/train/.venv/bin/python",
+              f"printf 'home = {UV}/bin\\nimplementation = CPython\\nuv = 0.8.4\\ninclude-system-site-packages = false\\n' >/opt/train/.venv/pyvenv.cfg"),
+        entry=at("/opt/train/.venv/bin/python"),
+    ),
+    Row("an environment of conda's that .bashrc alone puts first", READY, conda, entry=at("python3")),
     Row("a path with blanks and quotes", READY,
         runs("mkdir -p \"/opt/it's my env/bin\" && ln -s " + sys.executable + " \"/opt/it's my env/bin/python 3\""),
         entry=at("/opt/it's my env/bin/python 3")),
@@ -119,6 +164,9 @@ ROWS = (
     Row("PYTHONDEVMODE, PYTHONVERBOSE and warnings as errors", READY, exporting("export PYTHONDEVMODE=1 PYTHONWARNINGS=error PYTHONVERBOSE=1")),
 )  # fmt: skip
 
-HANGS = Row("an interpreter that never starts", ("probe-failed", "did not start in time"),
-            runs("mkfifo /opt/hung && chmod 755 /opt/hung", "printf '#!/bin/sh\\nread line </opt/hung\\n' >/opt/py && chmod 755 /opt/py"),
-            entry=at("/opt/py"))  # fmt: skip
+HANGS = (
+    Row("an interpreter on a mount that hangs", ("probe-failed", "did not start in time"), hung, entry=at("/mnt/hung/bin/python")),
+    Row("an interpreter that never starts", ("probe-failed", "did not start in time"),
+        runs("mkfifo /opt/hung && chmod 755 /opt/hung", "printf '#!/bin/sh\\nread line </opt/hung\\n' >/opt/py && chmod 755 /opt/py"),
+        entry=at("/opt/py")),
+)  # fmt: skip

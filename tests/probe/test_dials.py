@@ -1,0 +1,76 @@
+"""Dials of a host that may open few files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nccl_doctor.probe.dials import FULL, Dial, Round
+
+NONCE = b"0123456789abcdef"
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Of a listener that answers as ours do; it keeps each connection until the other end goes."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            while listening.fileno() >= 0:
+                try:
+                    connection, _ = listening.accept()
+                    with connection:
+                        connection.sendall(NONCE)
+                        connection.recv(1)
+                except OSError:  # no file is left, the dial has ended, or the test is over
+                    time.sleep(0.01)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield listening.getsockname()[1]
+
+
+@contextlib.contextmanager
+def no_file_left(for_s: float | None) -> Iterator[None]:
+    """All that this process may open is open, for so long or to the end."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held: list[int] = []
+
+    def let_go() -> None:
+        while held:
+            os.close(held.pop())
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 20, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        timer = threading.Timer(for_s or 0.0, let_go)
+        if for_s is not None:
+            timer.start()
+        yield
+        timer.cancel()
+    finally:
+        let_go()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(("for_s", "outcome"), [(0.2, ("connected", None)), (None, FULL)])
+def test_a_dial_waits_for_a_file_that_it_may_open(port: int, for_s: float | None, outcome: tuple[str, None]) -> None:
+    dial = Dial([(socket.AF_INET, ("127.0.0.1", port))], NONCE)
+    dialling = Round(5.0 if for_s else 0.3)
+    with no_file_left(for_s):
+        ends = dialling.run([((0, port), dial)])
+    assert ends[0, port][:2] == outcome
+
+
+def test_a_family_that_the_kernel_lacks_is_passed_over(port: int) -> None:
+    places = [(9999, ("127.0.0.1", port)), (socket.AF_INET, ("127.0.0.1", port))]
+    assert Round(5.0).run([((0, port), Dial(places, NONCE))])[0, port][:2] == ("connected", None)

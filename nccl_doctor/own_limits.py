@@ -1,9 +1,12 @@
-"""What this machine lets us have: threads and processes, of which each host that is connected to takes a few."""
+"""What this machine lets us have: Linux, and threads and processes, of which each host connected to takes a few."""
 
 from __future__ import annotations
 
 import errno
 import resource
+import sys
+
+from nccl_doctor.errors import UsageError
 
 _NO_THREAD = "can't start new thread"
 """CPython's words, Modules/_threadmodule.c."""
@@ -26,3 +29,17 @@ def words() -> str:
         f"this machine starts no further threads for you{said}, and each host takes about two: end other programs of "
         "yours here, or start from a machine that allows more"
     )
+
+
+def require_linux(named: str) -> None:
+    """For what looks at this machine as at a host of the job.
+
+    Raises:
+        UsageError: it runs something else, such as macOS, from which only other hosts can be looked at.
+    """
+    if sys.platform != "linux":
+        what = "" if named == "this machine" else f"{named} is this machine, and "
+        raise UsageError(
+            f"{what}only Linux can be looked at, which this machine does not run: name the job's own hosts, in a hosts "
+            "file or with -w"
+        )

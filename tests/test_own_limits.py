@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import sys
 import time
 
 import pytest
 
 from nccl_doctor import own_limits
 from nccl_doctor.collect.reach import Reach
+from nccl_doctor.errors import UsageError
 from nccl_doctor.transport.local import LocalTransport
 from nccl_doctor.transport.process import ProcessChannel
 from tests.collect.nodes import node
@@ -36,6 +38,14 @@ def test_no_host_is_accused_of_it() -> None:
     with pytest.raises(RuntimeError, match="can't start new thread"):
         reach.all([node(name="node1", rank=0), node(name="node2", rank=1)])
     assert reach.failures == {}
+
+
+def test_another_system_is_no_host_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    own_limits.require_linux("this machine")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    for named, words in (("this machine", "only Linux can"), ("ctl", "ctl is this machine, and only Linux can")):
+        with pytest.raises(UsageError, match=f"^{words}.*name the job's own hosts"):
+            own_limits.require_linux(named)
 
 
 @pytest.mark.lab

@@ -16,6 +16,9 @@ hosts a fifth of the time, at CPython's (700, 10, 10)."""
 
 def main() -> None:
     """Runs the command that the arguments name."""
+    if sys.platform == "win32":
+        sys.stderr.write("nccl-doctor runs on Linux and macOS; on Windows, use WSL\n")
+        sys.exit(2)
     gc.set_threshold(*GARBAGE)
     match sys.argv[1:]:
         case ["fix-port"]:

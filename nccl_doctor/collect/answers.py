@@ -84,6 +84,7 @@ class Hello(Observed):
     python: Version
     psutil: Version | None
     machine: str
+    libc: Literal["glibc", "musl"]
     pid: Pid
     load: MachineLoad | None = None
 

@@ -114,7 +114,7 @@ class _Watch:
         def find(session: ProbeSession) -> JobRanks:
             found = _ask(session, _JOB, "ranks", ANSWER_S)
             if found.ranks and not found.py_spy and self._options.stacks != "none":
-                _ask(session, answers.NOTHING, "py_spy", SHIP_S, bundle=py_spy_bundle.pack())
+                _ask(session, answers.NOTHING, "py_spy", SHIP_S, bundle=py_spy_bundle.pack(session.hello.machine))
             return found
 
         told = with_counted(self._everywhere(find))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, Protocol
 
+from nccl_doctor import own_limits
 from nccl_doctor.probe import port_requests
 
 
@@ -30,6 +31,9 @@ class ThisMachine:
     """This machine: the probe's own functions, without a second interpreter."""
 
     name = ""
+
+    def __init__(self) -> None:
+        own_limits.require_linux("this machine")
 
     def ask(self, do: str, **arguments: Any) -> Any:  # noqa: ANN401 - JSON
         """The answer to a request."""

@@ -1,7 +1,8 @@
-"""The controller's own psutil, packed for hosts that have none; probe/psutil_memory.py unpacks it there.
+"""psutil, packed for hosts that have none; probe/psutil_memory.py unpacks it there.
 
-Only the modules that Linux needs travel: psutil's Python sources and its extension, which is built against CPython's
-stable ABI (PEP 384), so that one file serves every Python from 3.6 on.
+It is the controller's own, or where hosts could not load that, the same version's wheel for them. Only the modules that
+Linux needs travel: psutil's Python sources and its extension, which is built against CPython's stable ABI (PEP 384), so
+that one file serves every Python from 3.6 on.
 """
 
 from __future__ import annotations
@@ -13,33 +14,40 @@ from typing import Any
 
 import psutil
 
+from nccl_doctor.collect import wheels
 from nccl_doctor.once import once
 
-MODULES = ("__init__", "_common", "_ntuples", "_psposix", "_pslinux")
-"""psutil's modules for Linux; _ntuples came with 7.1."""
 EXTENSION = "_psutil_linux.abi3.so"
+NAMES = ("__init__.py", "_common.py", "_ntuples.py", "_psposix.py", "_pslinux.py", EXTENSION)
+"""psutil's files for Linux; _ntuples came with 7.1."""
 ELF_MACHINES = {62: "x86_64", 183: "aarch64", 243: "riscv64", 21: "ppc64le"}
 """e_machine of the ELF header (elf(5)) to what ``uname -m`` says."""
 
 
 @once
-def pack() -> dict[str, Any]:
+def pack(machine: str, libc: str) -> dict[str, Any]:
     """Psutil as JSON: ``{"version", "machine", "libc", "files": {name: base64 of zlib}}``.
 
-    Where this machine's psutil is no stable-ABI build for Linux, no host can load it: then ``{"missing": reason}``,
-    which the host repeats wherever it needs psutil.
+    Where there is no stable-ABI build for such hosts, ``{"missing": reason}``, which the host repeats wherever it needs
+    psutil.
+
+    Args:
+        machine: the hosts', as ``uname -m`` says.
+        libc: "glibc" or "musl".
     """
     folder = Path(psutil.__file__).parent
-    extension = folder / EXTENSION
-    if not extension.is_file():
-        return {"missing": f"nccl-doctor's own (in {folder}) has no {EXTENSION} to send along"}
-    found = [path for name in MODULES if (path := folder / f"{name}.py").is_file()]
-    machine, libc = built_for(extension.read_bytes())
+    files = {name: path.read_bytes() for name in NAMES if (path := folder / name).is_file()}
+    if EXTENSION not in files or built_for(files[EXTENSION]) != (machine, libc):
+        try:
+            wheel = wheels.files("psutil", psutil.__version__, machine, libc)
+        except wheels.MissingWheelError as error:
+            return {"missing": f"nccl-doctor's own does not fit {machine} with {libc}, and {error}"}
+        files = {name: wheel[f"psutil/{name}"] for name in NAMES if f"psutil/{name}" in wheel}
     return {
         "version": psutil.__version__,
         "machine": machine,
         "libc": libc,
-        "files": {path.name: _packed(path.read_bytes()) for path in [*found, extension]},
+        "files": {name: _packed(data) for name, data in files.items()},
     }
 
 

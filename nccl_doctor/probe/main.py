@@ -20,7 +20,7 @@ import time
 import traceback
 from typing import Any, Callable, Dict
 
-from nccl_doctor.probe import children
+from nccl_doctor.probe import children, psutil_memory
 
 Handler = Callable[[Dict[str, Any]], Any]
 
@@ -221,6 +221,7 @@ def _hello() -> dict[str, Any]:
         "python": ".".join(map(str, sys.version_info[:3])),
         "psutil": version,
         "machine": os.uname().machine,
+        "libc": psutil_memory.libc(),
         "pid": os.getpid(),
         "load": {"queue": os.getloadavg()[0], "cpus": len(os.sched_getaffinity(0))},
     }

@@ -146,12 +146,12 @@ def _refuse_mismatch(bundle: dict[str, Any]) -> None:
     machine = os.uname().machine
     if bundle["machine"] != machine:
         raise Unavailable(f"the one sent along is for {bundle['machine']}, the host is {machine}")
-    libc = _libc()
-    if bundle["libc"] != libc:
-        raise Unavailable(f"the one sent along is for {bundle['libc']}, the host has {libc}")
+    if bundle["libc"] != libc():
+        raise Unavailable(f"the one sent along is for {bundle['libc']}, the host has {libc()}")
 
 
-def _libc() -> str:
+def libc() -> str:
+    """Which C library this interpreter is built for: "glibc" or "musl"."""
     try:
         return (os.confstr("CS_GNU_LIBC_VERSION") or "musl").split()[0]
     except (ValueError, OSError):  # the name is glibc's own

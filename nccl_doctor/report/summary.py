@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from rich.cells import cell_len
 
-from nccl_doctor.hostlist import grouped, plural
+from nccl_doctor.hostlist import expand, fold, grouped, plural
 from nccl_doctor.model import CheckResult, Diagnosis, Outcome, Report, Severity
 from nccl_doctor.report.safe import pasteable
 from nccl_doctor.report.text import SEVERITY_STYLES, Screen, wrap
 
 _NAMES = 6
 _NO_REASON = "no reason given"
+_OF_HOSTS = re.compile(r"([\w.-]+(?:\[[\d,-]+\])?): (.+)", re.DOTALL)
+"""A reason that holds on some hosts, which are folded into one word."""
 
 
 def unjudged(checks: tuple[CheckResult, ...], screen: Screen) -> Iterator[str]:
-    """The checks without a verdict, folded by reason; then those that crashed."""
-    reasons = grouped((check.reason or _NO_REASON, check.name) for check in checks if check.outcome is Outcome.UNKNOWN)
+    """The checks without a verdict, folded by reason, on whatever hosts; then those that crashed."""
+    gaps = [check for check in checks if check.outcome is Outcome.UNKNOWN]
+    told = [(_OF_HOSTS.fullmatch(check.reason or _NO_REASON), check) for check in gaps]
+    reasons = grouped((why[2] if why else check.reason or _NO_REASON, (why, check.name)) for why, check in told)
     if reasons:
         yield screen.paint("Could not be judged:", "yellow")
-    for reason, names in reasons.items():
+    for reason, each in reasons.items():
+        where = {host: None for why, _ in each if why for host in expand(why[1])}
+        names = [name for _, name in each]
         shown = names if screen.verbose else names[:_NAMES]
         more = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
-        yield from wrap(f"{reason} ({', '.join(shown)}{more})", screen.prose, "  ", "    ")
+        hosts = f"{fold(where)}: " if where else ""
+        yield from wrap(f"{hosts}{reason} ({', '.join(shown)}{more})", screen.prose, "  ", "    ")
     crashed = [check for check in checks if check.outcome is Outcome.CRASH]
     if crashed:
         yield screen.paint("Crashed, which is a mistake of nccl-doctor's own:", "yellow")

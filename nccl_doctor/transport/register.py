@@ -10,7 +10,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
+from nccl_doctor import own_limits
 from nccl_doctor.errors import UsageError
+from nccl_doctor.hostlist import fold
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,8 +50,11 @@ def make_transport(kind: Kind, cluster: Cluster, ssh_config: Path | None = None)
         ssh_config: read in place of ~/.ssh/config and /etc/ssh/ssh_config, as ``ssh -F`` does.
 
     Raises:
-        UsageError: the hosts did not come from the engine that is asked for, or came from another.
+        UsageError: the hosts did not come from the engine that is asked for, or came from another; or one is this
+            machine, which runs no Linux.
     """
+    if here := [node.name for node in cluster.nodes if node.local]:
+        own_limits.require_linux(fold(here))
     engine = next((name for name in ENGINES if any(name in node.access for node in cluster.nodes)), None)
     if kind == "auto":
         kind = engine or kind

@@ -43,7 +43,9 @@ def run_bare(code: str, bundle: dict[str, Any]) -> str:
 def test_an_interpreter_without_psutil_gets_ours_from_memory(before: str) -> None:
     import psutil
 
-    version, interfaces, parent = json.loads(run_bare(before + USE, psutil_bundle.pack()))
+    version, interfaces, parent = json.loads(
+        run_bare(before + USE, psutil_bundle.pack(os.uname().machine, psutil_memory.libc()))
+    )
     assert version == psutil.__version__
     assert interfaces == sorted(psutil.net_if_addrs())
     assert parent == os.getpid()
@@ -52,7 +54,7 @@ def test_an_interpreter_without_psutil_gets_ours_from_memory(before: str) -> Non
 def test_one_that_is_too_old_is_replaced() -> None:
     old = "import types; sys.modules['psutil'] = types.ModuleType('psutil')\n"
     old += "sys.modules['psutil'].version_info = (5, 8, 0)\n"
-    assert json.loads(run_bare(old + USE, psutil_bundle.pack()))
+    assert json.loads(run_bare(old + USE, psutil_bundle.pack(os.uname().machine, psutil_memory.libc())))
 
 
 def test_an_extension_that_does_not_load_leaves_the_reason() -> None:
@@ -64,7 +66,7 @@ for attempt in (lambda: psutil_memory.install(bundle), psutil_memory.require):
     except psutil_memory.Unavailable as error:
         print(error)
 """
-    bundle = psutil_bundle.pack()
+    bundle = psutil_bundle.pack(os.uname().machine, psutil_memory.libc())
     broken = {**bundle, "files": {**bundle["files"], psutil_bundle.EXTENSION: psutil_bundle._packed(b"no ELF")}}
     first, second = run_bare(code, broken).splitlines()
     assert first.startswith("psutil is not installed on the host, and the one sent along can't be loaded from memory: ")
@@ -88,7 +90,7 @@ def test_one_for_another_machine_is_refused_with_the_reason(
     monkeypatch.setattr(psutil_memory, "_version", lambda: None)
     monkeypatch.setattr(psutil_memory, "_problem", None)
     with pytest.raises(Unavailable, match="psutil is not installed on the host") as told:
-        psutil_memory.install({**psutil_bundle.pack(), **change})
+        psutil_memory.install({**psutil_bundle.pack(os.uname().machine, psutil_memory.libc()), **change})
     assert reason in str(told.value)
 
 

@@ -69,6 +69,20 @@ def test_what_could_not_be_judged_is_folded_by_reason() -> None:
     assert "fault-NCD607)" in " ".join(render(report, "human", color=False, verbose=True).split())
 
 
+def test_one_reason_is_said_once_whatever_hosts_the_checks_are_about() -> None:
+    reasons = (
+        "node1: no psutil",
+        "node[1-3]: no psutil",
+        "node[5,7]: no psutil",
+        "node1,gpu[1-2]: no root",
+        "no psutil",
+    )
+    checks = tuple(check(Outcome.UNKNOWN, reason, f"NCD6{n:02}") for n, reason in enumerate(reasons))
+    text = render(healthy().model_copy(update={"checks": checks}), "human", color=False)
+    assert "  node[1-3,5,7]: no psutil (fault-NCD600, fault-NCD601, fault-NCD602" in text
+    assert "  node1,gpu[1-2]: no root (fault-NCD603)\n" in text
+
+
 def test_a_crashed_check_is_named() -> None:
     report = healthy().model_copy(update={"checks": (check(Outcome.CRASH, "KeyError: 'x'"),)})
     assert ("Crashed, which is a mistake of nccl-doctor's own:\n  NCD305 fault-NCD305: KeyError: 'x'\n") in render(

@@ -92,7 +92,7 @@ def test_stacks_by_the_one_that_is_there_and_by_the_one_sent_along(sleeper: int)
     assert f"/proc/{sleeper}/root" in spy.path
     assert seen(spy, sleeper)[:2] == ["wait", "<module>"]
     sent = stacks.Spy()
-    sent.install(py_spy_bundle.pack())
+    sent.install(py_spy_bundle.pack(os.uname().machine))
     assert seen(sent, sleeper)[:2] == ["wait", "<module>"]
     assert seen(sent, sleeper, mode="pause")[:2] == ["wait", "<module>"]
     assert "clock_nanosleep" in " ".join(seen(sent, sleeper, mode="native")[:3])

@@ -11,7 +11,7 @@ from nccl_doctor.inet import Network, address_of, network_of, prefix_length
 from nccl_doctor.model import NcclInterface
 from nccl_doctor.nccl.interfaces import Choice, Chosen, choose, choose_all
 from nccl_doctor.nccl.variables import Variable, resolve
-from nccl_doctor.nccl.versions import Version, parse_version, show
+from nccl_doctor.nccl.versions import OLDEST, Version, oldest_with, parse_version, show
 from nccl_doctor.snapshot import Host, HostFacts, Interfaces, LibncclAnswer, Link, Names, Route, Unknown, unknown
 
 _AS_IT_IS: Mapping[str, str] = {}
@@ -119,7 +119,7 @@ def host_nccl(
     values = {name: variable.value for name, variable in variables.items()}
     names = facts.resolution if isinstance(facts.resolution, Names) else Names(own={})
     choice = (
-        choose_all(facts.interfaces, values, names)
+        _whichever(host, facts, overrides, facts.interfaces, values)
         if version is None
         else choose(facts.interfaces, values, version, names)
     )
@@ -142,6 +142,24 @@ def host_nccl(
         choice=seen,
         source="model" if told is None else "libnccl",
         disagreement=disagreement,
+    )
+
+
+def _whichever(
+    host: Host, facts: HostFacts, overrides: Mapping[str, str], interfaces: Interfaces, values: Mapping[str, str]
+) -> Choice | Unknown:
+    """The choice that all versions make which the host's torch can have."""
+    torch = facts.torch
+    names = facts.resolution if isinstance(facts.resolution, Names) else Names(own={})
+    old = _variables(host, facts, overrides, OLDEST)
+    if isinstance(old, Unknown):
+        return old
+    return choose_all(
+        interfaces,
+        values,
+        names,
+        before_conf_file={name: variable.value for name, variable in old.items()},
+        oldest=OLDEST if torch is None or isinstance(torch, Unknown) else oldest_with(torch.version),
     )
 
 

@@ -84,19 +84,39 @@ def choose(
     return _choose(interfaces, variables, versions.behaviour(version), names)
 
 
-def choose_all(interfaces: Interfaces, variables: Mapping[str, str], names: Resolver = _NO_NAMES) -> Choice | Unknown:
+def choose_all(
+    interfaces: Interfaces,
+    variables: Mapping[str, str],
+    names: Resolver = _NO_NAMES,
+    *,
+    before_conf_file: Mapping[str, str] | None = None,
+    oldest: Version = versions.OLDEST,
+) -> Choice | Unknown:
     """The choice where the version is not known: the answer if all versions agree, else Unknown naming the parting.
 
     They agree when bootstrap and NET/Socket use the same addresses; words and result codes are the newest version's.
+
+    Args:
+        interfaces: links and addresses, in the kernel's order.
+        variables: as the newest version has them.
+        names: what the host makes of names.
+        before_conf_file: the variables of versions that do not read NCCL_CONF_FILE, where they differ.
+        oldest: the first version that it can be.
     """
-    answers = [(since, _choose(interfaces, variables, how, names)) for since, how in versions.CLASSES]
+    older = variables if before_conf_file is None else before_conf_file
+    possible = [(since, how) for since, how in versions.CLASSES if since > oldest]
+    answers = [
+        (since, _choose(interfaces, variables if how.conf_file else older, how, names))
+        for since, how in ((oldest, versions.behaviour(oldest)), *possible)
+    ]
     newest = answers[-1][1]
     if isinstance(newest, Unknown):
         return newest
     for (_, before), (since, after) in itertools.pairwise(answers):
         if _addresses(before) != _addresses(after):
+            decides = " NCCL_CONF_FILE decides, which is read from then on only:" if since == versions.CONF_FILE else ""
             return unknown(
-                f"the NCCL version is not known: before {versions.show(since)} it {_tell(before)}, "
+                f"the NCCL version is not known:{decides} before {versions.show(since)} it {_tell(before)}, "
                 f"from then on it {_tell(after)}"
             )
     return newest

@@ -10,11 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from nccl_doctor.nccl.versions import Version
+from nccl_doctor.nccl.versions import Version, behaviour
 from nccl_doctor.snapshot import ConfigFile, Unknown, unknown
-
-CONF_FILE_SINCE: Version = (2, 23, 4)
-"""The first NCCL that knows NCCL_CONF_FILE."""
 
 SYSTEM_FILE = "/etc/nccl.conf"
 USER_FILE = "/.nccl.conf"
@@ -69,22 +66,16 @@ def resolve(
         hosts_file: the node's ``env``: what the job's launcher will set.
         environment: of a process started over SSH.
         files: every file NCCL may read, those that do not exist included.
-        version: of NCCL; None where it is not known.
+        version: of NCCL; None for the newest.
 
     Returns:
-        The variables; Unknown where the version decides and is not known, or a file that NCCL reads was not looked at.
+        The variables; Unknown where a file that NCCL reads was not looked at.
     """
     process = {name: Variable(name, value, ENVIRONMENT) for name, value in environment.items()}
     process |= {name: Variable(name, value, HOSTS_FILE) for name, value in hosts_file.items()}
     named = process.get("NCCL_CONF_FILE")
-    if named is None or not named.value:
-        return _with_files(process, None, files)
-    if version is not None:
-        return _with_files(process, named.value if version >= CONF_FILE_SINCE else None, files)
-    old, new = _with_files(process, None, files), _with_files(process, named.value, files)
-    if isinstance(new, Unknown) or old == new:
-        return new
-    return unknown("the NCCL version is not known, and NCCL_CONF_FILE is read from 2.23.4 on only")
+    reads_it = version is None or behaviour(version).conf_file
+    return _with_files(process, named.value if named is not None and named.value and reads_it else None, files)
 
 
 def _with_files(

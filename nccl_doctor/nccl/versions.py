@@ -27,6 +27,7 @@ class Behaviour:
             ``findInterfaces`` of 2.7.3).
         bootstrap_words: what it prints where nothing is found. From 2.4.8 the bootstrap looks for itself
             (src/bootstrap.cc ``bootstrapNetInit``), before it asked NET/Socket (src/transport/net_socket.cc).
+        conf_file: NCCL_CONF_FILE is read, from 2.23.4 (src/misc/param.cc ``initEnv``).
         nothing_found: the ncclResult_t then: 3 ncclInternalError, from 2.24.3 5 ncclInvalidUsage (src/bootstrap.cc).
         running_only: interfaces without IFF_RUNNING are passed over, from 2.28.3 (src/misc/socket.cc, from 2.29.2
             src/os/linux.cc ``ncclOsFindInterfaces``).
@@ -36,6 +37,7 @@ class Behaviour:
 
     both_signs: bool = False
     bootstrap_words: str = "NET/Socket : no interface found"
+    conf_file: bool = False
     nothing_found: int = 3
     running_only: bool = False
     virbr_last: bool = False
@@ -47,6 +49,7 @@ def _classes() -> tuple[tuple[Version, Behaviour], ...]:
     changes: tuple[tuple[Version, dict[str, object]], ...] = (
         ((2, 4, 8), {"bootstrap_words": "Bootstrap : no socket interface found"}),
         ((2, 7, 3), {"both_signs": True}),
+        ((2, 23, 4), {"conf_file": True}),
         ((2, 24, 3), {"nothing_found": 5}),
         ((2, 28, 3), {"running_only": True, "virbr_last": True}),
     )
@@ -60,6 +63,13 @@ CLASSES = _classes()
 """Each behaviour with the first version that has it, oldest first."""
 
 OLDEST = CLASSES[0][0]
+CONF_FILE = next(since for since, how in CLASSES if how.conf_file)
+"""The first version that reads NCCL_CONF_FILE."""
+
+_TORCH_2_8 = (2, 8)
+NCCL_OF_TORCH_2_8: Version = (2, 27, 3)
+"""What its wheels require for every CUDA they are built for; those before had one for CUDA 11 with 2.21.5
+(pytorch's RELEASE.md, .ci/docker/ci_commit_pins, and the wheels' requirements)."""
 
 
 def parse_version(text: str) -> Version:
@@ -81,6 +91,13 @@ def parse_version(text: str) -> Version:
 def behaviour(version: Version) -> Behaviour:
     """How this version chooses; anything older than 2.4 as 2.4 does."""
     return max((entry for entry in CLASSES if entry[0] <= max(version, OLDEST)), key=lambda entry: entry[0])[1]
+
+
+def oldest_with(torch: str) -> Version:
+    """The oldest NCCL that a released torch of this version came with; what a build of one's own links is newer."""
+    numbers = re.match(r"(\d{1,3})\.(\d{1,3})", torch)
+    at_least = numbers is not None and (int(numbers[1]), int(numbers[2])) >= _TORCH_2_8
+    return NCCL_OF_TORCH_2_8 if at_least else OLDEST
 
 
 def show(version: Version) -> str:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.checks.in_the_lab import ALL, is_healthy, only
+from tests.checks.in_the_lab import ALL, is_healthy, only, printed
 from tests.cli import gloo_job
 from tests.cli.doctor import Run, doctor
 from tests.lab.cluster import Lab, MakeLab
@@ -142,6 +146,43 @@ def test_two_families(three: Lab) -> None:
         node.write("/etc/hosts", before)
         for place, host in enumerate(three.hosts, 1):
             host.run(f"ip address del fd00::{place}/64 dev eth0", check=False)
+
+
+@pytest.fixture(scope="module")
+def no_libnccl() -> Iterator[str]:
+    """An interpreter with torch, which has no NCCL: as a CPU build alone."""
+    folder = Path(sys.prefix) / f"no-libnccl-{os.getpid()}"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (mine,), (own,) = (list(Path(place).glob("lib/python*/site-packages")) for place in (sys.prefix, folder))
+    for one in mine.iterdir():
+        if "nvidia" not in one.name:
+            (own / one.name).symlink_to(one)
+    yield str(folder / "bin" / "python")
+    shutil.rmtree(folder)
+
+
+def test_a_config_file_of_the_login_and_a_torch_without_nccl(three: Lab, no_libnccl: str) -> None:
+    """All that this torch could come with read the file."""
+
+    def team(text: str) -> Run:
+        for host in three.hosts:
+            host.write("/root/team.conf", text)
+            host.write("/root/.bashrc", "export NCCL_CONF_FILE=/root/team.conf\n")
+        return check(three, python=no_libnccl)
+
+    try:
+        is_healthy(team("NCCL_DEBUG=WARN\nNCCL_SOCKET_IFNAME==eth0\n"))
+        assert nccl_works(three, NCCL_CONF_FILE="/root/team.conf") == {True}
+        found = only(team("NCCL_SOCKET_IFNAME==eth9\n"), "ifname-no-match", ALL)
+        assert "/root/team.conf:1" in found["message"]
+        assert nccl_works(three, NCCL_CONF_FILE="/root/team.conf") == {False}
+        mended = printed(found, {})["node1"]
+        assert nccl_works(three, NCCL_CONF_FILE="/root/team.conf", **mended) == {True}
+        is_healthy(check(three, python=no_libnccl, env=mended))
+        assert gloo_job.works(three)
+    finally:
+        for host in three.hosts:
+            host.run("rm -f /root/.bashrc /root/team.conf")
 
 
 def test_one_of_five_that_the_switch_cuts_off_is_the_one(make_lab: MakeLab) -> None:

@@ -177,6 +177,16 @@ def test_an_unknown_version_is_answered_where_all_agree() -> None:
     parted = choose_all(VIRTUAL, {})
     assert isinstance(parted, Unknown)
     assert "before 2.28.3 it uses virbr0" in parted.reason
+    assert isinstance(choose_all(VIRTUAL, {}, oldest=(2, 28, 9)), Choice)
+
+
+def test_where_versions_differ_by_their_config_file_it_is_named() -> None:
+    named: dict[str, str] = {"NCCL_SOCKET_IFNAME": "=eth1"}
+    parted = choose_all(COMMON, named, before_conf_file={})
+    assert isinstance(parted, Unknown)
+    assert "NCCL_CONF_FILE decides, which is read from then on only: before 2.23.4 it uses" in parted.reason
+    assert isinstance(choose_all(COMMON, named, before_conf_file={}, oldest=(2, 27, 3)), Choice)
+    assert isinstance(choose_all(COMMON, {**named, "NCCL_DEBUG": "WARN"}, before_conf_file=named), Choice)
 
 
 names = st.sampled_from(["lo", "eth0", "eth1", "ib0", "docker0", "virbr0", "br-1", "eth0:1", "e", "日本"])

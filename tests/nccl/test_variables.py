@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.nccl.variables import LONGEST, Definition, Variable, parse_config, resolve
+from nccl_doctor.nccl.variables import LONGEST, Definition, parse_config, resolve
 from nccl_doctor.nccl.versions import Version
 from nccl_doctor.snapshot import ConfigFile, Unknown
 
@@ -53,12 +53,9 @@ def test_nccl_conf_file_takes_the_place_of_the_own_file_from_2_23_4() -> None:
     assert found({}, env, {NAMED: None, OWN: "A=own", SYSTEM: "A=system"}, (2, 23, 4)) == {"system": f"{SYSTEM}:1"}
 
 
-def test_what_hangs_on_an_unknown_version_is_unknown() -> None:
-    files = (ConfigFile(path=NAMED, text="A=1"), ConfigFile(path=OWN, text="A=2"))
-    assert isinstance(resolve({}, {"NCCL_CONF_FILE": NAMED}, files, None), Unknown)
-    same = (ConfigFile(path=NAMED, text=None), ConfigFile(path=OWN, text=None))
-    agreed = {"NCCL_CONF_FILE": Variable("NCCL_CONF_FILE", NAMED, "environment")}
-    assert resolve({}, {"NCCL_CONF_FILE": NAMED}, same, None) == agreed
+def test_an_unknown_version_reads_as_the_newest() -> None:
+    files: dict[str, str | None] = {NAMED: "A=named", OWN: "A=own"}
+    assert found({}, {"NCCL_CONF_FILE": NAMED}, files, None) == {"named": f"{NAMED}:1"}
 
 
 def test_a_file_that_nobody_looked_at_is_unknown() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.nccl.versions import CLASSES, Behaviour, behaviour, parse_version, show
+from nccl_doctor.nccl.versions import CLASSES, OLDEST, Behaviour, behaviour, oldest_with, parse_version, show
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,13 @@ def test_each_class_begins_where_something_changed() -> None:
     assert len({how for _, how in CLASSES}) == len(CLASSES)
     assert behaviour((2, 28, 2)) != behaviour((2, 28, 3)) == behaviour((2, 99, 0))
     assert behaviour((2, 3, 7)) == Behaviour()
+
+
+@pytest.mark.parametrize("torch", ["2.8.0+cu126", "2.13.0+cpu", "3.0", "2.8"])
+def test_a_new_torch_comes_with_no_old_nccl(torch: str) -> None:
+    assert oldest_with(torch) == (2, 27, 3)
+
+
+@pytest.mark.parametrize("torch", ["2.7.1+cu118", "1.13", "nightly", ""])
+def test_an_old_torch_may_come_with_any(torch: str) -> None:
+    assert oldest_with(torch) == OLDEST

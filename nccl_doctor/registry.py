@@ -18,17 +18,20 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
-from nccl_doctor.derived import Derived
-from nccl_doctor.firewall.blame import ExplainedDials
-from nccl_doctor.firewall.network_policy import PolicyBlame
-from nccl_doctor.firewall.ways import Hindrance
 from nccl_doctor.hostlist import K, grouped
 from nccl_doctor.model import Finding, Severity
-from nccl_doctor.nccl.cluster_nccl import ClusterNccl
-from nccl_doctor.snapshot import Dial, FactName, Host, HostFacts, Mesh, Smoke, Snapshot, known
-from nccl_doctor.snapshot.pods import KubeFacts
+
+if TYPE_CHECKING:
+    # Types of what a view holds: the diagnosis of a log has none, and loading them takes as long as reading 200 MB.
+    from nccl_doctor.derived import Derived
+    from nccl_doctor.firewall.blame import ExplainedDials
+    from nccl_doctor.firewall.network_policy import PolicyBlame
+    from nccl_doctor.firewall.ways import Hindrance
+    from nccl_doctor.nccl.cluster_nccl import ClusterNccl
+    from nccl_doctor.snapshot import Dial, FactName, Host, HostFacts, Mesh, Smoke, Snapshot
+    from nccl_doctor.snapshot.pods import KubeFacts
 
 
 @dataclass(frozen=True)
@@ -84,11 +87,15 @@ class View:
     @property
     def mesh(self) -> Mesh:
         """The port mesh, for checks that need it."""
+        from nccl_doctor.snapshot import known
+
         return known(self.snapshot.mesh)
 
     @property
     def smoke(self) -> Smoke:
         """The all-reduce, for checks that need it."""
+        from nccl_doctor.snapshot import known
+
         return known(self.snapshot.smoke)
 
     @property

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from nccl_doctor.logs import run
 from tests.cli.program import run_on
 from tests.patience import LONG_S
 
@@ -122,3 +123,25 @@ def test_follow_takes_one_source(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("fine\n")
     done = doctor(str(tmp_path), "--follow")
     assert (done.returncode, done.stderr) == (2, "--follow takes one file, or - for standard input\n")
+
+
+def bytes_read() -> int:
+    """By this process, from whatever file, since it began."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def test_following_a_long_log_reads_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "GRACE_S", 0.0)
+    path = tmp_path / "long.log"
+    path.write_bytes(b"[rank0]: step 1 loss 0.5\n" * 1_000_000 + FAULT.encode())
+    before = bytes_read()
+    verdict = run.LogsRun((str(path),), follow=True).read()
+    assert [cause.name for cause in verdict.causes] == ["ifname-no-match"]
+    assert bytes_read() - before < path.stat().st_size * 1.2
+
+
+def test_a_log_is_judged_without_what_snapshots_need() -> None:
+    """Loading it takes as long as reading 200 MB."""
+    code = "import sys, nccl_doctor.logs.run, nccl_doctor.logs.verdict; print('nccl_doctor.snapshot' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=LONG_S)
+    assert done.stdout == "False\n"

@@ -83,6 +83,9 @@ class ClusterSource:
             shared = all(node.env.get(variable) == text for node in cluster.nodes)
             if shared and self._is_needed("--env", f"{first.name}.env.{variable}"):
                 yield from ("--env", f"{variable}={text}")
+        devices = {node.cuda_visible_devices for node in cluster.nodes}
+        if devices != {None} and len(devices) == 1 and self._is_needed("--env", f"{first.name}.cuda_visible_devices"):
+            yield from ("--env", f"CUDA_VISIBLE_DEVICES={first.cuda_visible_devices}")
 
     def _is_needed(self, option: str, origin: str) -> bool:
         """Also what the environment said, which the next shell may not have."""

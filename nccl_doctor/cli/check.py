@@ -32,7 +32,7 @@ def check(
     kept: options.KeepOptions,
     write_hosts: Annotated[
         Path | None,
-        options.of_keep("--write-hosts", metavar="FILE", help="Write the hosts that passed here, a name a line."),
+        options.of_keep("--write-hosts", metavar="FILE", help="Write the hosts that passed here, one name per line."),
     ] = None,
     write_failed: Annotated[
         Path | None, options.of_keep("--write-failed", metavar="FILE", help="Write the other hosts here.")

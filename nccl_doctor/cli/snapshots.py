@@ -69,7 +69,7 @@ def keep(snapshot: Snapshot | HangSnapshot, kept: KeepOptions) -> None:
 
 
 def write_hosts(report: Report, passed: Path | None, failed: Path | None, least: Severity | None) -> None:
-    """Writes the hosts that passed and those that failed, a name a line, as Slurm, mpirun and our own ``HOSTS`` read.
+    """Writes the hosts that passed and those that failed, one name per line, as Slurm, mpirun and ``HOSTS`` read.
 
     Args:
         report: what was found.

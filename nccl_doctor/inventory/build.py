@@ -9,7 +9,7 @@ from dataclasses import replace
 from nccl_doctor.errors import UsageError
 from nccl_doctor.hostlist import fold, plural, quoted
 from nccl_doctor.inventory import values
-from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced
+from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
 from nccl_doctor.inventory.this_machine import ThisMachine, canonical
 from nccl_doctor.model import DEFAULT_MASTER_PORT, Cluster, Node, access
 from nccl_doctor.transport.inside_options import InsideOptions
@@ -18,7 +18,7 @@ from nccl_doctor.transport.ssh_options import SshOptions
 SettledHosts = dict[str, tuple[Entry, Settings]]
 """Each host by its name, in order, with all that was said of it."""
 
-_DEVICES = "CUDA_VISIBLE_DEVICES"
+DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def build(parsed: ParsedInventory, exclude: Collection[str], here: ThisMachine) -> Cluster:
@@ -31,7 +31,8 @@ def build(parsed: ParsedInventory, exclude: Collection[str], here: ThisMachine) 
     for entry in parsed.entries:
         _refuse_double(entry, settings)
         said = _one_word_for_devices(entry.own.over(entry.shared), entry)
-        _refuse_more_ranks_than_gpus(said, entry)
+        if (ranks := said.nproc_per_node) and (devices := said.cuda_visible_devices):
+            refuse_more_ranks_than_gpus(entry.name.value, ranks.value, devices.value, ranks.place)
         settings[entry.name.value] = entry, said
     local = {entry.name.value: _why_local(entry, here) for entry in parsed.entries}
     _refuse_shared_gpus(settings, local)
@@ -80,26 +81,29 @@ def _refuse_double(entry: Entry, seen: SettledHosts) -> None:
 
 def _one_word_for_devices(settings: Settings, entry: Entry) -> Settings:
     """CUDA_VISIBLE_DEVICES moved from ``env`` to where it belongs, so that it stands in one place from here on."""
-    if _DEVICES not in settings.env:
+    if DEVICES not in settings.env:
         return settings
     env = dict(settings.env)
-    said = env.pop(_DEVICES)
-    if entry.own.cuda_visible_devices and _DEVICES in entry.own.env:
-        raise said.place.error(f"{_DEVICES} in env says again what cuda_visible_devices says; keep one")
+    said = env.pop(DEVICES)
+    if entry.own.cuda_visible_devices and DEVICES in entry.own.env:
+        raise said.place.error(f"{DEVICES} in env says again what cuda_visible_devices says; keep one")
     if settings.cuda_visible_devices:
         return replace(settings, env=env)
     devices = Sourced(values.devices(said.value, said.place), said.place)
     return replace(settings, env=env, cuda_visible_devices=devices)
 
 
-def _refuse_more_ranks_than_gpus(said: Settings, entry: Entry) -> None:
-    """A rank takes the GPU of its number among those that are visible, and NCCL wants one for each."""
-    named = values.device_list(said.cuda_visible_devices.value) if said.cuda_visible_devices else []
-    ranks = said.nproc_per_node
-    if named and ranks and ranks.value > len(named):
-        raise ranks.place.error(
-            f"{quoted(entry.name.value)} is to start {plural(ranks.value, 'rank')} and sees "
-            f"{plural(len(named), 'GPU')} (cuda_visible_devices {quoted(','.join(named))}); give each rank one"
+def refuse_more_ranks_than_gpus(name: str, ranks: int | None, devices: str | None, place: SourceLocation) -> None:
+    """A rank takes the GPU of its number among those that are visible, and NCCL wants one for each.
+
+    Raises:
+        DoctorError: a node is to start more, by what was said at this place.
+    """
+    named = values.device_list(devices) if devices else []
+    if named and ranks and ranks > len(named):
+        raise place.error(
+            f"{quoted(name)} is to start {plural(ranks, 'rank')} and sees {plural(len(named), 'GPU')} "
+            f'(cuda_visible_devices "{devices}"); give each rank one'
         )
 
 

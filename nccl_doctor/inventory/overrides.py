@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nccl_doctor.inventory import values
+from nccl_doctor.inventory.build import DEVICES, refuse_more_ranks_than_gpus
 from nccl_doctor.inventory.parsed import SourceLocation
 from nccl_doctor.model import Cluster, access
 from nccl_doctor.transport.inside_options import InsideOptions
@@ -39,6 +40,9 @@ class Overrides:
         login = {name: value for name, value in login.items() if value}
         inside = () if self.inside is None else (self._container(self.inside),)
         env = dict(self._variable(one) for one in self.env)
+        devices = env.pop(DEVICES, None)
+        if devices is not None:  # as in a hosts file, it stands in one place from here on
+            devices = values.devices(devices, _place("--env"))
         origins = dict(cluster.origins)
         whole: dict[str, object] = {}
         if self.master_port:
@@ -53,10 +57,16 @@ class Overrides:
             origins |= {f"{node.name}.{name}": f"--{name.replace('_', '-')}" for name in update}
             origins |= {f"{node.name}.ssh.{name}": f"--{name}" for name in login}
             origins |= {f"{node.name}.env.{name}": "--env" for name in env}
+            if devices is not None:
+                update["cuda_visible_devices"] = devices
+                origins[f"{node.name}.cuda_visible_devices"] = "--env"
             said = access(node.options(SshOptions).model_copy(update=login), *inside)
             origins |= {f"{node.name}.inside.{name}": "--inside" for one in inside for name in one.model_fields_set}
             update |= {"access": {**node.access, **said}, "env": {**node.env, **env}}
             nodes.append(node.model_copy(update=update))
+            if nproc or devices:
+                count, seen = nodes[-1].nproc_per_node, nodes[-1].cuda_visible_devices
+                refuse_more_ranks_than_gpus(node.name, count, seen, _place("--nproc-per-node" if nproc else "--env"))
         return cluster.model_copy(update={**whole, "nodes": tuple(nodes), "origins": origins})
 
     @staticmethod

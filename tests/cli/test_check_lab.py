@@ -118,6 +118,26 @@ def test_a_host_that_dies_in_the_middle_is_named_and_the_run_ends(make_lab: Make
     assert diagnosis["hosts"] == ["node2"]
 
 
+def test_one_machine_as_two_nodes_does_not_take_its_own_probes_for_leftovers(lab: Lab) -> None:
+    """By one name and by another; each probe starts an interpreter of the training's, which the other one sees."""
+    hosts = [
+        {"name": "node1", "cuda_visible_devices": "0,1"},
+        {"name": "big-b", "address": lab.hosts[0].address, "cuda_visible_devices": "2,3"},
+    ]
+    for _ in range(5):
+        run = doctor(lab, *NO_SMOKE, hosts=lab.hosts_file(hosts=hosts, nproc_per_node=1))
+        assert (run.names, run.code) == ([], 0), run.report["diagnoses"]
+        assert run.check("stale-process")["outcome"] == "pass"
+
+
+def test_a_timeout_says_what_it_leaves_out(lab: Lab) -> None:
+    run = doctor(lab, "check", "--timeout", "30")
+    rows = {row["name"]: row for row in run.report["phases"]}
+    said = "--timeout 30 leaves no time for the all-reduce, which may take 60 s"
+    assert (rows["all-reduce"]["outcome"], rows["all-reduce"]["text"]) == ("unknown", said)
+    assert (run.names, run.code) == ([], 3)
+
+
 def test_a_loopback_master_address(lab: Lab) -> None:
     run = doctor(lab, "check", hosts=lab.hosts_file(master_addr="127.0.0.1"))
     assert run.names == ["master-addr-loopback"]

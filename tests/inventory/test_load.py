@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,6 +144,21 @@ def test_this_machine_alone() -> None:
     assert found.origins["master_addr"] == "this machine"
     with pytest.raises(UsageError, match=r"^-x leaves out every host of this machine"):
         cluster(exclude=node.name)
+
+
+def test_options_can_not_start_more_ranks_than_a_host_sees_gpus(hosts_file: str) -> None:
+    devices = ("CUDA_VISIBLE_DEVICES=0,1",)
+
+    def said(**options: Any) -> Cluster:
+        return load(hosts_file, where=None, exclude=None, environ={}, overrides=Overrides(**options), here=ELSEWHERE)
+
+    found = said(nproc_per_node=2, env=devices)
+    assert {(node.cuda_visible_devices, tuple(node.env)) for node in found.nodes} == {("0,1", ())}
+    assert ClusterSource(found).arguments == (hosts_file, "--nproc-per-node", "2", "--env", *devices)
+    for options, place in (({"nproc_per_node": 4, "env": devices}, "--nproc-per-node"), ({"env": devices}, "--env")):
+        Path(hosts_file).write_text("nproc_per_node: 4\nhosts: [node1, node2]\n")
+        with pytest.raises(UsageError, match=f'^{place}: "node1" is to start 4 ranks and sees 2 GPUs'):
+            said(**options)
 
 
 def test_a_container_of_every_host_and_of_this_machine_alone(hosts_file: str) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from nccl_doctor.cli.output import Out
 from nccl_doctor.measured import AllReduceReport, RankReport
 from nccl_doctor.model import Command, Consequence, Fix, LogLine, Report, Severity
 from nccl_doctor.report.diagnosis import by_host, place_of
@@ -26,6 +28,14 @@ def screen(report: Report, *, verbose: bool = False, quiet: bool = False) -> str
 @pytest.mark.parametrize("name", ALL)
 def test_the_screen_is_the_golden_text(name: str) -> None:
     assert screen(ALL[name]()) == (GOLDEN / f"{name}.txt").read_text()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_screen_of_a_terminal_of_120_columns_is_the_golden_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "120")
+    shown = render(ALL[name](), "human", color=False, width=Out("check").width)
+    assert shown == (GOLDEN / f"{name}_120.txt").read_text()
 
 
 def test_the_verbose_screen_is_the_golden_text() -> None:

@@ -117,7 +117,9 @@ def test_a_kernel_thread_is_protected() -> None:
     assert all("kernel thread" in (guard.protected(pid, table) or "") for pid in kernel if pid != 1)
     assert guard.protected(1, table) == "pid 1 is the system's own"
     assert "nccl-doctor itself" in (guard.protected(os.getpid(), table) or "")
-    assert "nccl-doctor itself runs under" in (guard.protected(os.getppid(), table) or "")
+    parent = os.getppid()  # 1 in a container that runs nothing but the tests
+    words = "the system's own" if parent == 1 else "nccl-doctor itself runs under"
+    assert words in (guard.protected(parent, table) or "")
 
 
 def test_a_real_child_is_read_as_it_is() -> None:

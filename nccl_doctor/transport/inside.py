@@ -24,7 +24,9 @@ from nccl_doctor.transport.inside_options import InsideOptions
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _LISTED = 200
 _LISTING_S = 5.0
-_AGAIN_S = 3.0
+_AGAIN_S = 10.0
+_TRIES, _PAUSE_S = 4, 1.0
+"""Where the runtime says what nobody knows: while it stops or starts a container, its words are of all kinds."""
 _WORDS, _LINE = 5, 300
 """Of what a host says before it lets us in: the last lines, and characters of one."""
 
@@ -41,9 +43,19 @@ class InsideTransport:
         Raises:
             AccessError: the host was not reached, or the container not entered.
         """
-        options = node.options(InsideOptions)
-        if options.runtime is None:
+        if node.options(InsideOptions).runtime is None:
             return self._outside.open(node, command, deadline, latest)
+        for _ in range(_TRIES - 1):
+            try:
+                return self._enter(node, command, deadline, latest)
+            except AccessError as error:
+                if not inside_failures.puzzles(error.failure) or time.monotonic() + _PAUSE_S > deadline:
+                    raise
+            time.sleep(_PAUSE_S)
+        return self._enter(node, command, deadline, latest)
+
+    def _enter(self, node: Node, command: str, deadline: float, latest: float) -> Channel:
+        options = node.options(InsideOptions)
         seconds = LOGIN_TIMES * (deadline - time.monotonic())
         there, inside = (f"ncdoctor-{word}-{secrets.token_hex(8)}" for word in ("host", "inside"))
         line = f"echo {there}; {options.line(f'echo {inside}; {command}')}"

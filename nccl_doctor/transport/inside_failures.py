@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from nccl_doctor.snapshot import EngineFacts, EngineFailure
+from nccl_doctor.snapshot import AnyAccessFailure, EngineFacts, EngineFailure
 from nccl_doctor.transport.inside_options import InsideOptions
 
 KIND = "container-unreachable"
@@ -61,6 +61,11 @@ def failure(entry: Entry) -> EngineFailure:
 def late(options: InsideOptions, seconds: float) -> EngineFailure:
     """The failure where no end and no answer came."""
     return _failure(options, "late", f"{options.program} did not get into {options.place} in {seconds:.0f} s", ())
+
+
+def puzzles(failure: AnyAccessFailure) -> bool:
+    """Whether the runtime said what nobody knows."""
+    return isinstance(failure, EngineFailure) and (failure.facts.model_extra or {}).get("problem") == "failed"
 
 
 def _failure(options: InsideOptions, found: Problem, detail: str, evidence: tuple[str, ...]) -> EngineFailure:

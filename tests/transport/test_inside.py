@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
+import time
+from pathlib import Path
 
 import pytest
 
+from nccl_doctor.model import Node
+from nccl_doctor.transport.base import AccessError
+from nccl_doctor.transport.inside import InsideTransport
 from nccl_doctor.transport.inside_failures import Entry, failure
 from nccl_doctor.transport.inside_options import InsideOptions, Runtime
+from nccl_doctor.transport.local import LocalTransport
+from tests.patience import LONG_S
 
 # what the programs say: podman 4.3 with crun 1.8, docker 20.10 and util-linux 2.38 as seen; nerdctl and apptainer were not run
 SAID: list[tuple[Runtime, int, str, str, str]] = [
@@ -85,3 +93,22 @@ def test_the_line_quotes_once_more() -> None:
         "-c",
         "exec '/opt/my py' -c \"print('x')\"",
     ]
+
+
+def test_what_a_runtime_says_while_it_stops_a_container_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its words are of all kinds in that moment; the ones that follow are known."""
+    told = tmp_path / "told"
+    program = tmp_path / "podman"
+    program.write_text(
+        f"#!/bin/sh\n[ $1 = exec ] || exit 1\nif [ ! -e {told} ]; then : > {told}; echo strange >&2; exit 137; fi\n"
+        "echo 'Error: can only create exec sessions on running containers: container state improper' >&2; exit 255\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    access = {"inside": {"runtime": "podman", "name": "train"}}
+    node = Node.model_validate({"name": "x", "address": "x", "node_rank": 0, "access": access})
+    with pytest.raises(AccessError) as caught:
+        InsideTransport(LocalTransport()).open(node, "true", time.monotonic() + LONG_S)
+    assert caught.value.failure.detail == "the podman container train does not run"

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from itertools import chain
 
 from nccl_doctor import __version__
-from nccl_doctor.collect import elsewhere, intercept, ways
+from nccl_doctor.collect import elsewhere, intercept, ways, witnesses
 from nccl_doctor.collect import facts as facts_phase
 from nccl_doctor.collect import mesh as mesh_phase
 from nccl_doctor.collect import smoke as smoke_phase
@@ -123,6 +123,8 @@ class Run:
     def look(self) -> None:
         """Reaches the hosts, and asks each what it knows of itself as soon as it is there."""
         self._sessions = self._first.over(self._transport)
+        if self._first.failures and not self._clock.lacks(witnesses.DIAL_S, "a look from the other hosts"):
+            self._first.failures.update(witnesses.run(self._sessions, self._first.failures))
 
     def mesh(self) -> None:
         """Has every host dial the others."""

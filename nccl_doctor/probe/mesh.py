@@ -15,7 +15,7 @@ from nccl_doctor.probe.listeners import Listeners
 
 
 class MeshEnd:
-    """Listeners and dials of one host."""
+    """The listeners of one host."""
 
     def __init__(self, nonce: str) -> None:
         self._listeners = Listeners(nonce.encode())
@@ -42,19 +42,20 @@ class MeshEnd:
         self._listeners.start()
         return {"ports": ports, "errors": errors}
 
-    def dial(self, targets: list[list[Any]], timeout_s: float) -> dict[str, Any]:
-        """Dials every target at once, as :func:`dial_all`.
-
-        Returns:
-            ``{"connected": count, "failed": [[target's index, port, outcome, error, seconds], …]}``.
-        """
-        results = dial_all(targets, timeout_s)
-        failed = [row for row in results if row[2] != "connected"]
-        return {"connected": len(results) - len(failed), "failed": failed}
-
     def close(self) -> None:
         """Closes every listener."""
         self._listeners.close()
+
+
+def dial(targets: list[list[Any]], timeout_s: float) -> dict[str, Any]:
+    """Dials every target at once, as :func:`dial_all`.
+
+    Returns:
+        ``{"connected": count, "failed": [[target's index, port, outcome, error, seconds], …]}``.
+    """
+    results = dial_all(targets, timeout_s)
+    failed = [row for row in results if row[2] != "connected"]
+    return {"connected": len(results) - len(failed), "failed": failed}
 
 
 def _bound_near(wanted: dict[str, Any]) -> socket.socket:

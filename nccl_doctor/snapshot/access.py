@@ -6,6 +6,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import ConfigDict, Field, field_validator
 
+from nccl_doctor.snapshot.mesh import DialOutcome
 from nccl_doctor.snapshot.values import Count, Observed, Signed, SignedSeconds, SocketPort
 
 Reason = Literal[
@@ -45,9 +46,10 @@ class SshTarget(AccessFacts):
 
 
 class UnreachableFacts(SshTarget):
-    """Why no session came about."""
+    """Why no session came about; ``others``: what became of dials of its SSH port from hosts that were reached."""
 
     reason: Reason
+    others: dict[str, DialOutcome] = Field(default_factory=dict)
 
     @property
     def ran_out_of_time(self) -> bool:

@@ -201,3 +201,22 @@ def test_one_of_five_that_the_switch_cuts_off_is_the_one(make_lab: MakeLab) -> N
 
     assert gloo_job.fails(lab, hosts=of(["node1", "node3"]))
     assert gloo_job.works(lab, hosts=of(good))
+
+
+def test_a_host_that_this_machine_alone_cannot_reach(make_lab: MakeLab) -> None:
+    """Two others look whether it is down, or only the controller cut off from it; torch needs no controller."""
+    lab = make_lab(3)
+    node, controller = lab.host("node3"), lab.controller
+    is_healthy(check(lab))
+    switch_rule(lab, f"ip saddr {controller.address} ip daddr {node.address} drop")
+    found = only(check(lab), "ssh-unreachable", ["node3"])
+    assert "; node[1-2] can reach it there, so it is up, and only this machine is cut off" in found["message"]
+    assert "ProxyJump" in found["fix"]["summary"]
+    assert gloo_job.works(lab)
+    controller.run("printf 'Host node3\n  ProxyJump node1\n' >> /root/.ssh/config")  # as is printed
+    is_healthy(check(lab))
+    controller.run("sed -i /node3/,+1d /root/.ssh/config")
+    lab.switch(["nft", "flush", "ruleset"])
+    lab.kill(node)
+    found = only(check(lab), "ssh-unreachable", ["node3"])
+    assert found["message"].endswith("; node[1-2] can't reach it there either.")

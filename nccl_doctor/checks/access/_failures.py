@@ -17,16 +17,23 @@ Failure = TypeVar("Failure", bound=AccessFailure)
 Remedy = Callable[[tuple[Failure, ...]], Fix]
 
 
-def findings(view: View, kind: type[Failure], remedy: Remedy[Failure], joint: str = "") -> Iterator[Finding]:
+def findings(
+    view: View,
+    kind: type[Failure],
+    remedy: Remedy[Failure],
+    joint: str = "",
+    seen: Callable[[Failure], str] = lambda _failure: "",
+) -> Iterator[Finding]:
     """One finding for all hosts that failed in the same words and are mended in the same words.
 
     Args:
         view: what the check sees.
         kind: the failures that are its own.
         joint: what stands between the host and a detail that does not go on the sentence.
-        remedy: the fix for failures that happened alike; its summary names no host.
+        remedy: the fix for failures that happened alike; its summary names no host that failed.
+        seen: what goes on behind the detail.
     """
-    return _grouped(_failed(view, kind), remedy, joint)
+    return _grouped(_failed(view, kind), remedy, joint, seen)
 
 
 def of_engine(view: View, name: str, joint: str = "") -> Iterator[Finding]:
@@ -39,16 +46,21 @@ def _failed(view: View, kind: type[Failure]) -> list[tuple[Host, Failure]]:
     return [(host, host.failure) for host in view.snapshot.hosts if isinstance(host.failure, kind)]
 
 
-def _grouped(failed: list[tuple[Host, Failure]], remedy: Remedy[Failure], joint: str = "") -> Iterator[Finding]:
+def _grouped(
+    failed: list[tuple[Host, Failure]],
+    remedy: Remedy[Failure],
+    joint: str = "",
+    seen: Callable[[Failure], str] = lambda _failure: "",
+) -> Iterator[Finding]:
     groups: dict[tuple[object, ...], list[tuple[Host, Failure]]] = {}
     for host, failure in failed:
-        key = (failure.detail, _hop(failure), remedy((failure,)).summary)
+        key = (failure.detail, seen(failure), _hop(failure), remedy((failure,)).summary)
         groups.setdefault(key, []).append((host, failure))
     for group in groups.values():
         hosts, failures = tuple(host for host, _ in group), tuple(failure for _, failure in group)
         yield Finding(
             hosts=tuple(host.name for host in hosts),
-            message=f"{_subject(hosts, failures[0])}{joint} {failures[0].detail}.",
+            message=f"{_subject(hosts, failures[0])}{joint} {failures[0].detail}{seen(failures[0])}.",
             evidence=_evidence(hosts, failures),
             facts=_facts(hosts, failures),
             fix=remedy(failures),

@@ -8,7 +8,8 @@ sshd must greet. Which of these failed stands in the message: the name does not 
 (the host is up, no sshd listens); "no route to host" (the host is down, or a firewall's REJECT); no answer at all
 (down, or a firewall's DROP); connected but silent; connected and closed before the greeting. The last is sshd's
 MaxStartups: with its default 10:30:100 it drops connections once ten wait for their login. It is tried again, with
-growing pauses, before this is reported.
+growing pauses, before this is reported. Where nothing of the host was seen from here, two of the hosts that were
+reached dial its SSH port: where they get an answer, it is up, and only this machine is cut off from it.
 
 A host behind a jump host (ProxyJump) fails as that does; the message then names the jump host.
 
@@ -21,9 +22,10 @@ References: ssh_config(5): HostName, Port, ProxyJump. sshd_config(5): MaxStartup
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
+from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import View, check
 from nccl_doctor.snapshot import SshUnreachable
@@ -52,14 +54,37 @@ _SUMMARY = {
     "--user.",
     "ssh-config": "Correct ~/.ssh/config; ssh -G with the host's name shows what it means.",
 }
+ANSWERS = ("stranger", "intercepted", "reset")
+"""Of dials that met somebody who is not our listener, as sshd is not."""
 _OTHER = "See whether ssh with the host's name works; its -v shows where it stops."
 
 
 @check("NCD101", severity=Severity.ERROR, explains=FOLLOWS, scope="ssh")
 def ssh_unreachable(view: View) -> Iterator[Finding]:
     """One finding for the hosts that failed alike."""
-    return findings(view, SshUnreachable, _remedy)
+    return findings(view, SshUnreachable, _remedy, seen=_seen)
+
+
+def _seen(failure: SshUnreachable) -> str:
+    """What other hosts saw of it, to go on behind what was seen from here."""
+    up, refused = _who(failure, ANSWERS), _who(failure, ("refused",))
+    if up:
+        return f"; {fold(up)} can reach it there, so it is up, and only this machine is cut off from it"
+    if refused:
+        return f"; dials from {fold(refused)} are refused, so it is up, and no sshd listens there"
+    return f"; {fold(failure.facts.others)} can't reach it there either" if failure.facts.others else ""
+
+
+def _who(failure: SshUnreachable, outcomes: Collection[str]) -> list[str]:
+    return [name for name, outcome in failure.facts.others.items() if outcome in outcomes]
 
 
 def _remedy(failures: tuple[SshUnreachable, ...]) -> Fix:
+    up = _who(failures[0], ANSWERS)
+    if up:
+        return Fix(
+            summary="See what keeps this machine from the host: a route, a firewall between them, or one of the host's "
+            f"own that bars this address (fail2ban). Until then go by way of {up[0]} (ProxyJump in ~/.ssh/config), or "
+            "run nccl-doctor there."
+        )
     return Fix(summary=_SUMMARY.get(str(failures[0].facts.reason), _OTHER))

@@ -17,6 +17,11 @@ BENIGN: tuple[LogRule, ...] = (
         "[W socket.cpp:663] [c10d] The client socket has failed to connect to [::1]:29500 (errno: 101 - Network is "
         "unreachable).",
     ),
+    # events of a subnet manager at work, as ibv_event_type_str names them; transfers go on after them
+    benign(
+        r"NET/IB ?: .{0,40}Got async event : (?:client reregistration|port active|SM change|LID change|P_Key change)",
+        "n1:1:2 [0] NCCL WARN NET/IB : mlx5_0:1 Got async event : client reregistration",
+    ),
     benign(
         r"NCCL INFO .*Cuda failure",
         "n1:1:2 [0] NCCL INFO misc/cudawrap.cc:36 Cuda failure 'initialization error'",

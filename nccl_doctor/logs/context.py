@@ -43,6 +43,12 @@ _ABOVE, _STACK, _SOON = 60, 80, 200
 
 _ABORT = re.compile(r"exit ?code ?: -6\b|Signal 6 \(SIGABRT\)|: Aborted\b")
 
+_CAUGHT = frozenset({"out-of-memory"})
+"""What a script that tries sizes out meets on its way to a good end."""
+
+_SERVED = re.compile(rb'HTTP/1\.[01]" [1-5]\d\d')
+"""A server goes on: what failed was a request."""
+
 _LEFT = frozenset({"collective-timeout", "peer-died"})
 
 
@@ -75,7 +81,8 @@ def in_context(log: Log) -> list[Event]:
     every = [event for reading in log.readings for event in (*reading.events, *from_text(reading.events))]
     events = [_renamed(event) for event in every if not _ras(event, facts)]
     if facts.ended_well:
-        events = [event for event in events if event.grade is Grade.ROOT]
+        events = [event for event in events if event.grade is Grade.ROOT and event.name not in _CAUGHT]
+    events = [event for event in events if not _on_the_way_out(event, log)]
     events = [_accused(event, log) for event in events]
     stuck = set() if facts.ended_well else _stuck_retries(log)
     if _given_up(log, events):
@@ -91,6 +98,16 @@ def in_context(log: Log) -> list[Event]:
         kept = [_without_interface(event) for event in kept]
     differing = mismatch(kept)
     return [replace(e, name="collective-mismatch", grade=Grade.ROOT) if e in differing else e for e in kept]
+
+
+def _on_the_way_out(event: Event, log: Log) -> bool:
+    """Whether the store of rank 0 was missed by a process that had ended its communicators before."""
+    if event.name != "peer-died" or "TCPStore" not in event.text or not log.facts.torn_down:
+        return False
+    reading = next(one for one in log.readings if one.name == event.file)
+    lines = reading.tail.split(b"\n")
+    before = lines[: max(len(lines) - (reading.lines - event.line) - 2, 0)]
+    return any(b"Destroy COMPLETE" in line or b"Abort COMPLETE" in line for line in before)
 
 
 def _without_return_codes(events: list[Event]) -> list[Event]:
@@ -263,7 +280,8 @@ def _given_up(log: Log, events: list[Event]) -> bool:
     ends = {reading.name: reading.lines for reading in log.readings}
     tails = {reading.name: reading.tail for reading in log.readings}
     at_the_end = any(
-        ends.get(file, 0) - line <= _LAST_WORDS or (not log.joined and _only_frames(tails[file], ends[file] - line))
+        (ends.get(file, 0) - line <= _LAST_WORDS and not _SERVED.search(tails[file].rstrip().rpartition(b"\n")[2]))
+        or (not log.joined and _only_frames(tails[file], ends[file] - line))
         for file, line in exceptions.items()
     )
     return at_the_end or any(event.name == SCRIPT and event.grade > Grade.HINT for event in events)

@@ -104,6 +104,12 @@ RULES: tuple[FactRule, ...] = (
         r"|u?int8|u?int32|u?int64|fp8_\w+|f8e4m3|f8e5m2) +(?:sum|none|prod|min|max|avg)\b",
         "        1048576        262144     float     sum    1762.4    0.59    0.59  0e+00",
     ),
+    FactRule(
+        "well",
+        r"worker group successfully finished",
+        "I1104 10:40:04 77 torch/distributed/elastic/agent/server/api.py:879] [default] worker group successfully finished.",
+    ),
+    FactRule("well", r"'train_runtime': \d", "{'train_runtime': 812.1, 'train_loss': 1.22, 'epoch': 1.0}"),
     FactRule("well", r"`Trainer\.fit` stopped: `max_", "`Trainer.fit` stopped: `max_epochs=3` reached."),
 )
 """What every log is read for."""

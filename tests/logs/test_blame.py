@@ -54,6 +54,11 @@ EXITED = (
 )
 RAISED = "[rank1]: IndexError: list index out of range"
 RETURNED = "n2:1:2 [0] NCCL INFO misc/socket.cc:567 -> 2"
+STORE_GONE = (
+    "[rank1]:[W1104 10:41:01.12 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=4, addr=[n2]:51234, "
+    "remote=[n1]:29500): Connection reset by peer"
+)
+TORN = "n2:1:2 [0] NCCL INFO comm 0x5 rank 1 nranks 2 cudaDev 0 busId 1000 - Abort COMPLETE"
 
 
 @pytest.mark.parametrize(
@@ -91,6 +96,8 @@ RETURNED = "n2:1:2 [0] NCCL INFO misc/socket.cc:567 -> 2"
         (["KeyError: 'model'", EXITED], ["script-failed"]),
         (["KeyError: 'model'", "tried again", "step 1"], []),
         ([RETURNED], ["connection-timed-out"]),
+        ([STORE_GONE, TORN], ["peer-died"]),
+        ([TORN, STORE_GONE], []),
         ([OOM, "n9: Permission denied (publickey)."], ["out-of-memory", "ssh-auth-failed"]),
     ],
 )

@@ -64,7 +64,7 @@ RULES = (
     ),
     hint(
         r"(?:Assertion .{1,300} failed|Check failed: |terminate called after throwing an instance"
-        r"|Fatal Python error: |\bFATAL(?: ERROR)?: )",
+        r"|Fatal Python error: |\bFATAL(?: ERROR)?: [A-Za-z])",
         "python: /src/kernel.cpp:88: void run(): Assertion `n % 8 == 0' failed.",
         unless=WEB + r"|c10::Dist|ProcessGroup",
     ),

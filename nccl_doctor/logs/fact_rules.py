@@ -107,7 +107,7 @@ RULES: tuple[FactRule, ...] = (
     FactRule(
         "well",
         r"worker group successfully finished",
-        "I1104 10:40:04 77 torch/distributed/elastic/agent/server/api.py:879] [default] worker group successfully finished.",
+        "I1104 10:40:04 77 torch/elastic/agent/server/api.py:879] [default] worker group successfully finished",
     ),
     FactRule("well", r"'train_runtime': \d", "{'train_runtime': 812.1, 'train_loss': 1.22, 'epoch': 1.0}"),
     FactRule("well", r"`Trainer\.fit` stopped: `max_", "`Trainer.fit` stopped: `max_epochs=3` reached."),

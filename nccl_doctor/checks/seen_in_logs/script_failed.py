@@ -43,7 +43,7 @@ def advice(case: Case) -> Advice:
         )
     return advise(
         "A process ended with an exit code that no signal gives, and the log does not hold its last words.",
-        "Look into that rank's own output: torchrun --log-dir DIR --tee 3 keeps it, and @record on main() "
+        "Look into that rank's own output: torchrun's --log-dir with --tee 3 keeps it, and @record on main() "
         "(torch.distributed.elastic.multiprocessing.errors) puts the traceback into torchrun's summary.",
     )
 
@@ -57,6 +57,10 @@ RULES = (
         _BEGINS + r"(?:[\w.]+\.)?\w*(?:Error|Exception)$",
         "AssertionError",
         unless=WEB,
+    ),
+    hint(  # of transformers, which has tried again before; other lines of downloads are passed over
+        r"OSError: (?:We couldn't connect to 'https://|Can't load \w+ for ')",
+        "OSError: We couldn't connect to 'https://huggingface.co' to load the files",
     ),
     hint(
         r"RayTaskError\(\w+\): ray::\w*Worker\w*\.\S{1,80} \(pid=\d+, ip=(?P<ip>[0-9a-fA-F.:]+)",

@@ -43,8 +43,8 @@ def advice(case: Case) -> Advice:
         )
     return advise(
         "A process ended with an exit code that no signal gives, and the log does not hold its last words.",
-        "Look into that rank's own output: torchrun's --log-dir with --tee 3 keeps it, and @record on the main function "
-        "(torch.distributed.elastic.multiprocessing.errors) puts the traceback into torchrun's summary.",
+        "Look into that rank's own output: torchrun's --log-dir with --tee 3 keeps it, @record on the main function "
+        "(torch.distributed.elastic.multiprocessing.errors) puts its traceback into torchrun's summary.",
     )
 
 

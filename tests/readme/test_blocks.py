@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.readme import picture
 from tests.readme.alike import bare
 from tests.readme.blocks import README, blocks, rewritten
 from tests.readme.run import groups
@@ -80,3 +81,14 @@ def test_what_differs_in_numbers_alone_is_alike(one: str, other: str) -> None:
 )
 def test_any_other_word_is_a_difference(one: str, other: str) -> None:
     assert bare(one) != bare(other)
+
+
+def test_the_picture_of_a_terminal_shows_what_the_page_says() -> None:
+    """It is made anew by scripts/picture, of the check whose screen stands further down as a block that is run."""
+    (shown,) = [
+        block.text
+        for block in blocks(README.read_text())
+        if (block.detail, block.typed) == (picture.SITUATION, picture.COMMAND)
+    ]
+    assert bare(picture.text(picture.PICTURE)) == bare(shown)
+    assert "url(http" not in picture.PICTURE.read_text()

@@ -1,4 +1,4 @@
-"""README's first picture: ``python -m tests.report.html.readme_picture`` makes it of a real check in the lab (needs root)."""
+"""README's picture of a report: ``python -m tests.report.html.readme_picture`` makes it of a real check in the lab (needs root)."""
 
 from __future__ import annotations
 

@@ -129,6 +129,10 @@ class NameOptions:
     container_name: Annotated[
         str | None, of_hosts("--container-name", metavar="NAME", help="Look in this container of the job (pyxis).")
     ] = None
+    tree: Annotated[
+        bool | None,
+        of_hosts("--tree/--no-tree", help="One srun for up to 64 nodes of the job.", show_default="above 512 nodes"),
+    ] = None
 
     def cluster(self, said: Overrides, path: str | None = None, transport: str | None = None) -> Cluster:
         """The hosts of a run, as :func:`nccl_doctor.inventory.load.load` has it.

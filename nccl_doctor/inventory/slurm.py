@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.hostlist import expand, fold, quoted
@@ -44,15 +45,16 @@ class SlurmRequest:
     container_image: str = ""
     container_name: str = ""
     steps: bool = True
+    tree: bool | None = None
 
 
 def request(
-    options: Mapping[str, str | None], transport: str | None, environ: Mapping[str, str], *, named: bool
+    options: Mapping[str, Any], transport: str | None, environ: Mapping[str, str], *, named: bool
 ) -> SlurmRequest | None:
     """The job that options or the environment mean; None where neither does.
 
     Args:
-        options: ``slurm_job``, ``container_image`` and ``container_name`` as they were given, as far as they were.
+        options: ``slurm_job``, ``container_image``, ``container_name`` and ``tree`` as far as they were given.
         transport: of ``--transport``; a way over SSH leaves the nodes to it. None: nobody is contacted, so that without
             Slurm's commands the environment's list of nodes does.
         environ: in which SLURM_JOB_ID is set inside an allocation.
@@ -73,13 +75,16 @@ def request(
         raise UsageError(
             f"{option} wants a job: give --slurm-job ID, or run inside an allocation, without a hosts file"
         )
+    tree = options.get("tree")
+    if tree is not None and (job is None or not steps):
+        raise UsageError("--tree is for a Slurm job's steps: give --slurm-job ID, or run inside an allocation")
     if job is None:
         return None
     if not _NUMBER.fullmatch(job):
         raise UsageError(f"--slurm-job: {quoted(job)} is no job; it takes the number that squeue shows")
     if (image or name) and not steps:
         raise UsageError(f"a container is entered by steps of the job; leave out --transport {transport}")
-    return SlurmRequest(job, image, name, steps)
+    return SlurmRequest(job, image, name, steps, tree)
 
 
 def read(wanted: SlurmRequest, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:
@@ -105,7 +110,11 @@ def read(wanted: SlurmRequest, where: str | None, environ: Mapping[str, str]) ->
     ranks = gpus or _tasks(rest, names)
     inside = environ.get(JOB_ID) == job
     reached = SlurmOptions(
-        job=job, inside=inside, container_image=wanted.container_image, container_name=wanted.container_name
+        job=job,
+        inside=inside,
+        container_image=wanted.container_image,
+        container_name=wanted.container_name,
+        tree=wanted.tree,
     )
     shared = Settings()
     if inside and not reached.container:

@@ -17,6 +17,7 @@ class SlurmOptions(NodeOptions):
         container_image: as ``srun --container-image`` takes it (pyxis); empty for none.
         container_name: as ``srun --container-name`` takes it.
         gpus: what Slurm gave the job on this node.
+        tree: one srun serves several nodes; None: where there are very many.
     """
 
     engine: ClassVar[str] = "slurm"
@@ -26,6 +27,7 @@ class SlurmOptions(NodeOptions):
     container_image: str = ""
     container_name: str = ""
     gpus: int = 0
+    tree: bool | None = None
 
     @property
     def container(self) -> tuple[str, ...]:

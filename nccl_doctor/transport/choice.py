@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nccl_doctor.model import Node
+from nccl_doctor.model import Cluster, Node
 from nccl_doctor.snapshot import SshAuthFailed, SshUnreachable
 from nccl_doctor.transport import failures, known_hosts
 from nccl_doctor.transport.base import AccessError, Channel
@@ -160,6 +160,6 @@ def _worth_openssh(error: AccessError) -> bool:
     return isinstance(failure, SshUnreachable) and failure.facts.reason == "handshake"
 
 
-def make(kind: Kind, config: Path | None) -> ChoosingTransport:
+def make(kind: Kind, config: Path | None, _cluster: Cluster) -> ChoosingTransport:
     """The transport that picks paramiko or the ssh program for each host; for the register."""
     return ChoosingTransport(kind, config)

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.model import Node
+from nccl_doctor.model import Cluster, Node
 from nccl_doctor.probe.dial_back import sign
 from nccl_doctor.snapshot import EngineFacts, EngineFailure
 from nccl_doctor.transport.base import AccessError, if_free, remaining
@@ -192,7 +192,7 @@ def _absent(detail: str) -> AccessError:
     return AccessError(EngineFailure(kind="pod-not-ready", detail=detail, remedy=remedy, facts=EngineFacts(late=False)))
 
 
-def make(_kind: str, _config: Path | None) -> DialBackTransport:
+def make(_kind: str, _config: Path | None, _cluster: Cluster) -> DialBackTransport:
     """The transport to which hosts come; for the register.
 
     Raises:

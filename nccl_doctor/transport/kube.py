@@ -7,7 +7,7 @@ import secrets
 import time
 from pathlib import Path
 
-from nccl_doctor.model import Node
+from nccl_doctor.model import Cluster, Node
 from nccl_doctor.snapshot import EngineFacts, EngineFailure
 from nccl_doctor.transport.base import AccessError
 from nccl_doctor.transport.kube_options import KubeOptions, NotReady
@@ -146,6 +146,6 @@ def _facts(options: KubeOptions, reason: str) -> EngineFacts:
     )
 
 
-def make(_kind: str, _config: Path | None) -> KubeTransport:
+def make(_kind: str, _config: Path | None, _cluster: Cluster) -> KubeTransport:
     """The transport into pods; for the register, which passes what it needs not."""
     return KubeTransport()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from nccl_doctor.model import Node
+from nccl_doctor.model import Cluster, Node
 from nccl_doctor.snapshot import ProbeFacts, ProbeFailed
 from nccl_doctor.transport.base import AccessError
 from nccl_doctor.transport.process import ProcessChannel
@@ -36,6 +36,6 @@ class LocalTransport:
         """Nothing is shared."""
 
 
-def make(_kind: str, _config: Path | None) -> LocalTransport:
+def make(_kind: str, _config: Path | None, _cluster: Cluster) -> LocalTransport:
     """The transport that runs all on this machine; for the register, which passes what it needs not."""
     return LocalTransport()

@@ -26,7 +26,7 @@ MODULES = {
     "openssh": "choice",
     "local": "local",
     "kube": "kube",
-    "slurm": "slurm",
+    "slurm": "slurm_tree",
     "dial-back": "dial_back",
 }
 """By the name that ``--transport`` takes, the module that makes it."""
@@ -61,7 +61,7 @@ def make_transport(kind: Kind, cluster: Cluster, ssh_config: Path | None = None)
     elif engine != (kind if kind in ENGINES else None):
         raise UsageError(f"--transport {kind} does not reach the hosts of {cluster.source}; leave it out")
     module = "local" if all(node.local for node in cluster.nodes) else MODULES[kind]
-    made = cast("Transport", import_module(f"nccl_doctor.transport.{module}").make(kind, ssh_config))
+    made = cast("Transport", import_module(f"nccl_doctor.transport.{module}").make(kind, ssh_config, cluster))
     if any("inside" in node.access for node in cluster.nodes):
         from nccl_doctor.transport.inside import InsideTransport
 

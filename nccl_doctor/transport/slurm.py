@@ -13,13 +13,14 @@ import os
 import secrets
 import subprocess
 import threading
-from pathlib import Path
+from collections.abc import Sequence
 
+from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Node
 from nccl_doctor.snapshot import EngineFailure
 from nccl_doctor.snapshot.slurm import SlurmOptions
 from nccl_doctor.transport import slurm_failures as failures
-from nccl_doctor.transport.base import AccessError
+from nccl_doctor.transport.base import AccessError, Channel
 from nccl_doctor.transport.process import ProcessChannel
 
 STEP_S = 15.0
@@ -69,7 +70,7 @@ class SlurmTransport:
         self._channels: list[ProcessChannel] = []
         self._left = False
 
-    def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> ProcessChannel:
+    def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
         """Starts ``command`` as a step on ``node``.
 
         Raises:
@@ -77,11 +78,9 @@ class SlurmTransport:
         """
         options, mark = node.options(SlurmOptions), f"ncdoctor-{secrets.token_hex(8)}"
         self._keep(options.job)
-        foreign = f"{_OF_OUR_STEP} {_OF_OUR_CONTAINER}" if options.container else _OF_OUR_STEP
-        script = f"echo {mark}; export PATH; unset {foreign}; {command}"
-        argv = [*self._argv(options, node.address), "/bin/sh", "-c", script]
+        argv = self._argv(options, [node.address], f"echo {mark}; export PATH; unset {foreign(options)}; {command}")
         try:
-            channel = ProcessChannel(argv, _environment())
+            channel = ProcessChannel(argv, environment())
         except BlockingIOError:  # fork(2): no further process for us, a fault of this machine's
             raise
         except OSError as error:
@@ -102,7 +101,7 @@ class SlurmTransport:
             raise
         raise AccessError(self._failure(channel, options, node, before, late=late))
 
-    def connect_timeout(self, node: Node) -> float | None:
+    def connect_timeout(self, node: Node) -> float:
         """What a step needs; a container has to be brought first."""
         return CONTAINER_S if node.options(SlurmOptions).container else STEP_S
 
@@ -126,16 +125,18 @@ class SlurmTransport:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    env={**_environment(), "NCDOCTOR_STEP": self._name, "NCDOCTOR_JOB": job},
+                    env={**environment(), "NCDOCTOR_STEP": self._name, "NCDOCTOR_JOB": job},
                     start_new_session=True,
                 )
 
-    def _argv(self, options: SlurmOptions, name: str) -> list[str]:
+    def _argv(self, options: SlurmOptions, names: Sequence[str], script: str, *more: str) -> list[str]:
+        """Srun with ``script`` for each of the nodes."""
+        count = len(names)
         return [
-            *("srun", f"--jobid={options.job}", "--overlap", "-w", name, "-N1", "-n1", "--mpi=none", "--cpu-bind=none"),
-            *("--chdir=/", "--propagate=NONE", "--quit-on-interrupt", f"--job-name={self._name}"),
-            f"--export={'ALL' if options.inside else _OURS}",
-            *options.container,
+            *("srun", f"--jobid={options.job}", "--overlap", "-w", fold(names), f"-N{count}", f"-n{count}"),
+            *("--mpi=none", "--cpu-bind=none", "--chdir=/", "--propagate=NONE", "--quit-on-interrupt"),
+            *(f"--job-name={self._name}", f"--export={'ALL' if options.inside else _OURS}"),
+            *(*options.container, *more, "/bin/sh", "-c", script),
         ]
 
     def _failure(
@@ -151,13 +152,13 @@ class SlurmTransport:
         )
 
 
-def _environment() -> dict[str, str]:
+def foreign(options: SlurmOptions) -> str:
+    """The variables that tell of our step, and nothing of the job."""
+    return f"{_OF_OUR_STEP} {_OF_OUR_CONTAINER}" if options.container else _OF_OUR_STEP
+
+
+def environment() -> dict[str, str]:
     """Ours without what Slurm gave our own step: srun would take it for options."""
     return {
         name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name in _FINDS_THE_JOB
     }
-
-
-def make(_kind: str, _config: Path | None) -> SlurmTransport:
-    """The transport of a job's steps; for the register, which passes what it needs not."""
-    return SlurmTransport()

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from nccl_doctor.port_model import GRACE_S
 from tests.cli.doctor import Run, files, ours
 from tests.cli.program import assert_one_sentence, run_in
+from tests.cli.slurm_job import NO_SMOKE, PYTHON, check, started
 from tests.cli.training import NOTE, SCRIPT
 from tests.lab.cluster import Lab
 from tests.lab.faults import fault
@@ -24,9 +23,6 @@ from tests.lab.slurm_kills import killed_after
 from tests.patience import LONG_S, crowd
 
 pytestmark = pytest.mark.lab
-
-PYTHON = ("--python", sys.executable)
-NO_SMOKE = ("--no-smoke", *PYTHON)
 
 
 @pytest.fixture(scope="module")
@@ -42,24 +38,6 @@ def job(slurm: Slurm) -> Iterator[str]:
     number = slurm.allocate("-N4", "--exclusive")
     yield number
     slurm.cancel(number)
-
-
-def check(slurm: Slurm, *words: str, command: str = "check") -> Run:
-    done = run_in(slurm.lab.controller, command, *words, "-o", "json")
-    assert "Traceback" not in done.stderr, done.stderr
-    return Run(done.returncode, json.loads(done.stdout), done.stderr)
-
-
-@contextmanager
-def started(slurm: Slurm, job: str, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """A check whose probes all answer."""
-    argv = ["nccl-doctor", "check", "--slurm-job", job, *PYTHON, "-o", "json", *words]
-    with slurm.lab.controller.popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if line.startswith("dialling"):
-                break
-        yield process
 
 
 def test_a_full_job_is_ready_and_nothing_is_left_of_the_steps(slurm: Slurm, job: str) -> None:

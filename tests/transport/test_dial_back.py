@@ -15,7 +15,7 @@ import pytest
 
 from nccl_doctor import probe
 from nccl_doctor.errors import UsageError
-from nccl_doctor.model import Node
+from nccl_doctor.model import Cluster, Node
 from nccl_doctor.transport.base import AccessError
 from nccl_doctor.transport.dial_back import DialBackTransport, make
 from tests.patience import LONG_S
@@ -88,7 +88,7 @@ def test_who_does_not_come_is_said_to_be_missing(transport: DialBackTransport) -
 
 def test_without_the_jobs_variables_it_is_refused() -> None:
     with pytest.raises(UsageError, match="is for the Job that check --render prints"):
-        make("dial-back", None)
+        make("dial-back", None, Cluster(nodes=(NODE,), master_addr=NODE.address))
 
 
 def test_one_that_comes_as_we_leave_is_let_go(port: int) -> None:

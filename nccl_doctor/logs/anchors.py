@@ -11,7 +11,8 @@ import re
 from dataclasses import dataclass
 
 _ATOM = re.compile(
-    r"(?P<around>\(\?(?:[=!]|<[=!]))"
+    r"(?P<plain>[A-Za-z0-9 _/:',=<>#%&!@~;\"-]{2,}(?![*+?{]))"
+    r"|(?P<around>\(\?(?:[=!]|<[=!]))"
     r"|(?P<group>\((?:\?:|\?i:|\?P<\w+>)?)"
     r"|(?P<nothing>\\b|\^|\$)"
     r"|(?P<run>\\[Swd]|\.|\[(?:[^\]]*-[^\]]*|[^\]]{4,})\])"
@@ -94,6 +95,8 @@ class _Parser:
             raise ValueError(f"no anchor can be taken from what {self._pattern!r} holds at {self.at}")
         self.at = match.end()
         kind, text = match.lastgroup, match.group()
+        if kind == "plain":
+            return Anchor(frozenset({text}), whole=True)
         inner = self._inner() if kind in {"group", "around"} else _NOTHING
         quantifier = _QUANTIFIER.match(self._pattern, self.at)
         self.at = quantifier.end() if quantifier else self.at

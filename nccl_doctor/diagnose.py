@@ -32,6 +32,7 @@ Selection = Callable[[Check], bool]
 OUTSIDE = ("container-differs", "container-unreachable")
 """Diagnoses whose commands act on a container from its host."""
 
+UNREACHED = "no host was reached"
 FAULTS = ("allreduce-failed", "allreduce-timeout")
 SETTLED = ("interfaces", "environment", "software")
 """Categories of what does not change between the look at a host and the all-reduce: their checks know better than a
@@ -170,7 +171,7 @@ def _run(check: Check, derived: Derived) -> _CheckYield:
     snapshot = derived.snapshot
     phase_reason = _phase_reason(check, snapshot)
     if phase_reason is None and not snapshot.reached and check.category != "access":
-        phase_reason = Outcome.UNKNOWN, "no host was reached"
+        phase_reason = Outcome.UNKNOWN, UNREACHED
     if phase_reason is not None:
         outcome, reason = phase_reason
         return _CheckYield(check, outcome, reason)
@@ -192,6 +193,8 @@ def _run(check: Check, derived: Derived) -> _CheckYield:
     absent = _nothing_to_judge(check, snapshot, hosts)
     if absent is not None:
         return _CheckYield(check, Outcome.NOT_APPLICABLE, absent)
+    if not snapshot.reached:  # whom one fault of access keeps away shows no other
+        return _CheckYield(check, Outcome.UNKNOWN, UNREACHED)
     return _CheckYield(check, Outcome.PASS, looked_at=_looked_at(check, hosts))
 
 

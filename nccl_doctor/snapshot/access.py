@@ -72,6 +72,7 @@ class LoginFacts(SshTarget):
         aborted: it broke off after as many keys as it tries (MaxAuthTries).
         exposed: files that others may read, so that they were passed over.
         public: the public half of ``identity_file`` stands beside it.
+        out_of_time: certificates that are not valid now, each a phrase.
     """
 
     identity_file: str | None
@@ -85,6 +86,7 @@ class LoginFacts(SshTarget):
     aborted: bool = False
     exposed: tuple[str, ...] = ()
     public: bool = True
+    out_of_time: tuple[str, ...] = ()
 
 
 class UnknownKeyFacts(SshTarget):

@@ -130,6 +130,8 @@ def of_os_error(target: Target, error: OSError, seconds: float) -> AccessError:
 def not_forwarded(target: Target, reason: Reason, said: str) -> AccessError:
     """The jump host could not connect to the host, or may not."""
     detail = "" if reason in ("refused", "forwarding") else "could not be connected to from its jump host"
+    if reason == "name-unresolved":
+        detail = "has a name that does not resolve on its jump host"
     return unreachable(target, reason, detail, (f"the jump host said: {said}",))
 
 
@@ -222,6 +224,7 @@ class Login:
             does where PAM's account rules say no (OpenSSH auth2.c, userauth_finish).
         partial: the server took a key and asks for more, which nobody here can type.
         exposed: files that others may read, which ssh does not use.
+        out_of_time: certificates that are not valid now, each a phrase.
         said: what the server showed during the login: its Banner, or PAM's words.
         beyond: keys were passed over that the ssh program could use.
     """
@@ -236,6 +239,7 @@ class Login:
     barred: bool = False
     partial: bool = False
     exposed: tuple[str, ...] = ()
+    out_of_time: tuple[str, ...] = ()
     said: str = ""
     beyond: bool = False
 
@@ -254,6 +258,7 @@ def auth_failed(target: Target, login: Login) -> AccessError:
         partial=login.partial,
         aborted=login.aborted,
         exposed=login.exposed,
+        out_of_time=login.out_of_time,
         public=login.identity_file is None or Path(f"{login.identity_file}.pub").exists(),
     )
     said = re.sub(r"\s+", " ", login.said).strip()
@@ -266,7 +271,7 @@ def auth_failed(target: Target, login: Login) -> AccessError:
         evidence = ["no key could be offered"]
     evidence += [f"passed over: {path} needs a passphrase and no agent holds it" for path in login.encrypted]
     evidence += [f"passed over: others may read {path}, and so ssh does not use it" for path in login.exposed]
-    evidence += login.notes
+    evidence += [*login.notes, *login.out_of_time]
     if said:
         evidence.append(f'the server said "{said[-_PHRASE:]}"')
     if login.methods:

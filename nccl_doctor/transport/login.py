@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import paramiko
 
-from nccl_doctor.transport import failures
+from nccl_doctor.transport import certificates, failures
 from nccl_doctor.transport.base import remaining
 from nccl_doctor.transport.failures import Login, Target
 from nccl_doctor.transport.identities import Identities, gather
@@ -44,7 +45,8 @@ def log_in(
         return
     if login is None or time.monotonic() >= deadline:
         raise failures.stalled(target, "the login", deadline - started)
-    raise failures.auth_failed(target, login)
+    out_of_time = certificates.out_of_time(settings.identity_files)
+    raise failures.auth_failed(target, replace(login, out_of_time=out_of_time))
 
 
 def _try_keys(transport: SshSession, user: str, identities: Identities) -> Login:

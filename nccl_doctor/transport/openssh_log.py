@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from nccl_doctor.snapshot import Reason
-from nccl_doctor.transport import failures
+from nccl_doctor.transport import certificates, failures
 from nccl_doctor.transport.base import AccessError
 from nccl_doctor.transport.failures import Login, Target
 from nccl_doctor.transport.settings import HostSettings
@@ -104,18 +104,19 @@ def _login(attempt: Attempt, target: Target, log: str) -> AccessError | None:
         return None
     partial, exposed = _PARTIAL in log, tuple(dict.fromkeys(_EXPOSED.findall(log)))
     files = attempt.settings.identity_files
-    existing = [str(path) for path in files if path.exists()]
+    existing = [path for path in files if path.exists()]
     login = Login(
         offered=tuple(key for key in _OFFERED.findall(log) if key.split()[0] not in accepted),
         encrypted=() if partial else tuple(key for key in accepted if key not in exposed),
         methods=tuple(methods[-1].split(",")) if methods else (),
         notes=tuple(f"{path} does not exist" for path in files if attempt.settings.chosen_keys and not path.exists()),
-        identity_file=next(iter(existing), None),
+        identity_file=next(map(str, existing), None),
         agent=_AGENT in log,
         said=_said(attempt.stderr),
         aborted="Too many authentication failures" in log,
         partial=partial,
         exposed=exposed,
+        out_of_time=certificates.out_of_time(existing),
     )
     return failures.auth_failed(target, login)
 

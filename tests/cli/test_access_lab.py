@@ -11,6 +11,7 @@ import pytest
 
 from tests.cli.doctor import doctor
 from tests.lab.cluster import Lab, MakeLab
+from tests.lab.faults.ssh import stop_sshd
 from tests.lab.odd.sshd import with_pam
 from tests.patience import LONG_S
 
@@ -153,3 +154,57 @@ def test_names_that_only_the_ssh_configuration_knows_are_one_finding(make_lab: M
     for command in found["fix"]["commands"]:
         aliases[command["host"]].run(command["command"])
     assert doctor(lab, "check", "--no-smoke", hosts=hosts).names == []
+
+
+def test_logins_that_take_long_at_a_bastion_are_waited_for_in_their_turn(make_lab: MakeLab) -> None:
+    """Twelve hosts whose logins take longer than a silent host is waited for, by way of node1."""
+    lab = make_lab(13)
+    slow = lab.hosts[1:]
+    for host in slow:
+        with_pam(host, "account required pam_exec.so /opt/adopt", "#!/bin/sh\nsleep 3\n")
+    names = " ".join(host.name for host in slow)
+    lab.controller.write("/root/.ssh/config", f"Host {names}\n  ProxyJump node1\n", 0o600)
+    assert lab.controller.run("ssh -o BatchMode=yes node2 true").returncode == 0
+    run = doctor(lab, "check", "--no-smoke", "--connect-timeout", "2")
+    assert (run.code, run.names) == (0, [])
+
+
+def test_where_no_host_was_reached_nothing_has_passed(make_lab: MakeLab) -> None:
+    lab = make_lab(3)
+    for host in lab.hosts:
+        stop_sshd(host)
+    assert "Connection refused" in ssh(lab, "node1")
+    lab.controller.write("/root/hosts.yaml", lab.hosts_file())
+    shown = lab.controller.run("nccl-doctor check hosts.yaml", check=False)
+    assert shown.returncode == 1
+    assert "could not be judged" in shown.stdout
+    assert "passed" not in shown.stdout
+    assert " ok " not in shown.stdout
+
+
+def test_what_all_hosts_have_alike_is_one_finding_and_the_neighbours_path_is_printed(make_lab: MakeLab) -> None:
+    """Shared memory that is small everywhere; an interpreter without torch beside one that has it."""
+    lab = make_lab(3)
+    for host in lab.hosts:
+        host.run("mount -o remount,size=32m /dev/shm")
+    assert lab.controller.run("ssh -o BatchMode=yes node2 true").returncode == 0
+    bare = {"name": "node2", "python": "/usr/bin/python3"}
+    run = doctor(lab, "check", "--no-smoke", hosts=lab.hosts_file(hosts=["node1", bare, "node3"]))
+    found = {one["name"]: one for one in run.report["diagnoses"]}
+    assert found["shm-small"]["hosts"] == ["node1", "node2", "node3"]
+    assert found["torch-missing"]["hosts"] == ["node2"]
+    assert f'python: {sys.executable}"' in found["torch-missing"]["fix"]["summary"]
+    assert run.names.count("shm-small") == 1
+
+
+def test_a_user_without_a_name_here_is_told_so(make_lab: MakeLab) -> None:
+    """As in a container that was started with ``--user``; no host is at fault."""
+    lab = make_lab(2)
+    as_nobody = ["setpriv", "--reuid", "12345", "--regid", "12345", "--clear-groups"]
+    plain = lab.controller.run([*as_nobody, "ssh", "-o", "BatchMode=yes", "node1", "true"], check=False)
+    assert (plain.returncode, "No user exists for uid 12345" in plain.stderr) == (255, True)
+    lab.controller.write("/opt/hosts.yaml", lab.hosts_file())
+    run = lab.controller.run([*as_nobody, "nccl-doctor", "check", "/opt/hosts.yaml"], check=False)
+    assert "is not asked: the user id 12345 has no name on this machine" in run.stdout
+    assert "a line in its /etc/passwd" in run.stdout
+    assert run.stdout.count("NCD101 ssh-unreachable") == 1

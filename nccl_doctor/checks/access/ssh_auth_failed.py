@@ -57,6 +57,7 @@ _NO_KEY = (
     "Make a key with ssh-keygen -t ed25519, and add its public half to ~/.ssh/authorized_keys of that user on the "
     "host; or name the key in the hosts file (ssh: identity_file)."
 )
+_RENEW = "Have the certificate renewed by whatever signs it for you (the site's login tool, the CA), and check again."
 _PASSWORDS = {"password", "keyboard-interactive"}
 
 
@@ -71,6 +72,8 @@ def _remedy(failures: tuple[SshAuthFailed, ...]) -> Fix:
     prose = _slurm_or_account(failures[0].detail) if facts.barred else _of_the_server(facts)
     if prose:
         return Fix(summary=prose)
+    if facts.out_of_time:
+        return Fix(summary=_RENEW)
     if facts.exposed:
         files = sorted({path for failure in failures for path in failure.facts.exposed})
         return _fix("Keep the key from others, as ssh wants it:", [line("chmod 600 {*files}", files=files)])

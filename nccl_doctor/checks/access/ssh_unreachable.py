@@ -32,8 +32,8 @@ from nccl_doctor.snapshot import SshUnreachable
 
 _SUMMARY = {
     "invalid-name": "Correct the address or the SSH user in the hosts file.",
-    "name-unresolved": "Give the host's address in the hosts file, or make its name known to this machine "
-    "(DNS or /etc/hosts).",
+    "name-unresolved": "Give the host's address in the hosts file, or make its name known to this machine, or to the "
+    "jump host where that looks it up (DNS or /etc/hosts).",
     "refused": "Start sshd on the host, or give the port that it listens on, under ssh: port in the hosts file.",
     "timed-out": "See that the host is up, that its address is right, and that no firewall drops the SSH port.",
     "no-route": "See that the host is up and that no firewall on it or before it rejects the SSH port.",

@@ -85,6 +85,22 @@ def agent(keys: int, *sshd_lines: str, own: bool = True, lines: tuple[str, ...] 
     return make
 
 
+def certified(validity: str) -> Make:
+    """A host that trusts a CA, which has signed the controller's key for that time."""
+
+    def make(lab: Lab, host: LabHost) -> None:
+        keyed("-t ed25519 -N ''", "IdentityFile {key}", "IdentitiesOnly yes")(lab, host)
+        path = f"/root/.ssh/for-{host.name}"
+        authority = f"/root/.ssh/ca-{host.name}"
+        sign = f"ssh-keygen -q -s {authority} -I somebody -n root -V {validity} {path}.pub"
+        lab.controller.run(f"ssh-keygen -q -t ed25519 -N '' -f {authority} && {sign}")
+        host.write("/etc/ssh/ca.pub", lab.controller.read(f"{authority}.pub"))
+        host.write("/root/.ssh/authorized_keys", "", 0o600)
+        configure(host, "TrustedUserCAKeys /etc/ssh/ca.pub")
+
+    return make
+
+
 def read_by_others(lab: Lab, host: LabHost) -> None:
     """The right key, with the mode that a copy from elsewhere left it."""
     keyed("-t ed25519 -N ''", "IdentityFile {key}")(lab, host)
@@ -220,6 +236,8 @@ ROWS = (
         DENIED,
         mended=True,
     ),
+    Row("a key that a CA has signed", READY, certified("-1d:+1d")),
+    Row("a key whose certificate has expired", ("ssh-auth-failed", "-cert.pub expired on ", "renewed"), certified("-3d:-1d"), DENIED),
     Row("an RSA key in PEM", READY, keyed("-t rsa -b 2048 -m PEM -N ''", "IdentityFile {key}")),
     Row("kinds of keys that the server does not take", ("ssh-auth-failed", "refused to let the user root in"),
         sshd("PubkeyAcceptedAlgorithms rsa-sha2-512"), DENIED),

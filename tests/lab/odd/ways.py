@@ -104,6 +104,8 @@ ROWS = (
         (255, "administratively prohibited"),
     ),
     Row("a jump host that is none", ("ssh-unreachable", "The jump host nosuch", "does not resolve"), way("ProxyJump nosuch"), (255, "nosuch")),
+    Row("a name that the jump host does not know either", ("ssh-unreachable", "does not resolve on its jump host"),
+        way("HostName nosuch.example", f"ProxyJump {JUMP}"), (255, "")),
     Row("a jump host that refuses", ("ssh-unreachable", f"The jump host {JUMP} ({JUMP}:9)", "refused the TCP connection"),
         way(f"ProxyJump {JUMP}:9"), (255, "Connection refused")),
     Row("a jump host that bars the user", ("ssh-auth-failed", f"The jump host {JUMP}", "refused to let the user nobody in"),

@@ -188,13 +188,11 @@ def _run(check: Check, derived: Derived) -> _CheckYield:
         return _CheckYield(check, Outcome.CRASH, f"{type(error).__name__}: {error}", findings)
     if findings:
         return _CheckYield(check, Outcome.FOUND, None, findings)
-    if gaps:
-        return _CheckYield(check, Outcome.UNKNOWN, "; ".join(_merged(gaps)))
     absent = _nothing_to_judge(check, snapshot, hosts)
+    if gaps or (absent is None and not snapshot.reached):  # whom one fault of access keeps away shows no other
+        return _CheckYield(check, Outcome.UNKNOWN, "; ".join(_merged(gaps)) or UNREACHED)
     if absent is not None:
         return _CheckYield(check, Outcome.NOT_APPLICABLE, absent)
-    if not snapshot.reached:  # whom one fault of access keeps away shows no other
-        return _CheckYield(check, Outcome.UNKNOWN, UNREACHED)
     return _CheckYield(check, Outcome.PASS, looked_at=_looked_at(check, hosts))
 
 

@@ -162,4 +162,5 @@ def failure(error: Exception) -> AnyAccessFailure:
         return error.failure
     lines = (getattr(error, "traceback", None) or "").strip().splitlines()[-5:]
     detail = f"the probe gave no facts: {error}"
-    return ProbeFailed(detail=detail, evidence=tuple(lines), facts=ProbeFacts(stage="facts"))
+    facts = ProbeFacts(stage="facts", late=isinstance(error, NoAnswerError))
+    return ProbeFailed(detail=detail, evidence=tuple(lines), facts=facts)

@@ -110,6 +110,11 @@ def _match(
 def _detail(start: Start) -> str:
     if any(DAMAGED in line for line in start.stderr):
         return f"{DAMAGED}: the way to {start.python} there loses bytes, as kubectl exec and old relays did"
+    if start.ready and any(SILENT in line for line in start.stderr):
+        return (
+            f"{start.python} runs there and its short words come through, but the program that is sent to it does not: "
+            "large packets seem to vanish on the way"
+        )
     if start.ready or start.lied:
         return f"{start.python} did not start the probe: {start.error}"
     if start.late:

@@ -220,3 +220,23 @@ def test_a_host_that_this_machine_alone_cannot_reach(make_lab: MakeLab) -> None:
     lab.kill(node)
     found = only(check(lab), "ssh-unreachable", ["node3"])
     assert found["message"].endswith("; node[1-2] can't reach it there either.")
+
+
+@pytest.mark.parametrize(("end", "words"), [("iifname", "large packets seem to vanish on the way"), ("oifname", "")])
+def test_large_packets_vanish_between_the_controller_and_a_host(make_lab: MakeLab, end: str, words: str) -> None:
+    """The handshake fits in small packets; what is sent to the probe does not, nor what it answers."""
+    lab = make_lab(2)
+    node, controller = lab.host("node2"), lab.controller
+    for one in (node, controller):
+        lab.switch(["ip", "link", "set", one.name, "mtu", "9000"])
+        one.run("ip link set eth0 mtu 9000 gso_max_segs 1")  # as on a wire, where no packet is larger than the MTU
+    is_healthy(check(lab, "--only", "access"))
+    other = "oifname" if end == "iifname" else "iifname"
+    switch_rule(lab, f"{end} {controller.name} {other} {node.name} meta length > 1500 drop")
+    found = only(check(lab), "probe-failed", ["node2"])
+    assert words in found["message"]
+    assert "ping -M do -s 1472" in found["fix"]["summary"]
+    assert gloo_job.works(lab)
+    for one in (node, controller):
+        one.run("ip link set dev eth0 mtu 1400")  # as is printed
+    assert "probe-failed" not in check(lab).names

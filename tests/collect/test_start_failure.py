@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.collect.start_failure import Start, start_failure
+from nccl_doctor.collect.start_failure import SILENT, Start, start_failure
 
 PYTHON = "/opt/env/bin/python"
 
@@ -88,6 +88,7 @@ def test_the_interpreter_is_at_fault(seen: Start, problem: str, detail: str) -> 
         (start(status=None), "login", "its login ended without starting /opt/env/bin/python"),
         (start(".bashrc: line 2: module: command not found", status=127, came=False), "login", "login ended without"),
         (start(late=True), "login", "did not start in time"),
+        (start(SILENT, ready=True, late=True), "start", "large packets seem to vanish on the way"),
         (start("MemoryError", ready=True), "start", "did not start the probe: the connection ended"),
         (
             start("ModuleNotFoundError: No module named 'nccl_doctor.probe'", ready=True),

@@ -6,7 +6,8 @@ defect of nccl-doctor's own.
 
 How we know: the probe is sent to the host's Python over the SSH session and answers with a mark of its own; the mark
 did not come, came broken, or the answers stopped before the last. The stage it got to and its last words are the
-evidence.
+evidence. Where short words pass and the first long ones do not, in either direction, large packets may vanish between
+this machine and the host: their MTU is larger than the path's, and nobody tells them.
 
 Fix: run ``ssh HOST python3 -c 'print(1)'``: it must print 1 and nothing must wait. If it does, and this stays, it is
 a defect; please report it with the output of ``nccl-doctor check -v``.
@@ -32,6 +33,11 @@ _STARTED = (
     "See whether {python} -c 'print(1)' prints there, whether the host is full (memory, processes) or its disk hangs; "
     "if not, report this with check -v."
 )
+_LARGE = (
+    "Short packets pass between this machine and the host, and long ones may not: ping -M do -s 1472 to it tells, and "
+    "the same from there. Where it is lost, lower the interface's MTU (ip link set dev NAME mtu 1400, as root) or "
+    "have ICMP let through on the way. Else see whether the host is full (memory, processes) or its disk hangs."
+)
 _EXPIRED = "The user's password has expired: ssh -t to the host asks for a new one; until then no command runs there."
 _NOLOGIN = (
     "The user's login shell is nologin: name a user who may run commands (ssh: user in the hosts file), or have an "
@@ -56,7 +62,7 @@ def probe_failed(view: View) -> Iterator[Finding | Unjudged]:
 
 def _remedy(failures: tuple[ProbeFailed, ...]) -> Fix:
     facts = failures[0].facts
-    summary = _STARTED
+    summary = _LARGE if facts.late and facts.stage in ("start", "facts") else _STARTED
     if facts.stage in ("connect", "login"):
         said = "\n".join(failures[0].evidence)
         summary = next((remedy for words, remedy in _SAID.items() if re.search(words, said)), _LOGIN)

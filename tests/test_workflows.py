@@ -76,6 +76,12 @@ MESSAGES = [
         DDP, "AssertionError: insufficient CUDA devices for DDP command", "local-rank-invalid", ("--nproc_per_node",)
     ),
     Message(
+        DDP,
+        "oak4:610:700 [0] bootstrap.cc:125 NCCL WARN Bootstrap Root : mismatch in rank count from procs 16 : 8",
+        "world-size-mismatch",
+        ("16", "8"),
+    ),
+    Message(
         ULTRALYTICS,
         "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
         "port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
@@ -118,15 +124,22 @@ class Look(NamedTuple):
 LOOKS = [
     Look(YOLO, "ps -aux | grep python; sudo kill PID", "ports/port_in_use/fires", "port-in-use",
          ("fix-port", "--kill --yes")),
+    Look(YOLO, "another --master_port", "ports/port_in_use/fires", "port-in-use",
+         ("set another master_port", "fix-port --hosts hosts.yaml --host node1 --next finds one")),
+    Look(YOLO, "NCCL_IB_DISABLE by hand", "environment/env_bad_value/fires", "env-bad-value", ("NCCL_IB_DISABLE",)),
+    Look(YOLO, "ufw status", "ports/firewall_blocks_port/fires-ufw", "firewall-blocks-port", ("ufw allow proto tcp from",)),
     Look(YOLO, "ps -aux | grep python on every machine", "processes/stale_process/fires", "stale-process", ("fix-port",)),
     Look(YOLO, "ifconfig, the interface with that IP, NCCL_SOCKET_IFNAME=eno1", "interfaces/ifname_needed/fires",
          "ifname-needed", ("export NCCL_SOCKET_IFNAME='=eno1'",)),
     Look(YOLO, "nc -l 5678 -v; nc 192.168.1.2 5678; ping", "ports/port_unreachable/fires", "port-unreachable", ()),
     Look(YOLO, "firewall-cmd --zone=trusted --add-source=IP; --list-all", "ports/firewall_blocks_port/fires",
-         "firewall-blocks-port", ("node1", "as root:")),
+         "firewall-blocks-port",
+         ("node1", "as root:", "firewall-cmd --permanent --zone=trusted --add-source=10.0.0.2")),
     Look(DDP, "RANK and WORLD_SIZE by hand", "environment/job_variable_conflict/fires", "job-variable-conflict",
          ("RANK", "the launcher sets them")),
     Look(DDP, "more processes than GPUs", "software/gpu_count_low/fires", "gpu-count-low", ()),
+    Look(DDP, "CUDA_DEVICE_ORDER, where the GPUs of a machine differ", "software/gpu_model_mismatch/fires-within-one-host",
+         "gpu-model-mismatch", ("CUDA_DEVICE_ORDER=PCI_BUS_ID",)),
     Look(DDP, "two ranks on one GPU", "software/gpu_overlap/fires", "gpu-overlap", ()),
     Look(ULTRALYTICS, "the same code and data on all machines", "software/code_mismatch/fires", "code-mismatch", ()),
     Look(ULTRALYTICS, "the same versions on all machines", "software/version_mismatch/fires", "version-mismatch", ()),
@@ -144,6 +157,13 @@ def test_what_they_look_at_by_hand(one: Look) -> None:
     said = judge(load(CHECKS / f"{one.state}.json"), "check")
     assert one.name in [found.name for found in said.diagnoses]
     assert_says(said, one.says)
+
+
+@pytest.mark.parametrize("one", ["fires", "fires-ufw"])
+def test_many_switch_the_firewall_off_and_nobody_is_told_to(one: str) -> None:
+    said = judge(load(CHECKS / f"ports/firewall_blocks_port/{one}.json"), "check")
+    text = render("check", "human", said, RenderOptions()).lower()
+    assert not [word for word in ("stop", "disable", "flush", "systemctl", " -f") if word in text]
 
 
 def assert_says(said: Report, words: tuple[str, ...]) -> None:
@@ -189,6 +209,12 @@ STARTS = [
           ("-m torch.distributed.run --nnodes=2 --node_rank=1 --nproc_per_node=2", "--batch 64 over 4 ranks: 16 each")),
     Start(ULTRALYTICS, "a batch that does not divide", TWO, ("--", "train.py", "--batch", "63"),
           ("63 does not divide by 4 ranks; the nearest that do: 60 and 64",)),
+    Start(YOLO, "NCCL_DEBUG=INFO and NCCL_IB_DISABLE=1 before the next try", TWO,
+          ("--diagnosable", "--env", "NCCL_IB_DISABLE=1", "--", "train.py"),
+          ("NCCL_DEBUG=INFO", "NCCL_IB_DISABLE=1", "# after a failure, on each host: nccl-doctor logs ")),
+    Start(HRNET, "a second job on the other GPUs, with a dist-url of its own", "nproc_per_node: 4\nhosts: [127.1.1.20]\n",
+          ("--launcher", "tcp", "--master-port", "12345", "--env", "CUDA_VISIBLE_DEVICES=4,5,6,7", "--", "train.py"),
+          ("CUDA_VISIBLE_DEVICES=4,5,6,7 python3 train.py --dist-url tcp://127.1.1.20:12345 --world-size 1 --rank 0",)),
     Start(HRNET, "mp.spawn with a dist-url, the second job on another port", TWO,
           ("--launcher", "tcp", "--master-port", "23457", "--", "train.py"),
           ("--dist-url tcp://192.168.1.2:23457 --world-size 2 --rank 1",)),

@@ -40,12 +40,14 @@ def gpu_model_mismatch(view: View) -> Iterator[Finding | Unjudged]:
     if not hosts:
         return
     within = [f"{name}: {', '.join(f'{n} x {kind}' for kind, n in kinds[name].items())}" for name in sorted(mixed)]
+    numbers = f"CUDA_DEVICE_ORDER=PCI_BUS_ID has CUDA number those of {fold(sorted(mixed))} as nvidia-smi does."
+    order = f" {numbers}" if mixed else ""
     yield Finding(
         hosts=hosts,
         message=f"The GPUs on {fold(hosts)} are not like the others, and the slowest sets the pace of all.",
         evidence=(*([str(between)] if between else []), *within),
         facts={"gpus": {name: dict(found) for name, found in kinds.items()}},
-        fix=Fix(summary="Leave the unlike hosts out (-x), or choose the batch size for the smallest memory."),
+        fix=Fix(summary=f"Leave the unlike hosts out (-x), or choose the batch size for the smallest memory.{order}"),
     )
 
 

@@ -16,7 +16,8 @@ from tests.patience import LONG_S, crowd
 
 pytestmark = pytest.mark.lab
 
-PHASES = ["connecting", "dialling", "all-reduce"]
+PHASES = {"connecting": 0.0, "dialling": 0.5, "all-reduce": 3.0}
+"""Seconds into each."""
 
 
 def start_and_wait_for(lab: Lab, phase: str, delay: float, *options: str) -> subprocess.Popen[str]:
@@ -48,7 +49,7 @@ def test_kill_9_of_the_controller_leaves_nothing_after_five_seconds(fresh_lab: L
     if phase == "dialling":
         fault("cut-off")(fresh_lab, fresh_lab.host("node2"))  # so that the dials last
     before = {host.name: files(host) for host in fresh_lab.hosts}
-    process = start_and_wait_for(fresh_lab, phase, {"connecting": 0.0, "dialling": 0.5, "all-reduce": 3.0}[phase])
+    process = start_and_wait_for(fresh_lab, phase, PHASES[phase])
     with process:
         if phase == "all-reduce":
             assert any(ours(host) for host in fresh_lab.hosts), "nothing ran yet, so this test shows nothing"
@@ -70,7 +71,7 @@ def test_ctrl_c_ends_at_once_with_130_and_leaves_nothing(fresh_lab: Lab, phase: 
     if phase == "dialling":
         fault("cut-off")(fresh_lab, fresh_lab.host("node2"))
     before = {host.name: files(host) for host in fresh_lab.hosts}
-    process = start_and_wait_for(fresh_lab, phase, {"connecting": 0.0, "dialling": 0.5, "all-reduce": 3.0}[phase])
+    process = start_and_wait_for(fresh_lab, phase, PHASES[phase])
     with process:
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
@@ -91,18 +92,19 @@ def test_a_closed_terminal_leaves_nothing(fresh_lab: Lab, phase: str) -> None:
     if phase == "dialling":
         fault("cut-off")(fresh_lab, fresh_lab.host("node2"))
     before = {host.name: files(host) for host in fresh_lab.hosts}
-    with start_and_wait_for(
-        fresh_lab, phase, {"connecting": 0.0, "dialling": 0.5, "all-reduce": 3.0}[phase]
-    ) as process:
+    with start_and_wait_for(fresh_lab, phase, PHASES[phase]) as process:
         process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGTERM)
         assert process.wait(LONG_S) not in (0, 1, 3), "a run that was ended has no verdict"
     assert_clean(fresh_lab, before, 5)
 
 
-def test_ctrl_c_twice_leaves_nothing_either(fresh_lab: Lab) -> None:
+@pytest.mark.parametrize("phase", PHASES)
+def test_ctrl_c_twice_leaves_nothing_either(fresh_lab: Lab, phase: str) -> None:
+    if phase == "dialling":
+        fault("cut-off")(fresh_lab, fresh_lab.host("node2"))
     before = {host.name: files(host) for host in fresh_lab.hosts}
-    with start_and_wait_for(fresh_lab, "all-reduce", 2.0) as process:
+    with start_and_wait_for(fresh_lab, phase, PHASES[phase]) as process:
         process.send_signal(signal.SIGINT)
         time.sleep(0.1)
         process.send_signal(signal.SIGINT)
@@ -119,9 +121,7 @@ def test_a_run_that_was_suspended_accuses_nobody(fresh_lab: Lab, phase: str) -> 
     before = {host.name: files(host) for host in fresh_lab.hosts}
     options = ["--connect-timeout", "2", "-o", "json", "--output-file", "report.json"]
     options += ["--no-smoke"] if phase == "connecting" else []
-    with start_and_wait_for(
-        fresh_lab, phase, {"connecting": 0.0, "dialling": 0.5, "all-reduce": 3.0}[phase], *options
-    ) as process:
+    with start_and_wait_for(fresh_lab, phase, PHASES[phase], *options) as process:
         began = time.monotonic()
         process.send_signal(signal.SIGSTOP)
         assert_clean(fresh_lab, before, 10)
@@ -134,11 +134,13 @@ def test_a_run_that_was_suspended_accuses_nobody(fresh_lab: Lab, phase: str) -> 
     assert_clean(fresh_lab, before, 5)
 
 
-@pytest.mark.parametrize("killed", ["ssh", "probe", "sshd"])
-def test_what_is_killed_under_a_run_is_named_and_leaves_nothing(fresh_lab: Lab, killed: str) -> None:
+@pytest.mark.parametrize(
+    ("killed", "transport"), [("ssh", "openssh"), ("probe", "auto"), ("sshd", "auto"), ("sshd", "openssh")]
+)
+def test_what_is_killed_under_a_run_is_named_and_leaves_nothing(fresh_lab: Lab, killed: str, transport: str) -> None:
     """The ssh program here, the probe there, the session's sshd there: node2's alone."""
     node, before = fresh_lab.host("node2"), {host.name: files(host) for host in fresh_lab.hosts}
-    options = ["--transport", "openssh", "-o", "json", "--output-file", "report.json"]
+    options = ["--transport", transport, "-o", "json", "--output-file", "report.json"]
     with start_and_wait_for(fresh_lab, "all-reduce", 1.0, *options) as process:
         where, mark = {
             "ssh": (fresh_lab.controller, "-- node2 echo"),

@@ -54,7 +54,7 @@ LINES = (
     Standing("Slurm's variables", "-", "its nodes", "tests/inventory/test_load.py::test_slurm"),
     Standing("a hosts file on stdin", "-", "is read", "tests/inventory/test_reading.py::test_standard_input_is_a_hosts_file_also_where_it_is_a_socket"),
     Standing("Ctrl-C in each phase", "-", "130, nothing left", f"{_ENDS}::test_ctrl_c_ends_at_once_with_130_and_leaves_nothing"),
-    Standing("Ctrl-C twice", "-", "nothing left", f"{_ENDS}::test_ctrl_c_twice_leaves_nothing_either"),
+    Standing("Ctrl-C twice in each phase", "-", "nothing left", f"{_ENDS}::test_ctrl_c_twice_leaves_nothing_either"),
     Standing("a closed terminal in each phase", "-", "nothing left", f"{_ENDS}::test_a_closed_terminal_leaves_nothing"),
     Standing("SIGKILL of the tool in each phase", "-", "nothing left", f"{_ENDS}::test_kill_9_of_the_controller_leaves_nothing_after_five_seconds"),
     Standing("SIGKILL of the tool at random moments", "-", "nothing left", "tests/lab/test_odd.py::test_killed_at_random_moments_it_leaves_nothing"),

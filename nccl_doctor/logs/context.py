@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 
 from nccl_doctor.inet import numeric
 from nccl_doctor.logs.collectives import mismatch
+from nccl_doctor.logs.endings import accused, given_up, on_the_way_out
 from nccl_doctor.logs.events import Event, Reading
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.flight import Dump
-from nccl_doctor.logs.marks import RETURN_CODE, TERMINATING
+from nccl_doctor.logs.marks import RETURN_CODE
 from nccl_doctor.logs.ras_events import from_text
 from nccl_doctor.logs.register import echoes, signs
 from nccl_doctor.logs.rule import SCRIPT, Grade
@@ -29,27 +30,8 @@ _RETRIES_AT_THE_END = 3
 """A log that ends within this many lines of a retry shows no success after it."""
 
 
-_LAST_WORDS = 1
-"""Lines that may stand behind the one that names an exception at the end of a source, frames of stacks apart."""
-
-_FRAME = re.compile(
-    rb"\s|$|Traceback|During handling|The above exception|[\w.]*(?:Error|Exception)\b|\^|[~^ ]+$|\S+: +File |=+$|-+$"
-    rb"|.{0,120}destroy_process_group\(\) was not called|wandb: |Exception ignored in|.{0,200}resource_tracker: "
-)
-"""Lines of stacks, and what Python, torch and trackers say on the way out."""
-
-_ABOVE, _STACK, _SOON = 60, 80, 200
-"""Lines from an exception to a launcher's notice, from the head of its stack to it, and to those that then waited."""
-
-_ABORT = re.compile(r"exit ?code ?: -6\b|Signal 6 \(SIGABRT\)|: Aborted\b")
-
 _CAUGHT = frozenset({"out-of-memory"})
 """What a script that tries sizes out meets on its way to a good end."""
-
-_SERVED = re.compile(rb'HTTP/1\.[01]" [1-5]\d\d')
-"""A server goes on: what failed was a request."""
-
-_LEFT = frozenset({"collective-timeout", "peer-died"})
 
 
 @dataclass
@@ -82,10 +64,12 @@ def in_context(log: Log) -> list[Event]:
     events = [_renamed(event) for event in every if not _ras(event, facts)]
     if facts.ended_well:
         events = [event for event in events if event.grade is Grade.ROOT and event.name not in _CAUGHT]
-    events = [event for event in events if not _on_the_way_out(event, log)]
-    events = [_accused(event, log) for event in events]
+    source = {reading.name: reading for reading in log.readings}
+    if facts.torn_down:
+        events = [event for event in events if not on_the_way_out(event, source[event.file])]
+    events = [accused(event, source[event.file]) for event in events]
     stuck = set() if facts.ended_well else _stuck_retries(log)
-    if _given_up(log, events):
+    if given_up(log.readings, events, joined=log.joined):
         stuck.add(SCRIPT)
     names = _telling(events)
     weighed = [_weighed(event, names, stuck, facts) if event.grade is Grade.HINT else event for event in events]
@@ -98,16 +82,6 @@ def in_context(log: Log) -> list[Event]:
         kept = [_without_interface(event) for event in kept]
     differing = mismatch(kept)
     return [replace(e, name="collective-mismatch", grade=Grade.ROOT) if e in differing else e for e in kept]
-
-
-def _on_the_way_out(event: Event, log: Log) -> bool:
-    """Whether the store of rank 0 was missed by a process that had ended its communicators before."""
-    if event.name != "peer-died" or "TCPStore" not in event.text or not log.facts.torn_down:
-        return False
-    reading = next(one for one in log.readings if one.name == event.file)
-    lines = reading.tail.split(b"\n")
-    before = lines[: max(len(lines) - (reading.lines - event.line) - 2, 0)]
-    return any(b"Destroy COMPLETE" in line or b"Abort COMPLETE" in line for line in before)
 
 
 def _without_return_codes(events: list[Event]) -> list[Event]:
@@ -127,33 +101,6 @@ def _standing_still(log: Log, kept: list[Event]) -> list[Event]:
     if names <= _network() | {"collective-timeout"}:
         kept = [*apart(log.readings, log.facts), *kept]
     return (stalled(log.readings, log.facts) or kept) if interrupts(kept) else kept
-
-
-def _accused(event: Event, log: Log) -> Event:
-    """An exception that ended the job weighs more than a hint, a kill that a launcher announced less than a cause."""
-    if event.name not in ("killed", SCRIPT) or event.grade is Grade.CLUE:
-        return event
-    reading = next(one for one in log.readings if one.name == event.file)
-    notices = [one.line for one in reading.events if one.wording == TERMINATING or _aborted(one)]
-    if event.name == "killed" and not _aborted(event):
-        announced = any(line < event.line for line in notices) and event.wording != TERMINATING
-        return replace(event, grade=min(event.grade, Grade.GENERIC)) if announced else event
-    if event.grade is not Grade.HINT:
-        return event
-    fatal = any(0 < line - event.line <= _ABOVE for line in notices) or _left_others_waiting(event, reading)
-    return replace(event, grade=Grade.LIKELY) if fatal else event
-
-
-def _aborted(event: Event) -> bool:
-    """Whether a process ended itself by SIGABRT, as it does after a fatal error of its own."""
-    return event.name == "killed" and event.grade is Grade.GENERIC and _ABORT.search(event.text) is not None
-
-
-def _left_others_waiting(event: Event, reading: Reading) -> bool:
-    """Whether soon after an exception whose stack stands above it others waited for its process in vain."""
-    later = (one.line - event.line for one in reading.events if one.name in _LEFT and one.grade is Grade.SYMPTOM)
-    stack = any(0 <= event.line - one <= _STACK for one in reading.tracebacks)
-    return stack and any(0 < lines <= _SOON for lines in later)
 
 
 def _ended_after(event: Event, events: list[Event]) -> Event:
@@ -266,22 +213,3 @@ def _stuck_retries(log: Log) -> set[str]:
         if hints and (reading.lines - hints[-1].line <= _RETRIES_AT_THE_END or complaints([reading])):
             stuck.add(hints[-1].name)
     return stuck
-
-
-def _only_frames(tail: bytes, count: int) -> bool:
-    """Whether the last lines are but the stacks of other processes, which write into each other's."""
-    lines = tail.rstrip(b"\n").split(b"\n")[-count:] if 0 < count < 400 else [b"more"]
-    return all(_FRAME.match(line) or b'File "' in line for line in lines)
-
-
-def _given_up(log: Log, events: list[Event]) -> bool:
-    """Whether an exception ended its process, and was not caught: a launcher says so, or its source says no more."""
-    exceptions = {event.file: event.line for event in events if event.name == SCRIPT and event.grade is Grade.HINT}
-    ends = {reading.name: reading.lines for reading in log.readings}
-    tails = {reading.name: reading.tail for reading in log.readings}
-    at_the_end = any(
-        (ends.get(file, 0) - line <= _LAST_WORDS and not _SERVED.search(tails[file].rstrip().rpartition(b"\n")[2]))
-        or (not log.joined and _only_frames(tails[file], ends[file] - line))
-        for file, line in exceptions.items()
-    )
-    return at_the_end or any(event.name == SCRIPT and event.grade > Grade.HINT for event in events)

@@ -6,7 +6,8 @@ waiting ranks; the one to look for is that which is missing from the list, behin
 How we know: The watchdog of torch's ProcessGroupNCCL ("Watchdog caught collective operation timeout:
 WorkNCCL(SeqNum=6, OpType=BROADCAST"), gloo's "Timed out waiting 1800000ms for recv operation", Horovod's stalled
 ranks. If no collective had ended before (last completed work -1), the ranks never came together and the network is to
-blame.
+blame. A log in which all ranks of one host have connected over shared memory and their script
+then says no more is told as a warning: it may be the end of an excerpt.
 
 Fix: Compare where each rank is (py-spy dump, torch's flight recorder). Steps that only rank 0 does (checkpoint,
 evaluation, download) need a longer time-out or a barrier of their own.

@@ -1,0 +1,83 @@
+"""How processes end: exceptions that nobody caught, kills that a launcher announced, and the noise on the way out."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from nccl_doctor.logs.events import Event, Reading
+from nccl_doctor.logs.marks import TERMINATING
+from nccl_doctor.logs.rule import SCRIPT, Grade
+
+_LAST_WORDS = 1
+"""Lines that may stand behind the one that names an exception at the end of a source, frames of stacks apart."""
+
+_FRAME = re.compile(
+    rb"\s|$|Traceback|During handling|The above exception|[\w.]*(?:Error|Exception)\b|\^|[~^ ]+$|\S+: +File |=+$|-+$"
+    rb"|.{0,120}destroy_process_group\(\) was not called|wandb: |Exception ignored in|.{0,200}resource_tracker: "
+)
+"""Lines of stacks, and what Python, torch and trackers say on the way out."""
+
+_ABOVE, _STACK, _SOON = 60, 80, 200
+"""Lines from an exception to a launcher's notice, from the head of its stack to it, and to those that then waited."""
+
+_ABORT = re.compile(r"exit ?code ?: -6\b|Signal 6 \(SIGABRT\)|: Aborted\b")
+
+_SERVED = re.compile(rb'HTTP/1\.[01]" [1-5]\d\d')
+"""A server goes on: what failed was a request."""
+
+_LEFT = frozenset({"collective-timeout", "peer-died"})
+
+
+def accused(event: Event, reading: Reading) -> Event:
+    """An exception that ended the job weighs more than a hint, a kill that a launcher announced less than a cause."""
+    if event.name not in ("killed", SCRIPT) or event.grade is Grade.CLUE:
+        return event
+    notices = [one.line for one in reading.events if one.wording == TERMINATING or _aborted(one)]
+    if event.name == "killed" and not _aborted(event):
+        announced = any(line < event.line for line in notices) and event.wording != TERMINATING
+        return replace(event, grade=min(event.grade, Grade.GENERIC)) if announced else event
+    if event.grade is not Grade.HINT:
+        return event
+    fatal = any(0 < line - event.line <= _ABOVE for line in notices) or _left_others_waiting(event, reading)
+    return replace(event, grade=Grade.LIKELY) if fatal else event
+
+
+def _aborted(event: Event) -> bool:
+    """Whether a process ended itself by SIGABRT, as it does after a fatal error of its own."""
+    return event.name == "killed" and event.grade is Grade.GENERIC and _ABORT.search(event.text) is not None
+
+
+def _left_others_waiting(event: Event, reading: Reading) -> bool:
+    """Whether soon after an exception whose stack stands above it others waited for its process in vain."""
+    later = (one.line - event.line for one in reading.events if one.name in _LEFT and one.grade is Grade.SYMPTOM)
+    stack = any(0 <= event.line - one <= _STACK for one in reading.tracebacks)
+    return stack and any(0 < lines <= _SOON for lines in later)
+
+
+def on_the_way_out(event: Event, reading: Reading) -> bool:
+    """Whether the store of rank 0 was missed by a process that had ended its communicators before."""
+    if event.name != "peer-died" or "TCPStore" not in event.text:
+        return False
+    lines = reading.tail.split(b"\n")
+    before = lines[: max(len(lines) - (reading.lines - event.line) - 2, 0)]
+    return any(b"Destroy COMPLETE" in line or b"Abort COMPLETE" in line for line in before)
+
+
+def _only_frames(tail: bytes, count: int) -> bool:
+    """Whether the last lines are but the stacks of other processes, which write into each other's."""
+    lines = tail.rstrip(b"\n").split(b"\n")[-count:] if 0 < count < 400 else [b"more"]
+    return all(_FRAME.match(line) or b'File "' in line for line in lines)
+
+
+def given_up(readings: list[Reading], events: list[Event], *, joined: bool) -> bool:
+    """Whether an exception ended its process, and was not caught: a launcher says so, or its source says no more."""
+    exceptions = {event.file: event.line for event in events if event.name == SCRIPT and event.grade is Grade.HINT}
+    ends = {reading.name: reading.lines for reading in readings}
+    tails = {reading.name: reading.tail for reading in readings}
+    at_the_end = any(
+        (ends.get(file, 0) - line <= _LAST_WORDS and not _SERVED.search(tails[file].rstrip().rpartition(b"\n")[2]))
+        or (not joined and _only_frames(tails[file], ends[file] - line))
+        for file, line in exceptions.items()
+    )
+    return at_the_end or any(event.name == SCRIPT and event.grade > Grade.HINT for event in events)

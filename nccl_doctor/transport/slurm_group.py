@@ -21,7 +21,7 @@ from nccl_doctor.transport import slurm_frames as frames
 from nccl_doctor.transport.slurm_member import GRACE_S, Member
 
 _TERM_S = 1.0
-_QUIET_S = 2.0
+_QUIET_S = 5.0  # a busy machine takes breaks; a node left out wrongly costs a second srun
 _SLICE_S = 0.5
 _MOMENT_S = 0.5
 _PLACED_S = 5.0  # srun has told it before; only its two outputs are read by two threads

@@ -1,6 +1,7 @@
 """The port mesh beside the same dials by ``nc -z`` in a loop on each host, over ssh: ``scripts/bench mesh``.
 
-Prints the mesh phase's seconds out of the JSON report's ``timings``: with all ports open, and with all of them dropped.
+Prints the mesh phase's seconds out of the JSON report's ``timings``: with all ports open, over one interface of each
+host and over two, and with all of them dropped.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from nccl_doctor.collect.mesh import MeshLimits
 from tests.lab.cluster import Lab
+from tests.lab.faults import fault
 
 MANY, FEW = 64, 8
 PORTS = (32768, 45000, 60999)
@@ -22,6 +24,9 @@ PORTS = (32768, 45000, 60999)
 TIMES = 3
 LIMIT_S = 3.0
 """For the phase when all is well, and for what it may take beyond one dial's time-out when all is dropped."""
+
+RAILS = 1.6
+"""Times the phase over one interface that it may take over two."""
 
 LISTEN = """
 import selectors, socket, sys
@@ -40,8 +45,16 @@ def main() -> None:
     with Lab.up(FEW) as lab:
         nc(lab)
         rows = [(phase(lab), nc(lab)) for _ in range(TIMES)]
+        fault("second-network")(lab, lab.hosts[0])
+        rails = [(phase(lab, eth="=eth0"), phase(lab, eth="=eth0,eth1")) for _ in range(3 * TIMES)]
     ours, theirs = (statistics.median(column) for column in zip(*rows, strict=True))
     print(f"{FEW} hosts: the mesh phase {ours:.2f} s, nc -z over ssh {theirs:.2f} s, ratio {ours / theirs:.2f}")
+    one, two = (statistics.median(column) for column in zip(*rails, strict=True))
+    print(
+        f"{FEW} hosts: the mesh phase over one interface {one:.3f} s, over two {two:.3f} s, ratio {two / one:.2f} "
+        f"(at most {RAILS})",
+        flush=True,
+    )
     with Lab.up(MANY) as lab:
         well = statistics.median(phase(lab) for _ in range(TIMES))
         theirs = nc(lab)
@@ -56,9 +69,9 @@ def main() -> None:
     )
 
 
-def phase(lab: Lab, *, open_: bool = True) -> float:
-    """Seconds of the mesh phase of a check whose dials all succeed, or all fail."""
-    lab.controller.write("/root/hosts.yaml", lab.hosts_file())
+def phase(lab: Lab, *, open_: bool = True, eth: str = "=eth0") -> float:
+    """Seconds of the mesh phase of a check whose dials all succeed, or all fail; ``eth`` is NCCL_SOCKET_IFNAME."""
+    lab.controller.write("/root/hosts.yaml", lab.hosts_file(env={"NCCL_SOCKET_IFNAME": eth}))
     command = ["nccl-doctor", "check", "hosts.yaml", "--no-smoke", "-q", "-o", "json"]
     report: dict[str, Any] = json.loads(lab.controller.run(command, check=False, timeout=300).stdout)
     mesh = report["mesh"]

@@ -41,6 +41,15 @@ def test_a_row_says_on_how_many_hosts_was_looked() -> None:
     assert seen["ports"] == ("unknown", "fewer than two hosts were reached")
 
 
+def test_no_row_is_ok_where_no_host_was_reached() -> None:
+    away = {"facts": None, "failure": {"kind": "ssh-unreachable", "detail": "no answer in 10 s", "facts": UNREACHABLE}}
+    patch = {"mesh": {"$unknown": "fewer than two hosts were reached"}, "smoke": {"$skipped": "needs every host"}}
+    seen = rows({**patch, "hosts": dict.fromkeys(("node1", "node2", "node3"), away)})
+    assert seen.pop("access")[0] == "error"
+    assert {outcome for outcome, _ in seen.values()} <= {"unknown", "skip"}
+    assert seen["limits"] == ("unknown", "no host was reached")
+
+
 def test_a_gap_shows_its_reason() -> None:
     seen = rows({"hosts": {"node1": {"facts": {"master_port": {"$unknown": "no answer in 8 s"}}}}})
     assert seen["processes"] == ("unknown", "node1: no answer in 8 s")

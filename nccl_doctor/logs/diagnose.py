@@ -9,6 +9,7 @@ from nccl_doctor.logs import flight, unwrap
 from nccl_doctor.logs.blame import Cause, causes
 from nccl_doctor.logs.context import Log
 from nccl_doctor.logs.events import Event, Reader, Reading
+from nccl_doctor.logs.fact_rules import CHANNEL_RULES
 from nccl_doctor.logs.facts import Facts, facts_of
 from nccl_doctor.logs.marks import RAS_LINE
 from nccl_doctor.logs.ras_events import from_answer
@@ -156,7 +157,7 @@ class Investigation:
 
     def _channels(self) -> None:
         """Rings, trees and ways, which are told of a run without a fault; of long logs they are not read."""
-        drawn = facts_of(decode(b"".join(data for _, data in self._small or ())).splitlines())
+        drawn = facts_of(decode(b"".join(data for _, data in self._small or ())).splitlines(), CHANNEL_RULES)
         facts = self.log.facts
         facts.rings, facts.trees = drawn.rings, drawn.trees
         for key, process in drawn.processes.items():

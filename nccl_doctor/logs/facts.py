@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from nccl_doctor.logs.fact_rules import CHANNEL_RULES, RULES
+from nccl_doctor.logs.fact_rules import CHANNEL_RULES, RULES, FactRule
 from nccl_doctor.logs.prefix import Prefix, peel, records
 from nccl_doctor.logs.rank_process import Interface, Milestone, Process
 from nccl_doctor.logs.text import number, tidy
@@ -236,8 +236,8 @@ OWN_IN_TREE = re.compile(r"->(\d{1,7})->")
 INTERFACE = re.compile(r"(?<![\w.-])(?:\[\d+\])?([A-Za-z][\w.-]*(?::\d+)?):([0-9a-fA-F.:]+(?:%[\w.-]+)?)<\d+>")
 
 
-def facts_of(lines: Iterable[str]) -> Facts:
-    """The facts of an ``NCCL_DEBUG=INFO`` output, channels included."""
+def facts_of(lines: Iterable[str], rules: Sequence[FactRule] = (*RULES, *CHANNEL_RULES)) -> Facts:
+    """The facts of an ``NCCL_DEBUG=INFO`` output, channels included, or those of some rules alone."""
     facts = Facts()
     for raw in lines:
         line = tidy(raw.rstrip("\r\n"))
@@ -246,7 +246,7 @@ def facts_of(lines: Iterable[str]) -> Facts:
         for start, end in records(line):
             part = line[start:end]
             prefix = peel(part)
-            for rule in (*RULES, *CHANNEL_RULES):
+            for rule in rules:
                 match = rule.compiled.search(part)
                 if match is not None:
                     facts.take(rule.kind, match, prefix)

@@ -171,3 +171,31 @@ def test_a_listener_on_ipv6_loopback_alone_keeps_nobody_from_the_port(two: Lab) 
         assert gloo_job.works(two)
     finally:
         two.host("node1").run(["kill", str(pid)])
+
+
+ODD = """\
+table inet odd {
+ counter seen { }
+ quota much { over 500000 mbytes }
+ set peers { type ipv4_addr; flags dynamic,timeout; timeout 1m; }
+ chain in { type filter hook input priority 0; policy accept; counter name seen; quota name much drop;
+  tcp flags syn limit rate over 5000/second burst 5000 packets drop; add @peers { ip saddr }; ct state invalid drop; }
+}
+"""
+
+
+def test_odd_rules_and_a_hundred_interfaces_beside_the_cluster_are_no_fault(two: Lab) -> None:
+    node = two.host("node1")
+    numbers = range(100)
+    node.run(["nft", "-f", "-"], input=ODD)
+    links = "".join(
+        f"link add va{n} type veth peer name vb{n}\nlink set va{n} up\nlink set vb{n} up\n" for n in numbers
+    )
+    vpn = "link add wg0 index 300 type bridge\nlink set wg0 up\naddress add 10.99.0.1/24 dev wg0\n"
+    node.run(["ip", "-batch", "-"], input=links + vpn)
+    try:
+        is_healthy(check(two, {host.name: {"NCCL_SOCKET_IFNAME": "=eth0"} for host in two.hosts}))
+        assert gloo_job.works(two)
+    finally:
+        node.run(["ip", "-batch", "-"], input="".join(f"link del va{n}\n" for n in numbers) + "link del wg0\n")
+        node.run("nft flush ruleset")

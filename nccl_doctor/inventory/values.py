@@ -9,14 +9,13 @@ import shlex
 from nccl_doctor.hostlist import has_control, quoted
 from nccl_doctor.inventory.parsed import SourceLocation
 from nccl_doctor.port_model import LAST_PORT, as_port
+from nccl_doctor.snapshot.values import CONTAINER_NAME
 from nccl_doctor.transport.inside_options import RUNTIMES, InsideOptions
 
 MAX_NPROC = 1024
 """No machine has more GPUs; a bigger number is a slip of the finger, and would start as many processes."""
 
 _LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
-_CONTAINER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
-"""What docker, podman and nerdctl take for a container's name or id, and apptainer for an instance's."""
 _SCOPE = re.compile(r"[A-Za-z0-9_.-]{1,15}")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,63}")
 _NUMBER = re.compile(r"[0-9]{1,9}")
@@ -132,7 +131,7 @@ def inside(runtime: str, name: str, place: SourceLocation) -> InsideOptions:
         )
     if kind == "enter" and not (_NUMBER.fullmatch(name) and int(name) > 0):
         raise place.error(f"{quoted(name)} is no PID: enter takes the number of a process on the host")
-    if not _CONTAINER.fullmatch(name):
+    if not CONTAINER_NAME.fullmatch(name):
         raise place.error(
             f'{quoted(name)} is no name of a container: letters, digits, "_", "." and "-", a letter or digit first'
         )

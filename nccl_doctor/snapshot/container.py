@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from nccl_doctor.snapshot.system import ResourceLimits
-from nccl_doctor.snapshot.values import Count, Observed, Path
+from nccl_doctor.snapshot.values import ContainerName, Count, Observed, Path
 
 
 class Surroundings(Observed):
@@ -37,7 +35,7 @@ class Outside(Observed):
     """
 
     runtime: Literal["docker", "podman", "nerdctl", "apptainer", "enter"]
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
+    name: ContainerName
     place: str
     network: str | None
     hostname: str

@@ -116,6 +116,9 @@ EnvValue = Annotated[str, Field(max_length=128 << 10)]
 """Of a variable: execve(2) takes 128 KiB (MAX_ARG_STRLEN)."""
 HostAddress = Annotated[str, Field(pattern=r"^[0-9A-Za-z_:][0-9A-Za-z_.:%-]{0,254}$")]
 """An address or a name of a host, as the plan has it."""
+CONTAINER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", re.ASCII)
+"""What docker, podman and nerdctl take for a container's name or id, and apptainer for an instance's."""
+ContainerName = Annotated[str, Field(pattern=rf"^{CONTAINER_NAME.pattern}$")]
 Clipped = Annotated[str, BeforeValidator(_clip)]
 """A sentence of which the end may be missing."""
 Output = Annotated[str, Field(max_length=MAX_OUTPUT)]

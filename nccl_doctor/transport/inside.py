@@ -7,7 +7,6 @@ to nothing before the first is the login's fault, between the two that of the co
 from __future__ import annotations
 
 import math
-import re
 import secrets
 import time
 from collections import deque
@@ -16,12 +15,12 @@ from itertools import islice
 
 from nccl_doctor.model import Node
 from nccl_doctor.snapshot import AnyAccessFailure, EngineFailure, ProbeFacts, ProbeFailed
+from nccl_doctor.snapshot.values import CONTAINER_NAME
 from nccl_doctor.transport import inside_failures
 from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Channel, LostError, Transport
 from nccl_doctor.transport.inside_failures import Entry
 from nccl_doctor.transport.inside_options import InsideOptions
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _LISTED = 200
 _LISTING_S = 5.0
 _AGAIN_S = 10.0
@@ -118,7 +117,7 @@ class InsideTransport:
             return None
         finally:
             channel.close()
-        return [word for word in words if _NAME.fullmatch(word)] if ended_well else None
+        return [word for word in words if CONTAINER_NAME.fullmatch(word)] if ended_well else None
 
 
 class _InsideChannel:

@@ -77,13 +77,17 @@ class Pair:
         first, second = self.a.process.pid, self.b.process.pid
         link = f"ip link add eno1 netns {first} type veth peer name eno1 netns {second}"
         subprocess.run(link.split(), check=True)
-        for box, host in ((self.a, 1), (self.b, 2)):
+        for box, host, other in ((self.a, 1, 2), (self.b, 2, 1)):
             box.sh(
+                f"ip link set eno1 address 02:09:00:00:00:0{host};"
                 f"ip addr add 10.9.0.{host}/24 dev eno1; ip addr add 10.9.0.{host + 10}/24 dev eno1;"
-                f"ip addr add fd09::{host}/64 dev eno1 nodad; ip link set eno1 up"
+                f"ip addr add fd09::{host}/64 dev eno1 nodad; ip link set eno1 up;"
+                # rules that drop NDP make a dial that waits long "no route to host" at some time
+                f"for peer in 10.9.0.{other} 10.9.0.{other + 10} fd09::{other}; do"
+                f" ip neigh replace $peer lladdr 02:09:00:00:00:0{other} dev eno1 nud permanent; done"
             )
             box.ask("listen", ports)
-        # The kernel takes a moment to bring both ends up and to find neighbours.
+        # The kernel takes a moment to bring both ends up.
         ready = [("10.9.0.1", "10.9.0.2", ports[0]), ("fd09::1", "fd09::2", ports[0])]
         assert any(self.a.dial(ready, 1.0) == ["connected", "connected"] for _ in range(5))
 

@@ -294,7 +294,14 @@ def application(state: State) -> web.Application:
 
 def main() -> None:
     listening = socket.socket(fileno=0)
-    web.run_app(application(State(Path(sys.argv[1]))), sock=listening, print=None)
+    server = application(State(Path(sys.argv[1])))
+    server.on_startup.append(_say_so)
+    web.run_app(server, sock=listening, print=None)
+
+
+async def _say_so(_server: web.Application) -> None:
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -77,9 +77,13 @@ class KubeCluster:
             self._server = subprocess.Popen(
                 [sys.executable, "-m", "tests.kube.api_server", str(self._path)],
                 stdin=listening.fileno(),
+                stdout=subprocess.PIPE,
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
             )
+        assert self._server.stdout is not None
+        with self._server.stdout as said:
+            assert said.readline() == b"ready\n", "the API server did not start: its words are on stderr"
         self.lab.controller.write("/root/.kube/config", KUBECONFIG.format(port=port), 0o600)
         return self
 

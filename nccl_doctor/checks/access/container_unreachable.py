@@ -22,6 +22,7 @@ from nccl_doctor.commands import on
 from nccl_doctor.model import Finding, Severity
 from nccl_doctor.registry import View, check
 from nccl_doctor.shell import line
+from nccl_doctor.snapshot.values import CONTAINER_NAME
 
 _LET_GO = {"stopped": "start", "paused": "unpause"}
 _WITH_COMMANDS = ("docker", "podman", "nerdctl")
@@ -31,10 +32,10 @@ _WITH_COMMANDS = ("docker", "podman", "nerdctl")
 def container_unreachable(view: View) -> Iterator[Finding]:
     """One finding for the hosts that failed alike."""
     for found in of_engine(view, "container-unreachable", joint=":"):
-        problem, runtime = str(found.facts["problem"]), str(found.facts["runtime"])
-        if problem not in _LET_GO or runtime not in _WITH_COMMANDS:
+        problem, runtime, name = (str(found.facts.get(key)) for key in ("problem", "runtime", "name"))
+        if problem not in _LET_GO or runtime not in _WITH_COMMANDS or not CONTAINER_NAME.fullmatch(name):
             yield found
             continue
-        again = line("{runtime} {verb} {name}", runtime=runtime, verb=_LET_GO[problem], name=str(found.facts["name"]))
+        again = line("{runtime} {verb} {name}", runtime=runtime, verb=_LET_GO[problem], name=name)
         commands = tuple(command for host in found.hosts for command in on(host, again))
         yield found.model_copy(update={"fix": found.fix.model_copy(update={"commands": commands, "risk": "safe"})})

@@ -9,7 +9,7 @@ import pytest
 
 from nccl_doctor.diagnose import judge
 from nccl_doctor.model import Diagnosis
-from tests.checks.snapshots import load
+from tests.checks.snapshots import load, patched
 
 HERE = Path(__file__).parent
 
@@ -124,3 +124,15 @@ def test_one_finding_for_hosts_that_fail_alike() -> None:
     (found,) = diagnoses("ssh_unreachable/fires-refused")
     assert found.hosts == ("node2", "node3")
     assert found.evidence == ("connect: Connection refused",)
+
+
+@pytest.mark.parametrize(
+    ("name", "commands"), [("train", ["podman start train"]), ("6.6.6.6 a.example", []), ("-a", [])]
+)
+def test_only_what_can_be_a_containers_name_goes_into_a_command(name: str, commands: list[str]) -> None:
+    """A snapshot that somebody sent may hold any text there."""
+    facts = {"problem": "stopped", "runtime": "podman", "name": name, "late": False}
+    failure = {"kind": "container-unreachable", "detail": "does not run", "facts": facts, "remedy": "Start it."}
+    snapshot = patched({"hosts": {"node2": {"facts": None, "failure": failure}}})
+    found = [each for each in judge(snapshot, "check").diagnoses if each.name == "container-unreachable"]
+    assert [[command.command for command in each.fix.commands] for each in found] == [commands]

@@ -8,12 +8,15 @@ from typing import Literal
 
 from nccl_doctor.firewall.direct import direct_rule
 from nccl_doctor.firewall.packet import RuleRef
-from nccl_doctor.snapshot import Firewalld, FirewallFacts
+from nccl_doctor.snapshot import Firewalld, FirewallFacts, Unknown
 
 Manager = Literal["firewalld", "ufw", "docker", "nftables", "iptables"]
 
 _FIREWALLD_CHAIN = re.compile(r"(INPUT|OUTPUT|PREROUTING|IN|PRE)_")
 """firewalld's chains with its iptables back end: INPUT_ZONES, IN_public_allow, … (firewalld/core/ipXtables.py)."""
+
+_FIREWALLD_TABLE = re.compile(r'"table": ?"firewalld"')
+"""A chain of its table with its nftables back end, as nft prints it in JSON (firewall/core/nftables.py)."""
 
 _FIREWALLD_ZONE = re.compile(r"(?:filter_)?IN_(?!policy_)([A-Za-z0-9_-]+?)(?:_(?:pre|log|deny|allow|post))?$")
 
@@ -32,14 +35,20 @@ def manager_of(rule: RuleRef, facts: FirewallFacts) -> Manager:
 
 
 def managed_by(facts: FirewallFacts) -> str:
-    """Who keeps a host's rules, in a word: "firewalld", "ufw", "nftables", "iptables"; "" where there are none."""
-    if isinstance(facts.firewalld, Firewalld):
+    """Who keeps a host's rules, in a word: "firewalld", "ufw", "nftables", "iptables"; "" where there are none.
+
+    Where a manager itself did not answer (on a busy host it may not, in time), its chains tell.
+    """
+    nft = facts.nft if isinstance(facts.nft, str) else ""
+    if isinstance(facts.firewalld, Firewalld) or (
+        isinstance(facts.firewalld, Unknown) and _FIREWALLD_TABLE.search(nft)
+    ):
         return "firewalld"
-    if isinstance(facts.ufw, str):
+    if isinstance(facts.ufw, str) or (isinstance(facts.ufw, Unknown) and _ufw_writes_here(facts)):
         return "ufw"
     if isinstance(facts.iptables, tuple) and facts.iptables:
         return "iptables"
-    return "nftables" if isinstance(facts.nft, str) and '"chain"' in facts.nft else ""
+    return "nftables" if '"chain"' in nft else ""
 
 
 def _ufw_writes_here(facts: FirewallFacts) -> bool:

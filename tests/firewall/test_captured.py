@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.firewall.manager import manager_of
+from nccl_doctor.firewall.manager import managed_by, manager_of
 from nccl_doctor.firewall.packet import RuleRef
+from nccl_doctor.snapshot import unknown
 from tests.firewall.facts import arriving, captured, verdict
 
 PEER, STRANGER = "10.9.0.1", "10.8.0.1"
@@ -53,3 +54,13 @@ def test_a_reverse_path_filter_needs_to_know_the_route_back() -> None:
     assert found.kind == "unknown"
     assert found.rule
     assert "fib saddr" in found.rule.text
+
+
+@pytest.mark.parametrize(
+    ("name", "manager"), [("firewalld_public", "firewalld"), ("ufw_deny", "ufw"), ("docker", "iptables")]
+)
+def test_who_keeps_the_rules_is_known_where_the_manager_had_no_time_to_answer(name: str, manager: str) -> None:
+    facts = captured(name)
+    silent = unknown("it took too long")
+    assert managed_by(facts) == manager
+    assert managed_by(facts.model_copy(update={"firewalld": silent, "ufw": silent})) == manager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 from tests.cli.doctor import doctor
 from tests.lab.cluster import Lab, MakeLab
 from tests.lab.faults.ssh import stop_sshd
-from tests.lab.odd.sshd import with_pam
+from tests.lab.odd.sshd import configure, with_pam
 from tests.patience import LONG_S
 
 pytestmark = pytest.mark.lab
@@ -169,17 +170,56 @@ def test_logins_that_take_long_at_a_bastion_are_waited_for_in_their_turn(make_la
     assert (run.code, run.names) == (0, [])
 
 
-def test_where_no_host_was_reached_nothing_has_passed(make_lab: MakeLab) -> None:
+def test_where_one_host_or_none_was_reached_nobody_says_ok_for_the_others(make_lab: MakeLab) -> None:
     lab = make_lab(3)
-    for host in lab.hosts:
-        stop_sshd(host)
-    assert "Connection refused" in ssh(lab, "node1")
     lab.controller.write("/root/hosts.yaml", lab.hosts_file())
+    for host in lab.hosts[1:]:
+        stop_sshd(host)
+    assert "Connection refused" in ssh(lab, "node3")
+    assert lab.controller.run("ssh -o BatchMode=yes node1 true").returncode == 0
+    shown = lab.controller.run("nccl-doctor check hosts.yaml", check=False)
+    rows = dict(re.findall(r"^  (\S+) +(\S+ {2,}\S.*(?:\n {8,}.*)*)$", shown.stdout, re.MULTILINE))
+    said = {name: " ".join(row.split()) for name, row in rows.items()}
+    assert (shown.returncode, "Ready" in shown.stdout) == (1, False)
+    assert said["access"] == "FAIL 1 of 3 hosts answered; not node[2-3]"
+    assert {name: said[name] for name in ("interfaces", "ports", "firewall")} == dict.fromkeys(
+        ("interfaces", "ports", "firewall"), "? fewer than two hosts were reached"
+    )
+    assert said["all-reduce"] == "skip needs every host; not reached: node[2-3]"
+    well = {name: row for name, row in said.items() if row.startswith("ok ")}
+    assert well.keys() == {"software", "processes", "limits"}
+    assert all(row.endswith("on 1 of 3 hosts") for row in well.values()), well
+    stop_sshd(lab.hosts[0])
+    assert "Connection refused" in ssh(lab, "node1")
     shown = lab.controller.run("nccl-doctor check hosts.yaml", check=False)
     assert shown.returncode == 1
     assert "could not be judged" in shown.stdout
     assert "passed" not in shown.stdout
     assert " ok " not in shown.stdout
+
+
+def test_hosts_known_in_unlike_ways_are_reached_alike(make_lab: MakeLab) -> None:
+    """node1, a bastion, by a CA; node2 behind it by its key; node3 by a KnownHostsCommand; node4 by its key."""
+    lab = make_lab(4)
+    bastion, inner, by_command, _ = lab.hosts
+    key, known = "/etc/ssh/ssh_host_ed25519_key", "/root/.ssh/known_hosts"
+    lab.controller.run("ssh-keygen -q -t ed25519 -N '' -f /root/ca")
+    bastion.run(f"ssh-keygen -y -f {key} >{key}.pub")
+    lab.controller.write("/root/node1.pub", bastion.read(f"{key}.pub"))
+    lab.controller.run("ssh-keygen -q -s /root/ca -I node1 -h -n node1 /root/node1.pub")
+    bastion.write(f"{key}-cert.pub", lab.controller.read("/root/node1-cert.pub"))
+    configure(bastion, f"HostCertificate {key}-cert.pub")
+    inner.run(f"iptables -I INPUT -p tcp --dport 22 -s {lab.controller.address} -j REJECT")
+    lab.controller.run(f"grep '^node3,' {known} >/root/asked; sed -i '/^node[13],/d' {known}")
+    config = f"Host node2\n  ProxyJump node1\nHost {by_command.name}\n  KnownHostsCommand /bin/cat /root/asked\n"
+    for host in (bastion, by_command):
+        assert "Host key verification failed" in ssh(lab, host.name)
+    lab.controller.write("/root/.ssh/config", config, 0o600)
+    lab.controller.run(f'echo "@cert-authority node1 $(cat /root/ca.pub)" >>{known}')
+    for host in lab.hosts:
+        assert lab.controller.run(f"ssh -o BatchMode=yes {host.name} true").returncode == 0
+    run = doctor(lab, "check", "--no-smoke")
+    assert (run.code, run.names, run.report["complete"]) == (0, [], True)
 
 
 def test_what_all_hosts_have_alike_is_one_finding_and_the_neighbours_path_is_printed(make_lab: MakeLab) -> None:

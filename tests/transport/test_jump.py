@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from nccl_doctor.transport.base import Transport
 from nccl_doctor.transport.jumps import split_jump
 from nccl_doctor.transport.register import Kind
 from nccl_doctor.transport.ssh_options import SshOptions
+from nccl_doctor.transport.ssh_session import SshSession
 from tests.patience import LONG_S, crowd
 from tests.transport.conftest import Make, failure, run
 from tests.transport.servers import LOOPBACK, Controller, Sshd, free_port, misbehaving, public, sshd
@@ -129,6 +131,45 @@ def test_jump_host_without_forwarding(transport: Transport, route: Route, keys: 
         Route(shut, route.server, route.controller).configure()
         found = failure(transport, route.host())
     assert (found.kind, found.facts.reason) == ("ssh-unreachable", "forwarding")
+
+
+def test_each_thread_is_told_its_own_failure_behind_one_jump_host(
+    make: Make, route: Route, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of the jump host's refusals have come before the first of them is read; a healthy host stands beside them."""
+    shut, nowhere = free_port(), "nosuch..example"  # an empty label: no name server is asked
+    allowed = f"PermitOpen {LOOPBACK}:{route.server.port} {LOOPBACK}:{shut} {nowhere}:22"
+    wanted = {
+        "refused": ("refused", "Connection refused"),
+        "nameless": ("name-unresolved", "Name or service not known"),
+        "barred": ("forwarding", "open failed"),
+    }
+    together = threading.Barrier(2 * len(wanted))
+    own = SshSession.get_exception
+
+    def once_all_have_come(session: SshSession) -> Exception | None:
+        together.wait(LONG_S)
+        return own(session)
+
+    monkeypatch.setattr(SshSession, "get_exception", once_all_have_come)
+    with sshd(keys, (keys / "host_ecdsa",), allowed) as jump, ThreadPoolExecutor(2 * together.parties) as pool:
+        route.controller.know(jump.known(), route.server.known())
+        Route(jump, route.server, route.controller).configure()
+        route.controller.configure(
+            f"Host refused* barred*\n  HostName {LOOPBACK}\n"
+            f"Host refused*\n  Port {shut}\nHost barred*\n  Port {free_port()}\n"
+            f"Host nameless*\n  HostName {nowhere}\nHost refused* barred* nameless*\n  ProxyJump jump\n"
+        )
+        transport = make("paramiko")
+        assert run(transport, route.host(), "echo in", seconds=LONG_S) == [b"in"]
+        for turn in range(5):
+            hosts = [f"{kind}{turn}{number}" for number in range(2) for kind in wanted]
+            found = {host: pool.submit(failure, transport, route.host(host), LONG_S) for host in hosts}
+            healthy = pool.submit(run, transport, route.host(f"inner{turn}"), "echo in", seconds=LONG_S)
+            assert healthy.result() == [b"in"]
+            for host, told in found.items():
+                reason, words = wanted[host.rstrip("0123456789")]
+                assert (told.result().facts.reason, words in told.result().evidence[0]) == (reason, True), host
 
 
 def test_jump_hosts_in_a_circle(transport: Transport, controller: Controller) -> None:

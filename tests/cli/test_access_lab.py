@@ -12,6 +12,7 @@ import pytest
 
 from tests.cli.doctor import doctor
 from tests.lab.cluster import Lab, MakeLab
+from tests.lab.faults.memory import limited_memory, set_limit
 from tests.lab.faults.ssh import stop_sshd
 from tests.lab.odd.sshd import configure, with_pam
 from tests.patience import LONG_S
@@ -248,3 +249,21 @@ def test_a_user_without_a_name_here_is_told_so(make_lab: MakeLab) -> None:
     assert "is not asked: the user id 12345 has no name on this machine" in run.stdout
     assert "a line in its /etc/passwd" in run.stdout
     assert run.stdout.count("NCD101 ssh-unreachable") == 1
+
+
+def test_a_host_with_nearly_no_memory(make_lab: MakeLab) -> None:
+    """Plain ssh gets in; the kernel kills Python there, or with a little more, what imports torch."""
+    lab = make_lab(2)
+    with limited_memory(lab, lab.host("node2")) as group:
+        for mebibytes, smoke, name, words, fix in (
+            (120, ("--smoke-timeout", str(LONG_S)), "allreduce-failed", "killed by SIGKILL", "for want of memory"),
+            (10, ("--no-smoke",), "probe-failed", "the connection ended", "whether the host is full (memory"),
+        ):
+            set_limit(group, mebibytes)
+            assert lab.controller.run("ssh -o BatchMode=yes node2 true").returncode == 0
+            run = doctor(lab, "check", *smoke)
+            assert [(one["name"], one["hosts"]) for one in run.report["diagnoses"]] == [(name, ["node2"])]
+            assert (words in run.first["message"], fix in run.first["fix"]["summary"]) == (True, True), run.first
+        set_limit(group, 4000)
+        run = doctor(lab, "check", "--no-smoke")
+        assert (run.code, run.names) == (0, [])

@@ -157,6 +157,7 @@ def test_the_launcher_killed_from_outside(fresh_lab: Lab) -> None:
     (diagnosis,) = report["diagnoses"]
     assert (diagnosis["name"], diagnosis["hosts"]) == ("allreduce-failed", ["node2"])
     assert "torchrun was killed by SIGKILL" in diagnosis["message"]
+    assert "On node2: ask dmesg on that host" in diagnosis["fix"]["summary"]
 
 
 def test_the_master_port_taken_between_check_and_all_reduce(fresh_lab: Lab) -> None:

@@ -8,8 +8,9 @@ its torchrun, or the connection to it, ended. What other ranks say ("Connection 
 is told apart by what `nccl-doctor logs` knows of such words. A cause that the output names (a port that is taken, a
 full /dev/shm) is a diagnosis of its own, and this one stands under it.
 
-Fix: the quoted error decides. A rank killed by SIGKILL was mostly ended by the kernel for want of memory (`dmesg`), by
-a scheduler or by a person; SIGSEGV and SIGBUS point to torch's or the driver's libraries, or a full /dev/shm.
+Fix: the quoted error decides. A rank or a torchrun killed by SIGKILL was mostly ended by the kernel for want of memory
+(`dmesg`), by a scheduler or by a person; SIGSEGV and SIGBUS point to torch's or the driver's libraries, or a full
+/dev/shm.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def allreduce_failed(view: View) -> Iterator[Finding | Unjudged]:
     verdict = isolated.isolated(smoke)
     hosts = verdict.hosts if verdict else found.hosts
     message = f"The all-reduce failed: {isolated.sentence(verdict)}." if verdict else _message(smoke, found)
-    advice = ADVICE.get(first.signal or 0)
+    advice = ADVICE.get(_signal(smoke, found))
     yield Finding(
         hosts=hosts,
         message=message,
@@ -63,6 +64,12 @@ def allreduce_failed(view: View) -> Iterator[Finding | Unjudged]:
         },
         fix=Fix(summary=f"On {fold(hosts)}: {advice}." if advice else isolated.advice(smoke, found, hosts)),
     )
+
+
+def _signal(smoke: Smoke, found: Culprits) -> int:
+    """What killed the first culprit, or where no rank had begun, its torchrun; 0 where nothing did."""
+    ended = smoke.launchers.get(found.ranks[0].host, "") if found.why == "launcher" else ""
+    return found.ranks[0].signal or next((number for number, name in SIGNALS.items() if ended.endswith(name)), 0)
 
 
 def _message(smoke: Smoke, found: Culprits) -> str:

@@ -36,6 +36,7 @@ LINES = (
     Standing("a slow PAM module, and a slow .bashrc", "0, late", "nothing", f"{_ACCESS}::test_a_slow_login_is_waited_for_as_ssh_does"),
     Standing("a login that hangs, ended by us", "hangs", "probe-failed, and its shell is gone", f"{_ACCESS}::test_a_login_that_hangs_is_hung_up_on"),
     Standing("a /dev/shm that the user may not write to", "0", "shm-small, mended by what is printed", f"{_ACCESS}::test_shared_memory_that_the_user_may_not_write_to"),
+    Standing("memory nearly full", "0", "probe-failed, or allreduce-failed by SIGKILL, and memory as its reason", f"{_ACCESS}::test_a_host_with_nearly_no_memory"),
     Standing("the way that an inventory's arguments name", "255, and 0 by -J", "nothing", f"{_ACCESS}::test_the_way_that_an_ansible_inventory_names"),
     Standing("a bastion known by a CA, a host by KnownHostsCommand", "0", "nothing", f"{_ACCESS}::test_hosts_known_in_unlike_ways_are_reached_alike"),
     Standing("one host of three that is reached", "255 from two", "no ok for what nobody looked at", f"{_ACCESS}::test_where_one_host_or_none_was_reached_nobody_says_ok_for_the_others"),

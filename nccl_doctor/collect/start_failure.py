@@ -15,6 +15,9 @@ from nccl_doctor.snapshot import ProbeFacts, ProbeFailed, PythonFacts, PythonMis
 _NOT_FOUND = 127
 """A shell's exit status for a command that it does not find (POSIX, 2.8.2)."""
 
+_KILLED = (None, 128 + 9, 255)
+"""As paramiko, a shell and ssh tell of a command that a signal ended: without a status, by its number, by ssh's own."""
+
 DAMAGED = "the probe came damaged"
 """What the host says of a program whose bytes are not those that were sent."""
 
@@ -79,12 +82,17 @@ def start_failure(start: Start) -> PythonMissing | ProbeFailed:
         problem, detail = found
         facts = PythonFacts(python=start.python, problem=problem)
         return PythonMissing(detail=inside + detail, evidence=evidence, facts=facts)
-    stage = "start" if start.ready or start.lied else "login"
+    stage = "start" if start.ready or start.lied or _cut_off(start) else "login"
     return ProbeFailed(
         detail=inside + _detail(start),
         evidence=evidence,
         facts=ProbeFacts(python=start.python, stage=stage, late=start.late),
     )
+
+
+def _cut_off(start: Start) -> bool:
+    """The shell had come to our line, and what ran then was killed or lost with its session."""
+    return start.came and not start.late and start.status in _KILLED
 
 
 def _problem(start: Start) -> tuple[PythonProblem, str] | None:
@@ -115,7 +123,7 @@ def _detail(start: Start) -> str:
             f"{start.python} runs there and its short words come through, but the program that is sent to it does not: "
             "large packets seem to vanish on the way"
         )
-    if start.ready or start.lied:
+    if start.ready or start.lied or _cut_off(start):
         return f"{start.python} did not start the probe: {start.error}"
     if start.late:
         return (

@@ -19,6 +19,7 @@ from tests.patience import LONG_S
 
 pytestmark = pytest.mark.lab
 
+OPENSSH = ("--no-smoke", "--transport", "openssh")
 SLURM = "Access denied by pam_slurm_adopt: you have no active jobs on this node"
 EXPIRED = "Your account has expired"
 
@@ -258,6 +259,8 @@ def test_a_host_with_nearly_no_memory(make_lab: MakeLab) -> None:
         for mebibytes, smoke, name, words, fix in (
             (120, ("--smoke-timeout", str(LONG_S)), "allreduce-failed", "killed by SIGKILL", "for want of memory"),
             (10, ("--no-smoke",), "probe-failed", "the connection ended", "whether the host is full (memory"),
+            (4, ("--no-smoke",), "probe-failed", "the connection ended", "whether the host is full (memory"),
+            (4, OPENSSH, "probe-failed", "the connection ended", "whether the host is full (memory"),
         ):
             set_limit(group, mebibytes)
             assert lab.controller.run("ssh -o BatchMode=yes node2 true").returncode == 0

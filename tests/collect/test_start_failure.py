@@ -85,7 +85,10 @@ def test_the_interpreter_is_at_fault(seen: Start, problem: str, detail: str) -> 
     [
         (start(chatter="This account is currently not available."), "login", 'said "This account is currently not'),
         (start("Permission denied by policy", status=0), "login", "its login ended without starting"),
-        (start(status=None), "login", "its login ended without starting /opt/env/bin/python"),
+        (start(status=None, came=False), "login", "its login ended without starting /opt/env/bin/python"),
+        (start(status=None), "start", "did not start the probe: the connection ended"),
+        (start("Connection to node2 closed by remote host.", status=255), "start", "did not start the probe"),
+        (start("Killed", status=137), "start", "did not start the probe"),
         (start(".bashrc: line 2: module: command not found", status=127, came=False), "login", "login ended without"),
         (start(late=True), "login", "did not start in time"),
         (start(SILENT, ready=True, late=True), "start", "large packets seem to vanish on the way"),

@@ -34,6 +34,10 @@ GRACE_S = 2.0
 """What the answer may take beyond the deadline that the collectors on the host keep."""
 
 
+PATH_S = 10.0
+"""For a host that answered nothing to say what it sends in vain."""
+
+
 @dataclass(frozen=True)
 class FactLimits:
     """How long collectors may take, in seconds, and whether ``sudo -n`` may be tried on the hosts."""
@@ -156,11 +160,17 @@ def typed(answer: dict[str, Any]) -> HostFacts:
     raise MalformedError("facts that do not fit their types")
 
 
-def failure(error: Exception) -> AnyAccessFailure:
+def failure(error: Exception, session: ProbeSession, until: float) -> AnyAccessFailure:
     """Why a host gave no facts."""
     if isinstance(error, GoneError) and error.failure is not None:
         return error.failure
     lines = (getattr(error, "traceback", None) or "").strip().splitlines()[-5:]
     detail = f"the probe gave no facts: {error}"
-    facts = ProbeFacts(stage="facts", late=isinstance(error, NoAnswerError))
+    late = isinstance(error, NoAnswerError)
+    if late and session.large_packets_vanish(min(until, time.monotonic() + PATH_S)):
+        detail = (
+            "the probe runs there and its short answers come, but its long ones do not: the host sends them again and "
+            "again, so large packets vanish on their way to this machine"
+        )
+    facts = ProbeFacts(stage="facts", late=late)
     return ProbeFailed(detail=detail, evidence=tuple(lines), facts=facts)

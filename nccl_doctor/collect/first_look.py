@@ -7,6 +7,7 @@ from functools import partial
 from nccl_doctor.collect import outside
 from nccl_doctor.collect.clock import Clock
 from nccl_doctor.collect.facts import Asking, failure
+from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.options import Progress, RunOptions
 from nccl_doctor.collect.reach import CONNECT_S, Reach
 from nccl_doctor.collect.session import ProbeSession
@@ -60,8 +61,12 @@ class FirstLook:
         self._clock.timings["connect"] = reach.connected_s
         self._clock.timings["probe"] -= reach.connected_s
         self.facts, self.names = asking.all(), asking.common
-        for name in reach.unanswered.keys() - self.facts.keys():
-            self.failures[name] = failure(reach.unanswered[name])
+        silent = [name for name in hosts if name in reach.unanswered.keys() - self.facts.keys()]
+        whys = fan_out(lambda name: failure(reach.unanswered[name], self.opened[name], self._clock.until), silent)
+        for name, why in zip(silent, whys, strict=True):
+            if isinstance(why, Exception):
+                raise why
+            self.failures[name] = why
         return [self.opened[name] for name in hosts if name in self.facts]
 
     def _connected(self, name: str) -> None:

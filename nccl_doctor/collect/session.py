@@ -27,7 +27,7 @@ from nccl_doctor.collect.answers import (
 from nccl_doctor.collect.start_failure import SILENT, Start, start_failure
 from nccl_doctor.model import Node
 from nccl_doctor.snapshot import ProbeFailed, PythonMissing
-from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Channel, LostError, Transport
+from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Channel, KnowsItsPath, LostError, Transport
 from nccl_doctor.transport.inside_options import InsideOptions
 
 OLDEST_PSUTIL = (5, 9, 3)
@@ -141,6 +141,10 @@ class ProbeSession:
         except NoAnswerError:
             self._late[request] = number
             raise
+
+    def large_packets_vanish(self, by: float) -> bool:
+        """Whether it is proven that an answer does not come because its packets are large."""
+        return isinstance(self._channel, KnowsItsPath) and self._channel.large_packets_vanish(by)
 
     def gone(self, error: GoneError) -> GoneError:
         """Takes note that the host is not listened to any more; the error, to be raised.

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from nccl_doctor.model import Node
 from nccl_doctor.snapshot import AnyAccessFailure
@@ -66,6 +66,14 @@ class Channel(Protocol):
 
     def close(self) -> None:
         """Ends the command by closing its stdin and the connection. Idempotent, takes a few seconds at most."""
+
+
+@runtime_checkable
+class KnowsItsPath(Protocol):
+    """A channel that can tell why nothing comes."""
+
+    def large_packets_vanish(self, by: float) -> bool:
+        """Whether what the command answers does not come because its packets are large; finds out before ``by``."""
 
 
 class Transport(Protocol):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 
 import paramiko
 from paramiko.common import cMSG_CHANNEL_REQUEST
 
 from nccl_doctor.transport.base import if_free, remaining
 from nccl_doctor.transport.lines import LineBuffer, Tail
+from nccl_doctor.transport.sent_in_vain import sent_in_vain
 from nccl_doctor.transport.ssh_session import SshSession, ends_at
 
 _CHUNK = 256 * 1024
@@ -21,10 +23,16 @@ _STATUS_S = 0.5
 
 
 class ParamikoChannel:
-    """One command, in the session that it owns."""
+    """One command, in the session that it owns.
 
-    def __init__(self, session: SshSession, channel: paramiko.Channel) -> None:
-        self._session, self._channel = session, channel
+    Args:
+        session: the session.
+        channel: what the command runs in.
+        small: makes another session with the host before a deadline, on which it sends small packets.
+    """
+
+    def __init__(self, session: SshSession, channel: paramiko.Channel, small: Callable[[float], SshSession]) -> None:
+        self._session, self._channel, self._small = session, channel, small
         self._lines, self._tail = LineBuffer(), Tail()
         self._ended = False
         self._closing, self._sending = threading.Event(), threading.Lock()
@@ -54,6 +62,10 @@ class ParamikoChannel:
         with if_free(self._sending) as free, contextlib.suppress(*gone):
             if free and self._channel.send_ready() and self._session.takes_more():
                 self._channel.send(b"\n")
+
+    def large_packets_vanish(self, by: float) -> bool:
+        """Whether what the command answers does not come because its packets are large; finds out before ``by``."""
+        return sent_in_vain(self._session, self.pulse, lambda: self._small(by), by)
 
     def read_line(self, deadline: float) -> bytes | None:
         """The next line of stdout; None at its end."""

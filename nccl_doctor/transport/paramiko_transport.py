@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from weakref import WeakSet
 
@@ -33,6 +34,7 @@ with warnings.catch_warnings():  # cryptography warns of ciphers that paramiko m
         del sys.modules["invoke"]
 
 from nccl_doctor.transport.paramiko_channel import ParamikoChannel
+from nccl_doctor.transport.sent_in_vain import SMALL_MSS
 from nccl_doctor.transport.session import Deadlines, establish
 from nccl_doctor.transport.sockets import ProxyCommandStream, Stream, dial
 from nccl_doctor.transport.ssh_session import SshSession, ends_at
@@ -93,7 +95,7 @@ class ParamikoTransport:
             if isinstance(error, paramiko.ChannelException):
                 raise failures.no_session(target, error.text) from error
             raise failures.broken(target, "starting a command", str(error)) from error
-        opened = ParamikoChannel(session, channel)
+        opened = ParamikoChannel(session, channel, partial(self._small, settings))
         with self._lock:
             self._channels.add(opened)
         return opened
@@ -113,7 +115,7 @@ class ParamikoTransport:
                 jump.result().session.close()
 
     def _session(
-        self, settings: HostSettings, bound: float, latest: float, *, hop: bool = False
+        self, settings: HostSettings, bound: float, latest: float, *, hop: bool = False, mss: int | None = None
     ) -> tuple[SshSession, float]:
         """The session, and when it must have come to something: a host's time begins with its turn at the jump host."""
         if hop and settings.connect_timeout is not None:
@@ -125,13 +127,17 @@ class ParamikoTransport:
                 return _forward(jump.session, settings, began + bound, bound)
             if settings.proxy_command:
                 return ProxyCommandStream(settings.proxy_command)
-            return dial(settings.target(hop=hop), began + bound, bound)
+            return dial(settings.target(hop=hop), began + bound, bound, mss)
 
         with jump.place(settings.target(), QUEUE * bound) if jump else nullcontext():
             began = time.monotonic()
             by = Deadlines(began + bound, min(latest, began + LOGIN_TIMES * bound))
             session = establish(settings, connect, self.known_keys(settings), by, hop=hop, alone=self._alone)
             return session, by.login
+
+    def _small(self, settings: HostSettings, by: float) -> SshSession:
+        """Another session with a host, which sends small packets on it."""
+        return self._session(settings, remaining(by), by, mss=SMALL_MSS)[0]
 
     def known_keys(self, settings: HostSettings) -> tuple[known_hosts.KnownKey, ...]:
         """The entries of every file that may know the host, read once."""

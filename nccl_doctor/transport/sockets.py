@@ -129,8 +129,10 @@ def look_up(target: Target, deadline: float) -> list[tuple[Any, ...]]:
     raise failures.unreachable(target, "name-unresolved", evidence=(f"{target.address}: {said}",)) from result
 
 
-def dial(target: Target, deadline: float, bound: float) -> socket.socket:
+def dial(target: Target, deadline: float, bound: float, mss: int | None = None) -> socket.socket:
     """A TCP connection to the first of the target's addresses that answers, within ``bound`` seconds, so the failure.
+
+    With an ``mss`` neither end sends segments of more bytes.
 
     Raises:
         AccessError: none did, for the last one's reason.
@@ -145,6 +147,8 @@ def dial(target: Target, deadline: float, bound: float) -> socket.socket:
             last = error
             continue
         try:
+            if mss is not None:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, mss)
             connection.settimeout(remaining(deadline) / share)
             connection.connect(address)
             _watch(connection)

@@ -54,6 +54,10 @@ class SshSession(paramiko.Transport):
         banner = handler.banner if handler is not None else None
         return banner.decode(errors="replace") if isinstance(banner, bytes) else str(banner or "")
 
+    def connection(self) -> socket.socket | None:
+        """The TCP connection beneath; None where it is not our own."""
+        return self._stream.inner if isinstance(self._stream.inner, socket.socket) else None
+
     def takes_more(self) -> bool:
         """Whether a short message goes out without a wait: there may be many to write to, and one of them dead."""
         return self.clear_to_send.is_set() and _takes_more(self._stream.inner)

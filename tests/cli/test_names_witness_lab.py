@@ -222,7 +222,25 @@ def test_a_host_that_this_machine_alone_cannot_reach(make_lab: MakeLab) -> None:
     assert found["message"].endswith("; node[1-2] can't reach it there either.")
 
 
-@pytest.mark.parametrize(("end", "words"), [("iifname", "large packets seem to vanish on the way"), ("oifname", "")])
+SLOW = """#!/bin/bash
+exec {python} "$@" > >(exec {python} -c '
+import sys, time
+for line in sys.stdin.buffer:
+    time.sleep(60 if len(line) > 2000 else 0)
+    sys.stdout.buffer.write(line)
+    sys.stdout.flush()
+')
+"""
+"""An interpreter that says what is short at once, and what is long too late."""
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ("iifname", "large packets seem to vanish on the way"),
+        ("oifname", "large packets vanish on their way to this machine"),
+    ],
+)
 def test_large_packets_vanish_between_the_controller_and_a_host(make_lab: MakeLab, end: str, words: str) -> None:
     """The handshake fits in small packets; what is sent to the probe does not, nor what it answers."""
     lab = make_lab(2)
@@ -240,3 +258,12 @@ def test_large_packets_vanish_between_the_controller_and_a_host(make_lab: MakeLa
     for one in (node, controller):
         one.run("ip link set dev eth0 mtu 1400")  # as is printed
     assert "probe-failed" not in check(lab).names
+
+
+def test_a_slow_host_loses_no_large_packets(make_lab: MakeLab) -> None:
+    """Its short answers come and its long ones do not, and nothing was sent in vain."""
+    lab = make_lab(2)
+    lab.host("node2").write("/root/slow", SLOW.format(python=sys.executable), 0o755)
+    hosts = ["node1", {"address": "node2", "python": "/root/slow"}]
+    found = only(check(lab, hosts=hosts), "probe-failed", ["node2"])
+    assert found["message"].endswith("the probe gave no facts: no answer in time.")

@@ -7,7 +7,9 @@ defect of nccl-doctor's own.
 How we know: the probe is sent to the host's Python over the SSH session and answers with a mark of its own; the mark
 did not come, came broken, or the answers stopped before the last. The stage it got to and its last words are the
 evidence. Where short words pass and the first long ones do not, in either direction, large packets may vanish between
-this machine and the host: their MTU is larger than the path's, and nobody tells them.
+this machine and the host: their MTU is larger than the path's, and nobody tells them. That they do is said where a
+second connection, on which the host sends small packets only, shows that its kernel sends the answer again and again,
+while it acknowledges what we send on the first: a slow host has sent nothing.
 
 Fix: run ``ssh HOST python3 -c 'print(1)'``: it must print 1 and nothing must wait. If it does, and this stays, it is
 a defect; please report it with the output of ``nccl-doctor check -v``.

@@ -14,6 +14,7 @@ from nccl_doctor.diagnose import ENGINES, SUBJECTS, judge
 from nccl_doctor.model import Outcome
 from nccl_doctor.registry import PHASES, Check, all_checks
 from nccl_doctor.snapshot import FactName, HostFacts, Snapshot, skipped, unknown
+from nccl_doctor.transport import register
 from tests.checks.live import HERE, LIVE, folder
 from tests.checks.snapshots import load, patched
 from tests.each import each
@@ -133,6 +134,11 @@ def test_says_that_it_does_not_know(check: Check, path: Path) -> None:
     assert outcome.outcome is Outcome.UNKNOWN
     assert outcome.reason
     assert not report.complete
+
+
+def test_every_engine_that_brings_its_hosts_along_is_a_scope() -> None:
+    """A check of that engine alone has its words for where it has no host."""
+    assert set(register.ENGINES) < set(ENGINES)
 
 
 if __name__ == "__main__":

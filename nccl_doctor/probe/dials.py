@@ -151,7 +151,7 @@ class Round:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.PollSelector()  # poll(2) takes no file of its own, and there may be none left
         self._flying: dict[Key, tuple[float, Dial]] = {}
         self._results: dict[Key, Ended] = {}
 
@@ -234,6 +234,9 @@ def _look_up(name: str) -> list[Place] | Outcome:
 
 
 def endpoints(address: str, port: int, flags: int = socket.AI_NUMERICHOST) -> list[Place]:
-    """Address families, and addresses as their sockets take them; a name takes a resolver, and flags 0."""
-    found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=flags)
+    """Address families, and addresses as their sockets take them; a name takes a resolver, and flags 0.
+
+    The C library gets the bytes themselves, as from torch: Python's own IDNA is a module that may have to be opened.
+    """
+    found = socket.getaddrinfo(address.encode(), port, type=socket.SOCK_STREAM, flags=flags)
     return [(family, place) for family, _type, _protocol, _name, place in found]

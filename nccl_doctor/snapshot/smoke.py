@@ -109,6 +109,8 @@ class Smoke(Observed):
     def _whole(self) -> Smoke:
         if not self.ranks or [one.rank for one in self.ranks] != [*range(len(self.ranks))]:
             raise ValueError("the ranks are not counted from 0")
+        if any(rank >= len(self.ranks) for group in self.wrong_groups for rank in group):
+            raise ValueError("a wrong sum of ranks that are none of its own")
         return self
 
     @property

@@ -87,3 +87,19 @@ def test_what_a_busy_host_lost_is_tried_as_long_as_that_helps(saved: list[int], 
     assert isinstance(answer, Dialled)
     assert answer.connected == 1 + sum(saved[:tries])
     assert len(answer.failed) == 5 - sum(saved[:tries])
+
+
+def test_a_host_without_files_dials_again_and_that_counts() -> None:
+    full = [0, 29500, "failed", "EMFILE", 3.0]
+    asked, (first, *_) = redialled([full, REFUSED], [[0, 29500, "refused", "ECONNREFUSED", 0.001]], connected=1)
+    assert asked == [("a", [Target("c", "10.0.0.3", (29500,))])]
+    assert first == told(1, [REFUSED, [0, 29500, "refused", "ECONNREFUSED", 0.001]])
+    _, (first, *_) = redialled([full, REFUSED], [], connected=1)
+    assert first == told(2, [REFUSED])
+
+
+def test_a_host_that_has_no_file_then_either_says_nothing_of_the_network() -> None:
+    full = [0, 29500, "failed", "EMFILE", 3.0]
+    _, (first, *_) = redialled([full, REFUSED], [full], connected=1)
+    assert isinstance(first, ProbeError)
+    assert str(first) == "it may open no more files, for 1 of them"

@@ -91,7 +91,7 @@ ROWS = (
     Row("no further process or thread", ("probe-failed", "can't start new thread"), bashrc("ulimit -u 1"), entry=ALICES),
     Row("no core files, small stack, small files", READY, bashrc("ulimit -c 0; ulimit -s 512; ulimit -f 0"), entry=ALICES),
     Row("256 open files", ("nofile-low", "256"), bashrc("ulimit -n 256"), entry=ALICES),
-    Row("nearly no open files", ("nofile-low",), bashrc("ulimit -n 32"), entry=ALICES),
+    Row("nearly no open files", ("nofile-low",), bashrc("ulimit -n 24"), entry=ALICES),
     Row("a clock three years off", ("clock-skew",),
         bashrc(f"export LD_PRELOAD={FAKETIME} FAKETIME=-1095d DONT_FAKE_MONOTONIC=1"), entry=ALICES),
     Row("an upper-case host name", READY, runs("hostname $(hostname | tr a-z A-Z)")),

@@ -6,12 +6,12 @@ exactly the bundle's length; the rest of stdin then carries requests. It ends wh
 
 from __future__ import annotations
 
+import math
 import shlex
 import zlib
 from pathlib import Path
 
 from nccl_doctor import probe
-from nccl_doctor.collect.pulse import SILENCE_S
 from nccl_doctor.collect.start_failure import DAMAGED, SILENT
 from nccl_doctor.once import once
 
@@ -42,8 +42,10 @@ def login_mark(nonce: str) -> str:
     return f"ncdoctor-{nonce[::-1][:16]}"
 
 
-def command(python: str, nonce: str) -> str:
+def command(python: str, nonce: str, silence_s: float) -> str:
     """The line that starts the probe under a host's interpreter; ``nonce``, letters and digits, marks its words.
+
+    Its loader ends when nothing has come for ``silence_s``.
 
     ``exec`` spares a shell that would have to die too. Double quotes without $, ` and ! mean the same to sh, csh and
     fish. ``-I``: no file in somebody's home and no PYTHON* variable can shadow a module.
@@ -53,7 +55,7 @@ def command(python: str, nonce: str) -> str:
         crc=zlib.crc32(bundle()),
         damaged=DAMAGED,
         silent=SILENT,
-        silence=round(SILENCE_S),
+        silence=math.ceil(silence_s),
         mark=nonce[::-1],
     )
     interpreter = "~/" + shlex.quote(python[2:]) if python.startswith("~/") else shlex.quote(python)

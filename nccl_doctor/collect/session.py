@@ -62,7 +62,7 @@ class ProbeSession:
         self._mark = bundle.login_mark(nonce).encode()
         self._last_id = 0
         self._chatter: deque[str] = deque(maxlen=5)
-        self._awaited: set[int] = set()
+        self._awaited: dict[int, float] = {}  # by number, when it was asked
         self._late: dict[tuple[str, str], int] = {}
         self._early: dict[int, dict[str, Any]] = {}
         self._allowance = MAX_GREETING
@@ -87,13 +87,15 @@ class ProbeSession:
             AccessError: with one of the six kinds of :class:`~nccl_doctor.snapshot.AccessFailure`.
         """
         nonce, bound = secrets.token_hex(16), deadline - time.monotonic()
-        channel = transport.open(node, bundle.command(node.python, nonce), deadline, latest)
+        channel = transport.open(node, bundle.command(node.python, nonce, silence_s), deadline, latest)
         session = cls(node, channel, nonce, silence_s)
         try:
             header = {"nonce": nonce, "lifetime_s": lifetime_s, "silence_s": silence_s}
             session._greet(header, bound, latest)
         except (OSError, EOFError, ValueError, ProbeError) as error:
-            why = session.gone(error) if isinstance(error, GoneError) else error
+            broke = isinstance(error, (OSError, EOFError))
+            seen = GoneError(f"the connection broke: {error}") if broke else error
+            why = session.gone(seen) if isinstance(seen, GoneError) else seen
             failure = getattr(error, "failure", None) or session._start_failure(why)
             session.close()
             raise AccessError(failure) from error
@@ -105,7 +107,7 @@ class ProbeSession:
     def send(self, do: str, deadline: float, **arguments: Any) -> int:  # noqa: ANN401 - JSON
         """Sends a request and returns its number."""
         self._last_id += 1
-        self._awaited.add(self._last_id)
+        self._awaited[self._last_id] = pulse.now()
         self._allowance = MAX_REQUEST
         request = {"id": self._last_id, "do": do, **arguments}
         try:
@@ -180,7 +182,7 @@ class ProbeSession:
             if its != number:
                 self._early[its] = message
                 continue
-            self._awaited.discard(number)
+            self._since = max(self._since, self._awaited.pop(number))  # it outlived what stood still before
             if "error" in message:
                 trace = message.get("traceback")
                 words = answers.typed(answers.WORDS, "error", message["error"])
@@ -205,7 +207,8 @@ class ProbeSession:
         self._ready = True
         deadline = min(time.monotonic() + bound, latest)
         try:
-            self._channel.send(bundle.bundle() + json.dumps(header).encode() + b"\n", deadline)
+            self._channel.send(bundle.bundle(), deadline)  # by itself: it is the same for all hosts
+            self._channel.send(json.dumps(header).encode() + b"\n", deadline)
         except TimeoutError:  # an interpreter that reads nothing, and the bundle is more than a pipe holds
             raise NoAnswerError("no answer in time") from None
         pulse.keep(self._channel)
@@ -259,8 +262,10 @@ class ProbeSession:
 
     def _start_failure(self, error: Exception) -> PythonMissing | ProbeFailed:
         """Why the probe did not come up."""
-        silent = isinstance(error, GoneError) and SILENT in self._channel.stderr_tail()
-        late = isinstance(error, (NoAnswerError, StoodStillError)) or silent
+        ours = isinstance(error, StoodStillError)  # it says why the loader heard nothing
+        stderr = [] if ours else [line for line in self._channel.stderr_tail().splitlines() if line.strip()]
+        silent = isinstance(error, GoneError) and any(SILENT in line for line in stderr)
+        late = isinstance(error, NoAnswerError) or ours or silent
         return start_failure(
             Start(
                 python=self.node.python,
@@ -271,7 +276,7 @@ class ProbeSession:
                 late=late,
                 lied=isinstance(error, MalformedError),
                 status=None if late else self._channel.exit_status(time.monotonic() + 1),
-                stderr=[line for line in self._channel.stderr_tail().splitlines() if line.strip()][-5:],
+                stderr=stderr[-5:],
                 chatter=self._chatter,
             )
         )

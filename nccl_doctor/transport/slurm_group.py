@@ -8,6 +8,7 @@ which could, are believed.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import queue
 import signal
@@ -46,7 +47,7 @@ class Group:
         self._members = {name: Member(self, name, mark) for name in names}
         self._tasks: dict[int, Member] = {}
         self._numbers: dict[str, int] = {}
-        self._mark, self._kept = mark.encode(), dict[bytes, int]()
+        self._mark, self._kept, self._seen = mark.encode(), dict[bytes, int](), set[bytes]()
         self._keeping, self._beaten = threading.Lock(), 0.0
         self._news, self._placed = threading.Event(), threading.Event()
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -87,9 +88,12 @@ class Group:
         """Sends a message to a node that came. What srun does not take waits here."""
         self._outbox.put(frames.message(self._numbers[name], kind, payload))
 
-    def keep(self, data: bytes) -> int:
-        """Sends data to all nodes, where it was not sent before; its number."""
+    def keep(self, data: bytes) -> int | None:
+        """Sends data to all nodes as soon as a second one gets the same; its number, None before that."""
         with self._keeping:
+            if (digest := hashlib.sha256(data).digest()) not in self._seen:
+                self._seen.add(digest)
+                return None
             if data not in self._kept:
                 self._outbox.put(frames.message(frames.EVERY, "keep", data))
                 self._kept[data] = len(self._kept)

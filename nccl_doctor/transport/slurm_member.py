@@ -25,7 +25,7 @@ _SLICE_S = 0.5
 SILENT_S = 4 * BEAT_S
 """A relay that for so long says nothing, while others of its srun do, is gone: srun does not tell of a lost node."""
 
-_SHARED = 4096  # what is larger is sent once for all that get the same
+_SHARED = 4096  # what is larger is kept on the nodes, where several get the same
 
 
 class Post(Protocol):
@@ -40,8 +40,8 @@ class Post(Protocol):
     def send(self, name: str, kind: Down, payload: bytes = b"") -> None:
         """Sends one message; it does not wait."""
 
-    def keep(self, data: bytes) -> int:
-        """Sends data that all members may need, once; its number."""
+    def keep(self, data: bytes) -> int | None:
+        """Sends data to all members as soon as a second one needs it; its number, None before that."""
 
     def beat(self) -> None:
         """Sends an empty line to all members that are awake, once where several ask for it."""
@@ -80,13 +80,14 @@ class Member:
         return True
 
     def send(self, data: bytes, deadline: float) -> None:  # noqa: ARG002 - what srun does not take, the group holds
-        """Sends ``data`` to the command's stdin; what is large once for all members that get the same."""
+        """Sends ``data`` to the command's stdin; what is large once for the members that get the same."""
         if self.gone or self._closing:
             raise EOFError("the channel is closed")
-        if len(data) > _SHARED:
-            self._post.send(self.name, "use", b"%d" % self._post.keep(data))
-        else:
+        number = self._post.keep(data) if len(data) > _SHARED else None
+        if number is None:
             self._post.send(self.name, "data", data)
+        else:
+            self._post.send(self.name, "use", b"%d" % number)
 
     def pulse(self) -> None:
         """The first wakes this node alone, whose neighbours may not want it yet; the later ones go to all at once."""

@@ -38,6 +38,10 @@ def refused(where: Node, seconds: float = LONG_S) -> Any:
     return caught.value.failure
 
 
+READY = """printf '%s{}\\n' "$(printf %s "$3" | sed "s/.*print('\\([0-9a-f]*\\)'.*/\\1/" | rev)\""""
+"""What the loader, the third word behind the interpreter, says first."""
+
+
 @pytest.fixture
 def session() -> Iterator[ProbeSession]:
     session = opened(node())
@@ -165,10 +169,9 @@ def test_a_host_that_stands_still_itself_does_not_take_us_for_gone(monkeypatch: 
 
 @pytest.mark.parametrize("part", [0, 5000])
 def test_where_the_link_is_gone_before_the_probe_came_the_loader_ends(
-    monkeypatch: pytest.MonkeyPatch, part: int
+    part: int,
 ) -> None:
-    monkeypatch.setattr(bundle, "SILENCE_S", 1.0)
-    command = ["/bin/sh", "-c", bundle.command(sys.executable, "ab12")]
+    command = ["/bin/sh", "-c", bundle.command(sys.executable, "ab12", 1)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as loader:
         assert loader.stdin is not None
@@ -177,6 +180,25 @@ def test_where_the_link_is_gone_before_the_probe_came_the_loader_ends(
         loader.stdin.flush()
         assert loader.wait(LONG_S) == 1
         assert SILENT in loader.stderr.read().decode()
+
+
+def test_a_pause_that_the_host_outlived_is_no_excuse_for_what_comes_later(
+    session: ProbeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One host that dies must not stop the run because this machine stood still long before."""
+    paused = pulse.now()
+    monkeypatch.setattr(pulse, "longest_standstill", lambda since: 63.0 if since < paused else 0.0)
+    assert session.ask(answers.CLOCK, "clock", time.monotonic() + LONG_S)
+    assert not isinstance(session.gone(GoneError("the connection ended")), StoodStillError)
+
+
+def test_a_loader_that_we_left_alone_is_not_told_as_a_path_that_loses_packets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulse, "longest_standstill", lambda _since: 63.0)
+    failure = refused(node(interpreter(tmp_path, f"{READY}\necho '{SILENT}' >&2; exit 1")))
+    assert "this machine stood still for 63 s" in failure.detail
+    assert failure.facts.ran_out_of_time
 
 
 def test_a_loader_that_heard_nothing_is_tried_again(tmp_path: Path) -> None:
@@ -233,7 +255,7 @@ def test_hostile_interpreter_names_are_quoted(tmp_path: Path) -> None:
 
 
 def test_a_tilde_is_the_hosts_home() -> None:
-    assert "; exec ~/'venv/bin/my python' -I -c " in bundle.command("~/venv/bin/my python", "ab12")
+    assert "; exec ~/'venv/bin/my python' -I -c " in bundle.command("~/venv/bin/my python", "ab12", 8)
 
 
 def test_nothing_of_the_python_environment_shadows_the_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

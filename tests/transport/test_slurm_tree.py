@@ -8,6 +8,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -23,6 +24,7 @@ from nccl_doctor.transport import slurm_frames as frames
 from nccl_doctor.transport.register import make_transport
 from nccl_doctor.transport.slurm import SlurmTransport
 from nccl_doctor.transport.slurm_frames import LONGEST, Ended, Ready, Unframer
+from nccl_doctor.transport.slurm_group import Group
 from nccl_doctor.transport.slurm_tree import GROUP, TreeTransport, parted
 from tests.each import each
 from tests.patience import LONG_S
@@ -219,3 +221,12 @@ def test_a_tree_without_a_job_is_refused() -> None:
     for environ in ({}, {"SLURM_JOB_ID": "7"}):
         with pytest.raises(UsageError, match="--tree is for a Slurm job's steps"):
             request({"tree": True}, "openssh", environ, named=False)
+
+
+def test_what_a_second_node_gets_too_goes_to_all_once_and_what_one_gets_to_him_alone(tmp_path: Path) -> None:
+    heard = tmp_path / "heard"
+    group = Group(["/bin/sh", "-c", f"exec cat >{heard}"], {}, ["a", "b"], MARK)
+    probe, own = b"the probe" * 1000, b"a node's own" * 1000
+    assert [group.keep(data) for data in (probe, own, probe, probe)] == [None, None, 0, 0]
+    group.close()
+    assert heard.read_bytes() == frames.message(frames.EVERY, "keep", probe)

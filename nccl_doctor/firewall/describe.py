@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nccl_doctor.firewall.direct import direct_rule
+from nccl_doctor.firewall.direct import direct_rule, is_direct_chain
 from nccl_doctor.firewall.manager import manager_of, zone_of, zones
 from nccl_doctor.firewall.packet import RuleRef
 from nccl_doctor.firewall.ruleset import Ruleset
@@ -27,7 +27,9 @@ def describe(rule: RuleRef, facts: FirewallFacts) -> str:
 
 def _of_firewalld(rule: RuleRef, facts: FirewallFacts) -> str | None:
     direct = direct_rule(rule, facts)
-    return _zone(rule, facts) if direct is None else f"direct rule of firewalld: {direct.text}"
+    if direct is not None:
+        return f"direct rule of firewalld: {direct.text}"
+    return None if is_direct_chain(rule) else _zone(rule, facts)
 
 
 def counted(rules: Sequence[tuple[RuleRef, Ruleset]]) -> str:

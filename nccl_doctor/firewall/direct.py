@@ -6,6 +6,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from nccl_doctor.firewall.packet import RuleRef
 from nccl_doctor.snapshot import Firewalld, FirewallFacts
@@ -60,6 +61,11 @@ def direct_rule(rule: RuleRef, facts: FirewallFacts) -> DirectRule | None:
     return next((one for one in direct_rules(facts) if one.place == place and one.words <= printed), None)
 
 
+def is_direct_chain(rule: RuleRef) -> bool:
+    """Whether nothing but direct rules stand where a rule does, whatever :func:`direct_rule` makes of its words."""
+    return rule.origin != "nft" and rule.chain.endswith(_SUFFIX)
+
+
 def direct_rules(facts: FirewallFacts) -> Iterator[DirectRule]:
     """All that are in force."""
     for text in facts.firewalld.direct.splitlines() if isinstance(facts.firewalld, Firewalld) else ():
@@ -71,6 +77,10 @@ def direct_rules(facts: FirewallFacts) -> Iterator[DirectRule]:
 
 
 def _words(words: list[str]) -> Counter[str]:
-    short = [_SHORT.get(word, word).removesuffix("/32").removesuffix("/128") for word in words]
+    short = [
+        ("! " if before == "!" else "") + _SHORT.get(word, word).removesuffix("/32").removesuffix("/128")
+        for before, word in pairwise(("", *words))
+        if word != "!"
+    ]
     modules = {place + shift for place, word in enumerate(short) if word == "-m" for shift in (0, 1)}
     return Counter(word for place, word in enumerate(short) if place not in modules)

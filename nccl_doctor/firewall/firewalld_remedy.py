@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from ipaddress import ip_network
 
-from nccl_doctor.firewall.direct import direct_rule, direct_rules
+from nccl_doctor.firewall.direct import direct_rule, direct_rules, is_direct_chain
 from nccl_doctor.firewall.manager import Zone, zone_of, zones
 from nccl_doctor.firewall.opening import Opening, Remedy, is_built_in, port_words
 from nccl_doctor.firewall.packet import RuleRef
@@ -27,6 +27,11 @@ def firewalld(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
     runtime = zones(known.runtime) if known else {}
     if direct_rule(rule, facts) is not None:
         return _ahead_of_direct_rules(rule, facts, opening)
+    if is_direct_chain(rule):
+        return Remedy(
+            advice="A direct rule of firewalld does it: see `firewall-cmd --direct --get-all-rules`, and let the "
+            "cluster's own addresses through there."
+        )
     if opening.direction == "output" or "policy_" in rule.chain:
         return Remedy(
             advice="A policy of firewalld does it: see `firewall-cmd --list-all-policies`, and let the cluster's own "

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from ipaddress import ip_address, ip_network
 from typing import Literal
 
 from nccl_doctor.firewall.routing import dialled_address, interface_of
-from nccl_doctor.inet import Network
+from nccl_doctor.inet import Address, Network, address_of, network_of, prefix_length
 from nccl_doctor.snapshot import Dial, Host, HostFacts, Interfaces, Snapshot, Way
 
 MAIN_TABLES = (253, 254, 255)
@@ -79,7 +78,9 @@ def _likeliest(met: list[Hindrance]) -> Hindrance | None:
     diverted = {one.host for one in met if one.kind == "diverted"}
 
     def merit(one: Hindrance) -> int:
-        return (one.kind in ("no-way", "no-address")) * 2 + (one.kind == "filtered" and one.host not in diverted)
+        if one.kind in ("no-way", "no-address"):
+            return 0 if one.way.error is None else 3
+        return 2 if one.kind == "filtered" and one.host not in diverted else one.kind == "diverted"
 
     return max(met, key=merit, default=None)
 
@@ -91,7 +92,7 @@ def _along(source: Host, target: Host, address: str) -> Iterator[Hindrance]:
     out = _asked(source.facts, address, None)
     if out is None:
         return
-    bare = _unaddressed(source.facts, target.facts, address)
+    bare = _unaddressed(source.facts, target.facts, out)
     if bare is not None:
         yield Hindrance(source.name, "no-address", out, *bare)
     yield from _leaving(source, (out.prefers and _asked(source.facts, address, out.prefers)) or out)
@@ -112,7 +113,7 @@ def _asked(facts: HostFacts, to: str, source: str | None) -> Way | None:
 def _leaving(host: Host, way: Way) -> Iterator[Hindrance]:
     assert host.facts is not None
     name, network = _attached(host.facts, way.to)
-    if way.error in (*NO_WAY, NO_ROUTE) and not ip_address(way.to).is_link_local:
+    if way.error in (*NO_WAY, NO_ROUTE) and not address_of(way.to).is_link_local:
         yield Hindrance(host.name, "no-way", way, name, network)
     elif way.error is None and way.dev != "lo" and name is not None:
         elsewhere = way.dev != name and not _is_on(host.facts, way.dev, network)
@@ -143,35 +144,45 @@ def _attached(facts: HostFacts, address: str) -> tuple[str | None, Network | Non
 
 def _networks_of(facts: HostFacts, address: str) -> Iterator[tuple[Network, str]]:
     """The networks of a host in which an address lies, with their interfaces."""
-    there = ip_address(address)
+    there = address_of(address)
     for entry in facts.interfaces.addresses if isinstance(facts.interfaces, Interfaces) else ():
         if entry.netmask is not None:
-            bits = int(ip_address(entry.netmask)).bit_count()
-            network = ip_network(f"{entry.address.partition('%')[0]}/{bits}", strict=False)
+            network = network_of(f"{address_of(entry.address)}/{prefix_length(entry.netmask)}")
             if there in network and network.prefixlen < network.max_prefixlen:
                 yield network, entry.interface.partition(":")[0]
 
 
-def _unaddressed(facts: HostFacts, target: HostFacts, address: str) -> tuple[str, Network] | None:
-    """The interface that runs without an address, though it bears the name of the one that has the target's."""
-    there = ip_address(address)
-    name = interface_of(target, address)
-    network = next((one for one, holder in _networks_of(target, address) if holder == name), None)
+def _unaddressed(facts: HostFacts, target: HostFacts, out: Way) -> tuple[str, Network] | None:
+    """The interface that runs without an address, though it bears the name of the one that has the target's.
+
+    A name alone proves nothing: what a bond or a bridge is made of runs so, too. None where the host is in the target's
+    network by another interface, and where it has a gateway there by an interface of which the target has none.
+    """
+    there = address_of(out.to)
+    name = interface_of(target, out.to)
+    network = next((one for one, holder in _networks_of(target, out.to) if holder == name), None)
     if not isinstance(facts.interfaces, Interfaces) or name is None or network is None or there.is_link_local:
         return None
-    runs = any(link.name == name and "running" in link.flags for link in facts.interfaces.links)
-    own = [
-        ip_address(entry.address.partition("%")[0])
-        for entry in facts.interfaces.addresses
+    if any(_networks_of(facts, out.to)) or (out.error is None and not (out.gateway and _has(target, out.dev, there))):
+        return None
+    link = next((link for link in facts.interfaces.links if link.name == name), None)
+    is_alone = link is not None and "running" in link.flags and "slave" not in link.flags
+    return (name, network) if is_alone and not _has(facts, name, there) else None
+
+
+def _has(facts: HostFacts, name: str | None, like: Address) -> bool:
+    """Whether an interface has an address of that family, other than link-local."""
+    own = (
+        address_of(entry.address)
+        for entry in (facts.interfaces.addresses if isinstance(facts.interfaces, Interfaces) else ())
         if entry.interface.partition(":")[0] == name
-    ]
-    has_one = any(one.version == there.version and not one.is_link_local for one in own)
-    return None if has_one or not runs else (name, network)
+    )
+    return any(one.version == like.version and not one.is_link_local for one in own)
 
 
 def _is_on(facts: HostFacts, dev: str | None, network: Network | None) -> bool:
     """Whether an interface has an address in a network."""
     return any(
-        entry.interface.partition(":")[0] == dev and network is not None and ip_address(entry.address) in network
+        entry.interface.partition(":")[0] == dev and network is not None and address_of(entry.address) in network
         for entry in (facts.interfaces.addresses if isinstance(facts.interfaces, Interfaces) else ())
     )

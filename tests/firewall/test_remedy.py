@@ -110,6 +110,32 @@ def test_a_direct_rule_of_firewalld_is_named_so_and_accepted_before(chain: str) 
     assert not describe(other, facts).startswith("direct")
 
 
+@pytest.mark.parametrize("chain", ["INPUT", "OUTPUT"])
+def test_a_direct_rule_in_other_words_is_no_zone_s(chain: str) -> None:
+    """iptables-save prints "tcp" of a protocol 6; or the rule was removed between the two questions."""
+    direct, public = f"ipv4 filter {chain} 0 -p 6 -j DROP", "public\n  services: ssh"
+    firewalld = Firewalld(default_zone="public", runtime=public, permanent=public, direct=direct)
+    facts = FirewallFacts(nft=None, iptables=(), firewalld=firewalld)
+    text = f"-A {chain}_direct -p tcp -j DROP"
+    rule = RuleRef("iptables-nft", "ip", "filter", f"{chain}_direct", 1, text, base=chain, hook=chain.lower())
+    assert describe(rule, facts) == f"iptables filter, rule 1: {text}"
+    found = remedy(rule, facts, IN if chain == "INPUT" else OUT)
+    assert lines(found) == ()
+    assert "--direct --get-all-rules" in found.advice
+
+
+def test_a_direct_rule_is_not_taken_for_its_contrary() -> None:
+    for words, printed in (("-s 10.0.0.2", "! -s 10.0.0.2/32"), ("! -s 10.0.0.2", "-s 10.0.0.2/32")):
+        firewalld = Firewalld(
+            default_zone="public", runtime="", permanent="", direct=f"ipv4 filter INPUT 0 {words} -j DROP"
+        )
+        facts = FirewallFacts(nft=None, iptables=(), firewalld=firewalld)
+        rule = RuleRef("iptables-nft", "ip", "filter", "INPUT", 1, f"-A INPUT {printed} -j DROP", base="INPUT")
+        assert "direct" not in describe(rule, facts)
+        same = replace(rule, text=f"-A INPUT {words}/32 -j DROP")
+        assert describe(same, facts).startswith("direct rule of firewalld")
+
+
 def test_a_policy_of_firewalld_is_left_to_judgement() -> None:
     facts = captured("firewalld_public")
     rule = RuleRef(

@@ -46,7 +46,7 @@ def hostname_mismatch(view: View) -> Iterator[Finding | Unjudged]:
     lost = [own for own in own_names(view) if own.lost and own.resolution.addresses and not own.is_loopback]
     given = {own.host: own.gloo for own in own_names(view)}
     for one in (own for own in lost if not own.is_stale):
-        yield finding(view, [one], _lost_words(one, [given[host] for host in one.lost if host in given]))
+        yield finding(view, [one], _lost_words(one, [given.get(host) for host in one.lost]))
     own = {(one.host, one.name) for one in (*stale, *lost)}
     hosts = {host.name: facts.resolution for host, facts in view.facts if isinstance(facts.resolution, Names)}
     for name, deviating in deviations(hosts).items():
@@ -68,11 +68,11 @@ def _stale_words(stale: list[OwnName]) -> str:
     return f"On {fold([own.host for own in stale])} the host's own name gives an address that it does not have: {what}."
 
 
-def _lost_words(one: OwnName, given: list[str]) -> str:
-    """What a host's own name does; ``given`` are the addresses that the names of the lost hosts give gloo."""
+def _lost_words(one: OwnName, given: list[str | None]) -> str:
+    """What a host's own name does; ``given`` are the addresses that the lost hosts' names give gloo, None unknown."""
     words = f"On {one.host} the host's own name gives {one.gloo}"
     mine = ":" in one.gloo
-    if given and all((":" in address) != mine for address in given):
+    if given and all(address is not None and (":" in address) != mine for address in given):
         version = 4 if mine else 6
         return f"{words}, and on {fold(one.lost)} IPv{version} addresses: gloo connects no two families."
     return f"{words}, by which gloo can't connect it with {fold(one.lost)}."

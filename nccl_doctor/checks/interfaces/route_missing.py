@@ -77,9 +77,10 @@ def _unaddressed(one: Hindered) -> Finding:
     lacking = dict.fromkeys((hindrance.usual, hindrance.network) for hindrance in one.hindrances)
     nets = " and ".join(f"{interface} has no address in {network}" for interface, network in lacking)
     targets = [hindrance.way.to for hindrance in one.hindrances]
+    way = "way" if all(hindrance.way.error for hindrance in one.hindrances) else "direct way"
     return Finding(
         hosts=(one.host,),
-        message=f"{one.host} has no way to {fold(sorted(one.peers))} ({', '.join(targets)}): its {nets}.",
+        message=f"{one.host} has no {way} to {fold(sorted(one.peers))} ({', '.join(targets)}): its {nets}.",
         evidence=tuple(
             f"{one.host}: ip route get {hindrance.way.to}: {_answer(hindrance)}" for hindrance in one.hindrances
         ),

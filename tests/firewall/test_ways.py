@@ -1,0 +1,71 @@
+"""What a failed dial is laid to, of several things that its packets meet, and what an interface's name does not prove."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nccl_doctor.firewall.ways import hindrances
+from nccl_doctor.snapshot import Mesh
+from tests.checks.snapshots import patched
+
+RUNS = ["up", "broadcast", "running", "multicast"]
+TO = "10.0.0.1"
+BY_GATEWAY = {"to": TO, "dev": "eno2", "gateway": "10.79.0.254", "prefers": "10.79.0.3", "table": 254}
+NO_ROUTE = {"to": TO, "error": "ENETUNREACH"}
+
+
+def interfaces(flags: list[str], **addresses: str) -> dict[str, Any]:
+    links = {**dict.fromkeys(addresses, RUNS), "eno1": flags}
+    return {
+        "links": [
+            {"name": name, "index": place, "flags": shown, "mtu": 1500, "speed_mbps": None, "kind": "physical"}
+            for place, (name, shown) in enumerate(links.items(), 2)
+        ],
+        "addresses": [
+            {"interface": name, "family": "inet", "address": address, "netmask": "255.255.255.0"}
+            for name, address in addresses.items()
+        ],
+    }
+
+
+def kind(source: dict[str, Any], way: dict[str, Any], back: list[dict[str, Any]] | None = None) -> str | None:
+    """What stops node3's dial to node1, which has eno1 in the cluster's network and eno2 in another."""
+    target = interfaces(RUNS, eno1=TO, eno2="10.79.0.1")
+    dial = {"src": "node3", "dst": "node1", "address": TO, "port": 40001, "outcome": "timed-out"}
+    strict = {"net.ipv4.conf.all.rp_filter": "1"}
+    snapshot = patched(
+        {
+            "mesh": {"failed": [dial]},
+            "hosts": {
+                "node1": {"facts": {"interfaces": target, "ways": back or [], "sysctls": strict}},
+                "node3": {"facts": {"interfaces": source, "ways": [way]}},
+            },
+        }
+    )
+    assert isinstance(snapshot.mesh, Mesh)
+    return next((found.kind for found in hindrances(snapshot, snapshot.mesh.failed).values()), None)
+
+
+@pytest.mark.parametrize("way", [BY_GATEWAY, NO_ROUTE], ids=["by a gateway", "no route"])
+def test_an_interface_without_the_address_that_its_namesake_has(way: dict[str, Any]) -> None:
+    assert kind(interfaces(RUNS, eno2="10.79.0.3"), way) == "no-address"
+
+
+def test_what_a_bond_or_a_bridge_is_made_of_has_no_address() -> None:
+    in_its_network = {"to": TO, "dev": "bond0", "prefers": "10.0.0.3", "table": 254}
+    assert kind(interfaces(RUNS, bond0="10.0.0.3"), in_its_network) is None
+    by_gateway = {**BY_GATEWAY, "dev": "br0"}
+    assert kind(interfaces(RUNS, br0="10.79.0.3"), by_gateway) is None
+    member = [*RUNS, "slave"]
+    assert kind(interfaces(member, eno2="10.79.0.3"), BY_GATEWAY) is None
+    assert kind(interfaces(member, bond0="10.79.0.3"), NO_ROUTE) == "no-way"
+
+
+def test_a_route_that_works_is_blamed_after_all_else() -> None:
+    bare = interfaces(RUNS, eno2="10.79.0.3")
+    refuses = {"to": TO, "source": "10.79.0.3", "iif": "eno1", "error": "EXDEV"}
+    elsewhere = {"to": "10.79.0.3", "source": TO, "dev": "tun0", "prefers": TO, "table": 254}
+    assert [kind(bare, BY_GATEWAY, [met]) for met in (refuses, elsewhere)] == ["filtered", "diverted"]
+    assert [kind(bare, NO_ROUTE, [met]) for met in (refuses, elsewhere)] == ["no-address", "no-address"]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from nccl_doctor import summary
 from nccl_doctor.checks.allreduce.output_causes import causes_from_output
 from nccl_doctor.derived import Derived, FailedDials
 from nccl_doctor.host_words import seen
-from nccl_doctor.hostlist import fold
+from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.inet import network_of, prefix_length
 from nccl_doctor.model import (
     CheckResult,
@@ -17,6 +18,7 @@ from nccl_doctor.model import (
     Consequence,
     Diagnosis,
     Finding,
+    Gap,
     HostSummary,
     Outcome,
     Report,
@@ -66,6 +68,7 @@ class _CheckYield:
     reason: str | None = None
     findings: list[Finding] = field(default_factory=list)
     looked_at: str | None = None
+    gaps: tuple[Gap, ...] = ()
 
 
 def judge(
@@ -99,6 +102,7 @@ def judge(
             outcome=j.outcome,
             reason=j.reason,
             looked_at=j.looked_at,
+            gaps=j.gaps,
         )
         for j in judged
     )
@@ -190,7 +194,9 @@ def _run(check: Check, derived: Derived) -> _CheckYield:
         return _CheckYield(check, Outcome.FOUND, None, findings)
     absent = _nothing_to_judge(check, snapshot, hosts)
     if gaps or (absent is None and not snapshot.reached):  # whom one fault of access keeps away shows no other
-        return _CheckYield(check, Outcome.UNKNOWN, "; ".join(_merged(gaps)) or UNREACHED)
+        merged = _merged(gaps)
+        told = "; ".join(f"{fold(gap.hosts)}: {gap.reason}" if gap.hosts else gap.reason for gap in merged)
+        return _CheckYield(check, Outcome.UNKNOWN, told or UNREACHED, gaps=merged)
     if absent is not None:
         return _CheckYield(check, Outcome.NOT_APPLICABLE, absent)
     return _CheckYield(check, Outcome.PASS, looked_at=_looked_at(check, hosts))
@@ -251,12 +257,10 @@ def _known(check: Check, snapshot: Snapshot) -> tuple[list[Host], list[Unjudged]
     return hosts, gaps
 
 
-def _merged(gaps: Iterable[Unjudged]) -> list[str]:
-    """Gaps with the same reason folded over their hosts."""
-    by_reason: dict[str, list[str]] = {}
-    for gap in gaps:
-        by_reason.setdefault(gap.reason, []).extend(gap.hosts)
-    return [f"{fold(hosts)}: {reason}" if hosts else reason for reason, hosts in by_reason.items()]
+def _merged(gaps: Iterable[Unjudged]) -> tuple[Gap, ...]:
+    """Gaps with the same reason made one."""
+    by_reason = grouped((gap.reason, gap.hosts) for gap in gaps)
+    return tuple(Gap(hosts=tuple(chain.from_iterable(hosts)), reason=reason) for reason, hosts in by_reason.items())
 
 
 def attach_consequences(found: Iterable[tuple[Check, Finding]]) -> tuple[Diagnosis, ...]:

@@ -218,6 +218,13 @@ class Diagnosis(FrozenModel):
     entities: dict[str, Any] | None = None
 
 
+class Gap(FrozenModel):
+    """Why a check could not judge some hosts; no hosts: none of them in particular."""
+
+    hosts: tuple[str, ...]
+    reason: str
+
+
 class CheckResult(FrozenModel):
     """What became of one check over all hosts; ``reason`` says why, where it is no plain pass.
 
@@ -230,6 +237,8 @@ class CheckResult(FrozenModel):
     outcome: Outcome
     reason: str | None = None
     looked_at: str | None = None
+    gaps: tuple[Gap, ...] = Field(default=(), exclude=True)
+    """What ``reason`` was written of, each reason once; JSON has the sentence alone."""
 
 
 class NcclInterface(FrozenModel):

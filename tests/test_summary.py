@@ -55,6 +55,15 @@ def test_a_gap_shows_its_reason() -> None:
     assert seen["processes"] == ("unknown", "node1: no answer in 8 s")
 
 
+def test_a_gap_is_kept_apart_from_the_sentence_that_tells_of_it() -> None:
+    unread = {"facts": {"master_port": {"$unknown": "OSError: x[3-1]"}}}
+    report = judge(patched({"hosts": dict.fromkeys(("node1", "node3"), unread)}), "check")
+    (port,) = (check for check in report.checks if check.name == "port-in-use")
+    assert (port.outcome, port.reason) == ("unknown", "node1: OSError: x[3-1]")
+    assert [(gap.hosts, gap.reason) for gap in port.gaps] == [(("node1",), "OSError: x[3-1]")]
+    assert "gaps" not in port.model_dump(mode="json")
+
+
 def test_a_row_that_only_suffers_says_so() -> None:
     taken = {"facts": {"master_port": {"port": 29500, "free": False, "error": "EADDRINUSE", "cause": "listener"}}}
     smoke = {

@@ -2,43 +2,53 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from rich.cells import cell_len
 
-from nccl_doctor.hostlist import expand, fold, grouped, plural
-from nccl_doctor.model import CheckResult, Diagnosis, Outcome, Report, Severity
+from nccl_doctor.hostlist import fold, grouped, plural
+from nccl_doctor.model import CheckResult, Diagnosis, Gap, Outcome, Report, Severity
 from nccl_doctor.report.safe import pasteable
 from nccl_doctor.report.text import SEVERITY_STYLES, Screen, wrap
 
 _NAMES = 6
 _NO_REASON = "no reason given"
-_OF_HOSTS = re.compile(r"([\w.-]+(?:\[[\d,-]+\])?): (.+)", re.DOTALL)
-"""A reason that holds on some hosts, which are folded into one word."""
 
 
 def unjudged(checks: tuple[CheckResult, ...], screen: Screen) -> Iterator[str]:
-    """The checks without a verdict, folded by reason, on whatever hosts; then those that crashed."""
-    gaps = [check for check in checks if check.outcome is Outcome.UNKNOWN]
-    told = [(_OF_HOSTS.fullmatch(check.reason or _NO_REASON), check) for check in gaps]
-    reasons = grouped((why[2] if why else check.reason or _NO_REASON, (why, check.name)) for why, check in told)
-    if reasons:
+    """The checks without a verdict, each reason once with the hosts it holds on; then those that crashed."""
+    unknown = [check for check in checks if check.outcome is Outcome.UNKNOWN]
+    gaps = [
+        (gap, check.name)
+        for check in unknown
+        for gap in check.gaps or (Gap(hosts=(), reason=check.reason or _NO_REASON),)
+    ]
+    if gaps:
         yield screen.paint("Could not be judged:", "yellow")
-    for reason, each in reasons.items():
-        where = {host: None for why, _ in each if why for host in expand(why[1])}
-        names = [name for _, name in each]
-        shown = names if screen.verbose else names[:_NAMES]
-        more = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
-        hosts = f"{fold(where)}: " if where else ""
-        yield from wrap(f"{hosts}{reason} ({', '.join(shown)}{more})", screen.prose, "  ", "    ")
+    for (reason, _), each in grouped(((gap.reason, bool(gap.hosts)), (gap.hosts, name)) for gap, name in gaps).items():
+        everywhere = tuple(dict.fromkeys(host for hosts, _ in each for host in hosts))
+        where = f"{fold(everywhere)}: " if everywhere else ""
+        named = _named(everywhere, each, len(each) if screen.verbose else _NAMES)
+        yield from wrap(f"{where}{reason} ({named})", screen.prose, "  ", "    ")
     crashed = [check for check in checks if check.outcome is Outcome.CRASH]
     if crashed:
         yield screen.paint("Crashed, which is a mistake of nccl-doctor's own:", "yellow")
     for check in crashed:
         yield from wrap(f"{check.code} {check.name}: {check.reason or _NO_REASON}", screen.prose, "  ", "    ")
+
+
+def _named(everywhere: tuple[str, ...], each: list[tuple[tuple[str, ...], str]], limit: int) -> str:
+    """The checks behind one reason, those first that it keeps from all its hosts; at most ``limit`` by name."""
+    sets = [(frozenset(hosts), name) for hosts, name in each]
+    sets.sort(key=lambda pair: pair[0] != frozenset(everywhere))
+    groups = [
+        ("" if hosts == set(everywhere) else f"on {fold(one for one in everywhere if one in hosts)}: ", names)
+        for hosts, names in grouped(sets[:limit]).items()
+    ]
+    more = f" and {len(sets) - limit} more" if len(sets) > limit else ""
+    return "; ".join(f"{where}{', '.join(names)}" for where, names in groups) + more
 
 
 class Verdict(NamedTuple):

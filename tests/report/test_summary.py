@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.model import CheckResult, Outcome, Severity
+from nccl_doctor.model import CheckResult, Gap, Outcome, Severity
 from tests.report.reports import STALE, UNREACHABLE, healthy, passed, render
 
 NOTE = STALE.model_copy(update={"severity": Severity.INFO})
@@ -12,6 +12,15 @@ NOTE = STALE.model_copy(update={"severity": Severity.INFO})
 
 def check(outcome: Outcome, reason: str | None = None, code: str = "NCD305") -> CheckResult:
     return CheckResult(code=code, name=f"fault-{code}", category="ports", outcome=outcome, reason=reason)
+
+
+def unjudged(*gaps: list[Gap]) -> str:
+    """The screen of checks, each with its gaps."""
+    checks = tuple(
+        check(Outcome.UNKNOWN, "told in short", f"NCD6{n:02}").model_copy(update={"gaps": tuple(each)})
+        for n, each in enumerate(gaps)
+    )
+    return render(healthy().model_copy(update={"checks": checks}), "human", color=False)
 
 
 @pytest.mark.parametrize(
@@ -70,17 +79,34 @@ def test_what_could_not_be_judged_is_folded_by_reason() -> None:
 
 
 def test_one_reason_is_said_once_whatever_hosts_the_checks_are_about() -> None:
-    reasons = (
-        "node1: no psutil",
-        "node[1-3]: no psutil",
-        "node[5,7]: no psutil",
-        "node1,gpu[1-2]: no root",
-        "no psutil",
+    text = unjudged(
+        [Gap(hosts=("node1",), reason="no psutil")],
+        [Gap(hosts=("node1", "node2"), reason="no psutil"), Gap(hosts=("node1", "gpu1", "gpu2"), reason="no root")],
+        [Gap(hosts=("node2", "node1"), reason="no psutil")],
+        [Gap(hosts=(), reason="no psutil")],
     )
-    checks = tuple(check(Outcome.UNKNOWN, reason, f"NCD6{n:02}") for n, reason in enumerate(reasons))
-    text = render(healthy().model_copy(update={"checks": checks}), "human", color=False)
-    assert "  node[1-3,5,7]: no psutil (fault-NCD600, fault-NCD601, fault-NCD602" in text
-    assert "  node1,gpu[1-2]: no root (fault-NCD603)\n" in text
+    assert "  node[1-2]: no psutil (fault-NCD601, fault-NCD602; on node1: fault-NCD600)\n" in text
+    assert "  node1,gpu[1-2]: no root (fault-NCD601)\n" in text
+    assert "  no psutil (fault-NCD603)\n" in text
+    assert text.count("no psutil") == 2
+
+
+def test_no_check_is_said_to_lack_a_verdict_on_another_s_hosts() -> None:
+    text = unjudged(
+        [Gap(hosts=("node1",), reason="no root")],
+        *[[Gap(hosts=("node2", "node3"), reason="no root")]] * 7,
+    )
+    assert "  node[1-3]: no root (on node1: fault-NCD600; on node[2-3]: fault-NCD601," in text
+    assert "fault-NCD605 and 2 more)" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("reason", ["kubectl: not found", "OSError: [Errno 24]", "x[3-1]: y", "node[1-2]: no psutil"])
+def test_a_reason_is_never_read_for_hosts(reason: str) -> None:
+    """It is text of anybody: a snapshot's, or an error's."""
+    assert f"  {reason} (fault-NCD600)\n" in unjudged([Gap(hosts=(), reason=reason)])
+    assert f"  node7: {reason} (fault-NCD600)\n" in unjudged([Gap(hosts=("node7",), reason=reason)])
+    alone = healthy().model_copy(update={"checks": (check(Outcome.UNKNOWN, reason),)})
+    assert f"  {reason} (fault-NCD305)\n" in render(alone, "human", color=False)
 
 
 def test_a_crashed_check_is_named() -> None:

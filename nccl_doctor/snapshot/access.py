@@ -72,7 +72,7 @@ class LoginFacts(SshTarget):
         aborted: it broke off after as many keys as it tries (MaxAuthTries).
         exposed: files that others may read, so that they were passed over.
         public: the public half of ``identity_file`` stands beside it.
-        out_of_time: certificates that are not valid now, each a phrase.
+        out_of_time: certificates that have expired, each a phrase; ``early``: those whose time has not begun.
     """
 
     identity_file: str | None
@@ -87,6 +87,7 @@ class LoginFacts(SshTarget):
     exposed: tuple[str, ...] = ()
     public: bool = True
     out_of_time: tuple[str, ...] = ()
+    early: tuple[str, ...] = ()
 
 
 class UnknownKeyFacts(SshTarget):

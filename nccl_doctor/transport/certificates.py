@@ -5,25 +5,42 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import NamedTuple
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import SSHCertificate, load_ssh_public_identity
 
 
-def out_of_time(keys: Iterable[Path], now: datetime | None = None) -> tuple[str, ...]:
-    """The keys' certificates (FILE-cert.pub, as ssh-keygen -s writes them) that are not valid now, each a phrase."""
+class OutOfTime(NamedTuple):
+    """Certificates that are not valid now, each a phrase: those that were, and those that will be."""
+
+    expired: tuple[str, ...] = ()
+    early: tuple[str, ...] = ()
+
+
+def out_of_time(keys: Iterable[Path], now: datetime | None = None) -> OutOfTime:
+    """The keys' certificates (FILE-cert.pub, as ssh-keygen -s writes them) that are not valid now."""
     moment = (now or datetime.now(timezone.utc)).timestamp()
-    phrases = (_phrase(Path(f"{key}-cert.pub"), moment) for key in keys)
-    return tuple(phrase for phrase in phrases if phrase)
+    expired: list[str] = []
+    early: list[str] = []
+    for path in (Path(f"{key}-cert.pub") for key in keys):
+        certificate = _certificate(path)
+        if certificate is None:
+            continue
+        if moment >= certificate.valid_before:
+            expired.append(f"the certificate {path} expired on {_shown(certificate.valid_before)}")
+        elif moment < certificate.valid_after:
+            early.append(f"the certificate {path} is not valid before {_shown(certificate.valid_after)}")
+    return OutOfTime(tuple(expired), tuple(early))
 
 
-def _phrase(path: Path, now: float) -> str:
+def _certificate(path: Path) -> SSHCertificate | None:
     try:
-        certificate = load_ssh_public_identity(path.read_bytes())
+        found = load_ssh_public_identity(path.read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm):  # there is none, or none that can be read
-        return ""
-    if not isinstance(certificate, SSHCertificate) or certificate.valid_after <= now < certificate.valid_before:
-        return ""
-    late = now >= certificate.valid_before
-    moment = datetime.fromtimestamp(certificate.valid_before if late else certificate.valid_after, timezone.utc)
-    return f"the certificate {path} {'expired on' if late else 'is not valid before'} {moment:%Y-%m-%d %H:%M} UTC"
+        return None
+    return found if isinstance(found, SSHCertificate) else None
+
+
+def _shown(seconds: int) -> str:
+    return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M} UTC"

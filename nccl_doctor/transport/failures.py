@@ -224,7 +224,7 @@ class Login:
             does where PAM's account rules say no (OpenSSH auth2.c, userauth_finish).
         partial: the server took a key and asks for more, which nobody here can type.
         exposed: files that others may read, which ssh does not use.
-        out_of_time: certificates that are not valid now, each a phrase.
+        out_of_time: certificates that have expired, each a phrase; ``early``: those whose time has not begun.
         said: what the server showed during the login: its Banner, or PAM's words.
         beyond: keys were passed over that the ssh program could use.
     """
@@ -240,6 +240,7 @@ class Login:
     partial: bool = False
     exposed: tuple[str, ...] = ()
     out_of_time: tuple[str, ...] = ()
+    early: tuple[str, ...] = ()
     said: str = ""
     beyond: bool = False
 
@@ -259,6 +260,7 @@ def auth_failed(target: Target, login: Login) -> AccessError:
         aborted=login.aborted,
         exposed=login.exposed,
         out_of_time=login.out_of_time,
+        early=login.early,
         public=login.identity_file is None or Path(f"{login.identity_file}.pub").exists(),
     )
     said = re.sub(r"\s+", " ", login.said).strip()
@@ -271,7 +273,7 @@ def auth_failed(target: Target, login: Login) -> AccessError:
         evidence = ["no key could be offered"]
     evidence += [f"passed over: {path} needs a passphrase and no agent holds it" for path in login.encrypted]
     evidence += [f"passed over: others may read {path}, and so ssh does not use it" for path in login.exposed]
-    evidence += [*login.notes, *login.out_of_time]
+    evidence += [*login.notes, *login.out_of_time, *login.early]
     if said:
         evidence.append(f'the server said "{said[-_PHRASE:]}"')
     if login.methods:

@@ -45,8 +45,8 @@ def log_in(
         return
     if login is None or time.monotonic() >= deadline:
         raise failures.stalled(target, "the login", deadline - started)
-    out_of_time = certificates.out_of_time(settings.identity_files)
-    raise failures.auth_failed(target, replace(login, out_of_time=out_of_time))
+    expired, early = certificates.out_of_time(settings.identity_files)
+    raise failures.auth_failed(target, replace(login, out_of_time=expired, early=early))
 
 
 def _try_keys(transport: SshSession, user: str, identities: Identities) -> Login:

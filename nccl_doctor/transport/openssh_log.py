@@ -105,6 +105,7 @@ def _login(attempt: Attempt, target: Target, log: str) -> AccessError | None:
     partial, exposed = _PARTIAL in log, tuple(dict.fromkeys(_EXPOSED.findall(log)))
     files = attempt.settings.identity_files
     existing = [path for path in files if path.exists()]
+    expired, early = certificates.out_of_time(existing)
     login = Login(
         offered=tuple(key for key in _OFFERED.findall(log) if key.split()[0] not in accepted),
         encrypted=() if partial else tuple(key for key in accepted if key not in exposed),
@@ -116,7 +117,8 @@ def _login(attempt: Attempt, target: Target, log: str) -> AccessError | None:
         aborted="Too many authentication failures" in log,
         partial=partial,
         exposed=exposed,
-        out_of_time=certificates.out_of_time(existing),
+        out_of_time=expired,
+        early=early,
     )
     return failures.auth_failed(target, login)
 

@@ -15,9 +15,10 @@ stands already (ControlMaster) is used where ~/.ssh/config names it. A server co
 agent full of others can use up its patience before the right one comes.
 
 Fix: where others may read the key, take that right from them. Where a passphrase stands in the way, load the key into
-the agent. Where the server takes passwords, install the public key with ssh-copy-id, which asks for the password once.
-Else the key has to be added to ~/.ssh/authorized_keys on the host by someone who can get in; or another user or key is
-meant, and the hosts file (ssh: user, identity_file) or ~/.ssh/config should say so.
+the agent. Where a certificate has expired, have it renewed; one whose time has not begun is for later, or this
+machine's clock is slow. Where the server takes passwords, install the public key with ssh-copy-id, which asks for the
+password once. Else the key has to be added to ~/.ssh/authorized_keys on the host by someone who can get in; or another
+user or key is meant, and the hosts file (ssh: user, identity_file) or ~/.ssh/config should say so.
 
 References: ssh_config(5): IdentityFile, User. sshd_config(5): AuthorizedKeysFile, PermitRootLogin, MaxAuthTries. RFC
 4252, section 7.
@@ -58,6 +59,10 @@ _NO_KEY = (
     "host; or name the key in the hosts file (ssh: identity_file)."
 )
 _RENEW = "Have the certificate renewed by whatever signs it for you (the site's login tool, the CA), and check again."
+_EARLY = (
+    "A certificate's time has not begun: look at this machine's clock (date -u), which may be slow. Where it is right, "
+    "the certificate is for later."
+)
 _PASSWORDS = {"password", "keyboard-interactive"}
 
 
@@ -72,8 +77,6 @@ def _remedy(failures: tuple[SshAuthFailed, ...]) -> Fix:
     prose = _slurm_or_account(failures[0].detail) if facts.barred else _of_the_server(facts)
     if prose:
         return Fix(summary=prose)
-    if facts.out_of_time:
-        return Fix(summary=_RENEW)
     if facts.exposed:
         files = sorted({path for failure in failures for path in failure.facts.exposed})
         return _fix("Keep the key from others, as ssh wants it:", [line("chmod 600 {*files}", files=files)])
@@ -82,8 +85,14 @@ def _remedy(failures: tuple[SshAuthFailed, ...]) -> Fix:
         files = sorted({path for failure in failures for path in failure.facts.encrypted})
         summary = "Load the key that needs a passphrase into the agent, and check again from the same shell:"
         return _fix(summary, [*agent, line("ssh-add {*files}", files=files)])
+    certificate = _RENEW if facts.out_of_time else _EARLY if facts.early else ""
     if facts.identity_file is not None and _PASSWORDS & set(facts.methods):
-        return _fix("Install the public key on the host; it asks for the user's password there:", _copies(failures))
+        first = f"{certificate} Else use a plain key. " if certificate else ""
+        return _fix(
+            f"{first}Install the public key on the host; it asks for the user's password there:", _copies(failures)
+        )
+    if certificate:
+        return Fix(summary=certificate)
     return Fix(summary=_NO_KEY if facts.identity_file is None else _REFUSED)
 
 

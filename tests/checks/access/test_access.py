@@ -9,6 +9,7 @@ import pytest
 
 from nccl_doctor.diagnose import judge
 from nccl_doctor.model import Diagnosis
+from nccl_doctor.snapshot import Snapshot
 from tests.checks.snapshots import load, patched
 
 HERE = Path(__file__).parent
@@ -104,6 +105,36 @@ def test_commands(fixture: str, commands: list[str]) -> None:
     assert [command.command for command in found] == commands
     assert {command.host for command in found} <= {None}
     assert all(shlex.split(command.command) for command in found)
+
+
+EXPIRED = {"out_of_time": ["the certificate /home/ann/.ssh/id_ed25519-cert.pub expired on 2026-01-01 00:00 UTC"]}
+EARLY = {"early": ["the certificate /home/ann/.ssh/id_ed25519-cert.pub is not valid before 2027-01-01 00:00 UTC"]}
+
+
+@pytest.mark.parametrize(
+    ("fixture", "certificate", "says", "command"),
+    [
+        ("fires-exposed", EXPIRED, "Keep the key from others", "chmod 600"),
+        ("fires-passphrase", EXPIRED, "Load the key", "ssh-add"),
+        ("fires-passphrase", EARLY, "Load the key", "ssh-add"),
+        ("fires", EXPIRED, "Have the certificate renewed", "ssh-copy-id"),
+        ("fires", EARLY, "this machine's clock", "ssh-copy-id"),
+        ("fires-no-password", EXPIRED, "Have the certificate renewed", ""),
+        ("fires-no-password", EARLY, "this machine's clock", ""),
+    ],
+)
+def test_a_certificate_out_of_time_takes_no_command_away(
+    fixture: str, certificate: dict[str, list[str]], says: str, command: str
+) -> None:
+    document = load(HERE / f"ssh_auth_failed/{fixture}.json").model_dump(mode="json", by_alias=True)
+    for host in document["hosts"]:
+        if host["failure"]:
+            host["failure"]["facts"] |= certificate
+    (found,) = judge(Snapshot.model_validate(document), "check").diagnoses
+    assert says in found.fix.summary
+    assert ("renewed" in found.fix.summary) is (says == "Have the certificate renewed")
+    assert [each.command for each in found.fix.commands if each.command.startswith(command)] or not command
+    assert bool(found.fix.commands) is bool(command)
 
 
 def test_a_slow_login_is_no_firewalls_work() -> None:

@@ -12,12 +12,20 @@ _NO_FILE = ("this machine", "-w", "SLURM_JOB_NODELIST")
 """Sources of hosts that are no file (inventory/load.py)."""
 _PIPES = ("/dev/", "/proc/")
 """Where ``<(command)`` and ``-`` are: gone when the next command runs."""
+
+
+def _devices(node: Node) -> str | None:
+    devices = node.cuda_visible_devices
+    return None if devices is None else f"CUDA_VISIBLE_DEVICES={devices}"
+
+
 _NODE_OPTIONS: tuple[tuple[str, str, Callable[[Node], object], object], ...] = (
     ("--python", "python", lambda node: node.python, "python3"),
     ("--nproc-per-node", "nproc_per_node", lambda node: node.nproc_per_node, None),
     ("--user", "ssh.user", lambda node: node.access.get("ssh", {}).get("user"), None),
     ("--port", "ssh.port", lambda node: node.access.get("ssh", {}).get("port"), None),
     ("--inside", "inside.name", lambda node: ":".join(map(str, node.access.get("inside", {}).values())), ""),
+    ("--env", "cuda_visible_devices", _devices, None),
 )
 """Each option with its name in ``Cluster.origins``, its value on a node, and what it is where nobody said it."""
 
@@ -83,9 +91,6 @@ class ClusterSource:
             shared = all(node.env.get(variable) == text for node in cluster.nodes)
             if shared and self._is_needed("--env", f"{first.name}.env.{variable}"):
                 yield from ("--env", f"{variable}={text}")
-        devices = {node.cuda_visible_devices for node in cluster.nodes}
-        if devices != {None} and len(devices) == 1 and self._is_needed("--env", f"{first.name}.cuda_visible_devices"):
-            yield from ("--env", f"CUDA_VISIBLE_DEVICES={first.cuda_visible_devices}")
 
     def _is_needed(self, option: str, origin: str) -> bool:
         """Also what the environment said, which the next shell may not have."""

@@ -87,6 +87,7 @@ class Smoke(Observed):
         outcome: "ok"; "failed": a rank said so or died; "timeout": the deadline came first; "wrong-result".
         output: by host, the last lines its processes printed.
         launchers: by host, how its torchrun ended where that was not well: "killed by SIGKILL".
+        launcher_signals: by host, the number of the signal that killed its torchrun.
         rings: ranks in the order of each channel's ring; ``trees`` by rank, as NCCL prints them.
         wrong_groups: after a wrong sum, the ranks alone and the neighbours whose own all-reduce came out wrong.
     """
@@ -101,6 +102,7 @@ class Smoke(Observed):
     wrong_groups: tuple[tuple[Count, ...], ...] = ()
     output: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     launchers: dict[str, str] = Field(default_factory=dict)
+    launcher_signals: dict[str, Count] = Field(default_factory=dict)
     rings: tuple[tuple[Count, ...], ...] = ()
     trees: dict[Count, str] = Field(default_factory=dict)
     isolation: Phased[Isolation] = skipped("nothing to isolate")
@@ -116,4 +118,5 @@ class Smoke(Observed):
     @property
     def names(self) -> set[str]:
         """Every host that it names: of ranks, output or launchers."""
-        return {rank.host for rank in self.ranks} | self.output.keys() | self.launchers.keys()
+        ended = self.launchers.keys() | self.launcher_signals.keys()
+        return {rank.host for rank in self.ranks} | self.output.keys() | ended

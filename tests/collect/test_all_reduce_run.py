@@ -179,6 +179,7 @@ def test_a_rank_and_a_launcher_that_were_killed_are_told_apart() -> None:
     assert smoke.outcome == "failed"
     assert [rank.signal for rank in smoke.ranks] == [None, 11, None]
     assert smoke.launchers == {"node2": "torchrun was killed by SIGKILL"}
+    assert smoke.launcher_signals == {"node2": 9}
 
 
 def test_how_each_launcher_ended_is_kept() -> None:

@@ -68,8 +68,8 @@ def allreduce_failed(view: View) -> Iterator[Finding | Unjudged]:
 
 def _signal(smoke: Smoke, found: Culprits) -> int:
     """What killed the first culprit, or where no rank had begun, its torchrun; 0 where nothing did."""
-    ended = smoke.launchers.get(found.ranks[0].host, "") if found.why == "launcher" else ""
-    return found.ranks[0].signal or next((number for number, name in SIGNALS.items() if ended.endswith(name)), 0)
+    first = found.ranks[0]
+    return first.signal or (smoke.launcher_signals.get(first.host, 0) if found.why == "launcher" else 0)
 
 
 def _message(smoke: Smoke, found: Culprits) -> str:

@@ -48,6 +48,9 @@ def result(plan: Plan, all_reduce: AllReduceRun) -> Smoke:
         wrong_groups=tuple(sorted(all_reduce.wrong_groups)),
         output={name: tuple(kept(lines)) for name, lines in output.items()},
         launchers=_launchers(plan, all_reduce, ranks),
+        launcher_signals={
+            name: end.signal for name, end in all_reduce.ends.items() if end.signal is not None and end.broken is None
+        },
         rings=tuple(ring for _, ring in sorted(rings.items()) if all(rank in world for rank in ring)),
         trees={rank: text for one in facts.values() for rank, text in one.trees.items() if rank in world},
     )

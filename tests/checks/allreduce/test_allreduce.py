@@ -10,7 +10,7 @@ from nccl_doctor.checks.allreduce.culprits import last_words
 from nccl_doctor.checks.allreduce.link import ideal_seconds, link, way
 from nccl_doctor.diagnose import judge
 from nccl_doctor.model import Diagnosis
-from nccl_doctor.snapshot import Smoke
+from nccl_doctor.snapshot import Smoke, Snapshot
 from tests.checks.snapshots import load, patched
 
 HERE = Path(__file__).parent
@@ -199,3 +199,11 @@ def test_with_rdma_the_devices_are_the_link() -> None:
     found = link(snapshot)
     assert found is not None
     assert (found.name, found.gb_per_s) == ("mlx5_0", 25.0)
+
+
+@pytest.mark.parametrize("ended", ["torchrun was killed by SIGKILL", "torchrun was killed by signal 9", "it is gone"])
+def test_what_killed_a_launcher_is_known_by_number(ended: str) -> None:
+    smoke = {"launchers": {"node3": ended}, "launcher_signals": {"node3": 9}}
+    document = load(HERE / "allreduce_failed/fires-connection-lost.json").model_dump(mode="json", by_alias=True)
+    (found,) = judge(Snapshot.model_validate({**document, "smoke": {**document["smoke"], **smoke}}), "check").diagnoses
+    assert "for want of memory" in found.fix.summary

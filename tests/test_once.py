@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from nccl_doctor.once import once
+from tests.patience import LONG_S
 
 
 def test_threads_that_ask_together_get_the_same_one() -> None:
@@ -42,3 +43,27 @@ def test_what_failed_is_tried_again() -> None:
     with pytest.raises(OSError, match="no file"):
         make()
     assert make() == "made"
+
+
+def test_who_wants_another_one_does_not_wait() -> None:
+    asked, free = threading.Event(), threading.Event()
+
+    @once
+    def make(what: str, *, latest: float) -> float:
+        if what == "slow":
+            asked.set()
+            assert free.wait(LONG_S)
+        return latest
+
+    with ThreadPoolExecutor(1) as threads:
+        slow = threads.submit(make, "slow", latest=1.0)
+        try:
+            assert asked.wait(LONG_S)
+            other = threading.Thread(target=make, args=("quick",), kwargs={"latest": 2.0}, daemon=True)
+            other.start()
+            other.join(LONG_S)
+            assert not other.is_alive()
+        finally:
+            free.set()
+        assert slow.result() == 1.0
+    assert (make("slow", latest=5.0), make("quick", latest=6.0)) == (1.0, 2.0)  # they are the same ones

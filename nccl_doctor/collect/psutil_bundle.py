@@ -8,6 +8,7 @@ that one file serves every Python from 3.6 on.
 from __future__ import annotations
 
 import base64
+import math
 import zlib
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ ELF_MACHINES = {62: "x86_64", 183: "aarch64", 243: "riscv64", 21: "ppc64le"}
 
 
 @once
-def pack(machine: str, libc: str) -> dict[str, Any]:
+def pack(machine: str, libc: str, *, latest: float = math.inf) -> dict[str, Any]:
     """Psutil as JSON: ``{"version", "machine", "libc", "files": {name: base64 of zlib}}``.
 
     Where there is no stable-ABI build for such hosts, ``{"missing": reason}``, which the host repeats wherever it needs
@@ -34,12 +35,13 @@ def pack(machine: str, libc: str) -> dict[str, Any]:
     Args:
         machine: the hosts', as ``uname -m`` says.
         libc: "glibc" or "musl".
+        latest: when the run ends, on the monotonic clock.
     """
     folder = Path(psutil.__file__).parent
     files = {name: path.read_bytes() for name in NAMES if (path := folder / name).is_file()}
     if EXTENSION not in files or built_for(files[EXTENSION]) != (machine, libc):
         try:
-            wheel = wheels.files("psutil", psutil.__version__, machine, libc)
+            wheel = wheels.files("psutil", psutil.__version__, machine, libc, latest=latest)
         except wheels.MissingWheelError as error:
             return {"missing": f"nccl-doctor's own does not fit {machine} with {libc}, and {error}"}
         files = {name: wheel[f"psutil/{name}"] for name in NAMES if f"psutil/{name}" in wheel}

@@ -7,6 +7,7 @@ that is linked statically, so that one file serves every Linux of its machine.
 from __future__ import annotations
 
 import base64
+import math
 import zlib
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
@@ -18,11 +19,12 @@ from nccl_doctor.once import once
 
 
 @once
-def pack(machine: str) -> dict[str, Any]:
+def pack(machine: str, *, latest: float = math.inf) -> dict[str, Any]:
     """``{"machine", "data": base64 of zlib}``, or ``{"missing": reason}``, which the hosts repeat.
 
     Args:
         machine: the hosts', as ``uname -m`` says.
+        latest: when the run ends, on the monotonic clock.
     """
     program = own_program()
     if program is None or not program.is_file():
@@ -30,7 +32,8 @@ def pack(machine: str) -> dict[str, Any]:
     data = program.read_bytes()
     if built_for(data)[0] != machine:
         try:
-            wheel = wheels.files("py-spy", version("py-spy"), machine, "glibc")  # as it is linked, any libc will do
+            # as it is linked, any libc will do
+            wheel = wheels.files("py-spy", version("py-spy"), machine, "glibc", latest=latest)
         except wheels.MissingWheelError as error:
             return {"missing": f"nccl-doctor's own does not fit {machine}, and {error}"}
         data = next(data for name, data in wheel.items() if name.endswith("/scripts/py-spy"))

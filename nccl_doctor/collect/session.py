@@ -217,12 +217,13 @@ class ProbeSession:
             raise ProbeError(answers.typed(answers.WORDS, "refusal", message["refused"]))
         self.hello = answers.typed(answers.HELLO, "greeting", message.get("hello"))
         if _too_old(self.hello.psutil):
-            self._ship_psutil(deadline)
+            self._ship_psutil(deadline, latest)
 
-    def _ship_psutil(self, deadline: float) -> None:
+    def _ship_psutil(self, deadline: float, latest: float) -> None:
         began = time.monotonic()
-        bundle = psutil_bundle.pack(self.hello.machine, self.hello.libc)
-        deadline += time.monotonic() - began  # what a wheel took to come is no time of the host's
+        bundle = psutil_bundle.pack(self.hello.machine, self.hello.libc, latest=latest)
+        taken = time.monotonic() - began  # what a wheel took to come is no time of the host's
+        deadline = min(deadline + taken, latest)
         try:
             self.ask(answers.NOTHING, "psutil", deadline, bundle=bundle)
         except GoneError:

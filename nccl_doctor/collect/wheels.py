@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,18 +31,21 @@ class MissingWheelError(Exception):
 
 
 @once
-def files(package: str, version: str, machine: str, libc: str) -> dict[str, bytes]:
+def files(package: str, version: str, machine: str, libc: str, *, latest: float) -> dict[str, bytes]:
     """The files of the wheel for Linux on this processor, with this libc, by their paths in it.
 
     The wheel is looked for under $XDG_CACHE_HOME/nccl-doctor (XDG Base Directory Specification), where pip puts it.
 
+    The run ends at ``latest``, on the monotonic clock: half of the time until then is left for the host.
+
     Raises:
-        MissingWheelError: nobody has one, or pip could not fetch it within 20 s.
+        MissingWheelError: nobody has one, or pip could not fetch it within that half, 20 s at most.
     """
     if machine not in MACHINES:
         raise MissingWheelError(f"no {package} is known for {machine[:20]}")
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nccl-doctor"
-    wheel = _found(folder, package, version, machine, libc) or _fetched(folder, package, version, machine, libc)
+    wheel = _found(folder, package, version, machine, libc)
+    wheel = wheel or _fetched(folder, package, version, machine, libc, min(FETCH_S, (latest - time.monotonic()) / 2))
     try:
         with zipfile.ZipFile(wheel) as archive:
             return {name: archive.read(name) for name in archive.namelist()}
@@ -55,7 +59,7 @@ def _found(folder: Path, package: str, version: str, machine: str, libc: str) ->
     return next(iter(sorted(folder.glob(pattern))), None)
 
 
-def _fetched(folder: Path, package: str, version: str, machine: str, libc: str) -> Path:
+def _fetched(folder: Path, package: str, version: str, machine: str, libc: str, seconds: float) -> Path:
     """The wheel, once pip has put it into the folder."""
     pip = [sys.executable, "-m", "pip"] if find_spec("pip") else [shutil.which("pip3") or shutil.which("pip") or ""]
     wanted = f"{package} {version} for Linux on {machine} ({libc})"
@@ -67,10 +71,10 @@ def _fetched(folder: Path, package: str, version: str, machine: str, libc: str) 
     command = [*pip, "download", *silent, *kind, f"--dest={folder}", f"{package}=={version}"]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=FETCH_S, stdin=subprocess.DEVNULL, check=False
+            command, capture_output=True, text=True, timeout=max(0.0, seconds), stdin=subprocess.DEVNULL, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
-        raise MissingWheelError(f"pip did not fetch {wanted} in {FETCH_S:.0f} s") from None
+        raise MissingWheelError(f"pip did not fetch {wanted} in {max(0.0, seconds):.0f} s") from None
     wheel = _found(folder, package, version, machine, libc)
     if done.returncode or wheel is None:
         raise MissingWheelError(f"pip could not fetch {wanted}")

@@ -23,7 +23,7 @@ from nccl_doctor.transport.inside_options import InsideOptions
 
 _LISTED = 200
 _LISTING_S = 5.0
-_AGAIN_S = 10.0
+_AGAIN_S, _MOMENT_S = 10.0, 20.0
 _TRIES, _PAUSE_S = 4, 1.0
 """Where the runtime says what nobody knows: while it stops or starts a container, its words are of all kinds."""
 _WORDS, _LINE = 5, 300
@@ -44,14 +44,19 @@ class InsideTransport:
         """
         if node.options(InsideOptions).runtime is None:
             return self._outside.open(node, command, deadline, latest)
-        for _ in range(_TRIES - 1):
+        first: AccessError | None = None
+        for left in reversed(range(_TRIES)):
+            began = time.monotonic()
             try:
                 return self._enter(node, command, deadline, latest)
             except AccessError as error:
-                if not inside_failures.puzzles(error.failure) or time.monotonic() + _PAUSE_S > deadline:
+                if inside_failures.explains(error.failure):
                     raise
+                first = first or error
+                if not (left and inside_failures.puzzles(error.failure) and _as_long_again(began, deadline, latest)):
+                    raise first from None
             time.sleep(_PAUSE_S)
-        return self._enter(node, command, deadline, latest)
+        raise AssertionError("the last try enters or raises")
 
     def _enter(self, node: Node, command: str, deadline: float, latest: float) -> Channel:
         options = node.options(InsideOptions)
@@ -69,7 +74,7 @@ class InsideTransport:
         except BaseException:
             channel.close()
             raise
-        return _InsideChannel(channel, lambda: self._why_ended(node))
+        return _InsideChannel(channel, lambda deadline: self._why_ended(node, deadline))
 
     def connect_timeout(self, node: Node) -> float | None:
         """As the transport outside has it."""
@@ -79,10 +84,11 @@ class InsideTransport:
         """Closes the transport outside."""
         self._outside.close()
 
-    def _why_ended(self, node: Node) -> AnyAccessFailure | None:
-        """Why the container can't be entered any more; None where it can."""
+    def _why_ended(self, node: Node, deadline: float) -> AnyAccessFailure | None:
+        """Why the container can't be entered any more; None where it can. Past the deadline it has a moment still."""
+        now = time.monotonic()
         try:
-            self.open(node, "exit", time.monotonic() + _AGAIN_S).close()
+            self.open(node, "exit", now + _AGAIN_S, max(deadline, now + _MOMENT_S)).close()
         except AccessError as error:
             return error.failure if isinstance(error.failure, EngineFailure) else None
         return None
@@ -123,7 +129,7 @@ class InsideTransport:
 class _InsideChannel:
     """A channel into a container: an end that nobody asked for is looked into, for the container may have ended."""
 
-    def __init__(self, channel: Channel, why: Callable[[], AnyAccessFailure | None]) -> None:
+    def __init__(self, channel: Channel, why: Callable[[float], AnyAccessFailure | None]) -> None:
         self._channel, self._why, self._closing = channel, why, False
         self.send, self.pulse = channel.send, channel.pulse
         self.stderr_tail, self.exit_status = channel.stderr_tail, channel.exit_status
@@ -135,7 +141,7 @@ class _InsideChannel:
             LostError: the container has ended.
         """
         line = self._channel.read_line(deadline)
-        if line is None and not self._closing and (failure := self._why()) is not None:
+        if line is None and not self._closing and (failure := self._why(deadline)) is not None:
             raise LostError(failure)
         return line
 
@@ -143,6 +149,13 @@ class _InsideChannel:
         """Ends the command."""
         self._closing = True
         self._channel.close()
+
+
+def _as_long_again(began: float, deadline: float, latest: float) -> bool:
+    """Whether after a pause there is as much time as a try took that began then: a shorter one only ends too late."""
+    now = time.monotonic()
+    left = min(LOGIN_TIMES * (deadline - now - _PAUSE_S), latest - now - _PAUSE_S)
+    return left >= max(now - began, _PAUSE_S)
 
 
 def _await_login(channel: Channel, mark: str, options: InsideOptions, deadline: float) -> None:

@@ -68,6 +68,12 @@ def puzzles(failure: AnyAccessFailure) -> bool:
     return isinstance(failure, EngineFailure) and (failure.facts.model_extra or {}).get("problem") == "failed"
 
 
+def explains(failure: AnyAccessFailure) -> bool:
+    """Whether it is known what keeps the command out, by the runtime's words."""
+    unexplained = ("failed", "late")
+    return isinstance(failure, EngineFailure) and (failure.facts.model_extra or {}).get("problem") not in unexplained
+
+
 def _failure(options: InsideOptions, found: Problem, detail: str, evidence: tuple[str, ...]) -> EngineFailure:
     facts = EngineFacts.model_validate(
         {"problem": found, "runtime": options.runtime, "name": options.name, "late": found == "late"}

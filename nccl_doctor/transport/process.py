@@ -5,19 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import signal
 import subprocess
 import threading
 import time
 from typing import IO
 
+from nccl_doctor.transport import process_group
 from nccl_doctor.transport.base import if_free, remaining
 from nccl_doctor.transport.lines import LineBuffer, Tail
 
 _CHUNK = 256 * 1024
 _SLICE_S = 0.5  # how soon a thread that waits notices that another one closed the channel
 _GRACE_S = 2.0
-_TERM_S = 1.0
 
 
 class ProcessChannel:
@@ -120,11 +119,7 @@ class ProcessChannel:
         with self._busy:
             with self._writing:
                 self._stdin.close()
-            self._wait(self.grace_s)
-            self.forced = self.running
-            for kill, patience in ((signal.SIGTERM, _TERM_S), (signal.SIGKILL, _TERM_S)):
-                self._signal(kill)
-                self._wait(patience)
+            self.forced = process_group.end(self._process, self._wait, self.grace_s)
             while self._stderr not in self._ended and self._read(self._stderr):
                 continue
             self._stdout.close()
@@ -164,13 +159,6 @@ class ProcessChannel:
                 self._pump(min(end, time.monotonic() + 0.02))
             except TimeoutError:
                 return
-
-    def _signal(self, number: int) -> None:
-        """Signals the process group; what the command left behind in it goes too."""
-        try:
-            os.killpg(self._process.pid, number)
-        except ProcessLookupError:
-            return
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:

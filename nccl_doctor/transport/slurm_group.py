@@ -8,20 +8,19 @@ which could, are believed.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import os
 import queue
-import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import IO
 
+from nccl_doctor.transport import process_group
 from nccl_doctor.transport import slurm_frames as frames
 from nccl_doctor.transport.slurm_member import GRACE_S, Member
 
-_TERM_S = 1.0
 _QUIET_S = 5.0  # a busy machine takes breaks; a node left out wrongly costs a second srun
 _SLICE_S = 0.5
 _MOMENT_S = 0.5
@@ -49,6 +48,7 @@ class Group:
         self._numbers: dict[str, int] = {}
         self._mark, self._kept, self._seen = mark.encode(), dict[bytes, int](), set[bytes]()
         self._keeping, self._beaten = threading.Lock(), 0.0
+        self._ending = threading.Lock()
         self._news, self._placed = threading.Event(), threading.Event()
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.forced = False
@@ -110,19 +110,17 @@ class Group:
         """Ends the step by the end of its input, and by signals where that is not enough: srun waits for lost nodes."""
         self._outbox.put(None)
         if any(member.dismissed for member in self._members.values()):
-            grace_s = min(grace_s, _TERM_S)
-        for number, patience in ((None, grace_s), (signal.SIGTERM, _TERM_S), (signal.SIGKILL, _TERM_S)):
-            if number is not None:
-                self.forced = True
-                os.killpg(self._process.pid, number)
-            try:
-                self._process.wait(patience)
-                break
-            except subprocess.TimeoutExpired:
-                continue
+            grace_s = min(grace_s, process_group.TERM_S)
+        with self._ending:
+            if self._process.poll() is None:  # else it has ended, or another thread saw to it
+                self.forced |= process_group.end(self._process, self._wait, grace_s)
         for thread in self._threads:
-            thread.join(_TERM_S)
+            thread.join(process_group.TERM_S)
         self.forced |= any(member.dismissed for member in self._members.values())
+
+    def _wait(self, patience: float) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience)
 
     def _write(self, pipe: IO[bytes]) -> None:
         try:

@@ -160,7 +160,7 @@ def parted(nodes: Sequence[Node], most: int = GROUP) -> list[list[Node]]:
     """Nodes in their order, in groups of much the same size that are entered alike."""
     parts: list[list[Node]] = []
     for _, alike in groupby(nodes, key=_way):
-        some = list({node.address: node for node in alike}.values())
+        some = list(alike)
         size = math.ceil(len(some) / math.ceil(len(some) / most))
         parts += [some[place : place + size] for place in range(0, len(some), size)]
     return parts

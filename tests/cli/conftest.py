@@ -1,4 +1,4 @@
-"""An interpreter without psutil and torch."""
+"""An interpreter without psutil and torch, and a real Slurm with a job."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.cluster import Lab
+from tests.lab.slurm import Slurm
+
 
 @pytest.fixture(scope="session")
 def bare_python() -> Iterator[str]:
@@ -19,3 +22,18 @@ def bare_python() -> Iterator[str]:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     yield str(folder / "bin" / "python")
     shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Slurm]:
+    """Four nodes that the tests of a module share; each mends what it broke."""
+    with Lab.up(4) as lab:
+        yield Slurm.up(lab)
+
+
+@pytest.fixture
+def job(slurm: Slurm) -> Iterator[str]:
+    """A job that has all there is: nothing is left for a step that would not share."""
+    number = slurm.allocate("-N4", "--exclusive")
+    yield number
+    slurm.cancel(number)

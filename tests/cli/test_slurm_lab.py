@@ -7,7 +7,6 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -16,28 +15,12 @@ from tests.cli.doctor import Run, files, ours
 from tests.cli.program import assert_one_sentence, run_in
 from tests.cli.slurm_job import NO_SMOKE, PYTHON, check, started
 from tests.cli.training import NOTE, SCRIPT
-from tests.lab.cluster import Lab
 from tests.lab.faults import fault
 from tests.lab.slurm import Slurm
 from tests.lab.slurm_kills import killed_after
 from tests.patience import LONG_S, crowd
 
 pytestmark = pytest.mark.lab
-
-
-@pytest.fixture(scope="module")
-def slurm() -> Iterator[Slurm]:
-    """Four nodes that the tests of this module share; each mends what it broke."""
-    with Lab.up(4) as lab:
-        yield Slurm.up(lab)
-
-
-@pytest.fixture
-def job(slurm: Slurm) -> Iterator[str]:
-    """A job that has all there is: nothing is left for a step that would not share."""
-    number = slurm.allocate("-N4", "--exclusive")
-    yield number
-    slurm.cancel(number)
 
 
 def test_a_full_job_is_ready_and_nothing_is_left_of_the_steps(slurm: Slurm, job: str) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from tests.cli.doctor import ours
 from tests.cli.slurm_job import NO_SMOKE, check, started
-from tests.lab.cluster import Lab
 from tests.lab.slurm import Slurm
 from tests.lab.slurm_kills import killed_after
 from tests.patience import LONG_S, crowd
@@ -34,19 +32,6 @@ while True:  # until its step is ended
     say(2, "0: srun: error: node1: task 0: Killed\\n" * 50)
 """
 """Takes the relay's place, speaks for others, and floods both outputs."""
-
-
-@pytest.fixture(scope="module")
-def slurm() -> Iterator[Slurm]:
-    with Lab.up(4) as lab:
-        yield Slurm.up(lab)
-
-
-@pytest.fixture
-def job(slurm: Slurm) -> Iterator[str]:
-    number = slurm.allocate("-N4", "--exclusive")
-    yield number
-    slurm.cancel(number)
 
 
 def test_one_srun_serves_all_and_the_report_is_the_same(slurm: Slurm, job: str) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import inspect
+import os
+import re
 import subprocess
+import time
 import zipfile
 import zlib
 from pathlib import Path
@@ -65,3 +68,13 @@ def test_a_wheel_that_was_cut_short_is_told(mac: Path) -> None:
     mac.mkdir()
     (mac / f"psutil-{psutil.__version__}-cp36-abi3-manylinux2014_aarch64.whl").write_bytes(b"PK")
     assert "can't be read: File is not a zip file" in psutil_bundle.pack("aarch64", "glibc")["missing"]
+
+
+def test_pip_has_half_of_what_is_left_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pip that never ends, in a run that ends in four seconds."""
+    (tmp_path / "pip3").write_text("#!/bin/sh\nexec sleep 600\n")
+    (tmp_path / "pip3").chmod(0o755)
+    monkeypatch.setattr(wheels, "find_spec", lambda _name: None)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    told = psutil_bundle.pack("aarch64", "glibc", latest=time.monotonic() + 4)["missing"]
+    assert re.search(r"pip did not fetch psutil \S+ for Linux on aarch64 \(glibc\) in [012] s$", told)

@@ -112,3 +112,23 @@ def test_what_a_runtime_says_while_it_stops_a_container_is_asked_again(
     with pytest.raises(AccessError) as caught:
         InsideTransport(LocalTransport()).open(node, "true", time.monotonic() + LONG_S)
     assert caught.value.failure.detail == "the podman container train does not run"
+
+
+@pytest.mark.parametrize("seconds", [1.9, LONG_S], ids=["soon-over", "then-silent"])
+def test_the_first_words_are_told_where_a_later_try_does_not_explain_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """The runtime takes half a second for strange words, and is silent when it is asked again."""
+    told = tmp_path / "told"
+    program = tmp_path / "podman"
+    program.write_text(
+        f"#!/bin/sh\n[ ! -e {told} ] || exec sleep 600\n: > {told}; sleep 0.5; echo strange >&2; exit 137\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    access = {"inside": {"runtime": "podman", "name": "train"}}
+    node = Node.model_validate({"name": "x", "address": "x", "node_rank": 0, "access": access})
+    now = time.monotonic()
+    with pytest.raises(AccessError) as caught:
+        InsideTransport(LocalTransport()).open(node, "true", now + seconds, now + 5)
+    assert caught.value.failure.detail.endswith('it ended with status 137, and said "strange"')

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import os
+import signal
 import subprocess
 import sys
 import zlib
@@ -230,3 +232,22 @@ def test_what_a_second_node_gets_too_goes_to_all_once_and_what_one_gets_to_him_a
     assert [group.keep(data) for data in (probe, own, probe, probe)] == [None, None, 0, 0]
     group.close()
     assert heard.read_bytes() == frames.message(frames.EVERY, "keep", probe)
+
+
+def test_a_group_whose_end_another_thread_finds_meanwhile_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Group(["sleep", "600"], dict(os.environ), ["n0"], MARK)
+    process = group._process
+    wait = process.wait
+
+    def ended_elsewhere(timeout: float) -> int:
+        """It ends, and the thread that ends it reaps it, between a wait in vain and the signal that follows."""
+        if process.returncode is None:
+            process.kill()
+            wait()
+            raise subprocess.TimeoutExpired("sleep", timeout)
+        return wait(timeout)
+
+    monkeypatch.setattr(process, "wait", ended_elsewhere)
+    group.close(0.0)
+    group.close(0.0)
+    assert process.returncode == -signal.SIGKILL

@@ -123,8 +123,7 @@ class Run:
     def look(self) -> None:
         """Reaches the hosts, and asks each what it knows of itself as soon as it is there."""
         self._sessions = self._first.over(self._transport)
-        if self._first.failures and not self._clock.lacks(witnesses.DIAL_S, "a look from the other hosts"):
-            self._first.failures.update(witnesses.run(self._sessions, self._first.failures))
+        self._first.failures.update(witnesses.run(self._sessions, self._first.failures, self._clock.until))
 
     def mesh(self) -> None:
         """Has every host dial the others."""

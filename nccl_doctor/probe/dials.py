@@ -154,17 +154,19 @@ class Round:
         self._selector = selectors.PollSelector()  # poll(2) takes no file of its own, and there may be none left
         self._flying: dict[Key, tuple[float, Dial]] = {}
         self._results: dict[Key, Ended] = {}
+        self._waiting: list[tuple[Key, Dial]] = []
+        self._full_since: float | None = None
 
     def run(self, waiting: list[tuple[Key, Dial]]) -> dict[Key, Ended]:
         """How each ended."""
-        waiting, at_once = waiting[::-1], min(AT_ONCE, _room())
+        self._waiting, at_once = waiting[::-1], min(AT_ONCE, _room())
         with self._selector:
-            while waiting or self._flying:
-                while waiting and len(self._flying) < at_once and self._begin(*waiting[-1]):
-                    waiting.pop()
+            while self._waiting or self._flying:
+                while self._waiting and len(self._flying) < at_once and self._begin(*self._waiting.pop()):
+                    pass
                 now = time.monotonic()
                 first, _ = next(iter(self._flying.values()), (now + FULL_S, None))
-                for ready, _ in self._selector.select(max(0.0, min(first - now, FULL_S if waiting else first))):
+                for ready, _ in self._selector.select(max(0.0, min(first - now, FULL_S if self._waiting else first))):
                     self._selector.unregister(ready.fileobj)
                     key, dial = ready.data
                     self._go_on(key, dial, dial.heard())
@@ -172,21 +174,30 @@ class Round:
         return self._results
 
     def _begin(self, key: Key, dial: Dial) -> bool:
-        """Whether it was begun, or waited for in vain."""
-        outcome = dial.start()
-        if outcome == FULL and time.monotonic() < dial.began + self._timeout_s:
-            return False
+        """Whether it was begun, or a file was waited for in vain."""
         self._flying[key] = time.monotonic() + self._timeout_s, dial
+        outcome = dial.start()
+        if outcome != FULL:
+            self._full_since = None
         self._go_on(key, dial, outcome)
-        return True
+        return self._waiting[-1:] != [(key, dial)]
 
     def _go_on(self, key: Key, dial: Dial, outcome: Outcome | None) -> None:
         if outcome is None and dial.sock is not None:
             self._selector.register(dial.sock, selectors.EVENT_READ, (key, dial))
+            return
+        dial.end()
+        del self._flying[key]
+        if outcome == FULL and self._may_wait():
+            self._waiting.append((key, dial))
         else:
-            dial.end()
-            del self._flying[key]
             self._results[key] = (*(outcome or TIMED_OUT), round(time.monotonic() - dial.began, 4))
+
+    def _may_wait(self) -> bool:
+        """Whether a file may still be waited for: all do so together, since the first found none."""
+        now = time.monotonic()
+        self._full_since = self._full_since or now
+        return now < self._full_since + self._timeout_s
 
     def _end_late(self, now: float) -> None:
         """Those whose time is over; they began in this order, and all have the same time."""

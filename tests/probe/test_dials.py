@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.probe.dials import FULL, Dial, Round
+from nccl_doctor.probe.dials import FULL, Dial, Place, Round
+from tests.patience import joined
 
 NONCE = b"0123456789abcdef"
 
@@ -74,3 +76,38 @@ def test_a_dial_waits_for_a_file_that_it_may_open(port: int, for_s: float | None
 def test_a_family_that_the_kernel_lacks_is_passed_over(port: int) -> None:
     places = [(9999, ("127.0.0.1", port)), (socket.AF_INET, ("127.0.0.1", port))]
     assert Round(5.0).run([((0, port), Dial(places, NONCE))])[0, port][:2] == ("connected", None)
+
+
+def test_dials_wait_for_a_file_together_and_not_one_after_the_other(port: int) -> None:
+    """Forty that wait 0.5 s each take 20 s; who asked for them waits for as long as one takes."""
+    dials = [((index, port), Dial([(socket.AF_INET, ("127.0.0.1", port))], NONCE)) for index in range(40)]
+    since = time.monotonic()
+    with no_file_left(None):
+        ends = Round(0.5).run(dials)
+    assert {end[:2] for end in ends.values()} == {FULL}
+    assert len(ends) == 40
+    assert time.monotonic() - since < 10
+
+
+def test_the_second_address_of_a_name_waits_for_a_file_too(port: int) -> None:
+    """The first takes the dial and ends it when no file is left."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.create_server(("127.0.0.1", 0)) as ends_it:
+        places: list[Place] = [(socket.AF_INET, ends_it.getsockname()), (socket.AF_INET, ("127.0.0.1", port))]
+
+        def serve() -> None:
+            connection, _ = ends_it.accept()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # those that are open stay
+            connection.close()
+            time.sleep(0.3)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            ends = Round(20.0).run([((0, port), Dial(places, NONCE))])
+        finally:
+            joined(thread)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert ends[0, port][:2] == ("connected", None)

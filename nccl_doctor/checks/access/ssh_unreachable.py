@@ -56,6 +56,8 @@ _SUMMARY = {
 }
 ANSWERS = ("stranger", "intercepted", "reset")
 """Of dials that met somebody who is not our listener, as sshd is not."""
+UNANSWERED = ("timed-out", "no-route", "unreachable")
+"""Of dials that met nobody."""
 _OTHER = "See whether ssh with the host's name works; its -v shows where it stops."
 
 
@@ -67,12 +69,12 @@ def ssh_unreachable(view: View) -> Iterator[Finding]:
 
 def _seen(failure: SshUnreachable) -> str:
     """What other hosts saw of it, to go on behind what was seen from here."""
-    up, refused = _who(failure, ANSWERS), _who(failure, ("refused",))
+    up, refused, cut_off = (_who(failure, outcomes) for outcomes in (ANSWERS, ("refused",), UNANSWERED))
     if up:
         return f"; {fold(up)} can reach it there, so it is up, and only this machine is cut off from it"
     if refused:
         return f"; dials from {fold(refused)} are refused, so it is up, and no sshd listens there"
-    return f"; {fold(failure.facts.others)} can't reach it there either" if failure.facts.others else ""
+    return f"; {fold(cut_off)} can't reach it there either" if cut_off else ""
 
 
 def _who(failure: SshUnreachable, outcomes: Collection[str]) -> list[str]:

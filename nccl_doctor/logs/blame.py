@@ -104,7 +104,7 @@ def _recorded(dumps: dict[str, Dump]) -> list[Event]:
         rank: f"never came to {where}" + (f"; its last was {record.words()}" if record else "")
         for rank, record in found.behind.items()
     }
-    told |= {rank: f"{found.mismatch} mismatch: {found.did[rank].words()}" for rank in odd}
+    told |= {rank: f"{found.mismatch(rank)} mismatch: {found.did[rank].words()}" for rank in odd}
     told |= {
         rank: ("" if odd else "waits in ") + record.words() for rank, record in found.did.items() if rank not in odd
     }

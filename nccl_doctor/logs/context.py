@@ -13,7 +13,7 @@ from nccl_doctor.logs.endings import accused, given_up, on_the_way_out
 from nccl_doctor.logs.events import Event, Reading
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.flight import Dump
-from nccl_doctor.logs.marks import RETURN_CODE
+from nccl_doctor.logs.marks import KILLED_FOR_MEMORY, RETURN_CODE
 from nccl_doctor.logs.ras_events import from_text
 from nccl_doctor.logs.register import echoes, signs
 from nccl_doctor.logs.rule import SCRIPT, Grade
@@ -31,7 +31,7 @@ _RETRIES_AT_THE_END = 3
 
 
 _CAUGHT = frozenset({"out-of-memory"})
-"""What a script that tries sizes out meets on its way to a good end."""
+"""What a script that tries sizes out meets on its way to a good end, unless the kernel or Slurm says it."""
 
 
 @dataclass
@@ -62,11 +62,14 @@ def in_context(log: Log) -> list[Event]:
     facts = log.facts
     every = [event for reading in log.readings for event in (*reading.events, *from_text(reading.events))]
     events = [_renamed(event) for event in every if not _ras(event, facts)]
-    if facts.ended_well:
-        events = [event for event in events if event.grade is Grade.ROOT and event.name not in _CAUGHT]
     source = {reading.name: reading for reading in log.readings}
-    if facts.torn_down:
-        events = [event for event in events if not on_the_way_out(event, source[event.file])]
+    events = [event for event in events if not _overcome(event, source[event.file])]
+    well = {reading.name for reading in log.readings if reading.well}
+    events = [
+        event
+        for event in events
+        if not on_the_way_out(event, source[event.file], facts.world_size, others_well=len(well) > (event.file in well))
+    ]
     events = [accused(event, source[event.file]) for event in events]
     stuck = set() if facts.ended_well else _stuck_retries(log)
     if given_up(log.readings, events, joined=log.joined):
@@ -82,6 +85,12 @@ def in_context(log: Log) -> list[Event]:
         kept = [_without_interface(event) for event in kept]
     differing = mismatch(kept)
     return [replace(e, name="collective-mismatch", grade=Grade.ROOT) if e in differing else e for e in kept]
+
+
+def _overcome(event: Event, reading: Reading) -> bool:
+    """Whether the run of this source came to its end after all."""
+    caught = event.name in _CAUGHT and event.wording != KILLED_FOR_MEMORY
+    return event.line < reading.well and (event.grade is not Grade.ROOT or caught)
 
 
 def _without_return_codes(events: list[Event]) -> list[Event]:

@@ -55,29 +55,44 @@ def _left_others_waiting(event: Event, reading: Reading) -> bool:
     return stack and any(0 < lines <= _SOON for lines in later)
 
 
-def on_the_way_out(event: Event, reading: Reading) -> bool:
-    """Whether the store of rank 0 was missed by a process that had ended its communicators before."""
-    if event.name != "peer-died" or "TCPStore" not in event.text:
+def on_the_way_out(event: Event, reading: Reading, world: int | None, *, others_well: bool) -> bool:
+    """Whether a process missed the store at the end: the run, it itself, or rank 0, which has the store, was done."""
+    if not _of_the_store(event):
         return False
-    lines = reading.tail.split(b"\n")
-    before = lines[: max(len(lines) - (reading.lines - event.line) - 2, 0)]
-    return any(b"Destroy COMPLETE" in line or b"Abort COMPLETE" in line for line in before)
+    if others_well or 0 < reading.well < event.line:
+        return True
+    ranks = {0, event.rank} if event.rank is not None else {rank for rank, _ in reading.torn}
+    ends = [
+        line for (rank, size), line in reading.torn.items() if rank in ranks and size == world and line < event.line
+    ]
+    return any(not _in_trouble(reading, line) for line in ends)
 
 
-def _only_frames(tail: bytes, count: int) -> bool:
+def _of_the_store(event: Event) -> bool:
+    return event.name == "peer-died" and "TCPStore" in event.text
+
+
+def _in_trouble(reading: Reading, line: int) -> bool:
+    """Whether something had failed before a line: a communicator is aborted after that, too."""
+    failed = any(one.grade > Grade.HINT and one.line < line and not _of_the_store(one) for one in reading.events)
+    return failed or any(0 < line - one <= _STACK for one in reading.tracebacks)
+
+
+def _only_frames(after: list[bytes] | None) -> bool:
     """Whether the last lines are but the stacks of other processes, which write into each other's."""
-    lines = tail.rstrip(b"\n").split(b"\n")[-count:] if 0 < count < 400 else [b"more"]
-    return all(_FRAME.match(line) or b'File "' in line for line in lines)
+    return after is not None and all(_FRAME.match(line) or b'File "' in line for line in after)
 
 
 def given_up(readings: list[Reading], events: list[Event], *, joined: bool) -> bool:
     """Whether an exception ended its process, and was not caught: a launcher says so, or its source says no more."""
     exceptions = {event.file: event.line for event in events if event.name == SCRIPT and event.grade is Grade.HINT}
-    ends = {reading.name: reading.lines for reading in readings}
-    tails = {reading.name: reading.tail for reading in readings}
+    source = {reading.name: reading for reading in readings}
     at_the_end = any(
-        (ends.get(file, 0) - line <= _LAST_WORDS and not _SERVED.search(tails[file].rstrip().rpartition(b"\n")[2]))
-        or (not joined and _only_frames(tails[file], ends[file] - line))
+        (
+            source[file].lines - line <= _LAST_WORDS
+            and not _SERVED.search(source[file].tail.rstrip().rpartition(b"\n")[2])
+        )
+        or (not joined and _only_frames(source[file].after(line)))
         for file, line in exceptions.items()
     )
     return at_the_end or any(event.name == SCRIPT and event.grade > Grade.HINT for event in events)

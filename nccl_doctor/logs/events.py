@@ -117,6 +117,8 @@ class Reading:
         lines: lines that have ended.
         tail: the last bytes.
         tracebacks: lines in which the stack of an exception begins.
+        well: the last line that only a run prints that came to its end; 0 where there is none.
+        torn: rank and size of communicators to the last line that tells of their end.
     """
 
     name: str
@@ -127,6 +129,24 @@ class Reading:
     lines: int = 0
     tail: _Bytes = b""
     tracebacks: list[int] = field(default_factory=list)
+    well: int = 0
+    torn: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def after(self, line: int) -> list[_Bytes] | None:
+        """The lines that follow a line, one without an end included; None where the tail does not reach back to it."""
+        lines = self.tail.split(b"\n")
+        first = len(lines) - (self.lines - line) - 1
+        cut = first == 0 and self.bytes > len(self.tail)
+        return None if first < 0 or cut else lines[first:]
+
+    def note(self, kind: str, stated: re.Match[str], line: int) -> None:
+        """Keeps the place of a fact that means something to what stands before or behind it."""
+        if stated[0].startswith("Traceback") and len(self.tracebacks) < KEPT:
+            self.tracebacks.append(line)
+        elif kind in ("well", "busbw"):
+            self.well = line
+        elif kind == "torn":
+            self.torn[int(stated["rank"]), int(stated["size"])] = line
 
 
 class Reader:
@@ -191,8 +211,7 @@ class Reader:
                 fact = fact_rules.RULES[index - len(wordings)]
                 stated = fact.compiled.search(part)
                 if stated is not None:
-                    if stated[0].startswith("Traceback") and len(self.reading.tracebacks) < KEPT:
-                        self.reading.tracebacks.append(line.number)
+                    self.reading.note(fact.kind, stated, line.number)
                     prefix = prefix or peel(part)
                     self.reading.facts.take(fact.kind, stated, prefix)
             elif (match := wordings[index].match(part)) and not _SOURCE.search(part):

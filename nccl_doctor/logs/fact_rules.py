@@ -70,7 +70,7 @@ RULES: tuple[FactRule, ...] = (
     ),
     FactRule(
         "torn",
-        r"(?:Destroy|Abort) COMPLETE",
+        r"rank (?P<rank>\d{1,7}) n[rR]anks (?P<size>\d{1,7}) .*- (?:Destroy|Abort) COMPLETE",
         "n1:1:2 [0] NCCL INFO comm 0x5 rank 2 nranks 4 cudaDev 2 busId 1000 - Destroy COMPLETE",
     ),
     FactRule(

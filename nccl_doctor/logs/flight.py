@@ -47,6 +47,12 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it wants {module}.{name}, and a flight recorder's dump holds plain values only")
 
 
+_SAME_SIZES = frozenset({"all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base"})
+"""Collectives whose sizes are equal on all ranks."""
+_PARTS = ("collective type", "size", "dtype")
+"""What each part of :attr:`Record.call` is."""
+
+
 @dataclass(frozen=True)
 class Record:
     """One collective of one rank.
@@ -64,6 +70,11 @@ class Record:
     sizes: str
     dtypes: str
     place: str
+
+    @property
+    def call(self) -> tuple[str, str, str]:
+        """What all ranks must have in common: name, sizes where they must agree, types."""
+        return self.name, self.sizes if self.name in _SAME_SIZES else "", self.dtypes
 
     def words(self) -> str:
         """``all_reduce [[4]] Float number 4 of group 0 at train.py:212``."""
@@ -185,9 +196,6 @@ def _place(frames: object) -> str:
     return ""
 
 
-_SAME_SIZES = frozenset({"all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base"})
-
-
 @dataclass(frozen=True)
 class Disagreement:
     """Where dumps part.
@@ -209,19 +217,15 @@ class Disagreement:
         """The ranks that called another collective than most, or one of other sizes or types; none where all agree."""
         calls: dict[tuple[str, str, str], list[int]] = {}
         for rank, record in sorted(self.did.items()):
-            same = record.name in _SAME_SIZES
-            calls.setdefault((record.name, record.sizes if same else "", record.dtypes), []).append(rank)
+            calls.setdefault(record.call, []).append(rank)
         largest = max(calls.values(), key=len)
         return tuple(rank for ranks in calls.values() if ranks is not largest for rank in ranks)
 
-    @property
-    def mismatch(self) -> str:
-        """In what the odd ranks differ from the others, as torch's own analyser names it; "" where all agree."""
-        odd = self.odd
-        if not odd:
-            return ""
-        one, other = self.did[odd[0]], next(record for rank, record in self.did.items() if rank not in odd)
-        return "collective type" if one.name != other.name else "size" if one.sizes != other.sizes else "dtype"
+    def mismatch(self, rank: int) -> str:
+        """In what an odd rank's call differs from that of most, as torch's own analyser names it."""
+        own = self.did[rank].call
+        most = next(record.call for other, record in self.did.items() if other not in self.odd)
+        return next(word for word, one, other in zip(_PARTS, own, most, strict=True) if one != other)
 
 
 def compare(dumps: Iterable[Dump]) -> Disagreement | None:

@@ -67,6 +67,11 @@ TERMINATING = (
 )
 """A launcher says that it ends the other processes: what is killed after that was killed by it."""
 
+KILLED_FOR_MEMORY = (
+    r"(?:oom-kill|oom_kill|oom_reaper|OOMKilled|OOM Killed|[Dd]etected \d+ oom|Out [Oo]f [Mm]emory: Kill)"
+)
+"""The kernel, Slurm or Kubernetes ended a process for want of memory, which no script catches."""
+
 RETURN_CODE = r"INFO misc/socket\.cc:\d+ -> 2\b"
 """ncclSystemError, on its way up: what failed stands before it, in a line that may be lost."""
 

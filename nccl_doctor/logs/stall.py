@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import replace
 
 from nccl_doctor.inet import numeric
@@ -18,6 +19,11 @@ _NEAR = 25
 _LATER = 3
 """Lines of others than NCCL after which a log no longer ends with what NCCL said."""
 
+_TABLE_OF_GPUS = re.compile(
+    rb"\s*(?:$|[|+]|.{0,80}nvidia-smi|\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\s*$)|.{0,200}NCCL (?:INFO|WARN)"
+)
+"""A line of NCCL's, or one that nvidia-smi draws: its table, the time above it, the command, as ``watch`` shows it."""
+
 _NETS = tuple(
     map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16"))
 )
@@ -28,9 +34,10 @@ def came_together(facts: Facts) -> bool:
     return any(process.milestone is Milestone.COMPLETE for process in facts.processes.values())
 
 
-def guessed(event: Event) -> bool:
-    """Whether only the end of the log speaks for a hang, which may be the end of an excerpt."""
-    return event.wording in (marks.STARTED, marks.CONNECTED)
+def guessed(events: tuple[Event, ...]) -> bool:
+    """Whether only the end of the log speaks for a hang, which may be the end of an excerpt, or GPUs that work."""
+    wordings = {event.wording for event in events}
+    return marks.BUSY in wordings or wordings <= {marks.STARTED, marks.CONNECTED}
 
 
 def complaints(readings: list[Reading]) -> bool:
@@ -47,7 +54,7 @@ def interrupts(events: list[Event]) -> bool:
 def stalled(readings: list[Reading], facts: Facts) -> list[Event]:
     """Where the run stood, and the words that say so; nothing where it may just have gone on."""
     for reading in readings:
-        found = _complained(reading, facts) or _interrupted(reading) or _empty_table(reading, facts)
+        found = _complained(reading, facts) or _interrupted(reading) or _empty_table(reading, facts) or _busy(reading)
         if found:
             return found
     return _left_waiting(readings, facts) or _silent(readings, facts)
@@ -55,7 +62,6 @@ def stalled(readings: list[Reading], facts: Facts) -> list[Event]:
 
 def _complained(reading: Reading, facts: Facts) -> list[Event]:
     words = [event for event in reading.events if event.wording == marks.COMPLAINED]
-    words += [event for event in reading.events if event.wording == marks.BUSY and _only_table(reading, event.line)]
     if not words:
         return []
     places = [event for event in reading.events if event.wording in _PLACES]
@@ -64,11 +70,14 @@ def _complained(reading: Reading, facts: Facts) -> list[Event]:
     return [_blamed(event, name) for event in (*places[-1:], words[-1])]
 
 
-def _only_table(reading: Reading, line: int) -> bool:
-    """Whether the rest of a log behind a line is but a table's, as nvidia-smi draws it."""
-    after = max(reading.lines - line, 0)
-    lines = reading.tail.split(b"\n")[-after - 1 :]
-    return len(lines) > after and all(one.lstrip()[:1] in (b"", b"|", b"+") for one in lines)
+def _busy(reading: Reading) -> list[Event]:
+    """GPUs at work below the place where a log of NCCL's ends: they may compute, or wait for each other."""
+    rows = [event for event in reading.events if event.wording == marks.BUSY]
+    places = [event for event in reading.events if event.wording in _PLACES]
+    after = reading.after(places[-1].line) if rows and places and places[-1].line < rows[-1].line else None
+    if after is None or not all(map(_TABLE_OF_GPUS.match, after)):
+        return []
+    return [_blamed(event, _name(places[-1])) for event in (places[-1], rows[-1])]
 
 
 def _interrupted(reading: Reading) -> list[Event]:
@@ -100,10 +109,8 @@ def _left_waiting(readings: list[Reading], facts: Facts) -> list[Event]:
 
 def _ends_with_nccl(reading: Reading, line: int) -> bool:
     """Whether NCCL alone spoke after a line, as far as the end that is kept reaches back."""
-    after = max(reading.lines - line, 0)
-    lines = reading.tail.split(b"\n")[-after - 1 :]
-    others = [one for one in lines if one.strip() and b"NCCL INFO" not in one]
-    return len(lines) > after and len(others) <= _LATER
+    after = reading.after(line)
+    return after is not None and sum(bool(one.strip()) and b"NCCL INFO" not in one for one in after) <= _LATER
 
 
 def _silent(readings: list[Reading], facts: Facts) -> list[Event]:

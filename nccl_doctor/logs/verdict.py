@@ -136,7 +136,7 @@ def _severity(case: Case) -> Severity:
         return Severity.WARNING
     if cause.follows or cause.grade > Grade.LIKELY:
         return Severity.ERROR
-    if all(guessed(event) for event in cause.events):
+    if guessed(cause.events):
         return Severity.WARNING
     only_warned = all(event.prefix.level == "WARN" for event in cause.events)
     if cause.name == "nccl-unknown-error" and only_warned and not facts.gave_up:

@@ -40,6 +40,7 @@ CASES = [
     Recorded("one is far behind", {0: "A4f A4f A4f B1i A4f?", 1: "A4f A4f"}, "collective-timeout", {1}, "number 2"),
     Recorded("one went ahead", {0: "A4f A4f?", 1: "A4f", 2: "A4f"}, "collective-timeout", {1}, "never came to number 2"),
     Recorded("other sizes", {0: "W A4f?", 1: "W A4f?", 2: "W A8f?"}, "collective-mismatch", {2}, "size mismatch"),
+    Recorded("another type among uneven parts", {0: "G4f?", 1: "G8h?", 2: "G6f?"}, "collective-mismatch", {1}, "dtype mismatch"),
     Recorded("another type", {0: "W A4h?", 1: "W A4f?", 2: "W A4h?"}, "collective-mismatch", {1}, "dtype mismatch"),
     Recorded(
         "another operation", {0: "A4f?", 1: "A4f?", 2: "B4f?"}, "collective-mismatch", {2}, "collective type mismatch"

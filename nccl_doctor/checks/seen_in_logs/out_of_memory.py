@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nccl_doctor.logs.marks import KILLED_FOR_MEMORY
 from nccl_doctor.logs.rule import LogSigns, root
 from nccl_doctor.logs.words import Advice, advise
 from nccl_doctor.registry import from_logs
@@ -57,7 +58,7 @@ RULES = (
         "n1:1:2 [0] include/alloc.h:70 NCCL WARN Failed to CUDA calloc async 4194304 bytes",
     ),
     root(
-        r"(?:oom-kill|oom_kill|oom_reaper|OOMKilled|OOM Killed|[Dd]etected \d+ oom|Out [Oo]f [Mm]emory: Kill)",
+        KILLED_FOR_MEMORY,
         "slurmstepd: error: Detected 1 oom_kill event in StepId=77.0. Some of the step tasks have been OOM Killed.",
     ),
     root(

@@ -21,7 +21,7 @@ RULES = (
     root(
         r"S?Xid \((?:PCI:)?[0-9a-fA-F:.]+\): \d+",
         "[ 4242.1] NVRM: Xid (PCI:0000:3b:00): 79, pid=4242, GPU has fallen off the bus.",
-        unless=r" Xid \S+ (?:13|31|43|45|63|68|69|92|94|121)\b",
+        unless=r" Xid \S+ (?:13|31|43|45|63|68|69|92|94|121)\b|Xid (?i:.{1,200}\bnon-?fatal)",
     ),
     likely(
         r"(?:NVRM: |nvidia-\w+: )?S?Xid \((?:PCI:)?[0-9a-fA-F:.]+\): \d+",

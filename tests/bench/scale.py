@@ -131,11 +131,13 @@ class ReplayChannel:
         self._answer("open", {})
 
     def send(self, data: bytes, _deadline: float) -> None:
-        """Takes a request; the first is the probe itself."""
+        """Takes a request; the first is the probe itself, and its header the second."""
         if not data.startswith(b"{"):
-            self._answer("hello", {"hello": self._recorded.hello})
             return
         request = json.loads(data)
+        if "do" not in request:
+            self._answer("hello", {"hello": self._recorded.hello})
+            return
         do = request["do"]
         self._answer(do, {"id": request["id"], "ok": getattr(self, f"_{do}")(request)})
 

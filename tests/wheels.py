@@ -10,6 +10,8 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+from tests.patience import LONG_S
+
 FOLDER = Path(sys.prefix) / "wheels"
 PLATFORMS = {
     "manylinux2014_x86_64": "*linux*_x86_64*.whl",
@@ -20,15 +22,20 @@ PLATFORMS = {
 PACKAGES = ("psutil", "py-spy")
 
 
+def found(package: str, platform: str) -> list[Path]:
+    """The wheels of the package's version here for a platform: one or none."""
+    return list(FOLDER.glob(f"{package.replace('-', '_')}-{version(package)}-{PLATFORMS[platform]}"))
+
+
 def fetch() -> Path:
     """The folder, with all of them in it."""
-    wanted = [f"{name}=={version(name)}" for name in PACKAGES]
-    for platform, pattern in PLATFORMS.items():
-        if len(list(FOLDER.glob(pattern))) >= len(wanted):
+    for platform in PLATFORMS:
+        wanted = [f"{name}=={version(name)}" for name in PACKAGES if not found(name, platform)]
+        if not wanted:
             continue
         kind = ["--no-deps", "--only-binary=:all:", "--implementation=cp", "--abi=abi3", f"--platform={platform}"]
         command = [sys.executable, "-m", "pip", "download", "--quiet", *kind, f"--dest={FOLDER}", *wanted]
-        subprocess.run(command, check=True)
+        subprocess.run(command, check=True, timeout=LONG_S)
     return FOLDER
 
 

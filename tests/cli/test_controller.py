@@ -12,7 +12,7 @@ import pytest
 
 from nccl_doctor.cli.main import main
 from tests.lab.cluster import Lab
-from tests.wheels import fetch
+from tests.wheels import fetch, found
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 PROGRAM = Path(__file__).with_name("a_mac.py")
@@ -33,7 +33,8 @@ def mac(lab: Lab) -> Iterator[Run]:
     """Runs the tool on the lab's controller as on a Mac; pip finds the wheels there are, and what came is kept."""
     controller = lab.controller
     controller.run("mkdir -p wheels mac")
-    with zipfile.ZipFile(next(fetch().glob("psutil-*-macosx*.whl"))) as wheel:
+    fetch()
+    with zipfile.ZipFile(found("psutil", "macosx_11_0_arm64")[0]) as wheel:
         for name in wheel.namelist():
             if name == "psutil/__init__.py":
                 controller.write(f"/root/mac/{name}", wheel.read(name).decode())

@@ -16,15 +16,15 @@ import psutil
 import pytest
 
 from nccl_doctor.collect import psutil_bundle, py_spy_bundle, wheels
-from tests.wheels import fetch
+from tests.wheels import PACKAGES, fetch, found
 
 
 @pytest.fixture(autouse=True)
 def mac(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A controller with the files of macOS' wheels, and pip's own means of finding others; the folder of what it keeps."""
     here = fetch()
-    for name in ("psutil", "py_spy"):
-        (wheel,) = here.glob(f"{name}-*-macosx*.whl")
+    for name in PACKAGES:
+        (wheel,) = found(name, "macosx_11_0_arm64")
         zipfile.ZipFile(wheel).extractall(tmp_path)
     (own,) = tmp_path.glob("py_spy-*/scripts/py-spy")
     monkeypatch.setattr(psutil, "__file__", str(tmp_path / "psutil" / "__init__.py"))

@@ -8,22 +8,13 @@ from itertools import chain
 
 from nccl_doctor import summary
 from nccl_doctor.checks.allreduce.output_causes import causes_from_output
+from nccl_doctor.cluster import Cluster
 from nccl_doctor.derived import Derived, FailedDials
+from nccl_doctor.finding import Finding, Severity
 from nccl_doctor.host_words import seen
 from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.inet import network_of, prefix_length
-from nccl_doctor.model import (
-    CheckResult,
-    Cluster,
-    Consequence,
-    Diagnosis,
-    Finding,
-    Gap,
-    HostSummary,
-    Outcome,
-    Report,
-    Severity,
-)
+from nccl_doctor.model import CheckResult, Consequence, Diagnosis, Gap, HostSummary, Outcome, Report
 from nccl_doctor.registry import PHASES, Check, Unjudged, View, all_checks
 from nccl_doctor.rows import NOT_SELECTED
 from nccl_doctor.snapshot import Host, Interfaces, Skipped, Smoke, Snapshot, Unknown

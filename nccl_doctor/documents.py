@@ -6,8 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from nccl_doctor.cluster import Cluster
+from nccl_doctor.finding import Command, Severity
 from nccl_doctor.frozen import Document, FrozenModel
-from nccl_doctor.model import Cluster, Command, Diagnosis, NcclInterface, Severity
+from nccl_doctor.model import Diagnosis, NcclInterface
 
 
 class HostList(Cluster, Document):

@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Literal, get_args
 
+from nccl_doctor.finding import Finding, Severity
 from nccl_doctor.hostlist import K, grouped
-from nccl_doctor.model import Finding, Severity
 
 if TYPE_CHECKING:
     # Types of what a view holds: the diagnosis of a log has none, and loading them takes as long as reading 200 MB.
@@ -131,7 +131,7 @@ class Check:
             another one (nccl_doctor.logs.rule, ``LogSigns.echo``).
         in_logs: what also follows where a log alone tells; facts of a host would show the two apart.
         scope: "master" judges the first host only, an engine those that are reached so
-            (:attr:`~nccl_doctor.model.Node.engines`).
+            (:attr:`~nccl_doctor.cluster.Node.engines`).
         function: None for a diagnosis that only logs or a running job show.
     """
 

@@ -11,6 +11,8 @@ from typing import Literal
 
 from nccl_doctor import __version__, shell
 from nccl_doctor.checks.allreduce.link import best, link
+from nccl_doctor.cluster import ENVIRONMENT, Cluster
+from nccl_doctor.finding import Severity
 from nccl_doctor.hostlist import plural
 from nccl_doctor.measured import (
     AllReduceReport,
@@ -22,16 +24,7 @@ from nccl_doctor.measured import (
     SampleReport,
     SizeReport,
 )
-from nccl_doctor.model import (
-    ENVIRONMENT,
-    CheckResult,
-    Cluster,
-    Diagnosis,
-    HostSummary,
-    Outcome,
-    Report,
-    Severity,
-)
+from nccl_doctor.model import CheckResult, Diagnosis, HostSummary, Outcome, Report
 from nccl_doctor.rows import phases
 from nccl_doctor.snapshot import (
     Isolation,

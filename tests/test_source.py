@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from nccl_doctor.checks.format_job import fix_port
+from nccl_doctor.cluster import Cluster, Node, access
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory.overrides import Overrides
-from nccl_doctor.model import Cluster, Node, access
 from nccl_doctor.shell import line
 from nccl_doctor.snapshot.slurm import SlurmOptions
 from nccl_doctor.source import ClusterSource

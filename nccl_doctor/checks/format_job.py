@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nccl_doctor.cluster import Cluster, Node
 from nccl_doctor.commands import on
+from nccl_doctor.finding import Command
 from nccl_doctor.hostlist import plural
-from nccl_doctor.model import Cluster, Command, Node
 from nccl_doctor.port_model import GRACE_S, age_words
 from nccl_doctor.shell import Line, line, script
 from nccl_doctor.snapshot import Process, TrainingJob

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from weakref import WeakKeyDictionary
 
+from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.hostlist import quoted
 from nccl_doctor.inet import is_loopback
-from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.nccl.exact_names import gloo_devices
 from nccl_doctor.nccl.gloo import lost_to
 from nccl_doctor.nccl.interfaces import Failure

@@ -10,9 +10,9 @@ from nccl_doctor.cli import options
 from nccl_doctor.cli.output import finish
 
 if TYPE_CHECKING:
+    from nccl_doctor.cluster import Cluster
     from nccl_doctor.collect.hang import HangOptions
     from nccl_doctor.hang_model import HangReport
-    from nccl_doctor.model import Cluster
     from nccl_doctor.snapshot.hang import HangSnapshot
 
 

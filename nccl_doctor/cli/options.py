@@ -22,9 +22,9 @@ from nccl_doctor.transport.register import MODULES
 
 if TYPE_CHECKING:
     from nccl_doctor.cli.output import Out
+    from nccl_doctor.cluster import Cluster
     from nccl_doctor.inventory.kube_request import KubeRequest
     from nccl_doctor.inventory.overrides import Overrides
-    from nccl_doctor.model import Cluster
 
 Color = choices.Color
 FailOn = choices.FailOn

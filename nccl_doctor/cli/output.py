@@ -74,7 +74,7 @@ class Out(NamedTuple):
 def exit_code(report: Report, fail_on: FailOn) -> int:
     """1 with a diagnosis at or above ``fail_on``, else 3 where something could not be judged, else 0."""
     if fail_on is not FailOn.NEVER:
-        from nccl_doctor.model import Severity
+        from nccl_doctor.finding import Severity
 
         least = Severity(fail_on.value).rank
         if any(diagnosis.severity.rank >= least for diagnosis in report.diagnoses):

@@ -11,7 +11,8 @@ from nccl_doctor import framed
 from nccl_doctor.cli.options import KeepOptions
 from nccl_doctor.cli.output import write_file
 from nccl_doctor.errors import SnapshotError
-from nccl_doctor.model import Report, Severity
+from nccl_doctor.finding import Severity
+from nccl_doctor.model import Report
 from nccl_doctor.redact import redact
 from nccl_doctor.report.safe import clean
 from nccl_doctor.snapshot import Snapshot

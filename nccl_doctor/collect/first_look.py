@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from nccl_doctor.cluster import Cluster
 from nccl_doctor.collect import outside
 from nccl_doctor.collect.clock import Clock
 from nccl_doctor.collect.facts import Asking, failure
@@ -12,7 +13,6 @@ from nccl_doctor.collect.options import Progress, RunOptions
 from nccl_doctor.collect.reach import CONNECT_S, Reach
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.measured import Load
-from nccl_doctor.model import Cluster
 from nccl_doctor.snapshot import AnyAccessFailure, HostFacts, ResolverAnswer
 from nccl_doctor.transport.base import Transport
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from pydantic import TypeAdapter
 
 from nccl_doctor import __version__
+from nccl_doctor.cluster import Cluster
 from nccl_doctor.collect import answers, py_spy_bundle
 from nccl_doctor.collect.admission import MOST
 from nccl_doctor.collect.asking import ask_all
@@ -21,7 +22,6 @@ from nccl_doctor.collect.hang_typed import LOOK, host_look
 from nccl_doctor.collect.reach import Reach
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.errors import NotReachedError
-from nccl_doctor.model import Cluster
 from nccl_doctor.snapshot import AnyAccessFailure, Phased, ProbeFacts, ProbeFailed, Unknown, unknown
 from nccl_doctor.snapshot.hang import HangHost, HangSnapshot, HostLook, JobRanks, Ras, StoreClient
 from nccl_doctor.transport.base import Transport

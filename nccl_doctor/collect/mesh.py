@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from nccl_doctor.cluster import Cluster
 from nccl_doctor.collect import answers, path_mtu
 from nccl_doctor.collect.answers import Dialled, Listening, MalformedError
 from nccl_doctor.collect.asking import ask_all
@@ -30,7 +31,6 @@ from nccl_doctor.collect.mesh_plan import (
     suspects,
 )
 from nccl_doctor.collect.session import ProbeSession
-from nccl_doctor.model import Cluster
 from nccl_doctor.snapshot import Dial, HostFacts, Mesh, PortTrial
 
 

@@ -14,7 +14,7 @@ import ipaddress
 from collections.abc import Iterator
 
 from nccl_doctor import inet
-from nccl_doctor.model import Node
+from nccl_doctor.cluster import Node
 from nccl_doctor.nccl.host_nccl import nccl_interface
 from nccl_doctor.snapshot import Host, HostFacts, Interfaces, Names, Resolution, Unknown
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from nccl_doctor.cluster import Cluster, Node
 from nccl_doctor.collect import answers, rails, redial
 from nccl_doctor.collect.answers import Dialled, MalformedError
 from nccl_doctor.collect.asking import ask_all
@@ -14,7 +15,6 @@ from nccl_doctor.collect.mesh_addresses import confirmed
 from nccl_doctor.collect.mesh_plan import Target, own_nonce
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.hostlist import fold
-from nccl_doctor.model import Cluster, Node
 from nccl_doctor.ranks import nproc
 from nccl_doctor.snapshot import HostFacts, Sample
 

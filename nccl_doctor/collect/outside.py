@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from pydantic import ValidationError
 
-from nccl_doctor.model import Node
+from nccl_doctor.cluster import Node
 from nccl_doctor.snapshot import Outside, ResourceLimits, Unknown, unknown
 from nccl_doctor.transport.base import AccessError, Channel, Transport
 from nccl_doctor.transport.inside_options import InsideOptions

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nccl_doctor import inet
+from nccl_doctor.cluster import Node
 from nccl_doctor.collect.mesh_addresses import METADATA, own_networks
-from nccl_doctor.model import Node
 from nccl_doctor.nccl.exact_names import gloo_devices
 from nccl_doctor.nccl.gloo import dials
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from nccl_doctor import own_limits
+from nccl_doctor.cluster import Node
 from nccl_doctor.collect.admission import Stage, Window, in_turns
 from nccl_doctor.collect.answers import NoAnswerError
 from nccl_doctor.collect.load import LoadWatch
 from nccl_doctor.collect.pulse import SILENCE_S
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.measured import Load
-from nccl_doctor.model import Node
 from nccl_doctor.snapshot import AnyAccessFailure, ProbeFacts, ProbeFailed
 from nccl_doctor.transport.base import AccessError, Transport
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
+from nccl_doctor.cluster import Node
 from nccl_doctor.collect import answers, bundle, psutil_bundle, pulse
 from nccl_doctor.collect.answers import (
     GoneError,
@@ -25,7 +26,6 @@ from nccl_doctor.collect.answers import (
     UnheardError,
 )
 from nccl_doctor.collect.start_failure import SILENT, Start, start_failure
-from nccl_doctor.model import Node
 from nccl_doctor.snapshot import ProbeFailed, PythonMissing
 from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Channel, KnowsItsPath, LostError, Transport
 from nccl_doctor.transport.inside_options import InsideOptions

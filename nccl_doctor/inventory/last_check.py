@@ -15,11 +15,13 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from nccl_doctor import shell
+from nccl_doctor.cluster import Cluster
 from nccl_doctor.files import write_atomically
+from nccl_doctor.finding import Severity
 from nccl_doctor.frozen import FrozenModel
 from nccl_doctor.hostlist import fold
 from nccl_doctor.inventory.plan import CheckedHost
-from nccl_doctor.model import Cluster, Diagnosis, Report, Severity
+from nccl_doctor.model import Diagnosis, Report
 from nccl_doctor.nccl.recorder import release
 from nccl_doctor.ranks import counts
 from nccl_doctor.snapshot import Snapshot, TorchInfo, Unknown

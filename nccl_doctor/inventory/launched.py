@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from nccl_doctor import shell
+from nccl_doctor.cluster import Cluster
 from nccl_doctor.commands import on
 from nccl_doctor.documents import Launch
 from nccl_doctor.errors import UsageError
@@ -15,7 +16,6 @@ from nccl_doctor.inventory.last_check import Hosts, doubts, recall
 from nccl_doctor.inventory.launchers import commands, default_launcher
 from nccl_doctor.inventory.plan import plan
 from nccl_doctor.inventory.ssh_start import one_line
-from nccl_doctor.model import Cluster
 from nccl_doctor.nccl.recorder import diagnosable as recorded
 from nccl_doctor.transport.inside_options import InsideOptions, placed
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from nccl_doctor import shell
 from nccl_doctor.commands import on
 from nccl_doctor.errors import UsageError
+from nccl_doctor.finding import Command
 from nccl_doctor.inet import is_loopback
 from nccl_doctor.inventory.plan import LaunchPlan, Start
-from nccl_doctor.model import Command
 from nccl_doctor.nccl.recorder import release
 from nccl_doctor.shell import Line
 

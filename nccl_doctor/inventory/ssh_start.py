@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nccl_doctor import shell
-from nccl_doctor.model import Cluster, Command, Node
+from nccl_doctor.cluster import Cluster, Node
+from nccl_doctor.finding import Command
 from nccl_doctor.shell import Line
 from nccl_doctor.transport.settings import arguments
 from nccl_doctor.transport.ssh_options import SshOptions

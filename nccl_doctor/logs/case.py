@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nccl_doctor.commands import on
+from nccl_doctor.finding import Command, LogLine
 from nccl_doctor.hostlist import fold
 from nccl_doctor.logs.blame import Cause
 from nccl_doctor.logs.context import Log
@@ -15,7 +16,6 @@ from nccl_doctor.logs.events import Address, Event
 from nccl_doctor.logs.rank_process import Interface, Process
 from nccl_doctor.logs.rank_progress import rank_progress
 from nccl_doctor.logs.words import ranks_of
-from nccl_doctor.model import Command, LogLine
 from nccl_doctor.shell import line
 
 MOST_LINES = 5

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nccl_doctor.commands import on
+from nccl_doctor.finding import Command, Fix
 from nccl_doctor.hostlist import fold_numbers, nouns
-from nccl_doctor.model import Command, Fix
 from nccl_doctor.shell import line
 
 if TYPE_CHECKING:

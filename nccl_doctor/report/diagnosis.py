@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from nccl_doctor.finding import Command, Fix, LogLine
 from nccl_doctor.hostlist import fold, fold_numbers, grouped
-from nccl_doctor.model import Command, Consequence, Diagnosis, Fix, LogLine
+from nccl_doctor.model import Consequence, Diagnosis
 from nccl_doctor.report.safe import clean, pasteable
 from nccl_doctor.report.text import SEVERITY_STYLES, Screen, apart, wrap
 

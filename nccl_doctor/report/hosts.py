@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nccl_doctor.cluster import Cluster, Node
 from nccl_doctor.documents import HostList
 from nccl_doctor.hostlist import fold, plural
-from nccl_doctor.model import Cluster, Node
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.text import table, wrap
 

@@ -10,8 +10,9 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable
 
+from nccl_doctor.finding import LogLine
 from nccl_doctor.hostlist import fold, grouped
-from nccl_doctor.model import CheckResult, Consequence, Diagnosis, LogLine, Outcome, Report
+from nccl_doctor.model import CheckResult, Consequence, Diagnosis, Outcome, Report
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
-from nccl_doctor.model import Node
+from nccl_doctor.cluster import Node
 from nccl_doctor.snapshot import AnyAccessFailure
 
 LOGIN_TIMES = 3.0

@@ -16,8 +16,8 @@ import threading
 import time
 from pathlib import Path
 
+from nccl_doctor.cluster import Cluster, Node
 from nccl_doctor.errors import UsageError
-from nccl_doctor.model import Cluster, Node
 from nccl_doctor.probe.dial_back import sign
 from nccl_doctor.snapshot import EngineFacts, EngineFailure
 from nccl_doctor.transport.base import AccessError, if_free, remaining

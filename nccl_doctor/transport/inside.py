@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from nccl_doctor.model import Node
+from nccl_doctor.cluster import Node
 from nccl_doctor.snapshot import AnyAccessFailure, EngineFailure, ProbeFacts, ProbeFailed
 from nccl_doctor.snapshot.values import CONTAINER_NAME
 from nccl_doctor.transport import inside_failures

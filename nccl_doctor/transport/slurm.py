@@ -15,8 +15,8 @@ import subprocess
 import threading
 from collections.abc import Sequence
 
+from nccl_doctor.cluster import Node
 from nccl_doctor.hostlist import fold
-from nccl_doctor.model import Node
 from nccl_doctor.snapshot import EngineFailure
 from nccl_doctor.snapshot.slurm import SlurmOptions
 from nccl_doctor.transport import slurm_failures as failures

@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 
 from nccl_doctor import shell
-from nccl_doctor.model import Cluster, Node
+from nccl_doctor.cluster import Cluster, Node
 from nccl_doctor.once import once
 from nccl_doctor.probe import relay
 from nccl_doctor.snapshot.slurm import SlurmOptions

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from nccl_doctor.cluster import Node
 from nccl_doctor.collect.session import ProbeSession
-from nccl_doctor.model import Node
 from tests.collect.nodes import node
 
 HELLO = {"hello": {"python": "3.11.7", "psutil": "6.0.0", "machine": "x86_64", "libc": "glibc", "pid": 1}}

@@ -22,7 +22,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from nccl_doctor.diagnose import judge
-from nccl_doctor.model import Command, Outcome, Report
+from nccl_doctor.finding import Command
+from nccl_doctor.model import Outcome, Report
 from nccl_doctor.report.render import RenderOptions, render
 from nccl_doctor.snapshot import Snapshot
 from tests.checks.snapshots import load

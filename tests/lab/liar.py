@@ -22,11 +22,11 @@ from typing import Any
 from nccl_doctor.cli.choices import FailOn
 from nccl_doctor.cli.output import exit_code
 from nccl_doctor.cli.progress import Silent
+from nccl_doctor.cluster import Cluster, Node
 from nccl_doctor.collect.options import RunOptions
 from nccl_doctor.collect.run import looked
 from nccl_doctor.collect.smoke import SmokeLimits
 from nccl_doctor.diagnose import judge
-from nccl_doctor.model import Cluster, Node
 from nccl_doctor.report.render import render
 from nccl_doctor.snapshot import Snapshot
 from nccl_doctor.transport.local import LocalTransport

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.model import CheckResult, Gap, Outcome, Severity
+from nccl_doctor.finding import Severity
+from nccl_doctor.model import CheckResult, Gap, Outcome
 from tests.report.reports import STALE, UNREACHABLE, healthy, passed, render
 
 NOTE = STALE.model_copy(update={"severity": Severity.INFO})

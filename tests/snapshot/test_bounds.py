@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import pytest
 from pydantic import Field, JsonValue, ValidationError
 
-from nccl_doctor.model import Cluster, NcclInterface, Node
+from nccl_doctor.cluster import Cluster, Node
+from nccl_doctor.model import NcclInterface
 from nccl_doctor.snapshot import HostFacts, Mesh, RankResult, Snapshot
 from nccl_doctor.snapshot.hang import HangHost
 from nccl_doctor.snapshot.values import Observed

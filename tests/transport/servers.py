@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from nccl_doctor.model import Node, access
+from nccl_doctor.cluster import Node, access
 from nccl_doctor.transport.ssh_options import SshOptions
 from tests.patience import LONG_S, joined
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.model import Node
+from nccl_doctor.cluster import Node
 from nccl_doctor.transport.base import Channel, Transport
 from nccl_doctor.transport.register import Kind
 from tests.patience import LONG_S, crowd

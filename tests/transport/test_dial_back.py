@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor import probe
+from nccl_doctor.cluster import Cluster, Node
 from nccl_doctor.errors import UsageError
-from nccl_doctor.model import Cluster, Node
 from nccl_doctor.transport.base import AccessError
 from nccl_doctor.transport.dial_back import DialBackTransport, make
 from tests.patience import LONG_S

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.access._failures import FOLLOWS, of_engine
 from nccl_doctor.commands import on
-from nccl_doctor.model import Finding, Severity
+from nccl_doctor.finding import Finding, Severity
 from nccl_doctor.registry import View, check
 from nccl_doctor.shell import line
 from nccl_doctor.snapshot.values import CONTAINER_NAME

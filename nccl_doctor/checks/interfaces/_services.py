@@ -6,7 +6,7 @@ import json
 
 from nccl_doctor.checks.job_labels import common_labels
 from nccl_doctor.commands import on
-from nccl_doctor.model import Fix
+from nccl_doctor.finding import Fix
 from nccl_doctor.shell import line
 from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.pods import KubeFacts

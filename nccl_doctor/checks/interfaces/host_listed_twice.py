@@ -18,8 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.nccl_choice import NEEDS
+from nccl_doctor.cluster import Node
+from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.hostlist import fold
-from nccl_doctor.model import Finding, Fix, Node, Severity
 from nccl_doctor.registry import Unjudged, View, check
 
 

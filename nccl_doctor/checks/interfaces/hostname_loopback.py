@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.own_names import CHANCE, finding, own_names
+from nccl_doctor.finding import Finding, Severity
 from nccl_doctor.hostlist import fold
-from nccl_doctor.model import Finding, Severity
 from nccl_doctor.registry import Unjudged, View, check
 
 

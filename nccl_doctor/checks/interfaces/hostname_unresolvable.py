@@ -22,9 +22,9 @@ from nccl_doctor.checks.evidence_lines import folded
 from nccl_doctor.checks.interfaces._services import why
 from nccl_doctor.checks.own_names import CHANCE, finding, is_without_gpus, own_names
 from nccl_doctor.commands import on
+from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.inet import Address, numeric
-from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.shell import Line, line
 from nccl_doctor.snapshot import HostFacts, Mesh, Names, Snapshot, deviations, known

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.evidence_lines import folded
+from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.hostlist import fold
-from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 
 

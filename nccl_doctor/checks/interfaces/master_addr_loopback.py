@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nccl_doctor.cluster import Node
+from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.inet import is_loopback
-from nccl_doctor.model import Finding, Fix, Node, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Names
 

@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from nccl_doctor.checks.nccl_choice import NEEDS
+from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.inet import Network
-from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 
 

@@ -19,8 +19,8 @@ import ipaddress
 from collections.abc import Iterable, Iterator
 
 from nccl_doctor.commands import on
+from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.inet import Network, address_of
-from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.shell import line
 from nccl_doctor.snapshot import HostFacts, known

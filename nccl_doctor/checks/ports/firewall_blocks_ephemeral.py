@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.ports._firewall import by_rule, finding, gaps, whose
+from nccl_doctor.finding import Finding, Severity
 from nccl_doctor.hostlist import fold
-from nccl_doctor.model import Finding, Severity
 from nccl_doctor.registry import Unjudged, View, check
 
 

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from nccl_doctor.checks.format_job import endable, ending, fix_port
 from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving
 from nccl_doctor.commands import on
-from nccl_doctor.model import Command, Finding, Fix, Severity
+from nccl_doctor.finding import Command, Finding, Fix, Severity
 from nccl_doctor.port_model import age_words
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.shell import Line, line

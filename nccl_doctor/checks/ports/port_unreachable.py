@@ -35,8 +35,8 @@ from itertools import permutations
 from nccl_doctor.checks.ports._pods import between
 from nccl_doctor.checks.ports._rails import by_rail, rail_of
 from nccl_doctor.fewest import Group, groups
+from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.hostlist import fold, grouped, nouns
-from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Dial, FirewallFacts
 

@@ -33,8 +33,8 @@ from nccl_doctor.checks.processes._container_aspects import (
     shm_gib,
 )
 from nccl_doctor.commands import on
+from nccl_doctor.finding import Command, Finding, Fix, Severity
 from nccl_doctor.hostlist import fold, grouped
-from nccl_doctor.model import Command, Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.shell import line
 from nccl_doctor.snapshot import PENDING, Identity, Skipped, known

@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.commands import on
+from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.hostlist import fold
-from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.shell import line
 from nccl_doctor.snapshot import HostFacts, known

@@ -17,8 +17,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.hostlist import fold
-from nccl_doctor.model import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Host, HostFacts, TorchInfo, Unknown
 

@@ -18,8 +18,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from nccl_doctor.cluster import Node
+from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.hostlist import fold, fold_numbers, grouped, plural
-from nccl_doctor.model import Finding, Fix, Node, Severity
 from nccl_doctor.ranks import devices, nproc, visible
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Gpu, known

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from nccl_doctor.cluster import Cluster, Node
 from nccl_doctor.hostlist import fold, plural
-from nccl_doctor.model import Cluster, Node
 from nccl_doctor.ranks import devices, nproc, visible
 from nccl_doctor.snapshot import HostFacts, TorchInfo, Unknown
 

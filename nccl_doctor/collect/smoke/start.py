@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from nccl_doctor.cluster import Cluster
 from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import NoAnswerError, ProbeError, RankEvent, SmokeEnd
 from nccl_doctor.collect.fanout import fan_out
@@ -18,7 +19,6 @@ from nccl_doctor.collect.smoke.plan import SmokeLimits, plan
 from nccl_doctor.errors import DoctorError
 from nccl_doctor.files import write_atomically
 from nccl_doctor.hostlist import fold
-from nccl_doctor.model import Cluster
 from nccl_doctor.snapshot import HostFacts, Mesh, Phased, PortTrial, Skipped, Smoke, skipped
 
 SEND_S = 10.0

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from nccl_doctor.cluster import Cluster
 from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import ProbeError
 from nccl_doctor.collect.bisect import Group, NoTimeError, bisect
 from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.collect.smoke.plan import Backend, Plan, SmokeLimits, environment, plan
-from nccl_doctor.model import Cluster
 from nccl_doctor.snapshot import HostFacts, Isolation
 
 TRIAL_S: dict[Backend, float] = {"gloo": 6.0, "nccl": 30.0}

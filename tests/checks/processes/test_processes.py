@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from nccl_doctor.diagnose import judge
-from nccl_doctor.model import Diagnosis, Severity
+from nccl_doctor.finding import Severity
+from nccl_doctor.model import Diagnosis
 from nccl_doctor.redact import redact
 from tests.checks.snapshots import load, patched
 

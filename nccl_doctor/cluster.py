@@ -1,0 +1,102 @@
+"""The nouns of what is asked for: a cluster and its nodes, as the user described them."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import Field, JsonValue, model_validator
+
+from nccl_doctor.frozen import FrozenModel
+
+DEFAULT_MASTER_PORT = 29500
+"""torchrun's static rendezvous and ``env://`` use this port (torch/distributed/run.py)."""
+ENVIRONMENT = "of the environment"
+"""Stands in parentheses behind the name of a variable in :attr:`Cluster.origins`."""
+
+
+class NodeOptions(FrozenModel):
+    """Base of what one way of reaching hosts wants to know of a node, or of all together.
+
+    Attributes:
+        engine: its name in :attr:`Node.access`.
+    """
+
+    engine: ClassVar[str]
+
+
+EngineOptions = TypeVar("EngineOptions", bound=NodeOptions)
+Json = dict[str, JsonValue]
+
+
+def access(*options: NodeOptions) -> dict[str, Json]:
+    """The options as a node holds them: what says nothing is left out."""
+    said = {one.engine: one.model_dump(mode="json", by_alias=True, exclude_defaults=True) for one in options}
+    return {engine: values for engine, values in said.items() if values}
+
+
+class Node(FrozenModel):
+    """One node of the job, in torchrun's sense: a place in the list, on a machine.
+
+    Attributes:
+        name: what the user calls it; unique in the cluster.
+        address: the host name or IP address that SSH and the other hosts connect to.
+        node_rank: its place in the list, from 0.
+        nproc_per_node: ranks to start here; None means "the GPUs that the host shows, or 1".
+        cuda_visible_devices: as the environment variable; None leaves it unset.
+        python: the interpreter that training uses.
+        env: variables as the training job will have them.
+        access: what each way of reaching it was told, by the way's name; :meth:`options` reads it.
+        local: this machine: run without SSH.
+    """
+
+    name: str
+    address: str
+    node_rank: int
+    nproc_per_node: int | None = None
+    cuda_visible_devices: str | None = None
+    python: str = "python3"
+    access: dict[str, Json] = Field(default_factory=dict)
+    env: dict[str, str] = Field(default_factory=dict)
+    local: bool = False
+
+    def options(self, kind: type[EngineOptions]) -> EngineOptions:
+        """What one way of reaching hosts was told of this node."""
+        return kind.model_validate(self.access.get(kind.engine, {}))
+
+    @property
+    def engines(self) -> frozenset[str]:
+        """What its commands go through: "ssh" unless it is this machine or another engine has it, "inside" besides."""
+        named = frozenset(self.access) - {"ssh"}
+        return named if self.local or named - {"inside"} else named | {"ssh"}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _ssh_of_older_snapshots(cls, data: Any) -> Any:  # noqa: ANN401 - whatever stands there
+        if not (isinstance(data, dict) and isinstance(data.get("ssh"), dict)):
+            return data
+        said = {key: value for key, value in data["ssh"].items() if value is not None}
+        rest = {key: value for key, value in data.items() if key != "ssh"}
+        return rest | ({"access": {"ssh": said}} if said else {})
+
+
+class Cluster(FrozenModel):
+    """All nodes of a job and its master.
+
+    Attributes:
+        same: files and folders that have to be the same on all hosts; relative ones start from the home directory.
+        source: where this came from: a path, ``-w``, ``SLURM_JOB_NODELIST``, or "this machine".
+        origins: for ``nccl-doctor hosts``: "master_addr", "node1.address", … to "hosts.yaml:7" or "default".
+        access: what an engine knows of all nodes together, by its name; :meth:`options` reads it.
+    """
+
+    nodes: tuple[Node, ...]
+    master_addr: str
+    master_port: int = DEFAULT_MASTER_PORT
+    same: tuple[str, ...] = ()
+    source: str = "this machine"
+    origins: dict[str, str] = Field(default_factory=dict)
+    access: dict[str, Json] = Field(default_factory=dict)
+
+    def options(self, kind: type[EngineOptions]) -> EngineOptions:
+        """What an engine knows of all nodes together."""
+        return kind.model_validate(self.access.get(kind.engine, {}))

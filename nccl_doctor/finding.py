@@ -1,0 +1,79 @@
+"""The nouns of one fault: how grave it is, what was seen of it, and what to do about it."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, Literal
+
+from pydantic import Field
+
+from nccl_doctor.frozen import FrozenModel
+
+
+class Severity(str, Enum):
+    """``error``: the job will not start, will hang or compute wrongly; ``warning``: it may; ``info``: worth knowing."""
+
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+    @property
+    def rank(self) -> int:
+        """Order of gravity: 0 for info, 2 for error."""
+        return list(Severity).index(self)
+
+
+class Command(FrozenModel):
+    """A line that can be pasted as it is into a shell on ``host``; made by :mod:`nccl_doctor.commands` alone.
+
+    ``host`` is None for the machine that nccl-doctor runs on. Where the job runs in a container there, ``place`` says
+    on which side of its wall: "in the docker container train", "outside the docker container train".
+    """
+
+    host: str | None
+    command: str
+    place: str | None = None
+
+
+class Fix(FrozenModel):
+    """What to do. ``commands`` holds only what makes the diagnosis go away when pasted; judgement is prose.
+
+    ``variables`` are those that the commands set for the job, by host: ``launch`` puts them into its lines.
+    """
+
+    summary: str
+    risk: Literal["safe", "disruptive", "manual"] = "manual"
+    needs_root: bool = False
+    commands: tuple[Command, ...] = ()
+    variables: dict[str, dict[str, str]] = Field(default_factory=dict)
+
+
+class LogLine(FrozenModel):
+    """Evidence out of a log: its file, its line counted from 1, and the text."""
+
+    file: str
+    line: int
+    text: str
+
+
+class Finding(FrozenModel):
+    """What a check or a log yields: the fault, before it is known what follows from what.
+
+    Attributes:
+        hosts: names of the hosts at fault (not of those that suffer).
+        message: one sentence a tired person understands.
+        evidence: what was seen, each a line.
+        facts: the same for machines.
+        severity: None takes the check's own.
+        explains: of what the check's own ``explains`` names, what may follow from this finding; None for all of it.
+        entities: what a log names: host, ip, port, iface, rank, nccl_version, torch_version.
+    """
+
+    hosts: tuple[str, ...]
+    message: str
+    evidence: tuple[str | LogLine, ...] = ()
+    facts: dict[str, Any] = Field(default_factory=dict)
+    fix: Fix
+    severity: Severity | None = None
+    explains: tuple[str, ...] | None = None
+    entities: dict[str, Any] | None = None

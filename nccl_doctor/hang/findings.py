@@ -199,7 +199,7 @@ def _stalled(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     hosts = _ends(seen, links)
     lines = [
         f"{_end(seen, one.source)} -> {_end(seen, one.target)} {one.last.remote[0]}:{one.last.remote[1]}: "
-        f"{one.last.unsent} bytes not acknowledged, sent again {one.last.retransmits} times"
+        f"{one.last.unsent} bytes not acknowledged, {_tries(one)}"
         for one in links
     ]
     first = links[0]
@@ -214,6 +214,12 @@ def _stalled(judged: Judgement) -> Iterator[tuple[str, Finding]]:
             fix=Fix(summary="Test the path between these hosts; the job itself will not recover before its time-out."),
         ),
     )
+
+
+def _tries(link: Link) -> str:
+    if link.last.retransmits:
+        return f"sent again {link.last.retransmits} times"
+    return f"and {link.last.probes} questions for room in a row were not answered"
 
 
 def _even(judged: Judgement) -> Iterator[tuple[str, Finding]]:

@@ -159,9 +159,13 @@ class Link:
 
     @property
     def stalled(self) -> bool:
-        """Whether data was sent again and again, and nothing of it was acknowledged."""
+        """Whether data was sent again and again, or room for it asked for, and nothing was acknowledged.
+
+        A peer that merely does not read has its kernel answer the questions.
+        """
         unmoved = self.first.acked == self.last.acked
-        return bool(unmoved and self.first.unsent and self.last.unsent and self.last.retransmits)
+        unheard = self.last.retransmits or self.last.probes > 1
+        return bool(unmoved and self.first.unsent and self.last.unsent and unheard)
 
 
 def links(ranks: dict[int, ObservedRank]) -> list[Link]:

@@ -24,7 +24,7 @@ STATES = (
 socket with a port is in.
 """
 ALL_STATES = (1 << len(STATES)) - 1
-TIMER_RETRANSMIT, TIMER_TIME_WAIT = 1, 3
+TIMER_RETRANSMIT, TIMER_TIME_WAIT, TIMER_PROBE = 1, 3, 4
 INET_DIAG_INFO = 2
 
 _REQUEST = struct.Struct("=BBBBI")
@@ -63,6 +63,8 @@ class Flow(NamedTuple):
         unread: came in, and the program has not read it.
         unsent: the program wrote it, and the peer has not acknowledged it.
         retransmits: how often the oldest of that was sent again without an answer.
+        probes: the peer had no room for it, and was asked this often in a row without an answer; one may be on its
+            way, and the peer's kernel answers two a second (tcp_invalid_ratelimit).
         acked: sent and acknowledged so far; None where the kernel does not tell, as for ``received``.
         heard_s: seconds since data came, or since it was connected; None where the kernel does not tell.
     """
@@ -71,6 +73,7 @@ class Flow(NamedTuple):
     unread: int
     unsent: int
     retransmits: int
+    probes: int
     acked: int | None
     received: int | None
     heard_s: float | None = None
@@ -107,8 +110,9 @@ def parse_flow(body: bytes) -> Flow:
         socket=parse(body),
         unread=unread,
         unsent=unsent,
-        # written without the timer of a retransmission: the peer's window is closed, or all goes well
+        # without these timers there is nothing to send again, and nobody to ask
         retransmits=info[2] if len(info) > 2 and timer == TIMER_RETRANSMIT else 0,
+        probes=info[3] if len(info) > 3 and timer == TIMER_PROBE else 0,
         acked=acked,
         received=received,
         heard_s=_HEARD.unpack_from(info, _HEARD_AT)[0] / 1000 if len(info) >= _HEARD_AT + _HEARD.size else None,

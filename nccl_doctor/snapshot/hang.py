@@ -143,6 +143,7 @@ class Flow(Observed):
     Attributes:
         unread: came in and was not read; ``unsent``: written, and not acknowledged by the peer.
         retransmits: how often the oldest of that was sent again without an answer.
+        probes: the peer had no room for it, and was asked this often in a row without an answer.
         acked: sent so far; ``received`` likewise. None where the kernel does not count.
     """
 
@@ -152,6 +153,7 @@ class Flow(Observed):
     unread: Count
     unsent: Count
     retransmits: Count
+    probes: Count = 0
     acked: Count | None
     received: Count | None
 

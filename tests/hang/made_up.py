@@ -43,6 +43,7 @@ def flow(local: str, port: int, remote: str, to: int, **change: Any) -> dict[str
         "unread": 0,
         "unsent": 0,
         "retransmits": 0,
+        "probes": 0,
         "acked": 1000,
         "received": 1000,
         **change,

@@ -187,9 +187,16 @@ def test_data_that_nobody_acknowledges() -> None:
 
 
 def test_a_reader_that_does_not_read_is_no_stalled_link() -> None:
-    """Its window is closed: the kernel probes and does not retransmit."""
-    job = Job().linked(1, 3, unsent=5000).stands(3, at(17))
+    """Its window is closed: the kernel probes and does not retransmit, and the peer's answers but for one on its way."""
+    job = Job().linked(1, 3, unsent=5000, probes=1).stands(3, at(17))
     assert judged(job) == ("outside-nccl", ["rank-outside-nccl"], [3])
+
+
+def test_a_peer_without_room_that_does_not_answer_either_is_cut_off() -> None:
+    """The news that there is room again is sent once; where it is lost, the sender asks."""
+    job = Job().linked(1, 2, unsent=5000, probes=3)
+    assert judged(job) == ("transport", ["link-stalled"], [1, 2])
+    assert any("3 questions for room" in line for line in report(job.snapshot).diagnoses[0].evidence)
 
 
 def test_one_host_in_all_stalled_pairs_is_the_one() -> None:

@@ -68,6 +68,7 @@ def _flow(flow: sock_diag.Flow) -> dict[str, Any]:
         "unread": flow.unread,
         "unsent": flow.unsent,
         "retransmits": flow.retransmits,
+        "probes": flow.probes,
         "acked": flow.acked,
         "received": flow.received,
     }
@@ -104,6 +105,7 @@ def _row(fields: list[str], state: str) -> dict[str, Any]:
         "unread": unread,
         "unsent": unsent,
         "retransmits": int(fields[6], 16) if timer == sock_diag.TIMER_RETRANSMIT else 0,
+        "probes": int(fields[8]) if timer == sock_diag.TIMER_PROBE else 0,
         "acked": None,
         "received": None,
     }

@@ -219,7 +219,7 @@ def _stalled(judged: Judgement) -> Iterator[tuple[str, Finding]]:
 def _tries(link: Link) -> str:
     if link.last.retransmits:
         return f"sent again {link.last.retransmits} times"
-    return f"and {link.last.probes} questions for room in a row were not answered"
+    return f"probed {link.last.probes} times without an answer"
 
 
 def _even(judged: Judgement) -> Iterator[tuple[str, Finding]]:

@@ -63,8 +63,9 @@ class Flow(NamedTuple):
         unread: came in, and the program has not read it.
         unsent: the program wrote it, and the peer has not acknowledged it.
         retransmits: how often the oldest of that was sent again without an answer.
-        probes: the peer had no room for it, and was asked this often in a row without an answer; one may be on its
-            way, and the peer's kernel answers two a second (tcp_invalid_ratelimit).
+        probes: it could not go out, for the peer had no room or this host dropped it, and the peer was asked this often
+            in a row without an answer (tcp_send_probe0). One may be on its way, and the peer's kernel answers two a
+            second (tcp_invalid_ratelimit).
         acked: sent and acknowledged so far; None where the kernel does not tell, as for ``received``.
         heard_s: seconds since data came, or since it was connected; None where the kernel does not tell.
     """

@@ -143,7 +143,7 @@ class Flow(Observed):
     Attributes:
         unread: came in and was not read; ``unsent``: written, and not acknowledged by the peer.
         retransmits: how often the oldest of that was sent again without an answer.
-        probes: the peer had no room for it, and was asked this often in a row without an answer.
+        probes: it could not go out, and the peer was asked for room this often in a row without an answer.
         acked: sent so far; ``received`` likewise. None where the kernel does not count.
     """
 

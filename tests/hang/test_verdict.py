@@ -196,7 +196,7 @@ def test_a_peer_without_room_that_does_not_answer_either_is_cut_off() -> None:
     """The news that there is room again is sent once; where it is lost, the sender asks."""
     job = Job().linked(1, 2, unsent=5000, probes=3)
     assert judged(job) == ("transport", ["link-stalled"], [1, 2])
-    assert any("3 questions for room" in line for line in report(job.snapshot).diagnoses[0].evidence)
+    assert any("probed 3 times" in line for line in report(job.snapshot).diagnoses[0].evidence)
 
 
 def test_one_host_in_all_stalled_pairs_is_the_one() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from nccl_doctor.diagnose import attach_consequences, judge
+from nccl_doctor.consequences import attach_consequences
+from nccl_doctor.diagnose import judge
 from nccl_doctor.hang.findings import NEXT_TIME, findings, sentence
 from nccl_doctor.hang.folds import doing, folded
 from nccl_doctor.hang.gaps import gaps

@@ -1,0 +1,139 @@
+"""Runs one check over a snapshot: what it found, or why it could not judge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import chain
+
+from nccl_doctor.derived import Derived
+from nccl_doctor.finding import Finding
+from nccl_doctor.hostlist import fold, grouped
+from nccl_doctor.model import Gap, Outcome
+from nccl_doctor.registry import PHASES, Check, Unjudged, View
+from nccl_doctor.snapshot import Host, Skipped, Snapshot, Unknown
+
+UNREACHED = "no host was reached"
+
+ENGINES = {
+    "ssh": "no host is reached over SSH",
+    "slurm": "no host is a node of a Slurm job",
+    "kube": "no host is a pod",
+    "inside": "no container is entered",
+}
+"""What a check says that judges one engine's hosts, where there are none."""
+
+SUBJECTS = {
+    "gpus": "no GPU on any host",
+    "gpu_health": "no GPU on any host",
+    "rdma": "no RDMA device on any host",
+    "step": "no host is looked at from within a Slurm job",
+    "same": "no file was named that has to be the same",
+    "surroundings": "no container on any host",
+}
+"""Facts that are lists of what a check is about, and what is said where they are empty on every host."""
+
+
+@dataclass
+class CheckYield:
+    """What one check came to: its outcome, why, and its findings."""
+
+    check: Check
+    outcome: Outcome
+    reason: str | None = None
+    findings: list[Finding] = field(default_factory=list)
+    looked_at: str | None = None
+    gaps: tuple[Gap, ...] = ()
+
+
+def run_check(check: Check, derived: Derived) -> CheckYield:
+    """One check over all hosts; a crash is its outcome and nobody else's."""
+    snapshot = derived.snapshot
+    phase_reason = _phase_reason(check, snapshot)
+    if phase_reason is None and not snapshot.reached and check.category != "access":
+        phase_reason = Outcome.UNKNOWN, UNREACHED
+    if phase_reason is not None:
+        outcome, reason = phase_reason
+        return CheckYield(check, outcome, reason)
+    hosts, gaps = _known(check, snapshot)
+    findings: list[Finding] = []
+    try:
+        assert check.function is not None
+        for result in check.function(View(derived, tuple(hosts))):
+            if isinstance(result, Unjudged):
+                gaps.append(result)
+            else:
+                findings.append(result)
+    except Exception as error:  # noqa: BLE001 - a fault of one check must not silence the others
+        return CheckYield(check, Outcome.CRASH, f"{type(error).__name__}: {error}", findings)
+    if findings:
+        return CheckYield(check, Outcome.FOUND, None, findings)
+    absent = _nothing_to_judge(check, snapshot, hosts)
+    if gaps or (absent is None and not snapshot.reached):  # whom one fault of access keeps away shows no other
+        merged = _merged(gaps)
+        told = "; ".join(f"{fold(gap.hosts)}: {gap.reason}" if gap.hosts else gap.reason for gap in merged)
+        return CheckYield(check, Outcome.UNKNOWN, told or UNREACHED, gaps=merged)
+    if absent is not None:
+        return CheckYield(check, Outcome.NOT_APPLICABLE, absent)
+    return CheckYield(check, Outcome.PASS, looked_at=_looked_at(check, hosts))
+
+
+def _looked_at(check: Check, hosts: list[Host]) -> str:
+    """What a verdict rests on: ``interfaces, env of node[1-3]``."""
+    what = ", ".join(need.replace("_", " ") for need in check.needs) or "what was seen"
+    return f"{what} of {fold(host.name for host in hosts)}" if hosts else what
+
+
+def _nothing_to_judge(check: Check, snapshot: Snapshot, hosts: list[Host]) -> str | None:
+    """Why a check that found nothing had nothing to look at; None where it had."""
+    if check.scope in ENGINES and not _in_scope(check, snapshot):
+        return ENGINES[check.scope]
+    facts = [host.facts for host in hosts if host.facts is not None]
+    for need in check.needs:
+        if need in SUBJECTS and facts and not any(getattr(one, need) for one in facts):
+            return SUBJECTS[need]
+    return None
+
+
+def _phase_reason(check: Check, snapshot: Snapshot) -> tuple[Outcome, str] | None:
+    """Why a check can't run at all: a phase that it needs was skipped or could not be carried out."""
+    for need in check.needs:
+        if need in PHASES:
+            value = getattr(snapshot, need)
+            if isinstance(value, Skipped):
+                return Outcome.SKIP, value.reason
+            if isinstance(value, Unknown):
+                return Outcome.UNKNOWN, value.reason
+    return None
+
+
+def _in_scope(check: Check, snapshot: Snapshot) -> tuple[Host, ...]:
+    """The hosts that a check judges, reached or not."""
+    if check.scope in ("all", "master"):
+        return snapshot.hosts[:1] if check.scope == "master" else snapshot.hosts
+    return tuple(host for host in snapshot.hosts if check.scope in host.node.engines)
+
+
+def _known(check: Check, snapshot: Snapshot) -> tuple[list[Host], list[Unjudged]]:
+    """The hosts whose needed facts are known, and why the others can't be judged."""
+    hosts: list[Host] = []
+    gaps: list[Unjudged] = []
+    for host in _in_scope(check, snapshot):
+        if host.facts is None:
+            # Its absence is a diagnosis already; a gap only where the check is about this host alone.
+            if check.scope == "master" and check.needs:
+                gaps.append(Unjudged((host.name,), "not reached"))
+            continue
+        missing = [getattr(host.facts, need) for need in check.needs if need not in PHASES]
+        reasons = [value.reason for value in missing if isinstance(value, Unknown)]
+        if reasons:
+            gaps.append(Unjudged((host.name,), reasons[0]))
+        else:
+            hosts.append(host)
+    return hosts, gaps
+
+
+def _merged(gaps: Iterable[Unjudged]) -> tuple[Gap, ...]:
+    """Gaps with the same reason made one."""
+    by_reason = grouped((gap.reason, gap.hosts) for gap in gaps)
+    return tuple(Gap(hosts=tuple(chain.from_iterable(hosts)), reason=reason) for reason, hosts in by_reason.items())

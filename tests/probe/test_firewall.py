@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.probe import firewall
+from nccl_doctor.probe import as_root, firewall
 from nccl_doctor.probe.unavailable import Unavailable
 from nccl_doctor.snapshot import Firewalld, FirewallFacts, IptablesSave, Unknown
 from tests.patience import LONG_S, crowd
@@ -29,7 +29,7 @@ a password (both seen with sudo 1.9.13)."""
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     """A host whose only programs are the ones a test writes, besides a shell's own."""
-    monkeypatch.setattr(firewall, "PATH", str(tmp_path))
+    monkeypatch.setattr(as_root, "PATH", str(tmp_path))
     monkeypatch.setattr(firewall, "NF_TABLES", str(tmp_path / "nf_tables"))
     monkeypatch.setattr(firewall, "LEGACY_TABLES", {name: f"{tmp_path}/{name}_tables_names" for name in ("ip", "ip6")})
     host = Host(tmp_path)
@@ -214,15 +214,15 @@ def test_what_hangs_where_no_wrapper_is_allowed_is_left_at_the_deadline(
 
 def test_programs_are_root_s_own_or_not_there(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host.program("nft", f"echo '{LISTING}'")
-    assert firewall.find("nft") == str(host.folder / "nft")
+    assert as_root.find("nft") == str(host.folder / "nft")
     (host.folder / "nft").chmod(0o777)
-    assert firewall.find("nft") is None
+    assert as_root.find("nft") is None
     (host.folder / "nft").chmod(0o755)
     os.chown(host.folder / "nft", 1000, 1000)
-    assert firewall.find("nft") is None
+    assert as_root.find("nft") is None
     os.chown(host.folder / "nft", 0, 0)
     host.folder.chmod(0o777)
-    assert firewall.find("nft") is None
+    assert as_root.find("nft") is None
 
 
 def test_bytes_that_are_no_text_do_no_harm(host: Host) -> None:

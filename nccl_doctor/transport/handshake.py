@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import paramiko
 
-from nccl_doctor.transport import failures, known_hosts
+from nccl_doctor.transport import failures, host_key_failures, known_hosts
 from nccl_doctor.transport.base import AccessError, remaining
-from nccl_doctor.transport.failures import Target
 from nccl_doctor.transport.known_hosts import KnownKey
 from nccl_doctor.transport.settings import HostSettings
 from nccl_doctor.transport.sockets import GreetedStream
+from nccl_doctor.transport.target import Target
 
 
 class DroppedError(Exception):
@@ -62,11 +62,11 @@ def negotiate(
         by_address = known_hosts.match_key(entries, known_hosts.entry_name(stream.peer(), settings.port), key)
         verdict = by_address if by_address.outcome == "changed" else verdict
     if verdict.outcome in ("changed", "revoked"):
-        raise failures.host_key_changed(target, verdict, key)
+        raise host_key_failures.host_key_changed(target, verdict, key)
     if verdict.outcome == "unknown":
         file, line = settings.own_known_hosts, known_hosts.line_for(name, key)
         kind, fingerprint = known_hosts.key_type(key), known_hosts.fingerprint(key)
-        raise failures.host_key_unknown(target, kind, fingerprint, file, line)
+        raise host_key_failures.host_key_unknown(target, kind, fingerprint, file, line)
 
 
 def _choose_algorithms(

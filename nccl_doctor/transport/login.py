@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import paramiko
 
-from nccl_doctor.transport import certificates, failures
+from nccl_doctor.transport import certificates, failures, login_failures
 from nccl_doctor.transport.base import remaining
-from nccl_doctor.transport.failures import Login, Target
 from nccl_doctor.transport.identities import Identities, gather
+from nccl_doctor.transport.login_failures import Login
 from nccl_doctor.transport.settings import HostSettings
 from nccl_doctor.transport.ssh_config import BeyondError
 from nccl_doctor.transport.ssh_session import SshSession
+from nccl_doctor.transport.target import Target
 
 
 def log_in(
@@ -46,7 +47,7 @@ def log_in(
     if login is None or time.monotonic() >= deadline:
         raise failures.stalled(target, "the login", deadline - started)
     expired, early = certificates.out_of_time(settings.identity_files)
-    raise failures.auth_failed(target, replace(login, out_of_time=expired, early=early))
+    raise login_failures.auth_failed(target, replace(login, out_of_time=expired, early=early))
 
 
 def _try_keys(transport: SshSession, user: str, identities: Identities) -> Login:

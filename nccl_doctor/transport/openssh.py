@@ -23,6 +23,7 @@ from nccl_doctor.transport.openssh_log import Attempt, classify, logs_in
 from nccl_doctor.transport.process import ProcessChannel
 from nccl_doctor.transport.settings import HostSettings, arguments
 from nccl_doctor.transport.ssh_options import SshOptions
+from nccl_doctor.transport.target import Target
 
 _STRICT = ("BatchMode=yes", "StrictHostKeyChecking=yes", "UpdateHostKeys=no")
 """Nothing is asked, and no key is added to a known_hosts file."""
@@ -164,11 +165,11 @@ def _log() -> Iterator[_Log]:
         yield _Log(file, file.name)
 
 
-def _last_jump(settings: HostSettings) -> failures.Target | None:
+def _last_jump(settings: HostSettings) -> Target | None:
     if not settings.proxy_jump:
         return None
     _, name, hop = split_jump(settings.proxy_jump)
-    return failures.Target(name, name, hop.port or 22, hop.user or settings.user, hop=True)
+    return Target(name, name, hop.port or 22, hop.user or settings.user, hop=True)
 
 
 def _unwritten(settings: HostSettings) -> str:

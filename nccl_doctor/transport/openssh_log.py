@@ -6,10 +6,11 @@ import re
 from dataclasses import dataclass, replace
 
 from nccl_doctor.snapshot import Reason
-from nccl_doctor.transport import certificates, failures
+from nccl_doctor.transport import certificates, failures, host_key_failures, login_failures
 from nccl_doctor.transport.base import AccessError
-from nccl_doctor.transport.failures import Login, Target
+from nccl_doctor.transport.login_failures import Login
 from nccl_doctor.transport.settings import HostSettings
+from nccl_doctor.transport.target import Target
 
 _SERVER_KEY = re.compile(r"Server host key: (\S+) (SHA256:\S+)")
 _OFFENDING = re.compile(r"Offending (?:\S+ )?key(?: for IP)? in (.+?):(\d+)")
@@ -90,15 +91,15 @@ def _host_key(attempt: Attempt, target: Target, log: str) -> AccessError | None:
     offending = _OFFENDING.search(log)
     if offending or _REVOKED.search(log):
         file, line = (offending[1], int(offending[2])) if offending else (str(attempt.settings.own_known_hosts), 0)
-        return failures.key_mismatch(
+        return host_key_failures.key_mismatch(
             target, where=(file, line), new=(key_type, fingerprint), old=None, revoked=bool(_REVOKED.search(log))
         )
-    return failures.host_key_unknown(target, key_type, fingerprint, attempt.settings.own_known_hosts)
+    return host_key_failures.host_key_unknown(target, key_type, fingerprint, attempt.settings.own_known_hosts)
 
 
 def _login(attempt: Attempt, target: Target, log: str) -> AccessError | None:
     if not attempt.late and _barred(log):
-        return failures.auth_failed(target, Login(barred=True, said=_said(attempt.stderr), agent=_AGENT in log))
+        return login_failures.auth_failed(target, Login(barred=True, said=_said(attempt.stderr), agent=_AGENT in log))
     methods, accepted = _CONTINUE.findall(log), tuple(_ACCEPTED.findall(log))
     if attempt.late or not ("Permission denied" in log or "Too many authentication failures" in log):
         return None
@@ -120,7 +121,7 @@ def _login(attempt: Attempt, target: Target, log: str) -> AccessError | None:
         out_of_time=expired,
         early=early,
     )
-    return failures.auth_failed(target, login)
+    return login_failures.auth_failed(target, login)
 
 
 def _barred(log: str) -> bool:

@@ -21,6 +21,7 @@ from nccl_doctor.transport import failures, known_hosts
 from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, remaining
 from nccl_doctor.transport.jumps import QUEUE, Places
 from nccl_doctor.transport.settings import HostSettings
+from nccl_doctor.transport.target import Target
 
 with warnings.catch_warnings():  # cryptography warns of ciphers that paramiko merely lists
     warnings.simplefilter("ignore")
@@ -52,7 +53,7 @@ class _Jump:
     places: Places = field(default_factory=Places)
 
     @contextmanager
-    def place(self, target: failures.Target, seconds: float) -> Iterator[None]:
+    def place(self, target: Target, seconds: float) -> Iterator[None]:
         """Holds one of the handshakes, for which it waits no longer than that."""
         with self.places.place(seconds) as held:
             if not held:

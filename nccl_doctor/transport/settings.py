@@ -11,6 +11,7 @@ from pathlib import Path
 from nccl_doctor.transport import failures
 from nccl_doctor.transport.ssh_config import expand
 from nccl_doctor.transport.ssh_options import SshOptions
+from nccl_doctor.transport.target import Target
 
 _HOST = re.compile(r"[\w.:%][\w.:%-]*")
 _USER = re.compile(r"[^-\s'\"`$\\;&<>|(){}\x00-\x1f\x7f][^\s'\"`$\\;&<>|(){}\x00-\x1f\x7f]*")
@@ -70,9 +71,9 @@ class HostSettings:
         usable = [path for path in self.user_known_hosts if path != Path(os.devnull)]
         return next(iter((*usable, *self.global_known_hosts)), expand("~/.ssh/known_hosts"))
 
-    def target(self, *, hop: bool = False) -> failures.Target:
+    def target(self, *, hop: bool = False) -> Target:
         """The host as failures name it."""
-        return failures.Target(self.name, self.hostname, self.port, self.user, hop=hop, via=self.via)
+        return Target(self.name, self.hostname, self.port, self.user, hop=hop, via=self.via)
 
 
 def check_name(name: str, options: SshOptions) -> None:
@@ -101,6 +102,6 @@ def arguments(options: SshOptions) -> list[str]:
     return argv + [word for option in options.options for word in ("-o", option)]
 
 
-def asked(name: str, options: SshOptions) -> failures.Target:
+def asked(name: str, options: SshOptions) -> Target:
     """The host as it was asked for, before anything is known of it."""
-    return failures.Target(name, name, options.port or 22, options.user or "")
+    return Target(name, name, options.port or 22, options.user or "")

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from nccl_doctor.transport import failures
 from nccl_doctor.transport.base import remaining
-from nccl_doctor.transport.failures import Target
+from nccl_doctor.transport.target import Target
 
 _GREETING = 1024
 _USER_TIMEOUT_MS = 30_000

@@ -17,6 +17,7 @@ from nccl_doctor.measured import Load, MachineLoad
 from nccl_doctor.transport import failures
 from nccl_doctor.transport.local import LocalTransport
 from nccl_doctor.transport.process import ProcessChannel
+from nccl_doctor.transport.target import Target
 from tests.collect.nodes import node
 from tests.patience import LONG_S
 
@@ -33,7 +34,7 @@ class Slow(LocalTransport):
             self.tries.append(node.name)
             many = self.tries.count(node.name)
         if many <= self._failing.get(node.name, 0):
-            raise failures.timed_out(failures.Target(node.name, node.address, 22, "root"), 10.0)
+            raise failures.timed_out(Target(node.name, node.address, 22, "root"), 10.0)
         return super().open(node, command, deadline, latest)
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.snapshot.access import UnreachableFacts
-from nccl_doctor.transport import failures
 from nccl_doctor.transport import resolve as resolving
 from nccl_doctor.transport.openssh_log import Attempt, classify
 from nccl_doctor.transport.ssh_options import SshOptions
+from nccl_doctor.transport.target import Target
 from tests.patience import LONG_S
 
 
@@ -82,6 +82,6 @@ def test_behind_a_jump_host_that_let_us_in_it_is_the_host(
     config = tmp_path / "config"
     config.write_text("Host n\n  ProxyJump j\n")
     host = resolving.resolve("n", SshOptions(), time.monotonic() + LONG_S, config)
-    found = classify(Attempt(host, log, hops, 2.0, late=late), failures.Target("j", "j", 22, "root", hop=True)).failure
+    found = classify(Attempt(host, log, hops, 2.0, late=late), Target("j", "j", 22, "root", hop=True)).failure
     assert isinstance(found.facts, UnreachableFacts)
     assert (found.facts.jump_host, found.facts.reason) == (hop, reason)

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from nccl_doctor.hostlist import grouped
 from nccl_doctor.measured import AllReduceReport, SizeReport
-from nccl_doctor.report.html.views import Chart, Series, Table, Tick
+from nccl_doctor.report.html.views.charts import Chart, Series, Tick
+from nccl_doctor.report.html.views.common import Table
 from nccl_doctor.report.smoke import rate_words, size_rows, size_words, time_words
 
 _WIDTH, _HEIGHT = 460.0, 280.0

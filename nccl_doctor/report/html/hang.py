@@ -9,7 +9,8 @@ from nccl_doctor.hostlist import fold, fold_numbers, grouped
 from nccl_doctor.report.html.cards import cards
 from nccl_doctor.report.html.document import document
 from nccl_doctor.report.html.report import head, pages
-from nccl_doctor.report.html.views import Count, Stand, Table
+from nccl_doctor.report.html.views.common import Count, Table
+from nccl_doctor.report.html.views.ranks import Stand
 from nccl_doctor.report.render import RenderOptions
 
 

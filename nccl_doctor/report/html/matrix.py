@@ -11,7 +11,7 @@ from nccl_doctor.hostlist import fold, grouped, plural
 from nccl_doctor.measured import FailedDial, MeshReport
 from nccl_doctor.model import Diagnosis, HostSummary, Report
 from nccl_doctor.report.html.text import short
-from nccl_doctor.report.html.views import Cell, Column, Legend, Matrix, Pair, Row
+from nccl_doctor.report.html.views.mesh import Cell, Column, Legend, Matrix, Pair, Row
 from nccl_doctor.report.smoke import time_words
 
 MOST_ROWS = 64

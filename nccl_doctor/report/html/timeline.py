@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from nccl_doctor.hostlist import fold, fold_numbers, grouped
 from nccl_doctor.model import LogEvent
-from nccl_doctor.report.html.views import Moment, Timeline
+from nccl_doctor.report.html.views.ranks import Moment, Timeline
 
 MOST = 120
 _DAY_S = 86400

@@ -10,7 +10,7 @@ from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.measured import AllReduceReport
 from nccl_doctor.model import Diagnosis, HostSummary, Report
 from nccl_doctor.report.html.text import short
-from nccl_doctor.report.html.views import Chosen, Hop, Net, Ring, Stop
+from nccl_doctor.report.html.views.ways import Chosen, Hop, Net, Ring, Stop
 from nccl_doctor.report.smoke import link_words, rate_words, ring_words
 
 MOST_STOPS = 64

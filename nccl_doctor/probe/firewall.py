@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from typing import Any, Callable
 
-from nccl_doctor.probe.as_root import Root, find
+from nccl_doctor.probe import as_root
+from nccl_doctor.probe.as_root import Root
 from nccl_doctor.probe.unavailable import Unavailable
 
 FIREWALLD_DOWN = 252
@@ -82,7 +83,7 @@ def _part(reader: Reader) -> object:
 
 
 def _nft(root: Root, form: str) -> str | None:
-    if find("nft"):
+    if as_root.find("nft"):
         return root.output("nft", form, "list", "ruleset")
     if not os.path.exists(NF_TABLES):
         return None
@@ -116,16 +117,16 @@ def _program(root: Root, family: str, backend: str) -> str | None:
     """The iptables of a back end: by its own name, or the plain one where it is of that kind."""
     plain = family + "tables"
     named = "%s-%s" % (plain, backend)
-    if find(named + "-save"):
+    if as_root.find(named + "-save"):
         return named
-    if find(plain + "-save") is None:
+    if as_root.find(plain + "-save") is None:
         return None
     kind = "nft" if "nf_tables" in root.output(plain, "--version") else "legacy"
     return plain if kind == backend else None
 
 
 def _firewalld(root: Root, iptables: object) -> dict[str, str] | None:
-    if find("firewall-cmd") is None:
+    if as_root.find("firewall-cmd") is None:
         return None
     status, zone, complaint = root.attempt(["firewall-cmd", "--get-default-zone"])
     if status == FIREWALLD_DOWN:
@@ -142,7 +143,7 @@ def _firewalld(root: Root, iptables: object) -> dict[str, str] | None:
 
 
 def _ufw(root: Root) -> str | None:
-    if find("ufw") is None:
+    if as_root.find("ufw") is None:
         return None
     status = root.output("ufw", "status", "verbose")
     return None if "Status: inactive" in status else status

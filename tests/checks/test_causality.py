@@ -19,6 +19,35 @@ EDGES = [(check, effect) for check in all_checks() if check.function for effect 
 LIVE = {check.name for check in all_checks() if check.function}
 _DIAL = {"src": "node3", "dst": "node1", "address": "node1", "port": 29500, "outcome": "timed-out"}
 _ELSEWHERE = {"node1": {"addresses": ["10.0.0.77"]}}
+
+
+def _nft(*rules: list[dict[str, Any]]) -> str:
+    """The input chain of a ruleset as ``nft -j`` prints it."""
+    here = {"family": "inet", "table": "filter"}
+    chain = {**here, "name": "input", "type": "filter", "hook": "input", "prio": 0, "policy": "accept"}
+    rows = [{"rule": {**here, "chain": "input", "handle": at, "expr": expr}} for at, expr in enumerate(rules, 1)]
+    return json.dumps({"nftables": [{"table": {"family": "inet", "name": "filter"}}, {"chain": chain}, *rows]})
+
+
+def _drops(left: dict[str, Any], right: object) -> list[dict[str, Any]]:
+    return [{"match": {"op": "==", "left": left, "right": right}}, {"drop": None}]
+
+
+_MASTER_PORT, _OTHER_PORT = (_drops({"payload": {"protocol": "tcp", "field": "dport"}}, port) for port in (29500, 40001))
+_WHO_KNOWS = _drops({"meta": {"key": "cgroup"}}, 7)
+
+
+def _one_port_dropped_and_another_lost(*rules: list[dict[str, Any]]) -> dict[str, Any]:
+    """Node1 has these rules; nobody reaches its master port, and node2 not its other ports either."""
+    empty = {"nft": _nft(), "iptables": []}
+    firewalls = {"node1": {"nft": _nft(*rules), "iptables": []}, "node2": empty, "node3": empty}
+    master = [{**_DIAL, "src": src, "address": "10.0.0.1"} for src in ("node2", "node3")]
+    return {
+        "hosts": {name: {"facts": {"firewall": rules, "firewall_after": rules}} for name, rules in firewalls.items()},
+        "mesh": {"failed": [*master, {**_DIAL, "src": "node2", "address": "10.0.0.1", "port": 40001}]},
+    }
+
+
 BY_HAND: dict[tuple[str, str], dict[str, Any]] = {
     ("hostname-mismatch", "port-unreachable"): {
         "cluster": {"master_addr": "node1"},
@@ -29,6 +58,8 @@ BY_HAND: dict[tuple[str, str], dict[str, Any]] = {
         "cluster": {"master_addr": "node1"},
         "hosts": {"node1": {"facts": {"resolution": _ELSEWHERE}}},
     },
+    ("firewall-blocks-port", "port-unreachable"): _one_port_dropped_and_another_lost(_MASTER_PORT, _WHO_KNOWS),
+    ("firewall-blocks-ephemeral", "port-unreachable"): _one_port_dropped_and_another_lost(_OTHER_PORT, _WHO_KNOWS),
     ("ephemeral-ports-few", "port-in-use"): {
         "hosts": {
             "node1": {
@@ -46,6 +77,15 @@ BY_HAND: dict[tuple[str, str], dict[str, Any]] = {
 @pytest.mark.parametrize(("cause", "effect"), [pytest.param(c, e, id=f"{c.name}-{e}") for c, e in EDGES if e in LIVE])
 def test_an_edge_between_checks_folds_one_under_the_other(cause: Check, effect: str) -> None:
     assert any(_folds(snapshot, cause.name, effect) for snapshot in _clusters(cause.name, effect))
+
+
+def test_a_dial_that_every_rule_lets_through_is_a_fault_of_its_own() -> None:
+    lost = _one_port_dropped_and_another_lost(_MASTER_PORT)
+    report = judge(Snapshot.model_validate(overlaid(healthy(), lost)), "check")
+    assert [(one.name, one.hosts, one.explains) for one in report.diagnoses] == [
+        ("firewall-blocks-port", ("node1",), ()),
+        ("port-unreachable", ("node1",), ()),
+    ]
 
 
 def test_what_only_logs_show_follows_from_a_check_too() -> None:

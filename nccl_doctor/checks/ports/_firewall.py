@@ -20,6 +20,10 @@ from nccl_doctor.snapshot import Dial, Snapshot
 PORTS_SHOWN = 4
 UNSEEN = "not dialled, for the port is held; so say the rules"
 
+ALLREDUCE = ("allreduce-timeout", "allreduce-failed")
+EXPLAINS = ("port-unreachable", *ALLREDUCE)
+"""Of these dials, those that no rule was seen to stop follow only where some of the host's rules are not understood."""
+
 
 def to_master(dial: Dial, snapshot: Snapshot) -> bool:
     """Whether the dial went to the master port on the master."""
@@ -70,6 +74,7 @@ def finding(blames: Sequence[Blame], view: View, message: str) -> Finding:
     first = blames[0]
     snapshot, listens = view.snapshot, view.nccl.addresses
     way = opening(blames, snapshot, listens)
+    unclear = {name for gap in view.firewall.gaps for name in gap.hosts}
     return Finding(
         hosts=tuple(blame.host.name for blame in blames),
         message=message,
@@ -87,6 +92,7 @@ def finding(blames: Sequence[Blame], view: View, message: str) -> Finding:
             },
         },
         fix=_fix(blames, way, unconfirmed(blames, snapshot, listens)),
+        explains=None if any(blame.host.name in unclear for blame in blames) else ALLREDUCE,
     )
 
 

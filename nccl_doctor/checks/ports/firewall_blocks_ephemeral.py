@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.ports._firewall import by_rule, finding, gaps, whose
+from nccl_doctor.checks.ports._firewall import EXPLAINS, by_rule, finding, gaps, whose
 from nccl_doctor.finding import Finding, Severity
 from nccl_doctor.hostlist import fold
 from nccl_doctor.registry import Unjudged, View, check
@@ -26,7 +26,7 @@ from nccl_doctor.registry import Unjudged, View, check
     "NCD302",
     severity=Severity.ERROR,
     needs=("mesh",),
-    explains=("port-unreachable", "allreduce-timeout", "allreduce-failed"),
+    explains=EXPLAINS,
 )
 def firewall_blocks_ephemeral(view: View) -> Iterator[Finding | Unjudged]:
     """One finding for all hosts that stop these ports alike, unless that rule stops the master port too."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.ports._firewall import by_rule, finding, gaps, stops_master, whose
+from nccl_doctor.checks.ports._firewall import EXPLAINS, by_rule, finding, gaps, stops_master, whose
 from nccl_doctor.finding import Finding, Severity
 from nccl_doctor.firewall.blame import Blame
 from nccl_doctor.hostlist import fold
@@ -32,7 +32,7 @@ from nccl_doctor.snapshot import Snapshot
     "NCD301",
     severity=Severity.ERROR,
     needs=("mesh",),
-    explains=("port-unreachable", "allreduce-timeout", "allreduce-failed"),
+    explains=EXPLAINS,
 )
 def firewall_blocks_port(view: View) -> Iterator[Finding | Unjudged]:
     """One finding for all hosts that have the same rule, where it stops the master port on one of them."""

@@ -41,9 +41,11 @@ def run(
 ) -> dict[str, SshUnreachable]:
     """The failures of the hosts that were looked at, with what was seen: sshd greets all, so a stranger is up.
 
+    This machine itself, where it is one of the hosts, is no witness: it has looked already.
     Nothing is looked at where it might not have ended by ``until`` (:func:`time.monotonic`).
     """
     latest = time.monotonic() + TAKES_S
+    chosen = [session for session in sessions if not session.node.local][:WITNESSES]
     lost = {
         name: failure
         for name, failure in failures.items()
@@ -51,7 +53,7 @@ def run(
         and failure.facts.reason in WORTH_ASKING
         and failure.facts.jump_host is None
     }
-    places = _places(lost)[:TARGETS] if sessions and latest <= until else []
+    places = _places(lost)[:TARGETS] if chosen and latest <= until else []
     if not places:
         return {}
     nonce = secrets.token_hex(16)
@@ -61,7 +63,6 @@ def run(
         return session.ask(answers.DIALLED, "dial", latest, targets=targets, timeout_s=DIAL_S)
 
     seen: dict[str, dict[str, DialOutcome]] = {}
-    chosen = sessions[:WITNESSES]
     for session, told in zip(chosen, fan_out(look, chosen), strict=True):
         rows = () if isinstance(told, Exception) else told.failed
         for row in sorted(filter(_is_look, rows), key=lambda row: LOOKS.index(row.outcome)):

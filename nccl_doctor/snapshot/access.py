@@ -46,9 +46,15 @@ class SshTarget(AccessFacts):
 
 
 class UnreachableFacts(SshTarget):
-    """Why no session came about; ``others``: what became of dials of its SSH port from hosts that were reached."""
+    """Why no session came about.
+
+    Attributes:
+        via: it was a jump host or a proxy that dialled, not this machine.
+        others: what became of dials of its SSH port from hosts that were reached.
+    """
 
     reason: Reason
+    via: bool = False
     others: dict[str, DialOutcome] = Field(default_factory=dict)
 
     @property

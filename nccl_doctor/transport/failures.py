@@ -41,7 +41,7 @@ _DETAIL: dict[Reason, str] = {
 
 def unreachable(target: Target, reason: Reason, detail: str = "", evidence: tuple[str, ...] = ()) -> AccessError:
     """No SSH session came about; ``detail`` words it where the reason alone does not."""
-    facts = UnreachableFacts(**dict(target.facts), reason=reason)
+    facts = UnreachableFacts(**dict(target.facts), reason=reason, via=target.via)
     words = detail or _DETAIL[reason]
     return AccessError(SshUnreachable(detail=words, evidence=bounded(evidence), facts=facts))
 

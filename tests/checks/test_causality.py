@@ -33,7 +33,9 @@ def _drops(left: dict[str, Any], right: object) -> list[dict[str, Any]]:
     return [{"match": {"op": "==", "left": left, "right": right}}, {"drop": None}]
 
 
-_MASTER_PORT, _OTHER_PORT = (_drops({"payload": {"protocol": "tcp", "field": "dport"}}, port) for port in (29500, 40001))
+_MASTER_PORT, _OTHER_PORT = (
+    _drops({"payload": {"protocol": "tcp", "field": "dport"}}, port) for port in (29500, 40001)
+)
 _WHO_KNOWS = _drops({"meta": {"key": "cgroup"}}, 7)
 
 

@@ -18,8 +18,8 @@ from tests.collect.nodes import node
 class Witness:
     """Answers with rows, and keeps what it was asked."""
 
-    def __init__(self, *rows: tuple[int, str, str | None], name: str = "a") -> None:
-        self.node = node(name=name)
+    def __init__(self, *rows: tuple[int, str, str | None], name: str = "a", local: bool = False) -> None:
+        self.node = node(name=name).model_copy(update={"local": local})
         self.targets: list[list[Any]] | None = None
         self.deadline = math.inf
         self._rows = rows
@@ -57,6 +57,10 @@ def test_a_witness_that_could_not_look_saw_nothing(outcome: str, error: str) -> 
 @pytest.mark.parametrize("outcome", ["stranger", "refused", "timed-out", "no-route"])
 def test_a_look_counts(outcome: str) -> None:
     assert others(Witness((0, outcome, None))) == {"a": outcome}
+
+
+def test_this_machine_is_no_witness_of_its_own() -> None:
+    assert others(Witness((0, "stranger", None), local=True)) == {}
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "localhost", "0.0.0.0", "fe80::1%eth0"])

@@ -70,11 +70,19 @@ def ssh_unreachable(view: View) -> Iterator[Finding]:
 def _seen(failure: SshUnreachable) -> str:
     """What other hosts saw of it, to go on behind what was seen from here."""
     up, refused, cut_off = (_who(failure, outcomes) for outcomes in (ANSWERS, ("refused",), UNANSWERED))
+    here, is_refused = _dialler(failure), failure.facts.reason == "refused"
     if up:
-        return f"; {fold(up)} can reach it there, so it is up, and only this machine is cut off from it"
+        what = "; but {} can reach one there" if is_refused else "; {} can reach it there"
+        apart = f"{here} and {fold(cut_off)} are" if cut_off else f"only {here} is"
+        return f"{what.format(fold(up))}, so it is up, and {apart} cut off from it"
     if refused:
-        return f"; dials from {fold(refused)} are refused, so it is up, and no sshd listens there"
+        means = ", too" if is_refused else ", so it is up, and no sshd listens there"
+        return f"; dials from {fold(refused)} are refused{means}"
     return f"; {fold(cut_off)} can't reach it there either" if cut_off else ""
+
+
+def _dialler(failure: SshUnreachable) -> str:
+    return "the jump host" if failure.facts.via else "this machine"
 
 
 def _who(failure: SshUnreachable, outcomes: Collection[str]) -> list[str]:
@@ -85,8 +93,8 @@ def _remedy(failures: tuple[SshUnreachable, ...]) -> Fix:
     up = _who(failures[0], ANSWERS)
     if up:
         return Fix(
-            summary="See what keeps this machine from the host: a route, a firewall between them, or one of the host's "
-            f"own that bars this address (fail2ban). Until then go by way of {up[0]} (ProxyJump in ~/.ssh/config), or "
-            "run nccl-doctor there."
+            summary=f"See what keeps {_dialler(failures[0])} from the host: a route, a firewall between them, or one "
+            f"of the host's own that bars this address (fail2ban). Until then go by way of {up[0]} (ProxyJump in "
+            "~/.ssh/config), or run nccl-doctor there."
         )
     return Fix(summary=_SUMMARY.get(str(failures[0].facts.reason), _OTHER))

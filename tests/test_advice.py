@@ -11,7 +11,7 @@ from nccl_doctor.diagnose import judge
 from nccl_doctor.logs.blame import Cause
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.diagnose import LogSource, diagnose
-from nccl_doctor.logs.events import Event
+from nccl_doctor.logs.event import Event
 from nccl_doctor.logs.register import signs
 from nccl_doctor.logs.verdict import report
 from nccl_doctor.model import Diagnosis

@@ -12,7 +12,7 @@ from nccl_doctor.finding import Command, LogLine
 from nccl_doctor.hostlist import fold
 from nccl_doctor.logs.blame import Cause
 from nccl_doctor.logs.context import Log
-from nccl_doctor.logs.events import Address, Event
+from nccl_doctor.logs.event import Address, Event
 from nccl_doctor.logs.rank_process import Interface, Process
 from nccl_doctor.logs.rank_progress import rank_progress
 from nccl_doctor.logs.words import ranks_of

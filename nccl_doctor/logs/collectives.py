@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from nccl_doctor.logs.text import number
 
 if TYPE_CHECKING:
-    from nccl_doctor.logs.events import Event
+    from nccl_doctor.logs.event import Event
 
 _WORK = re.compile(
     r"SeqNum=(?P<seq>\d+), ?OpType=(?P<op>\w+)(?:, ?NumelIn=(?P<numel_in>\d+), ?NumelOut=(?P<numel_out>\d+))?"

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 from nccl_doctor.inet import numeric
 from nccl_doctor.logs.collectives import mismatch
 from nccl_doctor.logs.endings import accused, given_up, on_the_way_out
-from nccl_doctor.logs.events import Event, Reading
+from nccl_doctor.logs.event import Event
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.flight import Dump
 from nccl_doctor.logs.marks import KILLED_FOR_MEMORY, RETURN_CODE
 from nccl_doctor.logs.ras_events import from_text
 from nccl_doctor.logs.register import echoes, signs
 from nccl_doctor.logs.rule import SCRIPT, Grade
+from nccl_doctor.logs.source import Reading
 from nccl_doctor.logs.stall import apart, came_together, complaints, interrupts, stalled
 from nccl_doctor.logs.text import number
 

@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from nccl_doctor.logs import flight, unwrap
 from nccl_doctor.logs.blame import Cause, causes
 from nccl_doctor.logs.context import Log
-from nccl_doctor.logs.events import Event, Reader, Reading
+from nccl_doctor.logs.event import Event
 from nccl_doctor.logs.fact_rules import CHANNEL_RULES
 from nccl_doctor.logs.facts import Facts, facts_of
 from nccl_doctor.logs.marks import RAS_LINE
 from nccl_doctor.logs.ras_events import from_answer
+from nccl_doctor.logs.reader import Reader
 from nccl_doctor.logs.rule import Grade
+from nccl_doctor.logs.source import Reading
 from nccl_doctor.logs.text import decode
 from nccl_doctor.nccl.ras_answer import MalformedAnswerError, RasAnswer
 from nccl_doctor.nccl.ras_json import parse_json

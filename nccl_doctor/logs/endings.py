@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from nccl_doctor.logs.events import Event, Reading
+from nccl_doctor.logs.event import Event
 from nccl_doctor.logs.marks import TERMINATING
 from nccl_doctor.logs.rule import SCRIPT, Grade
+from nccl_doctor.logs.source import Reading
 
 _LAST_WORDS = 1
 """Lines that may stand behind the one that names an exception at the end of a source, frames of stacks apart."""

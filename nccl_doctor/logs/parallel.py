@@ -15,9 +15,10 @@ from itertools import groupby
 from pathlib import Path
 
 from nccl_doctor.logs import flight, unwrap
-from nccl_doctor.logs.events import Reader, Reading
 from nccl_doctor.logs.facts import Facts
+from nccl_doctor.logs.reader import Reader
 from nccl_doctor.logs.reading import BLOCK, compressed
+from nccl_doctor.logs.source import Reading
 
 LONG = 32 << 20
 """Less than this is read before the processes have started."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from nccl_doctor.linear import compiled
-from nccl_doctor.logs.events import Address, Event
+from nccl_doctor.logs.event import Address, Event
 from nccl_doctor.logs.marks import RAS_LINE
 from nccl_doctor.logs.rule import Grade
 from nccl_doctor.nccl.ras_answer import Communicator, RankGroup, RasAnswer, RasProcess, RasRank

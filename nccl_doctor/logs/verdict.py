@@ -9,7 +9,7 @@ from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.hostlist import fold, plural
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.diagnose import LogVerdict
-from nccl_doctor.logs.events import Event
+from nccl_doctor.logs.event import Event
 from nccl_doctor.logs.rank_progress import RankProgress, rank_progress
 from nccl_doctor.logs.register import signs
 from nccl_doctor.logs.rule import Grade

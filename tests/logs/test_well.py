@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nccl_doctor.logs.diagnose import LogSource, diagnose
-from nccl_doctor.logs.events import Reader
 from nccl_doctor.logs.facts import Facts
+from nccl_doctor.logs.reader import Reader
 from nccl_doctor.logs.verdict import report
 from tests.each import each
 

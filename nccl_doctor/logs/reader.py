@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from nccl_doctor.logs import fact_rules
+from nccl_doctor.logs.event import Event
 from nccl_doctor.logs.facts import Facts
+from nccl_doctor.logs.mentions import address_of, rank_of
 from nccl_doctor.logs.prefix import Prefix, peel, records, without_bars
 from nccl_doctor.logs.register import rules
 from nccl_doctor.logs.rule import Grade, LogRule
 from nccl_doctor.logs.scan import QUOTA, Line, Scanner, Table, table
-from nccl_doctor.logs.text import QUOTED, decode, number, quote
-from nccl_doctor.nccl.messages import Meaning, meaning
-
-KEPT = 512
-"""Events of one diagnosis and grade that are kept of one source; further ones are counted."""
-
-_Bytes = bytes
-"""The type, where a field has its name."""
+from nccl_doctor.logs.source import KEPT, Reading
+from nccl_doctor.logs.text import QUOTED, decode, quote
+from nccl_doctor.nccl.messages import meaning
 
 TAIL = 32 << 10
 """Bytes that are kept of the end of a source."""
@@ -32,73 +28,8 @@ _CATALOGUED = {
     "collective-timeout": Grade.SYMPTOM,
 }
 """What a warning weighs that NCCL's catalogue knows and no rule does; others are LIKELY."""
-
-_ADDRESSES: tuple[re.Pattern[str], ...] = tuple(
-    map(
-        re.compile,
-        (
-            r"remote=\[(?P<address>[^\]]+)\]:(?P<port>\d{1,5})",
-            r"(?<![\w.])(?P<address>[\w.:-]+(?:%(?P<iface>[\w.-]+))?)<(?P<port>\d{1,5})>",
-            r"\('?(?P<address>[\w.:-]+)'?, (?P<port>\d{1,5})\)",
-            r"\bipv4:(?P<address>\d{1,3}(?:\.\d{1,3}){3}):(?P<port>\d{1,5})",
-            r"\[(?P<address>[\w.:-]+(?:%(?P<iface>[\w.-]+))?)\]:(?P<port>\d{1,5})",
-            r"(?<![\w.:/])(?P<address>\d{1,3}(?:\.\d{1,3}){3}):(?P<port>\d{1,5})(?!\d)",
-            r"host (?P<address>[\w.-]+) port (?P<port>\d{1,5})",
-            r"(?<![\w.:/])(?P<address>\d{1,3}(?:\.\d{1,3}){3})(?![\w.])",
-        ),
-    )
-)
-_IP = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}|[0-9a-fA-F]*:[0-9a-fA-F:.]+")
-_UNSPECIFIED = {"0.0.0.0", "::", "?UNKNOWN?"}  # noqa: S104 - read in a log, not bound to
 _SOURCE = re.compile(r"(?:^|\W)raise (?:\w+\.)*\w+(?:\(|$)|(?:^|[\s(,=])f[\"'][^\"'{}]*\{[A-Za-z_]")
 """A line of a program's source in a stack: it holds the template of the message that follows."""
-_RANKS = re.compile(r"\b[Rr]ank[ :=]{1,2}(?P<rank>\d{1,6})\b(?P<bare>)")
-_RANKS_OTHERWISE = re.compile(r"(?:\(rank=|\brank\(s\) )(?P<rank>\d+)|Error: \[(?P<bare>\d{1,6})\](?: is |: params)")
-
-
-@dataclass(frozen=True)
-class Address:
-    """What a line names as the other end, or as the port that it is about."""
-
-    host: str | None = None
-    ip: str | None = None
-    port: int | None = None
-    iface: str | None = None
-
-
-@dataclass(frozen=True)
-class Event:
-    """One fault that one line tells.
-
-    Attributes:
-        name: may still change when the whole log is known, as may the grade.
-        wording: the pattern or NCCL's template that the line fits.
-        order: its place among all lines read.
-    """
-
-    name: str
-    grade: Grade
-    wording: str
-    file: str
-    line: int
-    text: str
-    message: str
-    prefix: Prefix
-    address: Address
-    rank: int | None
-    order: int
-    catalogued: Meaning | None = None
-
-    @classmethod
-    def of_file(
-        cls, file: str, wording: str, text: str, *, name: str = "", grade: Grade = Grade.CLUE, rank: int | None = None
-    ) -> Event:
-        """What a whole file says that is no log."""
-        return cls(name, grade, wording, file, 1, text, text, Prefix(), Address(), rank, order=-1)
-
-    def saying(self, message: str) -> Event:
-        """The same with another message than its text."""
-        return replace(self, message=message)
 
 
 class RecordPlace(NamedTuple):
@@ -106,47 +37,6 @@ class RecordPlace(NamedTuple):
 
     number: int
     text: str
-
-
-@dataclass
-class Reading:
-    """All that was read of one source.
-
-    Attributes:
-        counts: lines of each diagnosis and grade, those that were not kept included.
-        lines: lines that have ended.
-        tail: the last bytes.
-        tracebacks: lines in which the stack of an exception begins.
-        well: the last line that only a run prints that came to its end; 0 where there is none.
-        torn: rank and size of communicators to the last line that tells of their end.
-    """
-
-    name: str
-    facts: Facts
-    events: list[Event] = field(default_factory=list)
-    counts: Counter[tuple[str, Grade]] = field(default_factory=Counter)
-    bytes: int = 0
-    lines: int = 0
-    tail: _Bytes = b""
-    tracebacks: list[int] = field(default_factory=list)
-    well: int = 0
-    torn: dict[tuple[int, int], int] = field(default_factory=dict)
-
-    def after(self, line: int) -> list[_Bytes] | None:
-        """The lines that follow a line, one without an end included; None where the tail does not reach back to it."""
-        lines = self.tail.split(b"\n")
-        first = len(lines) - (self.lines - line) - 1
-        cut = first == 0 and self.bytes > len(self.tail)
-        return None if first < 0 or cut else lines[first:]
-
-    def note(self, kind: str, stated: re.Match[str], line: int) -> None:
-        """Keeps the place of a fact that means something to what stands before or behind it."""
-        if stated[0].startswith("Traceback") and len(self.tracebacks) < KEPT:
-            self.tracebacks.append(line)
-        elif kind in ("well", "busbw"):
-            self.well = line
-        elif kind == "torn":
-            self.torn[int(stated["rank"]), int(stated["size"])] = line
 
 
 class Reader:
@@ -253,7 +143,7 @@ class Reader:
             message=message,
             prefix=prefix,
             address=address_of(match),
-            rank=_rank_of(match, prefix),
+            rank=rank_of(match, prefix),
             order=self.order,
             catalogued=known,
         )
@@ -262,49 +152,3 @@ class Reader:
 def _table() -> Table:
     """What the first pass looks for: all wordings, then all facts."""
     return table((*(rule.pattern for rule in rules()), *(rule.pattern for rule in fact_rules.RULES)))
-
-
-def address_of(match: re.Match[str]) -> Address:
-    """The address that the matched line is about: what the rule itself names, else the first that stands there."""
-    named = match.groupdict()
-    found = _address_in(match.string, match.start())
-    port = named.get("port") or (found["port"] if found else None)
-    address = named.get("ip") or named.get("host") or (found["address"] if found else None)
-    iface = named.get("iface") or (found.get("iface") if found else None)
-    if address in _UNSPECIFIED:
-        address = None
-    if address is not None:
-        address = address.partition("%")[0].removeprefix("::ffff:")
-    numeric = address is not None and _IP.fullmatch(address) is not None
-    return Address(
-        host=None if numeric else address,
-        ip=address if numeric else None,
-        port=number(port) if 0 < (number(port) or 0) < 65536 else None,
-        iface=iface,
-    )
-
-
-def _address_in(text: str, start: int) -> dict[str, str] | None:
-    """The first address from ``start`` on, by how plainly it is one; else the same before it."""
-    for piece in (text[start : start + 600], text[max(0, start - 200) : start]):
-        for pattern in _ADDRESSES:
-            match = pattern.search(piece)
-            if match is not None:
-                groups = match.groupdict()
-                return {
-                    "port": groups.get("port") or "",
-                    "address": groups["address"],
-                    "iface": groups.get("iface") or "",
-                }
-    return None
-
-
-def _rank_of(match: re.Match[str], prefix: Prefix) -> int | None:
-    """The rank that a line is about: named by the rule, by a prefix, or anywhere in the message."""
-    named = match.groupdict().get("rank")
-    if named is not None:
-        return number(named)
-    if prefix.rank is not None:
-        return prefix.rank
-    stated = _RANKS.search(match.string, prefix.start) or _RANKS_OTHERWISE.search(match.string)
-    return number(stated["rank"] or stated["bare"]) if stated else None

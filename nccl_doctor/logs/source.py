@@ -1,0 +1,58 @@
+"""All that was read of one source of log text."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+from nccl_doctor.logs.event import Event
+from nccl_doctor.logs.facts import Facts
+from nccl_doctor.logs.rule import Grade
+
+KEPT = 512
+"""Events of one diagnosis and grade that are kept of one source; further ones are counted."""
+
+_Bytes = bytes
+"""The type, where a field has its name."""
+
+
+@dataclass
+class Reading:
+    """All that was read of one source.
+
+    Attributes:
+        counts: lines of each diagnosis and grade, those that were not kept included.
+        lines: lines that have ended.
+        tail: the last bytes.
+        tracebacks: lines in which the stack of an exception begins.
+        well: the last line that only a run prints that came to its end; 0 where there is none.
+        torn: rank and size of communicators to the last line that tells of their end.
+    """
+
+    name: str
+    facts: Facts
+    events: list[Event] = field(default_factory=list)
+    counts: Counter[tuple[str, Grade]] = field(default_factory=Counter)
+    bytes: int = 0
+    lines: int = 0
+    tail: _Bytes = b""
+    tracebacks: list[int] = field(default_factory=list)
+    well: int = 0
+    torn: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def after(self, line: int) -> list[_Bytes] | None:
+        """The lines that follow a line, one without an end included; None where the tail does not reach back to it."""
+        lines = self.tail.split(b"\n")
+        first = len(lines) - (self.lines - line) - 1
+        cut = first == 0 and self.bytes > len(self.tail)
+        return None if first < 0 or cut else lines[first:]
+
+    def note(self, kind: str, stated: re.Match[str], line: int) -> None:
+        """Keeps the place of a fact that means something to what stands before or behind it."""
+        if stated[0].startswith("Traceback") and len(self.tracebacks) < KEPT:
+            self.tracebacks.append(line)
+        elif kind in ("well", "busbw"):
+            self.well = line
+        elif kind == "torn":
+            self.torn[int(stated["rank"]), int(stated["size"])] = line

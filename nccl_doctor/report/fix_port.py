@@ -1,29 +1,22 @@
-"""``fix-port`` on a screen and as JSON: who holds the port, and the two ways out as lines to paste.
-
-The lines are measured with rich's table of cell widths alone, and only where a character may be wide:
-:mod:`nccl_doctor.report.text` imports ten times as long as this command may take.
-"""
+"""``fix-port`` on a screen: who holds the port, and the ways out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
-from nccl_doctor import __version__
 from nccl_doctor.hostlist import plural
 from nccl_doctor.port_model import Holder, HolderJob, PortReport, Socket, age_words
+from nccl_doctor.report.cells import WIDTH, cells, cut, labelled, wrap
 from nccl_doctor.report.render import RenderOptions
-from nccl_doctor.report.safe import clean, pasteable
-from nccl_doctor.shell import Line, line, script, words
+from nccl_doctor.report.safe import clean
+from nccl_doctor.report.ways_out import command, sockets_of, ways_out
+from nccl_doctor.shell import line, script
 
-_WIDTH = 80
 _OWNER = 36
 """Cells that a holder's command gets at least, left of its owner and age."""
 _SOCKETS = 4
 _HOLDERS = 2
 _PIDS = 12
-_LABEL = 14
-"""Cells before what a label is of."""
 
 _CAUSES = {
     "listener": "is held",
@@ -40,33 +33,6 @@ def render(report: PortReport, options: RenderOptions) -> str:
     return "" if options.quiet and report.free else screen(report)
 
 
-def render_json(report: PortReport, _options: RenderOptions) -> str:
-    """The JSON document; its fields are promised to scripts, and only added to."""
-    suggestion = report.suggestion
-    fields: dict[str, Any] = {
-        "schema": 1,
-        "version": __version__,
-        "command": "fix-port",
-        "host": report.host,
-        "port": report.port,
-        "free": report.free,
-        "cause": report.cause,
-        "error": report.error,
-        "hint": report.hint,
-        "time_wait_s": report.time_wait_s,
-        "holders": [_holder_fields(holder, job) for job in report.jobs for holder in job.holders],
-        "sockets": [sock._asdict() for sock in report.sockets],
-        "elsewhere": [one._asdict() for one in report.elsewhere],
-        "ended": list(report.ended),
-        "left": list(report.left),
-        "suggestion": suggestion and {"port": suggestion.port, "command": suggestion.command},
-        "instead_of": report.instead_of,
-    }
-    import json
-
-    return json.dumps(fields, indent=2) + "\n"
-
-
 def screen(report: PortReport, *, asking: bool = False) -> str:
     """What a person sees; the last lines are what to do, unless a question comes behind it (``asking``)."""
     blocks = [[_title(report)], *_ended(report)]
@@ -75,9 +41,9 @@ def screen(report: PortReport, *, asking: bool = False) -> str:
         blocks += [list(_sockets(report.sockets))]
     blocks += [list(_notes(report))]
     if report.refused:
-        blocks += [list(_wrap(f"{'Not all' if report.ended else 'Nothing'} was ended: {report.refused}."))]
+        blocks += [list(wrap(f"{'Not all' if report.ended else 'Nothing'} was ended: {report.refused}."))]
     if not asking:
-        blocks += _ways_out(report)
+        blocks += ways_out(report)
     return "\n\n".join("\n".join(clean(line) for line in block) for block in blocks if block) + "\n"
 
 
@@ -86,22 +52,6 @@ def confirmation(jobs: tuple[HolderJob, ...]) -> str:
     pids = [member.pid for job in jobs for member in job.members]
     what = "this process" if len(pids) == 1 else f"these {len(pids)} processes"
     return clean(f"End {what} ({_pids(pids)})? [y/N] ")
-
-
-def _holder_fields(holder: Holder, job: HolderJob) -> dict[str, Any]:
-    from datetime import datetime, timezone
-
-    gpus = [{"pid": member.pid, **use._asdict()} for member in job.members for use in member.gpus]
-    started = datetime.fromtimestamp(holder.started, timezone.utc).isoformat(timespec="seconds")
-    return {
-        **holder._asdict(),
-        "started": started,
-        "age_s": round(holder.age_s, 3),
-        "tree": list(holder.tree),
-        "unit": job.unit,
-        "gpus": gpus,
-        "refusal": job.refusal,
-    }
 
 
 def _title(report: PortReport) -> str:
@@ -127,14 +77,14 @@ def _job(job: HolderJob, report: PortReport) -> Iterator[str]:
     if first.cwd:
         yield f"    folder    {first.cwd}"
     if first.parent and not job.orphan:
-        yield _cut(f"    parent    {first.ppid} {first.parent}")
+        yield cut(f"    parent    {first.ppid} {first.parent}")
     yield f"    job       {_format_job(job)}"
     if job.unit:
         yield f"    in        {job.unit}"
     uses = [use for member in job.members for use in member.gpus]
     if uses:
         shown = (f"{'?' if use.gpu is None else use.gpu}: {_gigabytes(use.memory_mib)}" for use in uses)
-        yield _cut(f"    GPU       {', '.join(shown)}")
+        yield cut(f"    GPU       {', '.join(shown)}")
     pids = {member.pid for member in job.members}
     yield from _sockets(sock for sock in report.sockets if sock.pid in pids)
 
@@ -150,8 +100,8 @@ def _sockets(sockets: Iterable[Socket]) -> Iterator[str]:
 def _holder_line(holder: Holder) -> str:
     owner = clean(f"{holder.user}, started {age_words(holder.age_s)} ago")
     left = f"  pid {holder.pid:<7} {clean(holder.command)}"
-    room = max(_WIDTH - _cells(owner) - 2, _OWNER)
-    return f"{_cut(left, room) if _cells(left) > room else left + ' ' * (room - _cells(left))}  {owner}"
+    room = max(WIDTH - cells(owner) - 2, _OWNER)
+    return f"{cut(left, room) if cells(left) > room else left + ' ' * (room - cells(left))}  {owner}"
 
 
 def _format_job(job: HolderJob) -> str:
@@ -169,77 +119,16 @@ def _notes(report: PortReport) -> Iterator[str]:
     if report.time_wait_s is not None and not report.free:
         yield f"    free in   {report.time_wait_s:.0f} s"
     if report.source:
-        yield from _labelled("from", report.source)
+        yield from labelled("from", report.source)
     if report.hint and not report.free:
-        yield from _labelled("note", report.hint.partition(": sudo ")[0])
+        yield from labelled("note", report.hint.partition(": sudo ")[0])
     for one in report.elsewhere[:_SOCKETS]:
         where = f" ({one.unit})" if one.unit else ""
-        yield from _wrap(f"In another network namespace{where} pid {one.pid} has this port: {one.command}. A job that "
+        yield from wrap(f"In another network namespace{where} pid {one.pid} has this port: {one.command}. A job that "
                          "runs in there can't get it; to look from inside:")  # fmt: skip
         sudo = script("" if report.root else "sudo")
-        inside = line("{sudo} nsenter -t {pid} -n {sockets}", sudo=sudo, pid=one.pid, sockets=_sockets_of(report.port))
-        yield _command(inside)
-
-
-def _ways_out(report: PortReport) -> Iterator[list[str]]:
-    if report.free or (report.port is None and report.ended):
-        return
-    call = words(["nccl-doctor", "fix-port", *report.arguments], {})
-    yield from _end_it(report, call)
-    if report.error == "EADDRINUSE" and not report.jobs and report.cause != "time-wait":
-        yield ["To see who it is, as root:"]
-        yield [_command(_sockets_of(report.port))]
-    if report.cause == "time-wait":
-        yield ["Wait for it:"]
-        yield [_command(script("{call} --wait", call=call))]
-    if report.cause == "outbound":
-        kept = ",".join(filter(None, (report.reserved, str(report.port))))
-        yield [
-            *_wrap("So that no outgoing connection takes it again, reserve it (as root, and in /etc/sysctl.d to last):")
-        ]
-        yield [_command(line("sysctl -w net.ipv4.ip_local_reserved_ports={kept}", kept=kept))]
-    yield from _move_away(report)
-
-
-def _sockets_of(port: int | None) -> Line | None:
-    return None if port is None else line("ss -tanp 'sport = :{port}'", port=port)
-
-
-def _end_it(report: PortReport, call: list[Line]) -> Iterator[list[str]]:
-    """A line to paste for each job, where all are shown to be leftovers; else why not, and no line."""
-    refusal = next((job.refusal for job in report.jobs if job.refusal), None)
-    if refusal is None and report.jobs:
-        yield ["It is your own and nothing watches over it. End it:"]
-        yield [_command(script("{call} --pid {job} --kill", call=call, job=_identity(job))) for job in report.jobs]
-    elif refusal is not None and report.refused is None:
-        lifted = "" if any(job.final for job in report.jobs) else " (--force ends it all the same.)"
-        yield [*_wrap(f"It will not be ended: {refusal}.{lifted}")]
-
-
-def _identity(job: HolderJob) -> Line:
-    """The job's root as the command takes it, so that no other process that has got its PID since is ended."""
-    started = next(member.started for member in job.members if member.pid == job.root)
-    return script("{pid}@{started}", pid=job.root, started=started)
-
-
-def _move_away(report: PortReport) -> Iterator[list[str]]:
-    found = report.suggestion
-    if found is None or report.port is None:
-        return
-    hosts = [name for name in found.hosts if name]
-    where = f"all {len(hosts)} hosts" if len(hosts) > 1 else "".join(hosts) or "this machine"
-    yield [*_wrap(f"Or start on port {found.port}, which is free on {where}:")]
-    yield [found.command]
-    yield [
-        f"torchrun --master_port {found.port} …",
-        f"python -m torch.distributed.launch --master_port {found.port} …",
-        f"init_method=tcp://{report.host}:{found.port}",
-    ]
-
-
-def _command(made: Line | None) -> str:
-    text = "" if made is None else made.text
-    return text if pasteable(text) else "(a name in it holds characters that a terminal hides or obeys)"
+        inside = line("{sudo} nsenter -t {pid} -n {sockets}", sudo=sudo, pid=one.pid, sockets=sockets_of(report.port))
+        yield command(inside)
 
 
 def _socket(sock: Socket) -> str:
@@ -259,42 +148,3 @@ def _pids(pids: list[int] | tuple[int, ...]) -> str:
 
 def _gigabytes(mib: int | None) -> str:
     return "memory in use" if mib is None else f"{mib * 2**20 / 1e9:.1f} GB"
-
-
-def _cut(line: str, width: int = _WIDTH) -> str:
-    line = clean(line)
-    if _cells(line) <= width:
-        return line
-    if line.isascii():
-        return line[: width - 1] + "…"
-    from rich.cells import set_cell_size
-
-    return set_cell_size(line, width - 1) + "…"
-
-
-def _cells(text: str) -> int:
-    """Cells that the text takes on a terminal."""
-    if text.isascii():
-        return len(text)
-    from rich.cells import cell_len
-
-    return cell_len(text)
-
-
-def _labelled(label: str, text: str) -> Iterator[str]:
-    """The text behind its label, in lines that hang behind it."""
-    for part in _wrap(text, _WIDTH - _LABEL):
-        yield f"    {label}".ljust(_LABEL) + part
-        label = ""
-
-
-def _wrap(text: str, width: int = _WIDTH) -> Iterator[str]:
-    """Lines of whole words."""
-    line = ""
-    for word in clean(text).split():
-        if line and _cells(line) + 1 + _cells(word) > width:
-            yield line
-            line = word
-        else:
-            line = f"{line} {word}" if line else word
-    yield line

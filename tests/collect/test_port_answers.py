@@ -16,7 +16,8 @@ from nccl_doctor.collect.port_sessions import SessionMachine
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.port_model import HolderJob, Member, PortReport
 from nccl_doctor.probe import port_requests
-from nccl_doctor.report.fix_port import render_json, screen
+from nccl_doctor.report.fix_port import screen
+from nccl_doctor.report.fix_port_json import render_json
 from nccl_doctor.report.render import RenderOptions
 from tests.collect.liars import Liar, lying, opened
 from tests.collect.machines import FakeMachine, trial

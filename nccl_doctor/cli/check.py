@@ -6,19 +6,22 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from nccl_doctor.cli import options
+from nccl_doctor.cli.flattened import flattened
+from nccl_doctor.cli.host_options import HostOptions, JobOptions, ReachOptions
 from nccl_doctor.cli.output import finish
+from nccl_doctor.cli.report_options import DiagnosisOptions, KeepOptions, SelectOptions
 
 
-@options.flattened
+@flattened
 def check(
     *,
-    which: options.HostOptions,
+    which: HostOptions,
     output: options.Output = "human",
-    shown: options.DiagnosisOptions,
-    chosen: options.SelectOptions,
+    shown: DiagnosisOptions,
+    chosen: SelectOptions,
     timeout: options.TimeoutWithSmoke = None,
-    reached: options.ReachOptions,
-    job: options.JobOptions,
+    reached: ReachOptions,
+    job: JobOptions,
     mesh: Annotated[
         Literal["auto", "full", "none"],
         options.of_run("--mesh", help="Which pairs are dialled; auto is all of them up to 128 hosts."),
@@ -29,7 +32,7 @@ def check(
     ] = False,
     no_smoke: Annotated[bool, options.of_run("--no-smoke", help="Leave out the all-reduce.")] = False,
     smoke_timeout: options.SmokeTimeout = 60.0,
-    kept: options.KeepOptions,
+    kept: KeepOptions,
     write_hosts: Annotated[
         Path | None,
         options.of_keep("--write-hosts", metavar="FILE", help="Write the hosts that passed here, one name per line."),

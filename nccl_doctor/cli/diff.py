@@ -8,16 +8,18 @@ from typing import Annotated
 import typer
 
 from nccl_doctor.cli import options
+from nccl_doctor.cli.flattened import flattened
 from nccl_doctor.cli.output import finish
+from nccl_doctor.cli.report_options import FileOptions
 
 
-@options.flattened
+@flattened
 def diff(
     *,
     before: Annotated[Path, typer.Argument(metavar="A", help="A snapshot that check --save wrote.")],
     after: Annotated[Path, typer.Argument(metavar="B", help="A later one.")],
     output: Annotated[str, options.output("diff")] = "human",
-    filed: options.FileOptions,
+    filed: FileOptions,
 ) -> None:
     """Says which facts and diagnoses changed from A to B; exit 0 where nothing did, 1 where something did."""
     out = filed.out("diff", output)

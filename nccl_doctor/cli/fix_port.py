@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from nccl_doctor.cli import options
+from nccl_doctor.cli.flattened import flattened
 from nccl_doctor.cli.output import Out, finish
 from nccl_doctor.port_model import GRACE_S
 
@@ -51,7 +52,7 @@ class Wanted:
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of a TIME_WAIT.")] = False
 
 
-@options.flattened
+@flattened
 def fix_port(
     *,
     wanted: Wanted,

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nccl_doctor.cli import options
+from nccl_doctor.cli.flattened import flattened
+from nccl_doctor.cli.host_options import HostOptions, LoginOptions, ReachOptions
 from nccl_doctor.cli.output import finish
+from nccl_doctor.cli.report_options import KeepOptions, ReportOptions
 
 if TYPE_CHECKING:
     from nccl_doctor.cluster import Cluster
@@ -16,10 +19,10 @@ if TYPE_CHECKING:
     from nccl_doctor.snapshot.hang import HangSnapshot
 
 
-@options.flattened
+@flattened
 def hang(
     *,
-    which: options.HostOptions,
+    which: HostOptions,
     interval: Annotated[
         float, typer.Option("--interval", metavar="SECONDS", help="Between two looks.", min=0.5, max=300)
     ] = 5.0,
@@ -38,11 +41,11 @@ def hang(
         bool, typer.Option("--force", help="Ask NCCL's RAS before 2.27.3 too: it can crash a job that is starting.")
     ] = False,
     output: Annotated[str, options.output("hang")] = "human",
-    shown: options.ReportOptions,
+    shown: ReportOptions,
     timeout: options.Timeout = 120.0,
-    reached: options.ReachOptions,
-    login: options.LoginOptions,
-    kept: options.KeepOptions,
+    reached: ReachOptions,
+    login: LoginOptions,
+    kept: KeepOptions,
     load_from: options.From = None,
 ) -> None:
     """A running job that stands still: which rank, host, pid, line. Only looks; the job goes on as before."""
@@ -91,7 +94,7 @@ def exit_code(report: HangReport) -> int:
     return 3 if report.verdict == "unknown" else 0
 
 
-def _look(cluster: Cluster, looks: HangOptions, reached: options.ReachOptions, *, quiet: bool) -> HangSnapshot:
+def _look(cluster: Cluster, looks: HangOptions, reached: ReachOptions, *, quiet: bool) -> HangSnapshot:
     from nccl_doctor.cli.progress import progress
     from nccl_doctor.collect.hang import take
     from nccl_doctor.transport.register import make_transport

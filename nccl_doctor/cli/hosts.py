@@ -5,12 +5,17 @@ from __future__ import annotations
 from typing import Annotated
 
 from nccl_doctor.cli import options
+from nccl_doctor.cli.flattened import flattened
+from nccl_doctor.cli.host_options import HostOptions, JobOptions
 from nccl_doctor.cli.output import Out, finish
 
 
-@options.flattened
+@flattened
 def hosts(
-    *, which: options.HostOptions, job: options.JobOptions, output: Annotated[str, options.output("hosts")] = "human"
+    *,
+    which: HostOptions,
+    job: JobOptions,
+    output: Annotated[str, options.output("hosts")] = "human",
 ) -> None:
     """Prints hosts, addresses and ranks, and where each value came from; contacts nobody."""
 

@@ -7,6 +7,9 @@ from typing import Annotated
 import typer
 
 from nccl_doctor.cli import options
+from nccl_doctor.cli.choices import Color
+from nccl_doctor.cli.flattened import flattened
+from nccl_doctor.cli.host_options import HostOptions, ReachOptions
 from nccl_doctor.cli.output import Out, finish
 
 NcclVersion = Annotated[
@@ -14,14 +17,14 @@ NcclVersion = Annotated[
 ]
 
 
-@options.flattened
+@flattened
 def ifname(
     *,
-    which: options.HostOptions,
+    which: HostOptions,
     nccl_version: NcclVersion = None,
     output: Annotated[str, options.output("ifname")] = "human",
     output_file: options.OutputFile = None,
-    color: options.ColorWhen = options.Color.AUTO,
+    color: options.ColorWhen = Color.AUTO,
     quiet: options.Quiet = False,
     timeout: options.Timeout = 60.0,
     transport: options.Transport = "auto",
@@ -43,7 +46,7 @@ def ifname(
             version = None if nccl_version is None else parse_version(nccl_version)
         except ValueError as error:
             raise UsageError(f"--nccl-version: {error}") from error
-        reached = options.ReachOptions(transport=transport)
+        reached = ReachOptions(transport=transport)
         request = Request(which, timeout_s=timeout, reached=reached, said=Overrides(python, inside=inside), smoke=False)
         snapshot = read_snapshot(load_from) if load_from else look(request, {"NCD207", "NCD303"}, out)
         found = answers(snapshot, version)

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from nccl_doctor.cli import options
+from nccl_doctor.cli.flattened import flattened
+from nccl_doctor.cli.host_options import JobOptions, NameOptions
 from nccl_doctor.cli.output import Out, finish
 from nccl_doctor.report.render import FORMS
 
@@ -28,11 +29,11 @@ Words = Annotated[
 ]
 
 
-@options.flattened
+@flattened
 def launch(
     *,
     words: Words = None,
-    named: options.NameOptions,
+    named: NameOptions,
     launcher: Annotated[
         Launcher | None,
         typer.Option(
@@ -44,7 +45,7 @@ def launch(
     ] = None,
     rdzv: Annotated[bool, typer.Option("--rdzv", help="As --launcher c10d.")] = False,
     use_env: Annotated[bool, typer.Option("--use-env", help="With launch: no --local_rank argument.")] = False,
-    job: options.JobOptions,
+    job: JobOptions,
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", min=1, help="Check that this divides by the number of ranks.")
     ] = None,

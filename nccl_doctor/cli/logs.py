@@ -11,7 +11,9 @@ from typing import Annotated
 import typer
 
 from nccl_doctor.cli import options
+from nccl_doctor.cli.flattened import flattened
 from nccl_doctor.cli.output import finish
+from nccl_doctor.cli.report_options import DiagnosisOptions, SelectOptions
 from nccl_doctor.cli.selection import among, selection
 
 LONG = 64 << 20
@@ -24,15 +26,15 @@ Tee = Annotated[bool, typer.Option("--tee", help="Pass the text through to stdou
 Follow = Annotated[bool, typer.Option("--follow", help="Report as soon as the fatal line comes.")]
 
 
-@options.flattened
+@flattened
 def logs(
     *,
     files: Files,
     tee: Tee = False,
     follow: Follow = False,
     output: options.Output = "human",
-    shown: options.DiagnosisOptions,
-    chosen: options.SelectOptions,
+    shown: DiagnosisOptions,
+    chosen: SelectOptions,
 ) -> None:
     """Diagnose training or NCCL logs: what happened first, where, and what to do."""
     out = shown.out("logs", output)

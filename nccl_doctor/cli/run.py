@@ -11,10 +11,11 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from nccl_doctor.cli import options
-from nccl_doctor.cli.options import FailOn
+from nccl_doctor.cli.choices import FailOn
+from nccl_doctor.cli.host_options import HostOptions, ReachOptions
 from nccl_doctor.cli.output import Out
 from nccl_doctor.cli.progress import progress
+from nccl_doctor.cli.report_options import KeepOptions, SelectOptions
 from nccl_doctor.cli.selection import Codes, among, selection
 from nccl_doctor.cli.snapshots import keep, read_snapshot, snapshot_of_log, write_hosts
 from nccl_doctor.collect import facts, mesh
@@ -43,17 +44,17 @@ BESIDE_SMOKE_S = 240.0
 class Request:
     """One call, as the options say."""
 
-    which: options.HostOptions
-    chosen: options.SelectOptions = field(default_factory=options.SelectOptions)
+    which: HostOptions
+    chosen: SelectOptions = field(default_factory=SelectOptions)
     timeout_s: float | None = None
-    reached: options.ReachOptions = field(default_factory=options.ReachOptions)
+    reached: ReachOptions = field(default_factory=ReachOptions)
     said: Overrides = field(default_factory=Overrides)
     mesh: MeshSize = "auto"
     sudo: bool = False
     smoke: bool = True
     smoke_limits: SmokeLimits = field(default_factory=SmokeLimits)
     isolate: bool = False
-    kept: options.KeepOptions = field(default_factory=options.KeepOptions)
+    kept: KeepOptions = field(default_factory=KeepOptions)
     passed: Path | None = None
     failed: Path | None = None
     load_from: Path | None = None

@@ -6,18 +6,21 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from nccl_doctor.cli import options
+from nccl_doctor.cli.flattened import flattened
+from nccl_doctor.cli.host_options import HostOptions, JobOptions, ReachOptions
 from nccl_doctor.cli.output import finish
+from nccl_doctor.cli.report_options import DiagnosisOptions, KeepOptions, SelectOptions
 
 
-@options.flattened
+@flattened
 def smoke(
     *,
-    which: options.HostOptions,
+    which: HostOptions,
     output: options.Output = "human",
-    shown: options.DiagnosisOptions,
+    shown: DiagnosisOptions,
     timeout: options.TimeoutWithSmoke = None,
-    reached: options.ReachOptions,
-    job: options.JobOptions,
+    reached: ReachOptions,
+    job: JobOptions,
     backend: Annotated[
         Literal["auto", "nccl", "gloo"],
         options.of_run("--backend", help="auto is NCCL where every rank has a GPU, else gloo."),
@@ -52,7 +55,7 @@ def smoke(
 
         request = Request(
             which=which,
-            chosen=options.SelectOptions(only=["access", "software", "allreduce"]),
+            chosen=SelectOptions(only=["access", "software", "allreduce"]),
             timeout_s=timeout,
             reached=reached,
             said=job.overrides(),
@@ -64,7 +67,7 @@ def smoke(
                 save_logs=save_logs,
             ),
             isolate=isolate,
-            kept=options.KeepOptions(save),
+            kept=KeepOptions(save),
         )
         return check_cluster(request, out)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from nccl_doctor import framed
-from nccl_doctor.cli.options import KeepOptions
 from nccl_doctor.cli.output import write_file
+from nccl_doctor.cli.report_options import KeepOptions
 from nccl_doctor.errors import SnapshotError
 from nccl_doctor.finding import Severity
 from nccl_doctor.model import Report

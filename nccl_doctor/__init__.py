@@ -2,15 +2,16 @@
 
 ``nccl-doctor check hosts.yaml``, step by step:
 
-1. cli/main.py hands the words to cli/app.py; cli/check.py makes a ``Request`` of its options (cli/options.py).
+1. cli/main.py hands the words to cli/app.py; cli/check.py makes a ``Request`` of its options (cli/*_options.py).
 2. cli/run.py ``check_cluster``: the options' ``cluster`` has inventory/load.py read the hosts file into a ``Cluster``.
 3. collect/run.py ``looked`` goes through the phases of a ``Run``: connect, facts, mesh, names, smoke.
 4. connect: transport/register.py reaches each host, collect/session.py starts probe/main.py there and asks it.
 5. facts: probe/facts/ looks at the host; collect/facts.py types each answer as ``HostFacts`` (snapshot/hosts.py).
 6. mesh: collect/mesh.py has every host listen, and dial the others (probe/mesh.py); derived.py tells why dials failed.
 7. smoke: collect/smoke/ runs an all-reduce over all hosts (probe/allreduce.py) and notes how far each rank came.
-8. diagnose.py ``judge`` runs the checks of registry.py (checks/CATEGORY/NAME.py) over the ``Snapshot``; each gets a
-   ``View``, with what derived.py works out by nccl/ and firewall/; what merely follows goes under its cause.
+8. diagnose.py ``judge`` runs the checks of registry.py (checks/CATEGORY/NAME.py) over the ``Snapshot``
+   (run_check.py); each gets a ``View``, with what derived.py works out by nccl/ and firewall/; consequences.py puts
+   what merely follows under its cause.
 9. summary.py makes the ``Report`` (model.py) of that, rows.py the screen's rows.
 10. cli/output.py has report/render.py print it in the form that was asked for, and leaves with its exit code.
 

@@ -16,8 +16,8 @@ from nccl_doctor.collect.port_sessions import SessionMachine
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.port_model import HolderJob, Member, PortReport
 from nccl_doctor.probe import port_requests
+from nccl_doctor.report import fix_port_json
 from nccl_doctor.report.fix_port import screen
-from nccl_doctor.report.fix_port_json import render_json
 from nccl_doctor.report.render import RenderOptions
 from tests.collect.liars import Liar, lying, opened
 from tests.collect.machines import FakeMachine, trial
@@ -40,7 +40,7 @@ def machine(answer: Any) -> SessionMachine:
 
 def shown(answer: Any) -> str:
     report = fix_port.look(machine(answer), 29500, None, 0)
-    return screen(report) + render_json(report, RenderOptions())
+    return screen(report) + fix_port_json.render(report, RenderOptions())
 
 
 def test_what_the_probe_says_goes_through_as_it_is(told: dict[str, Any]) -> None:

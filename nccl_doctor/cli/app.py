@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ from nccl_doctor.cli.hosts import hosts
 from nccl_doctor.cli.ifname import ifname
 from nccl_doctor.cli.launch import launch
 from nccl_doctor.cli.logs import logs
+from nccl_doctor.cli.output import error_document
 from nccl_doctor.cli.pages import codes, explain
 from nccl_doctor.cli.smoke import smoke
 
@@ -52,7 +54,19 @@ class PanelCommand(TyperCommand):
         """As ever; ``--kube`` may stand without a value, for which typer has no word."""
         pairs = zip(args, [*args, "-"][1:], strict=True)
         bare = [one == "--kube" and following.startswith("-") for one, following in pairs]
-        return super().parse_args(ctx, ["--kube=" if alone else one for one, alone in zip(args, bare, strict=True)])
+        try:
+            return super().parse_args(ctx, ["--kube=" if alone else one for one, alone in zip(args, bare, strict=True)])
+        except typer.TyperException as error:
+            if _wants_json(args):
+                error_document(str(ctx.info_name), error.format_message())
+            raise
+
+
+def _wants_json(args: list[str]) -> bool:
+    """Whether arguments that could not be read say ``-o json``."""
+    return any(one in ("-ojson", "--output=json", "--format=json") for one in args) or any(
+        pair in itertools.product(("-o", "--output", "--format"), ("json",)) for pair in itertools.pairwise(args)
+    )
 
 
 for command in (check, fix_port, smoke, logs, ifname, hosts, launch, hang, diff, explain, codes):

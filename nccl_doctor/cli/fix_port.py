@@ -28,7 +28,7 @@ class Wanted:
         typer.Option("--hosts", metavar="FILE", help="Hosts file: look on its master, and move on all hosts."),
     ] = None
     host: Annotated[str | None, typer.Option("--host", metavar="NAME", help="Look on this host.")] = None
-    slurm_job: options.SlurmJob = None
+    slurm_job: Annotated[str | None, options.slurm_job("--host")] = None
     inside: options.Inside = None
     kube: options.Kube = None
     namespace: options.Namespace = None

@@ -55,6 +55,7 @@ def hang(
         import threading
         from importlib import import_module
 
+        from nccl_doctor.cli.run import refuse_other_hosts
         from nccl_doctor.cli.snapshots import keep, read_snapshot
         from nccl_doctor.collect.hang import HangOptions
         from nccl_doctor.snapshot.hang import HangSnapshot
@@ -70,11 +71,12 @@ def hang(
             total_s=timeout,
             connect_s=reached.connect_timeout,
         )
-        seen = (
-            read_snapshot(load_from, HangSnapshot)
-            if load_from
-            else _look(which.cluster(login.overrides(), transport=reached.transport), looks, reached, quiet=shown.quiet)
-        )
+        if load_from is not None:
+            refuse_other_hosts(which, login.overrides(), "--from")
+            seen = read_snapshot(load_from, HangSnapshot)
+        else:
+            cluster = which.cluster(login.overrides(), transport=reached.transport)
+            seen = _look(cluster, looks, reached, quiet=shown.quiet)
         keep(seen, kept)
         from nccl_doctor.hang_report import report
 

@@ -15,10 +15,10 @@ from nccl_doctor.cli.options import (
     Namespace,
     Python,
     Selector,
-    SlurmJob,
     Transport,
     of_hosts,
     of_job,
+    slurm_job,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class NameOptions:
     kube: Kube = None
     namespace: Namespace = None
     selector: Selector = None
-    slurm_job: SlurmJob = None
+    slurm_job: Annotated[str | None, slurm_job("-w")] = None
     container_image: Annotated[
         str | None, of_hosts("--container-image", metavar="IMAGE", help="Look in this container, as srun's (pyxis).")
     ] = None

@@ -9,7 +9,7 @@ import typer
 from nccl_doctor.cli import options
 from nccl_doctor.cli.choices import Color
 from nccl_doctor.cli.flattened import flattened
-from nccl_doctor.cli.host_options import HostOptions, ReachOptions
+from nccl_doctor.cli.host_options import HostOptions, JobOptions, ReachOptions
 from nccl_doctor.cli.output import Out, finish
 
 NcclVersion = Annotated[
@@ -27,18 +27,16 @@ def ifname(
     color: options.ColorWhen = Color.AUTO,
     quiet: options.Quiet = False,
     timeout: options.Timeout = 60.0,
-    transport: options.Transport = "auto",
-    python: options.Python = None,
-    inside: options.Inside = None,
+    reached: ReachOptions,
+    job: JobOptions,
     load_from: options.From = None,
 ) -> None:
     """Which interface NCCL will use on each host, why, and what to set."""
 
     def work() -> int:
-        from nccl_doctor.cli.run import Request, look
+        from nccl_doctor.cli.run import Request, look, refuse_other_hosts
         from nccl_doctor.cli.snapshots import read_snapshot
         from nccl_doctor.errors import UsageError
-        from nccl_doctor.inventory.overrides import Overrides
         from nccl_doctor.nccl.ifname import answers
         from nccl_doctor.nccl.versions import parse_version
 
@@ -46,9 +44,10 @@ def ifname(
             version = None if nccl_version is None else parse_version(nccl_version)
         except ValueError as error:
             raise UsageError(f"--nccl-version: {error}") from error
-        reached = ReachOptions(transport=transport)
-        request = Request(which, timeout_s=timeout, reached=reached, said=Overrides(python, inside=inside), smoke=False)
-        snapshot = read_snapshot(load_from) if load_from else look(request, {"NCD207", "NCD303"}, out)
+        request = Request(which, timeout_s=timeout, reached=reached, said=job.overrides(), smoke=False)
+        if load_from is not None:
+            refuse_other_hosts(which, request.said, "--from")
+        snapshot = look(request, {"NCD207", "NCD303"}, out) if load_from is None else read_snapshot(load_from)
         found = answers(snapshot, version)
         out.show(found)
         if any(one.set or (one.known and one.nccl_interface is None) for one in found.hosts):

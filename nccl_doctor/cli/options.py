@@ -18,11 +18,25 @@ of_run = partial(typer.Option, rich_help_panel="What is done")
 of_report = partial(typer.Option, rich_help_panel="The report")
 of_keep = partial(typer.Option, rich_help_panel="What is kept")
 
+LONGEST_S = 7 * 86400
+"""For every wait: far beyond what anybody waits for, and within what timers and time-outs can hold."""
+
 
 def _transport(kind: str) -> str:
     if kind not in MODULES:
         raise typer.BadParameter(f"{kind!r} is not one of {', '.join(map(repr, MODULES))}.")
     return kind
+
+
+def slurm_job(chooser: str) -> typer.models.OptionInfo:
+    """``--slurm-job`` of a command that chooses among the job's nodes by this option."""
+    option: typer.models.OptionInfo = of_hosts(
+        "--slurm-job",
+        metavar="ID",
+        help=f"The nodes of this Slurm job, by steps in it, without SSH; {chooser} chooses among them.",
+        show_default="inside an allocation, its own",
+    )
+    return option
 
 
 def output(command: str) -> typer.models.OptionInfo:
@@ -46,10 +60,11 @@ ConnectTimeout = Annotated[
         metavar="SECONDS",
         help="For each host to answer; a login that has begun has three times as long.",
         min=1,
+        max=LONGEST_S,
         show_default="10, or ConnectTimeout of ~/.ssh/config",
     ),
 ]
-Timeout = Annotated[float, of_run("--timeout", metavar="SECONDS", help="For the whole run.", min=1)]
+Timeout = Annotated[float, of_run("--timeout", metavar="SECONDS", help="For the whole run.", min=1, max=LONGEST_S)]
 TimeoutWithSmoke = Annotated[
     float | None,
     of_run(
@@ -57,6 +72,7 @@ TimeoutWithSmoke = Annotated[
         metavar="SECONDS",
         help="For the whole run.",
         min=1,
+        max=LONGEST_S,
         show_default="300, or 240 more than --smoke-timeout",
     ),
 ]
@@ -76,15 +92,6 @@ Kube = Annotated[
 ]
 Namespace = Annotated[str | None, of_hosts("-n", "--namespace", metavar="NS", help="Of --kube's pods.")]
 Selector = Annotated[str | None, of_hosts("-l", "--selector", metavar="LABELS", help="Of --kube's pods.")]
-SlurmJob = Annotated[
-    str | None,
-    of_hosts(
-        "--slurm-job",
-        metavar="ID",
-        help="The nodes of this Slurm job, by steps in it, without SSH; -w chooses among them.",
-        show_default="inside an allocation, its own",
-    ),
-]
 Inside = Annotated[
     str | None,
     of_hosts(
@@ -93,4 +100,6 @@ Inside = Annotated[
         help="The container on each host: docker, podman, nerdctl or apptainer; enter:PID is a process' namespaces.",
     ),
 ]
-SmokeTimeout = Annotated[float, of_run("--smoke-timeout", metavar="SECONDS", help="Deadline of the all-reduce.", min=1)]
+SmokeTimeout = Annotated[
+    float, of_run("--smoke-timeout", metavar="SECONDS", help="Deadline of the all-reduce.", min=1, max=LONGEST_S)
+]

@@ -99,11 +99,10 @@ def exit_code_of(out: Out, work: Callable[[], int]) -> int:
     except DoctorError as error:
         code = _fail(out, str(error), error.exit_code)
     except KeyboardInterrupt:
-        sys.stderr.write("\ninterrupted; nothing of nccl-doctor is left running on any host\n")
-        code = 130
+        sys.stderr.write("\n")
+        code = _fail(out, "interrupted; nothing of nccl-doctor is left running on any host", 130)
     except BrokenPipeError:
-        # The reader of our output left (a pager, head): nobody to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _nobody_reads()
         code = 141
     except Exception as error:  # noqa: BLE001 - the promise is one message and no traceback
         import traceback
@@ -156,22 +155,35 @@ def _fail(out: Out, message: str, code: int) -> int:
 
     sys.stderr.write(clean(message) + "\n")
     if out.form == "json":
-        # One document on stdout, whatever happened.
-        import json
-
-        from nccl_doctor import __version__
-
-        document = {
-            "schema": 1,
-            "version": __version__,
-            "command": out.command,
-            "status": "error",
-            "complete": False,
-            "error": message,
-            "hosts": [],
-            "diagnoses": [],
-            "checks": [],
-            "timings": {},
-        }
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        error_document(out.command, message)
     return code
+
+
+def error_document(command: str, message: str) -> None:
+    """The one document on stdout, whatever happened."""
+    import json
+
+    from nccl_doctor import __version__
+
+    document = {
+        "schema": 1,
+        "version": __version__,
+        "command": command,
+        "status": "error",
+        "complete": False,
+        "error": message,
+        "hosts": [],
+        "diagnoses": [],
+        "checks": [],
+        "timings": {},
+    }
+    try:
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _nobody_reads()
+
+
+def _nobody_reads() -> None:
+    """The reader of our output left (a pager, head): nobody to tell."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -117,7 +117,7 @@ def run(request: Request, out: Out) -> int:
     _check_usage(request)
     # Before any host is contacted: a slip of the finger costs no connection.
     process = request.process
-    given = wanted_port(request.port, request.log, None) if request.port or request.log else None
+    given = wanted_port(request.port, request.log, None) if (request.port, request.log) != (None, None) else None
     fleet = Fleet(
         request.hosts,
         request.host,

@@ -64,6 +64,7 @@ class Request:
 def check_cluster(request: Request, out: Out) -> int:
     """Looks, judges, reports; returns the exit code."""
     selected = selection(request.chosen.only or (), request.chosen.skip or ())
+    _refuse_nothing_to_judge(selected)
     kept = _kept(request)
     if kept is not None:
         snapshot = kept
@@ -84,8 +85,32 @@ def _kept(request: Request) -> Snapshot | None:
     if request.load_from is not None and request.from_logs is not None:
         raise UsageError("--from and --from-logs both name what is judged; give one of them")
     if request.load_from is not None:
+        refuse_other_hosts(request.which, request.said, "--from")
         return read_snapshot(request.load_from)
-    return None if request.from_logs is None else snapshot_of_log(request.from_logs)
+    if request.from_logs is None:
+        return None
+    refuse_other_hosts(request.which, request.said, "--from-logs")
+    return snapshot_of_log(request.from_logs)
+
+
+def refuse_other_hosts(which: HostOptions, said: Overrides, option: str) -> None:
+    """What was seen is judged as it was: hosts and settings said beside it would be passed over without a word.
+
+    Raises:
+        UsageError: some are said.
+    """
+    if which != HostOptions() or said != Overrides():
+        raise UsageError(f"{option} judges the hosts and settings of its snapshot; leave out what says others")
+
+
+def _refuse_nothing_to_judge(selected: Codes) -> None:
+    """Nothing found by nobody would look like a clean bill.
+
+    Raises:
+        UsageError: no check that looks at hosts is selected.
+    """
+    if selected is not None and not any(check.function and check.code in selected for check in all_checks()):
+        raise UsageError("--only and --skip leave no check of hosts; what only logs show is for nccl-doctor logs")
 
 
 def look(request: Request, selected: Codes, out: Out) -> Snapshot:

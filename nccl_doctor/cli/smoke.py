@@ -27,7 +27,14 @@ def smoke(
     ] = "auto",
     smoke_timeout: options.SmokeTimeout = 60.0,
     smoke_budget: Annotated[
-        float, options.of_run("--smoke-budget", metavar="SECONDS", help="Time for measuring message sizes.", min=0)
+        float,
+        options.of_run(
+            "--smoke-budget",
+            metavar="SECONDS",
+            help="Time for measuring message sizes.",
+            min=0,
+            max=options.LONGEST_S,
+        ),
     ] = 10.0,
     max_bytes: Annotated[
         int | None,

@@ -7,16 +7,22 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
+from pydantic import ValidationError
+
 from nccl_doctor import framed
 from nccl_doctor.cli.output import write_file
 from nccl_doctor.cli.report_options import KeepOptions
 from nccl_doctor.errors import SnapshotError
 from nccl_doctor.finding import Severity
+from nccl_doctor.inventory.reading import read_bytes
 from nccl_doctor.model import Report
 from nccl_doctor.redact import redact
 from nccl_doctor.report.safe import clean
 from nccl_doctor.snapshot import Snapshot
 from nccl_doctor.snapshot.hang import HangSnapshot
+
+PATIENCE_S = 60.0
+"""For a snapshot that comes through a pipe, from another machine perhaps."""
 
 AnySnapshot = TypeVar("AnySnapshot", Snapshot, HangSnapshot)
 
@@ -25,15 +31,14 @@ def read_snapshot(path: Path, kind: type[AnySnapshot] = Snapshot) -> AnySnapshot
     """A snapshot of this kind that ``--save`` wrote.
 
     Raises:
-        SnapshotError: it can't be read, or is none.
+        DoctorError: it can't be read, or is none.
     """
     try:
-        return kind.model_validate_json(path.read_bytes())
+        return kind.model_validate_json(read_bytes(str(path), "a snapshot", framed.MAX_JSON, PATIENCE_S))
     except OSError as error:
         raise SnapshotError(f"{path}: can't be read: {error.strerror}") from error
     except ValueError as error:
-        first = str(error).splitlines()
-        raise SnapshotError(f"{path}: is no snapshot of nccl-doctor: {' '.join(first[1:3]) or first[0]}") from error
+        raise SnapshotError(f"{path}: is no snapshot of nccl-doctor: {_first(error)}") from error
 
 
 def snapshot_of_log(path: Path) -> Snapshot:
@@ -53,7 +58,16 @@ def snapshot_of_log(path: Path) -> Snapshot:
     try:
         return Snapshot.model_validate_json(document)
     except ValueError as error:
-        raise SnapshotError(f"{path}: holds no snapshot of nccl-doctor: {str(error).splitlines()[0]}") from error
+        raise SnapshotError(f"{path}: holds no snapshot of nccl-doctor: {_first(error)}") from error
+
+
+def _first(error: ValueError) -> str:
+    """What is wrong first, and where; of a file that is no JSON where that ends, else which field."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    found = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = ".".join(map(str, found["loc"]))
+    return f"{place}: {found['msg']}" if place else str(found["msg"])
 
 
 def keep(snapshot: Snapshot | HangSnapshot, kept: KeepOptions) -> None:

@@ -93,9 +93,13 @@ class Fleet:
     ) -> None:
         from nccl_doctor.inventory.load import load
         from nccl_doctor.inventory.overrides import Overrides
+        from nccl_doctor.inventory.parsed import Settings, SourceLocation
+        from nccl_doctor.inventory.patterns import named
         from nccl_doctor.transport.register import make_transport
 
         alone = hosts is None and job is None
+        if host is not None:
+            named(host, SourceLocation("--host", is_file=False), Settings(), Settings())
         cluster = load(
             hosts,
             where=host if alone else None,

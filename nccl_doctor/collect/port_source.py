@@ -29,8 +29,8 @@ def wanted_port(argument: str | None, log: str | None, hosts_port: int | None) -
     """
     if argument is not None and argument != STDIN:
         return _port(argument, "PORT"), None
-    source = log or (STDIN if argument == STDIN or _piped() else None)
-    told = _from_log(source, must=log is not None or argument == STDIN) if source else None
+    source = log if log is not None else STDIN if argument == STDIN or _piped() else None
+    told = None if source is None else _from_log(source, must=log is not None or argument == STDIN)
     if told is not None and told.port is not None:
         return told.port, f"{_name(source)}: {told.meaning}"
     behind = f"{_name(source)} has no port in it; " if told else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -63,9 +64,8 @@ def moved(fleet: Fleet, port: int) -> PortReport:
     if found is None:
         raise DoctorError("no port from 1024 to 65535 is free on every host and fit for a job")
     name = fleet.target.name
-    return PortReport(
-        host=name or "localhost", here=not name, port=found.port, free=True, suggestion=found, instead_of=port
-    )
+    host = name or socket.gethostname()
+    return PortReport(host=host, here=not name, port=found.port, free=True, suggestion=found, instead_of=port)
 
 
 def _kill(report: PortReport, machine: Machine, steps: Steps) -> PortReport:

@@ -31,10 +31,10 @@ class Overrides:
         Raises:
             UsageError: a value can't be what the option is about.
         """
-        python = self.python and values.python(self.python, _place("--python"))
+        python = None if self.python is None else values.python(self.python, _place("--python"))
         nproc = self.nproc_per_node and values.nproc(str(self.nproc_per_node), _place("--nproc-per-node"))
         login = {
-            "user": self.user and values.user(self.user, _place("--user")),
+            "user": None if self.user is None else values.user(self.user, _place("--user")),
             "port": self.port and values.port(str(self.port), _place("--port")),
         }
         login = {name: value for name, value in login.items() if value}
@@ -47,7 +47,7 @@ class Overrides:
         whole: dict[str, object] = {}
         if self.master_port:
             whole["master_port"] = values.port(str(self.master_port), _place("--master-port"))
-        if self.master_addr:
+        if self.master_addr is not None:
             whole["master_addr"] = values.host(self.master_addr, _place("--master-addr"))
         origins |= {name: f"--{name.replace('_', '-')}" for name in whole}
         nodes = []

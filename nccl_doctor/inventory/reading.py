@@ -1,4 +1,4 @@
-"""Reading a hosts file: bounded in size and time, and text or refused."""
+"""Reading a hosts file, or another document: bounded in size and time. A hosts file is text or refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def read_text(path: str) -> str:
         HostsFileError: where it can't be read, is no text in UTF-8, is empty or too big.
     """
     try:
-        data = _read_bytes(path)
+        data = read_bytes(path)
     except FileNotFoundError:
         hint = "; to name hosts directly, write them behind -w" if "/" not in path and "." not in path else ""
         raise HostsFileError(path, None, f"no such file{hint}") from None
@@ -55,7 +55,19 @@ def decode(data: bytes, path: str) -> str:
     return text
 
 
-def _read_bytes(path: str) -> bytes:
+def read_bytes(path: str, what: str = "a hosts file", most: int = MAX_BYTES, patience_s: float = 0.0) -> bytes:
+    """A plain file or a pipe, up to one byte more than ``most``.
+
+    Args:
+        path: the file.
+        what: it ought to be.
+        most: bytes of it that are wanted.
+        patience_s: seconds that a pipe may take in all, where that is more than for a hosts file.
+
+    Raises:
+        OSError, ValueError: it can't be opened or read.
+        HostsFileError: it is neither, or a pipe took too long.
+    """
     if path == STDIN:
         return _of_stdin()
     # O_NONBLOCK: opening a named pipe that nobody writes to would block for ever.
@@ -64,8 +76,8 @@ def _read_bytes(path: str) -> bytes:
         mode = os.fstat(descriptor).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
             kind = "a directory" if stat.S_ISDIR(mode) else "a device or socket"
-            raise HostsFileError(path, None, f"is {kind}; a hosts file is a plain file")
-        return _drain(descriptor, path)
+            raise HostsFileError(path, None, f"is {kind}; {what} is a plain file")
+        return _drain(descriptor, path, most, max(patience_s, _PIPE_SECONDS))
     finally:
         os.close(descriptor)
 
@@ -74,17 +86,17 @@ def _of_stdin() -> bytes:
     """Read where it is: behind ssh it may be a socket, which can't be opened by name."""
     if os.isatty(0):
         raise HostsFileError(STDIN, None, "is a terminal; a hosts file is piped in or named")
-    return _drain(0, STDIN)
+    return _drain(0, STDIN, MAX_BYTES, _PIPE_SECONDS)
 
 
-def _drain(descriptor: int, path: str) -> bytes:
+def _drain(descriptor: int, path: str, most: int, patience_s: float) -> bytes:
     """All that the descriptor gives, or one byte more than allowed."""
-    deadline = time.monotonic() + _PIPE_SECONDS
+    deadline = time.monotonic() + patience_s
     chunks: list[bytes] = []
-    wanted = MAX_BYTES + 1
+    wanted = most + 1
     while wanted > 0:
         if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            raise HostsFileError(path, None, f"nothing came through the pipe in {_PIPE_SECONDS:g} s")
+            raise HostsFileError(path, None, f"nothing came through the pipe in {patience_s:g} s")
         chunk = os.read(descriptor, wanted)
         if not chunk:
             break

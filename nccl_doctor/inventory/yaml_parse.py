@@ -46,6 +46,10 @@ class _Open:
     tag: str | None
     items: list[Tree]
 
+    def place_of_empty(self, here: SourceLocation) -> SourceLocation:
+        """Where a value that is not there stands: beside its key. The parser says where the next word begins."""
+        return self.items[-1].place if not self.is_list and len(self.items) % 2 else here
+
     def close(self) -> Tree:
         if self.is_list:
             return Listing(self.items, self.place, self.tag)
@@ -80,6 +84,7 @@ def _build(text: str, place: SourceLocation) -> Tree:
             if documents > 1:
                 raise here.error('a second document begins; one is allowed, so leave out the "---" between them')
         elif isinstance(event, ScalarEvent):
+            here = here if event.value or event.style else stack[-1].place_of_empty(here)
             stack[-1].items.append(Scalar(event.value, event.style is None, here, event.tag))
         elif isinstance(event, AliasEvent):
             stack[-1].items.append(Alias(here))

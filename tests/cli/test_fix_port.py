@@ -45,6 +45,9 @@ def test_a_plain_call_imports_neither_typer_nor_pydantic() -> None:
         (("0",), 'PORT: "0" is no port'),
         (("65536",), 'PORT: "65536" is no port'),
         (("many",), 'PORT: "many" is no port'),
+        (("",), 'PORT: "" is no port'),
+        (("--log", ""), "can't be read"),
+        (("--host", "a b"), '--host: "a b" is no host name'),
         (("--log", "/nowhere/x.log"), "/nowhere/x.log: can't be read"),
         (("--write",), "--write goes with --next and --hosts FILE"),
         (("--next", "--kill"), "--next moves away"),
@@ -109,6 +112,8 @@ def test_a_foreign_pipe_and_no_port_is_torchs_default() -> None:
 def test_next_is_a_number_for_scripts(held: int) -> None:
     done = fix_port(str(held), "--next")
     assert done.returncode == 0
+    told = json.loads(fix_port(str(held), "--next", "-o", "json").stdout)
+    assert (told["host"], told["port"]) == (socket.gethostname(), int(done.stdout))
     with socket.socket() as trial:
         trial.bind(("", int(done.stdout)))
 

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from nccl_doctor.cli import snapshots
+from nccl_doctor.errors import HostsFileError
+from nccl_doctor.inventory import reading
 from tests.checks.snapshots import patched
 from tests.cli.program import assert_one_sentence, run
 from tests.patience import LONG_S
@@ -122,9 +125,53 @@ def test_exit_codes(tmp_path: Path, patch: dict[str, object], options: list[str]
     assert done.returncode == code, done.stdout
 
 
-def test_from_needs_a_snapshot(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text("{}")
-    assert_one_sentence(run("check", "--from", "x.json", cwd=tmp_path), "x.json: is no snapshot of nccl-doctor")
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [("{}", "version: Field required"), ("hosts: [a]\n", "Invalid JSON: expected value at line 1 column 1")],
+)
+def test_from_needs_a_snapshot(tmp_path: Path, text: str, wrong: str) -> None:
+    (tmp_path / "x.json").write_text(text)
+    done = run("check", "--from", "x.json", cwd=tmp_path)
+    assert_one_sentence(done, f"x.json: is no snapshot of nccl-doctor: {wrong}\n")
+
+
+def test_from_waits_for_no_pipe_and_reads_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    monkeypatch.setattr(snapshots, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(reading, "_PIPE_SECONDS", 0.05)
+    with pytest.raises(HostsFileError, match=r"nothing came through the pipe in 0\.1 s"):
+        snapshots.read_snapshot(tmp_path / "fifo")
+    assert_one_sentence(
+        run("check", "--from", "/dev/zero", cwd=tmp_path), "/dev/zero: is a device or socket; a snapshot"
+    )
+
+
+@pytest.mark.parametrize("words", [["-w", "node1"], ["-x", "node1"], ["--master-port", "29600"], ["--kube", "job/a"]])
+@pytest.mark.parametrize("command", ["check", "ifname"])
+def test_from_judges_no_hosts_but_its_own(tmp_path: Path, command: str, words: list[str]) -> None:
+    done = run(command, "--from", saved(tmp_path, {}), *words, cwd=tmp_path)
+    assert_one_sentence(done, "--from judges the hosts and settings of its snapshot")
+
+
+@pytest.mark.parametrize("words", [["--only", "seen-in-logs"], ["--only", "ports", "--skip", "ports"]])
+def test_a_selection_of_nothing_finds_nothing_and_is_refused(tmp_path: Path, words: list[str]) -> None:
+    done = run("check", "--from", saved(tmp_path, {}), *words, cwd=tmp_path)
+    assert_one_sentence(done, "--only and --skip leave no check of hosts")
+
+
+@pytest.mark.parametrize("option", ["--python", "--user", "--master-addr"])
+def test_an_empty_value_is_none_that_was_left_out(tmp_path: Path, option: str) -> None:
+    """``--python "$(which python)"`` where there is none."""
+    assert_one_sentence(run("check", option, "", cwd=tmp_path), f'{option}: "" is no ')
+
+
+@pytest.mark.parametrize("option", ["--timeout", "--connect-timeout", "--smoke-timeout"])
+@pytest.mark.parametrize("seconds", ["inf", "1e10", "many"])
+def test_no_timer_holds_more_and_json_says_so_too(tmp_path: Path, option: str, seconds: str) -> None:
+    done = run("check", option, seconds, "-o", "json", cwd=tmp_path)
+    assert (done.returncode, option in done.stderr) == (2, True)
+    document = json.loads(done.stdout)
+    assert (document["command"], document["status"], option in document["error"]) == ("check", "error", True)
 
 
 def test_the_report_goes_to_a_file_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -175,6 +175,8 @@ NOT_A_HOST = (
         (H + "env: {A: [1]}", ':2: "A" must be a single value, not a list'),
         (H + "env: {A: }", ':2: "A" has no value; write one or leave the key out'),
         (H + "env: {A: null}", ':2: "A" has no value; write one or leave the key out'),
+        (H + "env:\n  A:\n\n  # C\n  B: 1", ':3: "A" has no value; write one or leave the key out'),
+        (H + "master_addr:\n", ':2: "master_addr" has no value; write one or leave the key out'),
         (H + "master_addr:", ':2: "master_addr" has no value; write one or leave the key out'),
         (H + "ssh: root", ':2: "ssh" must be a mapping of "key: value", not the single value "root"'),
         # values

@@ -51,14 +51,16 @@ class DirectRule:
 def direct_rule(rule: RuleRef, facts: FirewallFacts) -> DirectRule | None:
     """The direct rule that iptables shows so; None where it is none.
 
-    iptables-save adds modules, masks and defaults, and sorts: what was given is part of what it prints.
+    iptables-save adds modules, masks and defaults, and sorts: what was given is part of what it prints. So is a rule
+    that asks for less: of several the one with the most words is meant.
     """
     if rule.origin == "nft" or rule.place is None:
         return None
     family = "ipv4" if rule.family == "ip" else "ipv6"
     place = family, rule.table, rule.chain.removesuffix(_SUFFIX)
     printed = _words(shlex.split(rule.text)[2:])
-    return next((one for one in direct_rules(facts) if one.place == place and one.words <= printed), None)
+    fitting = (one for one in direct_rules(facts) if one.place == place and one.words <= printed)
+    return max(fitting, key=lambda one: one.words.total(), default=None)
 
 
 def is_direct_chain(rule: RuleRef) -> bool:

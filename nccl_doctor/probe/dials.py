@@ -61,6 +61,7 @@ class Dial:
     def start(self) -> Outcome | None:
         """Connects to the next address; how it ended, None while it goes on; :data:`FULL` may be tried again."""
         self.began = self.began or time.monotonic()
+        self._spoken = False
         try:
             self.sock = socket.socket(self._places[0][0], socket.SOCK_STREAM)
         except OSError as error:

@@ -84,6 +84,7 @@ def test_a_rich_rule_that_rejects_is_shown_and_the_accept_stands_before_it() -> 
 
 DIRECT = """\
 ipv4 filter INPUT 0 -p tcp --dport 80 -j DROP
+ipv4 filter GUARD -3 -p tcp -j REJECT
 ipv4 filter GUARD -3 --protocol tcp --source 10.0.0.2 --destination-port 29500 -m comment --comment 'hi there' -j REJECT
 ipv6 filter INPUT 0 -p tcp --dport 29500 -j DROP
 ipv4 filter INPUT 0 'no end
@@ -106,7 +107,7 @@ def test_a_direct_rule_of_firewalld_is_named_so_and_accepted_before(chain: str) 
     assert lines(found)[::2] == (f"firewall-cmd --permanent {accept}", f"firewall-cmd {accept}")
     elsewhere = replace(rule, base="$(id)")
     assert lines(remedy(elsewhere, facts, IN)) == ()
-    other = replace(rule, text=rule.text.replace("29500", "29501"), base="INPUT")
+    other = replace(rule, text=rule.text.replace("tcp", "udp"), base="INPUT")
     assert not describe(other, facts).startswith("direct")
 
 

@@ -101,3 +101,21 @@ def test_the_second_address_of_a_name_waits_for_a_file_too(port: int) -> None:
             joined(thread)
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert ends[0, port][:2] == ("connected", None)
+
+
+def test_the_second_address_of_a_name_is_not_spoken_to_for_the_first(port: int) -> None:
+    """The first is silent until it is spoken to, as a proxy is, and then resets; the second says the nonce by itself."""
+    with socket.create_server(("127.0.0.1", 0)) as resets:
+        places: list[Place] = [(socket.AF_INET, resets.getsockname()), (socket.AF_INET, ("127.0.0.1", port))]
+
+        def serve() -> None:
+            connection, _ = resets.accept()
+            connection.recv(1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        ends = Round(1.0).run([((0, port), Dial(places, NONCE))])
+        joined(thread)
+    assert ends[0, port][:2] == ("connected", None)

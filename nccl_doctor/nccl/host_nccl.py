@@ -11,7 +11,7 @@ from nccl_doctor.inet import Network, address_of, network_of, prefix_length
 from nccl_doctor.model import NcclInterface
 from nccl_doctor.nccl.interfaces import Choice, Chosen, choose, choose_all
 from nccl_doctor.nccl.variables import Variable, resolve
-from nccl_doctor.nccl.versions import OLDEST, Version, oldest_with, parse_version, show
+from nccl_doctor.nccl.versions import CONF_FILE, OLDEST, Version, oldest_with, parse_version, show
 from nccl_doctor.snapshot import Host, HostFacts, Interfaces, LibncclAnswer, Link, Names, Route, Unknown, unknown
 
 _AS_IT_IS: Mapping[str, str] = {}
@@ -119,7 +119,7 @@ def host_nccl(
     values = {name: variable.value for name, variable in variables.items()}
     names = facts.resolution if isinstance(facts.resolution, Names) else Names(own={})
     choice = (
-        _whichever(host, facts, overrides, facts.interfaces, values)
+        _whichever(host, facts, overrides, facts.interfaces)
         if version is None
         else choose(facts.interfaces, values, version, names)
     )
@@ -145,18 +145,18 @@ def host_nccl(
     )
 
 
-def _whichever(
-    host: Host, facts: HostFacts, overrides: Mapping[str, str], interfaces: Interfaces, values: Mapping[str, str]
-) -> Choice | Unknown:
+def _whichever(host: Host, facts: HostFacts, overrides: Mapping[str, str], interfaces: Interfaces) -> Choice | Unknown:
     """The choice that all versions make which the host's torch can have."""
     torch = facts.torch
     names = facts.resolution if isinstance(facts.resolution, Names) else Names(own={})
-    old = _variables(host, facts, overrides, OLDEST)
+    old, new = (_variables(host, facts, overrides, version) for version in (OLDEST, CONF_FILE))
     if isinstance(old, Unknown):
         return old
+    if isinstance(new, Unknown):
+        return new
     return choose_all(
         interfaces,
-        values,
+        {name: variable.value for name, variable in new.items()},
         names,
         before_conf_file={name: variable.value for name, variable in old.items()},
         oldest=OLDEST if torch is None or isinstance(torch, Unknown) else oldest_with(torch.version),

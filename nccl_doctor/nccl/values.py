@@ -55,10 +55,15 @@ _IFNAME = f"[^][=]name[,name…], the signs once and in front, at most {MAX_TOKE
 
 @dataclass(frozen=True)
 class BadValue:
-    """A value that NCCL reads otherwise than meant: how it reads it, and what is allowed."""
+    """A value that NCCL reads otherwise than meant: how it reads it, and what is allowed.
+
+    Attributes:
+        may_change: a later version may know the word, or give the number a meaning.
+    """
 
     reads: str
     allowed: str
+    may_change: bool = False
 
 
 def check_value(name: str, value: str) -> BadValue | None:
@@ -99,7 +104,7 @@ def _judge_number(name: str, value: str) -> BadValue | None:
     if rest.strip():
         return BadValue(f"reads {number}", allowed)
     if number != -2 and not low <= number <= high:
-        return BadValue(f"reads {number}, which has no meaning", allowed)
+        return BadValue(f"reads {number}, which has no meaning", allowed, may_change=True)
     return None
 
 
@@ -107,14 +112,14 @@ def _judge_words(name: str, value: str, words: tuple[str, ...]) -> BadValue | No
     allowed = "one of " + ", ".join(words)
     if name in EXACT_WORDS:
         numbered = words is PATHS and value[0].isdigit()
-        return None if value in words or numbered else BadValue("passes it over", allowed)
+        return None if value in words or numbered else BadValue("passes it over", allowed, may_change=True)
     if name not in ("NCCL_PROTO", "NCCL_ALGO"):
-        return None if value.upper() in words else BadValue("passes it over", allowed)
+        return None if value.upper() in words else BadValue("passes it over", allowed, may_change=True)
     if ":" in value or ";" in value:  # from 2.24: a list for each collective
         return None
     known = {word.lower() for word in words}
     strange = [token for token in value.removeprefix("^").split(",") if token.lower() not in known]
-    return BadValue(f"does not know {strange[0]!r}", allowed) if strange else None
+    return BadValue(f"does not know {strange[0]!r}", allowed, may_change=True) if strange else None
 
 
 def _judge_ifname(value: str) -> BadValue | None:

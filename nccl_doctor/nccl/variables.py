@@ -8,9 +8,9 @@ and ``setEnvFile``, in 2.3 to 2.30; src/param/param.cc beside it from 2.29.7).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from nccl_doctor.nccl.versions import Version, behaviour
+from nccl_doctor.nccl.versions import CONF_FILE, Version, behaviour, show
 from nccl_doctor.snapshot import ConfigFile, Unknown, unknown
 
 SYSTEM_FILE = "/etc/nccl.conf"
@@ -20,17 +20,24 @@ USER_FILE = "/.nccl.conf"
 LONGEST = 1023
 """Bytes of a name or a value in a config file; NCCL cuts off the rest."""
 
+_DOUBT = f"NCCL reads NCCL_CONF_FILE from {show(CONF_FILE)} on, and which one runs there is not known"
+
 HOSTS_FILE = "hosts file"
 ENVIRONMENT = "environment"
 
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable as NCCL has it, and where its value stands: "hosts file", "environment" or "/etc/nccl.conf:3"."""
+    """A variable as NCCL has it, and where its value stands: "hosts file", "environment" or "/etc/nccl.conf:3".
+
+    Attributes:
+        doubt: why the job may not have it so.
+    """
 
     name: str
     value: str
     origin: str
+    doubt: str | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ def resolve(
         hosts_file: the node's ``env``: what the job's launcher will set.
         environment: of a process started over SSH.
         files: every file NCCL may read, those that do not exist included.
-        version: of NCCL; None for the newest.
+        version: of NCCL; None where nobody knows: what hangs on it has a doubt.
 
     Returns:
         The variables; Unknown where a file that NCCL reads was not looked at.
@@ -74,8 +81,15 @@ def resolve(
     process = {name: Variable(name, value, ENVIRONMENT) for name, value in environment.items()}
     process |= {name: Variable(name, value, HOSTS_FILE) for name, value in hosts_file.items()}
     named = process.get("NCCL_CONF_FILE")
-    reads_it = version is None or behaviour(version).conf_file
-    return _with_files(process, named.value if named is not None and named.value and reads_it else None, files)
+    if named is None or not named.value:
+        return _with_files(process, None, files)
+    if version is not None:
+        return _with_files(process, named.value if behaviour(version).conf_file else None, files)
+    new, old = _with_files(process, named.value, files), _with_files(process, None, files)
+    if isinstance(new, Unknown) or isinstance(old, Unknown):
+        return new
+    alike = {name for name in new if new[name] == old.get(name)}
+    return {name: one if name in alike else replace(one, doubt=_DOUBT) for name, one in (old | new).items()}
 
 
 def _with_files(

@@ -66,6 +66,9 @@ OLDEST = CLASSES[0][0]
 CONF_FILE = next(since for since, how in CLASSES if how.conf_file)
 """The first version that reads NCCL_CONF_FILE."""
 
+NEWEST = (2, 32)
+"""The last series of which the variables, and their words, are known here."""
+
 _TORCH_2_8 = (2, 8)
 NCCL_OF_TORCH_2_8: Version = (2, 27, 3)
 """What its wheels require for every CUDA they are built for; those before had one for CUDA 11 with 2.21.5
@@ -91,6 +94,13 @@ def parse_version(text: str) -> Version:
 def behaviour(version: Version) -> Behaviour:
     """How this version chooses; anything older than 2.4 as 2.4 does."""
     return max((entry for entry in CLASSES if entry[0] <= max(version, OLDEST)), key=lambda entry: entry[0])[1]
+
+
+def newer(version: Version | None) -> str | None:
+    """What is said of a version that may know more than is known here; None where it is none."""
+    if version is None or version[:2] <= NEWEST:
+        return None
+    return f"so it was up to {'.'.join(map(str, NEWEST))}; this is {show(version)}"
 
 
 def oldest_with(torch: str) -> Version:

@@ -53,9 +53,15 @@ def test_nccl_conf_file_takes_the_place_of_the_own_file_from_2_23_4() -> None:
     assert found({}, env, {NAMED: None, OWN: "A=own", SYSTEM: "A=system"}, (2, 23, 4)) == {"system": f"{SYSTEM}:1"}
 
 
-def test_an_unknown_version_reads_as_the_newest() -> None:
-    files: dict[str, str | None] = {NAMED: "A=named", OWN: "A=own"}
-    assert found({}, {"NCCL_CONF_FILE": NAMED}, files, None) == {"named": f"{NAMED}:1"}
+def test_an_unknown_version_may_read_either_file() -> None:
+    files = (
+        ConfigFile(path=NAMED, text="A=named\nB=1"),
+        ConfigFile(path=OWN, text="A=own\nC=1"),
+        ConfigFile(path=SYSTEM, text="D=1"),
+    )
+    variables = resolve({}, {"NCCL_CONF_FILE": NAMED}, files, None)
+    assert not isinstance(variables, Unknown)
+    assert {name: variables[name].doubt is not None for name in "ABCD"} == {"A": True, "B": True, "C": True, "D": False}
 
 
 def test_a_file_that_nobody_looked_at_is_unknown() -> None:

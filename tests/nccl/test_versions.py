@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from nccl_doctor.nccl.versions import CLASSES, OLDEST, Behaviour, behaviour, oldest_with, parse_version, show
+from nccl_doctor.nccl.known_variables import register
+from nccl_doctor.nccl.versions import CLASSES, NEWEST, OLDEST, Behaviour, behaviour, oldest_with, parse_version, show
 
 
 @pytest.mark.parametrize(
@@ -45,3 +48,7 @@ def test_a_new_torch_comes_with_no_old_nccl(torch: str) -> None:
 @pytest.mark.parametrize("torch", ["2.7.1+cu118", "1.13", "nightly", ""])
 def test_an_old_torch_may_come_with_any(torch: str) -> None:
     assert oldest_with(torch) == OLDEST
+
+
+def test_the_newest_series_is_that_of_the_register_of_variables() -> None:
+    assert NEWEST == max(tuple(map(int, re.findall(r"\d+", known.since)[:2])) for known in register().values())

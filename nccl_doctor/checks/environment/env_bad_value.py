@@ -23,6 +23,7 @@ from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.interfaces import Failure
 from nccl_doctor.nccl.values import BadValue, check_value
+from nccl_doctor.nccl.versions import newer
 from nccl_doctor.registry import Unjudged, View, check
 
 
@@ -35,7 +36,7 @@ from nccl_doctor.registry import Unjudged, View, check
 def env_bad_value(view: View) -> Iterator[Finding | Unjudged]:
     """One finding a name and value; an error for NCCL_COMM_ID, without which NCCL does not start."""
     nccl = view.nccl
-    found: dict[tuple[str, str], tuple[BadValue, dict[str, str]]] = {}
+    found: dict[tuple[str, str, str | None], tuple[BadValue, dict[str, str]]] = {}
     for host in view.hosts:
         one = nccl.by_host.get(host.name)
         if one is None:
@@ -43,16 +44,19 @@ def env_bad_value(view: View) -> Iterator[Finding | Unjudged]:
             continue
         for name, variable in one.variables.items():
             bad = _judge_comm_id(one) if name == "NCCL_COMM_ID" else check_value(name, variable.value)
-            if bad is not None:
-                found.setdefault((name, variable.value), (bad, {}))[1][host.name] = variable.origin
-    for (name, value), (bad, origins) in found.items():
+            if bad is not None and variable.doubt is not None:
+                yield Unjudged((host.name,), variable.doubt)
+            elif bad is not None:
+                key = name, variable.value, newer(one.version) if bad.may_change else None
+                found.setdefault(key, (bad, {}))[1][host.name] = variable.origin
+    for (name, value, since), (bad, origins) in found.items():
         yield Finding(
             hosts=tuple(origins),
-            message=f"{name}={quoted(value)}: NCCL {bad.reads}.",
+            message=f"{name}={quoted(value)}: NCCL {bad.reads}{f' ({since})' if since else ''}.",
             evidence=folded((host, f"{name}={quoted(value)} ({origin})") for host, origin in origins.items()),
             facts={"variable": name, "value": value, "reads": bad.reads, "allowed": bad.allowed, "origins": origins},
             fix=Fix(summary=f"Allowed is {bad.allowed}. Set on {fold(origins)}: {', '.join(set(origins.values()))}."),
-            severity=Severity.ERROR if name == "NCCL_COMM_ID" else None,
+            severity=Severity.INFO if since else Severity.ERROR if name == "NCCL_COMM_ID" else None,
         )
 
 

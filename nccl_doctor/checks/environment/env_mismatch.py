@@ -60,7 +60,10 @@ def env_mismatch(view: View) -> Iterator[Finding | Unjudged]:
         column = {host: nccl.by_host[host].variables.get(name) for host in judged}
         values = {host: variable.value if variable is not None else None for host, variable in column.items()}
         if len(set(values.values())) > 1:
-            yield _finding(name, column, values)
+            doubts = {host: one.doubt for host, one in column.items() if one is not None and one.doubt is not None}
+            yield from (Unjudged((host,), doubt) for host, doubt in doubts.items())
+            if not doubts:
+                yield _finding(name, column, values)
 
 
 def _matters(name: str) -> bool:

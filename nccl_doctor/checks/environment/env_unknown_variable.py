@@ -20,15 +20,15 @@ from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.known_variables import is_known, nearest, register
-from nccl_doctor.nccl.versions import show
+from nccl_doctor.nccl.versions import newer, show
 from nccl_doctor.registry import Unjudged, View, check
 
 
 @check("NCD801", severity=Severity.WARNING, needs=("env", "config_files", "interfaces"))
 def env_unknown_variable(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding a name; info where only this version of NCCL does not know it."""
+    """One finding a name; info where only this version of NCCL does not know it, or a newer one than we know may."""
     nccl = view.nccl
-    found: dict[tuple[str, str | None], dict[str, str]] = {}
+    found: dict[tuple[str, str | None, str | None], dict[str, str]] = {}
     for host in view.hosts:
         one = nccl.by_host.get(host.name)
         if one is None:
@@ -36,10 +36,14 @@ def env_unknown_variable(view: View) -> Iterator[Finding | Unjudged]:
             continue
         for name, variable in one.variables.items():
             absent = _absent(one, name)
-            if absent is not None or not is_known(name):
-                found.setdefault((name, absent), {})[host.name] = variable.origin
-    for (name, absent), origins in found.items():
-        yield _finding(name, absent, origins)
+            if absent is None and is_known(name):
+                continue
+            if variable.doubt is not None:
+                yield Unjudged((host.name,), variable.doubt)
+                continue
+            found.setdefault((name, absent, newer(one.version)), {})[host.name] = variable.origin
+    for (name, absent, since), origins in found.items():
+        yield _finding(name, absent, since, origins)
 
 
 def _absent(one: HostNccl, name: str) -> str | None:
@@ -49,9 +53,9 @@ def _absent(one: HostNccl, name: str) -> str | None:
     return f"{reason}; this is {show(one.version)}" if reason is not None and one.version is not None else None
 
 
-def _finding(name: str, absent: str | None, origins: dict[str, str]) -> Finding:
+def _finding(name: str, absent: str | None, since: str | None, origins: dict[str, str]) -> Finding:
     meant = nearest(name) if absent is None else None
-    hint = f"; did you mean {meant}?" if meant is not None else "."
+    hint = (f" ({since})" if since else "") + (f"; did you mean {meant}?" if meant is not None else ".")
     told = (
         f"{quoted(name)} is no variable that NCCL knows{hint}" if absent is None else f"{name} has no effect: {absent}."
     )
@@ -62,5 +66,5 @@ def _finding(name: str, absent: str | None, origins: dict[str, str]) -> Finding:
         evidence=folded((host, f"{quoted(name)} ({origin})") for host, origin in origins.items()),
         facts={"variable": name, "nearest": meant, "origins": origins},
         fix=Fix(summary=f"{remedy} where it is set: {fold(origins)}: {', '.join(dict.fromkeys(origins.values()))}."),
-        severity=None if absent is None else Severity.INFO,
+        severity=None if absent is None and since is None else Severity.INFO,
     )

@@ -51,4 +51,4 @@ def test_an_old_torch_may_come_with_any(torch: str) -> None:
 
 
 def test_the_newest_series_is_that_of_the_register_of_variables() -> None:
-    assert NEWEST == max(tuple(map(int, re.findall(r"\d+", known.since)[:2])) for known in register().values())
+    assert max(tuple(map(int, re.findall(r"\d+", known.since)[:2])) for known in register().values()) == NEWEST

@@ -201,7 +201,7 @@ class Facts:
         """Torchrun's summary ends with the root cause."""
         if match["host"]:
             self.summary_host = match["host"]
-        else:
+        elif match["rank"]:
             self.summary_rank = number(match["rank"])
 
     def _srun(self, match: re.Match[str], _prefix: Prefix) -> None:

@@ -115,6 +115,9 @@ def _merged(pieces: list[Reading]) -> Reading:
         whole.events += [replace(e, line=e.line + whole.lines, order=e.order + order) for e in piece.events]
         whole.counts += piece.counts
         whole.tracebacks += [line + whole.lines for line in piece.tracebacks]
+        whole.well = piece.well + whole.lines if piece.well else whole.well
+        whole.torn |= {rank: line + whole.lines for rank, line in piece.torn.items()}
+        whole.summary |= piece.summary
         whole.lines += piece.lines
         whole.bytes += piece.bytes
         whole.tail = piece.tail or whole.tail

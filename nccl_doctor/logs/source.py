@@ -28,6 +28,7 @@ class Reading:
         tracebacks: lines in which the stack of an exception begins.
         well: the last line that only a run prints that came to its end; 0 where there is none.
         torn: rank and size of communicators to the last line that tells of their end.
+        summary: process to its rank and host, as torchrun's summary of the failures tells them.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Reading:
     tracebacks: list[int] = field(default_factory=list)
     well: int = 0
     torn: dict[tuple[int, int], int] = field(default_factory=dict)
+    summary: dict[str, tuple[int | None, str | None]] = field(default_factory=dict)
 
     def after(self, line: int) -> list[_Bytes] | None:
         """The lines that follow a line, one without an end included; None where the tail does not reach back to it."""
@@ -56,3 +58,5 @@ class Reading:
             self.well = line
         elif kind == "torn":
             self.torn[int(stated["rank"]), int(stated["size"])] = line
+        elif kind == "summary" and stated["pid"] and len(self.summary) < KEPT:
+            self.summary[stated["pid"]] = self.facts.summary_rank, self.facts.summary_host

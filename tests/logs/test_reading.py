@@ -19,6 +19,12 @@ from nccl_doctor.logs.diagnose import LogSource, LogVerdict, diagnose
 from nccl_doctor.logs.run import LogsRun
 
 NOISE = "[rank{0}]: step {1} loss 0.5\n"
+PLACES = [
+    "Traceback (most recent call last):\n",
+    "{'train_runtime': 812.1, 'train_loss': 1.22, 'epoch': 1.0}\n",
+    "n1:1:2 [0] NCCL INFO comm 0x5 rank 2 nranks 4 cudaDev 2 busId 1000 - Destroy COMPLETE\n",
+    "  host      : gpu07\n  rank      : 3 (local_rank: 3)\n  exitcode  : -9 (pid: 4242)\n",
+]
 FAULT = "n1:1:2 [0] NCCL WARN Cuda failure 2 'out of memory'\n"
 
 
@@ -124,7 +130,7 @@ def test_several_processes_see_what_one_sees(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(parallel, "processes", lambda: 2)
     rng = random.Random(size)
     for name in "abc":
-        data = log(3000, rng.randrange(3000))
+        data = (NOISE.format(0, 0) * 1000 + "".join(PLACES)).encode() + log(2000, rng.randrange(2000))
         (tmp_path / f"{name}.log").write_bytes(data)
         (tmp_path / f"{name}.gz").write_bytes(gzip.compress(data))
     names = tuple(str(path) for path in sorted(tmp_path.iterdir()))
@@ -139,6 +145,10 @@ def test_several_processes_see_what_one_sees(tmp_path: Path, monkeypatch: pytest
         (e.file, e.line, e.text) for e in one.causes[0].events
     ]
     assert sum(counted) >= together.bytes
+    for ours, theirs in zip(together.log.readings, one.log.readings, strict=True):
+        told = (ours.tracebacks, ours.well, ours.torn, ours.summary)
+        assert told == (theirs.tracebacks, theirs.well, theirs.torn, theirs.summary)
+        assert told == ([1001], 1002, {(2, 4): 1003}, {"4242": (3, "gpu07")})
 
 
 def test_wrapped_lines_are_joined_and_keep_their_numbers() -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from nccl_doctor.inet import numeric
+from nccl_doctor.logs import first_failure
 from nccl_doctor.logs.collectives import mismatch
 from nccl_doctor.logs.endings import accused, given_up, on_the_way_out
 from nccl_doctor.logs.event import Event
@@ -72,6 +73,7 @@ def in_context(log: Log) -> list[Event]:
         if not on_the_way_out(event, source[event.file], facts.world_size, others_well=len(well) > (event.file in well))
     ]
     events = [accused(event, source[event.file]) for event in events]
+    events = [first_failure.blamed(event, source[event.file], events, facts) for event in events]
     stuck = set() if facts.ended_well else _stuck_retries(log)
     if given_up(log.readings, events, joined=log.joined):
         stuck.add(SCRIPT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from nccl_doctor.logs import first_failure
 from nccl_doctor.logs.event import Event
 from nccl_doctor.logs.marks import TERMINATING
 from nccl_doctor.logs.rule import SCRIPT, Grade
@@ -34,6 +35,8 @@ def accused(event: Event, reading: Reading) -> Event:
     """An exception that ended the job weighs more than a hint, a kill that a launcher announced less than a cause."""
     if event.name not in ("killed", SCRIPT) or event.grade is Grade.CLUE:
         return event
+    if first_failure.killed(event):
+        return replace(event, grade=max(event.grade, Grade.LIKELY))
     notices = [one.line for one in reading.events if one.wording == TERMINATING or _aborted(one)]
     if event.name == "killed" and not _aborted(event):
         announced = any(line < event.line for line in notices) and event.wording != TERMINATING

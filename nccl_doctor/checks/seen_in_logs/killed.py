@@ -3,8 +3,9 @@
 What it means: The kernel, the scheduler, a time limit, a closed terminal or a person sent a signal. Other ranks then
 see closed connections.
 
-How we know: "exitcode: -9", "Signal 9 (SIGKILL)", exit code 137, "CANCELLED … DUE TO TIME LIMIT", SIGHUP of a closed
-terminal. SIGTERM that torchrun sends to the other workers after the first failure is not meant.
+How we know: torchrun's "exitcode: -9" of the process that failed first, "Signal 9 (SIGKILL)", exit code 137,
+"CANCELLED … DUE TO TIME LIMIT", SIGHUP of a closed terminal. SIGTERM that torchrun sends to the other workers after the
+first failure is not meant. SIGSEGV and SIGABRT are a crash of the process' own.
 
 Fix: dmesg tells of the OOM killer, sacct or kubectl describe of the scheduler. Start long runs under tmux or nohup.
 
@@ -27,13 +28,27 @@ from_logs(__name__, "NCD917")
 
 
 def advice(case: Case) -> Advice:
-    """Who may have sent the signal."""
+    """Who may have sent the signal, or how to see where a process crashed."""
+    if case.first.wording in (CRASHED, ABORTED):
+        return advise(
+            f"A process of {case.who} crashed: in a library or an extension that it had loaded; nobody ended it.",
+            "Start with PYTHONFAULTHANDLER=1, which prints the Python line that each thread was in; what the process "
+            "said last stands in its own output.",
+        )
+    if "DataLoader worker" in case.first.text:
+        return advise(
+            f"A data loader's worker of {case.who} was ended from outside, most often by the kernel's OOM killer.",
+            "Ask dmesg on that host who sent the signal. Fewer workers (num_workers) need less of the host's memory.",
+        )
     return advise(
         f"A process of {case.who} was ended from outside: the kernel's OOM killer, the scheduler, a time limit or a "
         "person.",
         "Ask dmesg and the scheduler (sacct, kubectl describe pod) on that host who sent the signal.",
     )
 
+
+CRASHED = r"(?:Segmentation fault|exitcode: -11\b|SIGSEGV|exited on signal 11|Caught signal 11)"
+ABORTED = r"(?:exitcode ?: -6\b|Signal 6 \(SIGABRT\))"
 
 RULES = (
     generic(INTERRUPTED, "KeyboardInterrupt"),
@@ -66,11 +81,19 @@ RULES = (
         unless=r"Signals\.SIGINT|got signal: 2\b",
     ),
     likely(
-        r"(?:Segmentation fault|exitcode: -11\b|SIGSEGV|exited on signal 11|Caught signal 11)",
+        CRASHED,
         "Signal 11 (SIGSEGV) received by PID 4242",
     ),
+    likely(
+        r"DataLoader worker \(pid\(s\) [\d, ]{1,200}\) exited unexpectedly",
+        "RuntimeError: DataLoader worker (pid(s) 1211) exited unexpectedly",
+    ),
     generic(
-        r"(?:exited on signal \d+|exitcode ?: -\d|Signal 6 \(SIGABRT\)"
+        ABORTED,
+        "failed (exitcode: -6) local_rank: 0 (pid: 4242) of binary: python",
+    ),
+    generic(
+        r"(?:exited on signal \d+|exitcode ?: -\d"
         r"|srun: error: \S+: task\S* \S+: (?:Killed|Terminated|Bus error|Aborted|Segm"
         r"|Exited with exit code 1[23]))",
         "srun: error: n1: task 3: Killed",

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nccl_doctor.logs.first_failure import exit_code
 from nccl_doctor.logs.marks import EXITED, TERMINATING
 from nccl_doctor.logs.rule import WEB, LogSigns, clue, generic, hint, likely
 from nccl_doctor.logs.words import Advice, advise
@@ -41,8 +42,10 @@ def advice(case: Case) -> Advice:
             f"The script itself failed on {case.who}: {' '.join(case.first.message.split())[:160]}",
             "Read the traceback above that line; nothing in the log points at NCCL or the network.",
         )
+    code = exit_code(case.first)
     return advise(
-        "A process ended with an exit code that no signal gives, and the log does not hold its last words.",
+        f"{case.who} ended with {'an exit code that no signal gives' if code is None else f'exit code {code}'}, and "
+        "the log does not hold its last words.",
         "Look into that rank's own output: torchrun's --log-dir with --tee 3 keeps it, @record on the main function "
         "(torch.distributed.elastic.multiprocessing.errors) puts its traceback into torchrun's summary.",
     )
@@ -94,7 +97,8 @@ RULES = (
     hint(
         _BEGINS + r"(?:[\w.]+\.)?\w*(?:Error|Exception): ",
         "ValueError: bad shape",
-        unless=WEB + r"|raise |torch\.distributed\.elastic\S*(?:Error|Exception): |subprocess\.Called",
+        unless=WEB
+        + r"|raise |DataLoader worker \(pid|torch\.distributed\.elastic\S*(?:Error|Exception): |subprocess\.Called",
     ),
 )
 

@@ -1,0 +1,98 @@
+"""What torchrun's words of the process that failed first mean beside those of the ranks that lost it (torch 2.13)."""
+
+from __future__ import annotations
+
+from nccl_doctor.logs.diagnose import LogSource, diagnose
+from nccl_doctor.logs.verdict import report
+from nccl_doctor.model import Diagnosis
+from tests.each import each
+
+API = "torch/distributed/elastic/multiprocessing/api.py"
+GONE = (
+    "[rank{0}]: RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error [10.0.0.9]:5428: Connection reset by peer. "
+    "This is typically caused by a remote worker crashing. Check the logs of the remote worker\n"
+)
+WAITED = (
+    "[rank0]: RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 10000ms for recv operation\n"
+)
+WORKER = "RuntimeError: DataLoader worker (pid 4077) is killed by signal: Killed. \n"
+CAUGHT = (
+    '[rank1]: Traceback (most recent call last):\n[rank1]:   File "train.py", line 9, in <module>\n'
+    "[rank1]: RuntimeError: DataLoader worker (pid(s) 4077) exited unexpectedly\n"
+)
+
+
+def ended(code: int, rank: int = 1) -> str:
+    """What torchrun prints of three ranks of which one failed first; it ends the other two."""
+    others = [one for one in range(3) if one != rank]
+    lines = [f"W1122 22:11:00.7 25 {API}:1028] Sending process {4200 + one} closing signal SIGTERM" for one in others]
+    lines += [
+        f"E1122 22:11:00.8 25 {API}:1002] failed (exitcode: {code}) local_rank: {rank} (pid: {4200 + rank}) of binary: p",
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+        "Failures:",
+    ]
+    lines += [line for one in others for line in block(one, f"-15 (pid: {4200 + one})  (SIGTERM)")]
+    lines += ["Root Cause (first observed failure):", *block(rank, f"{code} (pid: {4200 + rank})")]
+    return "\n".join([*lines, ""])
+
+
+def block(rank: int, code: str) -> list[str]:
+    return ["  host      : gpu07", f"  rank      : {rank} (local_rank: {rank})", f"  exitcode  : {code}"]
+
+
+def first(*texts: str) -> Diagnosis:
+    return report(diagnose([LogSource(f"{n}.log", [text.encode()]) for n, text in enumerate(texts)]), 0.0).diagnoses[0]
+
+
+@each(
+    [
+        ("SIGKILL", "killed", ended(-9), "was ended from outside"),
+        ("SIGTERM of somebody else", "killed", ended(-15), "was ended from outside"),
+        ("SIGSEGV", "killed", ended(-11), "crashed"),
+        ("SIGABRT without a word", "killed", ended(-6), "crashed"),
+        ("an exit code without a word", "script-failed", ended(3), "ended with exit code 3"),
+    ],
+    lambda case: case[0],
+)
+def test_the_rank_that_failed_first_is_named_and_what_the_others_saw_follows(case: tuple[str, str, str, str]) -> None:
+    _, name, told, words = case
+    for prefix in ("", "0: ", "worker-1  | "):
+        found = first(
+            "".join(prefix + line for line in (GONE.format(0) + GONE.format(2) + told).splitlines(keepends=True))
+        )
+        assert (found.name, found.facts["ranks"]) == (name, [1])
+        assert words in found.message
+        assert "ank 1 " in found.message
+        assert (found.entities or {})["host"] in ("gpu07", "worker-1")
+        assert [one.name for one in found.explains] == ["peer-died"]
+
+
+@each(
+    [
+        ("it only lost another host's rank", "peer-died", (GONE.format(1) + GONE.format(2) + ended(1),)),
+        ("the words are of nobody that is named", "peer-died", (GONE.partition(": ")[2] + ended(1),)),
+        ("others waited in vain", "collective-timeout", (WAITED + ended(-6),)),
+        ("it was killed on another host", "killed", (GONE.format(0) + ended(1, rank=0), GONE.format(2) + ended(-9))),
+    ],
+    lambda case: case[0],
+)
+def test_an_exit_code_alone_accuses_nobody(case: tuple[str, str, tuple[str, ...]]) -> None:
+    _, name, texts = case
+    found = first(*texts)
+    assert found.name == name
+    assert name != "killed" or found.facts["ranks"] == [1]
+
+
+def test_a_data_loaders_worker_that_was_killed_is_no_fault_of_the_script() -> None:
+    for text in (WORKER + CAUGHT, CAUGHT):
+        found = first(text + GONE.format(0) + ended(1))
+        assert (found.name, found.facts["ranks"]) == ("killed", [1])
+        assert "data loader's worker" in found.message
+
+
+def test_deepspeed_tells_of_the_process_that_failed_first_once_it_has_ended_the_others() -> None:
+    text = (
+        "[2026-11-22 22:11:00,784] [INFO] [launch.py:319:sigkill_handler] Killing subprocess 4200\n"
+        "[2026-11-22 22:11:00,790] [ERROR] [launch.py:325:sigkill_handler] ['python', 't.py'] exits with return code = -9\n"
+    )
+    assert first(GONE.format(0) + text).name == "killed"

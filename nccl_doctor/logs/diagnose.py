@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -16,7 +17,7 @@ from nccl_doctor.logs.ras_events import from_answer
 from nccl_doctor.logs.reader import Reader
 from nccl_doctor.logs.rule import Grade
 from nccl_doctor.logs.source import Reading
-from nccl_doctor.logs.text import decode
+from nccl_doctor.logs.text import decode, wide
 from nccl_doctor.nccl.ras_answer import MalformedAnswerError, RasAnswer
 from nccl_doctor.nccl.ras_json import parse_json
 
@@ -69,6 +70,7 @@ class Investigation:
         self._dump: list[bytes] | None = None
         self._small: list[tuple[str, bytes]] | None = []
         self._kept = 0
+        self._wide: codecs.IncrementalDecoder | None = None
         self._width: int | None = None
         self._held = b""
 
@@ -83,8 +85,11 @@ class Investigation:
         """Takes a block of the current source; returns the events that it completes."""
         if self._head is not None:
             self._head += data
-            return self._begun() if self._live or len(self._head) >= _SAMPLE else []
-        return self._take(data)
+            return self._begun() if (self._live and data) or len(self._head) >= _SAMPLE else []
+        return self._take(self._narrow(data))
+
+    def _narrow(self, data: bytes) -> bytes:
+        return self._wide.decode(data).encode() if self._wide else data
 
     def close(self) -> list[Event]:
         """Ends the current source."""
@@ -112,6 +117,8 @@ class Investigation:
     def _begun(self) -> list[Event]:
         """Looks at the beginning of a source: a dump, a wrapped log, or lines as they were written."""
         head, self._head = self._head or b"", None
+        self._wide = wide(head)
+        head = self._narrow(head)
         if flight.looks_like_dump(head) or _RAS_JSON in head:
             self._dump = []
         elif not self._live:

@@ -25,6 +25,8 @@ _ADDRESSES: tuple[re.Pattern[str], ...] = tuple(
 )
 _IP = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}|[0-9a-fA-F]*:[0-9a-fA-F:.]+")
 _UNSPECIFIED = {"0.0.0.0", "::", "?UNKNOWN?"}  # noqa: S104 - read in a log, not bound to
+_OF_TORCH = re.compile(r"\[rank(?P<rank>\d{1,6})\]:")
+"""What torch puts before its own lines, behind prefixes that nobody knows: a logger's, a document's."""
 _RANKS = re.compile(r"\b[Rr]ank[ :=]{1,2}(?P<rank>\d{1,6})\b(?P<bare>)")
 _RANKS_OTHERWISE = re.compile(r"(?:\(rank=|\brank\(s\) )(?P<rank>\d+)|Error: \[(?P<bare>\d{1,6})\](?: is |: params)")
 
@@ -71,5 +73,8 @@ def rank_of(match: re.Match[str], prefix: Prefix) -> int | None:
         return number(named)
     if prefix.rank is not None:
         return prefix.rank
+    marked = _OF_TORCH.search(match.string)
+    if marked is not None:
+        return number(marked["rank"])
     stated = _RANKS.search(match.string, prefix.start) or _RANKS_OTHERWISE.search(match.string)
     return number(stated["rank"] or stated["bare"]) if stated else None

@@ -19,6 +19,7 @@ from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.reader import Reader
 from nccl_doctor.logs.reading import BLOCK, compressed
 from nccl_doctor.logs.source import Reading
+from nccl_doctor.logs.text import wide
 
 LONG = 32 << 20
 """Less than this is read before the processes have started."""
@@ -76,7 +77,7 @@ def _read(part: Part) -> Reading | None:
     """Reads one part, in a process of its own."""
     with part.path.open("rb", buffering=0) as file:
         head = file.read(_HEAD)
-        if compressed(head) or flight.looks_like_dump(head) or unwrap.width(head):
+        if compressed(head) or wide(head) or flight.looks_like_dump(head) or unwrap.width(head):
             return None
         reader = Reader(str(part.path), Facts())
         for block in _owned(file.read, file.seek, part):

@@ -46,6 +46,12 @@ _TAGS: tuple[re.Pattern[str], ...] = tuple(
             r"\[?(?:default|trainer|worker|role)\d+\]?: ?",
             # Ray: (RayWorkerWrapper pid=233, ip=10.1.77.12)
             r"\((?:[\w.<>-]+(?:\([^)]*\))? )?(?:rank=(?P<rank>\d+) )?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:]+))?\) ?",
+            # journalctl, syslog: Nov 22 22:11:00 gpu07 train.sh[4242]:   2026-11-22T22:11:00+0000 gpu07 kernel:
+            r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?P<host>[\w.-]+) (?:[\w./@-]+\[\d+\]|kernel): ",
+            (
+                r"(?P<date>\d{4}-\d\d-\d\d)T(?P<clock>\d\d:\d\d:\d\d)(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d) "
+                r"(?P<host>[\w.-]+) (?:[\w./@-]+\[\d+\]|kernel): "
+            ),
             # times, with or without brackets, zones and levels behind them
             (
                 r"\|? ?[\[(]?(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T _](?P<clock>\d\d:\d\d:\d\d)(?:[.,]\d+)?"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[@-_]|\x9b[0-?]*[ -/]*[@-~]")
@@ -21,6 +22,15 @@ _ESCAPES_IN_BYTES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
 def plain(block: bytes) -> bytes:
     """The block without colours, which would stand between the letters of a word."""
     return _ESCAPES_IN_BYTES.sub(b"", block) if b"\x1b" in block else block
+
+
+_UTF_16 = {"utf-16-le": rb"(?:[^\0]\0){16}", "utf-16-be": rb"(?:\0[^\0]){16}", "utf-16": rb"\xff\xfe|\xfe\xff"}
+
+
+def wide(head: bytes) -> codecs.IncrementalDecoder | None:
+    """A decoder for a log that begins as UTF-16, which PowerShell's ``>`` writes; None for any other."""
+    name = next((name for name, pattern in _UTF_16.items() if re.match(pattern, head)), None)
+    return codecs.getincrementaldecoder(name)("replace") if name else None
 
 
 def number(text: str | None) -> int | None:

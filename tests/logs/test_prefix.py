@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.prefix import peel, records
 
 
@@ -37,6 +38,9 @@ from nccl_doctor.logs.prefix import peel, records
         ("[pod/worker-0/pytorch] x", {"host": "worker-0"}, "x"),
         ("worker-1-1  | x", {"host": "worker-1-1"}, "x"),
         ("[2025-02-24 14:09:34 TP14] x", {"time": (2, 24, 50974)}, "x"),
+        ("Nov  2 22:11:00 gpu07 train.sh[4242]: ValueError: x", {"host": "gpu07"}, "ValueError: x"),
+        ("2026-11-22T22:11:00+0000 gpu07 kernel: Killed x", {"host": "gpu07", "time": (11, 22, 79860)}, "Killed x"),
+        ("2026-11-22T22:11:00Z in worker: x", {"host": None}, "in worker: x"),
         ("> > n1:1:2 [0] NCCL INFO x", {"host": "n1"}, "x"),
     ],
 )  # fmt: skip
@@ -58,3 +62,9 @@ def test_ranks_that_wrote_into_one_line_are_told_apart() -> None:
 def test_any_text_is_peeled(text: str) -> None:
     assert 0 <= peel(text).start <= len(text)
     assert "".join(text[start:end] for start, end in records(text)) == text
+
+
+def test_torchs_rank_is_found_behind_what_nobody_knows() -> None:
+    for line in ('{"log":"[rank3]: %s","stream":"stderr"}', "2026-11-22 22:11:00,1 - __main__ - ERROR - [rank3]: %s"):
+        text = line % "torch.OutOfMemoryError: CUDA out of memory."
+        assert [event.rank for event in diagnose([LogSource("run.log", [text.encode()])]).causes[0].events] == [3]

@@ -17,6 +17,7 @@ from nccl_doctor.logs import parallel, reading, unwrap
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.diagnose import LogSource, LogVerdict, diagnose
 from nccl_doctor.logs.run import LogsRun
+from tests.each import each
 
 NOISE = "[rank{0}]: step {1} loss 0.5\n"
 PLACES = [
@@ -161,3 +162,12 @@ def test_wrapped_lines_are_joined_and_keep_their_numbers() -> None:
 
 def test_equal_long_lines_of_ranks_are_no_wrapping() -> None:
     assert unwrap.width(b"".join(b"[rank%d]: " % n + b"z" * 70 + b"\n" for n in range(9))) is None
+
+
+@each(["utf-16", "utf-16-le", "utf-16-be"], lambda encoding: encoding)
+def test_what_powershell_writes_is_read(encoding: str) -> None:
+    text = "".join(NOISE.format(n % 8, n) for n in range(9000)) + FAULT
+    data = text.encode(encoding)
+    for size in (37, 1 << 16, len(data)):
+        verdict = diagnose([LogSource("run.log", [data[at : at + size] for at in range(0, len(data), size)])])
+        assert place(verdict) == ("run.log", 9001)

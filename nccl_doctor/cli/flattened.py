@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, get_type_hints
 
 
@@ -22,8 +22,7 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
     def parameters() -> Iterator[inspect.Parameter]:
         for name, parameter in inspect.signature(command).parameters.items():
             if name in groups:
-                types = get_type_hints(groups[name], include_extras=True)
-                yield from (_parameter(one, types[one.name]) for one in fields(groups[name]))
+                yield from _parameters(groups[name])
             else:
                 yield parameter.replace(annotation=hints[name])
 
@@ -31,6 +30,12 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
     flat.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]  # inspect reads it, mypy does not know
     flat.__annotations__ = {one.name: one.annotation for one in shown}
     return flat
+
+
+@cache
+def _parameters(group: Any) -> tuple[inspect.Parameter, ...]:  # noqa: ANN401 - a dataclass
+    types = get_type_hints(group, include_extras=True)
+    return tuple(_parameter(one, types[one.name]) for one in fields(group))
 
 
 def _parameter(one: Field[Any], kind: Any) -> inspect.Parameter:  # noqa: ANN401 - a type

@@ -7,6 +7,7 @@ takes longer than that to import and to read the arguments (0.29 builds a pydant
 from __future__ import annotations
 
 import gc
+import os
 import sys
 
 GARBAGE = (50_000, 20, 50)
@@ -20,6 +21,8 @@ def main() -> None:
         sys.stderr.write("nccl-doctor runs on Linux and macOS; on Windows, use WSL\n")
         sys.exit(2)
     gc.set_threshold(*GARBAGE)
+    # Else pydantic looks through every installed distribution for plugins to its models; ours want none.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     match sys.argv[1:]:
         case ["fix-port"]:
             sys.exit(_fix_port(None))

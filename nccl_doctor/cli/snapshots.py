@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
@@ -16,15 +16,16 @@ from nccl_doctor.errors import SnapshotError
 from nccl_doctor.finding import Severity
 from nccl_doctor.inventory.reading import read_bytes
 from nccl_doctor.model import Report
-from nccl_doctor.redact import redact
 from nccl_doctor.report.safe import clean
 from nccl_doctor.snapshot import Snapshot
-from nccl_doctor.snapshot.hang import HangSnapshot
+
+if TYPE_CHECKING:
+    from nccl_doctor.snapshot.hang import HangSnapshot
 
 PATIENCE_S = 60.0
 """For a snapshot that comes through a pipe, from another machine perhaps."""
 
-AnySnapshot = TypeVar("AnySnapshot", Snapshot, HangSnapshot)
+AnySnapshot = TypeVar("AnySnapshot", Snapshot, "HangSnapshot")
 
 
 def read_snapshot(path: Path, kind: type[AnySnapshot] = Snapshot) -> AnySnapshot:  # type: ignore[assignment]  # mypy: python/mypy#3737
@@ -77,6 +78,8 @@ def keep(snapshot: Snapshot | HangSnapshot, kept: KeepOptions) -> None:
     """
     if kept.save is None:
         return
+    from nccl_doctor.redact import redact
+
     left, done = (snapshot, None) if kept.save_whole else redact(snapshot)
     write_file(kept.save, left.model_dump_json(by_alias=True, indent=1) + "\n", private=True)
     if done is not None and str(done):

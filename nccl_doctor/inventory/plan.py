@@ -6,16 +6,19 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from nccl_doctor import shell
 from nccl_doctor.cluster import Cluster, Node
-from nccl_doctor.documents import RankPlace
 from nccl_doctor.errors import UsageError
 from nccl_doctor.hostlist import fold, plural
 from nccl_doctor.inet import numeric
 from nccl_doctor.inventory.values import device_list
 from nccl_doctor.job_variables import ADDRESSES, OF_A_JOB, PlannedNode, contradictions, names_of
 from nccl_doctor.source import ClusterSource
+
+if TYPE_CHECKING:
+    from nccl_doctor.documents import RankPlace
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ class LaunchPlan:
     @property
     def ranks(self) -> tuple[RankPlace, ...]:
         """Every rank's place, in order."""
+        from nccl_doctor.documents import RankPlace
+
         return tuple(
             RankPlace(
                 rank=start.first + local,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 from typer.main import get_command
@@ -45,3 +47,10 @@ def test_a_transport_that_nobody_knows_is_refused_with_those_there_are() -> None
     result = RUNNER.invoke(app, ["check", "--transport", "pigeon"])
     assert result.exit_code == 2
     assert f"'--transport': 'pigeon' is not one of {', '.join(map(repr, MODULES))}." in " ".join(result.output.split())
+
+
+def test_a_check_reads_nothing_that_only_other_commands_need() -> None:
+    code = "import sys, nccl_doctor.cli.app, nccl_doctor.cli.run; print(*sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    others = ("snapshot.hang", "hang", "documents", "redact", "logs", "report.human", "report.html")
+    assert {f"nccl_doctor.{name}" for name in others}.isdisjoint(told.stdout.split())

@@ -6,13 +6,15 @@ import re
 import signal
 from collections import deque
 from collections.abc import Iterable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from nccl_doctor.collect.answers import SmokeEnd
 from nccl_doctor.collect.smoke.all_reduce_run import AllReduceRun, Rank
 from nccl_doctor.collect.smoke.plan import Plan
-from nccl_doctor.logs.facts import Facts, facts_of
 from nccl_doctor.snapshot import RankResult, Smoke
+
+if TYPE_CHECKING:
+    from nccl_doctor.logs.facts import Facts
 
 KEPT_LINES = 400
 KEPT_CHATTER = 200
@@ -30,7 +32,7 @@ def result(plan: Plan, all_reduce: AllReduceRun) -> Smoke:
     """The all-reduce as it went."""
     output = {name: end.output for name, end in all_reduce.ends.items()}
     codes = {name: exit_codes(lines) for name, lines in output.items()}
-    facts = {name: facts_of(lines) for name, lines in output.items()} if plan.backend == "nccl" else {}
+    facts = _told(output) if plan.backend == "nccl" else {}
     ranks = tuple(
         _rank(number, rank, codes.get(rank.host, {}).get(rank.local_rank), facts.get(rank.host))
         for number, rank in enumerate(all_reduce.ranks)
@@ -54,6 +56,13 @@ def result(plan: Plan, all_reduce: AllReduceRun) -> Smoke:
         rings=tuple(ring for _, ring in sorted(rings.items()) if all(rank in world for rank in ring)),
         trees={rank: text for one in facts.values() for rank, text in one.trees.items() if rank in world},
     )
+
+
+def _told(output: dict[str, tuple[str, ...]]) -> dict[str, Facts]:
+    """What NCCL says in the output of each host's ranks."""
+    from nccl_doctor.logs.facts import facts_of
+
+    return {name: facts_of(lines) for name, lines in output.items()}
 
 
 def exit_codes(lines: Iterable[str]) -> dict[int, int]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from nccl_doctor.cli.choices import Color, FailOn
@@ -35,7 +36,7 @@ class Out(NamedTuple):
         """Whether stdout gets colour: asked for, or a terminal and not refused (no-color.org)."""
         if self.color is not Color.AUTO:
             return self.color is Color.ALWAYS
-        return self.file is None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        return self.file is None and sys.stdout.isatty() and not os.environ.get("NO_COLOR") and obeys(os.environ)
 
     @property
     def width(self) -> int:
@@ -47,6 +48,10 @@ class Out(NamedTuple):
     def write(self, text: str) -> None:
         """Prints the text, or writes it to the file."""
         if self.file is None:
+            if isinstance(sys.stdout, io.TextIOWrapper):
+                # a locale without our characters costs these, not the report; what machines read is UTF-8 everywhere
+                encoding = None if self.form == "human" else "utf-8"
+                sys.stdout.reconfigure(encoding=encoding, errors="replace")
             sys.stdout.write(text)
             sys.stdout.flush()
             return
@@ -69,6 +74,11 @@ class Out(NamedTuple):
         """Shows a report and returns the exit code."""
         self.show(report, taken_at)
         return exit_code(report, self.fail_on)
+
+
+def obeys(environ: Mapping[str, str]) -> bool:
+    """Whether the terminal takes escapes: not an editor's or a serial line's."""
+    return environ.get("TERM", "dumb") not in ("", "dumb")
 
 
 def exit_code(report: Report, fail_on: FailOn) -> int:

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from nccl_doctor.cli.output import Out
+from nccl_doctor.cli.output import Out, obeys
 from nccl_doctor.collect.port_fleet import Fleet
 from nccl_doctor.collect.port_source import wanted_port
 from nccl_doctor.collect.port_steps import Steps, about_port, about_process, moved
@@ -87,7 +87,7 @@ class Countdown:
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
-        self._live = sys.stderr.isatty()
+        self._live = sys.stderr.isatty() and obeys(os.environ)
         self._kind = ""
 
     def __call__(self, text: str) -> None:

@@ -33,7 +33,8 @@ def bundle() -> bytes:
     root = Path(probe.__file__).parent
     sources = {"nccl_doctor.__init__": ""}
     _gather(root, "nccl_doctor.probe", sources)
-    program = f"{(root / 'bootstrap.py').read_text()}\n\nstart({sources!r})\n"
+    bootstrap = (root / "bootstrap.py").read_text(encoding="utf-8")
+    program = f"{bootstrap}\n\nstart({sources!r})\n"
     return zlib.compress(program.encode(), 9)
 
 
@@ -67,4 +68,4 @@ def _gather(folder: Path, package: str, sources: dict[str, str]) -> None:
         if entry.is_dir() and (entry / "__init__.py").is_file():
             _gather(entry, f"{package}.{entry.name}", sources)
         elif entry.name.endswith(".py"):
-            sources[f"{package}.{entry.name[:-3]}"] = entry.read_text()
+            sources[f"{package}.{entry.name[:-3]}"] = entry.read_text(encoding="utf-8")

@@ -105,7 +105,7 @@ def manifest(pods: Sequence[Pod], container: Container, what: str, image: str | 
 
 
 def _container(container: Container, image: str | None, script: str) -> dict[str, Any]:
-    agent = (Path(probe.__file__).parent / "dial_back.py").read_text()
+    agent = (Path(probe.__file__).parent / "dial_back.py").read_text(encoding="utf-8")
     variables: dict[str, str] = {
         "NCDOCTOR_TOKEN": secrets.token_hex(16),
         "NCDOCTOR_PORT": str(PORT),

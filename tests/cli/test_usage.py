@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -188,6 +190,38 @@ def test_colour_only_where_asked_or_on_a_terminal(
 ) -> None:
     done = run("check", "--from", saved(tmp_path, {}), "--color", when, cwd=tmp_path, **env)
     assert ("\x1b[" in done.stdout) is escapes
+
+
+@pytest.mark.parametrize("environment", [{"PYTHONIOENCODING": "latin-1"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
+def test_a_locale_without_our_characters_costs_these_alone(tmp_path: Path, environment: dict[str, str]) -> None:
+    """Nor are the probe's sources read in it, nor is what machines read written in it."""
+
+    def doctor(*words: str) -> tuple[int, str]:
+        program = Path(sys.executable).parent / "nccl-doctor"
+        variables = {**os.environ, **environment}
+        done = subprocess.run([program, *words], capture_output=True, timeout=LONG_S, check=False, env=variables)
+        assert "nccl-doctor itself" not in done.stderr.decode()
+        return done.returncode, done.stdout.decode()
+
+    assert doctor("ifname", "-q", "--python", sys.executable)[0] == 0
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = str(held.getsockname()[1])
+        code, shown = doctor("fix-port", port)
+    assert (code, "torchrun --master_port" in shown, shown.isascii()) == (1, True, True)
+    code, page = doctor("check", "--from", saved(tmp_path, {}), "-o", "html")
+    assert (code, page.isascii()) == (0, False)
+
+
+@pytest.mark.parametrize(("terminal", "escapes"), [("xterm", True), ("dumb", False), ("", False)])
+def test_a_terminal_that_obeys_no_escapes_gets_none(tmp_path: Path, terminal: str, escapes: bool) -> None:
+    program = Path(sys.executable).parent / "nccl-doctor"
+    words = shlex.join([str(program), "check", "--from", saved(tmp_path, {})])
+    environment = {**os.environ, "TERM": terminal}
+    command = ["script", "-qec", words, "/dev/null"]
+    done = subprocess.run(
+        command, capture_output=True, stdin=subprocess.DEVNULL, env=environment, timeout=LONG_S, check=True
+    )
+    assert (b"\x1b" in done.stdout) is escapes
 
 
 def test_a_reader_that_leaves_early_is_no_fault(tmp_path: Path) -> None:

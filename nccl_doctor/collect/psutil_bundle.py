@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,17 @@ from nccl_doctor.once import once
 EXTENSION = "_psutil_linux.abi3.so"
 NAMES = ("__init__.py", "_common.py", "_ntuples.py", "_psposix.py", "_pslinux.py", EXTENSION)
 """psutil's files for Linux; _ntuples came with 7.1."""
+OLDEST = (5, 9, 3)
+"""The first psutil that tells an interface's flags."""
 ELF_MACHINES = {62: "x86_64", 183: "aarch64", 243: "riscv64", 21: "ppc64le"}
 """e_machine of the ELF header (elf(5)) to what ``uname -m`` says."""
+
+
+def too_old(version: str | None) -> bool:
+    """Whether the host has no psutil, or one that is not enough."""
+    if version is None:
+        return True
+    return tuple(int(part) for part in re.findall(r"[0-9]+", version)[:3]) < OLDEST
 
 
 @once

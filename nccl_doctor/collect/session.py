@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -23,24 +21,12 @@ from nccl_doctor.collect.answers import (
     ProbeError,
     RankEvent,
     StoodStillError,
-    UnheardError,
 )
+from nccl_doctor.collect.messages import Messages
 from nccl_doctor.collect.start_failure import SILENT, Start, start_failure
 from nccl_doctor.snapshot import ProbeFailed, PythonMissing
-from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Channel, KnowsItsPath, LostError, Transport
+from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Channel, KnowsItsPath, Transport
 from nccl_doctor.transport.inside_options import InsideOptions
-
-OLDEST_PSUTIL = (5, 9, 3)
-
-
-MAX_REQUEST = 64 << 20
-"""Bytes that a host may send for one request, chatter and events included."""
-
-LINE_COST = 200
-"""What a line counts besides its own bytes: empty ones cost us time, too."""
-
-MAX_GREETING = 4 << 20
-"""Bytes until the probe's first word: a login's banner and what a .bashrc prints."""
 
 T = TypeVar("T")
 
@@ -58,15 +44,12 @@ class ProbeSession:
         self.hello: Hello
         self.lost: GoneError | None = None
         self._channel, self._silence_s, self._since = channel, silence_s, pulse.begin()
-        self._nonce = nonce.encode()
-        self._mark = bundle.login_mark(nonce).encode()
+        self._messages = Messages(channel, nonce, silence_s)
         self._last_id = 0
-        self._chatter: deque[str] = deque(maxlen=5)
         self._awaited: dict[int, float] = {}  # by number, when it was asked
         self._late: dict[tuple[str, str], int] = {}
         self._early: dict[int, dict[str, Any]] = {}
-        self._allowance = MAX_GREETING
-        self._came = self._ready = False
+        self._ready = False
 
     @classmethod
     def open(
@@ -108,12 +91,12 @@ class ProbeSession:
         """Sends a request and returns its number."""
         self._last_id += 1
         self._awaited[self._last_id] = pulse.now()
-        self._allowance = MAX_REQUEST
+        self._messages.requested()
         request = {"id": self._last_id, "do": do, **arguments}
         try:
             self._channel.send(json.dumps(request).encode() + b"\n", deadline)
         except (OSError, EOFError) as error:
-            raise self.gone(self._last_word(deadline, f"the connection broke before {do}: {error}")) from error
+            raise self.gone(self._messages.last_word(deadline, f"the connection broke before {do}: {error}")) from error
         return self._last_id
 
     def wait(
@@ -169,7 +152,7 @@ class ProbeSession:
         if self.lost is not None:
             raise self.lost
         while True:
-            message = self._early.pop(number, None) or self._next(deadline)
+            message = self._early.pop(number, None) or self._messages.next(deadline)
             if "event" in message:
                 event = answers.typed(answers.RANK_EVENT, "event", message["event"])
                 if on_event is None or message.get("id") != number:
@@ -191,18 +174,8 @@ class ProbeSession:
                 raise MalformedError("neither an answer nor an error")
             return answers.typed(kind, "answer", message["ok"])
 
-    def _last_word(self, deadline: float, otherwise: str) -> GoneError:
-        """Why a connection takes nothing any more: what the probe said as it ended, if it said so."""
-        try:
-            while True:
-                self._next(deadline)
-        except UnheardError as told:
-            return told
-        except ProbeError:
-            return GoneError(otherwise)
-
     def _greet(self, header: dict[str, Any], bound: float, latest: float) -> None:
-        if self._next(min(time.monotonic() + LOGIN_TIMES * bound, latest), bound):
+        if self._messages.next(min(time.monotonic() + LOGIN_TIMES * bound, latest), bound):
             raise MalformedError("a word before the probe was sent")
         self._ready = True
         deadline = min(time.monotonic() + bound, latest)
@@ -212,11 +185,11 @@ class ProbeSession:
         except TimeoutError:  # an interpreter that reads nothing, and the bundle is more than a pipe holds
             raise NoAnswerError("no answer in time") from None
         pulse.keep(self._channel)
-        message = self._next(deadline)
+        message = self._messages.next(deadline)
         if "refused" in message:
             raise ProbeError(answers.typed(answers.WORDS, "refusal", message["refused"]))
         self.hello = answers.typed(answers.HELLO, "greeting", message.get("hello"))
-        if _too_old(self.hello.psutil):
+        if psutil_bundle.too_old(self.hello.psutil):
             self._ship_psutil(deadline, latest)
 
     def _ship_psutil(self, deadline: float, latest: float) -> None:
@@ -232,35 +205,6 @@ class ProbeSession:
             # No fault of the host's: exactly the facts that need psutil come back unknown, with this reason.
             return
 
-    def _next(self, deadline: float, after_login: float = math.inf) -> dict[str, Any]:
-        """The next message; once the login shell is through, before ``after_login`` more seconds are over."""
-        while True:
-            try:
-                line = self._channel.read_line(deadline)
-            except TimeoutError:
-                raise NoAnswerError("no answer in time") from None
-            except (OSError, ValueError) as error:
-                lost = GoneError(f"the connection broke: {error}")
-                lost.failure = error.failure if isinstance(error, LostError) else None
-                raise lost from error
-            if line is None:
-                raise GoneError("the connection ended")
-            self._allowance -= len(line) + LINE_COST
-            if self._allowance < 0:
-                raise MalformedError("far more than was asked for")
-            if line.endswith(self._mark):
-                self._came = True
-                deadline = min(deadline, time.monotonic() + after_login)
-                continue
-            chatter, framed, text = line.partition(self._nonce)
-            if framed:
-                message = answers.parsed(text)
-                if "silent" in message:
-                    raise UnheardError(self._silence_s)
-                return message
-            if chatter.strip():
-                self._chatter.append(chatter.decode(errors="replace")[:300])
-
     def _start_failure(self, error: Exception) -> PythonMissing | ProbeFailed:
         """Why the probe did not come up."""
         ours = isinstance(error, StoodStillError)  # it says why the loader heard nothing
@@ -272,19 +216,12 @@ class ProbeSession:
                 python=self.node.python,
                 place=self.node.options(InsideOptions).place,
                 error=str(error),
-                came=self._came,
+                came=self._messages.came,
                 ready=self._ready,
                 late=late,
                 lied=isinstance(error, MalformedError),
                 status=None if late else self._channel.exit_status(time.monotonic() + 1),
                 stderr=stderr[-5:],
-                chatter=self._chatter,
+                chatter=self._messages.chatter,
             )
         )
-
-
-def _too_old(version: str | None) -> bool:
-    """Whether the host has no psutil, or one before 5.9.3, the first that tells an interface's flags."""
-    if version is None:
-        return True
-    return tuple(int(part) for part in re.findall(r"[0-9]+", version)[:3]) < OLDEST_PSUTIL

@@ -19,7 +19,7 @@ from nccl_doctor.collect import answers, mesh, mesh_dials
 from nccl_doctor.collect.answers import GoneError, MalformedError, NoAnswerError, ProbeError
 from nccl_doctor.collect.facts import typed
 from nccl_doctor.collect.mesh_plan import Target, listeners, own_nonce
-from nccl_doctor.collect.session import MAX_REQUEST
+from nccl_doctor.collect.messages import MAX_REQUEST
 from nccl_doctor.collect.smoke.all_reduce_run import MOST_EVENTS, AllReduceRun
 from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits
 from nccl_doctor.snapshot import AccessFailure, HostFacts, Unknown

@@ -33,7 +33,7 @@ def gloo_devices(
         devices = [exact(interfaces, name, "GLOO_SOCKET_IFNAME names it") for name in value.split(",")]
         for name, device in zip(value.split(","), devices, strict=True):
             if device is None:
-                return Failure(f"Unable to find address for: {name}", f"no interface is called {name!r}")
+                return Failure(f"Unable to find address for: {name}", _lacking(interfaces, name))
         return tuple(device for device in devices if device is not None)
     if hostname is None:
         return None
@@ -42,6 +42,12 @@ def gloo_devices(
         if address in owners or address.startswith("127."):
             return (Chosen(owners.get(address, "lo"), address, "the host's own name resolves to it"),)
     return (Chosen("lo", LOOPBACK, "the host's own name resolves to none of its addresses"),)
+
+
+def _lacking(interfaces: Interfaces, name: str) -> str:
+    if any(link.name == name for link in interfaces.links):
+        return f"{name!r} has no address, as a member of a bond or a bridge has none"
+    return f"no interface is called {name!r}"
 
 
 def exact(interfaces: Interfaces, name: str, reason: str) -> Chosen | None:

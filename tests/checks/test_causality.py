@@ -90,6 +90,15 @@ def test_a_dial_that_every_rule_lets_through_is_a_fault_of_its_own() -> None:
     ]
 
 
+def test_two_interfaces_on_a_subnet_cut_no_single_pair_unless_the_kernel_filters() -> None:
+    loose, strict = _fires("shared-subnet-nics")
+    pair = [{**_DIAL, "src": "node1", "dst": "node2", "address": "10.0.0.2"}]
+    cut_off = [*pair, {**_DIAL, "src": "node3", "dst": "node2", "address": "10.0.0.2"}]
+    for nics, failed, follows in ((loose, pair, False), (loose, cut_off, True), (strict, pair, True)):
+        document = overlaid(overlaid(healthy(), nics), {"mesh": {"failed": failed}})
+        assert _folds(Snapshot.model_validate(document), "shared-subnet-nics", "port-unreachable") is follows
+
+
 def test_what_only_logs_show_follows_from_a_check_too() -> None:
     assert [(cause.name, effect) for cause, effect in EDGES if effect not in LIVE] == [("gpu-in-use", "out-of-memory")]
     busy = _fires("gpu-in-use")[0]

@@ -4,7 +4,7 @@ import pytest
 
 from nccl_doctor.nccl.exact_names import gloo_devices
 from nccl_doctor.nccl.interfaces import Failure
-from nccl_doctor.snapshot import InterfaceAddress, Interfaces, Resolution
+from nccl_doctor.snapshot import InterfaceAddress, Interfaces, Link, Resolution
 
 
 def address(interface: str, text: str) -> InterfaceAddress:
@@ -21,6 +21,15 @@ def test_gloo_knows_whole_names_only(value: str) -> None:
     outcome = gloo_devices(INTERFACES, {"GLOO_SOCKET_IFNAME": value}, None)
     assert isinstance(outcome, Failure)
     assert outcome.words.startswith("Unable to find address for: ")
+
+
+def test_a_member_of_a_bridge_is_there_and_has_no_address() -> None:
+    member = Link(name="eth2", index=4, flags=("up", "running"), mtu=1500, speed_mbps=None, kind="physical")
+    outcome = gloo_devices(
+        INTERFACES.model_copy(update={"links": (member,)}), {"GLOO_SOCKET_IFNAME": "eth0,eth2"}, None
+    )
+    assert isinstance(outcome, Failure)
+    assert outcome.reason == "'eth2' has no address, as a member of a bond or a bridge has none"
 
 
 def test_gloo_takes_every_device_of_the_list() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import threading
 import time
 from typing import Any
@@ -101,4 +102,11 @@ def test_a_thread_that_can_not_start_is_an_unknown_fact(monkeypatch: pytest.Monk
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert facts.run({"shm": dict}, 5) == {"shm": {"$unknown": "can't start new thread", "traceback": None}}
+    for space, words in (
+        (resource.RLIM_INFINITY, "ulimit -u is 64"),
+        (3 << 20, "ulimit -v is 3072 KiB, ulimit -u is 64"),
+    ):
+        soft = {resource.RLIMIT_AS: space, resource.RLIMIT_NPROC: 64}
+        monkeypatch.setattr(resource, "getrlimit", lambda one, soft=soft: (soft[one], soft[one]))
+        unknown = {"$unknown": f"can't start new thread ({words})", "traceback": None}
+        assert facts.run({"shm": dict}, 5) == {"shm": unknown}

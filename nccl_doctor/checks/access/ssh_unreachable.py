@@ -45,9 +45,10 @@ _SUMMARY = {
     "handshake": "See the host's sshd log (journalctl -u ssh -u sshd); ssh -v to the host shows where it stops.",
     "no-session": "Raise MaxSessions in the host's sshd_config (0 forbids all commands) and reload sshd; its log "
     "(journalctl -u ssh -u sshd) tells what else refuses.",
-    "stalled": "It answers, so nothing on the way drops the connection. Where ssh to it takes as long, "
-    "--connect-timeout 60 waits; what the login waits for (a name service, PAM, a home directory that hangs) stands in "
-    "the host's sshd log (journalctl -u ssh -u sshd).",
+    "stalled": "It answers, so no rule drops the connection. Where ssh to it takes as long, --connect-timeout 60 "
+    "waits; what the login waits for (a name service, PAM, a home directory that hangs) stands in the host's sshd log "
+    "(journalctl -u ssh -u sshd). A path that swallows large packets ends in the handshake, too: then "
+    "ping -M do -s 1400 to it gets no answer and ping -s 100 does; a smaller MTU on the way's ends mends that.",
     "proxy": "Correct the ProxyCommand in ~/.ssh/config.",
     "forwarding": "Set AllowTcpForwarding yes (or local) in the jump host's sshd_config and reload sshd.",
     "no-account": "Give the user id a name where nccl-doctor runs: a line in its /etc/passwd, or docker run without "

@@ -1,4 +1,4 @@
-"""GLOO_SOCKET_IFNAME names an interface that the host does not have.
+"""GLOO_SOCKET_IFNAME names an interface that the host does not have, or one without an address.
 
 What it means: gloo knows neither prefixes nor "^" nor "=": a value copied from NCCL_SOCKET_IFNAME ends the job with
 "Unable to find address for: =eth0". torch uses gloo for CPU tensors, and in many jobs for a barrier beside NCCL.
@@ -50,8 +50,9 @@ def gloo_ifname_invalid(view: View) -> Iterator[Finding | Unjudged]:
     for value, hosts in failed.items():
         yield Finding(
             hosts=tuple(hosts),
-            message=f"{VARIABLE}={quoted(value)} is no name of an interface of {fold(hosts)}: gloo will not start.",
-            evidence=folded((host, f"{reason}; there are {names[host]}") for host, reason in hosts.items()),
+            message=f"{VARIABLE}={quoted(value)} names no interface of {fold(hosts)} that has an address: gloo will "
+            "not start.",
+            evidence=folded((host, f"{reason}; with an address: {names[host]}") for host, reason in hosts.items()),
             facts={VARIABLE: value},
             fix=_fix(nccl, tuple(hosts)),
         )

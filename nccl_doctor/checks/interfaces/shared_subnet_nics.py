@@ -25,7 +25,7 @@ from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.suggest import fix
 from nccl_doctor.registry import Unjudged, View, check
-from nccl_doctor.snapshot import Unknown
+from nccl_doctor.snapshot import Mesh, Phased, Unknown
 
 KEYS = ("rp_filter", "arp_ignore", "arp_announce")
 
@@ -45,7 +45,7 @@ def shared_subnet_nics(view: View) -> Iterator[Finding | Unjudged]:
                 continue
             settings = {link: {key: effective(facts.sysctls, key, link) for key in KEYS} for link in links}
             if not all(is_meant(values) for values in settings.values()):
-                yield _finding(nccl, host.name, network, settings)
+                yield _finding(nccl, host.name, network, settings, view.snapshot.mesh)
 
 
 def shared(one: HostNccl) -> dict[Network, tuple[str, ...]]:
@@ -68,7 +68,16 @@ def is_meant(values: dict[str, int]) -> bool:
     return values["rp_filter"] != 1 and values["arp_ignore"] >= 1 and values["arp_announce"] == 2
 
 
-def _finding(nccl: ClusterNccl, host: str, network: Network, settings: dict[str, dict[str, int]]) -> Finding:
+def _meets_some(mesh: Phased[Mesh], host: str) -> bool:
+    """Whether a peer and the host reach each other: what goes out and comes in by the wrong link gets there, then."""
+    if not isinstance(mesh, Mesh):
+        return False
+    return any(not {(host, peer), (peer, host)} & mesh.failures.keys() for peer in mesh.ports.keys() - {host})
+
+
+def _finding(
+    nccl: ClusterNccl, host: str, network: Network, settings: dict[str, dict[str, int]], mesh: Phased[Mesh]
+) -> Finding:
     names = " and ".join(settings)
     strict = any(values["rp_filter"] == 1 for values in settings.values())
     effect = (
@@ -84,5 +93,6 @@ def _finding(nccl: ClusterNccl, host: str, network: Network, settings: dict[str,
             for link, values in settings.items()
         ),
         facts={"network": str(network), "sysctls": settings},
+        explains=("allreduce-timeout",) if not strict and _meets_some(mesh, host) else None,
         fix=fix(nccl.suggestion, f"Let NCCL use one of {names}, bond them, or give each a subnet of its own."),
     )

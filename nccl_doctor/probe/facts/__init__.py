@@ -7,6 +7,7 @@ server, a dead NFS mount or an nvidia-smi that never returns costs its own fact 
 from __future__ import annotations
 
 import queue
+import resource
 import threading
 import time
 import traceback
@@ -126,7 +127,7 @@ def run(tasks: dict[str, Collector], deadline_s: float) -> dict[str, object]:
         try:
             threading.Thread(target=work, args=(field, collector), name=field, daemon=True).start()
         except RuntimeError as error:
-            answers.put((field, _unknown(str(error))))
+            answers.put((field, _unknown(f"{error}{_bounds()}")))
     waiting = set(tasks)
     while waiting:
         try:
@@ -136,6 +137,14 @@ def run(tasks: dict[str, Collector], deadline_s: float) -> dict[str, object]:
         facts[field] = value
         waiting.remove(field)
     return facts
+
+
+def _bounds() -> str:
+    """What bounds the threads here, as ulimit(1) has it: each is a task, and takes 8 MiB of address space."""
+    space, tasks = (resource.getrlimit(one)[0] for one in (resource.RLIMIT_AS, resource.RLIMIT_NPROC))
+    words = [f"ulimit -v is {space // 1024} KiB"] if space != resource.RLIM_INFINITY else []
+    words += [f"ulimit -u is {tasks}"] if tasks != resource.RLIM_INFINITY else []
+    return f" ({', '.join(words)})" if words else ""
 
 
 def _guarded(collector: Collector) -> object:

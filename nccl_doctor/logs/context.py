@@ -14,6 +14,7 @@ from nccl_doctor.logs.endings import accused, given_up, on_the_way_out
 from nccl_doctor.logs.event import Event
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.flight import Dump
+from nccl_doctor.logs.last_run import last_run
 from nccl_doctor.logs.marks import KILLED_FOR_MEMORY, RETURN_CODE
 from nccl_doctor.logs.ras_events import from_text
 from nccl_doctor.logs.register import echoes, signs
@@ -72,6 +73,8 @@ def in_context(log: Log) -> list[Event]:
         for event in events
         if not on_the_way_out(event, source[event.file], facts.world_size, others_well=len(well) > (event.file in well))
     ]
+    readings, facts = last_run(log.readings, facts)
+    log = replace(log, readings=readings, facts=facts)
     events = [accused(event, source[event.file]) for event in events]
     events = [first_failure.blamed(event, source[event.file], events, facts) for event in events]
     stuck = set() if facts.ended_well else _stuck_retries(log)

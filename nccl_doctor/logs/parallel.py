@@ -117,6 +117,7 @@ def _merged(pieces: list[Reading]) -> Reading:
         whole.counts += piece.counts
         whole.tracebacks += [line + whole.lines for line in piece.tracebacks]
         whole.well = piece.well + whole.lines if piece.well else whole.well
+        whole.row = piece.row + whole.lines if piece.row else whole.row
         whole.torn |= {rank: line + whole.lines for rank, line in piece.torn.items()}
         whole.summary |= piece.summary
         whole.lines += piece.lines

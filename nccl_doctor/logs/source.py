@@ -27,6 +27,7 @@ class Reading:
         tail: the last bytes.
         tracebacks: lines in which the stack of an exception begins.
         well: the last line that only a run prints that came to its end; 0 where there is none.
+        row: the last line of a benchmark's table.
         torn: rank and size of communicators to the last line that tells of their end.
         summary: process to its rank and host, as torchrun's summary of the failures tells them.
     """
@@ -40,6 +41,7 @@ class Reading:
     tail: _Bytes = b""
     tracebacks: list[int] = field(default_factory=list)
     well: int = 0
+    row: int = 0
     torn: dict[tuple[int, int], int] = field(default_factory=dict)
     summary: dict[str, tuple[int | None, str | None]] = field(default_factory=dict)
 
@@ -56,6 +58,8 @@ class Reading:
             self.tracebacks.append(line)
         elif kind in ("well", "busbw"):
             self.well = line
+        elif kind == "row":
+            self.row = line
         elif kind == "torn":
             self.torn[int(stated["rank"]), int(stated["size"])] = line
         elif kind == "summary" and stated["pid"] and len(self.summary) < KEPT:

@@ -23,6 +23,7 @@ NOISE = "[rank{0}]: step {1} loss 0.5\n"
 PLACES = [
     "Traceback (most recent call last):\n",
     "{'train_runtime': 812.1, 'train_loss': 1.22, 'epoch': 1.0}\n",
+    "        1048576        262144     float     sum    1762.4    0.59    0.59  0e+00\n",
     "n1:1:2 [0] NCCL INFO comm 0x5 rank 2 nranks 4 cudaDev 2 busId 1000 - Destroy COMPLETE\n",
     "  host      : gpu07\n  rank      : 3 (local_rank: 3)\n  exitcode  : -9 (pid: 4242)\n",
 ]
@@ -147,9 +148,9 @@ def test_several_processes_see_what_one_sees(tmp_path: Path, monkeypatch: pytest
     ]
     assert sum(counted) >= together.bytes
     for ours, theirs in zip(together.log.readings, one.log.readings, strict=True):
-        told = (ours.tracebacks, ours.well, ours.torn, ours.summary)
-        assert told == (theirs.tracebacks, theirs.well, theirs.torn, theirs.summary)
-        assert told == ([1001], 1002, {(2, 4): 1003}, {"4242": (3, "gpu07")})
+        told = (ours.tracebacks, ours.well, ours.row, ours.torn, ours.summary)
+        assert told == (theirs.tracebacks, theirs.well, theirs.row, theirs.torn, theirs.summary)
+        assert told == ([1001], 1002, 1003, {(2, 4): 1004}, {"4242": (3, "gpu07")})
 
 
 def test_wrapped_lines_are_joined_and_keep_their_numbers() -> None:

@@ -59,6 +59,43 @@ def test_a_second_run_in_the_same_log_has_failed() -> None:
     assert loud(BENCHMARKED + CLOSED) == [("peer-died", "error")]
 
 
+BEGUN = """\
+n1:71:72 [0] NCCL INFO Bootstrap: Using eth0:10.0.0.1<0>
+n1:71:72 [0] NCCL INFO ncclCommInitRank comm 0x7 rank 0 nranks 2 cudaDev 0 busId 1000 commId 0x9 - Init START
+"""
+REFUSED = "n1:71:72 [0] NCCL INFO Call to connect returned Connection refused, retrying\n"
+LOOKING = (
+    "[rank0]:[W1104 socket.cpp:558] [c10d] The client socket has failed to connect to [n1]:29500 (errno: 111 - "
+    "Connection refused).\n"
+)
+HEAD = "#       size         count      type   redop    root     time   algbw   busbw\n"
+ROW = "        1048576        262144     float     sum    1762.4    0.59    0.59  0e+00\n"
+
+
+@each(
+    [
+        ("waits for the others", BEGUN),
+        ("is refused", BEGUN + REFUSED * 5),
+        ("looks for the master", LOOKING * 5),
+        ("measures nothing", HEAD),
+        ("hangs, somebody wrote", BEGUN + "(it hangs here forever)\n"),
+    ],
+    lambda case: case[0],
+)
+def test_a_good_end_does_not_excuse_a_run_that_began_after_it(case: tuple[str, str]) -> None:
+    ended = STARTED.replace("COMPLETE", "START") + STARTED + "step 1\n" + torn(0, size=2)
+    alone = loud(case[1])
+    assert alone
+    assert loud(ended + TRAINED + case[1]) == alone
+    assert loud(HEAD + ROW + BENCHMARKED + case[1]) == alone
+
+
+def test_what_the_same_process_begins_after_its_good_end_is_no_other_run() -> None:
+    again = STARTED.replace("COMPLETE", "START")
+    assert loud(again + STARTED + TRAINED + again) == []
+    assert loud(HEAD + ROW + BENCHMARKED + HEAD + ROW) == []
+
+
 @each(
     [
         ("caught, then trained", (TOO_LARGE + TRAINED,)),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import NamedTuple
 
 from nccl_doctor import shell
@@ -18,6 +20,8 @@ from nccl_doctor.inventory.plan import plan
 from nccl_doctor.inventory.ssh_start import one_line
 from nccl_doctor.nccl.recorder import diagnosable as recorded
 from nccl_doctor.transport.inside_options import InsideOptions, placed
+
+_STARTER = re.compile(r"python[0-9.]*|torchrun")
 
 
 class Wishes(NamedTuple):
@@ -47,7 +51,7 @@ def split(words: list[str], argv: list[str], *, named: bool) -> tuple[str | None
         named: hosts are named by an option, so that without a "--" all words are the script's.
 
     Raises:
-        UsageError: several words stand before the "--", or no script behind it.
+        UsageError: several words stand before the "--", or no script behind it, or what is to start it.
     """
     behind = len(argv) - argv.index("--") - 1 if "--" in argv else len(words) - (not named)
     before, script = words[: len(words) - behind], words[len(words) - behind :]
@@ -55,6 +59,10 @@ def split(words: list[str], argv: list[str], *, named: bool) -> tuple[str | None
         raise UsageError(f"one hosts file stands before --, and the script behind it; {before[1]} is too much")
     if not script:
         raise UsageError("which script is to be started? nccl-doctor launch hosts.yaml -- train.py --epochs 3")
+    if _STARTER.fullmatch(PurePath(script[0]).name):
+        raise UsageError(
+            f"{shell.word(script[0])} is no script but starts one, as the lines do themselves; leave it out"
+        )
     return (before[0] if before else None), script
 
 
@@ -89,6 +97,8 @@ def launched(
             f"--format {wishes.form} starts no job in a container, where it would outlive its connection; start each "
             "host's line in its container, as --format shell prints them"
         )
+    if wishes.form == "slurm" and wishes.launcher not in (None, "torchrun"):
+        raise UsageError(f"--format slurm starts torchrun; --launcher {wishes.launcher} has no batch script here")
     launcher = "slurm" if wishes.form == "slurm" else wishes.launcher or default_launcher(job.torch)
     of_slurm = launcher == "slurm"
     lines = on(None, slurm_job.script(job)) if of_slurm else commands(job, launcher, use_env=wishes.use_env)

@@ -9,7 +9,7 @@ One module a subject; everything is imported from here.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, TypeAdapter, model_validator
 
@@ -90,7 +90,7 @@ from nccl_doctor.snapshot.unknown import Unknown as Unknown
 from nccl_doctor.snapshot.unknown import known as known
 from nccl_doctor.snapshot.unknown import skipped as skipped
 from nccl_doctor.snapshot.unknown import unknown as unknown
-from nccl_doctor.snapshot.values import Count, HostAddress, IpAddress, Observed, Seconds
+from nccl_doctor.snapshot.values import HostAddress, IpAddress, Observed, Seconds
 
 HOST_ADDRESS: TypeAdapter[str] = TypeAdapter(HostAddress)
 
@@ -113,7 +113,7 @@ class Snapshot(Observed):
         names: what the hosts make of the cluster's names, where a host's own facts say nothing else.
     """
 
-    schema_: Count = Field(default=1, alias="schema", serialization_alias="schema")
+    schema_: Literal[1] = Field(default=1, alias="schema", serialization_alias="schema")
     version: str
     taken_at: Annotated[str, AfterValidator(_time)]
     cluster: Cluster

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -275,7 +275,7 @@ class HangSnapshot(FrozenModel):
         other_jobs: ranks of jobs that were not looked at, as "ADDRESS:PORT (8 ranks)".
     """
 
-    schema_: int = Field(default=1, alias="schema", serialization_alias="schema")
+    schema_: Literal[1] = Field(default=1, alias="schema", serialization_alias="schema")
     kind: str = "hang"
     version: str
     taken_at: str

@@ -90,6 +90,11 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     (("hosts.yaml", "--rdzv", "--launcher", "env", "--", "t.py"), "--rdzv is --launcher c10d"),
     (("nope.yaml", "--", "t.py"), "nope.yaml: no such file"),
     (("hosts.yaml", "t.py", "--", "--epochs"), "t.py is too much"),
+    (("hosts.yaml", "--", "python", "t.py"), "python is no script but starts one"),
+    (("hosts.yaml", "--", "/opt/bin/python3.11", "t.py"), "/opt/bin/python3.11 is no script but starts one"),
+    (("hosts.yaml", "--", "torchrun", "--nnodes=2", "t.py"), "torchrun is no script but starts one"),
+    (("hosts.yaml", "--launcher", "env", "--format", "slurm", "--", "t.py"), "--launcher env has no batch script"),
+    (("hosts.yaml", "--rdzv", "--format", "slurm", "--", "t.py"), "--launcher c10d has no batch script"),
 ]
 
 

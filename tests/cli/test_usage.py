@@ -129,7 +129,11 @@ def test_exit_codes(tmp_path: Path, patch: dict[str, object], options: list[str]
 
 @pytest.mark.parametrize(
     ("text", "wrong"),
-    [("{}", "version: Field required"), ("hosts: [a]\n", "Invalid JSON: expected value at line 1 column 1")],
+    [
+        ("{}", "version: Field required"),
+        ('{"schema": 2, "version": "9.9"}', "schema: Input should be 1"),
+        ("hosts: [a]\n", "Invalid JSON: expected value at line 1 column 1"),
+    ],
 )
 def test_from_needs_a_snapshot(tmp_path: Path, text: str, wrong: str) -> None:
     (tmp_path / "x.json").write_text(text)

@@ -12,8 +12,9 @@ from nccl_doctor.registry import Check
 def attach_consequences(found: Iterable[tuple[Check, Finding]]) -> tuple[Diagnosis, ...]:
     """Diagnoses, gravest first; a finding that another one explains stands under it.
 
-    A finding follows from another where that one's check names it in ``explains`` and they share a host, or where it
-    is the all-reduce's or a log's: those suffer from every host's faults.
+    A finding follows from another where that one's check names it in ``explains`` and they share a host (of failed
+    dials: one end of each is the cause's), or where it is the all-reduce's or a log's: those suffer from every host's
+    faults.
     """
     rows = list(found)
     order = sorted(rows, key=lambda row: (-_severity(*row).rank, row[0].code))
@@ -46,7 +47,10 @@ def _explains(cause: tuple[Check, Finding], effect: tuple[Check, Finding]) -> bo
         # Both name the dials that failed. The effect blames the host that was not reached, and the cause may be the
         # other end: one that looked up a wrong address, say.
         return all(pair in mine for pair in theirs)
-    return bool(set(cause[1].hosts) & set(effect[1].hosts)) and _same_processes(cause[1], effect[1])
+    hosts = set(cause[1].hosts)
+    if theirs is not None:  # whichever end was blamed
+        return all(hosts & {pair["src"], pair["dst"]} for pair in theirs)
+    return bool(hosts & set(effect[1].hosts)) and _same_processes(cause[1], effect[1])
 
 
 def _same_processes(cause: Finding, effect: Finding) -> bool:

@@ -99,6 +99,15 @@ def test_two_interfaces_on_a_subnet_cut_no_single_pair_unless_the_kernel_filters
         assert _folds(Snapshot.model_validate(document), "shared-subnet-nics", "port-unreachable") is follows
 
 
+def test_a_dial_that_failed_one_way_follows_from_a_fault_of_either_end() -> None:
+    """Alone, it is its target's; what else the host at fault can't reach is told by another check."""
+    (down,) = (one for one in _fires("interface-down") if "2.28" in json.dumps(one))
+    failed = [{**_DIAL, "src": "node2", "dst": "node1", "address": "10.0.0.1"}]
+    for source, follows in (("node2", True), ("node3", False)):
+        document = overlaid(overlaid(healthy(), down), {"mesh": {"failed": [{**failed[0], "src": source}]}})
+        assert _folds(Snapshot.model_validate(document), "interface-down", "port-unreachable") is follows
+
+
 def test_what_only_logs_show_follows_from_a_check_too() -> None:
     assert [(cause.name, effect) for cause, effect in EDGES if effect not in LIVE] == [("gpu-in-use", "out-of-memory")]
     busy = _fires("gpu-in-use")[0]

@@ -35,7 +35,7 @@ def bundle() -> bytes:
     _gather(root, "nccl_doctor.probe", sources)
     bootstrap = (root / "bootstrap.py").read_text(encoding="utf-8")
     program = f"{bootstrap}\n\nstart({sources!r})\n"
-    return zlib.compress(program.encode(), 9)
+    return zlib.compress(program.encode())
 
 
 def login_mark(nonce: str) -> str:

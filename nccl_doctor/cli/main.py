@@ -30,7 +30,7 @@ def main() -> None:
             sys.exit(_fix_port(port))
     from nccl_doctor.cli.app import app
 
-    app()
+    app(*sys.argv[1:2])()
 
 
 def _fix_port(port: str | None) -> int:

@@ -18,7 +18,7 @@ from nccl_doctor.report import human
 from nccl_doctor.transport import openssh, paramiko_transport
 from tests.lab.host import enter
 
-IMPORTED = (app, main, run, human, openssh, paramiko_transport, all_checks())
+IMPORTED = (app.app(), main, run, human, openssh, paramiko_transport, all_checks())
 
 
 def serve(calls: socket.socket) -> None:

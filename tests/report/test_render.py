@@ -9,7 +9,7 @@ from nccl_doctor.report.render import FORMS, renderer
 
 
 def test_every_command_has_its_forms_and_no_form_is_without_a_command() -> None:
-    assert set(FORMS) == set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    assert set(FORMS) == set(typer.main.get_command(app()).commands)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("command", "form"), [(command, form) for command, forms in FORMS.items() for form in forms])

@@ -22,9 +22,9 @@ from nccl_doctor.logs.rule import SCRIPT, Grade
 from nccl_doctor.logs.source import Reading
 from nccl_doctor.logs.stall import apart, came_together, complaints, interrupts, stalled
 from nccl_doctor.logs.text import number
+from nccl_doctor.logs.unresolved import CONNECTION, never_resolved
 
-_CONNECTION = frozenset({"connection-refused", "connection-timed-out", "no-route-to-host"})
-_RETRIED = _CONNECTION | {"rendezvous-timeout"}
+_RETRIED = CONNECTION | {"rendezvous-timeout"}
 _BARRIER = re.compile(r"world_size=(?P<size>\d+), worker_count=(?P<workers>\d+)")
 _SIZES = re.compile(r"mismatch in info from procs, nranks (?P<one>\d{1,9}) vs (?P<other>\d{1,9})\b")
 """Two builds of NCCL lay out differently what they tell each other: equal sizes, and the rest is garbage."""
@@ -32,6 +32,9 @@ _SIZES = re.compile(r"mismatch in info from procs, nranks (?P<one>\d{1,9}) vs (?
 _RETRIES_AT_THE_END = 3
 """A log that ends within this many lines of a retry shows no success after it."""
 
+
+_STREAM = re.compile(r"\b(?:std)?(?:out|err)\b")
+"""What the names of the two streams of one process differ by, as torchrun's --log-dir, Slurm and MPI write them."""
 
 _CAUGHT = frozenset({"out-of-memory"})
 """What a script that tries sizes out meets on its way to a good end, unless the kernel or Slurm says it."""
@@ -49,6 +52,12 @@ class Log:
     readings: list[Reading] = field(default_factory=list)
     dumps: dict[str, Dump] = field(default_factory=dict)
     joined: bool = False
+
+    @property
+    def unsaid(self) -> list[str]:
+        """Sources that hold nothing; the one stream of a process is none of them where the other one speaks."""
+        speaking = {_STREAM.sub("", reading.name) for reading in self.readings if reading.bytes}
+        return [one.name for one in self.readings if not one.bytes and _STREAM.sub("", one.name) not in speaking]
 
     @property
     def counts(self) -> Counter[str]:
@@ -80,6 +89,7 @@ def in_context(log: Log) -> list[Event]:
     stuck = set() if facts.ended_well else _stuck_retries(log)
     if given_up(log.readings, events, joined=log.joined):
         stuck.add(SCRIPT)
+    events = never_resolved(events)
     names = _telling(events)
     weighed = [_weighed(event, names, stuck, facts) if event.grade is Grade.HINT else event for event in events]
     kept = _without_return_codes([event for event in weighed if event.grade > Grade.HINT])
@@ -170,7 +180,7 @@ def _renamed(event: Event) -> Event:
     sizes = _SIZES.search(event.text) if event.name == "world-size-mismatch" else None
     if sizes is not None and sizes["one"] == sizes["other"]:
         return replace(event, name="version-mismatch", grade=Grade.ROOT)
-    if event.name in _CONNECTION and event.grade > Grade.HINT:
+    if event.name in CONNECTION and event.grade > Grade.HINT:
         name = _nowhere(event)
         return replace(event, name=name, grade=Grade.ROOT) if name else event
     return event
@@ -197,7 +207,7 @@ def _weighed(event: Event, names: set[str], stuck: set[str], facts: Facts) -> Ev
     if event.name == "plugin-fault":
         sockets = any(process.network == "Socket" for process in facts.processes.values())
         return replace(event, grade=Grade.LIKELY) if sockets else event
-    if event.name in _CONNECTION and came_together(facts):
+    if event.name in CONNECTION and came_together(facts):
         return event
     shown = signs()[event.name]
     beside = _network() if shown.network else echoes().union(shown.hint_beside)
@@ -215,7 +225,7 @@ def _interface_matters(event: Event, names: set[str], facts: Facts) -> bool:
     """Whether an interface that others do not reach explains the failure; alone, only among several hosts."""
     several = len(facts.hosts) > 1 or (facts.nodes or 1) > 1
     if names:
-        failed = names & {*_CONNECTION, "rendezvous-timeout"}
+        failed = names & {*CONNECTION, "rendezvous-timeout"}
         return names <= _network() | {"collective-timeout"} and (bool(failed) or several)
     return several and "Bootstrap" in event.message and not came_together(facts)
 

@@ -10,9 +10,10 @@ from nccl_doctor.logs.event import Event
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.rule import Grade
 from nccl_doctor.logs.source import Reading
+from nccl_doctor.logs.unresolved import CONNECTION
 
 _BEGINNINGS = frozenset({marks.CHOSEN, marks.STARTED, marks.TABLE})
-_MET = frozenset({"connection-refused", "connection-timed-out", "no-route-to-host", "rendezvous-timeout"})
+_MET = CONNECTION | {"rendezvous-timeout"}
 """What processes that look for the master say."""
 
 

@@ -16,7 +16,7 @@ MOST = 4
 
 def summed(verdict: LogVerdict) -> tuple[Phase, ...]:
     """A row for each thing that the log tells; an empty source first, for nothing could be judged of it."""
-    empty = [reading.name for reading in verdict.log.readings if not reading.bytes]
+    empty = verdict.log.unsaid
     rows = [Phase(name="log", outcome="unknown", text=f"{fold(empty)} is empty: nothing to judge")] if empty else []
     if not verdict.causes:
         rows += [Phase(name=name, outcome="ok", text=text) for name, text in _told(verdict.log.facts) if text]

@@ -32,7 +32,7 @@ def report(verdict: LogVerdict, seconds: float, selected: Callable[[Check], bool
         version=__version__,
         command="logs",
         status=("ok", "warning", "error")[gravest],
-        complete=all(reading.bytes for reading in verdict.log.readings),
+        complete=not verdict.log.unsaid,
         title=title(verdict),
         phases=summed(verdict),
         diagnoses=diagnoses,

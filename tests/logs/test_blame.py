@@ -167,3 +167,15 @@ def follows(first: str, second: str) -> set[str]:
     cause = verdict(first)[0].name
     found = verdict(f"{first}\n{second}")
     return {name for name, _ in found[0].follows} if found and found[0].name == cause else set()
+
+
+def test_a_name_that_was_asked_for_until_the_end_is_unknown() -> None:
+    asked = (
+        "[W1122 22:41:14.8 socket.cpp:764] [c10d] The IPv6 network addresses of (n1, 29500) cannot be retrieved (gai "
+        "error: -2 - Name or service not known)."
+    )
+    assert names(*[asked] * 5, TIMED_OUT)[0] == "hostname-unresolvable"
+    assert names(asked, TIMED_OUT)[0] == "rendezvous-timeout"
+    assert names(*[asked] * 5, REFUSED_BY_STORE, TIMED_OUT)[0] != "hostname-unresolvable"
+    assert names(*[asked] * 5, TIMED_OUT.replace("n1", "n2"))[0] == "rendezvous-timeout"
+    assert names(*[asked] * 5, "step 1") == []

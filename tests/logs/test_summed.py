@@ -51,3 +51,15 @@ def test_an_empty_log_is_said_to_be_empty(tmp_path: Path) -> None:
     assert "  log             ?    rank0.log is empty: nothing to judge\n" in done.stdout
     (tmp_path / "rank1.log").write_text("RuntimeError: Address already in use\n")
     assert run("logs", "rank0.log", "rank1.log", cwd=tmp_path).returncode == 1
+
+
+def test_one_stream_of_a_process_may_be_empty(tmp_path: Path) -> None:
+    for folder, out, err in (("0", "step 1\n", ""), ("1", "", "step 1\n"), ("2", "", "")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "stdout.log").write_text(out)
+        (tmp_path / folder / "stderr.log").write_text(err)
+    assert run("logs", "0", "1", cwd=tmp_path).returncode == 0
+    done = run("logs", "0", "1", "2", cwd=tmp_path)
+    assert done.returncode == 3
+    assert "2/stderr.log,2/stdout.log is empty" in done.stdout
+    assert "0/stderr.log" not in done.stdout

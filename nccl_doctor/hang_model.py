@@ -10,9 +10,17 @@ from nccl_doctor.frozen import Document, FrozenModel
 from nccl_doctor.model import Diagnosis
 
 HangVerdict = Literal[
-    "laggard", "gone", "different-collectives", "outside-nccl", "transport", "slow", "not-hanging", "unknown"
+    "laggard",
+    "gone",
+    "different-collectives",
+    "outside-nccl",
+    "transport",
+    "not-started",
+    "slow",
+    "not-hanging",
+    "unknown",
 ]
-STANDS_STILL = frozenset({"laggard", "gone", "different-collectives", "outside-nccl", "transport"})
+STANDS_STILL = frozenset({"laggard", "gone", "different-collectives", "outside-nccl", "transport", "not-started"})
 
 
 class HangJob(FrozenModel):

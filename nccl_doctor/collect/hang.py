@@ -22,8 +22,8 @@ from nccl_doctor.collect.hang_typed import LOOK, host_look
 from nccl_doctor.collect.reach import Reach
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.errors import NotReachedError
-from nccl_doctor.snapshot import AnyAccessFailure, Phased, ProbeFacts, ProbeFailed, Unknown, unknown
-from nccl_doctor.snapshot.hang import HangHost, HangSnapshot, HostLook, JobRanks, Ras, StoreClient
+from nccl_doctor.snapshot import AnyAccessFailure, Fact, Phased, ProbeFacts, ProbeFailed, Unknown, unknown
+from nccl_doctor.snapshot.hang import HangHost, HangSnapshot, HostLook, JobRanks, Ras, Starter, StoreClient
 from nccl_doctor.transport.base import Transport
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ Result = TypeVar("Result")
 
 _JOB = TypeAdapter(JobRanks)
 _PIDS = TypeAdapter(tuple[int, ...])
+_STARTERS: TypeAdapter[Fact[tuple[Starter, ...]]] = TypeAdapter(Fact[tuple[Starter, ...]])
 _RAS: TypeAdapter[Phased[Ras]] = TypeAdapter(Phased[Ras])
 
 
@@ -77,6 +78,7 @@ def take(cluster: Cluster, transport: Transport, options: HangOptions, progress:
         watch.connect()
         watch.find()
         watch.look()
+        watch.look_at_starters()
         watch.ask_ras()
     finally:
         watch.close()
@@ -93,6 +95,7 @@ class _Watch:
         self._failures: dict[str, AnyAccessFailure] = {}
         self._jobs: dict[str, JobRanks] = {}
         self._looks: dict[str, list[HostLook]] = {}
+        self._starters: dict[str, Fact[tuple[Starter, ...]]] = {}
         self._ras: dict[str, tuple[Phased[Ras], ...]] = {}
         self._others: tuple[str, ...] = ()
         self._timings: dict[str, float] = {}
@@ -132,6 +135,8 @@ class _Watch:
         self._timings["find"] = time.monotonic() - began
 
     def look(self) -> None:
+        if not self._with_ranks():
+            return
         began = self._phase("looking", [name for name, job in self._jobs.items() if job.ranks])
         if self._options.dump:
             self._everywhere(lambda session: _ask(session, _PIDS, "dump", ANSWER_S, pids=self._pids(session)))
@@ -140,6 +145,15 @@ class _Watch:
                 time.sleep(max(0.0, self._options.interval_s))
             for name, look in self._everywhere(self._one_look, self._with_ranks()).items():
                 self._looks.setdefault(name, []).append(look)
+        self._timings["look"] = time.monotonic() - began
+
+    def look_at_starters(self) -> None:
+        """A second time, where there is no rank yet: one that still imports torch has worked in between."""
+        if self._with_ranks() or not any(job.starters for job in self._jobs.values()):
+            return
+        began = self._phase("looking", [name for name, job in self._jobs.items() if job.starters])
+        time.sleep(max(0.0, self._options.interval_s))
+        self._starters = self._everywhere(lambda session: _ask(session, _STARTERS, "starters", ANSWER_S))
         self._timings["look"] = time.monotonic() - began
 
     def _one_look(self, session: ProbeSession) -> HostLook:
@@ -180,6 +194,7 @@ class _Watch:
                     node=node,
                     job=self._jobs.get(node.name),
                     looks=tuple(self._looks.get(node.name, ())),
+                    starters=self._starters.get(node.name, ()),
                     ras=self._ras.get(node.name, ()),
                     failure=self._failures.get(node.name),
                 )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.commands import on
 from nccl_doctor.finding import Finding, Fix
+from nccl_doctor.hang import rendezvous
 from nccl_doctor.hang.folds import doing, folded, named, rank_words
 from nccl_doctor.hang.observed_rank import Link, ObservedRank
 from nccl_doctor.hang.verdict import HangEvidence, Judgement
@@ -29,6 +30,7 @@ def findings(judged: Judgement) -> list[tuple[str, Finding]]:
         "outside-nccl": (_outside, _behind),
         "different-collectives": (_different,),
         "laggard": (_behind,),
+        "not-started": (lambda judged: rendezvous.findings(judged.seen.rendezvous),),
     }
     return [one for maker in makers.get(judged.verdict, ()) for one in maker(judged)]
 
@@ -49,6 +51,9 @@ def sentence(judged: Judgement) -> str:
 
 def _unknown(judged: Judgement) -> str:
     seen = judged.seen
+    if not seen.ranks and seen.rendezvous.works:
+        one = seen.rendezvous.works[0]
+        return f"No rank runs yet: {one.program} on {one.host} (pid {one.starter.pid}) is starting."
     if not seen.ranks:
         return (
             "No running job was found: no process of yours with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, "

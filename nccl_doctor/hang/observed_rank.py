@@ -93,19 +93,7 @@ class ObservedRank:
     @property
     def works(self) -> bool:
         """Whether it, or a process below it, wanted a CPU, or read and wrote, for a good part of the time."""
-        if len(self.states) < 2 or self.interval_s <= 0:
-            return False
-        first, last = self.states[0], self.states[-1]
-        used = [_less(last.cpu_s, first.cpu_s)]
-        wanted = [_less(last.wanted_s[one], first.wanted_s[one]) for one in last.wanted_s if one in first.wanted_s]
-        moved = [_less(last.io_bytes, first.io_bytes)]
-        before = {worker.pid: worker for worker in first.workers}
-        for worker in last.workers:
-            if worker.pid in before:
-                used.append(_less(worker.cpu_s, before[worker.pid].cpu_s))
-                moved.append(_less(worker.io_bytes, before[worker.pid].io_bytes))
-        wants = any(one >= WANTING * self.interval_s for one in wanted)
-        return wants or any(one >= BUSY * self.interval_s for one in used) or any(one >= READING for one in moved)
+        return len(self.states) > 1 and worked(self.states[0], self.states[-1], self.interval_s)
 
     @property
     def waits(self) -> bool | None:
@@ -115,6 +103,22 @@ class ObservedRank:
         if pending and (self.place is None or self.place.waits or not self.place.called):
             return True
         return None if self.place is None else self.place.waits
+
+
+def worked(first: RankState, last: RankState, interval_s: float) -> bool:
+    """Whether a process, or one below it, wanted a CPU, or read and wrote, for a good part of that time."""
+    if interval_s <= 0:
+        return False
+    used = [_less(last.cpu_s, first.cpu_s)]
+    wanted = [_less(last.wanted_s[one], first.wanted_s[one]) for one in last.wanted_s if one in first.wanted_s]
+    moved = [_less(last.io_bytes, first.io_bytes)]
+    before = {worker.pid: worker for worker in first.workers}
+    for worker in last.workers:
+        if worker.pid in before:
+            used.append(_less(worker.cpu_s, before[worker.pid].cpu_s))
+            moved.append(_less(worker.io_bytes, before[worker.pid].io_bytes))
+    wants = any(one >= WANTING * interval_s for one in wanted)
+    return wants or any(one >= BUSY * interval_s for one in used) or any(one >= READING for one in moved)
 
 
 def observed_ranks(snapshot: HangSnapshot) -> dict[int, ObservedRank]:

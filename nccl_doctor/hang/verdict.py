@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nccl_doctor.hang import calls, lost, observed_rank
+from nccl_doctor.hang import calls, lost, observed_rank, rendezvous
 from nccl_doctor.hang.calls import Parting, RasView
 from nccl_doctor.hang.folds import doing
 from nccl_doctor.hang.lost import Lost
 from nccl_doctor.hang.observed_rank import Link, ObservedRank
+from nccl_doctor.hang.rendezvous import Rendezvous
 from nccl_doctor.hang.stack_place import Kind
 from nccl_doctor.hang_model import HangVerdict
 from nccl_doctor.hostlist import grouped
@@ -32,6 +33,7 @@ class HangEvidence:
         lost: ranks that can't take part; ``unseen`` those for which nobody could look.
         links: between ranks.
         parting: where the recorders part; None where they don't, or there are none.
+        rendezvous: where there is no rank, the launchers that have none yet.
     """
 
     ranks: dict[int, ObservedRank]
@@ -42,6 +44,7 @@ class HangEvidence:
     parting: Parting | None
     ras: RasView | None
     serves_ras: bool
+    rendezvous: Rendezvous
 
     @property
     def present(self) -> list[ObservedRank]:
@@ -107,6 +110,7 @@ def see(snapshot: HangSnapshot) -> HangEvidence:
         parting=calls.parting(ranks),
         ras=calls.ras_view(snapshot, ranks),
         serves_ras=any(look.serves_ras for host in snapshot.hosts for look in host.looks),
+        rendezvous=rendezvous.see(snapshot),
     )
 
 
@@ -114,7 +118,8 @@ def judge_hang(snapshot: HangSnapshot) -> Judgement:
     """Why a job stands still, or that it does not, from what was seen of its ranks."""
     seen = see(snapshot)
     if not seen.ranks:
-        return Judgement("unknown", (), seen)
+        started = seen.rendezvous.works or not seen.rendezvous.waiting
+        return Judgement("unknown" if started else "not-started", (), seen)
     for step in _STEPS:
         found = step(seen)
         if found is not None:

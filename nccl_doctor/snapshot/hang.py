@@ -75,17 +75,6 @@ class Launcher(Observed):
     defunct: tuple[Pid, ...]
 
 
-class JobRanks(Observed):
-    """The ranks on one host; ``hidden`` are Python processes that are not shown to us, of which nobody can tell."""
-
-    ranks: Annotated[tuple[JobRank, ...], Field(max_length=4096)]
-    launchers: tuple[Launcher, ...]
-    unnumbered: Fact[Annotated[tuple[StoreClient, ...], Field(max_length=4096)]] = ()
-    hidden: Count
-    py_spy: bool
-    machine: Short
-
-
 class Worker(Observed):
     """A process below a rank: a data loader's worker, mostly."""
 
@@ -118,6 +107,34 @@ class RankState(Observed):
     io_bytes: Count | None
     threads: Count
     workers: tuple[Worker, ...]
+
+
+class Starter(Observed):
+    """A launcher of torch's that has no rank yet; ``state`` None where it ended meanwhile.
+
+    Attributes:
+        asked: what it was told of the other nodes, by torchrun's names: "nnodes", "node_rank", "rdzv_endpoint".
+        dials: the far ends of its connections, and their states.
+    """
+
+    pid: Pid
+    state: RankState | None
+    program: Short
+    age_s: Seconds
+    asked: Annotated[dict[Short, Short], Field(max_length=16)]
+    dials: Annotated[tuple[tuple[IpAddress, SocketPort, Short], ...], Field(max_length=64)]
+
+
+class JobRanks(Observed):
+    """The ranks on one host; ``hidden`` are Python processes that are not shown to us, of which nobody can tell."""
+
+    ranks: Annotated[tuple[JobRank, ...], Field(max_length=4096)]
+    launchers: tuple[Launcher, ...]
+    unnumbered: Fact[Annotated[tuple[StoreClient, ...], Field(max_length=4096)]] = ()
+    starters: Fact[Annotated[tuple[Starter, ...], Field(max_length=64)]] = ()
+    hidden: Count
+    py_spy: bool
+    machine: Short
 
 
 class Frame(Observed):
@@ -252,11 +269,16 @@ class Ras(Observed):
 
 
 class HangHost(Observed):
-    """One host: its ranks and the looks at them, or why there are none."""
+    """One host: its ranks and the looks at them, or why there are none.
+
+    Attributes:
+        starters: where no host has a rank, its launchers once more, a look's interval later.
+    """
 
     node: Node
     job: JobRanks | None = None
     looks: tuple[HostLook, ...] = ()
+    starters: Fact[Annotated[tuple[Starter, ...], Field(max_length=64)]] = ()
     ras: tuple[Phased[Ras], ...] = ()
     failure: AnyAccessFailure | None = None
 

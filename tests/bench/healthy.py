@@ -63,10 +63,7 @@ def looked(lab: Lab, dead: set[str]) -> tuple[bool, float]:
     accused = {name for one in told["diagnoses"] for name in one["hosts"]}
     why = [one["name"] for one in told["diagnoses"]]
     words = [(one["message"], one["evidence"]) for one in told["diagnoses"]]
-    blind = {name for name, _ in _undecided(told)} <= {
-        "neighbour-table-small"
-    }  # no namespace of the lab's shows its limit
-    right = accused == dead and (done.returncode == 1 if dead else done.returncode in (0, 3) and blind)
+    right = accused == dead and done.returncode == (1 if dead else 0)
     print(
         f"{len(lab.hosts)} hosts, {len(dead)} dead: exit {done.returncode}, accused {sorted(accused) or 'nobody'} {why}, "
         f"{_mesh(told)}, {len(told['load']['second_try'])} at the second try; {seconds:.1f} s at load "

@@ -82,7 +82,7 @@ class Job:
         self.killed: list[dict[str, Any]] = []
         self.looks: list[dict[int, dict[str, Any]]] = [
             {
-                rank: {"pid": self.pid(rank), "state": _state(), "stack": _stack(rank, in_all_reduce()), "flows": []}
+                rank: {"pid": self.pid(rank), "state": idle(), "stack": _stack(rank, in_all_reduce()), "flows": []}
                 for rank in range(self.world)
             }
             for _ in range(looks)
@@ -195,7 +195,7 @@ def _stack(rank: int, where: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"tid": 1000 + rank, "name": "MainThread", "active": False, "frames": where}]
 
 
-def _state() -> dict[str, Any]:
+def idle() -> dict[str, Any]:
     return {
         "state": "S",
         "wchan": "futex_do_wait",

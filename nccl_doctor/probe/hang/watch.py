@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 from nccl_doctor.probe import rank_state
 from nccl_doctor.probe.facts import gpu_health, run
-from nccl_doctor.probe.hang import flows, kernel_log, library, ranks, ras, recorder
+from nccl_doctor.probe.hang import flows, kernel_log, library, ranks, ras, recorder, starters
 from nccl_doctor.probe.hang.stacks import Spy
 from nccl_doctor.probe.procs import Table
 from nccl_doctor.probe.unavailable import Unavailable
@@ -30,6 +30,7 @@ class Watch:
         self._found_at = time.monotonic()
         self.handlers: dict[str, Callable[[dict[str, Any]], Any]] = {
             "ranks": self._find,
+            "starters": lambda _request: _starters(Table()),
             "py_spy": lambda request: self._spy.install(request["bundle"]),
             "look": self._look,
             "dump": self._dump,
@@ -46,8 +47,9 @@ class Watch:
         self._ranks = {row["pid"]: row for row in [*found["ranks"], *some]}
         # a file system that hangs must not hold up what does not need it
         spy = run({"py_spy": partial(self._spy.find, list(self._ranks))}, ASK_S)["py_spy"]
-        starters = ranks.launchers(table, [row["pid"] for row in some])
-        return {**found, **told, "launchers": starters, "py_spy": spy is True, "machine": os.uname().machine}
+        above = ranks.launchers(table, [row["pid"] for row in some])
+        waiting = {"launchers": above, "starters": _starters(table)}
+        return {**found, **told, **waiting, "py_spy": spy is True, "machine": os.uname().machine}
 
     def _look(self, request: dict[str, Any]) -> dict[str, Any]:
         """snapshot.HostLook at the ranks whose PIDs are asked for; ``stacks`` is a mode of theirs or None."""
@@ -131,6 +133,10 @@ class Watch:
                 report = ras.ask(host, port, json_form=turn < RAS_TURNS // 2, deadline=deadline)
                 reports.setdefault(report["text"], report)
         return {**answer, "reports": list(reports.values())}
+
+
+def _starters(table: Table) -> Any:
+    return run({"starters": partial(starters.find, table)}, ASK_S)["starters"]
 
 
 def _safe(version: str) -> bool:

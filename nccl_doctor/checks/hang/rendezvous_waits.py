@@ -1,0 +1,21 @@
+"""Launchers wait for each other, and no rank is started.
+
+What it means: torchrun starts a node's ranks when as many nodes have met as --nnodes says, all at one address and port,
+with one --rdzv_id and, without a rendezvous of its own, each with its own --node_rank. Until then it waits, for ten
+minutes by default, and prints nothing.
+
+How we know: the processes of torchrun (and of accelerate's launcher) on every host, what they were told on their
+command lines and by torchrun's PET_ variables, their connections, and that they had no rank and used no CPU between two
+looks.
+
+Fix: Start the node that is missing, or all of them with the same options. Where all are there and one does not reach
+the store, `nccl-doctor check` names what is in the way.
+
+References: torch/distributed/run.py and torch/distributed/elastic/rendezvous (torch 2.13).
+"""
+
+from __future__ import annotations
+
+from nccl_doctor.registry import from_hang
+
+from_hang(__name__, "NCD714")

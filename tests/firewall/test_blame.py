@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor import diagnose
 from nccl_doctor.checks.ports.firewall_blocks_port import firewall_blocks_port
 from nccl_doctor.derived import Derived
 from nccl_doctor.finding import Finding
@@ -13,6 +14,7 @@ from nccl_doctor.firewall.opening import Opening
 from nccl_doctor.firewall.packet import syn
 from nccl_doctor.firewall.routing import path_of, route_to
 from nccl_doctor.firewall.ruleset import Ruleset, compile_rules
+from nccl_doctor.model import Diagnosis
 from nccl_doctor.registry import View
 from nccl_doctor.snapshot import IptablesSave, Snapshot, known
 from tests.checks.snapshots import patched
@@ -36,6 +38,11 @@ def snapshot(firewalls: dict[str, Any], failed: list[tuple[str, str, int, str]],
 
 def judge(seen: Snapshot) -> ExplainedDials:
     return Derived(seen).dials.firewall
+
+
+def reported(seen: Snapshot) -> tuple[Diagnosis, ...]:
+    names = ("firewall-blocks-port", "firewall-blocks-ephemeral")
+    return diagnose.judge(seen, "check", lambda check: check.name in names).diagnoses
 
 
 def opened(blames: list[Blame] | tuple[Blame, ...], seen: Snapshot) -> Opening:
@@ -74,6 +81,19 @@ def test_answers_are_followed_back() -> None:
     assert (blame.host.name, blame.direction) == ("node2", "input")
     tracked = nft_facts([ESTABLISHED, ACCEPT], policy="drop")
     assert judge(snapshot({"node2": tracked}, [("node2", "node1", 29500, "timed-out")])).blames == ()
+
+
+def test_a_rule_that_stops_answers_is_said_to() -> None:
+    failed = [("node2", "node1", 29500, "timed-out")]
+    at_the_dialler = snapshot({"node2": nft_facts(policy="drop")}, failed)
+    at_the_master = snapshot({"node1": nft_facts(policy="drop", hook="output")}, failed)
+    to_node2 = snapshot({"node2": nft_facts(policy="drop", hook="output")}, [("node1", "node2", 40001, "timed-out")])
+    said = [diagnosis.message for seen in (at_the_dialler, at_the_master, to_node2) for diagnosis in reported(seen)]
+    assert said == [
+        "nftables on node2 drops the answers to its own connections to port 29500, so the ranks can't meet.",
+        "nftables on node1 drops its answers to the other hosts' connections to port 29500, so the ranks can't meet.",
+        "nftables on node2 drops its answers to the other hosts' connections to the ports that NCCL picks.",
+    ]
 
 
 def test_what_no_rule_explains_is_nobodys_fault_here() -> None:

@@ -18,6 +18,7 @@ from nccl_doctor.registry import Unjudged, View
 from nccl_doctor.snapshot import Dial, Snapshot
 
 PORTS_SHOWN = 4
+OWN = "its own connections"
 UNSEEN = "not dialled, for the port is held; so say the rules"
 
 ALLREDUCE = ("allreduce-timeout", "allreduce-failed")
@@ -63,10 +64,14 @@ def gaps(view: View, *, master: bool) -> Iterator[Unjudged]:
 
 
 def whose(blames: Sequence[Blame]) -> str:
-    """Whose connections a rule stops: a host's own are those that it makes, or that it makes to itself."""
-    if blames[0].direction == "input" and any(dial.src != dial.dst for blame in blames for dial in blame.dials):
-        return "the other hosts'"
-    return "its own"
+    """What the rules stop: connections of the others, the host's own (also those to itself), or the answers to them."""
+    among = [(blame, dial) for blame in blames for dial in blame.dials if dial.src != dial.dst]
+    made, met = (any(getattr(dial, end) == blame.host.name for blame, dial in among) for end in ("src", "dst"))
+    if blames[0].direction == "input" and met:
+        return "the other hosts' connections"
+    if blames[0].direction == "input" and made:
+        return "the answers to its own connections"
+    return "its answers to the other hosts' connections" if met and not made else OWN
 
 
 def finding(blames: Sequence[Blame], view: View, message: str) -> Finding:

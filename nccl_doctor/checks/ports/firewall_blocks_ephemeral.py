@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.ports._firewall import EXPLAINS, by_rule, finding, gaps, whose
+from nccl_doctor.checks.ports._firewall import EXPLAINS, OWN, by_rule, finding, gaps, whose
 from nccl_doctor.finding import Finding, Severity
 from nccl_doctor.hostlist import fold
 from nccl_doctor.registry import Unjudged, View, check
@@ -35,6 +35,7 @@ def firewall_blocks_ephemeral(view: View) -> Iterator[Finding | Unjudged]:
     for blames in by_rule(judged, snapshot, master=False):
         first = blames[0]
         names = fold([blame.host.name for blame in blames])
-        where = "to the ports that NCCL picks" if first.direction == "input" else "to the ports that the others pick"
-        yield finding(blames, view, f"{first.manager} on {names} {first.verb} {whose(blames)} connections {where}.")
+        what = whose(blames)
+        who = "the others pick" if first.direction == "output" and what == OWN else "NCCL picks"
+        yield finding(blames, view, f"{first.manager} on {names} {first.verb} {what} to the ports that {who}.")
     yield from gaps(view, master=False)

@@ -45,7 +45,7 @@ def firewall_blocks_port(view: View) -> Iterator[Finding | Unjudged]:
         yield finding(
             blames,
             view,
-            f"{first.manager} on {names} {first.verb} {whose(blames)} connections {what}, so the ranks can't meet.",
+            f"{first.manager} on {names} {first.verb} {whose(blames)} {what}, so the ranks can't meet.",
         )
     yield from gaps(view, master=True)
 
@@ -53,7 +53,7 @@ def firewall_blocks_port(view: View) -> Iterator[Finding | Unjudged]:
 def _ports(blames: list[Blame], snapshot: Snapshot) -> str:
     """Where to; hosts with the same rule that does not meet the master port stop the ports that NCCL picks."""
     master = f"to port {snapshot.cluster.master_port}"
-    if blames[0].direction == "output":
+    if blames[0].direction == "output" and any(blame.host.node.node_rank for blame in blames):
         master += " of the master"
     if all(stops_master(blame, snapshot) for blame in blames):
         return master

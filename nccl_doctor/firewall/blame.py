@@ -173,7 +173,7 @@ def _unexpected_passes(
     for address, port in sorted(
         {(dial.address, dial.port) for dial in blame.dials if dial.dst == own and dial.error != NOT_DIALLED}
     ):
-        for source in sorted(mesh.ports.keys() - {own}):
+        for source in sorted(mesh.answered.get(own, {}).get(address, ())):  # others did not dial it there
             way = path(source, own, address) if (source, address, port) not in failed else None
             if way is None:
                 continue

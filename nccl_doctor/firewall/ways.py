@@ -96,13 +96,18 @@ def _along(source: Host, target: Host, address: str) -> Iterator[Hindrance]:
     if bare is not None:
         yield Hindrance(source.name, "no-address", out, *bare)
     yield from _leaving(source, (out.prefers and _asked(source.facts, address, out.prefers)) or out)
-    if out.prefers is None:
-        return
+    if out.prefers is None or not _owns(target.facts, address):
+        return  # of packets to another machine's address, or to one that is translated, its kernel can tell nothing
     yield from _coming(target, address, out.prefers)
     back = _asked(target.facts, out.prefers, address)
     if back is not None:
         yield from _leaving(target, back)
     yield from _coming(source, out.prefers, address)
+
+
+def _owns(facts: HostFacts, address: str) -> bool:
+    """Whether the address is one of the host's own; true where nobody knows."""
+    return not isinstance(facts.interfaces, Interfaces) or interface_of(facts, address) is not None
 
 
 def _asked(facts: HostFacts, to: str, source: str | None) -> Way | None:

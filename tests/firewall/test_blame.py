@@ -131,14 +131,18 @@ def test_a_dial_that_fails_otherwise_is_a_surprise() -> None:
 def test_a_dial_that_passes_against_the_rules_is_told() -> None:
     ports = {"node1": [29500], "node2": [40000], "node3": [40000]}
     everybody = nft_facts([tcp("dport", 29500), DROP])
-    seen = snapshot({"node1": everybody}, [("node2", "node1", 29500, "timed-out")], ports=ports)
+    failed = [("node2", "node1", 29500, "timed-out")]
+    answered = {"node1": {"10.0.0.1": ["node3"]}}
+    seen = snapshot({"node1": everybody}, failed, ports=ports, answered=answered)
     (blame,) = judge(seen).blames
     assert blame.unexpected_passes == [("node3", 29500)]
+    undialled = snapshot({"node1": everybody}, failed, ports=ports)
+    assert judge(undialled).blames[0].unexpected_passes == []
     (found,) = firewall_blocks_port(View(Derived(seen), seen.reached))
     assert isinstance(found, Finding)
     assert any(line.startswith("but     node3 -> node1:29500 passed") for line in map(str, found.evidence))
     both = [("node2", "node1", 29500, "timed-out"), ("node3", "node1", 29500, "timed-out")]
-    assert judge(snapshot({"node1": everybody}, both, ports=ports)).blames[0].unexpected_passes == []
+    assert judge(snapshot({"node1": everybody}, both, ports=ports, answered=answered)).blames[0].unexpected_passes == []
 
 
 def test_every_rule_in_the_way_is_opened() -> None:

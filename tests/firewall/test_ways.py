@@ -30,10 +30,12 @@ def interfaces(flags: list[str], **addresses: str) -> dict[str, Any]:
     }
 
 
-def kind(source: dict[str, Any], way: dict[str, Any], back: list[dict[str, Any]] | None = None) -> str | None:
+def kind(
+    source: dict[str, Any], way: dict[str, Any], back: list[dict[str, Any]] | None = None, address: str = TO
+) -> str | None:
     """What stops node3's dial to node1, which has eno1 in the cluster's network and eno2 in another."""
     target = interfaces(RUNS, eno1=TO, eno2="10.79.0.1")
-    dial = {"src": "node3", "dst": "node1", "address": TO, "port": 40001, "outcome": "timed-out"}
+    dial = {"src": "node3", "dst": "node1", "address": address, "port": 40001, "outcome": "timed-out"}
     strict = {"net.ipv4.conf.all.rp_filter": "1"}
     snapshot = patched(
         {
@@ -69,3 +71,11 @@ def test_a_route_that_works_is_blamed_after_all_else() -> None:
     elsewhere = {"to": "10.79.0.3", "source": TO, "dev": "tun0", "prefers": TO, "table": 254}
     assert [kind(bare, BY_GATEWAY, [met]) for met in (refuses, elsewhere)] == ["filtered", "diverted"]
     assert [kind(bare, NO_ROUTE, [met]) for met in (refuses, elsewhere)] == ["no-address", "no-address"]
+
+
+@pytest.mark.parametrize(("address", "stops"), [(TO, "no-way"), ("10.0.0.99", None)])
+def test_of_an_address_that_is_not_its_own_the_targets_kernel_tells_nothing(address: str, stops: str | None) -> None:
+    """A master address of nobody's, or a public one that is translated on the way: it sends nothing from there."""
+    there = {"to": address, "dev": "eno1", "prefers": "10.0.0.3", "table": 254}
+    back = {"to": "10.0.0.3", "source": address, "error": "ENETUNREACH"}
+    assert kind(interfaces(RUNS, eno1="10.0.0.3"), there, [back], address) == stops

@@ -124,11 +124,15 @@ class Elsewhere(NamedTuple):
 
 
 class Suggestion(NamedTuple):
-    """A port to use instead; ``hosts`` names those on which it is free, ``command`` sets it for a launch."""
+    """A port to use instead; ``hosts`` names those on which it is free, ``command`` sets it for a launch.
+
+    ``master`` is where the job's ranks look for it; None: on the host that the report is about.
+    """
 
     port: int
     command: str
     hosts: tuple[str, ...]
+    master: str | None = None
 
 
 class PortReport(NamedTuple):

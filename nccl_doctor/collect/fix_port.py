@@ -169,7 +169,9 @@ def _out_of_reach(target: Machine, address: str | None, tried: Sequence[dict[str
     )
 
 
-def suggestion(machines: Sequence[Machine], after: int, address: str | None = None) -> Suggestion | None:
+def suggestion(
+    machines: Sequence[Machine], after: int, address: str | None = None, master: str | None = None
+) -> Suggestion | None:
     """The next port, and the line that sets it for what is started next from the same shell; see :func:`next_port`.
 
     torchrun and torch.distributed.launch read PET_MASTER_PORT (torch/distributed/argparse_util.py), ``env://`` reads
@@ -179,7 +181,7 @@ def suggestion(machines: Sequence[Machine], after: int, address: str | None = No
     if port is None:
         return None
     command = script("export MASTER_PORT={port} PET_MASTER_PORT={port}", port=port)
-    return Suggestion(port, command.text, tuple(machine.name for machine in machines))
+    return Suggestion(port, command.text, tuple(machine.name for machine in machines), master)
 
 
 def _everywhere(ask: Callable[[Machine], set[int]], machines: Sequence[Machine]) -> Iterator[set[int]]:

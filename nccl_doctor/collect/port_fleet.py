@@ -31,6 +31,7 @@ class Fleet:
     Attributes:
         target: the host that is meant; this machine until :meth:`connect`.
         master_port: of the hosts file.
+        master: where the job's ranks look for the master; None where no job is named.
         address: where the job's other hosts look for the target; None where there are none.
 
     Raises:
@@ -49,6 +50,7 @@ class Fleet:
     ) -> None:
         self.target: Machine = ThisMachine()
         self.master_port: int | None = None
+        self.master: str | None = None
         self.address: str | None = None
         self._grace_s, self._connect_s = grace_s, connect_s
         self._opened: list[Machine] = []
@@ -109,7 +111,7 @@ class Fleet:
             engine=job,
         )
         if not alone:
-            self.master_port, self._nodes = cluster.master_port, cluster.nodes
+            self.master_port, self.master, self._nodes = cluster.master_port, cluster.master_addr, cluster.nodes
         self._target = _named(cluster, host, alone=alone)
         self.address = cluster.master_addr if self._target.node_rank == 0 else self._target.address
         self._transport = make_transport(kind, cluster)

@@ -60,7 +60,7 @@ def moved(fleet: Fleet, port: int) -> PortReport:
     Raises:
         DoctorError: there is none.
     """
-    found = fix_port.suggestion(fleet.all(), port, fleet.address)
+    found = fix_port.suggestion(fleet.all(), port, fleet.address, fleet.master)
     if found is None:
         raise DoctorError("no port from 1024 to 65535 is free on every host and fit for a job")
     name = fleet.target.name
@@ -93,7 +93,7 @@ def _why_not(report: PortReport, *, force: bool) -> str | None:
 
 def _suggestion(fleet: Fleet, port: int, steps: Steps) -> Suggestion | None:
     try:
-        return fix_port.suggestion(fleet.all(), port, fleet.address)
+        return fix_port.suggestion(fleet.all(), port, fleet.address, fleet.master)
     except DoctorError as error:
         steps.say(f"no port to move to: {error}")
         return None

@@ -9,7 +9,7 @@ from nccl_doctor.port_model import Holder, HolderJob, PortReport, Socket, age_wo
 from nccl_doctor.report.cells import WIDTH, cells, cut, labelled, wrap
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean
-from nccl_doctor.report.ways_out import command, sockets_of, ways_out
+from nccl_doctor.report.ways_out import command, endpoint, sockets_of, ways_out
 from nccl_doctor.shell import line, script
 
 _OWNER = 36
@@ -132,13 +132,9 @@ def _notes(report: PortReport) -> Iterator[str]:
 
 
 def _socket(sock: Socket) -> str:
-    remote = f" to {_endpoint(sock.remote_address, sock.remote_port)}" if sock.remote_port else ""
+    remote = f" to {endpoint(sock.remote_address, sock.remote_port)}" if sock.remote_port else ""
     state = _STATES.get(sock.state, sock.state)
-    return f"{_endpoint(sock.local_address, sock.local_port)}{remote}, {state}"
-
-
-def _endpoint(address: str | None, port: int | None) -> str:
-    return f"[{address}]:{port}" if address and ":" in address else f"{address}:{port}"
+    return f"{endpoint(sock.local_address, sock.local_port)}{remote}, {state}"
 
 
 def _pids(pids: list[int] | tuple[int, ...]) -> str:

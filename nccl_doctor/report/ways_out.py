@@ -64,7 +64,7 @@ def _move_away(report: PortReport) -> Iterator[list[str]]:
     yield [
         f"torchrun --master_port {found.port} …",
         f"python -m torch.distributed.launch --master_port {found.port} …",
-        f"init_method=tcp://{report.host}:{found.port}",
+        f"init_method=tcp://{endpoint(found.master or report.host, found.port)}",
     ]
 
 
@@ -72,3 +72,8 @@ def command(made: Line | None) -> str:
     """A line as it is shown, or why it can't be pasted."""
     text = "" if made is None else made.text
     return text if pasteable(text) else "(a name in it holds characters that a terminal hides or obeys)"
+
+
+def endpoint(address: str | None, port: int | None) -> str:
+    """``host:port``; an IPv6 address in brackets."""
+    return f"[{address}]:{port}" if address and ":" in address else f"{address}:{port}"

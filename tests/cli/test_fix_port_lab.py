@@ -390,6 +390,8 @@ def test_next_is_free_on_all_hosts_and_write_changes_that_value_alone(make_lab: 
     held = ctl.run(["nccl-doctor", "fix-port", "29501", "--hosts", "hosts.yaml"], check=False)
     assert held.returncode == 1
     assert "free on all 5 hosts" in held.stdout
+    other = ctl.run(["nccl-doctor", "fix-port", "29502", "--hosts", "hosts.yaml", "--host", "node2"], check=False)
+    assert "\ninit_method=tcp://node1:" in other.stdout
     pid = json.loads(
         ctl.run(
             ["nccl-doctor", "fix-port", "29502", "--hosts", "hosts.yaml", "--host", "node2", *AT_ONCE, "-o", "json"]

@@ -21,7 +21,7 @@ LINES = re.compile(
     r"|(?:sudo )?(?:nsenter -t \d+ -n )?ss -tanp 'sport = :29500'"
     r"|sysctl -w net\.ipv4\.ip_local_reserved_ports=[\d,-]+"
     r"|export MASTER_PORT=\d+ PET_MASTER_PORT=\d+|torchrun --master_port \d+ …"
-    r"|python -m torch\.distributed\.launch --master_port \d+ …|init_method=tcp://node2:\d+"
+    r"|python -m torch\.distributed\.launch --master_port \d+ …|init_method=tcp://node1:\d+"
 )
 STARTS = ("nccl-doctor", "sudo", "nsenter", "ss ", "sysctl", "export", "torchrun", "python", "init_method")
 CALLS = ((), ("--kill", "--yes", "--force", "--grace", "1"), ("--next",), ("--wait",))

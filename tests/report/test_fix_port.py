@@ -94,6 +94,16 @@ def test_the_document_has_what_is_promised() -> None:
     assert told["suggestion"] == {"port": 29511, "command": "export MASTER_PORT=29511 PET_MASTER_PORT=29511"}
 
 
+@pytest.mark.parametrize(
+    ("master", "url"),
+    [(None, "tcp://node1:29511"), ("10.0.0.9", "tcp://10.0.0.9:29511"), ("fd00::1", "tcp://[fd00::1]:29511")],
+)
+def test_ranks_look_for_the_master_where_the_job_has_it(master: str | None, url: str) -> None:
+    assert REPORT.suggestion is not None
+    shown = screen(REPORT._replace(suggestion=REPORT.suggestion._replace(master=master)))
+    assert shown.endswith(f"init_method={url}\n")
+
+
 def test_a_free_port_is_one_line() -> None:
     assert screen(PortReport("node1", here=False, port=29500, free=True)) == "port 29500 on node1 is free\n"
 

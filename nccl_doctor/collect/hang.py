@@ -23,7 +23,8 @@ from nccl_doctor.collect.reach import Reach
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.snapshot import AnyAccessFailure, Fact, Phased, ProbeFacts, ProbeFailed, Unknown, unknown
-from nccl_doctor.snapshot.hang import HangHost, HangSnapshot, HostLook, JobRanks, Ras, Starter, StoreClient
+from nccl_doctor.snapshot.hang import HangHost, HangSnapshot, HostLook, Ras
+from nccl_doctor.snapshot.job_ranks import JobRanks, Starter, StoreClient
 from nccl_doctor.transport.base import Transport
 
 if TYPE_CHECKING:

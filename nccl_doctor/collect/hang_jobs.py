@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.hostlist import fold, plural
-from nccl_doctor.snapshot.hang import JobRank, JobRanks
+from nccl_doctor.snapshot.job_ranks import JobRank, JobRanks
 
 MOST_TOLD = 8
 

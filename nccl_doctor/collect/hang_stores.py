@@ -6,7 +6,7 @@ import ipaddress
 from typing import NamedTuple
 
 from nccl_doctor.snapshot import Unknown
-from nccl_doctor.snapshot.hang import MAX_RANKS, JobRank, JobRanks, StoreClient
+from nccl_doctor.snapshot.job_ranks import MAX_RANKS, JobRank, JobRanks, StoreClient
 
 End = tuple[str, int]
 MOST_LOCAL = 4096

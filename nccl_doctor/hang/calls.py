@@ -9,7 +9,8 @@ from nccl_doctor.hang.observed_rank import ObservedRank
 from nccl_doctor.logs import flight, flight_compare
 from nccl_doctor.nccl import ras
 from nccl_doctor.nccl.ras_answer import Communicator, MalformedAnswerError, RasAnswer, RasProcess
-from nccl_doctor.snapshot.hang import Call, HangSnapshot, Ras, Recorded
+from nccl_doctor.snapshot.hang import HangSnapshot, Ras
+from nccl_doctor.snapshot.rank_look import Call, Recorded
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from nccl_doctor.commands import on
 from nccl_doctor.finding import Finding, Fix
 from nccl_doctor.hang import rendezvous
+from nccl_doctor.hang.evidence import HangEvidence
 from nccl_doctor.hang.folds import doing, folded, named, rank_words
 from nccl_doctor.hang.observed_rank import Link, ObservedRank
-from nccl_doctor.hang.verdict import HangEvidence, Judgement
+from nccl_doctor.hang.verdict import Judgement
 from nccl_doctor.hostlist import grouped, plural
 from nccl_doctor.logs.words import ranks_of
 from nccl_doctor.shell import line

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
-from nccl_doctor.hang.verdict import HangEvidence
+from nccl_doctor.hang.evidence import HangEvidence
 from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.logs.words import ranks_of
 from nccl_doctor.snapshot import Unknown

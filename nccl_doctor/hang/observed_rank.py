@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from nccl_doctor.hang.stack_place import StackPlace, place
 from nccl_doctor.snapshot import Skipped, Unknown
-from nccl_doctor.snapshot.hang import Flow, HangHost, HangSnapshot, JobRank, RankLook, RankState, Recorded
+from nccl_doctor.snapshot.hang import HangHost, HangSnapshot
+from nccl_doctor.snapshot.job_ranks import JobRank
+from nccl_doctor.snapshot.rank_look import Flow, RankLook, RankState, Recorded
 
 BUSY = 0.2
 """Share of a CPU that a rank has who works; below it are wake-ups of helpers."""

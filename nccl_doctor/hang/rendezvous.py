@@ -13,7 +13,8 @@ from nccl_doctor.finding import Finding, Fix
 from nccl_doctor.hang.observed_rank import worked
 from nccl_doctor.hostlist import fold, grouped, plural
 from nccl_doctor.snapshot import Unknown
-from nccl_doctor.snapshot.hang import HangSnapshot, Starter
+from nccl_doctor.snapshot.hang import HangSnapshot
+from nccl_doctor.snapshot.job_ranks import Starter
 
 STATIC, C10D = "static", "c10d"
 PORTS = {STATIC: "29500", C10D: "29400"}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import PurePosixPath
 
-from nccl_doctor.snapshot.hang import Frame, Thread
+from nccl_doctor.snapshot.rank_look import Frame, Thread
 
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3|^<frozen |\.so[.0-9]*$|^(?!.*\.py$)[^/<]*$")
 """What the user did not write; a native frame has a library for its file, or none."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nccl_doctor.collect.hang_jobs import choose
 from nccl_doctor.collect.hang_stores import with_counted
 from nccl_doctor.errors import UsageError
-from nccl_doctor.snapshot.hang import JobRank, JobRanks, StoreClient
+from nccl_doctor.snapshot.job_ranks import JobRank, JobRanks, StoreClient
 from tests.hang.made_up import PORT, Job
 
 STORE = ("10.0.0.1", 29500)

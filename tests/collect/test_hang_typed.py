@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from nccl_doctor.collect.hang_typed import LOOK, host_look, recorded
 from nccl_doctor.snapshot import Unknown
-from nccl_doctor.snapshot.hang import JobRanks, RankState, Recorded
+from nccl_doctor.snapshot.job_ranks import JobRanks
+from nccl_doctor.snapshot.rank_look import RankState, Recorded
 from tests.hang.made_up import Job, call
 
 ENTRY = {

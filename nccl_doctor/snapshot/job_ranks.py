@@ -1,0 +1,97 @@
+"""Who the ranks of a running job are, and what launched them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from nccl_doctor.snapshot.rank_look import Letter, RankState, Short
+from nccl_doctor.snapshot.unknown import Fact
+from nccl_doctor.snapshot.values import Count, HostAddress, IpAddress, Observed, Pid, Port, Seconds, SocketPort
+
+MAX_RANKS = 1 << 20
+
+
+class JobProcess(Observed):
+    """A process of a job.
+
+    Attributes:
+        inner_pid: its PID inside of its container, as NCCL tells it.
+        started: in the kernel's clock ticks; with the PID it means this process and no later one.
+        unit: its Slurm job or container.
+        nccl: the version that it has loaded, "unknown" where that is not told; None without NCCL.
+        told: of its variables those that say what can be asked of it.
+    """
+
+    pid: Pid
+    inner_pid: Pid
+    started: Count
+    age_s: Seconds
+    user: Short
+    command: Short
+    unit: Short | None
+    nccl: Short | None
+    told: dict[Short, Short]
+    local_rank: Count | None
+    local_world_size: Count | None
+
+
+class JobRank(JobProcess):
+    """A rank as its launcher started it; ``counted`` where that gave it no number, and we did."""
+
+    rank: Count
+    world_size: Annotated[int, Field(ge=1, le=MAX_RANKS)]
+    master_addr: HostAddress
+    master_port: Port
+    counted: bool = False
+
+
+class StoreClient(JobProcess):
+    """A process that may be a rank, though no variable of it says so.
+
+    Attributes:
+        dials: address and port of each end that it dialled, and how many connections it has to it.
+        serves: those of them that it answers itself, and how many connections came to it: a job's store is one.
+    """
+
+    dials: tuple[tuple[IpAddress, SocketPort, Count], ...]
+    serves: tuple[tuple[IpAddress, SocketPort, Count], ...]
+
+
+class Launcher(Observed):
+    """A launcher of ranks; ``defunct`` are children that have ended and that it did not ask for."""
+
+    pid: Pid
+    state: Letter
+    program: Short
+    children: tuple[Pid, ...]
+    defunct: tuple[Pid, ...]
+
+
+class Starter(Observed):
+    """A launcher of torch's that has no rank yet; ``state`` None where it ended meanwhile.
+
+    Attributes:
+        asked: what it was told of the other nodes, by torchrun's names: "nnodes", "node_rank", "rdzv_endpoint".
+        dials: the far ends of its connections, and their states.
+    """
+
+    pid: Pid
+    state: RankState | None
+    program: Short
+    age_s: Seconds
+    asked: Annotated[dict[Short, Short], Field(max_length=16)]
+    dials: Annotated[tuple[tuple[IpAddress, SocketPort, Short], ...], Field(max_length=64)]
+
+
+class JobRanks(Observed):
+    """The ranks on one host; ``hidden`` are Python processes that are not shown to us, of which nobody can tell."""
+
+    ranks: Annotated[tuple[JobRank, ...], Field(max_length=4096)]
+    launchers: tuple[Launcher, ...]
+    unnumbered: Fact[Annotated[tuple[StoreClient, ...], Field(max_length=4096)]] = ()
+    starters: Fact[Annotated[tuple[Starter, ...], Field(max_length=64)]] = ()
+    hidden: Count
+    py_spy: bool
+    machine: Short

@@ -7,15 +7,14 @@ from collections.abc import Iterator
 from nccl_doctor.commands import on
 from nccl_doctor.finding import Finding, Fix
 from nccl_doctor.hang import rendezvous
-from nccl_doctor.hang.evidence import HangEvidence
-from nccl_doctor.hang.folds import doing, folded, named, rank_words
-from nccl_doctor.hang.observed_rank import Link, ObservedRank
+from nccl_doctor.hang.folds import MOST_LINES, doing, folded, named, places, rank_words
+from nccl_doctor.hang.link_findings import even, stalled
+from nccl_doctor.hang.observed_rank import ObservedRank
 from nccl_doctor.hang.verdict import Judgement
 from nccl_doctor.hostlist import grouped, plural
 from nccl_doctor.logs.words import ranks_of
 from nccl_doctor.shell import line
 
-MOST_LINES = 8
 FRAMES = 6
 NEXT_TIME = (
     "To know more next time, start the job with TORCH_FR_BUFFER_SIZE=2000 and its worker server "
@@ -26,8 +25,8 @@ NEXT_TIME = (
 def findings(judged: Judgement) -> list[tuple[str, Finding]]:
     """The findings by their diagnoses' names, the cause first; none where nothing stands still or nobody can tell."""
     makers = {
-        "gone": (_gone, _stalled),
-        "transport": (_stalled, _even, _behind),
+        "gone": (_gone, stalled),
+        "transport": (stalled, even, _behind),
         "outside-nccl": (_outside, _behind),
         "different-collectives": (_different,),
         "laggard": (_behind,),
@@ -85,7 +84,7 @@ def _gone(judged: Judgement) -> Iterator[tuple[str, Finding]]:
         Finding(
             hosts=tuple(dict.fromkeys(host for one in seen.lost for host in one.hosts)),
             message=f"{_capital('; '.join(parts[:3]))}{waits}.",
-            evidence=(*(line for one in seen.lost for line in one.evidence), *_places(seen.present)),
+            evidence=(*(line for one in seen.lost for line in one.evidence), *places(seen.present)),
             facts={"ranks": [one.rank for one in seen.lost], "pids": [one.pid for one in seen.lost if one.pid]},
             fix=Fix(
                 summary=advice,
@@ -123,7 +122,7 @@ def _outside(judged: Judgement) -> Iterator[tuple[str, Finding]]:
         Finding(
             hosts=tuple(dict.fromkeys(one.host for one in culprits)),
             message=f"{_capital(where)}{waiting}.",
-            evidence=(*(line for one in culprits[:2] for line in _stack(one)), *_places(seen.waiting)),
+            evidence=(*(line for one in culprits[:2] for line in _stack(one)), *places(seen.waiting)),
             facts={"ranks": list(judged.culprits), "frames": [one.place.frame for one in culprits if one.place]},
             fix=Fix(summary=_advice(culprits[0])),
         ),
@@ -159,7 +158,7 @@ def _different(judged: Judgement) -> Iterator[tuple[str, Finding]]:
         Finding(
             hosts=tuple(dict.fromkeys(one.host for one in culprits)),
             message=message,
-            evidence=(*_places(seen.present), *(line for one in culprits[:1] for line in _stack(one))),
+            evidence=(*places(seen.present), *(line for one in culprits[:1] for line in _stack(one))),
             facts={"ranks": list(judged.culprits), "by": "flight recorder" if parting else "stacks"},
             fix=Fix(
                 summary="Compare these lines: every rank must make the same calls in the same order, with the same "
@@ -189,84 +188,12 @@ def _behind(judged: Judgement) -> Iterator[tuple[str, Finding]]:
             message=f"{_capital(named(culprits))} {words[first.rank]}{where}; the others wait for it.",
             evidence=(
                 *(f"rank {rank}: {what}" for rank, what in list(words.items())[:MOST_LINES]),
-                *_places(seen.present),
+                *places(seen.present),
             ),
             facts={"ranks": [one.rank for one in culprits]},
             fix=Fix(summary="Look at what this rank does: it is the one that the others wait for."),
         ),
     )
-
-
-def _stalled(judged: Judgement) -> Iterator[tuple[str, Finding]]:
-    seen = judged.seen
-    links = seen.stalled if judged.verdict == "transport" else [one for one in seen.links if one.stalled]
-    if not links:
-        return
-    hosts = _ends(seen, links)
-    lines = [
-        f"{_end(seen, one.source)} -> {_end(seen, one.target)} {one.last.remote[0]}:{one.last.remote[1]}: "
-        f"{one.last.unsent} bytes not acknowledged, {_tries(one)}"
-        for one in links
-    ]
-    first = links[0]
-    yield (
-        "link-stalled",
-        Finding(
-            hosts=hosts,
-            message=f"The network swallows what {_end(seen, first.source)} sends to {_end(seen, first.target)} "
-            f"({first.last.remote[0]}): the connection stands, and nothing is acknowledged.",
-            evidence=(*lines[:MOST_LINES], *_places(seen.present)),
-            facts={"pairs": [[one.source, one.target] for one in links[:64]], "unsent": first.last.unsent},
-            fix=Fix(summary="Test the path between these hosts; the job itself will not recover before its time-out."),
-        ),
-    )
-
-
-def _tries(link: Link) -> str:
-    if link.last.retransmits:
-        return f"sent again {link.last.retransmits} times"
-    return f"probed {link.last.probes} times without an answer"
-
-
-def _even(judged: Judgement) -> Iterator[tuple[str, Finding]]:
-    seen = judged.seen
-    if seen.stalled or judged.culprits:
-        return
-    yield (
-        "link-stalled",
-        Finding(
-            hosts=tuple(dict.fromkeys(one.host for one in seen.present)),
-            message="All ranks have launched the same collectives and wait in the last: its data does not arrive.",
-            evidence=(*_places(seen.present),),
-            facts={"by": "RAS"},
-            fix=Fix(summary="Test the paths between the hosts, and look at the GPUs' and network cards' logs."),
-        ),
-    )
-
-
-def _ends(seen: HangEvidence, links: list[Link]) -> tuple[str, ...]:
-    """The hosts of the pairs; where one host is in all of them and there are several pairs, that one alone."""
-    pairs = {
-        tuple(
-            sorted(
-                {seen.ranks[one.source].host} | ({seen.ranks[one.target].host} if one.target in seen.ranks else set())
-            )
-        )
-        for one in links
-    }
-    common = set.intersection(*(set(pair) for pair in pairs))
-    if len(pairs) > 1 and len(common) == 1:
-        return tuple(common)
-    return tuple(sorted({host for pair in pairs for host in pair}))
-
-
-def _end(seen: HangEvidence, rank: int | None) -> str:
-    return f"rank {rank} on {seen.ranks[rank].host}" if rank is not None and rank in seen.ranks else "a rank unseen"
-
-
-def _places(ranks: list[ObservedRank]) -> Iterator[str]:
-    for words, numbers in list(folded(ranks).items())[:MOST_LINES]:
-        yield f"{ranks_of(numbers)} {words}"
 
 
 def _few(ranks: list[ObservedRank]) -> list[tuple[str, tuple[int, ...]]]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from nccl_doctor.hang.observed_rank import ObservedRank
 from nccl_doctor.hostlist import grouped
 from nccl_doctor.logs.words import ranks_of
+
+MOST_LINES = 8
+"""Of evidence of one kind."""
 
 KERNEL_WORDS = {
     "futex": "waits for another thread",
@@ -50,6 +53,12 @@ def rank_words(ranks: Iterable[ObservedRank], most: int = 6) -> str:
     found = folded(ranks)
     parts = [f"{ranks_of(numbers)} {words}" for words, numbers in list(found.items())[:most]]
     return "; ".join(parts) + (f"; and {len(found) - most} more places" if len(found) > most else "")
+
+
+def places(ranks: Iterable[ObservedRank]) -> Iterator[str]:
+    """The same a line each, for evidence."""
+    for words, numbers in list(folded(ranks).items())[:MOST_LINES]:
+        yield f"{ranks_of(numbers)} {words}"
 
 
 def named(ranks: Iterable[ObservedRank]) -> str:

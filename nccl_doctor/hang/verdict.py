@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nccl_doctor.hang.evidence import HangEvidence, see
-from nccl_doctor.hang.folds import doing
+from nccl_doctor.hang.folds import doing, folded, named
 from nccl_doctor.hang.observed_rank import ObservedRank
 from nccl_doctor.hang.stack_place import Kind
 from nccl_doctor.hang_model import HangVerdict
@@ -164,8 +164,6 @@ def _even(seen: HangEvidence) -> Judgement | None:
 
 def _odd(seen: HangEvidence) -> str:
     """Where to look first, where nothing is certain: at the few that do not do what most do."""
-    from nccl_doctor.hang.folds import folded, named
-
     found = list(folded(seen.present).items())
     if len(found) < 2 or len(found[0][1]) * 2 <= len(seen.present):
         return ""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from nccl_doctor.inet import numeric
 from nccl_doctor.logs import first_failure
 from nccl_doctor.logs.collectives import mismatch
-from nccl_doctor.logs.endings import accused, given_up, on_the_way_out
+from nccl_doctor.logs.endings import accused, given_up, on_the_way_out, sources_left
 from nccl_doctor.logs.event import Event
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.flight import Dump
@@ -84,7 +84,8 @@ def in_context(log: Log) -> list[Event]:
     ]
     readings, facts = last_run(log.readings, facts)
     log = replace(log, readings=readings, facts=facts)
-    events = [accused(event, source[event.file]) for event in events]
+    left = sources_left(events)
+    events = [accused(event, source[event.file], left) for event in events]
     events = [first_failure.blamed(event, source[event.file], events, facts) for event in events]
     stuck = set() if facts.ended_well else _stuck_retries(log)
     if given_up(log.readings, events, joined=log.joined):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 
 from nccl_doctor.logs import first_failure
@@ -31,8 +32,11 @@ _SERVED = re.compile(rb'HTTP/1\.[01]" [1-5]\d\d')
 _LEFT = frozenset({"collective-timeout", "peer-died"})
 
 
-def accused(event: Event, reading: Reading) -> Event:
-    """An exception that ended the job weighs more than a hint, a kill that a launcher announced less than a cause."""
+def accused(event: Event, reading: Reading, left: set[str]) -> Event:
+    """An exception that ended the job weighs more than a hint, a kill that a launcher announced less than a cause.
+
+    ``left`` names the sources whose ranks waited for others, or lost them.
+    """
     if event.name not in ("killed", SCRIPT) or event.grade is Grade.CLUE:
         return event
     if first_failure.killed(event):
@@ -44,6 +48,7 @@ def accused(event: Event, reading: Reading) -> Event:
     if event.grade is not Grade.HINT:
         return event
     fatal = any(0 < line - event.line <= _ABOVE for line in notices) or _left_others_waiting(event, reading)
+    fatal = fatal or (bool(left) and reading.name not in left and _ended_by(event, reading))
     return replace(event, grade=Grade.LIKELY) if fatal else event
 
 
@@ -57,6 +62,17 @@ def _left_others_waiting(event: Event, reading: Reading) -> bool:
     later = (one.line - event.line for one in reading.events if one.name in _LEFT and one.grade is Grade.SYMPTOM)
     stack = any(0 <= event.line - one <= _STACK for one in reading.tracebacks)
     return stack and any(0 < lines <= _SOON for lines in later)
+
+
+def _ended_by(event: Event, reading: Reading) -> bool:
+    """Whether nothing follows an exception in its source but noise, and its stack stands above it."""
+    stack = any(0 <= event.line - one <= _STACK for one in reading.tracebacks)
+    return stack and _only_frames(reading.after(event.line))
+
+
+def sources_left(events: Iterable[Event]) -> set[str]:
+    """The sources whose ranks waited for others, or lost them."""
+    return {event.file for event in events if event.name in _LEFT and event.grade is Grade.SYMPTOM}
 
 
 def on_the_way_out(event: Event, reading: Reading, world: int | None, *, others_well: bool) -> bool:

@@ -96,3 +96,31 @@ def test_deepspeed_tells_of_the_process_that_failed_first_once_it_has_ended_the_
         "[2026-11-22 22:11:00,790] [ERROR] [launch.py:325:sigkill_handler] ['python', 't.py'] exits with return code = -9\n"
     )
     assert first(GONE.format(0) + text).name == "killed"
+
+
+RAISED = 'Traceback (most recent call last):\n  File "train.py", line 3, in load\nValueError: bad image 17\n'
+WATCHDOG = (
+    "[rank0]:[E1104 10:50:01.1 ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=9, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600000 milliseconds\n"
+)
+JSON = '{"level": "error", "msg": "failed", "exc": "Traceback (most recent call last):\\n  File \\"t.py\\"\\nValueError: x"}\n'
+
+
+@each(
+    [
+        ("one waited", "script-failed", (WATCHDOG, "step 1\n" + RAISED)),
+        ("one lost it", "script-failed", (GONE.format(0), "step 1\n" + RAISED)),
+        ("a JSON log", "script-failed", (GONE.format(0), JSON)),
+        ("it was caught", "collective-timeout", (WATCHDOG, RAISED + "INFO going on\n")),
+    ],
+    lambda case: case[0],
+)
+def test_the_exception_that_ends_one_ranks_log_is_why_the_others_waited(case: tuple[str, str, tuple[str, ...]]) -> None:
+    assert first(*case[2]).name == case[1]
+
+
+def test_what_spawn_says_above_a_processs_own_words_accuses_nobody() -> None:
+    said = "torch.multiprocessing.spawn.ProcessRaisedException: \n\n-- Process 0 terminated with the following error:\n"
+    stack = 'Traceback (most recent call last):\n  File "spawn.py", line 211, in join\n'
+    assert first(stack + said + stack + GONE.partition(": ")[2]).name == "peer-died"
+    assert first(stack + said + RAISED).name == "script-failed"

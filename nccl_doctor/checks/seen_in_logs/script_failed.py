@@ -31,8 +31,8 @@ _PLAIN = (
     r"|NotImplemented|ModuleNotFound|Import|UnicodeDecode|UnicodeEncode|JSONDecode|Recursion|Overflow|FloatingPoint|EOF|Unpickling)Error"
 )
 
-_BEGINS = r"(?:^|\] |\]: |>:? ?|\) |\| |\d: )"
-"""The beginning of a line, or the end of a launcher's prefix."""
+_BEGINS = r"(?:^|\\n|\] |\]: |>:? ?|\) |\| |\d: )"
+"""The beginning of a line, also of one inside a JSON string, or the end of a launcher's prefix."""
 
 
 def advice(case: Case) -> Advice:
@@ -98,7 +98,8 @@ RULES = (
         _BEGINS + r"(?:[\w.]+\.)?\w*(?:Error|Exception): ",
         "ValueError: bad shape",
         unless=WEB
-        + r"|raise |DataLoader worker \(pid|torch\.distributed\.elastic\S*(?:Error|Exception): |subprocess\.Called",
+        + r"|raise |ProcessRaisedException|DataLoader worker \(pid|torch\.distributed\.elastic\S*(?:Error|Exception): "
+        + r"|subprocess\.Called",
     ),
 )
 

@@ -152,8 +152,23 @@ def _finding(view: View, hosts: tuple[str, ...], message: str, dials: Sequence[D
         message=message,
         evidence=tuple(evidence),
         facts={"failed": [{"src": src, "dst": dst} for src, dst in sorted(pairs)]},
-        fix=Fix(summary=between(view.kube, ends) or _remedy(ends, unread)),
+        fix=Fix(summary=_by_the_other_address(view, dials) or between(view.kube, ends) or _remedy(ends, unread)),
     )
+
+
+def _by_the_other_address(view: View, dials: Sequence[Dial]) -> str | None:
+    """What to do where the master address alone fails, and all reach its port by the address that NCCL uses there."""
+    cluster, mesh = view.snapshot.cluster, view.mesh
+    master = cluster.nodes[0].name
+    address = view.nccl.addresses.get(master)
+    if address is None or any((dial.dst, dial.address) != (master, cluster.master_addr) for dial in dials):
+        return None
+    sources = {dial.src for dial in dials}
+    lost = {dial.src for dial in mesh.failed if (dial.address, dial.port) == (address, cluster.master_port)}
+    met = set(mesh.answered.get(master, {}).get(address, ()))
+    if address == cluster.master_addr or not sources <= met - lost or cluster.master_port not in mesh.ports[master]:
+        return None
+    return f"Set master_addr: {address} in the hosts file (--master-addr): there they all reach {master}."
 
 
 def _remedy(ends: set[str], unread: set[str]) -> str:

@@ -51,7 +51,7 @@ def split(words: list[str], argv: list[str], *, named: bool) -> tuple[str | None
         named: hosts are named by an option, so that without a "--" all words are the script's.
 
     Raises:
-        UsageError: several words stand before the "--", or no script behind it, or what is to start it.
+        UsageError: several words stand before the "--", or no Python script behind it.
     """
     behind = len(argv) - argv.index("--") - 1 if "--" in argv else len(words) - (not named)
     before, script = words[: len(words) - behind], words[len(words) - behind :]
@@ -63,6 +63,8 @@ def split(words: list[str], argv: list[str], *, named: bool) -> tuple[str | None
         raise UsageError(
             f"{shell.word(script[0])} is no script but starts one, as the lines do themselves; leave it out"
         )
+    if PurePath(script[0]).suffix in {".sh", ".bash", ".sbatch", ".slurm"}:
+        raise UsageError(f"{shell.word(script[0])} is a shell script; give the Python script that it starts")
     return (before[0] if before else None), script
 
 

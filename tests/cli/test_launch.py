@@ -45,6 +45,11 @@ def test_names_stand_for_a_file(hosts: Path) -> None:
     assert "--node_rank=1 --nproc_per_node=2 --master_addr=node1 " in out
 
 
+def test_what_python_cannot_read_is_refused(hosts: Path) -> None:
+    done = run("launch", "hosts.yaml", "--", "./train.sh", cwd=hosts, XDG_STATE_HOME=str(hosts))
+    assert_one_sentence(done, "./train.sh is a shell script; give the Python script that it starts")
+
+
 def test_slurms_own_list_stands_for_a_file(hosts: Path) -> None:
     slurm = {"SLURM_JOB_NODELIST": "gpu[1-2]", "SLURM_GPUS_ON_NODE": "2", "XDG_STATE_HOME": str(hosts)}
     done = run("launch", "--", "train.py", cwd=hosts, **slurm)

@@ -124,3 +124,9 @@ def test_what_spawn_says_above_a_processs_own_words_accuses_nobody() -> None:
     stack = 'Traceback (most recent call last):\n  File "spawn.py", line 211, in join\n'
     assert first(stack + said + stack + GONE.partition(": ")[2]).name == "peer-died"
     assert first(stack + said + RAISED).name == "script-failed"
+
+
+def test_an_interrupt_is_called_one() -> None:
+    found = first("[rank1]: Traceback (most recent call last):\n[rank1]: KeyboardInterrupt\n")
+    assert found.name == "killed"
+    assert "was interrupted" in found.message

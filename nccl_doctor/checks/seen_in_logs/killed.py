@@ -29,6 +29,11 @@ from_logs(__name__, "NCD917")
 
 def advice(case: Case) -> Advice:
     """Who may have sent the signal, or how to see where a process crashed."""
+    if case.first.wording == INTERRUPTED:
+        return advise(
+            f"A process of {case.who} was interrupted: by Ctrl-C, or by the SIGINT of what had started it.",
+            "Where it was ended because it stood still: nccl-doctor hang, while it does so, says at which rank.",
+        )
     if case.first.wording in (CRASHED, ABORTED):
         return advise(
             f"A process of {case.who} crashed: in a library or an extension that it had loaded; nobody ended it.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from nccl_doctor import summary
@@ -10,13 +10,14 @@ from nccl_doctor.checks.allreduce.output_causes import causes_from_output
 from nccl_doctor.cluster import Cluster
 from nccl_doctor.consequences import attach_consequences
 from nccl_doctor.derived import Derived, FailedDials
+from nccl_doctor.finding import Severity
 from nccl_doctor.host_words import seen
 from nccl_doctor.inet import network_of, prefix_length
 from nccl_doctor.model import CheckResult, Diagnosis, HostSummary, Outcome, Report
 from nccl_doctor.registry import Check, all_checks
 from nccl_doctor.rows import NOT_SELECTED
 from nccl_doctor.run_check import CheckYield, run_check
-from nccl_doctor.snapshot import Host, Interfaces, Smoke, Snapshot
+from nccl_doctor.snapshot import Host, Interfaces, Skipped, Smoke, Snapshot
 from nccl_doctor.transport.inside_options import placed
 
 Selection = Callable[[Check], bool]
@@ -53,6 +54,7 @@ def judge(
     judged = _with_causes_from_output(judged, derived)
     diagnoses = attach_consequences((j.check, finding) for j in judged for finding in j.findings)
     diagnoses = tuple(_placed(diagnosis, snapshot.cluster) for diagnosis in diagnoses)
+    judged = _with_what_nobody_explains(judged, snapshot, diagnoses)
     results = tuple(
         CheckResult(
             code=j.check.code,
@@ -66,6 +68,21 @@ def judge(
         for j in judged
     )
     return summary.report(snapshot, command, diagnoses, results, [_host(host, derived) for host in snapshot.hosts])
+
+
+def _with_what_nobody_explains(
+    judged: list[CheckYield], snapshot: Snapshot, diagnoses: Iterable[Diagnosis]
+) -> list[CheckYield]:
+    """An all-reduce that a fault spared is unknown where no diagnosis tells the fault: its check was left out."""
+    smoke = snapshot.smoke
+    told = any(diagnosis.severity is Severity.ERROR for diagnosis in diagnoses)
+    if told or not (isinstance(smoke, Skipped) and smoke.hindered):
+        return judged
+    spared = (
+        replace(j, outcome=Outcome.UNKNOWN) if (j.outcome, j.reason) == (Outcome.SKIP, smoke.reason) else j
+        for j in judged
+    )
+    return list(spared)
 
 
 def _placed(diagnosis: Diagnosis, cluster: Cluster) -> Diagnosis:

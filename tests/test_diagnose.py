@@ -125,6 +125,25 @@ def test_where_no_host_was_reached_nothing_passed() -> None:
     assert not report.complete
 
 
+@pytest.mark.parametrize(
+    ("category", "reason", "outcome"),
+    [
+        ("allreduce", "could not succeed while port 29500 is not free", Outcome.UNKNOWN),
+        ("allreduce", "not asked for (--no-smoke)", Outcome.SKIP),
+        (None, "could not succeed while port 29500 is not free", Outcome.SKIP),
+    ],
+)
+def test_an_all_reduce_that_was_spared_is_no_clean_bill_unless_the_fault_is_told(
+    category: str | None, reason: str, outcome: Outcome
+) -> None:
+    taken = {"port": 29500, "free": False, "error": "EADDRINUSE", "cause": "listener"}
+    patch = {"hosts": {"node1": {"facts": {"master_port": taken}}}, "smoke": {"$skipped": reason}}
+    report = diagnose.judge(patched(patch), "check", lambda check: category in (None, check.category))
+    failed = next(row for row in report.checks if row.name == "allreduce-failed")
+    assert (failed.outcome, failed.reason) == (outcome, reason)
+    assert report.complete is (outcome is Outcome.SKIP)
+
+
 def test_what_is_not_there_is_not_judged() -> None:
     outcomes = {row.name: (row.outcome, row.reason) for row in diagnose.judge(patched({}), "check").checks}
     assert outcomes["gpu-count-low"] == (Outcome.NOT_APPLICABLE, "no GPU on any host")

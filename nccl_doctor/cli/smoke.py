@@ -62,7 +62,7 @@ def smoke(
 
         request = Request(
             which=which,
-            chosen=SelectOptions(only=["access", "software", "allreduce"]),
+            chosen=SelectOptions(only=["access", "software", "port-in-use", "allreduce"]),
             timeout_s=timeout,
             reached=reached,
             said=job.overrides(),

@@ -27,6 +27,7 @@ from nccl_doctor.collect.smoke import trials
 from nccl_doctor.derived import FailedDials
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.snapshot import (
+    NOT_ASKED,
     PENDING,
     FirewallFacts,
     Host,
@@ -129,7 +130,7 @@ class Run:
         """Has every host dial the others."""
         limits = self._options.mesh_limits
         if limits.size == "none":
-            self._mesh = skipped("not asked for (--mesh none)")
+            self._mesh = skipped(f"{NOT_ASKED} (--mesh none)")
             return
         if len(self._sessions) < 2:
             alone = len(self._cluster.nodes) == 1
@@ -192,7 +193,7 @@ class Run:
         """Runs the all-reduce, where it can succeed."""
         limits = self._options.smoke_limits
         if not self._options.smoke:
-            self._smoke = skipped("not asked for (--no-smoke)")
+            self._smoke = skipped(f"{NOT_ASKED} (--no-smoke)")
             return
         reason = smoke_phase.why_not(self._cluster, self._facts, self._mesh)
         if reason is not None:

@@ -82,6 +82,7 @@ from nccl_doctor.snapshot.system import ResourceLimits as ResourceLimits
 from nccl_doctor.snapshot.system import Shm as Shm
 from nccl_doctor.snapshot.system import TorchInfo as TorchInfo
 from nccl_doctor.snapshot.unknown import MALFORMED as MALFORMED
+from nccl_doctor.snapshot.unknown import NOT_ASKED as NOT_ASKED
 from nccl_doctor.snapshot.unknown import PENDING as PENDING
 from nccl_doctor.snapshot.unknown import Fact as Fact
 from nccl_doctor.snapshot.unknown import Phased as Phased

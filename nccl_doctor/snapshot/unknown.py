@@ -16,6 +16,9 @@ MALFORMED = "malformed: "
 PENDING = "not reached"
 """Why a phase was skipped that had not yet begun."""
 
+NOT_ASKED = "not asked for"
+"""So begins the reason where nobody wanted a phase."""
+
 
 class Unknown(Observed):
     """Could not look: no permission, a tool that is missing, a time-out.
@@ -46,6 +49,11 @@ class Skipped(Observed):
     """Was not asked for, or does not apply: no gap in what was judged."""
 
     reason: Clipped = Field(alias="$skipped")
+
+    @property
+    def hindered(self) -> bool:
+        """Whether a phase was wanted and its turn came, and a fault that was seen before spared it."""
+        return self.reason != PENDING and not self.reason.startswith(NOT_ASKED)
 
 
 def unknown(reason: str, traceback: str | None = None) -> Unknown:

@@ -12,6 +12,7 @@ from functools import partial
 import pytest
 
 from tests.cli.doctor import doctor, ours
+from tests.cli.holders import hold
 from tests.cli.injected import inject
 from tests.cli.smoking import SMALL, leaves_nothing, pair, smoke, soon, with_env
 from tests.lab.cluster import Lab, MakeLab
@@ -158,6 +159,12 @@ def test_the_launcher_killed_from_outside(fresh_lab: Lab) -> None:
     assert (diagnosis["name"], diagnosis["hosts"]) == ("allreduce-failed", ["node2"])
     assert "torchrun was killed by SIGKILL" in diagnosis["message"]
     assert "On node2: ask dmesg on that host" in diagnosis["fix"]["summary"]
+
+
+def test_a_master_port_that_is_held_is_no_clean_bill(fresh_lab: Lab) -> None:
+    hold(fresh_lab.host("node1"), "held = listen()", 29500)
+    run = smoke(fresh_lab)
+    assert (run.names, run.first["hosts"], run.code) == (["port-in-use"], ["node1"], 1)
 
 
 def test_the_master_port_taken_between_check_and_all_reduce(fresh_lab: Lab) -> None:

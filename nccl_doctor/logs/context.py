@@ -15,6 +15,7 @@ from nccl_doctor.logs.event import Event
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.flight import Dump
 from nccl_doctor.logs.last_run import last_run
+from nccl_doctor.logs.loopback import within_one_host
 from nccl_doctor.logs.marks import KILLED_FOR_MEMORY, RETURN_CODE
 from nccl_doctor.logs.ras_events import from_text
 from nccl_doctor.logs.register import echoes, signs
@@ -73,7 +74,7 @@ def in_context(log: Log) -> list[Event]:
     """The events that stand for a fault, some under another name or of another weight than their line alone has."""
     facts = log.facts
     every = [event for reading in log.readings for event in (*reading.events, *from_text(reading.events))]
-    events = [_renamed(event) for event in every if not _ras(event, facts)]
+    events = within_one_host([_renamed(event) for event in every if not _ras(event, facts)])
     source = {reading.name: reading for reading in log.readings}
     events = [event for event in events if not _overcome(event, source[event.file])]
     well = {reading.name for reading in log.readings if reading.well}

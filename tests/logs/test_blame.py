@@ -179,3 +179,13 @@ def test_a_name_that_was_asked_for_until_the_end_is_unknown() -> None:
     assert names(*[asked] * 5, REFUSED_BY_STORE, TIMED_OUT)[0] != "hostname-unresolvable"
     assert names(*[asked] * 5, TIMED_OUT.replace("n1", "n2"))[0] == "rendezvous-timeout"
     assert names(*[asked] * 5, "step 1") == []
+
+
+def test_ranks_that_had_met_at_loopback_are_on_one_host_and_its_name_is_no_fault() -> None:
+    lost = "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:19887."
+    refused = (
+        "RuntimeError: Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:152] timed out connecting: SO_ERROR: "
+        "Connection refused, remote=[127.0.0.1]:9630$0"
+    )
+    assert names("[rank1]: Traceback (most recent call last):", RAISED, lost, EXITED, refused) == ["script-failed"]
+    assert names(refused, lost)[0] == "hostname-loopback"

@@ -20,6 +20,7 @@ def main() -> None:
     if sys.platform == "win32":
         sys.stderr.write("nccl-doctor runs on Linux and macOS; on Windows, use WSL\n")
         sys.exit(2)
+    _open_what_is_closed()
     gc.set_threshold(*GARBAGE)
     # Else pydantic looks through every installed distribution for plugins to its models; ours want none.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
@@ -31,6 +32,13 @@ def main() -> None:
     from nccl_doctor.cli.app import app
 
     app(*sys.argv[1:2])()
+
+
+def _open_what_is_closed() -> None:
+    """A stream that our caller closed (``2>&-``) leads nowhere, and no file or connection of ours gets its number."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None and os.open(os.devnull, os.O_RDWR) == number:
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
 
 
 def _fix_port(port: str | None) -> int:

@@ -52,8 +52,7 @@ class Out(NamedTuple):
                 # a locale without our characters costs these, not the report; what machines read is UTF-8 everywhere
                 encoding = None if self.form == "human" else "utf-8"
                 sys.stdout.reconfigure(encoding=encoding, errors="replace")
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            _print(text)
             return
         write_file(self.file, text)
 
@@ -74,6 +73,17 @@ class Out(NamedTuple):
         """Shows a report and returns the exit code."""
         self.show(report, taken_at)
         return exit_code(report, self.fail_on)
+
+
+def _print(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _nobody_reads()
+        raise DoctorError(f"the report can't be written to stdout: {error.strerror}") from error
 
 
 def obeys(environ: Mapping[str, str]) -> bool:

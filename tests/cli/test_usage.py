@@ -216,6 +216,28 @@ def test_a_locale_without_our_characters_costs_these_alone(tmp_path: Path, envir
     assert (code, page.isascii()) == (0, False)
 
 
+@pytest.mark.parametrize(
+    ("streams", "code", "says"),
+    [
+        (">&-", 0, ""),
+        ("2>&-", 0, ""),
+        ("<&- >&- 2>&-", 0, ""),
+        (">/dev/full", 2, "the report can't be written to stdout: No space left on device\n"),
+    ],
+)
+def test_a_stream_that_is_closed_or_full_is_no_fault_of_ours(
+    tmp_path: Path, streams: str, code: int, says: str
+) -> None:
+    program = Path(sys.executable).parent / "nccl-doctor"
+    for words, status in ((f"check --from {saved(tmp_path, {})}", code), ("ifname --output-file answer", 0)):
+        command = ["sh", "-c", f"{program} {words} {streams}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=False, cwd=tmp_path)
+        assert done.returncode == status
+        assert "nccl-doctor itself" not in done.stderr
+        assert not status or done.stderr == says
+        assert ("Ready" in done.stdout) is (streams == "2>&-" and words.startswith("check"))
+
+
 @pytest.mark.parametrize(("terminal", "escapes"), [("xterm", True), ("dumb", False), ("", False)])
 def test_a_terminal_that_obeys_no_escapes_gets_none(tmp_path: Path, terminal: str, escapes: bool) -> None:
     program = Path(sys.executable).parent / "nccl-doctor"

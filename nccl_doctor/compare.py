@@ -21,6 +21,7 @@ FLEETING = frozenset(
 KEYS = ("name", "path", "interface", "uuid", "index", "destination", "number", "port")
 """The field by which an entry of a list is known; the first that it has."""
 ABSENT = "nothing"
+EMPTY = {ABSENT, "[]", "{}"}
 
 
 def difference(before: Snapshot, after: Snapshot) -> Difference:
@@ -90,6 +91,8 @@ def _differences(old: dict[str, str], new: dict[str, str]) -> Iterator[tuple[str
     together = old.get("reached") == new.get("reached") and old.get("in the list") == new.get("in the list")
     for what in dict.fromkeys([*old, *new]):
         before, after = old.get(what, ABSENT), new.get(what, ABSENT)
+        if {before, after} <= EMPTY:  # a list that was empty is told by the entries that it has now
+            continue
         if before != after and (together or what in ("reached", "in the list")):
             yield what, before, after
 

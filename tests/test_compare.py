@@ -50,6 +50,25 @@ def test_entries_of_lists_go_by_their_names() -> None:
     assert found["interfaces.links[eno2].mtu"] == ("1500", "nothing")
 
 
+def test_a_list_that_was_empty_is_told_by_its_entries() -> None:
+    holder = {
+        "pid": 7,
+        "ppid": 1,
+        "user": "alice",
+        "command": "train",
+        "age_s": 3.0,
+        "started": 1.0,
+        "orphan": False,
+        "own": True,
+    }
+    taken = {"port": 29500, "free": False, "error": "EADDRINUSE", "cause": "listener", "holders": [holder]}
+    told = {
+        one.what: (one.before, one.after) for one in changed({"hosts": {"node1": {"facts": {"master_port": taken}}}})
+    }
+    assert "master_port.holders" not in told
+    assert told["master_port.holders[#1].user"] == ("nothing", "alice")
+
+
 def test_a_fact_that_became_unknown_is_one_change() -> None:
     assert changed({"hosts": {"node2": {"facts": {"limits": {"$unknown": "no answer"}}}}})[-1] == Change(
         what="limits", before="nothing", after="unknown: no answer", hosts=("node2",)

@@ -24,7 +24,7 @@ from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.snapshot import AnyAccessFailure, Fact, Phased, ProbeFacts, ProbeFailed, Unknown, unknown
 from nccl_doctor.snapshot.hang import HangHost, HangSnapshot, HostLook, Ras
-from nccl_doctor.snapshot.job_ranks import JobRanks, Starter, StoreClient
+from nccl_doctor.snapshot.job_ranks import JobRank, JobRanks, Starter, StoreClient
 from nccl_doctor.transport.base import Transport
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ class _Watch:
         self._starters: dict[str, Fact[tuple[Starter, ...]]] = {}
         self._ras: dict[str, tuple[Phased[Ras], ...]] = {}
         self._others: tuple[str, ...] = ()
+        self._strays: dict[str, tuple[JobRank, ...]] = {}
         self._timings: dict[str, float] = {}
 
     def connect(self) -> None:
@@ -127,7 +128,7 @@ class _Watch:
         choice = choose(told, port=self._cluster.master_port, pid=self._options.pid)
         for name, why in choice.liars.items():
             self._fail(name, ValueError(why))
-        self._others = choice.others
+        self._others, self._strays = choice.others, choice.strays
         self._jobs = {
             name: one.model_copy(update={"ranks": choice.ranks[name], "unnumbered": _reason(one.unnumbered)})
             for name, one in told.items()
@@ -194,6 +195,7 @@ class _Watch:
                 HangHost(
                     node=node,
                     job=self._jobs.get(node.name),
+                    strays=self._strays.get(node.name, ()),
                     looks=tuple(self._looks.get(node.name, ())),
                     starters=self._starters.get(node.name, ()),
                     ras=self._ras.get(node.name, ()),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from itertools import combinations
 from typing import NamedTuple
 
 from nccl_doctor.errors import UsageError
@@ -10,6 +12,7 @@ from nccl_doctor.hostlist import fold, plural
 from nccl_doctor.snapshot.job_ranks import JobRank, JobRanks
 
 MOST_TOLD = 8
+MOST_COMPARED = 64
 
 
 class HangingJob(NamedTuple):
@@ -30,11 +33,13 @@ class Choice(NamedTuple):
 
     Attributes:
         ranks: by host, those of this job, one process a rank.
+        strays: by host, ranks of unfinished jobs whose numbers this one lacks: they are its own, started otherwise.
         others: the jobs that are not looked at, in words.
         liars: hosts whose answer can't be, and why.
     """
 
     ranks: dict[str, tuple[JobRank, ...]]
+    strays: dict[str, tuple[JobRank, ...]]
     others: tuple[str, ...]
     liars: dict[str, str]
 
@@ -61,8 +66,29 @@ def choose(found: dict[str, JobRanks], *, port: int, pid: int | None) -> Choice:
     chosen = next(iter(meant), None)
     ranks = {name: _latest([rank for rank in told.ranks if _job(name, rank) == chosen]) for name, told in found.items()}
     liars = _contradicted(ranks)
-    others = tuple(f"{job} ({plural(count, 'rank')})" for job, count in sorted(counts.items()) if job != chosen)
-    return Choice(ranks, others, liars)
+    numbers = _numbers(found)
+    strays = {name: tuple(_strays(name, told, chosen, numbers)) for name, told in found.items()} if chosen else {}
+    own = {chosen, *(_job(name, rank) for name, some in strays.items() for rank in some)}
+    others = tuple(f"{job} ({plural(count, 'rank')})" for job, count in sorted(counts.items()) if job not in own)
+    return Choice(ranks, strays, others, liars)
+
+
+def _strays(name: str, told: JobRanks, chosen: HangingJob, numbers: dict[HangingJob, set[int]]) -> Iterator[JobRank]:
+    """The ranks here of jobs that lack others, with numbers that the chosen one lacks."""
+    for rank in told.ranks:
+        job = _job(name, rank)
+        missing = rank.rank < chosen.world_size and rank.rank not in numbers[chosen]
+        if job != chosen and missing and len(numbers[job]) < job.world_size and not numbers[job] & numbers[chosen]:
+            yield rank
+
+
+def _numbers(found: dict[str, JobRanks]) -> dict[HangingJob, set[int]]:
+    """The ranks that each job has anywhere."""
+    numbers: dict[HangingJob, set[int]] = {}
+    for name, told in found.items():
+        for rank in told.ranks:
+            numbers.setdefault(_job(name, rank), set()).add(rank.rank)
+    return numbers
 
 
 def _of_process(pid: int, found: dict[str, JobRanks]) -> set[HangingJob]:
@@ -93,14 +119,17 @@ def _latest(ranks: list[JobRank]) -> tuple[JobRank, ...]:
 
 
 def _contradicted(ranks: dict[str, tuple[JobRank, ...]]) -> dict[str, str]:
-    """Hosts that tell of ranks which two or more others tell of as their own, the worst first."""
+    """Hosts that tell of ranks which others, who agree with each other, tell of as their own; the worst first.
+
+    Hosts that all tell of the same ones were started with the same numbers.
+    """
     numbers = {name: {rank.rank for rank in some} for name, some in ranks.items()}
     against = {name: [one for one in numbers if one != name and numbers[one] & numbers[name]] for name in numbers}
     liars: dict[str, str] = {}
     while against:
         worst = max(against, key=lambda name: len(against[name]))
         others = against.pop(worst)
-        if len(others) < 2:
+        if not any(numbers[one].isdisjoint(numbers[other]) for one, other in combinations(others[:MOST_COMPARED], 2)):
             break
         liars[worst] = f"it tells of ranks that run on {fold(others)}"
         against = {name: [one for one in some if one != worst] for name, some in against.items()}

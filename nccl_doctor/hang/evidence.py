@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nccl_doctor.hang import calls, lost, observed_rank, rendezvous
+from nccl_doctor.hang import calls, lost, observed_rank, rendezvous, unmet
 from nccl_doctor.hang.calls import Parting, RasView
 from nccl_doctor.hang.lost import Lost
 from nccl_doctor.hang.observed_rank import Link, ObservedRank
 from nccl_doctor.hang.rendezvous import Rendezvous
+from nccl_doctor.hang.unmet import Unmet
 from nccl_doctor.snapshot.hang import HangSnapshot
 
 CHATTER = 1 << 20
@@ -24,7 +25,7 @@ class HangEvidence:
         lost: ranks that can't take part; ``unseen`` those for which nobody could look.
         links: between ranks.
         parting: where the recorders part; None where they don't, or there are none.
-        rendezvous: where there is no rank, the launchers that have none yet.
+        rendezvous: where there is no rank, the launchers that have none yet; ``unmet`` why ranks did not meet.
     """
 
     ranks: dict[int, ObservedRank]
@@ -36,6 +37,7 @@ class HangEvidence:
     ras: RasView | None
     serves_ras: bool
     rendezvous: Rendezvous
+    unmet: Unmet | None
 
     @property
     def present(self) -> list[ObservedRank]:
@@ -86,4 +88,5 @@ def see(snapshot: HangSnapshot) -> HangEvidence:
         ras=calls.ras_view(snapshot, ranks),
         serves_ras=any(look.serves_ras for host in snapshot.hosts for look in host.looks),
         rendezvous=rendezvous.see(snapshot),
+        unmet=unmet.unmet(snapshot, ranks) if ranks else None,
     )

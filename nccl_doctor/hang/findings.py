@@ -30,7 +30,7 @@ def findings(judged: Judgement) -> list[tuple[str, Finding]]:
         "outside-nccl": (_outside, _behind),
         "different-collectives": (_different,),
         "laggard": (_behind,),
-        "not-started": (lambda judged: rendezvous.findings(judged.seen.rendezvous),),
+        "not-started": (_not_started,),
     }
     return [one for maker in makers.get(judged.verdict, ()) for one in maker(judged)]
 
@@ -63,6 +63,11 @@ def _unknown(judged: Judgement) -> str:
         return f"The job stands still; {ranks_of(list(seen.unseen))} could not be looked at."
     hint = f"; {judged.hint}" if judged.hint else ""
     return f"The job stands still, and what was seen does not say for whom it waits{hint}."
+
+
+def _not_started(judged: Judgement) -> Iterator[tuple[str, Finding]]:
+    seen = judged.seen
+    return rendezvous.findings(seen.rendezvous) if seen.unmet is None else seen.unmet.finding()
 
 
 def _gone(judged: Judgement) -> Iterator[tuple[str, Finding]]:

@@ -41,6 +41,7 @@ class StackPlace:
     Attributes:
         called: the function of a library that the user's line called, as "all_reduce"; "" where it stands there itself.
         frame: "train.py:212 in step"; None where no line of the user's is on the stack.
+        starts: it waits for all ranks to meet, in ``init_process_group``.
         path: file and line of the user's frames, innermost first: they change when the rank moves on.
     """
 
@@ -48,6 +49,7 @@ class StackPlace:
     called: str
     frame: str | None
     path: tuple[tuple[str, int], ...]
+    starts: bool = False
 
     @property
     def waits(self) -> bool:
@@ -75,6 +77,7 @@ def place(threads: Sequence[Thread], pid: int) -> StackPlace | None:
         frame=_named(main.frames[users[0]]) if users else None,
         path=tuple((main.frames[index].file, main.frames[index].line) for index in users)
         or tuple((frame.file, frame.line) for frame in main.frames),
+        starts=any(frame.function == "init_process_group" and _COLLECTIVE.search(frame.file) for frame in inner),
     )
 
 

@@ -47,6 +47,13 @@ def judge_hang(snapshot: HangSnapshot) -> Judgement:
     return Judgement("unknown", (), seen, _odd(seen))
 
 
+def _unmet(seen: HangEvidence) -> Judgement | None:
+    """Ranks that can't find each other: whoever seems to be missing was started, and otherwise."""
+    if seen.unmet is None or seen.moves:
+        return None
+    return Judgement("not-started", tuple(one for one in seen.unmet.ranks if one in seen.ranks), seen)
+
+
 def _gone(seen: HangEvidence) -> Judgement | None:
     """Ranks without a process hold up the others, unless these go on: then they were looked for in the wrong place."""
     sure = [one for one in seen.lost if one.rank in seen.ranks or len(one.hosts) == 1]
@@ -172,6 +179,7 @@ def _odd(seen: HangEvidence) -> str:
 
 
 _STEPS: tuple[Callable[[HangEvidence], Judgement | None], ...] = (
+    _unmet,
     _gone,
     _moves,
     _transport,

@@ -10,7 +10,7 @@ from nccl_doctor.cluster import Cluster, Node
 from nccl_doctor.frozen import FrozenModel
 from nccl_doctor.snapshot.access import AnyAccessFailure
 from nccl_doctor.snapshot.hardware import Xid
-from nccl_doctor.snapshot.job_ranks import JobRanks, Launcher, Starter
+from nccl_doctor.snapshot.job_ranks import JobRank, JobRanks, Launcher, Starter
 from nccl_doctor.snapshot.rank_look import RankLook, Short
 from nccl_doctor.snapshot.unknown import Fact, Phased
 from nccl_doctor.snapshot.values import Count, Observed, Output, Pid, Seconds
@@ -61,11 +61,13 @@ class HangHost(Observed):
     """One host: its ranks and the looks at them, or why there are none.
 
     Attributes:
+        strays: ranks with the numbers of missing ones that were told to meet others, or elsewhere.
         starters: where no host has a rank, its launchers once more, a look's interval later.
     """
 
     node: Node
     job: JobRanks | None = None
+    strays: Annotated[tuple[JobRank, ...], Field(max_length=4096)] = ()
     looks: tuple[HostLook, ...] = ()
     starters: Fact[Annotated[tuple[Starter, ...], Field(max_length=64)]] = ()
     ras: tuple[Phased[Ras], ...] = ()

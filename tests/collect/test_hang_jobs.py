@@ -54,6 +54,33 @@ def test_a_host_that_tells_of_the_ranks_of_all_others_is_not_believed() -> None:
     assert choose(found, port=PORT, pid=None).liars == {"node2": "it tells of ranks that run on node[1,3-4]"}
 
 
+def test_ranks_that_were_told_to_meet_elsewhere_belong_to_the_job_that_lacks_them() -> None:
+    found = answers()
+    found["node4"] = elsewhere(found["node4"], master_port=29501)
+    choice = choose(found, port=PORT, pid=None)
+    assert [rank.rank for rank in choice.strays["node4"]] == [6, 7]
+    assert (choice.others, choice.ranks["node4"]) == ((), ())
+
+
+def test_a_whole_job_of_its_own_is_none_of_them() -> None:
+    found = answers()
+    found["node4"] = elsewhere(found["node4"], master_port=29501, world_size=2, first=0)
+    choice = choose(found, port=PORT, pid=None)
+    assert not any(choice.strays.values())
+    assert choice.others == ("node1:29501 of 2 ranks (2 ranks)",)
+
+
+def elsewhere(host: JobRanks, *, first: int = 6, **change: Any) -> JobRanks:
+    some = (rank.model_copy(update={**change, "rank": first + at}) for at, rank in enumerate(host.ranks))
+    return host.model_copy(update={"ranks": tuple(some)})
+
+
+def test_hosts_with_the_same_numbers_were_started_so_and_do_not_lie() -> None:
+    found = {name: elsewhere(told, first=0) for name, told in answers().items()}
+    choice = choose(found, port=PORT, pid=None)
+    assert (choice.liars, [len(ranks) for ranks in choice.ranks.values()]) == ({}, [2, 2, 2, 2])
+
+
 def test_two_such_hosts_are_no_reason_to_doubt_the_honest() -> None:
     found = answers()
     everybody = tuple(rank for told in found.values() for rank in told.ranks)

@@ -76,6 +76,8 @@ class Job:
         self.present = set(range(self.world))
         self.failed: dict[str, dict[str, Any]] = {}
         self.ras: dict[str, list[Any]] = {}
+        self.strays: dict[str, list[dict[str, Any]]] = {}
+        self.told: dict[int, dict[str, Any]] = {}
         self.nccl: str | None = None
         self.serves_ras = False
         self.launchers: list[dict[str, Any]] = []
@@ -161,17 +163,19 @@ class Job:
         return {
             "node": self._node(number),
             "job": {
-                "ranks": [self._rank(rank) for rank in ranks],
+                "ranks": [{**self.row(rank), **self.told.get(rank, {})} for rank in ranks],
                 "launchers": [],
                 "hidden": 0,
                 "py_spy": True,
                 "machine": "x86_64",
             },
+            "strays": self.strays.get(name, []),
             "looks": looks,
             "ras": self.ras.get(name, []),
         }
 
-    def _rank(self, rank: int) -> dict[str, Any]:
+    def row(self, rank: int) -> dict[str, Any]:
+        """What its process tells."""
         return {
             "rank": rank,
             "world_size": self.world,

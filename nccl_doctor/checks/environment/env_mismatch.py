@@ -58,12 +58,17 @@ def env_mismatch(view: View) -> Iterator[Finding | Unjudged]:
         if not _matters(name):
             continue
         column = {host: nccl.by_host[host].variables.get(name) for host in judged}
-        values = {host: variable.value if variable is not None else None for host, variable in column.items()}
-        if len(set(values.values())) > 1:
-            doubts = {host: one.doubt for host, one in column.items() if one is not None and one.doubt is not None}
+        doubts = {host: one.doubt for host, one in column.items() if one is not None and one.doubt is not None}
+        if len(set(_values(column).values())) > 1:
             yield from (Unjudged((host,), doubt) for host, doubt in doubts.items())
-            if not doubts:
-                yield _finding(name, column, values)
+        certain = {host: variable for host, variable in column.items() if host not in doubts}
+        values = _values(certain)
+        if len(set(values.values())) > 1:
+            yield _finding(name, certain, values)
+
+
+def _values(column: dict[str, Variable | None]) -> dict[str, str | None]:
+    return {host: variable.value if variable is not None else None for host, variable in column.items()}
 
 
 def _matters(name: str) -> bool:

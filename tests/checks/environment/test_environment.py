@@ -53,3 +53,22 @@ def test_what_stands_in_a_file_that_an_unknown_nccl_may_not_read_accuses_nobody(
         assert hosts == ("node1",)
         assert "which one runs there is not known" in reason
     assert report(nccl="2.28.9", facts=named).diagnoses
+
+
+def test_a_host_in_doubt_hides_no_difference_between_the_others() -> None:
+    """Of node2 and node3 it is known how they differ; of node1, whose file may not be read, nothing."""
+    files = [{"path": "/home/ubuntu/.nccl.conf", "text": None}, {"path": "/etc/nccl.conf", "text": None}]
+    hosts: dict[str, Any] = {name: {"facts": {"libnccl": None}} for name in NAMES}
+    hosts["node1"]["facts"] |= {
+        "torch": {"nccl": None},
+        "env": {"NCCL_CONF_FILE": CONF},
+        "config_files": [*files, {"path": CONF, "text": "NCCL_PROTO=LL\n"}],
+    }
+    hosts["node2"]["node"] = {"env": {"NCCL_PROTO": "Simple"}}
+    seen = judge(
+        Snapshot.model_validate(overlaid(healthy(), {"hosts": hosts})),
+        "check",
+        lambda check: check.name == "env-mismatch",
+    )
+    (found,) = seen.diagnoses
+    assert found.facts["values"] == {"node2": "Simple", "node3": None}

@@ -32,6 +32,7 @@ from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.shell import line
 from nccl_doctor.snapshot import Dial, Host, Mesh, known
 
+ANYWAY = ("port-in-use", "ifname-model-differs", "allreduce-failed", "allreduce-timeout")
 OWN_PORTS = 6
 WIDE = (15000, 65000)
 """A range of 50,001 ports that leaves most services' own ports alone."""
@@ -41,7 +42,7 @@ WIDE = (15000, 65000)
     "NCD307",
     severity=Severity.WARNING,
     needs=("port_range",),
-    explains=("port-in-use", "port-unreachable", "ifname-model-differs", "allreduce-failed", "allreduce-timeout"),
+    explains=("port-unreachable", *ANYWAY),
 )
 def ephemeral_ports_few(view: View) -> Iterator[Finding | Unjudged]:
     """One finding for all hosts with the same range that is too small."""
@@ -63,6 +64,7 @@ def ephemeral_ports_few(view: View) -> Iterator[Finding | Unjudged]:
             message=f"{size} ephemeral ports ({low} to {high}) are fewer than the {needed} that the job can need.",
             evidence=(f"{needed} = ranks on the host * (6 + 2 * {world}), if every rank talks to every other one",),
             facts={"low": low, "high": high, "size": size, "needed": needed, "world_size": world},
+            explains=ANYWAY,  # no dial failed of it yet
             fix=Fix(
                 summary="Widen the range on every host (for good: the same line in /etc/sysctl.d/):"
                 if enough

@@ -42,7 +42,10 @@ def _explains(cause: tuple[Check, Finding], effect: tuple[Check, Finding]) -> bo
         return False
     if effect[0].code[3] in "79":
         return True
-    mine, theirs = cause[1].facts.get("failed"), effect[1].facts.get("failed")
+    mine = cause[1].facts.get("failed")
+    theirs = (
+        effect[1].facts.get("failed") if effect[0].category == "ports" else None
+    )  # others tell what follows of them
     if mine is not None and theirs is not None:
         # Both name the dials that failed. The effect blames the host that was not reached, and the cause may be the
         # other end: one that looked up a wrong address, say.

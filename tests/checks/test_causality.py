@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from nccl_doctor.consequences import attach_consequences
 from nccl_doctor.diagnose import judge
+from nccl_doctor.finding import Finding, Fix
 from nccl_doctor.registry import Check, all_checks
 from nccl_doctor.snapshot import Snapshot
 from tests.checks.snapshots import NAMES, healthy, overlaid
@@ -60,6 +62,14 @@ BY_HAND: dict[tuple[str, str], dict[str, Any]] = {
         "cluster": {"master_addr": "node1"},
         "hosts": {"node1": {"facts": {"resolution": _ELSEWHERE}}},
     },
+    ("master-addr-loopback", "port-unreachable"): {
+        "cluster": {"master_addr": "127.0.0.1"},
+        "mesh": {"failed": [{**_DIAL, "address": "127.0.0.1"}]},
+    },
+    ("master-addr-not-local", "port-unreachable"): {
+        "cluster": {"master_addr": "10.0.0.2"},
+        "mesh": {"failed": [{**_DIAL, "address": "10.0.0.2"}]},
+    },
     ("firewall-blocks-port", "port-unreachable"): _one_port_dropped_and_another_lost(_MASTER_PORT, _WHO_KNOWS),
     ("firewall-blocks-ephemeral", "port-unreachable"): _one_port_dropped_and_another_lost(_OTHER_PORT, _WHO_KNOWS),
     ("ephemeral-ports-few", "port-in-use"): {
@@ -106,6 +116,37 @@ def test_a_dial_that_failed_one_way_follows_from_a_fault_of_either_end() -> None
     for source, follows in (("node2", True), ("node3", False)):
         document = overlaid(overlaid(healthy(), down), {"mesh": {"failed": [{**failed[0], "src": source}]}})
         assert _folds(Snapshot.model_validate(document), "interface-down", "port-unreachable") is follows
+
+
+def _lost(src: str, dst: str, address: str = "") -> dict[str, Any]:
+    return {**_DIAL, "src": src, "dst": dst, "address": address or f"10.0.0.{dst[-1]}", "port": 40001}
+
+
+@pytest.mark.parametrize("cause", ["master-addr-not-local", "master-addr-loopback"])
+def test_a_wrong_master_address_explains_the_dials_to_it_and_no_others(cause: str) -> None:
+    patch = _fires(cause)[0]
+    address = patch["cluster"]["master_addr"]
+    to_it, other = _lost("node2", "node1", address), _lost("node2", "node1")
+    back = _lost("node1", "node3" if cause == "master-addr-not-local" else "node2")
+    for failed, follows in (([to_it], True), ([to_it, other], False), ([back], False)):
+        document = overlaid(overlaid(healthy(), patch), {"mesh": {"failed": failed}})
+        assert _folds(Snapshot.model_validate(document), cause, "port-unreachable") is follows
+
+
+def test_ports_that_may_run_out_have_stopped_no_dial() -> None:
+    for patch in (one for one in _fires("ephemeral-ports-few") if "mesh" not in one):
+        document = overlaid(overlaid(healthy(), patch), {"mesh": {"failed": [_lost("node1", "node2")]}})
+        assert not _folds(Snapshot.model_validate(document), "ephemeral-ports-few", "port-unreachable")
+
+
+@pytest.mark.parametrize("failed", [[], [{"src": "node3", "dst": "node1"}]])
+def test_a_container_explains_no_name_that_another_host_lacks(failed: list[dict[str, str]]) -> None:
+    """Whichever dials failed of that: they are the other host's fault."""
+    checks = {check.name: check for check in all_checks()}
+    apart = Finding(hosts=("node1",), message="", fix=Fix(summary=""))
+    lacking = Finding(hosts=("node3",), message="", fix=Fix(summary=""), facts={"failed": failed})
+    rows = [(checks["container-differs"], apart), (checks["hostname-unresolvable"], lacking)]
+    assert {one.name for one in attach_consequences(rows)} == {"container-differs", "hostname-unresolvable"}
 
 
 def test_what_only_logs_show_follows_from_a_check_too() -> None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from nccl_doctor.checks.failed_pairs import failed_by
 from nccl_doctor.checks.own_names import CHANCE, OwnName, finding, own_names
 from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.hostlist import fold, grouped, quoted
@@ -93,14 +94,6 @@ def _real(told: ResolverAnswer | None) -> tuple[str, ...]:
     return tuple(sorted(address for address in addresses if not address.startswith("127.") and address != "::1"))
 
 
-def _failed(view: View, name: str, odd: tuple[str, ...]) -> list[dict[str, str]]:
-    """The pairs between which only those dials failed that these hosts made by this name."""
-    dials = view.snapshot.mesh.failed if isinstance(view.snapshot.mesh, Mesh) else ()
-    by_name = {(dial.src, dial.dst) for dial in dials if dial.src in odd and dial.address == name}
-    otherwise = {(dial.src, dial.dst) for dial in dials if dial.address != name}
-    return [{"src": src, "dst": dst} for src, dst in sorted(by_name - otherwise)]
-
-
 def _finding(view: View, name: str, column: dict[str, tuple[str, ...]], odd: tuple[str, ...]) -> Finding:
     is_master = name == view.snapshot.cluster.master_addr
     by_answer = grouped((real, host) for host, real in column.items())
@@ -112,7 +105,7 @@ def _finding(view: View, name: str, column: dict[str, tuple[str, ...]], odd: tup
             "name": name,
             "is_master": is_master,
             "matrix": {host: list(real) for host, real in column.items()},
-            "failed": _failed(view, name, odd),
+            "failed": failed_by(view, name, odd),
         },
         fix=Fix(summary="Make /etc/hosts the same on all hosts, or use IP addresses in the hosts file."),
         severity=Severity.ERROR if is_master else None,

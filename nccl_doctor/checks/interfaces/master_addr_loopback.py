@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nccl_doctor.checks.failed_pairs import failed_by
 from nccl_doctor.cluster import Node
 from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.inet import is_loopback
@@ -44,11 +45,13 @@ def master_addr_loopback(view: View) -> Iterator[Finding | Unjudged]:
     if not seen and not own:
         return
     master = nodes[0]
+    hosts = tuple(name for name, _ in seen)
+    lost = [node.name for node in nodes] if own else hosts
     yield Finding(
-        hosts=tuple(name for name, _ in seen) or (master.name,),
+        hosts=hosts or (master.name,),
         message=f'The master address "{address}" is a loopback address: each host looks for the master on itself.',
         evidence=tuple(f"{name}: {address} is {found}" for name, found in seen),
-        facts={"master_addr": address},
+        facts={"master_addr": address, "failed": failed_by(view, address, lost)},
         fix=Fix(summary=_summary(master, address)),
     )
 

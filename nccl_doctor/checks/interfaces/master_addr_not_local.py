@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nccl_doctor.checks.failed_pairs import failed_by
 from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.inet import is_loopback
 from nccl_doctor.registry import Unjudged, View, check
@@ -30,6 +31,7 @@ from nccl_doctor.snapshot import HostFacts, known
 def master_addr_not_local(view: View) -> Iterator[Finding | Unjudged]:
     """Fires where no address that the first host resolves the master address to is its own."""
     address = view.snapshot.cluster.master_addr
+    everyone = [node.name for node in view.snapshot.cluster.nodes]
     for host, facts in view.facts:
         interfaces = known(facts.interfaces)
         resolved = known(facts.resolution)
@@ -45,7 +47,7 @@ def master_addr_not_local(view: View) -> Iterator[Finding | Unjudged]:
             hosts=(host.name,),
             message=f"The master address {address} is no address of {host.name}, where rank 0 will run.",
             evidence=(f"{host.name} takes {address} for {became}", f"its own: {', '.join(_shown(facts))}"),
-            facts={"master_addr": address, "own": own},
+            facts={"master_addr": address, "own": own, "failed": failed_by(view, address, everyone)},
             fix=Fix(
                 summary=f"Set master_addr in the hosts file to one of {host.name}'s own addresses, or put the host "
                 f"that has {address} first in the list."

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from nccl_doctor.inet import numeric
 from nccl_doctor.logs import first_failure
 from nccl_doctor.logs.collectives import mismatch
-from nccl_doctor.logs.endings import accused, given_up, on_the_way_out, sources_left
+from nccl_doctor.logs.endings import accused, broken_off_after, given_up, on_the_way_out, sources_left
 from nccl_doctor.logs.event import Event
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.flight import Dump
@@ -85,9 +85,11 @@ def in_context(log: Log) -> list[Event]:
     ]
     readings, facts = last_run(log.readings, facts)
     log = replace(log, readings=readings, facts=facts)
+    ended = {reading.name: reading for reading in readings}
+    events = [event for event in events if not broken_off_after(event, ended[event.file])]
     left = sources_left(events)
     events = [accused(event, source[event.file], left) for event in events]
-    events = [first_failure.blamed(event, source[event.file], events, facts) for event in events]
+    events = first_failure.blamed(events, source, facts)
     stuck = set() if facts.ended_well else _stuck_retries(log)
     if given_up(log.readings, events, joined=log.joined):
         stuck.add(SCRIPT)
@@ -97,7 +99,7 @@ def in_context(log: Log) -> list[Event]:
     kept = _without_return_codes([event for event in weighed if event.grade > Grade.HINT])
     if not facts.ended_well and not log.joined:
         kept = _standing_still(log, kept)
-    kept = [_ended_after(event, kept) for event in kept]
+    kept = _ended_after_a_wait(kept)
     kept = _other_builds(kept)
     if facts.ifname and not any(process.interfaces for process in facts.processes.values()):
         kept = [_without_interface(event) for event in kept]
@@ -130,12 +132,19 @@ def _standing_still(log: Log, kept: list[Event]) -> list[Event]:
     return (stalled(log.readings, log.facts) or kept) if interrupts(kept) else kept
 
 
-def _ended_after(event: Event, events: list[Event]) -> Event:
+def _ended_after_a_wait(events: list[Event]) -> list[Event]:
     """A process that a launcher ended once a collective had timed out: that it was killed tells no more."""
-    if event.name != "killed":
-        return event
-    waited = any(other.name == "collective-timeout" and _before(other, event) for other in events)
-    return replace(event, grade=min(event.grade, Grade.GENERIC)) if waited else event
+    waits = [event for event in events if event.name == "collective-timeout"]
+    timed = min((e for e in waits if e.prefix.time), key=lambda e: e.prefix.time or (), default=None)
+    first: dict[tuple[str, bool], Event] = {}
+    for event in waits:
+        first.setdefault((event.file, event.prefix.time is None), event)
+
+    def waited(event: Event) -> bool:
+        near = (timed, first.get((event.file, True)), first.get((event.file, False)))
+        return event.name == "killed" and any(other is not None and _before(other, event) for other in near)
+
+    return [replace(e, grade=min(e.grade, Grade.GENERIC)) if waited(e) else e for e in events]
 
 
 def _before(one: Event, other: Event) -> bool:

@@ -119,10 +119,10 @@ class Investigation:
         head, self._head = self._head or b"", None
         self._wide = wide(head)
         head = self._narrow(head)
-        if flight.looks_like_dump(head) or _RAS_JSON in head:
+        if is_one_record(head[:_SAMPLE]):
             self._dump = []
         elif not self._live:
-            self._width = unwrap.width(head)
+            self._width = unwrap.width(head[:_SAMPLE])
         return self._take(head)
 
     def _take(self, data: bytes) -> list[Event]:
@@ -192,6 +192,11 @@ class Investigation:
             if better and (not found or better[0].grade > found[0].grade):
                 return better
         return found
+
+
+def is_one_record(head: bytes) -> bool:
+    """Whether a file that begins so may be a dump of the flight recorder, or an answer of RAS: no lines of a log."""
+    return flight.looks_like_dump(head) or _RAS_JSON in head
 
 
 def _ras_answer(data: bytes) -> RasAnswer | None:

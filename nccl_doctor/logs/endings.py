@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from nccl_doctor.logs import first_failure
 from nccl_doctor.logs.event import Event
-from nccl_doctor.logs.marks import TERMINATING
+from nccl_doctor.logs.marks import EXITED, INTERRUPTED, MEETING, TALKING, TERMINATING
 from nccl_doctor.logs.rule import SCRIPT, Grade
 from nccl_doctor.logs.source import Reading
 
@@ -26,6 +26,8 @@ _ABOVE, _STACK, _SOON = 60, 80, 200
 
 _ABORT = re.compile(r"exit ?code ?: -6\b|Signal 6 \(SIGABRT\)|: Aborted\b")
 
+_ENDS_ALL = re.compile(r"Terminating (?:StepId|job step)|[Jj]ob step aborted|Force Terminated StepId|MPI_ABORT was")
+
 _SERVED = re.compile(rb'HTTP/1\.[01]" [1-5]\d\d')
 """A server goes on: what failed was a request."""
 
@@ -39,6 +41,10 @@ def accused(event: Event, reading: Reading, left: set[str]) -> Event:
     """
     if event.name not in ("killed", SCRIPT) or event.grade is Grade.CLUE:
         return event
+    if any(one.line < event.line for one in reading.events if _ends_the_job(one)):
+        exited = any(one.wording == EXITED and one.line < event.line for one in reading.events)
+        grade = Grade.CLUE if exited and event.name == "killed" else event.grade
+        return replace(event, grade=min(grade, Grade.GENERIC))
     if first_failure.killed(event):
         return replace(event, grade=max(event.grade, Grade.LIKELY))
     notices = [one.line for one in reading.events if one.wording == TERMINATING or _aborted(one)]
@@ -50,6 +56,17 @@ def accused(event: Event, reading: Reading, left: set[str]) -> Event:
     fatal = any(0 < line - event.line <= _ABOVE for line in notices) or _left_others_waiting(event, reading)
     fatal = fatal or (bool(left) and reading.name not in left and _ended_by(event, reading))
     return replace(event, grade=Grade.LIKELY) if fatal else event
+
+
+def _ends_the_job(event: Event) -> bool:
+    """Whether Slurm or MPI says that it ends all: that a launcher then sees a process killed tells no more."""
+    return event.wording == TERMINATING and _ENDS_ALL.search(event.text) is not None
+
+
+def broken_off_after(event: Event, reading: Reading) -> bool:
+    """Whether somebody pressed Ctrl-C behind the good end of a run, where no process stood in a collective."""
+    stood = (one.line > reading.well for one in reading.events if one.wording in (MEETING, TALKING))
+    return event.wording == INTERRUPTED and 0 < reading.well < event.line and not any(stood)
 
 
 def _aborted(event: Event) -> bool:

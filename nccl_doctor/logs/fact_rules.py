@@ -76,7 +76,7 @@ RULES: tuple[FactRule, ...] = (
     FactRule(
         "summary",
         r"(?:  host      : (?P<host>[\w.-]+)|  rank      : (?P<rank>\d{1,7}) \(local_rank: \d+\)"
-        r"|  exitcode  : -?\d+ \(pid: (?P<pid>\d{1,9})\))",
+        r"|  exitcode  : (?P<code>-?\d{1,3}) \(pid: (?P<pid>\d{1,9})\))",
         "  rank      : 3 (local_rank: 3)",
     ),
     FactRule("srun", r"srun: error: (?P<host>[\w.-]+): task", "srun: error: n1: task 0: Exited with exit code 1"),

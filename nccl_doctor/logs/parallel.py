@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
-from nccl_doctor.logs import flight, unwrap
+from nccl_doctor.logs import unwrap
+from nccl_doctor.logs.diagnose import is_one_record
 from nccl_doctor.logs.facts import Facts
-from nccl_doctor.logs.reader import Reader
+from nccl_doctor.logs.reader import TAIL, Reader
 from nccl_doctor.logs.reading import BLOCK, compressed
-from nccl_doctor.logs.source import Reading
+from nccl_doctor.logs.source import KEPT, Reading
 from nccl_doctor.logs.text import wide
 
 LONG = 32 << 20
@@ -77,7 +78,7 @@ def _read(part: Part) -> Reading | None:
     """Reads one part, in a process of its own."""
     with part.path.open("rb", buffering=0) as file:
         head = file.read(_HEAD)
-        if compressed(head) or wide(head) or flight.looks_like_dump(head) or unwrap.width(head):
+        if compressed(head) or wide(head) or is_one_record(head) or unwrap.width(head):
             return None
         reader = Reader(str(part.path), Facts())
         for block in _owned(file.read, file.seek, part):
@@ -94,9 +95,9 @@ def _owned(read: Callable[[int], bytes], seek: Callable[[int], int], part: Part)
         if first:
             cut = block.find(b"\n") + 1
             position += cut or len(block)
-            if position > part.end or not cut:
-                if position >= part.end:
-                    return
+            if position >= part.end:
+                return
+            if not cut:
                 continue
             block, first = block[cut:], False
         if position + len(block) >= part.end:
@@ -119,10 +120,10 @@ def _merged(pieces: list[Reading]) -> Reading:
         whole.well = piece.well + whole.lines if piece.well else whole.well
         whole.row = piece.row + whole.lines if piece.row else whole.row
         whole.torn |= {rank: line + whole.lines for rank, line in piece.torn.items()}
-        whole.summary |= piece.summary
+        whole.summary += piece.summary[: KEPT - len(whole.summary)]
         whole.lines += piece.lines
         whole.bytes += piece.bytes
-        whole.tail = piece.tail or whole.tail
+        whole.tail = (whole.tail + piece.tail)[-TAIL:]
         whole.facts.merge(piece.facts)
         order += max((event.order for event in piece.events), default=0)
     return whole

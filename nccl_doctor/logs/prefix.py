@@ -35,6 +35,9 @@ _OWN = compiled(
 _RECORD = compiled(r"(?:^|[^A-Za-z0-9._-])([A-Za-z0-9][A-Za-z0-9._-]*:\d+:\d+ \[-?\d+\] )")
 """Where a record of NCCL begins, inside a line of several."""
 
+_NO_TABLE = r"(?! (?! (?:host|rank|exitcode) +: ))"
+"""Names in tables stand before several spaces, as launchers' labels do before torchrun's summary alone."""
+
 _TAGS: tuple[re.Pattern[str], ...] = tuple(
     map(
         re.compile,
@@ -72,8 +75,8 @@ _TAGS: tuple[re.Pattern[str], ...] = tuple(
             r"(?P<host>[A-Za-z][\w.-]*) +\| ",
             # srun -l: "12: "   pdsh, clush, DeepSpeed: "gpu02: "
             r"(?P<rank>\d{1,5}): ",
-            r"(?P<host>(?=[\w.-]*[\d-])[A-Za-z][\w.-]{1,62}): (?! )",
-            r"(?P<host>(?=[\w-]*\d)[A-Za-z][\w-]{1,62}):\d{1,5}[:>] (?! )",
+            r"(?P<host>(?=[\w.-]*[\d-])[A-Za-z][\w.-]{1,62}): " + _NO_TABLE,
+            r"(?P<host>(?=[\w-]*\d)[A-Za-z][\w-]{1,62}):\d{1,5}[:>] " + _NO_TABLE,
         ),
     )
 )

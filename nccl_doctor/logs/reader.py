@@ -101,8 +101,8 @@ class Reader:
                 fact = fact_rules.RULES[index - len(wordings)]
                 stated = fact.compiled.search(part)
                 if stated is not None:
-                    self.reading.note(fact.kind, stated, line.number)
                     prefix = prefix or peel(part)
+                    self.reading.note(fact.kind, stated, line.number, prefix)
                     self.reading.facts.take(fact.kind, stated, prefix)
             elif (match := wordings[index].match(part)) and not _SOURCE.search(part):
                 if wordings[index].grade is Grade.BENIGN:

@@ -73,6 +73,7 @@ def test_the_rank_that_failed_first_is_named_and_what_the_others_saw_follows(cas
         ("the words are of nobody that is named", "peer-died", (GONE.partition(": ")[2] + ended(1),)),
         ("others waited in vain", "collective-timeout", (WAITED + ended(-6),)),
         ("it was killed on another host", "killed", (GONE.format(0) + ended(1, rank=0), GONE.format(2) + ended(-9))),
+        ("it lost one that was killed", "killed", (GONE.format(0) + ended(-9), ended(1, rank=2))),
     ],
     lambda case: case[0],
 )
@@ -130,3 +131,37 @@ def test_an_interrupt_is_called_one() -> None:
     found = first("[rank1]: Traceback (most recent call last):\n[rank1]: KeyboardInterrupt\n")
     assert found.name == "killed"
     assert "was interrupted" in found.message
+
+
+def labelled(name: str, text: str) -> list[str]:
+    return [name + line for line in text.splitlines(keepends=True)]
+
+
+def on_gpu08(code: int) -> str:
+    return ended(code).replace("gpu07", "gpu08").replace("rank      : ", "rank      : 1")
+
+
+@each([("0: ", "1: "), ("worker-0  | ", "worker-1  | "), ("gpu07: ", "gpu08: ")], lambda names: names[0])
+def test_containers_on_two_hosts_whose_processes_have_equal_numbers(names: tuple[str, str]) -> None:
+    for code in (1, -9):
+        one, other = labelled(names[0], ended(-9)), labelled(names[1], on_gpu08(code))
+        mixed = [line for pair in zip(one, other, strict=True) for line in pair]
+        for lines in (one + other, other + one, mixed):
+            found = first(GONE.format(0) + "".join(lines))
+            assert (found.name, found.facts["ranks"]) == ("killed", [1] if code > 0 else [1, 11])
+
+
+def test_summaries_that_nothing_tells_apart_name_no_rank() -> None:
+    found = first(GONE.format(0) + ended(-9) + on_gpu08(-9))
+    assert (found.name, found.facts["ranks"]) == ("killed", [])
+
+
+def test_what_slurm_ended_after_the_first_exit_is_not_the_first() -> None:
+    failed = f"E1122 22:11:00.8 25 {API}:1002] failed (exitcode: {{}}) local_rank: 1 (pid: 4201) of binary: p\n"
+    slurm = (
+        "srun: error: n1: task 0: Exited with exit code 1\nsrun: Terminating StepId=77.0\n"
+        "slurmstepd: error: *** STEP 77.0 ON n1 CANCELLED AT 2025-03-01T10:00:00 ***\n"
+    )
+    found = first(failed.format(1) + slurm + failed.format(-15))
+    assert (found.name, found.hosts) == ("script-failed", ("n1",))
+    assert first(slurm.partition("\n")[2] + failed.format(-15)).name == "killed"

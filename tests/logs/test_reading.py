@@ -148,9 +148,26 @@ def test_several_processes_see_what_one_sees(tmp_path: Path, monkeypatch: pytest
     ]
     assert sum(counted) >= together.bytes
     for ours, theirs in zip(together.log.readings, one.log.readings, strict=True):
-        told = (ours.tracebacks, ours.well, ours.row, ours.torn, ours.summary)
-        assert told == (theirs.tracebacks, theirs.well, theirs.row, theirs.torn, theirs.summary)
-        assert told == ([1001], 1002, 1003, {(2, 4): 1004}, {"4242": (3, "gpu07")})
+        told = (ours.tracebacks, ours.well, ours.row, ours.torn, ours.summary, ours.tail)
+        assert told == (theirs.tracebacks, theirs.well, theirs.row, theirs.torn, theirs.summary, theirs.tail)
+        assert told[:4] == ([1001], 1002, 1003, {(2, 4): 1004})
+        assert [(one.pid, one.code, one.rank, one.host) for one in ours.summary] == [("4242", -9, 3, "gpu07")]
+
+
+def test_an_answer_of_ras_beside_long_logs_is_read_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ras.json").write_bytes(b'{\n  "communicators_count": 1\n}\n')
+    monkeypatch.setattr(parallel, "LONG", 1)
+    monkeypatch.setattr(parallel, "processes", lambda: 2)
+    assert parallel._read(parallel.Part(tmp_path / "ras.json", 0, 30)) is None
+
+
+def test_a_line_that_fills_a_part_leaves_the_next_line_to_the_next_part(tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    path.write_bytes(b"a\n" + b"x" * 9 + b"\n" + FAULT.encode())
+    parts = [parallel.Part(path, start, end) for start, end in ((0, 4), (4, 12), (12, 12 + len(FAULT)))]
+    found = [reading for part in parts if (reading := parallel._read(part)) is not None]
+    assert [len(reading.events) for reading in found] == [0, 0, 1]
+    assert sum(reading.bytes for reading in found) == path.stat().st_size
 
 
 def test_wrapped_lines_are_joined_and_keep_their_numbers() -> None:

@@ -28,6 +28,7 @@ WATCHDOG = (
     "before timing out.\n"
 )
 RAISED = "[rank1]: Traceback (most recent call last):\n"
+INTERRUPTED = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nKeyboardInterrupt\n'
 TABLE = "| 30%   61C    P2             119W / 450W |    2811MiB / 24564MiB |    100%      Default |\n"
 STARTED = "n1:1:2 [0] NCCL INFO comm 0x5 rank 0 nranks 2 cudaDev 0 busId 1000 commId 0x1 - Init COMPLETE\n"
 
@@ -102,6 +103,8 @@ def test_what_the_same_process_begins_after_its_good_end_is_no_other_run() -> No
         ("closed, then finished", (CLOSED + FINISHED,)),
         ("the store is gone after a good end", (TRAINED + STORE,)),
         ("the store's host has finished", (FINISHED, STORE)),
+        ("Ctrl-C behind the end", (FINISHED + INTERRUPTED,)),
+        ("a helper that its parent ended", ("step 1\nINFO helper gone, exitcode: -15\nstep 2\nstep 3\nstep 4\n",)),
     ],
     lambda case: case[0],
 )
@@ -153,6 +156,12 @@ def test_what_the_driver_calls_non_fatal_is_no_cause(case: tuple[str, str, str])
     died = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
     assert loud(text.format(harmless) + "\n" + died)[0][0] == "out-of-memory"
     assert loud(text.format(fatal) + "\n" + died)[0][0] == "gpu-errors"
+
+
+def test_ctrl_c_where_a_process_stood_in_a_collective_or_a_run_had_begun_is_told() -> None:
+    stack = '  File "torch/distributed/distributed_c10d.py", line 4810, in barrier\n'
+    assert loud(TRAINED + INTERRUPTED.replace("KeyboardInterrupt", stack + "KeyboardInterrupt"))
+    assert loud(TRAINED + BEGUN + INTERRUPTED)
 
 
 def test_lines_after_a_line() -> None:

@@ -98,7 +98,7 @@ RULES = (
         "failed (exitcode: -6) local_rank: 0 (pid: 4242) of binary: python",
     ),
     generic(
-        r"(?:exited on signal \d+|exitcode ?: -\d"
+        r"(?:exited on signal \d+|exitcode ?: -(?:[02-9]|1[0-46-9]?\b|15\)? ?\(?(?:pid|local_rank))"
         r"|srun: error: \S+: task\S* \S+: (?:Killed|Terminated|Bus error|Aborted|Segm"
         r"|Exited with exit code 1[23]))",
         "srun: error: n1: task 3: Killed",

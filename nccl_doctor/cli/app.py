@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -26,6 +27,8 @@ COMMANDS = {
     "codes": "pages:codes",
 }
 """By name, in the order of ``--help``: the module and the function of each command."""
+
+_JSON = re.compile(r"(?:^|\0)(?:-[a-z]*o\0?|--(?:output|format)[=\0])json(?:\0|$)")
 
 
 def _version(wanted: bool) -> None:
@@ -61,10 +64,9 @@ class PanelCommand(TyperCommand):
 
 
 def _wants_json(args: list[str]) -> bool:
-    """Whether arguments that could not be read say ``-o json``."""
-    return any(one in ("-ojson", "--output=json", "--format=json") for one in args) or any(
-        pair in itertools.product(("-o", "--output", "--format"), ("json",)) for pair in itertools.pairwise(args)
-    )
+    """Whether arguments that could not be read say ``-o json``; what stands behind "--" are a script's own."""
+    ours = itertools.takewhile(lambda one: one != "--", args)
+    return _JSON.search("\0".join(ours)) is not None
 
 
 def app(first: str = "") -> typer.Typer:

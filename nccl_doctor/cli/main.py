@@ -7,8 +7,13 @@ takes longer than that to import and to read the arguments (0.29 builds a pydant
 from __future__ import annotations
 
 import gc
+import io
 import os
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 GARBAGE = (50_000, 20, 50)
 """The collector's thresholds. A run keeps nearly all that it makes, and every collection looks through it: with 4,096
@@ -21,6 +26,12 @@ def main() -> None:
         sys.stderr.write("nccl-doctor runs on Linux and macOS; on Windows, use WSL\n")
         sys.exit(2)
     _open_what_is_closed()
+    sys.stderr = io.TextIOWrapper(
+        io.BufferedWriter(_Told(2, "w", closefd=False)),
+        encoding=sys.stderr.encoding,
+        errors=sys.stderr.errors,
+        line_buffering=True,
+    )
     gc.set_threshold(*GARBAGE)
     # Else pydantic looks through every installed distribution for plugins to its models; ours want none.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
@@ -31,7 +42,24 @@ def main() -> None:
             sys.exit(_fix_port(port))
     from nccl_doctor.cli.app import app
 
-    app(*sys.argv[1:2])()
+    try:
+        app(*sys.argv[1:2])()
+    except OSError as error:  # of typer's own texts, --help and --version; a command ends with exit_code_of
+        from nccl_doctor.cli.output import nobody_reads, unwritten
+
+        nobody_reads()
+        sys.stderr.write(unwritten(error) + "\n")
+        sys.exit(2)
+
+
+class _Told(io.FileIO):
+    """Progress and sentences: what a full disk does not hold of them is lost, and costs no report."""
+
+    def write(self, words: Buffer, /) -> int:
+        try:
+            return super().write(words)
+        except OSError:
+            return memoryview(words).nbytes
 
 
 def _open_what_is_closed() -> None:

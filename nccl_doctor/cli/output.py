@@ -82,8 +82,13 @@ def _print(text: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        _nobody_reads()
-        raise DoctorError(f"the report can't be written to stdout: {error.strerror}") from error
+        nobody_reads()
+        raise DoctorError(unwritten(error)) from error
+
+
+def unwritten(error: OSError) -> str:
+    """What is said where stdout takes nothing more, as on a full disk."""
+    return f"the report can't be written to stdout: {error.strerror}"
 
 
 def obeys(environ: Mapping[str, str]) -> bool:
@@ -122,7 +127,7 @@ def exit_code_of(out: Out, work: Callable[[], int]) -> int:
         sys.stderr.write("\n")
         code = _fail(out, "interrupted; nothing of nccl-doctor is left running on any host", 130)
     except BrokenPipeError:
-        _nobody_reads()
+        nobody_reads()
         code = 141
     except Exception as error:  # noqa: BLE001 - the promise is one message and no traceback
         import traceback
@@ -200,10 +205,10 @@ def error_document(command: str, message: str) -> None:
     try:
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         sys.stdout.flush()
-    except BrokenPipeError:
-        _nobody_reads()
+    except OSError:  # the sentence stands on stderr
+        nobody_reads()
 
 
-def _nobody_reads() -> None:
-    """The reader of our output left (a pager, head): nobody to tell."""
+def nobody_reads() -> None:
+    """The reader of our output left (a pager, head), or its disk is full: nobody to tell."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

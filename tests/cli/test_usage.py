@@ -221,6 +221,7 @@ def test_a_locale_without_our_characters_costs_these_alone(tmp_path: Path, envir
     [
         (">&-", 0, ""),
         ("2>&-", 0, ""),
+        ("2>/dev/full", 0, ""),
         ("<&- >&- 2>&-", 0, ""),
         (">/dev/full", 2, "the report can't be written to stdout: No space left on device\n"),
     ],
@@ -235,7 +236,33 @@ def test_a_stream_that_is_closed_or_full_is_no_fault_of_ours(
         assert done.returncode == status
         assert "nccl-doctor itself" not in done.stderr
         assert not status or done.stderr == says
-        assert ("Ready" in done.stdout) is (streams == "2>&-" and words.startswith("check"))
+        assert ("Ready" in done.stdout) is (streams.startswith("2>") and words.startswith("check"))
+
+
+@pytest.mark.parametrize("words", ["--version", "check -h", "check --from nope -o json", "check --timeout x -o json"])
+def test_a_full_disk_takes_no_other_text_either_and_gets_no_traceback(tmp_path: Path, words: str) -> None:
+    program = Path(sys.executable).parent / "nccl-doctor"
+    command = ["sh", "-c", f"{program} {words} >/dev/full"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=False, cwd=tmp_path)
+    assert (done.returncode, "Traceback" in done.stderr, bool(done.stderr)) == (2, False, True)
+
+
+def test_a_snapshot_through_stdin_is_read_whole(tmp_path: Path) -> None:
+    """It is longer than a hosts file may be."""
+    text = Path(saved(tmp_path, {})).read_text() + " " * reading.MAX_BYTES
+    program = Path(sys.executable).parent / "nccl-doctor"
+    command = [str(program), "check", "--from", "/dev/stdin", "-q"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=LONG_S, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [("check -qo json --bad", True), ("check -qojson --bad", True), ("launch --bad -- t.py -o json", False)],
+)
+def test_json_is_what_our_own_options_ask_for(tmp_path: Path, words: str, wanted: bool) -> None:
+    done = run(*words.split(), cwd=tmp_path)
+    assert (done.returncode, bool(done.stdout)) == (2, wanted)
 
 
 @pytest.mark.parametrize(("terminal", "escapes"), [("xterm", True), ("dumb", False), ("", False)])

@@ -139,6 +139,18 @@ def test_ports_that_may_run_out_have_stopped_no_dial() -> None:
         assert not _folds(Snapshot.model_validate(document), "ephemeral-ports-few", "port-unreachable")
 
 
+def test_a_sidecar_explains_no_timeout_between_other_hosts() -> None:
+    (meshed,) = (one for one in _fires("proxy-intercepts") if "intercepted" in str(one["mesh"].get("failed")))
+    meshed["mesh"]["intercepted"] = [{"src": "node1", "dst": "node2", "address": "10.0.0.2", "port": 41001}]
+    for name in ("node1", "node3"):
+        meshed["cluster"]["access"]["kube"]["pods"][name]["containers"] = ["main"]
+    elsewhere, there = _lost("node1", "node3"), _lost("node3", "node2")
+    for lost, follows in ((elsewhere, False), (there, True), ({**elsewhere, "outcome": "stranger"}, True)):
+        meshed["mesh"]["failed"] = [lost]
+        document = overlaid(healthy(), meshed)
+        assert _folds(Snapshot.model_validate(document), "proxy-intercepts", "port-unreachable") is follows
+
+
 @pytest.mark.parametrize("failed", [[], [{"src": "node3", "dst": "node1"}]])
 def test_a_container_explains_no_name_that_another_host_lacks(failed: list[dict[str, str]]) -> None:
     """Whichever dials failed of that: they are the other host's fault."""

@@ -17,7 +17,7 @@ Detection".
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.hostlist import fold
@@ -28,6 +28,7 @@ SIDECARS = {
     "istio-proxy": 'label sidecar.istio.io/inject: "false"',
     "linkerd-proxy": "annotation linkerd.io/inject: disabled",
 }
+TAKEN = ("stranger", "intercepted", "reset")
 WITHOUT = "Set the {} in the template of the job's pods, and start it again: they are then outside of the service mesh."
 OTHERWISE = (
     'Leave the job\'s pods out of the service mesh (for Istio the label sidecar.istio.io/inject: "false" in their '
@@ -62,20 +63,26 @@ def proxy_intercepts(view: View) -> Iterator[Finding]:
         if name in view.kube.pods
     }
     guilty = [name for name in ends if sidecars.get(name)] or ends
+    failed = sorted(_failed(mesh, guilty))
     kinds = sorted({one for one in sidecars.values() if one})
     who = f"The sidecar {', '.join(kinds)} in" if kinds else "A proxy at or between"
     yield Finding(
         hosts=tuple(guilty),
         message=f"{who} {fold(guilty)} takes the connections between the hosts before their target is asked.",
         evidence=tuple(_evidence(mesh)),
-        facts={"sidecars": kinds, "failed": [{"src": src, "dst": dst} for src, dst in sorted(_failed(mesh))]},
+        facts={"sidecars": kinds, "failed": [{"src": src, "dst": dst} for src, dst in failed]},
         fix=Fix(summary=WITHOUT.format(SIDECARS[kinds[0]]) if len(kinds) == 1 else OTHERWISE),
-        severity=Severity.ERROR if mesh.failed else None,
+        severity=Severity.ERROR if failed else None,
     )
 
 
-def _failed(mesh: Mesh) -> set[tuple[str, str]]:
-    return {(dial.src, dial.dst) for dial in mesh.failed}
+def _failed(mesh: Mesh, guilty: Collection[str]) -> set[tuple[str, str]]:
+    """The failed pairs that it may be: somebody took the connection, or an end is guilty. Each host was tried."""
+    return {
+        (dial.src, dial.dst)
+        for dial in mesh.failed
+        if dial.outcome in TAKEN or dial.src in guilty or dial.dst in guilty
+    }
 
 
 def _evidence(mesh: Mesh) -> Iterator[str]:

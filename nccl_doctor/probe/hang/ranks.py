@@ -88,12 +88,18 @@ def _number(text: str | None) -> int | None:
 
 
 def _is_rank(pid: int, numbered: dict[int, Any], table: Table) -> bool:
-    """Whether it runs Python, and no Python above it is the same rank."""
-    proc = table.procs[pid]
-    if proc.state == "Z" or not programs.is_python(table.executable(pid)):
+    """Whether it runs Python and is no launcher, and no such one above it is the same rank.
+
+    A launcher may have a rank's variables too: its own node's number, from Slurm or from Kubernetes' training operator.
+    """
+    if table.procs[pid].state == "Z" or not _runs_python(pid, table):
         return False
     above = [one for one in table.ancestors(pid) if numbered.get(one) == numbered[pid]]
-    return not any(programs.is_python(table.executable(one)) for one in above)
+    return not any(_runs_python(one, table) for one in above)
+
+
+def _runs_python(pid: int, table: Table) -> bool:
+    return programs.is_python(table.executable(pid)) and not programs.is_launcher(table.argv(pid))
 
 
 def _hidden(proc: Proc, table: Table) -> bool:

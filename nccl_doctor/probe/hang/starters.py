@@ -73,9 +73,10 @@ def _options(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _starts(pid: int, table: Table) -> bool:
-    """Whether it is such a launcher of ours, and no Python runs below it: its ranks, or what it was put into."""
+    """Whether it is such a launcher of ours, and below it runs no rank of any language, nor what it was put into."""
     if table.procs[pid].state == "Z" or os.getuid() not in (0, table.uid(pid)):
         return False
     if programs.program(table.argv(pid)) not in LAUNCHERS:
         return False
-    return not any(programs.is_python(table.executable(one)) for one in table.descendants(pid))
+    below = table.descendants(pid)
+    return not any(programs.is_python(table.executable(one)) or "LOCAL_RANK" in table.environ(one) for one in below)

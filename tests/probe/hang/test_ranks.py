@@ -39,6 +39,14 @@ def test_a_rank_its_loaders_and_its_wrapper_are_one_rank() -> None:
     assert (launcher["pid"], launcher["children"], launcher["defunct"]) == (50, [51], [])
 
 
+@pytest.mark.parametrize("rank", [JOB, {"RANK": "0", "WORLD_SIZE": "2"}])
+def test_a_launcher_with_its_nodes_number_is_no_rank(rank: dict[str, str]) -> None:
+    node = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "SLURM_PROCID": "0", "SLURM_NTASKS": "2", **rank}
+    above = Fake(50, 1, "python -m torch.distributed.run train.py", node)
+    assert found(above)["ranks"] == []
+    assert [row["pid"] for row in found(above, Fake(51, 50, "python train.py", node))["ranks"]] == [51]
+
+
 @pytest.mark.parametrize(
     "names",
     [

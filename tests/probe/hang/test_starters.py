@@ -32,6 +32,8 @@ def test_launchers_without_ranks() -> None:
 
 def test_a_launcher_that_has_started_ranks_waits_no_more() -> None:
     assert found(Fake(50, 1, "python -m torch.distributed.run train.py"), Fake(51, 50, "python -u train.py")) == []
+    rank = {"RANK": "0", "LOCAL_RANK": "0"}
+    assert found(Fake(50, 1, "torchrun --no-python ./train"), Fake(51, 50, "./train", rank)) == []
 
 
 @pytest.mark.parametrize(

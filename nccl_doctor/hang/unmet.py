@@ -48,7 +48,9 @@ def unmet(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> Unmet | Non
 
 
 def _elsewhere(snapshot: HangSnapshot, ranks: dict[int, ObservedRank], missing: set[int]) -> Unmet | None:
-    """Missing ranks that were told to meet others, or at another place."""
+    """Missing ranks that were told to meet others, or at another place; where ranks have met, it is another job's."""
+    if any(one.place is not None and not one.place.starts for one in ranks.values() if not one.gone):
+        return None
     one = next(iter(ranks.values())).job_rank
     strays = [(host.name, stray) for host in snapshot.hosts for stray in host.strays if stray.rank in missing]
     groups = grouped((told, (name, stray)) for name, stray in strays if (told := _told_otherwise(stray, one)))
@@ -82,7 +84,7 @@ def _twice(snapshot: HangSnapshot, missing: set[int]) -> Unmet | None:
     """One number on two hosts, and another nowhere."""
     found = grouped((rank.rank, (host.name, rank)) for host in snapshot.hosts if host.job for rank in host.job.ranks)
     double = {number: some for number, some in found.items() if len(some) > 1}
-    if not double or len(missing) < len(double):
+    if not double or len(missing) < len(double) or any(host.failure for host in snapshot.hosts):
         return None
     first = min(double)
     where = " and on ".join(f"{name} (pid {rank.pid})" for name, rank in double[first])

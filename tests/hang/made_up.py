@@ -11,6 +11,12 @@ GRAPH = "/opt/venv/lib/python3.11/site-packages/torch/autograd/graph.py"
 LOADER = "/opt/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py"
 TRAIN = "/home/alice/train.py"
 PORT = 29500
+UNREACHED = {
+    "kind": "ssh-unreachable",
+    "detail": "gave no answer in 10 s",
+    "evidence": [],
+    "facts": {"target": "node4", "address": "10.0.0.4", "user": "root", "port": 22, "reason": "timed-out"},
+}
 
 
 def frames(*named: tuple[str, str, int]) -> list[dict[str, Any]]:

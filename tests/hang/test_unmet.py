@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.hang_report import report
-from tests.hang.made_up import C10D, PORT, TRAIN, Job, flow, frames
+from tests.hang.made_up import C10D, PORT, TRAIN, UNREACHED, Job, flow, frames
 
 MEETING = frames(
     ("_create_c10d_store", C10D.replace("distributed_c10d", "rendezvous"), 198),
@@ -42,11 +42,26 @@ def told(job: Job) -> tuple[str, list[str], tuple[str, ...], str]:
     ],
 )
 def test_a_missing_rank_that_was_told_otherwise(change: dict[str, Any], words: str) -> None:
-    job = Job()
+    job = meeting(0, 1, 2, 3, 4, 5)
     job.present -= {6, 7}
     job.strays = {"node4": [{**job.row(rank), **change} for rank in (6, 7)]}
     message = f"Ranks 6-7 on node4 were started with {words}."
     assert told(job) == ("not-started", ["rendezvous-waits"], ("node4",), message)
+
+
+def test_ranks_that_have_met_miss_none_that_was_told_otherwise() -> None:
+    job = Job()
+    job.present -= {7}
+    job.strays = {"node4": [{**job.row(7), "master_port": 29501}]}
+    assert report(job.snapshot).verdict == "gone"
+
+
+def test_where_a_host_was_not_reached_the_other_number_may_run_there() -> None:
+    job = Job()
+    job.told = {5: {"rank": 4}}
+    job.failed = {"node4": UNREACHED}
+    job.present -= {6, 7}
+    assert report(job.snapshot).verdict != "not-started"
 
 
 def test_one_number_twice_and_another_nowhere() -> None:

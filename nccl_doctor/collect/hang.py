@@ -151,9 +151,10 @@ class _Watch:
 
     def look_at_starters(self) -> None:
         """A second time, where there is no rank yet: one that still imports torch has worked in between."""
-        if self._with_ranks() or not any(job.starters for job in self._jobs.values()):
+        starting = [name for name, job in self._jobs.items() if not isinstance(job.starters, Unknown) and job.starters]
+        if self._with_ranks() or not starting:
             return
-        began = self._phase("looking", [name for name, job in self._jobs.items() if job.starters])
+        began = self._phase("looking", starting)
         time.sleep(max(0.0, self._options.interval_s))
         self._starters = self._everywhere(lambda session: _ask(session, _STARTERS, "starters", ANSWER_S))
         self._timings["look"] = time.monotonic() - began

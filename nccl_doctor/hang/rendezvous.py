@@ -6,7 +6,7 @@ one with another port or id, two with one ``--node_rank``: all others wait, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from nccl_doctor.finding import Finding, Fix
@@ -21,11 +21,13 @@ PORTS = {STATIC: "29500", C10D: "29400"}
 """torchrun's own where none is given (torch/distributed/run.py; c10d_rendezvous_backend.py)."""
 MOST_LINES = 8
 MOST_NODES = 1 << 16
+LAST_CALL_S = 60.0
+"""Twice what torchrun waits for more nodes than the fewest it needs (dynamic_rendezvous.py)."""
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A launcher that waited at both looks."""
+    """A launcher that has no rank yet."""
 
     host: str
     starter: Starter
@@ -53,6 +55,11 @@ class Waiting:
             return address, port
         address = self.told("rdzv_endpoint") or self.told("master_addr")
         return address, self.told("master_port") or PORTS.get(self.backend, "")
+
+    @property
+    def meeting(self) -> tuple[str, ...]:
+        """What all nodes of a job have in common; addresses may be names of one machine."""
+        return self.told("nnodes", "1"), self.backend, self.told("rdzv_id", "none"), self.place[1]
 
     @property
     def nodes(self) -> int:
@@ -93,22 +100,49 @@ class Rendezvous:
 
 
 def see(snapshot: HangSnapshot) -> Rendezvous:
-    """The launchers that were there at both looks."""
+    """The launchers without ranks; one that came or went between the looks was starting, or has started its ranks."""
     waiting: list[Waiting] = []
     works: list[Waiting] = []
     absent, unseen = [], []
     for host in snapshot.hosts:
-        before = () if host.job is None or isinstance(host.job.starters, Unknown) else host.job.starters
-        if host.job is None or isinstance(host.starters, Unknown):
+        before, after = () if host.job is None else host.job.starters, host.starters
+        if host.job is None or host.failure or isinstance(before, Unknown) or isinstance(after, Unknown):
             unseen.append(host.name)
             continue
-        first = {one.pid: one for one in before}
-        pairs = [(first[one.pid], Waiting(host.name, one)) for one in host.starters if one.pid in first]
-        for earlier, one in ((earlier, one) for earlier, one in pairs if one.meets):
-            (works if _works(earlier, one.starter, snapshot.interval_s) else waiting).append(one)
-        if not pairs:
+        first, last = ({one.pid: one for one in some} for some in (before, after))
+        for pid, one in {**first, **last}.items():
+            seen_twice = pid in first and pid in last
+            still = seen_twice and not _works(first[pid], last[pid], snapshot.interval_s)
+            if (launcher := Waiting(host.name, one)).meets:
+                (waiting if still else works).append(launcher)
+        if not first and not last:
             absent.append(host.name)
-    return Rendezvous(tuple(waiting), tuple(works), tuple(absent), tuple(unseen))
+    some = _one_job(waiting)
+    if _last_call(some):
+        some, works = (), [*works, *some]
+    return Rendezvous(some, tuple(works), tuple(absent), tuple(unseen))
+
+
+def _one_job(waiting: list[Waiting]) -> tuple[Waiting, ...]:
+    """Without those of other jobs: they have all their nodes, or a launcher on a host that has one of the largest."""
+    groups = sorted(grouped((one.meeting, one) for one in waiting).values(), key=lambda some: -len(some))
+    found: list[Waiting] = []
+    for some in groups:
+        taken = {one.host for one in found}
+        if not found or not (_all_there(some) or _all_there(found) or any(one.host in taken for one in some)):
+            found += some
+    return tuple(found)
+
+
+def _all_there(some: Sequence[Waiting]) -> bool:
+    return 0 < some[0].nodes <= len(some)
+
+
+def _last_call(some: Sequence[Waiting]) -> bool:
+    """Whether enough are there, and "MIN:MAX" lets them wait a while for more."""
+    if not some or not _all_there(some) or not any(":" in one.told("nnodes") for one in some):
+        return False
+    return min(one.starter.age_s for one in some) < LAST_CALL_S
 
 
 def _works(first: Starter, last: Starter, interval_s: float) -> bool:
@@ -170,8 +204,10 @@ def _same_number(some: tuple[Waiting, ...]) -> Reason | None:
         if len(hosts) > 1:
             given = all("node_rank" in one.starter.asked for one in some if one.told("node_rank", "0") == number)
             words = "" if given else ", the default where none is given"
-            message = f"{fold(hosts)} all have --node_rank {number}{words}."
-            return tuple(dict.fromkeys(hosts)), message, "Give every node its own --node_rank, 0 on the master."
+            where = tuple(dict.fromkeys(hosts))
+            who = f"{fold(where)} all" if len(where) > 1 else f"{len(hosts)} launchers on {where[0]}"
+            message = f"{who} have --node_rank {number}{words}."
+            return where, message, "Give every node its own --node_rank, 0 on the master."
     return None
 
 
@@ -205,7 +241,8 @@ def _missing_number(some: tuple[Waiting, ...]) -> str:
 
 def _not_connected(some: tuple[Waiting, ...]) -> Reason | None:
     away = [one for one in some if not one.connected]
-    if not away or len(away) == len(some):
+    # other stores, as etcd, are spoken to now and then
+    if not away or len(away) == len(some) or any(one.backend not in PORTS for one in some):
         return None
     hosts = tuple(dict.fromkeys(one.host for one in away))
     address, port = away[0].place

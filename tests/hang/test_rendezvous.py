@@ -11,15 +11,9 @@ from nccl_doctor.hang import rendezvous
 from nccl_doctor.hang_model import HangReport
 from nccl_doctor.hang_report import report
 from nccl_doctor.snapshot.hang import HangSnapshot
-from tests.hang.made_up import Job, idle
+from tests.hang.made_up import UNREACHED, Job, idle
 
 STORE = ["10.0.0.1", 29500]
-UNREACHED = {
-    "kind": "ssh-unreachable",
-    "detail": "gave no answer in 10 s",
-    "evidence": [],
-    "facts": {"target": "node4", "address": "10.0.0.4", "user": "root", "port": 22, "reason": "timed-out"},
-}
 
 
 class Start:
@@ -29,6 +23,10 @@ class Start:
         self.starters: dict[int, dict[str, Any]] = {}
         self.unreached: set[int] = set()
         self.later: dict[str, Any] = {}
+        self.gone: set[int] = set()
+        self.new: set[int] = set()
+        self.leftovers: dict[int, dict[str, str]] = {}
+        self.unknown = ""
         for number in range(nodes):
             own = asked or {"node_rank": str(number), "master_addr": "10.0.0.1", "master_port": "29500"}
             self.starters[number] = {
@@ -53,9 +51,20 @@ class Start:
         for number, host in enumerate(told["hosts"]):
             host["looks"] = []
             if number in self.starters and host["job"]:
-                host["job"]["starters"] = [self.starters[number]]
-                host["starters"] = [{**self.starters[number], "state": {**idle(), **self.later}}]
+                some = self._some(number)
+                later = [{**one, "state": {**idle(), **self.later}} for one in some]
+                host["job"]["starters"] = [] if number in self.new else some
+                host["starters"] = [] if number in self.gone else later
+        blind = {"$unknown": "no sock_diag", "traceback": None}
+        if self.unknown:
+            (told["hosts"][3]["job"] if self.unknown == "first" else told["hosts"][3])["starters"] = blind
         return HangSnapshot.model_validate(told)
+
+    def _some(self, number: int) -> list[dict[str, Any]]:
+        one = self.starters[number]
+        if number not in self.leftovers:
+            return [one]
+        return [{**one, "pid": 10, "asked": {**one["asked"], **self.leftovers[number]}}, one]
 
     @property
     def report(self) -> HangReport:
@@ -150,3 +159,54 @@ def test_any_number_of_nodes(nnodes: str) -> None:
     for number in (0, 1):
         start.asked(number, nnodes=nnodes)
     assert start.finding.message
+
+
+def test_a_node_that_has_just_started_its_ranks_is_not_absent() -> None:
+    start = Start()
+    start.gone = {0, 1, 2}
+    assert (start.report.verdict, start.report.diagnoses) == ("unknown", ())
+
+
+def test_a_node_that_was_started_between_the_looks_is_not_absent() -> None:
+    start = Start()
+    start.new = {3}
+    assert start.report.message == "No rank runs yet: torchrun on node4 (pid 53) is starting."
+
+
+@pytest.mark.parametrize("look", ["first", "last"])
+def test_a_host_of_which_the_kernel_tells_nothing_may_have_a_launcher(look: str) -> None:
+    start = Start(3)
+    start.unknown = look
+    assert "node4 could not be looked at" in start.report.message
+
+
+def test_a_host_that_failed_at_the_second_look_may_have_a_launcher() -> None:
+    told = Start().snapshot.model_dump(mode="json", by_alias=True)
+    told["hosts"][3] |= {"starters": [], "failure": UNREACHED}
+    assert report(HangSnapshot.model_validate(told)).message.endswith("node4 could not be looked at.")
+
+
+@pytest.mark.parametrize(("age_s", "verdict"), [(20, "unknown"), (600, "not-started")])
+def test_enough_nodes_wait_a_while_for_more(age_s: float, verdict: str) -> None:
+    start = Start(2, rdzv_backend="c10d", rdzv_endpoint="node1:29500", nnodes="2:4")
+    for one in start.starters.values():
+        one["age_s"] = age_s
+    assert start.report.verdict == verdict
+
+
+def test_a_leftover_of_an_earlier_start_at_another_port_is_another_job() -> None:
+    start = Start(3)
+    start.leftovers = {0: {"master_port": "29501"}}
+    assert start.report.message == "torchrun on node[1-3] waits for 4 nodes; none runs on node4."
+
+
+def test_a_leftover_with_the_same_number() -> None:
+    start = Start()
+    start.leftovers = {1: {}}
+    assert start.finding.message == "2 launchers on node2 have --node_rank 1."
+
+
+def test_a_store_of_another_kind_is_not_connected_to_all_the_time() -> None:
+    start = Start(rdzv_backend="etcd-v2", rdzv_endpoint="node1:29500")
+    start.starters[2]["dials"] = []
+    assert start.finding.message.startswith("torchrun on node[1-4] waits for the other nodes")

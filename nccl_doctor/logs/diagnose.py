@@ -68,6 +68,7 @@ class Investigation:
         self._reader: Reader | None = None
         self._head: bytes | None = None
         self._dump: list[bytes] | None = None
+        self._dumped = 0
         self._small: list[tuple[str, bytes]] | None = []
         self._kept = 0
         self._wide: codecs.IncrementalDecoder | None = None
@@ -77,7 +78,7 @@ class Investigation:
     def begin(self, name: str) -> None:
         """Begins a source; the one before it must be closed."""
         self._reader = Reader(name, self.log.facts, self._order)
-        self._head, self._dump = b"", None
+        self._head, self._dump, self._dumped = b"", None, 0
         self._width, self._held = None, b""
         self.log.readings.append(self._reader.reading)
 
@@ -129,7 +130,8 @@ class Investigation:
         assert self._reader is not None, "begin() comes first"
         if self._dump is not None:
             self._dump.append(data)
-            return []
+            self._dumped += len(data)
+            return self._no_record() if self._dumped > flight.MAX_BYTES else []
         if self._small is not None:
             self._small.append((self._reader.reading.name, data))
             self._kept += len(data)
@@ -139,6 +141,11 @@ class Investigation:
             return self._reader.feed(data)
         whole, end, self._held = (self._held + data).rpartition(b"\n")
         return self._reader.feed(unwrap.join(whole, self._width) + end) if end else []
+
+    def _no_record(self) -> list[Event]:
+        """Takes what began as a record, and is longer than any, as lines: memory must not grow with a log."""
+        blocks, self._dump = self._dump or [], None
+        return [event for block in blocks for event in self._take(block)]
 
     def _recorded(self, reader: Reader, data: bytes) -> None:
         """Takes a dump of the flight recorder; what looked like one and is none is read as text."""

@@ -13,9 +13,9 @@ import pytest
 import zstandard
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.logs import parallel, reading, unwrap
+from nccl_doctor.logs import flight, parallel, reading, unwrap
 from nccl_doctor.logs.case import Case
-from nccl_doctor.logs.diagnose import LogSource, LogVerdict, diagnose
+from nccl_doctor.logs.diagnose import Investigation, LogSource, LogVerdict, diagnose
 from nccl_doctor.logs.run import LogsRun
 from tests.each import each
 
@@ -117,6 +117,15 @@ def test_memory_does_not_grow_with_a_line(tmp_path: Path) -> None:
     verdict = diagnose([LogSource("x", blocks)])
     assert verdict.bytes > 10_000_000
     assert place(verdict) == ("x", 2)
+
+
+def test_what_begins_as_a_record_and_goes_on_as_a_log_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight, "MAX_BYTES", 1 << 20)
+    head = b'$ ncclras\n{"communicators_count": 1}\n'
+    investigation = Investigation()
+    investigation.begin("x.log")
+    events = [event for block in [head, log(5000, 3), *[log(50_000, 9)] * 3] for event in investigation.feed(block)]
+    assert [event.line for event in events] == [6, 5012, 55_012, 105_012]
 
 
 def test_what_is_no_known_archive_is_read_as_text(tmp_path: Path) -> None:

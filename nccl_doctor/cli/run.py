@@ -64,7 +64,7 @@ class Request:
 def check_cluster(request: Request, out: Out) -> int:
     """Looks, judges, reports; returns the exit code."""
     selected = selection(request.chosen.only or (), request.chosen.skip or ())
-    _refuse_nothing_to_judge(selected)
+    _refuse_nothing_to_judge(request, selected)
     kept = _kept(request)
     if kept is not None:
         snapshot = kept
@@ -103,14 +103,22 @@ def refuse_other_hosts(which: HostOptions, said: Overrides, option: str) -> None
         raise UsageError(f"{option} judges the hosts and settings of its snapshot; leave out what says others")
 
 
-def _refuse_nothing_to_judge(selected: Codes) -> None:
+def _refuse_nothing_to_judge(request: Request, selected: Codes) -> None:
     """Nothing found by nobody would look like a clean bill.
 
     Raises:
-        UsageError: no check that looks at hosts is selected.
+        UsageError: no check that looks at hosts is selected, or all of them need what is left out.
     """
-    if selected is not None and not any(check.function and check.code in selected for check in all_checks()):
+    if selected is None:
+        return
+    some = [check for check in all_checks() if check.function and check.code in selected]
+    if not some:
         raise UsageError("--only and --skip leave no check of hosts; what only logs show is for nccl-doctor logs")
+    if request.load_from is None and request.from_logs is None:
+        if not request.smoke and all("smoke" in check.needs for check in some):
+            raise UsageError("all that --only selects needs the all-reduce, which --no-smoke leaves out")
+        if request.mesh == "none" and all("mesh" in check.needs for check in some):
+            raise UsageError("all that --only selects needs the dials, which --mesh none leaves out")
 
 
 def look(request: Request, selected: Codes, out: Out) -> Snapshot:

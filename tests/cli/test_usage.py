@@ -165,6 +165,18 @@ def test_a_selection_of_nothing_finds_nothing_and_is_refused(tmp_path: Path, wor
     assert_one_sentence(done, "--only and --skip leave no check of hosts")
 
 
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--only", "allreduce", "--no-smoke"], "needs the all-reduce, which --no-smoke leaves out"),
+        (["--only", "allreduce-slow", "--no-smoke"], "needs the all-reduce"),
+        (["--only", "port-unreachable", "--mesh", "none"], "needs the dials, which --mesh none leaves out"),
+    ],
+)
+def test_what_is_selected_and_left_out_finds_nothing_either(tmp_path: Path, words: list[str], why: str) -> None:
+    assert_one_sentence(run("check", *words, cwd=tmp_path), why)
+
+
 @pytest.mark.parametrize("option", ["--python", "--user", "--master-addr"])
 def test_an_empty_value_is_none_that_was_left_out(tmp_path: Path, option: str) -> None:
     """``--python "$(which python)"`` where there is none."""

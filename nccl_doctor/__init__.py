@@ -2,7 +2,7 @@
 
 ``nccl-doctor check hosts.yaml``, step by step:
 
-1. cli/main.py hands the words to cli/app.py; cli/check.py makes a ``Request`` of its options (cli/*_options.py).
+1. cli/main.py hands the words to cli/app.py; cli/check.py makes a ``Request`` of its options (cli/host_options.py, …).
 2. cli/run.py ``check_cluster``: the options' ``cluster`` has inventory/load.py read the hosts file into a ``Cluster``.
 3. collect/run.py ``looked`` goes through the phases of a ``Run``: connect, facts, mesh, names, smoke.
 4. connect: transport/register.py reaches each host, collect/session.py starts probe/main.py there and asks it.

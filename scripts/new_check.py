@@ -29,8 +29,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
-from nccl_doctor.model import Finding, Fix, Severity
 
 
 @check("NCD{code}", severity=Severity.ERROR, needs=())

@@ -77,4 +77,4 @@ def test_questions_for_room_that_nobody_answers(lab: Lab) -> None:
     finally:
         for process in (reader, writer):
             process.kill()
-            process.wait()
+            process.communicate()  # closes its pipes, too

@@ -45,6 +45,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {nouns(count, noun)}"
 
 
+def capital(text: str) -> str:
+    """``text`` as a sentence begins; the rest as it is."""
+    return text[:1].upper() + text[1:]
+
+
 def has_control(text: str) -> bool:
     """Whether ``text`` holds control characters, line breaks, half a surrogate pair, or marks that turn text around."""
     return _CONTROL.search(text) is not None

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.hostlist import fold, plural
+from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.job_ranks import JobRank, JobRanks
 
 MOST_TOLD = 8
@@ -92,13 +93,16 @@ def _numbers(found: dict[str, JobRanks]) -> dict[HangingJob, set[int]]:
 
 
 def _of_process(pid: int, found: dict[str, JobRanks]) -> set[HangingJob]:
-    """The jobs of a rank's own PID; else of its launcher's."""
+    """The jobs of a rank's own PID; else of its launcher's; none of a launcher that has no rank yet."""
     jobs = {_job(name, rank) for name, told in found.items() for rank in told.ranks if rank.pid == pid}
     if not jobs:
         for name, told in found.items():
             below = {child for one in told.launchers if one.pid == pid for child in one.children}
             jobs |= {_job(name, rank) for rank in told.ranks if rank.pid in below}
-    if not jobs:
+    starts = any(
+        one.pid == pid for told in found.values() if not isinstance(told.starters, Unknown) for one in told.starters
+    )
+    if not jobs and not starts:
         raise UsageError(f"--pid {pid}: no rank of a job that we may look at, and no launcher of one")
     return jobs
 

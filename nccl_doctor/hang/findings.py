@@ -11,7 +11,7 @@ from nccl_doctor.hang.folds import MOST_LINES, doing, folded, named, places, ran
 from nccl_doctor.hang.link_findings import even, stalled
 from nccl_doctor.hang.observed_rank import ObservedRank
 from nccl_doctor.hang.verdict import Judgement
-from nccl_doctor.hostlist import grouped, plural
+from nccl_doctor.hostlist import capital, grouped, plural
 from nccl_doctor.logs.words import ranks_of
 from nccl_doctor.shell import line
 
@@ -66,8 +66,9 @@ def _unknown(judged: Judgement) -> str:
 
 
 def _not_started(judged: Judgement) -> Iterator[tuple[str, Finding]]:
-    seen = judged.seen
-    return rendezvous.findings(seen.rendezvous) if seen.unmet is None else seen.unmet.finding()
+    reason = judged.seen.unmet or rendezvous.unmet(judged.seen.rendezvous)
+    if reason is not None:
+        yield reason.finding
 
 
 def _gone(judged: Judgement) -> Iterator[tuple[str, Finding]]:
@@ -88,7 +89,7 @@ def _gone(judged: Judgement) -> Iterator[tuple[str, Finding]]:
         "rank-gone",
         Finding(
             hosts=tuple(dict.fromkeys(host for one in seen.lost for host in one.hosts)),
-            message=f"{_capital('; '.join(parts[:3]))}{waits}.",
+            message=f"{capital('; '.join(parts[:3]))}{waits}.",
             evidence=(*(line for one in seen.lost for line in one.evidence), *places(seen.present)),
             facts={"ranks": [one.rank for one in seen.lost], "pids": [one.pid for one in seen.lost if one.pid]},
             fix=Fix(
@@ -126,7 +127,7 @@ def _outside(judged: Judgement) -> Iterator[tuple[str, Finding]]:
         "rank-outside-nccl",
         Finding(
             hosts=tuple(dict.fromkeys(one.host for one in culprits)),
-            message=f"{_capital(where)}{waiting}.",
+            message=f"{capital(where)}{waiting}.",
             evidence=(*(line for one in culprits[:2] for line in _stack(one)), *places(seen.waiting)),
             facts={"ranks": list(judged.culprits), "frames": [one.place.frame for one in culprits if one.place]},
             fix=Fix(summary=_advice(culprits[0])),
@@ -190,7 +191,7 @@ def _behind(judged: Judgement) -> Iterator[tuple[str, Finding]]:
         "rank-behind",
         Finding(
             hosts=tuple(dict.fromkeys(one.host for one in culprits)),
-            message=f"{_capital(named(culprits))} {words[first.rank]}{where}; the others wait for it.",
+            message=f"{capital(named(culprits))} {words[first.rank]}{where}; the others wait for it.",
             evidence=(
                 *(f"rank {rank}: {what}" for rank, what in list(words.items())[:MOST_LINES]),
                 *places(seen.present),
@@ -214,7 +215,3 @@ def _stack(one: ObservedRank) -> Iterator[str]:
         yield f"stack   rank {one.rank}: {one.no_stack}"
     if one.states and one.states[-1].kernel_stack:
         yield f"kernel  {' < '.join(one.states[-1].kernel_stack[:4])}"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

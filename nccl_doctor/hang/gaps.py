@@ -25,6 +25,9 @@ def _numbers(snapshot: HangSnapshot, seen: HangEvidence) -> Iterator[str]:
     blind = {name: job.unnumbered.reason for name, job in jobs.items() if isinstance(job.unnumbered, Unknown)}
     if blind and not seen.ranks:
         yield f"ranks without variables on {fold(blind)}: {next(iter(blind.values()))}"
+    unknown = {name: job.starters.reason for name, job in jobs.items() if isinstance(job.starters, Unknown)}
+    if unknown and not seen.ranks:
+        yield f"launchers without ranks on {fold(unknown)}: {next(iter(unknown.values()))}"
 
 
 def _hosts(snapshot: HangSnapshot, seen: HangEvidence) -> Iterator[str]:

@@ -6,11 +6,12 @@ one with another port or id, two with one ``--node_rank``: all others wait, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from nccl_doctor.finding import Finding, Fix
+from nccl_doctor.hang.folds import MOST_LINES
 from nccl_doctor.hang.observed_rank import worked
+from nccl_doctor.hang.unmet import Unmet
 from nccl_doctor.hostlist import fold, grouped, plural
 from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.hang import HangSnapshot
@@ -19,7 +20,6 @@ from nccl_doctor.snapshot.job_ranks import Starter
 STATIC, C10D = "static", "c10d"
 PORTS = {STATIC: "29500", C10D: "29400"}
 """torchrun's own where none is given (torch/distributed/run.py; c10d_rendezvous_backend.py)."""
-MOST_LINES = 8
 MOST_NODES = 1 << 16
 LAST_CALL_S = 60.0
 """Twice what torchrun waits for more nodes than the fewest it needs (dynamic_rendezvous.py)."""
@@ -152,31 +152,17 @@ def _works(first: Starter, last: Starter, interval_s: float) -> bool:
     return "D" in (first.state.state, last.state.state) or worked(first.state, last.state, interval_s)
 
 
-def findings(seen: Rendezvous) -> Iterator[tuple[str, Finding]]:
+def unmet(seen: Rendezvous) -> Unmet | None:
     """The one reason for which no rank is started, the surest first."""
     some = seen.waiting
     if not some or seen.works:
-        return
-    for reason in (_different(some), _same_number(some), _too_few(seen), _not_connected(some), _each_other(some)):
-        if reason is not None:
-            hosts, message, advice = reason
-            yield (
-                "rendezvous-waits",
-                Finding(
-                    hosts=hosts,
-                    message=message,
-                    evidence=tuple(one.line for one in some[:MOST_LINES]),
-                    facts={"pids": [one.starter.pid for one in some]},
-                    fix=Fix(summary=advice),
-                ),
-            )
-            return
+        return None
+    reason = _different(some) or _same_number(some) or _too_few(seen) or _not_connected(some) or _each_other(some)
+    lines, pids = tuple(one.line for one in some[:MOST_LINES]), tuple(one.starter.pid for one in some)
+    return replace(reason, evidence=lines, pids=pids)
 
 
-Reason = tuple[tuple[str, ...], str, str]
-
-
-def _different(some: tuple[Waiting, ...]) -> Reason | None:
+def _different(some: tuple[Waiting, ...]) -> Unmet | None:
     """Launchers that can't meet; addresses may be names of one machine and are not compared."""
     told: dict[str, Callable[[Waiting], str]] = {
         "--nnodes": lambda one: one.told("nnodes", "1"),
@@ -191,11 +177,11 @@ def _different(some: tuple[Waiting, ...]) -> Reason | None:
             words = ", ".join(f"{value} on {fold(hosts)}" for value, hosts in by_size[:4])
             odd = tuple(dict.fromkeys(host for _, hosts in by_size[1:] for host in hosts))
             advice = "End it everywhere, and start it with the same options on every node."
-            return odd, f"The nodes can't meet: {option} is {words}.", advice
+            return Unmet(odd, f"The nodes can't meet: {option} is {words}.", advice)
     return None
 
 
-def _same_number(some: tuple[Waiting, ...]) -> Reason | None:
+def _same_number(some: tuple[Waiting, ...]) -> Unmet | None:
     """Two with one number; without ``--node_rank`` every node is the first."""
     if any(one.backend != STATIC for one in some):
         return None
@@ -207,11 +193,11 @@ def _same_number(some: tuple[Waiting, ...]) -> Reason | None:
             where = tuple(dict.fromkeys(hosts))
             who = f"{fold(where)} all" if len(where) > 1 else f"{len(hosts)} launchers on {where[0]}"
             message = f"{who} have --node_rank {number}{words}."
-            return where, message, "Give every node its own --node_rank, 0 on the master."
+            return Unmet(where, message, "Give every node its own --node_rank, 0 on the master.")
     return None
 
 
-def _too_few(seen: Rendezvous) -> Reason | None:
+def _too_few(seen: Rendezvous) -> Unmet | None:
     some, nodes = seen.waiting, seen.waiting[0].nodes
     if len(some) >= nodes:
         return None
@@ -219,17 +205,14 @@ def _too_few(seen: Rendezvous) -> Reason | None:
     message = f"{program} on {where} waits for {nodes} nodes"
     if seen.absent:
         message += f"; none runs on {fold(seen.absent)}"
-    elif seen.unseen:
+    if seen.unseen:
         message += f"; {fold(seen.unseen)} could not be looked at"
-    else:
+    if not seen.absent and not seen.unseen:
         message += f", and {plural(len(some), 'node')} {'was' if len(some) == 1 else 'were'} started on the hosts here"
-    number = _missing_number(some)
-    advice = (
-        f"Start it there too{number}. If it was: its own output says why it ended."
-        if seen.absent
-        else (f"Start the others too{number}, or lower --nnodes.")
-    )
-    return seen.absent or seen.unseen or tuple(dict.fromkeys(one.host for one in some)), f"{message}.", advice
+    start = f"Start it there too{_missing_number(some)}. If it was: its own output says why it ended."
+    advice = start if seen.absent else f"Start the others too{_missing_number(some)}, or lower --nnodes."
+    hosts = seen.absent or seen.unseen or tuple(dict.fromkeys(one.host for one in some))
+    return Unmet(hosts, f"{message}.", advice)
 
 
 def _missing_number(some: tuple[Waiting, ...]) -> str:
@@ -239,7 +222,7 @@ def _missing_number(some: tuple[Waiting, ...]) -> str:
     return f", with --node_rank {next(iter(missing))}" if len(missing) == 1 else ""
 
 
-def _not_connected(some: tuple[Waiting, ...]) -> Reason | None:
+def _not_connected(some: tuple[Waiting, ...]) -> Unmet | None:
     away = [one for one in some if not one.connected]
     # other stores, as etcd, are spoken to now and then
     if not away or len(away) == len(some) or any(one.backend not in PORTS for one in some):
@@ -247,11 +230,11 @@ def _not_connected(some: tuple[Waiting, ...]) -> Reason | None:
     hosts = tuple(dict.fromkeys(one.host for one in away))
     address, port = away[0].place
     message = f"{fold(hosts)} {'does' if len(hosts) == 1 else 'do'} not reach the nodes' store at {address}:{port}."
-    return hosts, message, f"`nccl-doctor check` with --master-port {port} names what is in the way."
+    return Unmet(hosts, message, f"`nccl-doctor check` with --master-port {port} names what is in the way.")
 
 
-def _each_other(some: tuple[Waiting, ...]) -> Reason:
+def _each_other(some: tuple[Waiting, ...]) -> Unmet:
     hosts = tuple(dict.fromkeys(one.host for one in some))
     address, port = some[0].place
     message = f"{some[0].program} on {fold(hosts)} waits for the other nodes at {address}:{port}."
-    return hosts, message, f"`nccl-doctor check` with --master-port {port} tells whether they reach each other."
+    return Unmet(hosts, message, f"`nccl-doctor check` with --master-port {port} tells whether they reach each other.")

@@ -2,42 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nccl_doctor.finding import Finding, Fix
 from nccl_doctor.hang import lost
+from nccl_doctor.hang.folds import MOST_LINES
 from nccl_doctor.hang.observed_rank import ObservedRank
-from nccl_doctor.hostlist import fold, grouped
+from nccl_doctor.hostlist import capital, fold, grouped
 from nccl_doctor.logs.words import ranks_of
 from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.hang import HangSnapshot
 from nccl_doctor.snapshot.job_ranks import JobRank
 
-MOST_LINES = 8
-
 
 @dataclass(frozen=True)
 class Unmet:
-    """Why ranks wait for each other in vain: which ones it is about, where these are, in words, and what to do."""
+    """Why ranks, or launchers without any, wait for each other in vain: where it is, in words, and what to do.
 
-    ranks: tuple[int, ...]
+    Attributes:
+        ranks: those that it is about; none where no rank is started.
+        pids: of the launchers that wait.
+    """
+
     hosts: tuple[str, ...]
     message: str
     advice: str
     evidence: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    pids: tuple[int, ...] = ()
 
-    def finding(self) -> Iterator[tuple[str, Finding]]:
-        """As a finding."""
-        yield (
-            "rendezvous-waits",
-            Finding(
-                hosts=self.hosts,
-                message=self.message,
-                evidence=self.evidence,
-                facts={"ranks": list(self.ranks)},
-                fix=Fix(summary=self.advice),
-            ),
+    @property
+    def finding(self) -> tuple[str, Finding]:
+        """As a finding, by its diagnosis's name."""
+        facts = {"ranks": list(self.ranks)} if self.ranks else {"pids": list(self.pids)}
+        fix = Fix(summary=self.advice)
+        return "rendezvous-waits", Finding(
+            hosts=self.hosts, message=self.message, evidence=self.evidence, facts=facts, fix=fix
         )
 
 
@@ -63,7 +63,7 @@ def _elsewhere(snapshot: HangSnapshot, ranks: dict[int, ObservedRank], missing: 
     return Unmet(
         ranks=numbers,
         hosts=hosts,
-        message=f"{_capital(ranks_of(list(numbers)))} on {fold(hosts)} {verb} started with {words}.",
+        message=f"{capital(ranks_of(list(numbers)))} on {fold(hosts)} {verb} started with {words}.",
         advice="End the job everywhere, and start it with the same values on every host.",
         evidence=tuple(_line(name, stray) for name, stray in some[:MOST_LINES]),
     )
@@ -114,7 +114,7 @@ def _without_store(ranks: dict[int, ObservedRank]) -> Unmet | None:
         subject, hosts = f"None but those on {fold(home)} reach", tuple(home)
     else:
         numbers = ranks_of([one.rank for one in away])
-        subject = f"{_capital(numbers)} on {fold(hosts)} {'does' if len(away) == 1 else 'do'} not reach"
+        subject = f"{capital(numbers)} on {fold(hosts)} {'does' if len(away) == 1 else 'do'} not reach"
     return Unmet(
         ranks=tuple(one.rank for one in away),
         hosts=hosts,
@@ -140,7 +140,3 @@ def _reaches_store(one: ObservedRank) -> bool | None:
 def _line(host: str, rank: JobRank) -> str:
     where = f"{rank.master_addr}:{rank.master_port}"
     return f"{host}: rank {rank.rank} of {rank.world_size} (pid {rank.pid}), master {where}"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

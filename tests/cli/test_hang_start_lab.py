@@ -36,6 +36,8 @@ def test_a_node_is_missing_and_then_does_not_reach_the_others(fresh_lab: Lab) ->
     for number in (0, 1):
         start(fresh_lab, number)
     assert waited(fresh_lab) == (1, "torchrun on node[1-2] waits for 3 nodes; none runs on node3.", ["node3"])
+    (waits,) = [pid for pid, line in fresh_lab.hosts[1].processes() if "torch.distributed.run" in line]
+    assert hang(fresh_lab, "--pid", str(waits))[1]["verdict"] == "not-started"
     fresh_lab.hosts[2].run(["nft", "-f", "-"], input=DROP)
     start(fresh_lab, 2)
     address = fresh_lab.hosts[0].address

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nccl_doctor.collect.hang_jobs import choose
 from nccl_doctor.collect.hang_stores import with_counted
 from nccl_doctor.errors import UsageError
-from nccl_doctor.snapshot.job_ranks import JobRank, JobRanks, StoreClient
+from nccl_doctor.snapshot.job_ranks import JobRank, JobRanks, Starter, StoreClient
 from tests.hang.made_up import PORT, Job
 
 STORE = ("10.0.0.1", 29500)
@@ -73,6 +73,13 @@ def test_a_whole_job_of_its_own_is_none_of_them() -> None:
 def elsewhere(host: JobRanks, *, first: int = 6, **change: Any) -> JobRanks:
     some = (rank.model_copy(update={**change, "rank": first + at}) for at, rank in enumerate(host.ranks))
     return host.model_copy(update={"ranks": tuple(some)})
+
+
+def test_a_launcher_that_waits_names_no_job_with_ranks() -> None:
+    found = answers()
+    starter = Starter(pid=77, state=None, program="torchrun", age_s=1, asked={}, dials=())
+    found["node2"] = found["node2"].model_copy(update={"starters": (starter,)})
+    assert not any(choose(found, port=PORT, pid=77).ranks.values())
 
 
 def test_hosts_with_the_same_numbers_were_started_so_and_do_not_lie() -> None:

@@ -72,9 +72,9 @@ class Start:
 
     @property
     def finding(self) -> Finding:
-        ((name, finding),) = rendezvous.findings(rendezvous.see(self.snapshot))
-        assert name == "rendezvous-waits"
-        return finding
+        reason = rendezvous.unmet(rendezvous.see(self.snapshot))
+        assert reason is not None
+        return reason.finding[1]
 
 
 def test_a_node_that_was_not_started() -> None:
@@ -91,6 +91,19 @@ def test_a_node_that_could_not_be_looked_at_may_have_been_started() -> None:
     told = start.report
     assert "node4 could not be looked at" in told.message
     assert not told.complete
+
+
+def test_one_host_without_and_one_that_could_not_be_looked_at() -> None:
+    start = Start(2)
+    start.unreached = {3}
+    assert start.finding.message.endswith("; none runs on node3; node4 could not be looked at.")
+
+
+def test_launchers_that_could_not_be_seen_are_said() -> None:
+    told = Start(0).snapshot.model_dump(mode="json", by_alias=True)
+    told["hosts"][1]["job"]["starters"] = {"$unknown": "no sock_diag", "traceback": None}
+    found = report(HangSnapshot.model_validate(told))
+    assert (found.verdict, found.not_seen[0]) == ("unknown", "launchers without ranks on node2: no sock_diag")
 
 
 def test_more_nodes_than_there_are_hosts() -> None:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from nccl_doctor.checks.allreduce import isolated
 from nccl_doctor.checks.allreduce.culprits import MISSING, OWN_FAULT, Culprits, culprits, last_words, stages
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.hostlist import fold
+from nccl_doctor.hostlist import capital, fold
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Smoke
 
@@ -82,6 +82,6 @@ def _message(smoke: Smoke, found: Culprits) -> str:
     if first.error:
         alike = len({rank.error for rank in found.ranks}) == 1
         who = found.named if alike else f"rank {first.rank} on {first.host}"
-        return f"{who[:1].upper()}{who[1:]} failed: {first.error.splitlines()[0]}"
+        return f"{capital(who)} failed: {first.error.splitlines()[0]}"
     status = "" if first.exit_code is None else f" with status {first.exit_code}"
     return f"Rank {first.rank} on {first.host} ended{status} without a word; before that it {MISSING[first.stage]}."

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nccl_doctor.hostlist import capital
 from nccl_doctor.logs.marks import RAS_LINE, RECORDED
 from nccl_doctor.logs.rule import WEB, Grade, LogSigns, clue, generic, symptom
 from nccl_doctor.logs.wordings import failed_connects
@@ -32,7 +33,7 @@ def advice(case: Case) -> Advice:
     """Which rank is gone, and where its last words may be."""
     if case.first.wording in (RAS_LINE, RECORDED):
         return advise(
-            f"{case.first.message[:1].upper()}{case.first.message[1:]}.",
+            f"{capital(case.first.message)}.",
             "Look on that host whether the process is still there (ps, dmesg, the scheduler's record), whether it is "
             "stopped or stuck, and whether the host is reached:",
             case.check(),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from weakref import WeakKeyDictionary
 
+from nccl_doctor.checks.failed_pairs import failed_where
 from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.hostlist import quoted
 from nccl_doctor.inet import is_loopback
@@ -154,10 +155,17 @@ def finding(view: View, caught: list[OwnName], message: str) -> Finding:
             f"{own.host}: {quoted(own.name)}: {', '.join(own.resolution.addresses) or own.resolution.error}"
             for own in caught
         ),
-        facts={own.host: list(own.resolution.addresses) for own in caught},
+        facts={**{own.host: list(own.resolution.addresses) for own in caught}, "failed": _failed(view, caught)},
         fix=setting(summary, VARIABLE, names) if len(names) == len(caught) else Fix(summary=summary),
         severity=_severity(view, caught),
     )
+
+
+def _failed(view: View, caught: list[OwnName]) -> list[dict[str, str]]:
+    """The pairs that failed by what they make of their own names: others are dialled by what these make of them."""
+    by_name = {(own.host, own.name) for own in caught}
+    by_gloo = {(own.host, own.gloo) for own in caught if view.nccl.addresses.get(own.host) != own.gloo}
+    return failed_where(view, lambda dial: (dial.src, dial.address) in by_name or (dial.dst, dial.address) in by_gloo)
 
 
 def _severity(view: View, caught: list[OwnName]) -> Severity | None:

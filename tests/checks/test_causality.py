@@ -21,6 +21,11 @@ EDGES = [(check, effect) for check in all_checks() if check.function for effect 
 LIVE = {check.name for check in all_checks() if check.function}
 _DIAL = {"src": "node3", "dst": "node1", "address": "node1", "port": 29500, "outcome": "timed-out"}
 _ELSEWHERE = {"node1": {"addresses": ["10.0.0.77"]}}
+_NAMELESS: dict[str, Any] = {
+    "cluster": {"master_addr": "node1"},
+    "hosts": {"node3": {"facts": {"resolution": {"node1": {"addresses": [], "error": "Name or service not known"}}}}},
+    "mesh": {"failed": [{**_DIAL, "outcome": "failed", "error": "EAI_NONAME"}]},
+}
 
 
 def _nft(*rules: list[dict[str, Any]]) -> str:
@@ -62,6 +67,7 @@ BY_HAND: dict[tuple[str, str], dict[str, Any]] = {
         "cluster": {"master_addr": "node1"},
         "hosts": {"node1": {"facts": {"resolution": _ELSEWHERE}}},
     },
+    ("hostname-unresolvable", "port-unreachable"): _NAMELESS,
     ("master-addr-loopback", "port-unreachable"): {
         "cluster": {"master_addr": "127.0.0.1"},
         "mesh": {"failed": [{**_DIAL, "address": "127.0.0.1"}]},
@@ -131,6 +137,39 @@ def test_a_wrong_master_address_explains_the_dials_to_it_and_no_others(cause: st
     for failed, follows in (([to_it], True), ([to_it, other], False), ([back], False)):
         document = overlaid(overlaid(healthy(), patch), {"mesh": {"failed": failed}})
         assert _folds(Snapshot.model_validate(document), cause, "port-unreachable") is follows
+
+
+def test_a_name_that_does_not_resolve_explains_no_timeout_between_the_same_two() -> None:
+    by_name, other = _NAMELESS["mesh"]["failed"][0], _lost("node3", "node1")
+    for failed, follows in (([by_name], True), ([by_name, other], False)):
+        document = overlaid(overlaid(healthy(), _NAMELESS), {"mesh": {"failed": failed}})
+        assert _folds(Snapshot.model_validate(document), "hostname-unresolvable", "port-unreachable") is follows
+
+
+def test_a_dial_that_a_firewall_explains_leaves_the_others_to_the_wrong_name() -> None:
+    wrong = BY_HAND["hostname-mismatch", "port-unreachable"]
+    dropped = _one_port_dropped_and_another_lost(_MASTER_PORT)
+    dropped["mesh"]["failed"] = [{**_DIAL, "port": 40001}, *dropped["mesh"]["failed"][:2]]
+    document = overlaid(overlaid(healthy(), wrong), dropped)
+    assert _folds(Snapshot.model_validate(document), "hostname-mismatch", "port-unreachable")
+
+
+@pytest.mark.parametrize("cause", ["hostname-unresolvable", "hostname-mismatch"])
+def test_a_host_s_own_name_explains_no_dial_of_nccl_s(cause: str) -> None:
+    name = {"addresses": ["10.0.0.77"]} if cause == "hostname-mismatch" else {"addresses": [], "error": "no such name"}
+    own = {"hosts": {"node2": {"facts": {"identity": {"hostname": "worker"}, "resolution": {"worker": name}}}}}
+    failed = [_lost("node1", "node2"), _lost("node2", "node1")]
+    document = overlaid(overlaid(healthy(), own), {"mesh": {"failed": failed}})
+    report = judge(Snapshot.model_validate(document), "check", lambda one: one.name in (cause, "port-unreachable"))
+    assert {(one.name, one.explains) for one in report.diagnoses} == {(cause, ()), ("port-unreachable", ())}
+
+
+@pytest.mark.parametrize(("outcome", "follows"), [("timed-out", True), ("no-route", True), ("refused", False)])
+def test_a_full_neighbour_table_refuses_no_dial(outcome: str, follows: bool) -> None:
+    (full,) = _fires("neighbour-table-small")
+    failed = [{**_lost("node1", "node2"), "outcome": outcome}]
+    document = overlaid(overlaid(healthy(), full), {"mesh": {"failed": failed}})
+    assert _folds(Snapshot.model_validate(document), "neighbour-table-small", "port-unreachable") is follows
 
 
 def test_ports_that_may_run_out_have_stopped_no_dial() -> None:

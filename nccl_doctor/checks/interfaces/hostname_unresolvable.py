@@ -19,6 +19,7 @@ from ipaddress import IPv4Address
 
 from nccl_doctor import confirmed
 from nccl_doctor.checks.evidence_lines import folded
+from nccl_doctor.checks.failed_pairs import failed_where
 from nccl_doctor.checks.interfaces._services import why
 from nccl_doctor.checks.own_names import CHANCE, finding, is_without_gpus, own_names
 from nccl_doctor.commands import on
@@ -27,7 +28,7 @@ from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.inet import Address, numeric
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.shell import Line, line
-from nccl_doctor.snapshot import HostFacts, Mesh, Names, Snapshot, deviations, known
+from nccl_doctor.snapshot import HostFacts, Names, Snapshot, deviations, known
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
 
@@ -83,7 +84,7 @@ def _finding(view: View, hosts: tuple[str, ...], names: list[str], *, is_fatal: 
         message=f"The name{s} {quoted(fold(names))} {'does' if one else 'do'} not resolve on {fold(hosts)}{whose}"
         f"{'' if unserved is None else f': {unserved[0]}'}.",
         evidence=_evidence(view, hosts, names),
-        facts={"names": names, "failed": _dials(view.snapshot.mesh, hosts, names)},
+        facts={"names": names, "failed": _failed(view, hosts, names)},
         fix=unserved[1]
         if unserved is not None
         else Fix(
@@ -103,13 +104,9 @@ def _evidence(view: View, hosts: tuple[str, ...], names: list[str]) -> tuple[str
     return folded((host, f"{quoted(name)}: {answer.error}") for host, name, answer in said if answer is not None)
 
 
-def _dials(mesh: object, hosts: tuple[str, ...], names: list[str]) -> list[dict[str, str]]:
+def _failed(view: View, hosts: tuple[str, ...], names: list[str]) -> list[dict[str, str]]:
     """The pairs that failed because the name did: no fault of the host that was meant."""
-    failed = mesh.failed if isinstance(mesh, Mesh) else ()
-    pairs = {
-        (one.src, one.dst) for one in failed if one.outcome == "failed" and one.src in hosts and one.address in names
-    }
-    return [{"src": src, "dst": dst} for src, dst in sorted(pairs)]
+    return failed_where(view, lambda dial: dial.outcome == "failed" and dial.src in hosts and dial.address in names)
 
 
 def _line(snapshot: Snapshot, names: list[str], host: str) -> Line | None:

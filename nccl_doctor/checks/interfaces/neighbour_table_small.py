@@ -18,6 +18,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Iterator
 
+from nccl_doctor.checks.failed_pairs import failed_where
 from nccl_doctor.commands import on
 from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.inet import Network, address_of
@@ -60,7 +61,7 @@ def neighbour_table_small(view: View) -> Iterator[Finding | Unjudged]:
             hosts=tuple(hosts),
             message=f"{peers} hosts of the cluster share its net, and its kernel keeps only {limit} addresses.",
             evidence=(f"{LIMIT} is {limit}",),
-            facts={"limit": limit, "peers": peers},
+            facts={"limit": limit, "peers": peers, "failed": _failed(view, hosts)},
             fix=Fix(
                 summary="Raise the limits (for good: the same settings in /etc/sysctl.d/):",
                 risk="safe",
@@ -68,6 +69,16 @@ def neighbour_table_small(view: View) -> Iterator[Finding | Unjudged]:
                 commands=tuple(one for name in hosts for one in on(name, raising)),
             ),
         )
+
+
+def _failed(view: View, hosts: list[str]) -> list[dict[str, str]]:
+    """The pairs that it may be: a full table drops the packet, or on the other host the answer to who has the address.
+
+    That one shows as "no route to host" (arp_process in the kernel's net/ipv4/arp.c).
+    """
+    return failed_where(
+        view, lambda dial: dial.outcome in ("timed-out", "no-route") and not {dial.src, dial.dst}.isdisjoint(hosts)
+    )
 
 
 _Cache = dict[tuple[frozenset[Network], int, bool], frozenset[str]]

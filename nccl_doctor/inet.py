@@ -49,3 +49,8 @@ def network_of(text: str) -> Network:
 def prefix_length(netmask: str) -> int:
     """24 for "255.255.255.0", 64 for "ffff:ffff:ffff:ffff::"."""
     return int(address_of(netmask)).bit_count()
+
+
+def endpoint(address: str, port: int) -> str:
+    """``host:port``; an IPv6 address in brackets."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -13,7 +13,7 @@ from nccl_doctor import shell
 from nccl_doctor.commands import on
 from nccl_doctor.errors import UsageError
 from nccl_doctor.finding import Command
-from nccl_doctor.inet import is_loopback
+from nccl_doctor.inet import endpoint, is_loopback
 from nccl_doctor.inventory.plan import LaunchPlan, Start
 from nccl_doctor.nccl.recorder import release
 from nccl_doctor.shell import Line
@@ -52,11 +52,6 @@ def commands(job: LaunchPlan, launcher: str, *, use_env: bool = False) -> tuple[
 def default_launcher(torch: str | None) -> str:
     """torchrun, or torch.distributed.launch for a torch that has no torchrun yet."""
     return "launch" if torch is not None and release(torch) < NO_TORCHRUN else "torchrun"
-
-
-def endpoint(address: str, port: int) -> str:
-    """``host:port``; an IPv6 address in brackets."""
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def _torchrun(job: LaunchPlan, start: Start) -> Line:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from nccl_doctor.hostlist import plural
+from nccl_doctor.inet import endpoint
 from nccl_doctor.port_model import Holder, HolderJob, PortReport, Socket, age_words
 from nccl_doctor.report.cells import WIDTH, cells, cut, labelled, wrap
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean
-from nccl_doctor.report.ways_out import command, endpoint, sockets_of, ways_out
+from nccl_doctor.report.ways_out import command, sockets_of, ways_out
 from nccl_doctor.shell import line, script
 
 _OWNER = 36
@@ -132,7 +133,8 @@ def _notes(report: PortReport) -> Iterator[str]:
 
 
 def _socket(sock: Socket) -> str:
-    remote = f" to {endpoint(sock.remote_address, sock.remote_port)}" if sock.remote_port else ""
+    peer = sock.remote_address and sock.remote_port and endpoint(sock.remote_address, sock.remote_port)
+    remote = f" to {peer}" if peer else ""
     state = _STATES.get(sock.state, sock.state)
     return f"{endpoint(sock.local_address, sock.local_port)}{remote}, {state}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nccl_doctor.inet import endpoint
 from nccl_doctor.port_model import HolderJob, PortReport
 from nccl_doctor.report.cells import wrap
 from nccl_doctor.report.safe import pasteable
@@ -72,8 +73,3 @@ def command(made: Line | None) -> str:
     """A line as it is shown, or why it can't be pasted."""
     text = "" if made is None else made.text
     return text if pasteable(text) else "(a name in it holds characters that a terminal hides or obeys)"
-
-
-def endpoint(address: str | None, port: int | None) -> str:
-    """``host:port``; an IPv6 address in brackets."""
-    return f"[{address}]:{port}" if address and ":" in address else f"{address}:{port}"

@@ -16,7 +16,7 @@ from nccl_doctor.cli.host_options import HostOptions, ReachOptions
 from nccl_doctor.cli.output import Out
 from nccl_doctor.cli.progress import progress
 from nccl_doctor.cli.report_options import KeepOptions, SelectOptions
-from nccl_doctor.cli.selection import Codes, among, selection
+from nccl_doctor.cli.selection import Codes, among, refuse_nothing_to_judge, selection
 from nccl_doctor.cli.snapshots import keep, read_snapshot, snapshot_of_log, write_hosts
 from nccl_doctor.collect import facts, mesh
 from nccl_doctor.collect.mesh_plan import MeshSize
@@ -31,7 +31,7 @@ from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.model import Report
 from nccl_doctor.registry import all_checks
 from nccl_doctor.rows import decided
-from nccl_doctor.snapshot import Snapshot
+from nccl_doctor.snapshot import Skipped, Snapshot
 from nccl_doctor.transport.register import make_transport
 
 LEAST_TOTAL_S = 300.0
@@ -64,8 +64,8 @@ class Request:
 def check_cluster(request: Request, out: Out) -> int:
     """Looks, judges, reports; returns the exit code."""
     selected = selection(request.chosen.only or (), request.chosen.skip or ())
-    _refuse_nothing_to_judge(request, selected)
     kept = _kept(request)
+    refuse_nothing_to_judge(selected, _left_out(request, kept))
     if kept is not None:
         snapshot = kept
         report = judge(snapshot, out.command, among(selected))
@@ -103,22 +103,17 @@ def refuse_other_hosts(which: HostOptions, said: Overrides, option: str) -> None
         raise UsageError(f"{option} judges the hosts and settings of its snapshot; leave out what says others")
 
 
-def _refuse_nothing_to_judge(request: Request, selected: Codes) -> None:
-    """Nothing found by nobody would look like a clean bill.
-
-    Raises:
-        UsageError: no check that looks at hosts is selected, or all of them need what is left out.
-    """
-    if selected is None:
-        return
-    some = [check for check in all_checks() if check.function and check.code in selected]
-    if not some:
-        raise UsageError("--only and --skip leave no check of hosts; what only logs show is for nccl-doctor logs")
-    if request.load_from is None and request.from_logs is None:
-        if not request.smoke and all("smoke" in check.needs for check in some):
-            raise UsageError("all that --only selects needs the all-reduce, which --no-smoke leaves out")
-        if request.mesh == "none" and all("mesh" in check.needs for check in some):
-            raise UsageError("all that --only selects needs the dials, which --mesh none leaves out")
+def _left_out(request: Request, kept: Snapshot | None) -> dict[str, str]:
+    """The phases that nobody wanted, and who said so."""
+    if kept is None:
+        said = {"smoke": not request.smoke and "--no-smoke", "mesh": request.mesh == "none" and "--mesh none"}
+        return {phase: f"which {option} leaves out" for phase, option in said.items() if option}
+    seen = {"smoke": kept.smoke, "mesh": kept.mesh}
+    return {
+        phase: f"which the snapshot lacks: {value.reason}"
+        for phase, value in seen.items()
+        if isinstance(value, Skipped) and not value.hindered
+    }
 
 
 def look(request: Request, selected: Codes, out: Out) -> Snapshot:

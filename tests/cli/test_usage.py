@@ -171,9 +171,15 @@ def test_a_selection_of_nothing_finds_nothing_and_is_refused(tmp_path: Path, wor
         (["--only", "allreduce", "--no-smoke"], "needs the all-reduce, which --no-smoke leaves out"),
         (["--only", "allreduce-slow", "--no-smoke"], "needs the all-reduce"),
         (["--only", "port-unreachable", "--mesh", "none"], "needs the dials, which --mesh none leaves out"),
+        (
+            ["--only", "allreduce", "--only", "port-unreachable", "--no-smoke", "--mesh", "none"],
+            "needs the all-reduce, which --no-smoke leaves out, or the dials, which --mesh none leaves out",
+        ),
+        (["--from", "seen.json", "--only", "allreduce"], "which the snapshot lacks: not asked for (--no-smoke)"),
     ],
 )
 def test_what_is_selected_and_left_out_finds_nothing_either(tmp_path: Path, words: list[str], why: str) -> None:
+    saved(tmp_path, {"smoke": {"$skipped": "not asked for (--no-smoke)"}})
     assert_one_sentence(run("check", *words, cwd=tmp_path), why)
 
 

@@ -164,6 +164,19 @@ def test_a_host_s_own_name_explains_no_dial_of_nccl_s(cause: str) -> None:
     assert {(one.name, one.explains) for one in report.diagnoses} == {(cause, ()), ("port-unreachable", ())}
 
 
+def test_a_host_s_own_name_explains_the_dials_to_what_it_gives_gloo() -> None:
+    """All have that address, as each docker0 has: the others end at themselves."""
+    name = {"identity": {"hostname": "worker"}, "resolution": {"worker": {"addresses": ["9.0.0.1"]}}}
+    failed = [{**_lost("node1", "node2", "9.0.0.1"), "outcome": "stranger"}]
+    rails = {"node2": {"9.0.0.1": {"interface": "docker0", "users": ["gloo"]}}}
+    own = {"hosts": {"node2": {"facts": name}}, "mesh": {"failed": failed, "rails": rails}}
+    document = overlaid(healthy(), own)
+    for host in document["hosts"]:
+        (*_, usual) = host["facts"]["interfaces"]["addresses"]
+        host["facts"]["interfaces"]["addresses"].append({**usual, "interface": "docker0", "address": "9.0.0.1"})
+    assert _folds(Snapshot.model_validate(document), "hostname-mismatch", "port-unreachable")
+
+
 @pytest.mark.parametrize(("outcome", "follows"), [("timed-out", True), ("no-route", True), ("refused", False)])
 def test_a_full_neighbour_table_refuses_no_dial(outcome: str, follows: bool) -> None:
     (full,) = _fires("neighbour-table-small")

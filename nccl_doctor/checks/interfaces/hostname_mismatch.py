@@ -85,8 +85,8 @@ def _reached(view: View, host: str, name: str) -> bool:
     master = cluster.nodes[0].name
     if not isinstance(mesh, Mesh) or name != cluster.master_addr or host == master:
         return False
-    dialled = host in mesh.ports and cluster.master_port in mesh.ports.get(master, ())
-    return dialled and all(dial.address != name for dial in mesh.failures.get((host, master), ()))
+    met = host in mesh.answered.get(master, {}).get(name, ()) and cluster.master_port in mesh.ports.get(master, ())
+    return met and all(dial.address != name for dial in mesh.failures.get((host, master), ()))
 
 
 def _real(told: ResolverAnswer | None) -> tuple[str, ...]:

@@ -93,7 +93,7 @@ def unwritten(error: OSError) -> str:
 
 def obeys(environ: Mapping[str, str]) -> bool:
     """Whether the terminal takes escapes: not an editor's or a serial line's."""
-    return environ.get("TERM", "dumb") not in ("", "dumb")
+    return environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
 
 
 def exit_code(report: Report, fail_on: FailOn) -> int:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from nccl_doctor.cli.output import obeys
 from nccl_doctor.hostlist import plural
 from nccl_doctor.report.progress import Wait
 from nccl_doctor.report.safe import clean
@@ -158,4 +159,4 @@ def progress(*, quiet: bool, decided: Decided | None = None) -> Silent:
     """The one that fits where stderr goes."""
     if quiet:
         return Silent()
-    return Checklist(decided) if sys.stderr.isatty() else Lines()
+    return Checklist(decided) if sys.stderr.isatty() and obeys(os.environ) else Lines()

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import pyte
 import pytest
 
-from nccl_doctor.cli.progress import Lines
+from nccl_doctor.cli.progress import Checklist, Lines, progress
 from tests.patience import LONG_S
 
 RUN = """
@@ -142,3 +142,14 @@ def test_a_log_gets_a_line_a_phase_and_one_now_and_then(
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "asking  2 hosts"
     assert said[1].startswith("asking  1 of 2 hosts, waiting for node2, ")
+
+
+@pytest.mark.parametrize(("terminal", "kind"), [("xterm", Checklist), ("dumb", Lines), ("unknown", Lines), ("", Lines)])
+def test_a_terminal_that_redraws_nothing_gets_lines(
+    monkeypatch: pytest.MonkeyPatch, terminal: str, kind: type[Lines]
+) -> None:
+    monkeypatch.setenv("TERM", terminal)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    lines = progress(quiet=False)
+    lines.close()
+    assert type(lines) is kind

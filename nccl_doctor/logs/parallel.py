@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -16,10 +17,12 @@ from pathlib import Path
 
 from nccl_doctor.logs import unwrap
 from nccl_doctor.logs.diagnose import is_one_record
+from nccl_doctor.logs.event import Event
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.reader import TAIL, Reader
 from nccl_doctor.logs.reading import BLOCK, compressed
-from nccl_doctor.logs.source import KEPT, Reading
+from nccl_doctor.logs.rule import Grade
+from nccl_doctor.logs.source import KEPT, LAST, Reading
 from nccl_doctor.logs.text import wide
 
 LONG = 32 << 20
@@ -75,7 +78,14 @@ def _parts(path: Path) -> list[Part]:
 
 
 def _read(part: Part) -> Reading | None:
-    """Reads one part, in a process of its own."""
+    """Reads one part, in a process of its own; None where the caller must, or is to tell why it can't be read."""
+    try:
+        return _read_part(part)
+    except OSError:
+        return None
+
+
+def _read_part(part: Part) -> Reading | None:
     with part.path.open("rb", buffering=0) as file:
         head = file.read(_HEAD)
         if compressed(head) or wide(head) or is_one_record(head) or unwrap.width(head):
@@ -120,10 +130,25 @@ def _merged(pieces: list[Reading]) -> Reading:
         whole.well = piece.well + whole.lines if piece.well else whole.well
         whole.row = piece.row + whole.lines if piece.row else whole.row
         whole.torn |= {rank: line + whole.lines for rank, line in piece.torn.items()}
-        whole.summary += piece.summary[: KEPT - len(whole.summary)]
+        whole.take_summary(piece)
         whole.lines += piece.lines
         whole.bytes += piece.bytes
         whole.tail = (whole.tail + piece.tail)[-TAIL:]
         whole.facts.merge(piece.facts)
         order += max((event.order for event in piece.events), default=0)
+    whole.events = _kept(whole)
+    whole.tracebacks = whole.tracebacks[:KEPT]
     return whole
+
+
+def _kept(whole: Reading) -> list[Event]:
+    """As many events of each diagnosis and grade as one reader keeps: the first ones, and some at the end."""
+    end = whole.lines - whole.tail.count(b"\n")
+    kept: list[Event] = []
+    counts: Counter[tuple[str, Grade]] = Counter()
+    for event in whole.events:
+        most = KEPT + LAST if event.line > end else KEPT
+        if counts[event.name, event.grade] < most:
+            counts[event.name, event.grade] += 1
+            kept.append(event)
+    return kept

@@ -15,7 +15,7 @@ from nccl_doctor.logs.prefix import Prefix, peel, records, without_bars
 from nccl_doctor.logs.register import rules
 from nccl_doctor.logs.rule import Grade, LogRule
 from nccl_doctor.logs.scan import QUOTA, Line, Scanner, Table, table
-from nccl_doctor.logs.source import KEPT, Reading
+from nccl_doctor.logs.source import KEPT, LAST, Reading
 from nccl_doctor.logs.text import QUOTED, decode, quote
 from nccl_doctor.nccl.messages import meaning
 
@@ -64,7 +64,7 @@ class Reader:
         judged = {(event.line, event.wording) for event in self.reading.events}
         end = self.reading.tail[self.reading.tail.find(b"\n") + 1 :]
         before = self.reading.lines - end.count(b"\n")
-        scanner, self._most = Scanner(_table()), KEPT + KEPT // 8
+        scanner, self._most = Scanner(_table()), KEPT + LAST
         self._asked = 0
         lines = [
             replace(line, number=line.number + before) for part in (scanner.feed(end), scanner.close()) for line in part

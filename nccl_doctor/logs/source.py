@@ -16,6 +16,9 @@ from nccl_doctor.logs.text import number
 KEPT = 512
 """Events of one diagnosis and grade that are kept of one source; further ones are counted."""
 
+LAST = KEPT // 8
+"""So many more of them are kept at the end of a source."""
+
 _Bytes = bytes
 """The type, where a field has its name."""
 
@@ -93,3 +96,12 @@ class Reading:
         if stated["pid"]:
             self.summary.append(Failed(of, told["pid"], int(told["code"]), number(told.get("rank")), told.get("host")))
             del self._telling[of]
+
+    def take_summary(self, later: Reading) -> None:
+        """Takes over the summaries of the part that follows, with one that the border between the parts cuts."""
+        for one in later.summary[: KEPT - len(self.summary)]:
+            told = self._telling.pop(one.label, {})
+            rank = number(told.get("rank")) if one.rank is None else one.rank
+            self.summary.append(one._replace(rank=rank, host=one.host or told.get("host")))
+        for of, told in later._telling.items():
+            self._telling.setdefault(of, {}).update(told)

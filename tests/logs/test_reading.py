@@ -16,7 +16,9 @@ from nccl_doctor.errors import UsageError
 from nccl_doctor.logs import flight, parallel, reading, unwrap
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.diagnose import Investigation, LogSource, LogVerdict, diagnose
+from nccl_doctor.logs.rule import Grade
 from nccl_doctor.logs.run import LogsRun
+from nccl_doctor.logs.source import KEPT, LAST
 from tests.each import each
 
 NOISE = "[rank{0}]: step {1} loss 0.5\n"
@@ -177,6 +179,36 @@ def test_a_line_that_fills_a_part_leaves_the_next_line_to_the_next_part(tmp_path
     found = [reading for part in parts if (reading := parallel._read(part)) is not None]
     assert [len(reading.events) for reading in found] == [0, 0, 1]
     assert sum(reading.bytes for reading in found) == path.stat().st_size
+
+
+def test_a_summary_that_a_border_of_parts_cuts_is_read_whole(tmp_path: Path) -> None:
+    path, block = tmp_path / "run.log", PLACES[-1]
+    path.write_text(block)
+    for cut in range(1, len(block)):
+        parts = [parallel.Part(path, 0, cut), parallel.Part(path, cut, len(block))]
+        whole = parallel._merged([reading for part in parts if (reading := parallel._read(part)) is not None])
+        assert [(one.pid, one.code, one.rank, one.host) for one in whole.summary] == [("4242", -9, 3, "gpu07")]
+
+
+def test_parts_keep_no_more_than_one_reader_does_and_the_last_words(tmp_path: Path) -> None:
+    path, raised = tmp_path / "run.log", "Traceback (most recent call last):\nValueError: {}\n"
+    path.write_text("".join(raised.format("bad " * (n % 7)) for n in range(2000)))
+    size = path.stat().st_size
+    parts = [parallel.Part(path, at, min(at + 9000, size)) for at in range(0, size, 9000)]
+    whole = parallel._merged([reading for part in parts if (reading := parallel._read(part)) is not None])
+    assert [event.line for event in whole.events][:KEPT] == [2 * n for n in range(1, KEPT + 1)]
+    assert KEPT < len(whole.events) <= KEPT + LAST
+    assert (len(whole.tracebacks), whole.counts["script-failed", Grade.HINT]) == (KEPT, 2000)
+
+
+def test_what_can_not_be_read_beside_long_logs_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run.log").write_bytes(log(100, 3))
+    monkeypatch.setattr(parallel, "LONG", 1)
+    monkeypatch.setattr(parallel, "processes", lambda: 2)
+    session = LogsRun((str(tmp_path), "/proc/self/mem"))
+    session.begin()
+    with pytest.raises(UsageError, match="can't be read"):
+        session.read()
 
 
 def test_wrapped_lines_are_joined_and_keep_their_numbers() -> None:

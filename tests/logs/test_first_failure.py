@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
+from nccl_doctor.logs import first_failure
 from nccl_doctor.logs.diagnose import LogSource, diagnose
+from nccl_doctor.logs.facts import Facts
+from nccl_doctor.logs.prefix import Prefix
+from nccl_doctor.logs.rank_process import Process
+from nccl_doctor.logs.reader import Reader
 from nccl_doctor.logs.verdict import report
 from nccl_doctor.model import Diagnosis
 from tests.each import each
@@ -118,6 +125,22 @@ JSON = '{"level": "error", "msg": "failed", "exc": "Traceback (most recent call 
 )
 def test_the_exception_that_ends_one_ranks_log_is_why_the_others_waited(case: tuple[str, str, tuple[str, ...]]) -> None:
     assert first(*case[2]).name == case[1]
+
+
+def test_each_rank_that_lost_one_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Prefix] = []
+    look = Facts.process
+
+    def noted(facts: Facts, prefix: Prefix) -> Process | None:
+        asked.append(prefix)
+        return look(facts, prefix)
+
+    monkeypatch.setattr(Facts, "process", noted)
+    reader = Reader("run.log", Facts())
+    reader.feed("".join(GONE.format(2 * n) for n in range(200)).encode() + (ended(1) * 100).encode())
+    first_failure.blamed(reader.reading.events, {"run.log": reader.reading}, reader.reading.facts)
+    assert len(reader.reading.events) > 300
+    assert 0 < len(asked) <= len(reader.reading.events)
 
 
 def test_what_spawn_says_above_a_processs_own_words_accuses_nobody() -> None:

@@ -23,9 +23,8 @@ from nccl_doctor.logs.rule import SCRIPT, Grade
 from nccl_doctor.logs.source import Reading
 from nccl_doctor.logs.stall import apart, came_together, complaints, interrupts, stalled
 from nccl_doctor.logs.text import number
-from nccl_doctor.logs.unresolved import CONNECTION, never_resolved
+from nccl_doctor.logs.unresolved import CONNECTION, RETRIED, never_resolved
 
-_RETRIED = CONNECTION | {"rendezvous-timeout"}
 _BARRIER = re.compile(r"world_size=(?P<size>\d+), worker_count=(?P<workers>\d+)")
 _SIZES = re.compile(r"mismatch in info from procs, nranks (?P<one>\d{1,9}) vs (?P<other>\d{1,9})\b")
 """Two builds of NCCL lay out differently what they tell each other: equal sizes, and the rest is garbage."""
@@ -236,7 +235,7 @@ def _interface_matters(event: Event, names: set[str], facts: Facts) -> bool:
     """Whether an interface that others do not reach explains the failure; alone, only among several hosts."""
     several = len(facts.hosts) > 1 or (facts.nodes or 1) > 1
     if names:
-        failed = names & {*CONNECTION, "rendezvous-timeout"}
+        failed = names & RETRIED
         return names <= _network() | {"collective-timeout"} and (bool(failed) or several)
     return several and "Bootstrap" in event.message and not came_together(facts)
 
@@ -245,7 +244,7 @@ def _stuck_retries(log: Log) -> set[str]:
     """Diagnoses whose retries were the last that a source said: nothing succeeded after them."""
     stuck: set[str] = set()
     for reading in log.readings:
-        hints = [event for event in reading.events if event.grade is Grade.HINT and event.name in _RETRIED]
+        hints = [event for event in reading.events if event.grade is Grade.HINT and event.name in RETRIED]
         if hints and (reading.lines - hints[-1].line <= _RETRIES_AT_THE_END or complaints([reading])):
             stuck.add(hints[-1].name)
     return stuck

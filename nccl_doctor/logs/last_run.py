@@ -10,11 +10,9 @@ from nccl_doctor.logs.event import Event
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.rule import Grade
 from nccl_doctor.logs.source import Reading
-from nccl_doctor.logs.unresolved import CONNECTION
+from nccl_doctor.logs.unresolved import RETRIED
 
 _BEGINNINGS = frozenset({marks.CHOSEN, marks.STARTED, marks.TABLE})
-_MET = CONNECTION | {"rendezvous-timeout"}
-"""What processes that look for the master say."""
 
 
 def last_run(readings: Sequence[Reading], facts: Facts) -> tuple[list[Reading], Facts]:
@@ -41,6 +39,6 @@ def _begins_again(reading: Reading) -> bool:
     old = {event.prefix.pid for event in reading.events if event.line <= reading.well and event.prefix.pid}
     return any(
         event.prefix.pid not in old
-        and (event.wording in _BEGINNINGS or (event.grade is Grade.HINT and event.name in _MET))
+        and (event.wording in _BEGINNINGS or (event.grade is Grade.HINT and event.name in RETRIED))
         for event in _later(reading)
     )

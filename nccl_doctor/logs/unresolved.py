@@ -12,6 +12,9 @@ from nccl_doctor.logs.rule import Grade
 CONNECTION = frozenset({"connection-refused", "connection-timed-out", "no-route-to-host"})
 """A connection that failed, to a name or an address that was known."""
 
+RETRIED = CONNECTION | {"rendezvous-timeout"}
+"""What processes that look for the master say."""
+
 _AGAIN = 3
 """A name of an address is asked for once for each kind of address, and then dialled (c10d/socket.cpp, tryConnect)."""
 

@@ -46,12 +46,14 @@ class Log:
 
     Attributes:
         joined: lines were joined that may not belong together, so that what follows what tells nothing.
+        cut: sources whose archive ends in the middle: nobody knows what followed.
     """
 
     facts: Facts
     readings: list[Reading] = field(default_factory=list)
     dumps: dict[str, Dump] = field(default_factory=dict)
     joined: bool = False
+    cut: list[str] = field(default_factory=list)
 
     @property
     def unsaid(self) -> list[str]:

@@ -30,9 +30,16 @@ _SAMPLE = 64 << 10
 """So much of the beginning shows whether a log was wrapped."""
 
 
+class CutOffError(Exception):
+    """An archive ends before it is over: that of a job that was killed while it compressed, or half a copy."""
+
+
 @dataclass(frozen=True)
 class LogSource:
-    """One log: the name to show, and its bytes block by block. Blocks may be cut anywhere."""
+    """One log: the name to show, and its bytes block by block. Blocks may be cut anywhere.
+
+    Where it ends in the middle of its archive, :class:`CutOffError` follows the last block.
+    """
 
     name: str
     blocks: Iterable[bytes]
@@ -91,6 +98,11 @@ class Investigation:
 
     def _narrow(self, data: bytes) -> bytes:
         return self._wide.decode(data).encode() if self._wide else data
+
+    def cut_off(self) -> None:
+        """The current source goes on, and nobody knows how."""
+        assert self._reader is not None, "begin() comes first"
+        self.log.cut.append(self._reader.reading.name)
 
     def close(self) -> list[Event]:
         """Ends the current source."""
@@ -223,8 +235,11 @@ def diagnose(sources: Iterable[LogSource], progress: Callable[[int], None] = lam
     investigation = Investigation()
     for source in sources:
         investigation.begin(source.name)
-        for block in _counted(source.blocks, progress):
-            investigation.feed(block)
+        try:
+            for block in _counted(source.blocks, progress):
+                investigation.feed(block)
+        except CutOffError:
+            investigation.cut_off()
         investigation.close()
     return investigation.verdict()
 

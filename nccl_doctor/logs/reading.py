@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.logs.diagnose import LogSource
+from nccl_doctor.logs.diagnose import CutOffError, LogSource
 
 BLOCK = 1 << 18
 """Bytes read at once: they stay in a processor's cache over all passes, which halves the time against 4 MB."""
@@ -78,6 +78,7 @@ def file_blocks(path: Path, *, follow_s: float | None = None) -> Iterator[bytes]
 
     Raises:
         UsageError: it can't be read, or is damaged where it is compressed.
+        CutOffError: behind all that there is, where it is compressed and ends too early; zstd does not tell.
     """
     try:
         with path.open("rb") as file:
@@ -97,9 +98,8 @@ def _blocks(read: Callable[[int], bytes]) -> Iterator[bytes]:
     while True:
         try:
             block = read(BLOCK)
-        except EOFError:
-            # The log of a job that was killed while it compressed: what came before is worth reading.
-            return
+        except EOFError as error:
+            raise CutOffError from error
         if not block:
             return
         yield block
@@ -123,15 +123,18 @@ def _gzip_blocks(file: BinaryIO) -> Iterator[bytes]:
 
 def _xz_blocks(file: BinaryIO) -> Iterator[bytes]:
     """lzma.open() knows no limit of memory, of which an archive may ask four gigabytes."""
-    unpacker, data = lzma.LZMADecompressor(memlimit=_MOST_MEMORY), b""
+    unpacker, data, begun = lzma.LZMADecompressor(memlimit=_MOST_MEMORY), b"", False
     while True:
         if unpacker.eof:
             data = unpacker.unused_data.lstrip(b"\0") or file.read(BLOCK)
-            unpacker = lzma.LZMADecompressor(memlimit=_MOST_MEMORY)
+            unpacker, begun = lzma.LZMADecompressor(memlimit=_MOST_MEMORY), False
         elif unpacker.needs_input:
             data = file.read(BLOCK)
         if not data and unpacker.needs_input:
+            if begun:
+                raise CutOffError
             return
+        begun = True
         block, data = unpacker.decompress(data, BLOCK), b""
         if block:
             yield block

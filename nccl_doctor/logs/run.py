@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.logs import parallel
-from nccl_doctor.logs.diagnose import Investigation, LogSource, LogVerdict
+from nccl_doctor.logs.diagnose import CutOffError, Investigation, LogSource, LogVerdict
 from nccl_doctor.logs.reading import file_blocks, files, size, sources, stdin_blocks
 from nccl_doctor.logs.rule import Grade
 from nccl_doctor.logs.text import decode
@@ -92,14 +92,17 @@ class LogsRun:
         """Feeds a source; whether it ended early, at a fatal line that is old enough."""
         fatal_at: float | None = None
         blocks = iter(source.blocks)
-        for block in blocks:
-            self._pass_on(block)
-            events = investigation.feed(block)
-            if self.follow and fatal_at is None and any(event.grade >= Grade.SYMPTOM for event in events):
-                fatal_at = time.monotonic()
-            if fatal_at is not None and time.monotonic() - fatal_at >= GRACE_S:
-                self._rest = blocks if source.name == "-" else None
-                return True
+        try:
+            for block in blocks:
+                self._pass_on(block)
+                events = investigation.feed(block)
+                if self.follow and fatal_at is None and any(event.grade >= Grade.SYMPTOM for event in events):
+                    fatal_at = time.monotonic()
+                if fatal_at is not None and time.monotonic() - fatal_at >= GRACE_S:
+                    self._rest = blocks if source.name == "-" else None
+                    return True
+        except CutOffError:
+            investigation.cut_off()
         return False
 
     def _pass_on(self, block: bytes) -> None:

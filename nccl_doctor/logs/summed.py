@@ -15,9 +15,11 @@ MOST = 4
 
 
 def summed(verdict: LogVerdict) -> tuple[Phase, ...]:
-    """A row for each thing that the log tells; an empty source first, for nothing could be judged of it."""
-    empty = verdict.log.unsaid
-    rows = [Phase(name="log", outcome="unknown", text=f"{fold(empty)} is empty: nothing to judge")] if empty else []
+    """A row for each thing that the log tells; first what could not be judged: an empty source, one that was cut."""
+    empty, cut = verdict.log.unsaid, verdict.log.cut
+    unknown = [f"{fold(empty)} is empty: nothing to judge"] if empty else []
+    unknown += [f"{fold(cut)} ends in the middle of its archive: what followed is not known"] if cut else []
+    rows = [Phase(name="log", outcome="unknown", text=text) for text in unknown]
     if not verdict.causes:
         rows += [Phase(name=name, outcome="ok", text=text) for name, text in _told(verdict.log.facts) if text]
     return tuple(rows)

@@ -19,6 +19,7 @@ from nccl_doctor.logs.diagnose import Investigation, LogSource, LogVerdict, diag
 from nccl_doctor.logs.rule import Grade
 from nccl_doctor.logs.run import LogsRun
 from nccl_doctor.logs.source import KEPT, LAST
+from nccl_doctor.logs.verdict import report as log_report
 from tests.each import each
 
 NOISE = "[rank{0}]: step {1} loss 0.5\n"
@@ -50,6 +51,22 @@ def place(verdict: LogVerdict) -> tuple[str, int]:
 def test_compressed(tmp_path: Path, suffix: str, pack: Callable[[bytes], bytes]) -> None:
     (tmp_path / f"run.{suffix}").write_bytes(pack(log(5000, 4321)))
     assert place(LogsRun((str(tmp_path),)).read()) == (f"run.{suffix}", 4322)
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress])
+@pytest.mark.parametrize("more", [b"", b"2"])
+def test_an_archive_that_was_cut_off_may_hold_what_was_not_seen(
+    tmp_path: Path, pack: Callable[[bytes], bytes], more: bytes
+) -> None:
+    rng = random.Random(1)
+    data = pack(b"".join(b"%030x\n" % rng.getrandbits(120) for _ in range(3_000)))
+    whole, cut = tmp_path / "whole.log", tmp_path / "cut.log"
+    whole.write_bytes(data + (pack(more) if more else b""))
+    cut.write_bytes(data[:-5000])
+    assert log_report(LogsRun((str(whole),)).read(), 0).complete
+    told = log_report(LogsRun((str(cut),)).read(), 0)
+    assert (told.complete, told.diagnoses) == (False, ())
+    assert "cut.log ends in the middle of its archive" in told.phases[0].text
 
 
 def test_an_archive_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Path) -> None:

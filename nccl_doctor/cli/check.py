@@ -41,25 +41,11 @@ def check(
         Path | None, options.of_keep("--write-failed", metavar="FILE", help="Write the other hosts here.")
     ] = None,
     load_from: options.From = None,
-    from_logs: Annotated[
-        Path | None,
-        options.of_keep("--from-logs", metavar="FILE", help="Judge what --render's Job logged (-: stdin)."),
-    ] = None,
-    render: Annotated[
-        bool,
-        options.of_hosts("--render", help="With --kube: print a Job that checks from inside; nobody enters pods."),
-    ] = False,
-    image: Annotated[
-        str | None, options.of_hosts("--image", metavar="IMAGE", help="Of --render's pods, in place of the job's own.")
-    ] = None,
 ) -> None:
     """Preflight: connect, look, test the ports, judge, run a small all-reduce, report."""
     out = shown.out("check", output)
 
     def work() -> int:
-        if render or image is not None:
-            out.write(which.rendered(image, job.python, render=render))
-            return 0
         from nccl_doctor.cli.run import Request, check_cluster
         from nccl_doctor.collect.smoke import SmokeLimits
 
@@ -79,7 +65,6 @@ def check(
             passed=write_hosts,
             failed=write_failed,
             load_from=load_from,
-            from_logs=from_logs,
         )
         return check_cluster(request, out)
 

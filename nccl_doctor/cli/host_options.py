@@ -71,16 +71,6 @@ class NameOptions:
             overrides=said,
         )
 
-    def rendered(self, image: str | None, python: str | None, *, render: bool) -> str:
-        """What ``--render`` prints."""
-        from nccl_doctor.errors import UsageError
-        from nccl_doctor.inventory.kube import rendered
-
-        kube = self._kube()
-        if kube is None or not render:
-            raise UsageError("--render prints a Job for --kube's pods, and --image names theirs; say --kube --render")
-        return rendered(kube, image, python)
-
     def _kube(self) -> KubeRequest | None:
         from nccl_doctor.inventory.kube_request import request
 

@@ -17,7 +17,7 @@ from nccl_doctor.cli.output import Out
 from nccl_doctor.cli.progress import progress
 from nccl_doctor.cli.report_options import KeepOptions, SelectOptions
 from nccl_doctor.cli.selection import Codes, among, refuse_nothing_to_judge, selection
-from nccl_doctor.cli.snapshots import keep, read_snapshot, snapshot_of_log, write_hosts
+from nccl_doctor.cli.snapshots import keep, read_snapshot, write_hosts
 from nccl_doctor.collect import facts, mesh
 from nccl_doctor.collect.mesh_plan import MeshSize
 from nccl_doctor.collect.options import RunOptions
@@ -58,7 +58,6 @@ class Request:
     passed: Path | None = None
     failed: Path | None = None
     load_from: Path | None = None
-    from_logs: Path | None = None
 
 
 def check_cluster(request: Request, out: Out) -> int:
@@ -82,15 +81,10 @@ def check_cluster(request: Request, out: Out) -> int:
 
 def _kept(request: Request) -> Snapshot | None:
     """What is judged again, where no host is to be contacted."""
-    if request.load_from is not None and request.from_logs is not None:
-        raise UsageError("--from and --from-logs both name what is judged; give one of them")
-    if request.load_from is not None:
-        refuse_other_hosts(request.which, request.said, "--from")
-        return read_snapshot(request.load_from)
-    if request.from_logs is None:
+    if request.load_from is None:
         return None
-    refuse_other_hosts(request.which, request.said, "--from-logs")
-    return snapshot_of_log(request.from_logs)
+    refuse_other_hosts(request.which, request.said, "--from")
+    return read_snapshot(request.load_from)
 
 
 def refuse_other_hosts(which: HostOptions, said: Overrides, option: str) -> None:

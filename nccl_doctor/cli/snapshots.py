@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
-from nccl_doctor import framed
 from nccl_doctor.cli.output import write_file
 from nccl_doctor.cli.report_options import KeepOptions
 from nccl_doctor.errors import SnapshotError
@@ -22,6 +21,8 @@ from nccl_doctor.snapshot import Snapshot
 if TYPE_CHECKING:
     from nccl_doctor.snapshot.hang import HangSnapshot
 
+MAX_JSON = 512 << 20
+"""Bytes of a snapshot."""
 PATIENCE_S = 60.0
 """For a snapshot that comes through a pipe, from another machine perhaps."""
 
@@ -35,31 +36,11 @@ def read_snapshot(path: Path, kind: type[AnySnapshot] = Snapshot) -> AnySnapshot
         DoctorError: it can't be read, or is none.
     """
     try:
-        return kind.model_validate_json(read_bytes(str(path), "a snapshot", framed.MAX_JSON, PATIENCE_S))
+        return kind.model_validate_json(read_bytes(str(path), "a snapshot", MAX_JSON, PATIENCE_S))
     except OSError as error:
         raise SnapshotError(f"{path}: can't be read: {error.strerror}") from error
     except ValueError as error:
         raise SnapshotError(f"{path}: is no snapshot of nccl-doctor: {_first(error)}") from error
-
-
-def snapshot_of_log(path: Path) -> Snapshot:
-    """The snapshot that the Job of ``check --render`` printed into its log; - is stdin.
-
-    Raises:
-        SnapshotError: it can't be read, or holds none.
-    """
-    try:
-        if str(path) == "-":
-            document = framed.read(sys.stdin, "stdin")
-        else:
-            with path.open(encoding="utf-8", errors="replace") as log:
-                document = framed.read(log, str(path))
-    except OSError as error:
-        raise SnapshotError(f"{path}: can't be read: {error.strerror}") from error
-    try:
-        return Snapshot.model_validate_json(document)
-    except ValueError as error:
-        raise SnapshotError(f"{path}: holds no snapshot of nccl-doctor: {_first(error)}") from error
 
 
 def _first(error: ValueError) -> str:

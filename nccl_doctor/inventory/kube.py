@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.hostlist import quoted
-from nccl_doctor.inventory import kube_namespace, kube_order, kube_render, values
+from nccl_doctor.inventory import kube_namespace, kube_order, values
 from nccl_doctor.inventory.kube_api import POD_LIST, Container, Pod, typed
 from nccl_doctor.inventory.kube_facts import facts, training_container
 from nccl_doctor.inventory.kube_request import KubeRequest
 from nccl_doctor.inventory.kube_state import not_ready
 from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
-from nccl_doctor.shell import argument
 from nccl_doctor.snapshot.pods import KubeFacts
 from nccl_doctor.transport.kube_options import KubeOptions
 from nccl_doctor.transport.kubectl import KubectlError, kubectl
@@ -35,7 +34,6 @@ _LABELS = {
 """The label that each kind's controller sets on its pods; a StatefulSet sets none: its own selector is asked for."""
 _ALIASES = {"sts": "statefulset", "jobs": "job", "leaderworkerset": "lws", "pytorchjobs": "pytorchjob"}
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
-_IMAGE = re.compile(r"[a-zA-Z0-9][\w./:@-]{0,400}", re.ASCII)
 _PORTS = ("MASTER_PORT", "PET_MASTER_PORT")
 _MASTER = ("MASTER_ADDR", "PET_MASTER_ADDR", "LWS_LEADER_ADDRESS")
 
@@ -46,34 +44,16 @@ def read(wanted: KubeRequest) -> ParsedInventory:
     Raises:
         UsageError: in one sentence: no kubectl, no right, no such job, no pods.
     """
-    found = _found(wanted)
-    if kube_order.over(found.pods):
-        raise UsageError(f"--kube: all pods of {found.what} have ended; check while they run")
-    told = kube_namespace.told(found.pods[0].metadata.namespace)
-    place = SourceLocation(f"--kube {found.what}", is_file=False)
-    return parsed(found.pods, place, asked=wanted.words, **told)
+    pods, what = _pods_of(wanted)
+    if kube_order.over(pods):
+        raise UsageError(f"--kube: all pods of {what} have ended; check while they run")
+    told = kube_namespace.told(pods[0].metadata.namespace)
+    place = SourceLocation(f"--kube {what}", is_file=False)
+    return parsed(pods, place, asked=wanted.words, **told)
 
 
-def rendered(wanted: KubeRequest, image: str | None, python: str | None) -> str:
-    """The Job that checks from inside what :func:`read` would have us enter; raises as that."""
-    found = _found(wanted)
-    if image is not None and not _IMAGE.fullmatch(image):
-        raise UsageError(f"--image: {quoted(image)} is no image")
-    if python is not None:
-        values.python(python, SourceLocation("--python", is_file=False))
-    container = training_container(found.pods[0])
-    return kube_render.manifest(found.pods, container, found.what, image, python and str(argument(python)))
-
-
-class _Found(NamedTuple):
-    """The pods of a job in order, what chooses them, and what to call them."""
-
-    pods: list[Pod]
-    selector: str
-    what: str
-
-
-def _found(wanted: KubeRequest) -> _Found:
+def _pods_of(wanted: KubeRequest) -> tuple[list[Pod], str]:
+    """The pods of a job in order, and what to call them."""
     kind, name = _split(wanted)
     where = ("-n", _checked(wanted.namespace, "-n")) if wanted.namespace is not None else ()
     labels = _selector(kind, name, where)
@@ -84,7 +64,7 @@ def _found(wanted: KubeRequest) -> _Found:
     if not pods:
         raise UsageError(_nothing(kind, name, what, where))
     _refuse_groups(pods, what)
-    return _Found(kube_order.current(pods), selector, what)
+    return kube_order.current(pods), what
 
 
 def _split(wanted: KubeRequest) -> tuple[str, str]:

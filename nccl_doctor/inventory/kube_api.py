@@ -103,7 +103,6 @@ class Container(Seen):
     """One of a pod."""
 
     name: Name
-    image: Text = ""
     env: tuple[Variable, ...] = ()
     mounts: tuple[Mount, ...] = Field(default=(), alias="volumeMounts")
     resources: Resources = Resources()
@@ -134,10 +133,6 @@ class PodSpec(Seen):
     containers: Annotated[tuple[Container, ...], Field(min_length=1)]
     init_containers: tuple[Container, ...] = Field(default=(), alias="initContainers")
     volumes: tuple[Volume, ...] = ()
-    node_selector: dict[Text, Text] = Field(default_factory=dict, alias="nodeSelector")
-    tolerations: tuple[dict[Text, Text | int], ...] = ()
-    runtime_class: Text = Field(default="", alias="runtimeClassName")
-    pull_secrets: tuple[dict[Text, Text], ...] = Field(default=(), alias="imagePullSecrets")
 
 
 class Condition(Seen):

@@ -14,14 +14,11 @@ from nccl_doctor.transport.kube_options import KubeOptions, NotReady
 from nccl_doctor.transport.kubectl import Trouble, environment, last_line, trouble
 from nccl_doctor.transport.process import ProcessChannel
 
-_RENDER = (
-    "Where nobody may have that right, check --kube … --render prints a Job that runs the check inside of the cluster."
-)
 _LATER = "See what has become of the pod (kubectl describe pod), and check again when it runs."
 _DETAIL: dict[Trouble, tuple[str, str]] = {
     "forbidden": (
         "may not be entered: `kubectl auth can-i create pods/exec -n {namespace}` says no",
-        "Ask whoever runs the cluster for the right to create pods/exec in the namespace {namespace}. " + _RENDER,
+        "Ask whoever runs the cluster for the right to create pods/exec in the namespace {namespace}.",
     ),
     "unauthorized": (
         "was not entered: the cluster's API server does not know this user (Unauthorized)",

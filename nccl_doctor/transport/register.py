@@ -27,7 +27,6 @@ MODULES = {
     "local": "local",
     "kube": "kube",
     "slurm": "slurm_tree",
-    "dial-back": "dial_back",
 }
 """By the name that ``--transport`` takes, the module that makes it."""
 

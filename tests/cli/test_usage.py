@@ -325,3 +325,18 @@ def test_an_html_report_is_made_of_a_snapshot_and_opened(tmp_path: Path) -> None
 def test_only_an_html_file_is_opened(tmp_path: Path) -> None:
     done = run("check", "--from", "seen.json", "-o", "html", "--open", cwd=tmp_path)
     assert_one_sentence(done, "--open opens an HTML report: say -o html --output-file report.html with it")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--kube", "job/train", "--render"), "No such option: --render"),
+        (("--image", "train:1"), "No such option: --image"),
+        (("--from-logs", "check.log"), "No such option: --from-logs"),
+        (("-w", "node1", "--transport", "dial-back"), "'dial-back' is not one of"),
+    ],
+)
+def test_nothing_prints_or_reads_a_job_that_dials_back(tmp_path: Path, words: tuple[str, ...], why: str) -> None:
+    done = run("check", *words, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert why in done.stderr

@@ -7,8 +7,7 @@ How we know: ``kubectl exec`` was started for the container in which the job run
 first. The word did not come; what kubectl said of that, and how long it said nothing, is the evidence. A link to a node
 that is down leaves kubectl silent for minutes, so the wait has an end of its own (``--connect-timeout``).
 
-Fix: follows from the reason. Where nobody may enter pods, ``check --kube … --render`` prints a Job that runs the check
-inside of the cluster, and ``check --from-logs`` reads back what it printed.
+Fix: follows from the reason; where the right is missing, ask whoever runs the cluster for it in the job's namespace.
 
 References: kubectl-exec(1). Kubernetes, "Authorization Overview": the verb of ``pods/exec`` is create.
 """

@@ -79,12 +79,10 @@ class MalformedError(GoneError):
 
 
 class Hello(Observed):
-    """What the probe says of itself; ``psutil`` None where the host has none."""
+    """What the probe says of itself."""
 
     python: Version
-    psutil: Version | None
     machine: str
-    libc: Literal["glibc", "musl"]
     pid: Pid
     load: MachineLoad | None = None
 

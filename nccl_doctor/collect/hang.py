@@ -119,8 +119,7 @@ class _Watch:
         def find(session: ProbeSession) -> JobRanks:
             found = _ask(session, _JOB, "ranks", ANSWER_S)
             if found.ranks and not found.py_spy and self._options.stacks != "none":
-                latest = self._began + self._options.total_s
-                bundle = py_spy_bundle.pack(session.hello.machine, latest=latest)
+                bundle = py_spy_bundle.pack(session.hello.machine)
                 _ask(session, answers.NOTHING, "py_spy", SHIP_S, bundle=bundle)
             return found
 

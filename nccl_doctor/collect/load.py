@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
+
+import psutil
 
 from nccl_doctor.measured import MachineLoad
 
@@ -21,8 +22,8 @@ class LoadWatch:
 
     def now(self) -> MachineLoad:
         """Up to now."""
-        cpus = os.cpu_count() or 1
-        return MachineLoad(queue=round(os.getloadavg()[0], 2), cpus=cpus, lag_s=round(self._lag_s, 3))
+        queue, cpus = psutil.getloadavg()[0], psutil.cpu_count() or 1
+        return MachineLoad(queue=round(queue, 2), cpus=cpus, lag_s=round(self._lag_s, 3))
 
     def stop(self) -> MachineLoad:
         """Of the whole time."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from nccl_doctor.cluster import Node
-from nccl_doctor.collect import answers, bundle, psutil_bundle, pulse
+from nccl_doctor.collect import answers, bundle, pulse
 from nccl_doctor.collect.answers import (
     GoneError,
     Hello,
@@ -189,21 +189,6 @@ class ProbeSession:
         if "refused" in message:
             raise ProbeError(answers.typed(answers.WORDS, "refusal", message["refused"]))
         self.hello = answers.typed(answers.HELLO, "greeting", message.get("hello"))
-        if psutil_bundle.too_old(self.hello.psutil):
-            self._ship_psutil(deadline, latest)
-
-    def _ship_psutil(self, deadline: float, latest: float) -> None:
-        began = time.monotonic()
-        bundle = psutil_bundle.pack(self.hello.machine, self.hello.libc, latest=latest)
-        taken = time.monotonic() - began  # what a wheel took to come is no time of the host's
-        deadline = min(deadline + taken, latest)
-        try:
-            self.ask(answers.NOTHING, "psutil", deadline, bundle=bundle)
-        except GoneError:
-            raise
-        except ProbeError:
-            # No fault of the host's: exactly the facts that need psutil come back unknown, with this reason.
-            return
 
     def _start_failure(self, error: Exception) -> PythonMissing | ProbeFailed:
         """Why the probe did not come up."""

@@ -1,1 +1,1 @@
-"""The code that runs on the hosts: standard library, psutil, Python 3.8; imports nothing else of ours."""
+"""The code that runs on the hosts: the standard library, Python 3.8; imports nothing else of ours."""

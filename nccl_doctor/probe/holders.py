@@ -9,7 +9,7 @@ from typing import Iterator
 def pids_by_inode(inodes: set[int]) -> dict[int, list[int]]:
     """All processes that hold each socket, as far as we may look; several where a socket was inherited.
 
-    psutil tells one of them only, and all must go before the port is free.
+    All of them must go before the port is free.
     """
     wanted = {f"socket:[{inode}]": inode for inode in inodes if inode}
     found: dict[int, list[int]] = {}

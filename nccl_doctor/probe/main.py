@@ -20,7 +20,7 @@ import time
 import traceback
 from typing import Any, Callable, Dict
 
-from nccl_doctor.probe import children, psutil_memory
+from nccl_doctor.probe import children
 
 Handler = Callable[[Dict[str, Any]], Any]
 
@@ -52,7 +52,6 @@ class Server:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the loader's own is done
         signal.setitimer(signal.ITIMER_REAL, lifetime_s)
         self._handlers: dict[str, Handler] = {
-            "psutil": self._psutil,
             "facts": self._facts,
             "clock": lambda _request: time.time(),
             "firewall": self._firewall,
@@ -132,11 +131,6 @@ class Server:
             except BrokenPipeError:
                 self._leave()
 
-    def _psutil(self, request: dict[str, Any]) -> None:
-        from nccl_doctor.probe import psutil_memory
-
-        psutil_memory.install(request["bundle"])
-
     def _facts(self, request: dict[str, Any]) -> dict[str, Any]:
         from nccl_doctor.probe.facts import collect
 
@@ -212,18 +206,10 @@ class Server:
 
 
 def _hello() -> dict[str, Any]:
-    """What the controller must know before it asks: whether psutil is there, and which build would fit."""
-    try:
-        import psutil
-
-        version = psutil.__version__
-    except ImportError:
-        version = None
+    """What the controller must know before it asks."""
     return {
         "python": ".".join(map(str, sys.version_info[:3])),
-        "psutil": version,
         "machine": os.uname().machine,
-        "libc": psutil_memory.libc(),
         "pid": os.getpid(),
         "load": {"queue": os.getloadavg()[0], "cpus": len(os.sched_getaffinity(0))},
     }

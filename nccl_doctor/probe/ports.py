@@ -11,9 +11,8 @@ import os
 import socket
 from typing import Any
 
-from nccl_doctor.probe import guard, holders, process_rows, psutil_memory, sock_diag
+from nccl_doctor.probe import guard, holders, process_rows, sock_diag
 from nccl_doctor.probe.sock_diag import DiagSocket
-from nccl_doctor.probe.unavailable import Unavailable
 
 CLOSING = frozenset({"TIME_WAIT", "FIN_WAIT1", "FIN_WAIT2", "LAST_ACK", "CLOSING"})
 """States in which a socket may have lost its process; the kernel ends it by itself."""
@@ -85,7 +84,7 @@ def _in_use(port: int, *, described: bool) -> dict[str, Any]:
     found, pids = _look(port)
     cause = cause_of(found)
     nobody: list[int | None] = [None]
-    rows = [_row(one, pid) for one in found for pid in pids.get(one.inode, nobody)]
+    rows = [sock_diag.describe(one, pid) for one in found for pid in pids.get(one.inode, nobody)]
     everybody = sorted({pid for some in pids.values() for pid in some})
     processes = process_rows.judged(everybody) if described else [{"pid": pid} for pid in everybody]
     explained: dict[str, Any] = {"cause": cause, "sockets": rows, "holders": processes}
@@ -97,44 +96,12 @@ def _in_use(port: int, *, described: bool) -> dict[str, Any]:
 
 
 def _look(port: int) -> tuple[list[DiagSocket], dict[int, list[int]]]:
-    """The sockets on a port, and the processes of each inode; from psutil where the kernel has no sock_diag."""
+    """The sockets on a port, and the processes of each inode; no socket where no table can be read."""
     try:
-        found = sock_diag.sockets_on(port)
+        found = sock_diag.find_sockets({port})
     except OSError:
-        return _look_with_psutil(port)
-    return found, holders.pids_by_inode({one.inode for one in found})
-
-
-def _look_with_psutil(port: int) -> tuple[list[DiagSocket], dict[int, list[int]]]:
-    """As :func:`_look`; a running number stands for the inode, which psutil does not tell."""
-    try:
-        psutil_memory.require()
-    except Unavailable:
         return [], {}
-    import psutil
-
-    found, pids = [], {}
-    for number, one in enumerate(psutil.net_connections(kind="tcp"), 1):
-        if not one.laddr or one.laddr.port != port:
-            continue
-        inode = 0 if one.pid is None and one.status in CLOSING else number
-        remote = one.raddr or ("", 0)
-        found.append(DiagSocket(one.status, one.laddr.ip, port, remote[0], remote[1], inode, -1, None))
-        if one.pid is not None:
-            pids[inode] = [one.pid]
-    return found, pids
-
-
-def _row(one: DiagSocket, pid: int | None) -> dict[str, Any]:
-    """The JSON form of snapshot.TcpSocket; state "BOUND" is one that neither listens nor is connected."""
-    return {
-        "local_address": one.local_address,
-        "local_port": one.local_port,
-        "remote_address": one.remote_address if one.remote_port else None,
-        "remote_port": one.remote_port or None,
-        "state": one.state,
-        "pid": pid,
-    }
+    return found, holders.pids_by_inode({one.inode for one in found})
 
 
 def _hint(port: int, found: list[DiagSocket]) -> str:

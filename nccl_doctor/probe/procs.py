@@ -1,7 +1,7 @@
-"""Processes as /proc/PID tells them in one short read each: beside psutil's, their group, session and start in ticks.
+"""Processes as /proc/PID tells them in one short read each.
 
-The start in clock ticks since boot, with the PID, is what a process is known by: psutil turns it into a time of day,
-which moves when the clock is set.
+The start in clock ticks since boot, with the PID, is what a process is known by: as a time of day it would move
+when the clock is set.
 """
 
 from __future__ import annotations

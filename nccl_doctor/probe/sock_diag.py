@@ -1,14 +1,16 @@
 """TCP sockets on one port as the kernel itself tells them: netlink's sock_diag(7), which ``ss`` uses too.
 
 Beyond /proc/net/tcp it tells sockets that are bound and neither listen nor are connected (since Linux 6.8,
-TCP_BOUND_INACTIVE in include/net/tcp_states.h), and does not print the whole table to find one port.
+TCP_BOUND_INACTIVE in include/net/tcp_states.h), and does not print the whole table to find one port. A kernel without
+it (gVisor's, or one built so) has that table.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
-from typing import Iterator, NamedTuple
+from typing import Any, Iterator, NamedTuple
 
 from nccl_doctor.probe import netlink
 
@@ -18,12 +20,15 @@ STATES = (
     *("UNKNOWN", "ESTABLISHED", "SYN_SENT", "SYN_RECV", "FIN_WAIT1", "FIN_WAIT2", "TIME_WAIT", "BOUND", "CLOSE_WAIT"),
     *("LAST_ACK", "LISTEN", "CLOSING", "SYN_RECV", "BOUND"),
 )
-"""Names by number, include/net/tcp_states.h, as psutil words them.
+"""Names by number, include/net/tcp_states.h.
 
 13 (TCP_BOUND_INACTIVE) asks for sockets that are bound and no more; they are told as 7 (TCP_CLOSE), which no other
 socket with a port is in.
 """
 ALL_STATES = (1 << len(STATES)) - 1
+LISTENING = 1 << STATES.index("LISTEN")
+TABLE_FIELDS = 10
+"""Of a line of /proc/net/tcp, up to the inode (proc_pid_net(5))."""
 TIMER_RETRANSMIT, TIMER_TIME_WAIT, TIMER_PROBE = 1, 3, 4
 INET_DIAG_INFO = 2
 
@@ -80,15 +85,43 @@ class Flow(NamedTuple):
     heard_s: float | None = None
 
 
-def sockets_on(port: int, timeout_s: float = 2.0) -> list[DiagSocket]:
+def sockets_on(port: int, timeout_s: float = 2.0, states: int = ALL_STATES) -> list[DiagSocket]:
     """All TCP sockets of this network namespace whose local port this is, IPv4 before IPv6; 0 for every port.
 
     Raises:
         OSError: the kernel has no sock_diag, or refuses.
     """
-    found = map(parse, _dump(port, 0, timeout_s))
+    found = map(parse, _dump(port, 0, timeout_s, states))
     # The kernel passes the port over where it dumps sockets that are only bound (seen on 6.18).
     return [one for one in found if port in (0, one.local_port)]
+
+
+def find_sockets(ports: set[int], *, listeners: bool = False) -> list[DiagSocket]:
+    """The TCP sockets on these local ports, and where wanted all that listen.
+
+    They come from /proc/net/tcp where sock_diag is missing or refused.
+
+    Raises:
+        OSError: that can't be read either.
+    """
+    try:
+        found = [one for port in sorted(ports) for one in sockets_on(port)]
+        everywhere = sockets_on(0, states=LISTENING) if listeners else []
+    except OSError:
+        return [one for one in read_table() if one.local_port in ports or (listeners and one.state == "LISTEN")]
+    return found + [one for one in everywhere if one.local_port not in ports]
+
+
+def describe(one: DiagSocket, pid: int | None) -> dict[str, Any]:
+    """Returns the JSON form of snapshot.TcpSocket; "BOUND" neither listens nor is connected."""
+    return {
+        "local_address": one.local_address,
+        "local_port": one.local_port,
+        "remote_address": one.remote_address if one.remote_port else None,
+        "remote_port": one.remote_port or None,
+        "state": one.state,
+        "pid": pid,
+    }
 
 
 def flows(timeout_s: float = 2.0) -> list[Flow]:
@@ -97,7 +130,7 @@ def flows(timeout_s: float = 2.0) -> list[Flow]:
     Raises:
         OSError: as for :func:`sockets_on`.
     """
-    found = map(parse_flow, _dump(0, 1 << INET_DIAG_INFO - 1, timeout_s))
+    found = map(parse_flow, _dump(0, 1 << INET_DIAG_INFO - 1, timeout_s, ALL_STATES))
     return [one for one in found if one.socket.inode]
 
 
@@ -138,9 +171,51 @@ def parse(body: bytes) -> DiagSocket:
     )
 
 
-def _dump(port: int, extensions: int, timeout_s: float) -> Iterator[bytes]:
+def read_table(folder: str = "/proc/net") -> list[DiagSocket]:
+    """All TCP sockets that /proc/net/tcp and tcp6 list, as :func:`sockets_on` tells them.
+
+    Raises:
+        OSError: there is no such table, or it may not be read.
+    """
+    found = []
+    for name in ("tcp", "tcp6"):
+        try:
+            with open(f"{folder}/{name}", encoding="ascii") as table:
+                lines = [line.split() for line in table][1:]
+        except FileNotFoundError:
+            if name == "tcp":
+                raise
+            continue  # without IPv6
+        found += [_parse_line(fields) for fields in lines if len(fields) >= TABLE_FIELDS]
+    return found
+
+
+def parse_endpoint(text: str) -> tuple[str, int]:
+    """Address and port of such a line; the address stands there in words of the machine's byte order."""
+    address, _, port = text.partition(":")
+    words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
+    family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
+    return socket.inet_ntop(family, struct.pack(f"={len(words)}I", *words)), int(port, 16)
+
+
+def _parse_line(fields: list[str]) -> DiagSocket:
+    (local_address, local_port), (remote_address, remote_port) = map(parse_endpoint, fields[1:3])
+    state, (timer, ticks) = int(fields[3], 16), (int(part, 16) for part in fields[5].split(":"))
+    return DiagSocket(
+        state=STATES[state] if state < len(STATES) else f"state {state}",
+        local_address=local_address,
+        local_port=local_port,
+        remote_address=remote_address,
+        remote_port=remote_port,
+        inode=int(fields[9]),
+        uid=int(fields[7]),
+        expires_s=ticks / os.sysconf("SC_CLK_TCK") if timer == TIMER_TIME_WAIT else None,
+    )
+
+
+def _dump(port: int, extensions: int, timeout_s: float, states: int) -> Iterator[bytes]:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as kernel:
         kernel.settimeout(timeout_s)
         for family in (socket.AF_INET, socket.AF_INET6):
-            wanted = _REQUEST.pack(family, socket.IPPROTO_TCP, extensions, 0, ALL_STATES)
+            wanted = _REQUEST.pack(family, socket.IPPROTO_TCP, extensions, 0, states)
             yield from netlink.dump(kernel, SOCK_DIAG_BY_FAMILY, wanted + _SOCKET_ID.pack(port, 0, b"", b""))

@@ -1,8 +1,4 @@
-"""nccl-doctor on a controller that is said to be a Mac: no Linux, none of its own calls, and macOS' psutil.
-
-``python tests/cli/a_mac.py FOLDER ARGUMENTS``; the folder holds the files of macOS' wheel of psutil, which can't be
-loaded here: what the controller itself asks of psutil, it asks of Linux' one.
-"""
+"""nccl-doctor on a controller that is said to be a Mac: no Linux, and none of its own calls; its psutil stays Linux'."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ import signal
 import sys
 import sysconfig
 
-import psutil
+import psutil  # noqa: F401 - before the platform is another: macOS' can't be loaded here
 
 from nccl_doctor.cli.main import main
 
@@ -32,5 +28,4 @@ for module, names in LINUX_ALONE.items():
         if hasattr(module, name):
             delattr(module, name)
 sys.platform = "darwin"
-psutil.__file__ = sys.argv.pop(1) + "/psutil/__init__.py"
 main()

@@ -1,4 +1,4 @@
-"""An interpreter without psutil and torch, and a real Slurm with a job."""
+"""An interpreter without torch or any other package, and a real Slurm with a job."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from nccl_doctor.cluster import Node
 from nccl_doctor.collect.session import ProbeSession
 from tests.collect.nodes import node
 
-HELLO = {"hello": {"python": "3.11.7", "psutil": "6.0.0", "machine": "x86_64", "libc": "glibc", "pid": 1}}
+HELLO = {"hello": {"python": "3.11.7", "machine": "x86_64", "pid": 1}}
 
 
 Say = Callable[[dict[str, Any]], list[bytes | dict[str, Any]]]

@@ -69,7 +69,7 @@ def test_a_slow_login_is_waited_for_and_a_silent_interpreter_has_its_own_bound()
     "hello",
     [
         {}, [], None, 1, {"hello": None}, {"hello": {}}, {"hello": []}, {"refused": [1]},
-        {"hello": HELLO["hello"] | {"psutil": "5.9.x;"}}, {"hello": HELLO["hello"] | {"pid": -1}},
+        {"hello": HELLO["hello"] | {"python": "3.11;"}}, {"hello": HELLO["hello"] | {"pid": -1}},
         b"NONCE " + b"[" * 100_000 + b"]" * 100_000, b"NONCE [[]]", b"NONCE",
     ],
 )  # fmt: skip

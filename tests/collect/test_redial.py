@@ -20,7 +20,7 @@ TARGETS = {
 class Somebody:
     def __init__(self, name: str, rank: int, load: MachineLoad | None = None) -> None:
         self.node = node(name=name, rank=rank)
-        self.hello = Hello(python="3.11.2", psutil=None, machine="x86_64", libc="glibc", pid=7, load=load)
+        self.hello = Hello(python="3.11.2", machine="x86_64", pid=7, load=load)
 
 
 SESSIONS = cast("list[ProbeSession]", [Somebody("a", 0), Somebody("b", 1), Somebody("silent", 2)])

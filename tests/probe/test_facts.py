@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.collect.common_names import _packed
-from nccl_doctor.probe import facts, ports, psutil_memory
+from nccl_doctor.probe import facts, ports
 from nccl_doctor.probe.facts import sockets
 from nccl_doctor.probe.unavailable import Unavailable
 from nccl_doctor.snapshot import HostFacts, Skipped, Unknown
@@ -46,13 +46,6 @@ def test_the_trial_is_over_before_the_sockets_are_listed(monkeypatch: pytest.Mon
 
 def test_the_port_is_tried_on_the_master_alone() -> None:
     assert isinstance(collected()["master_port"], Skipped)
-
-
-def test_without_psutil_only_its_facts_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psutil_memory, "_version", lambda: None)
-    monkeypatch.setattr(psutil_memory, "_problem", None)
-    found = collected(trial_port=29517)
-    assert unknown(found) == dict.fromkeys(("interfaces", "sockets"), "psutil is not installed on the host")
 
 
 def test_a_crash_costs_its_own_fact_and_shows_where() -> None:

@@ -94,7 +94,7 @@ def collectors(request: dict[str, Any], interpreter: Interpreter, deadline: floa
         "pci": partial(pci.collect, deadline),
         "resolution": partial(names.collect, names.unpacked(request["names"]), deadline),
         "identity": host.identity,
-        "interfaces": interfaces.collect,
+        "interfaces": partial(interfaces.collect, deadline),
         "routes": routes.collect,
         "sockets": partial(sockets.collect, watched),
         "python": partial(host.python, interpreter.failure),

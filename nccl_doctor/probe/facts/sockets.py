@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from nccl_doctor.probe import psutil_memory
-
-if TYPE_CHECKING:
-    from psutil._ntuples import sconn
+from nccl_doctor.probe import holders, sock_diag
+from nccl_doctor.probe.unavailable import Unavailable
 
 
 def collect(ports: set[int]) -> list[dict[str, Any]]:
-    """snapshot.TcpSocket of every listener and of every socket whose local port is among ``ports``."""
-    psutil_memory.require()
-    import psutil
+    """snapshot.TcpSocket of every listener and of every socket whose local port is among ``ports``.
 
-    rows = [_row(one) for one in psutil.net_connections(kind="tcp")]
-    wanted = (row for row in rows if row["state"] == "LISTEN" or row["local_port"] in ports)
-    return sorted(wanted, key=lambda row: (row["local_port"], row["local_address"], row["remote_port"] or 0))
-
-
-def _row(one: sconn) -> dict[str, Any]:
-    # psutil leaves an address empty where its port is 0.
-    local_address, local_port = one.laddr or ("", 0)
-    remote_address, remote_port = one.raddr or (None, None)
-    return {
-        "local_address": local_address,
-        "local_port": local_port,
-        "remote_address": remote_address,
-        "remote_port": remote_port,
-        "state": one.status,
-        "pid": one.pid,
-    }
+    Raises:
+        Unavailable: the kernel tells of no socket here.
+    """
+    try:
+        found = sock_diag.find_sockets(ports, listeners=True)
+    except OSError as error:
+        raise Unavailable(f"neither sock_diag nor /proc/net/tcp can be read: {error.strerror or error}") from error
+    pids = holders.pids_by_inode({one.inode for one in found})
+    rows = [sock_diag.describe(one, min(pids.get(one.inode, ()), default=None)) for one in found]
+    return sorted(rows, key=lambda row: (row["local_port"], row["local_address"], row["remote_port"] or 0))

@@ -7,16 +7,12 @@ tells what waits and does not count.
 from __future__ import annotations
 
 import os
-import socket
-import struct
 from typing import Any, Iterator
 
 from nccl_doctor.probe import kernel_files, sock_diag
 
 CONNECTED = ("ESTABLISHED", "FIN_WAIT1", "FIN_WAIT2", "CLOSE_WAIT", "LAST_ACK", "CLOSING", "SYN_SENT")
 MOST = 2048
-FIELDS = 10
-"""Of a line of /proc/PID/net/tcp, up to the inode (proc_pid_net(5))."""
 
 
 def by_rank(pids: list[int]) -> dict[int, list[dict[str, Any]]]:
@@ -90,7 +86,7 @@ def _table(pid: int) -> Iterator[tuple[int, dict[str, Any]]]:
     for name in ("tcp", "tcp6"):
         for line in (kernel_files.read(f"/proc/{pid}/net/{name}") or "").splitlines()[1:]:
             fields = line.split()
-            state = sock_diag.STATES[int(fields[3], 16)] if len(fields) >= FIELDS else ""
+            state = sock_diag.STATES[int(fields[3], 16)] if len(fields) >= sock_diag.TABLE_FIELDS else ""
             if state in CONNECTED:
                 yield int(fields[9]), _row(fields, state)
 
@@ -112,9 +108,5 @@ def _row(fields: list[str], state: str) -> dict[str, Any]:
 
 
 def _end(text: str) -> list[Any]:
-    """Address and port; the kernel prints the address in words of the machine's byte order."""
-    address, _, port = text.partition(":")
-    words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
-    raw = struct.pack(f"={len(words)}I", *words)
-    family = socket.AF_INET if len(raw) == 4 else socket.AF_INET6
-    return [_plain(socket.inet_ntop(family, raw)), int(port, 16)]
+    address, port = sock_diag.parse_endpoint(text)
+    return [_plain(address), port]

@@ -17,7 +17,8 @@ import time
 import zlib
 from typing import Any
 
-from nccl_doctor.probe import children, psutil_memory
+from nccl_doctor.probe import children
+from nccl_doctor.probe.hang.memory_file import write_memory_file
 from nccl_doctor.probe.unavailable import Unavailable
 
 AT_ONCE = 8
@@ -53,7 +54,7 @@ class Spy:
             told = bundle.get("missing") or f"the one sent along is for {bundle['machine']}"
             self._problem = f"py-spy is not installed on the host, and {told}"
             return
-        file = psutil_memory.memory_file(zlib.decompress(binascii.a2b_base64(bundle["data"])))
+        file = write_memory_file(zlib.decompress(binascii.a2b_base64(bundle["data"])))
         self.path = f"/proc/{os.getpid()}/fd/{file}"
 
     def dump(self, states: dict[int, str], mode: str, deadline: float) -> dict[int, Any]:

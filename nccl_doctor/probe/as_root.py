@@ -7,19 +7,15 @@ system's own folders, since root is handed their paths.
 from __future__ import annotations
 
 import os
-import shutil
-import stat
 import subprocess
 import time
 from contextlib import suppress
 
+from nccl_doctor.probe import tools
 from nccl_doctor.probe.unavailable import Unavailable
 
 MAX_BYTES = 8 << 20
 """Of one command's output. Tens of thousands of rules (kube-proxy) fit; more would stall the connection."""
-PATH = os.pathsep.join(("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"))
-"""Never the user's own, in which anything may stand under the name of nft."""
-
 CAP_NET_ADMIN = 12
 """Its bit (linux/capability.h)."""
 
@@ -66,8 +62,11 @@ class Root:
             wants = "sudo needs a password" if "password" in complaint else f"sudo refuses: {complaint.strip()}"
             raise Unavailable(wants)
         # sudo -l also lists what it would ask a password for.
-        bounded = [find("timeout") or "timeout", "5", find("true") or "true"]
-        self._wraps = all(self._run([*self._sudo, *words], "sudo")[0] == 0 for words in (["-l", *bounded], bounded))
+        timeout, true = find("timeout"), find("true")
+        bounded = [timeout, "5", true] if timeout and true else []
+        self._wraps = bool(bounded) and all(
+            self._run([*self._sudo, *words], "sudo")[0] == 0 for words in (["-l", *bounded], bounded)
+        )
 
     def attempt(self, command: list[str]) -> tuple[int, str, str]:
         """Exit status, stdout and stderr of a program.
@@ -81,7 +80,8 @@ class Root:
         # timeout(1) runs under sudo with the program: we may not end what belongs to root ourselves. Where sudo allows
         # the program but no timeout, a program that hangs is left to end when its pipe is closed.
         seconds = "%.2f" % max(self._deadline - time.monotonic(), 0.01)
-        bound = [find("timeout") or "timeout", "-k", "1", seconds] if self._wraps else []
+        timeout = find("timeout") if self._wraps else None
+        bound = [timeout, "-k", "1", seconds] if timeout else []
         return self._run([*self._sudo, *bound, program, *command[1:]], command[0])
 
     def _run(self, command: list[str], name: str) -> tuple[int, str, str]:
@@ -94,7 +94,8 @@ class Root:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={**os.environ, "PATH": PATH, "LC_ALL": "C"},
+                cwd="/",
+                env={**os.environ, "PATH": os.pathsep.join(tools.SYSTEM), "LC_ALL": "C"},
             )
         except OSError as error:
             raise Unavailable("%s could not be run: %s" % (name, error)) from error
@@ -123,18 +124,8 @@ class Root:
 
 
 def find(program: str) -> str | None:
-    """Where a program is, in a folder and a file that only root can change."""
-    safe = [folder for folder in PATH.split(os.pathsep) if _is_roots(folder)]
-    found = shutil.which(program, path=os.pathsep.join(safe)) if safe else None
-    return found if found is not None and _is_roots(found) else None
-
-
-def _is_roots(path: str) -> bool:
-    try:
-        seen = os.stat(path)
-    except OSError:
-        return False
-    return seen.st_uid == 0 and not seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    """Where a program of probe/tools.py is, in the system's own folders, if only root can change it."""
+    return tools.find(program, tools.SYSTEM, for_root=True)
 
 
 def _abandon(process: subprocess.Popen[bytes]) -> None:

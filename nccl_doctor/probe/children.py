@@ -17,6 +17,8 @@ import signal
 import subprocess
 import time
 
+from nccl_doctor.probe import tools
+
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -39,12 +41,6 @@ def start(
     Must be called from the probe's main thread: PDEATHSIG fires when the *thread* that forked ends.
     """
     parent = os.getpid()
-
-    def bind_to_parent() -> None:
-        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died before the prctl
-            os._exit(1)
-
     return subprocess.Popen(
         argv,
         env=env,
@@ -53,8 +49,19 @@ def start(
         stdout=output,
         stderr=output,
         start_new_session=True,
-        preexec_fn=bind_to_parent,  # noqa: PLW1509 - one prctl, no lock taken; the main thread forks
+        preexec_fn=lambda: die_with(parent),  # noqa: PLW1509 - one prctl, no lock taken; the main thread forks
     )
+
+
+def die_with(parent: int) -> None:
+    """Has the kernel kill this child when the thread that forked it ends; behind any change of user, which undoes it.
+
+    Args:
+        parent: its PID.
+    """
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the prctl
+        os._exit(1)
 
 
 def scratch() -> str:
@@ -63,9 +70,10 @@ def scratch() -> str:
 
     folder = tempfile.mkdtemp(prefix="nccl-doctor-")
     argv = ["/bin/sh", "-c", KEEPER, folder]
+    env = {**os.environ, "PATH": os.pathsep.join([*tools.SYSTEM, *tools.login_folders()])}
     null = subprocess.DEVNULL
     _keepers[folder] = subprocess.Popen(
-        argv, stdin=subprocess.PIPE, stdout=null, stderr=null, cwd="/", start_new_session=True
+        argv, env=env, stdin=subprocess.PIPE, stdout=null, stderr=null, cwd="/", start_new_session=True
     )
     return folder
 

@@ -10,8 +10,6 @@ from nccl_doctor.probe.tools import output
 from nccl_doctor.probe.unavailable import Unavailable
 
 FIELDS = ("index", "name", "uuid", "memory.total", "memory.used", "driver_version")
-PLACES = ("nvidia-smi", "/usr/bin/nvidia-smi", "/usr/local/nvidia/bin/nvidia-smi", "/usr/lib/wsl/lib/nvidia-smi")
-"""Where it is: a non-interactive PATH may lack its folder (GKE's mount and WSL's have their own)."""
 DEVICES = ("/dev/nvidia0", "/proc/driver/nvidia", "/dev/dxg")
 """Signs of a driver: NVIDIA's device and /proc folder, and WSL's."""
 NO_DEVICES = "No devices were found"
@@ -37,13 +35,11 @@ def query(what: str, fields: Sequence[str], deadline: float) -> str:
     Raises:
         Unavailable: a driver without nvidia-smi, or nvidia-smi fails or takes too long.
     """
-    for program in PLACES:
-        try:
-            argv = [program, f"--query-{what}={','.join(fields)}", "--format=csv,noheader,nounits"]
-            return output(argv, deadline, accept=(0, NOT_FOUND))
-        except FileNotFoundError:
-            continue
-    signs = [path for path in DEVICES if os.path.exists(path)]
+    argv = ["nvidia-smi", f"--query-{what}={','.join(fields)}", "--format=csv,noheader,nounits"]
+    try:
+        return output(argv, deadline, accept=(0, NOT_FOUND))
+    except FileNotFoundError:
+        signs = [path for path in DEVICES if os.path.exists(path)]
     if signs:
         raise Unavailable(f"nvidia-smi is not there, though {signs[0]} is")
     return ""

@@ -1,40 +1,79 @@
-"""Runs a program of the host's for its output."""
+"""Every program of a host that the probe runs, where it is looked for, and the run of one for its output.
+
+A program is looked for by its name alone, in the folders of the login's PATH and the system's own: never where a
+process that is looked at says, by its arguments, its folder, its variables or its root. As root, nothing is run that
+anybody else could have put there or could change; so nothing can be swapped between the look and the run. Any other
+user has the programs that their own shell would run.
+
+Besides these the probe starts, by no name that is looked up: the interpreter that runs it, as the hosts file names it
+(interpreter.py, allreduce.py); the login's own shell (facts/login_shell.py); /bin/sh (children.py, relay.py); and the
+py-spy sent along, out of memory (hang/stacks.py).
+"""
 
 from __future__ import annotations
 
 import os
-import shutil
+import stat
 import subprocess
 import time
-from typing import Iterable
+from typing import Iterable, Sequence
 
+from nccl_doctor.probe import kernel_files
 from nccl_doctor.probe.unavailable import Unavailable
+
+PROGRAMS = {
+    "nvidia-smi": "GPUs, their health, who uses them",
+    "lspci": "which PCIe bridges redirect",
+    "systemctl": "the state of the Fabric Manager",
+    "git": "the commit of a checkout that has to be the same everywhere",
+    "ldconfig": "where ld.so finds libnccl",
+    "py-spy": "the stacks of ranks",
+    "nft": "packet filters",
+    **dict.fromkeys((f"{ip}tables{kind}" for ip in ("ip", "ip6") for kind in ("", "-legacy", "-nft")), "their kind"),
+    **dict.fromkeys(
+        (f"{ip}tables{kind}-save" for ip in ("ip", "ip6") for kind in ("", "-legacy", "-nft")), "packet filters"
+    ),
+    "ipset": "sets of addresses that rules name",
+    "firewall-cmd": "firewalld's zones",
+    "ufw": "ufw's rules",
+    "cat": "which tables of x_tables there are, where root alone may read it",
+    "sudo": "rules as root, where the login is not",
+    "timeout": "the end of what runs under sudo",
+    "true": "a trial of sudo",
+}
+"""By name, what for; nothing else is run."""
+SYSTEM = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+MORE = ("/usr/local/nvidia/bin", "/usr/lib/wsl/lib")
+"""Where GKE and WSL put nvidia-smi; a PATH that is not interactive may lack them."""
+MOST_STEPS = 256
+OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def output(argv: list[str], deadline: float, accept: Iterable[int] = (0,)) -> str:
     """What a program prints, untranslated, its errors left out.
 
     Args:
-        argv: program and arguments.
+        argv: program, one of PROGRAMS, and arguments.
         deadline: on the clock of ``time.monotonic``.
         accept: exit statuses that are no failure.
 
     Raises:
         FileNotFoundError: there is no such program, or none that this user may run.
-        Unavailable: no end in time, or another exit status; with what it printed.
+        Unavailable: no end in time, or another exit status; with what it printed; or others could have put it there.
     """
     allowed_s = max(0.1, deadline - time.monotonic())
-    name = os.path.basename(argv[0])
-    program = shutil.which(argv[0])  # execvp(3) says EACCES where PATH has a folder that this user may not enter
+    name, folders = argv[0], login_folders()
+    program = find(name, [*folders, *SYSTEM, *MORE])
     if program is None:
-        raise FileNotFoundError(argv[0])
+        raise _refusal(name)
     try:
         done = subprocess.run(
             [program, *argv[1:]],
+            cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, "LC_ALL": "C"},
+            env={**os.environ, "PATH": os.pathsep.join([*folders, *SYSTEM]), "LC_ALL": "C"},
             timeout=allowed_s,
             check=False,
         )
@@ -45,3 +84,83 @@ def output(argv: list[str], deadline: float, accept: Iterable[int] = (0,)) -> st
         words = " ".join((said + done.stderr.decode("utf-8", "replace")).split())[:300]
         raise Unavailable(f"{name} ended with {done.returncode}: {words}")
     return said
+
+
+def login_folders() -> list[str]:
+    """The folders of the login's PATH; as root, those that nobody else can change."""
+    # an empty or relative one is whatever folder we happen to stand in
+    named = [folder for folder in dict.fromkeys(os.environ.get("PATH", "").split(os.pathsep)) if folder[:1] == "/"]
+    return [folder for folder in named if weak_place(folder) is None] if os.geteuid() == 0 else named
+
+
+def find(name: str, folders: Sequence[str], *, for_root: bool = False) -> str | None:
+    """The path of one of PROGRAMS in these folders; None for none that may be run.
+
+    Args:
+        name: of the program.
+        folders: where to look, in this order.
+        for_root: whether root will run it, whoever we are.
+    """
+    if name not in PROGRAMS:
+        raise ValueError(f"{name} is no program of the list")
+    strict = for_root or os.geteuid() == 0
+    found = _named(name, folders)
+    return next((path for path in found if not strict or (_closed(os.path.dirname(path)) and _closed(path))), None)
+
+
+def weak_place(path: str) -> str | None:
+    """The first place on the way to a file or folder that others than root can change; None where there is none.
+
+    Links are followed step by step, each folder on the way included. In a folder with the sticky bit nobody can
+    replace what is root's, so that such a one may stand above, but not be the folder itself.
+    """
+    here, names = "/", _parts(path)
+    trusted = _trusted_owners()
+    for _ in range(MOST_STEPS):
+        try:
+            status = os.lstat(here)
+            target = os.readlink(here) if stat.S_ISLNK(status.st_mode) else None
+        except OSError:
+            return here
+        if status.st_uid not in trusted:
+            return here
+        if target is not None:
+            names = [*_parts(target), *names]
+            here = "/" if target.startswith("/") else os.path.dirname(here)
+            continue
+        if status.st_mode & OTHERS and not (names and status.st_mode & stat.S_ISVTX):
+            return here
+        if not names:
+            return None
+        name = names.pop(0)
+        here = os.path.dirname(here) if name == ".." else os.path.join(here, name)
+    return path
+
+
+def _closed(path: str) -> bool:
+    return weak_place(path) is None
+
+
+def _named(name: str, folders: Sequence[str]) -> list[str]:
+    paths = (os.path.join(folder, name) for folder in folders)
+    return [path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)]
+
+
+def _refusal(name: str) -> Exception:
+    """Why there is none: it is not there, or root must not run what is there."""
+    own = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder[:1] == "/"]
+    for path in _named(name, [*own, *SYSTEM, *MORE]):
+        place = weak_place(os.path.dirname(path)) or weak_place(path)
+        return Unavailable(f"{path} is not run as root: others can change {place}"[:300])
+    return FileNotFoundError(name)
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in ("", ".")]
+
+
+def _trusted_owners() -> frozenset[int]:
+    """Root; in a user namespace also whoever has no number there, such as the host's root (user_namespaces(7))."""
+    whole = (kernel_files.read("/proc/self/uid_map") or "").split() == ["0", "0", "4294967295"]
+    outside = None if whole else kernel_files.read("/proc/sys/kernel/overflowuid")
+    return frozenset({0, int(outside)}) if outside and outside.isdigit() else frozenset({0})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.probe import gpus
+from nccl_doctor.probe import gpus, tools
 from nccl_doctor.probe.facts import gpu_health, pci, rdma
 from tests.patience import LONG_S
 
@@ -39,7 +40,7 @@ def install(generation: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
         + f"*) cat {here}/health.csv; {status};; esac\n"
     )
     program.chmod(0o755)
-    monkeypatch.setattr(gpus, "PLACES", (str(program),))
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
 @pytest.fixture
@@ -93,7 +94,9 @@ def test_what_is_not_told_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_without_a_driver_there_is_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "PLACES", (str(tmp_path / "nvidia-smi"),))
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(tools, "SYSTEM", (str(tmp_path),))
+    monkeypatch.setattr(tools, "MORE", ())
     monkeypatch.setattr(gpus, "DEVICES", (str(tmp_path / "nvidia0"),))
     assert gpus.collect(time.monotonic() + LONG_S) == []
     assert gpu_health.collect(time.monotonic() + LONG_S) == []

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.probe import gpus
+from nccl_doctor.probe import gpus, tools
 from nccl_doctor.probe.unavailable import Unavailable
 from tests.patience import LONG_S
 
@@ -69,7 +69,8 @@ def fake(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
     program = folder / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
-    monkeypatch.setattr(gpus, "PLACES", (str(folder / "not-here"), str(program)))
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(tools, "SYSTEM", (str(folder), *tools.SYSTEM))
 
 
 def soon() -> float:
@@ -114,7 +115,9 @@ def test_one_that_hangs_is_ended_at_the_deadline(monkeypatch: pytest.MonkeyPatch
 def test_a_device_without_the_program_is_unknown_and_nothing_at_all_is_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(gpus, "PLACES", (str(tmp_path / "nvidia-smi"),))
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(tools, "SYSTEM", ())
+    monkeypatch.setattr(tools, "MORE", (str(tmp_path),))
     monkeypatch.setattr(gpus, "DEVICES", (str(tmp_path / "nvidia0"),))
     assert gpus.collect(soon()) == []
     (tmp_path / "nvidia0").touch()

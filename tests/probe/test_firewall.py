@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.probe import as_root, firewall
+from nccl_doctor.probe import as_root, firewall, tools
 from nccl_doctor.probe.unavailable import Unavailable
 from nccl_doctor.snapshot import Firewalld, FirewallFacts, IptablesSave, Unknown
 from tests.patience import LONG_S, crowd
@@ -29,7 +29,7 @@ a password (both seen with sudo 1.9.13)."""
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     """A host whose only programs are the ones a test writes, besides a shell's own."""
-    monkeypatch.setattr(as_root, "PATH", str(tmp_path))
+    monkeypatch.setattr(tools, "SYSTEM", (str(tmp_path),))
     monkeypatch.setattr(firewall, "NF_TABLES", str(tmp_path / "nf_tables"))
     monkeypatch.setattr(firewall, "LEGACY_TABLES", {name: f"{tmp_path}/{name}_tables_names" for name in ("ip", "ip6")})
     host = Host(tmp_path)

@@ -16,7 +16,7 @@ BLOCK = 1024 * 1024
 SKIPPED_FOLDERS = frozenset({".git", "__pycache__", ".ipynb_checkpoints"})
 """Hold nothing that a job reads, and differ between hosts that ran it."""
 GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false")
-"""Writes nothing and starts no monitor; a folder of somebody else's git refuses, and we don't overrule it."""
+"""Writes nothing and starts no monitor."""
 
 
 def collect(paths: list[str], deadline: float) -> list[dict[str, Any]]:
@@ -95,7 +95,12 @@ def _walk(root: str) -> Iterator[str]:
 
 
 def _checkout(root: str, deadline: float) -> tuple[str, Iterator[str]]:
-    """The commit, and the tracked files that are not as it has them."""
+    """The commit, and the tracked files that are not as it has them.
+
+    A checkout's configuration names programs (filter.NAME.clean), and git before 2.35.2 runs those of anybody's.
+    """
+    if {os.lstat(path).st_uid for path in (root, os.path.join(root, ".git"))} - {0, os.geteuid()}:
+        raise Unavailable("is a Git checkout of another user's, in which no git is run")
     try:
         commit = output([*GIT, "-C", root, "rev-parse", "HEAD"], deadline).strip()
         told = output([*GIT, "-C", root, "status", "--porcelain", "-z", "-uno", "--no-renames"], deadline)

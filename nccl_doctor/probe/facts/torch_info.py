@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import time
 from typing import Any, Mapping
 
 from nccl_doctor.probe.interpreter import Interpreter
+from nccl_doctor.probe.tools import output
 from nccl_doctor.probe.unavailable import Unavailable
 
 LIBRARY = "libnccl.so.2"
@@ -96,35 +95,14 @@ def _system_library(environ: dict[str, str], prefix: str, deadline: float) -> st
     found = _first([*filter(None, environ.get("LD_LIBRARY_PATH", "").split(":")), f"{prefix}/lib"])
     if found:
         return found
-    for program in ("/sbin/ldconfig", "ldconfig"):
-        try:
-            cache = _output([program, "-p"], environ, deadline)
-        except FileNotFoundError:
-            continue
-        match = re.search(rf"^\s*{re.escape(LIBRARY)} .*=> (/.*)$", cache, re.MULTILINE)
-        return match.group(1) if match else None
-    return None
+    try:
+        cache = output(["ldconfig", "-p"], deadline, accept=range(256))  # musl's has no cache to print
+    except FileNotFoundError:
+        return None
+    match = re.search(rf"^\s*{re.escape(LIBRARY)} .*=> (/.*)$", cache, re.MULTILINE)
+    return match.group(1) if match else None
 
 
 def _first(folders: list[str]) -> str | None:
     paths = (os.path.join(folder, LIBRARY) for folder in folders)
     return next((path for path in paths if os.path.isfile(path)), None)
-
-
-def _output(argv: list[str], environ: dict[str, str], deadline: float) -> str:
-    """What a program prints; its errors go with it, for they say why it failed."""
-    allowed_s = max(0.1, deadline - time.monotonic())
-    try:
-        done = subprocess.run(
-            argv,
-            cwd="/",
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=allowed_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise Unavailable(f"{argv[0]} gave no answer in time") from None
-    return done.stdout.decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Python stacks of ranks by py-spy: the training's own where it has one, else the one sent along, run from memory.
+"""Python stacks of ranks by py-spy: the host's own (probe/tools.py), else the one sent along, run from memory.
 
 By default py-spy only reads the process's memory and never stops it. A pause, or native frames, which need one, are
 asked for; a process that is stopped already or sits in the kernel is never attached to: it could not be let go again.
@@ -10,14 +10,12 @@ import binascii
 import json
 import os
 import select
-import shutil
-import stat
 import subprocess
 import time
 import zlib
 from typing import Any
 
-from nccl_doctor.probe import children
+from nccl_doctor.probe import children, tools
 from nccl_doctor.probe.hang.memory_file import write_memory_file
 from nccl_doctor.probe.unavailable import Unavailable
 
@@ -41,11 +39,9 @@ class Spy:
         self.path: str | None = None
         self._problem = "py-spy is not installed on the host, and none was sent along"
 
-    def find(self, pids: list[int]) -> bool:
-        """Looks beside the interpreters of the training and on PATH."""
-        places = [_beside(pid) for pid in pids]
-        found = (path for path in (*dict.fromkeys(places), shutil.which("py-spy")) if path and _trusted(path))
-        self.path = next(found, self.path)
+    def find(self) -> bool:
+        """Looks where programs are looked for; never where a process that is looked at has them."""
+        self.path = tools.find("py-spy", [*tools.login_folders(), *tools.SYSTEM]) or self.path
         return self.path is not None
 
     def install(self, bundle: dict[str, Any]) -> None:
@@ -91,7 +87,7 @@ class Spy:
         reading, writing = os.pipe()
         try:
             argv = [self.path, "dump", "--pid", str(pid), "--json", *how]
-            return children.start(argv, {"PATH": os.environ.get("PATH", "")}, writing), reading
+            return children.start(argv, {"PATH": os.pathsep.join(tools.SYSTEM)}, writing), reading
         except BaseException:
             os.close(reading)
             raise
@@ -146,23 +142,3 @@ def _thread(told: dict[str, Any], *, main: bool) -> dict[str, Any]:
             for one in told["frames"][:most]
         ],
     }
-
-
-def _beside(pid: int) -> str | None:
-    """The py-spy of the environment that a process runs in, seen from here."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            program = os.fsdecode(file.read().split(b"\0")[0])
-    except OSError:
-        return None
-    return f"/proc/{pid}/root{os.path.dirname(program)}/py-spy" if program.startswith("/") else None
-
-
-def _trusted(path: str) -> bool:
-    """Whether it is a program of ours or root's: root runs nothing that another user could have put there."""
-    try:
-        told = os.stat(path)
-    except OSError:
-        return False
-    safe = told.st_uid in (0, os.getuid()) and not told.st_mode & (stat.S_IWOTH | stat.S_IWGRP)
-    return stat.S_ISREG(told.st_mode) and safe and os.access(path, os.X_OK)

@@ -46,7 +46,7 @@ class Watch:
         some = told["unnumbered"] if isinstance(told["unnumbered"], list) else []
         self._ranks = {row["pid"]: row for row in [*found["ranks"], *some]}
         # a file system that hangs must not hold up what does not need it
-        spy = run({"py_spy": partial(self._spy.find, list(self._ranks))}, ASK_S)["py_spy"]
+        spy = run({"py_spy": self._spy.find}, ASK_S)["py_spy"]
         above = ranks.launchers(table, [row["pid"] for row in some])
         waiting = {"launchers": above, "starters": _starters(table)}
         return {**found, **told, **waiting, "py_spy": spy is True, "machine": os.uname().machine}

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from nccl_doctor.collect import py_spy_bundle
-from nccl_doctor.probe import procs, rank_state
+from nccl_doctor.probe import procs, rank_state, tools
 from nccl_doctor.probe.hang import flows, kernel_log, library, stacks, watch
 from nccl_doctor.probe.procs import Table
+from tests.patience import LONG_S
 from tests.ras_server import Service, serving
 
 SLEEPER = """\
@@ -87,26 +88,60 @@ def test_its_connection_waits_for_a_reader(sleeper: int) -> None:
     assert any(row["unsent"] == flow["unsent"] and row["remote"] == flow["remote"] for row in told.values())
 
 
-def test_stacks_by_the_one_that_is_there_and_by_the_one_sent_along(sleeper: int) -> None:
+@pytest.fixture
+def sent() -> stacks.Spy:
+    """The one that is sent along."""
     spy = stacks.Spy()
-    assert spy.find([sleeper])
-    assert spy.path is not None
-    assert f"/proc/{sleeper}/root" in spy.path
+    spy.install(py_spy_bundle.pack(os.uname().machine))
+    return spy
+
+
+def test_stacks_by_the_one_that_is_there_and_by_the_one_sent_along(
+    sleeper: int, sent: stacks.Spy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = py_spy_bundle.own_program()
+    assert program is not None
+    shutil.copy(program, tmp_path / "py-spy")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    spy = stacks.Spy()
+    assert spy.find()
+    assert spy.path == str(tmp_path / "py-spy")
     assert seen(spy, sleeper)[:2] == ["wait", "<module>"]
-    sent = stacks.Spy()
-    sent.install(py_spy_bundle.pack(os.uname().machine))
     assert seen(sent, sleeper)[:2] == ["wait", "<module>"]
     assert seen(sent, sleeper, mode="pause")[:2] == ["wait", "<module>"]
     assert "clock_nanosleep" in " ".join(seen(sent, sleeper, mode="native")[:3])
 
 
-def test_a_stopped_process_stays_as_it_is(sleeper: int) -> None:
-    spy = stacks.Spy()
-    spy.find([sleeper])
+def test_what_a_rank_has_under_that_name_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside its program as it tells it, in its folder, and on its PATH."""
+    for name in ("beside", "folder", "path"):
+        (tmp_path / name).mkdir()
+        planted = tmp_path / name / "py-spy"
+        planted.write_text(f"#!/bin/sh\necho > {tmp_path}/canary\n")
+        planted.chmod(0o755)
+    monkeypatch.setattr(tools, "SYSTEM", ())
+    monkeypatch.setenv("PATH", "")
+    with subprocess.Popen(
+        [str(tmp_path / "beside/python3"), "-c", "import time; time.sleep(1000)"],
+        executable=sys.executable,
+        cwd=tmp_path / "folder",
+        env={"PATH": f"{tmp_path}/path"},
+    ) as rank:
+        try:
+            spy = stacks.Spy()
+            assert not spy.find()
+            told = spy.dump({rank.pid: "S"}, "read", time.monotonic() + LONG_S)[rank.pid]
+        finally:
+            rank.kill()
+    assert "py-spy is not installed" in told["$unknown"]
+    assert not (tmp_path / "canary").exists()
+
+
+def test_a_stopped_process_stays_as_it_is(sleeper: int, sent: stacks.Spy) -> None:
     os.kill(sleeper, signal.SIGSTOP)
     try:
         for mode in stacks.MODES:
-            assert seen(spy, sleeper, "T", mode)[:2] == ["wait", "<module>"]
+            assert seen(sent, sleeper, "T", mode)[:2] == ["wait", "<module>"]
             assert Path(f"/proc/{sleeper}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     finally:
         os.kill(sleeper, signal.SIGCONT)
@@ -124,18 +159,6 @@ def test_why_there_is_no_stack(sleeper: int, tmp_path: Path) -> None:
     assert "in time" in spy.dump({sleeper: "S"}, "read", time.monotonic() + 0.3)[sleeper]["$unknown"]
     spy.path = shutil.which("true")
     assert "py-spy" in spy.dump({sleeper: "S"}, "read", time.monotonic() + 5)[sleeper]["$unknown"]
-
-
-def test_another_users_program_is_not_run(tmp_path: Path) -> None:
-    program = tmp_path / "py-spy"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
-    assert stacks._trusted(str(program))
-    program.chmod(0o777)
-    assert not stacks._trusted(str(program))
-    program.chmod(0o755)
-    os.chown(program, 12345, -1)
-    assert not stacks._trusted(str(program))
 
 
 def test_the_kernels_kills() -> None:

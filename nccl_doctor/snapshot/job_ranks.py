@@ -29,6 +29,7 @@ class JobProcess(Observed):
     started: Count
     age_s: Seconds
     user: Short
+    uid: Count | None = None
     command: Short
     unit: Short | None
     nccl: Short | None

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from itertools import islice
 
-IN_MAP = re.compile(r"\s(/[^\n]*/lib(?:nccl|torch_cuda)\.so[.0-9]*)(?: \(deleted\))?$", re.MULTILINE)
+IN_MAP = re.compile(r"^(?:\S+ ){5} *(/[^\n]*/lib(?:nccl|torch_cuda)\.so[.0-9]*)(?: \(deleted\))?$", re.MULTILINE)
 """A torch that links NCCL statically has it in libtorch_cuda.so."""
 MOST_MAP = 8 << 20
+MOST_ENTRIES = 20_000
+"""Of a folder that the process names."""
 TORCH = "/libtorch_cpu.so"
 """Every build of torch has it."""
 FILE = re.compile(r"\.so\.([0-9]+\.[0-9]+\.[0-9]+)$")
@@ -42,7 +45,8 @@ def _version(pid: int, path: str) -> str | None:
     # site-packages/nvidia/nccl/lib/libnccl.so.2 belongs to site-packages/nvidia_nccl_cu13-2.28.9.dist-info
     packages = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(seen))))
     try:
-        wheels = [match[1] for name in os.listdir(packages) if (match := WHEEL.fullmatch(name))]
+        with os.scandir(packages) as entries:
+            wheels = [match[1] for one in islice(entries, MOST_ENTRIES) if (match := WHEEL.fullmatch(one.name))]
     except OSError:
         return None
     return wheels[0] if len(wheels) == 1 else None

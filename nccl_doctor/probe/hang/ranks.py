@@ -130,6 +130,7 @@ def _told(pid: int, table: Table) -> dict[str, Any]:
         "inner_pid": inner_pid(pid),
         "started": table.procs[pid].started,
         "age_s": guard.age_s(pid, table),
+        "uid": table.uid(pid),
         "user": guard.user(table.uid(pid)),
         "command": table.command(pid),
         "unit": units.unit_of(pid, table),

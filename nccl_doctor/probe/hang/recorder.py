@@ -2,7 +2,8 @@
 
 The server (torch/distributed/elastic/control_plane.py) speaks HTTP on a unix socket at the path that
 TORCH_WORKER_SERVER_SOCKET begins with; no other socket is asked, for a stranger's request can end a program. A pipe
-(TORCH_NCCL_DEBUG_INFO_PIPE_FILE) makes a rank write a dump: only when asked to.
+(TORCH_NCCL_DEBUG_INFO_PIPE_FILE) makes a rank write a dump: only when asked to. All of it is done as the rank
+(as_rank.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import time
 from typing import Any, Iterator
 
 from nccl_doctor.probe import kernel_files
+from nccl_doctor.probe.hang import as_rank
+from nccl_doctor.probe.hang.as_rank import RankFiles
 from nccl_doctor.probe.hang.flows import inodes_of
 from nccl_doctor.probe.unavailable import Unavailable
 
@@ -33,24 +36,33 @@ KEPT = frozenset(
 DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 DEFAULT_DUMPS = ("/tmp/nccl_trace_rank_", "~/.cache/torch/comm_lib_trace_rank_")  # noqa: S108 - torch's own choice
 """Where torch puts them unless told otherwise (torch/csrc/distributed/c10d/FlightRecorder.cpp, 2.3 and 2.8 on)."""
+TEXT = 300
 LISTENING, STREAM = "00010000", "0001"
 """Flags and type of a line of /proc/PID/net/unix (proc_pid_net(5))."""
 
 
-def live(pid: int, told: dict[str, str], deadline: float) -> dict[str, Any] | None:
+def live(row: dict[str, Any], deadline: float) -> dict[str, Any] | None:
     """The recorder of a running rank, cut to its last entries; None where the job does not serve it.
+
+    Args:
+        row: of hang/ranks.py.
+        deadline: on the clock of ``time.monotonic``.
 
     Raises:
         Unavailable: it is served, and does not answer.
     """
-    prefix = told.get("TORCH_WORKER_SERVER_SOCKET")
+    pid, prefix = row["pid"], row["told"].get("TORCH_WORKER_SERVER_SOCKET")
     path = next(_servers(pid, prefix), None) if prefix else None
     if path is None:
         return None
+
+    def post(files: RankFiles) -> bytes:
+        return _post(files.connect(path, pid, max(0.1, deadline - time.monotonic())), deadline)
+
     try:
-        return cut(json.loads(_post(path, deadline).decode("utf-8", "replace")))
-    except (OSError, ValueError) as error:
-        raise Unavailable(f"torch's worker server did not tell its flight recorder: {error}") from error
+        return cut(json.loads(as_rank.ask(pid, row["started"], post, deadline, MOST_BYTES).decode("utf-8", "replace")))
+    except (Unavailable, ValueError) as error:
+        raise Unavailable(f"torch's worker server did not tell its flight recorder: {error}"[:TEXT]) from error
 
 
 def cut(document: Any) -> dict[str, Any]:
@@ -62,53 +74,82 @@ def cut(document: Any) -> dict[str, Any]:
     return {"version": document.get("version"), "pg_status": document.get("pg_status"), "entries": kept}
 
 
-def dumped(pid: int, rank: int, age_s: float, told: dict[str, str]) -> dict[str, Any] | None:
-    """The newest dump that this rank wrote since it began: ``{"name", "age_s", "data"}``, in base64; None for none."""
-    named = [told[name] for name in DUMPS if name in told] or list(DEFAULT_DUMPS)
-    found = [path for path in (f"/proc/{pid}/root{_home(one, pid)}{rank}" for one in named) if _young(path, age_s)]
-    if not found:
-        return None
-    newest = max(found, key=os.path.getmtime)
-    with open(newest, "rb") as file:
-        data = file.read(MOST_DUMP_BYTES)
-    age = max(0.0, time.time() - os.path.getmtime(newest))
-    return {"name": os.path.basename(newest), "age_s": age, "data": base64.b64encode(data).decode()}
+def dumped(row: dict[str, Any], age_s: float, deadline: float) -> dict[str, Any] | None:
+    """The newest dump that this rank wrote since it began: ``{"name", "age_s", "data"}``, in base64; None for none.
+
+    Raises:
+        Unavailable: nobody can look as the rank would, or not in time.
+    """
+    named = [row["told"][name] for name in DUMPS if name in row["told"]] or list(DEFAULT_DUMPS)
+    paths = [f"{_home(one, row['uid'])}{row['rank']}" for one in named]
+    oldest = time.time() - age_s - 1
+
+    def newest(files: RankFiles) -> bytes:
+        found = max(_young(files, paths, oldest), default=None)
+        if found is None:
+            return b"{}\n"
+        written, path, file = found
+        head = {"name": os.path.basename(path), "age_s": max(0.0, time.time() - written)}
+        return json.dumps(head).encode() + b"\n" + _content(file)
+
+    answer = as_rank.ask(row["pid"], row["started"], newest, deadline, MOST_DUMP_BYTES + (1 << 16))
+    head, _, data = answer.partition(b"\n")
+    told: dict[str, Any] = json.loads(head.decode())
+    return {**told, "data": base64.b64encode(data).decode()} if told else None
 
 
-def ask_for_dump(pid: int, rank: int, told: dict[str, str]) -> bool:
+def ask_for_dump(row: dict[str, Any], deadline: float) -> bool:
     """Writes to the rank's pipe, which makes it write its dump; whether there is such a pipe and somebody reads it."""
-    prefix = told.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
+    prefix = row["told"].get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
     if not prefix:
         return False
-    path = f"/proc/{pid}/root{prefix}{rank}.pipe"
+
+    def write(files: RankFiles) -> bytes:
+        os.write(files.open(f"{prefix}{row['rank']}.pipe", stat.S_IFIFO, os.O_WRONLY), b"1\n")
+        return b""
+
     try:
-        if not stat.S_ISFIFO(os.stat(path).st_mode):
-            return False
-        file = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:  # no such pipe, or nobody reads it
+        as_rank.ask(row["pid"], row["started"], write, deadline, 1)
+    except Unavailable:  # no such pipe, nobody reads it, or it is not the rank's to write
         return False
-    try:
-        os.write(file, b"1\n")
-    finally:
-        os.close(file)
     return True
 
 
+def _young(files: RankFiles, paths: list[str], oldest: float) -> Iterator[tuple[float, str, int]]:
+    """Time, path and descriptor of each that is a regular file and was written since."""
+    for path in paths:
+        try:
+            file = files.open(path, stat.S_IFREG, os.O_RDONLY)
+        except OSError:
+            continue
+        written = os.fstat(file).st_mtime
+        if written >= oldest:
+            yield written, path, file
+
+
+def _content(file: int) -> bytes:
+    data = bytearray()
+    while len(data) < MOST_DUMP_BYTES:
+        block = os.read(file, MOST_DUMP_BYTES - len(data))
+        if not block:
+            break
+        data += block
+    return bytes(data)
+
+
 def _servers(pid: int, prefix: str) -> Iterator[str]:
-    """Paths of unix sockets that the process itself listens on and that begin as the variable says."""
+    """Paths at which the process itself bound unix sockets that listen, and that begin as the variable says."""
     own = set(inodes_of(pid))
     for line in (kernel_files.read(f"/proc/{pid}/net/unix") or "").splitlines()[1:]:
         fields = line.split(None, 7)
         listens = len(fields) == 8 and fields[3:5] == [LISTENING, STREAM] and int(fields[6]) in own
         if listens and fields[7].startswith(prefix):
-            yield f"/proc/{pid}/root{fields[7]}"
+            yield fields[7]
 
 
-def _post(path: str, deadline: float) -> bytes:
+def _post(server: socket.socket, deadline: float) -> bytes:
     """The body of the answer."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
-        server.settimeout(max(0.1, deadline - time.monotonic()))
-        server.connect(path)
+    with server:
         server.sendall(REQUEST)
         data = b""
         while len(data) <= MOST_BYTES:
@@ -132,22 +173,13 @@ def _whole(data: bytes) -> bool:
     return bool(mark and lengths and lengths[0].strip().isdigit() and len(body) >= int(lengths[0]))
 
 
-def _home(prefix: str, pid: int) -> str:
+def _home(prefix: str, uid: int) -> str:
     """The prefix with the home of the rank's user for "~"."""
+    if not prefix.startswith("~/"):
+        return prefix
     import pwd
 
-    if not prefix.startswith("~/"):
-        return prefix if prefix.startswith("/") else f"/proc/{pid}/cwd/{prefix}"
     try:
-        return pwd.getpwuid(os.stat(f"/proc/{pid}").st_uid).pw_dir + prefix[1:]
-    except (KeyError, OSError):
+        return pwd.getpwuid(uid).pw_dir + prefix[1:]
+    except KeyError:
         return prefix[1:]
-
-
-def _young(path: str, age_s: float) -> bool:
-    """Whether it is a regular file that was written after the rank began."""
-    try:
-        told = os.stat(path)
-    except OSError:
-        return False
-    return stat.S_ISREG(told.st_mode) and told.st_mtime >= time.time() - age_s - 1

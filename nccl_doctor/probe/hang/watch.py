@@ -16,6 +16,8 @@ from nccl_doctor.probe.unavailable import Unavailable
 
 ASK_S = 3.0
 """For one rank's recorder; the ranks of a host are asked one after the other within the look's own deadline."""
+DUMP_S = 8.0
+"""For all ranks of the host to be told to dump."""
 RAS_S = 8.0
 RAS_TURNS = 4
 """Several jobs can share the port (SO_REUSEPORT), and each connection comes to one of them."""
@@ -96,18 +98,19 @@ class Watch:
     def _record(self, pid: int, deadline: float) -> Any:
         row = self._ranks[pid]
         until = min(deadline, time.monotonic() + ASK_S)
-        live = recorder.live(pid, row["told"], until)
+        live = recorder.live(row, until)
         if live is not None:
             return {"live": live}
         if "rank" not in row:  # a dump is known by its rank
             return None
-        dump = recorder.dumped(pid, row["rank"], row["age_s"] + time.monotonic() - self._found_at, row["told"])
+        dump = recorder.dumped(row, row["age_s"] + time.monotonic() - self._found_at, until)
         return None if dump is None else {"dump": dump}
 
     def _dump(self, request: dict[str, Any]) -> list[int]:
         """Has ranks write their dumps; those that were told to."""
+        deadline = time.monotonic() + DUMP_S
         wanted = [pid for pid in request["pids"] if "rank" in self._ranks.get(pid, {})]
-        return [pid for pid in wanted if recorder.ask_for_dump(pid, self._ranks[pid]["rank"], self._ranks[pid]["told"])]
+        return [pid for pid in wanted if recorder.ask_for_dump(self._ranks[pid], deadline)]
 
     def _ras(self, request: dict[str, Any]) -> dict[str, Any]:
         """snapshot.RasAnswer: reports of the job's RAS service in both forms, the same ones once.

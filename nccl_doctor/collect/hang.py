@@ -100,6 +100,7 @@ class _Watch:
         self._ras: dict[str, tuple[Phased[Ras], ...]] = {}
         self._others: tuple[str, ...] = ()
         self._strays: dict[str, tuple[JobRank, ...]] = {}
+        self._rivals: dict[str, tuple[JobRank, ...]] = {}
         self._timings: dict[str, float] = {}
 
     def connect(self) -> None:
@@ -127,7 +128,7 @@ class _Watch:
         choice = choose(told, port=self._cluster.master_port, pid=self._options.pid)
         for name, why in choice.liars.items():
             self._fail(name, ValueError(why))
-        self._others, self._strays = choice.others, choice.strays
+        self._others, self._strays, self._rivals = choice.others, choice.strays, choice.rivals
         self._jobs = {
             name: one.model_copy(update={"ranks": choice.ranks[name], "unnumbered": _reason(one.unnumbered)})
             for name, one in told.items()
@@ -196,6 +197,7 @@ class _Watch:
                     node=node,
                     job=self._jobs.get(node.name),
                     strays=self._strays.get(node.name, ()),
+                    rivals=self._rivals.get(node.name, ()),
                     looks=tuple(self._looks.get(node.name, ())),
                     starters=self._starters.get(node.name, ()),
                     ras=self._ras.get(node.name, ()),

@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
 from typing import NamedTuple
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.hostlist import fold, plural
+from nccl_doctor.hostlist import fold, grouped, plural
 from nccl_doctor.snapshot import Unknown
-from nccl_doctor.snapshot.job_ranks import JobRank, JobRanks
+from nccl_doctor.snapshot.job_ranks import JobRank, JobRanks, User
 
 MOST_TOLD = 8
 MOST_COMPARED = 64
 
 
 class HangingJob(NamedTuple):
-    """What the ranks of one job share; ``host`` only where its master is the host itself."""
+    """What the ranks of one job share; ``host`` only where its master is the host itself.
+
+    Attributes:
+        user: whose it is; what another user's processes say of themselves is another job's.
+        contained: its ranks are in containers, whose root is no root outside of them.
+    """
 
     address: str
     port: int
     world_size: int
     run_id: str
     host: str
+    user: str
+    contained: bool
 
     def __str__(self) -> str:
         return f"{self.address}:{self.port} of {self.world_size} ranks" + (f" on {self.host}" if self.host else "")
+
+
+Jobs = dict[HangingJob, dict[str, list[JobRank]]]
+"""The ranks of each job, by host."""
 
 
 class Choice(NamedTuple):
@@ -34,12 +44,14 @@ class Choice(NamedTuple):
 
     Attributes:
         ranks: by host, those of this job, one process a rank.
+        rivals: by host, older processes of the job with the numbers of these.
         strays: by host, ranks of unfinished jobs whose numbers this one lacks: they are its own, started otherwise.
         others: the jobs that are not looked at, in words.
         liars: hosts whose answer can't be, and why.
     """
 
     ranks: dict[str, tuple[JobRank, ...]]
+    rivals: dict[str, tuple[JobRank, ...]]
     strays: dict[str, tuple[JobRank, ...]]
     others: tuple[str, ...]
     liars: dict[str, str]
@@ -51,66 +63,111 @@ def choose(found: dict[str, JobRanks], *, port: int, pid: int | None) -> Choice:
     Raises:
         UsageError: it is not clear which.
     """
-    hosts: dict[HangingJob, set[str]] = {}
-    counts: Counter[HangingJob] = Counter()
-    for name, told in found.items():
-        for rank in told.ranks:
-            hosts.setdefault(_job(name, rank), set()).add(name)
-            counts[_job(name, rank)] += 1
-    meant = sorted(hosts) if pid is None else sorted(_of_process(pid, found))
+    jobs = _jobs(found)
+    meant = sorted(jobs) if pid is None else sorted(_of_process(pid, found, jobs))
     if len(meant) > 1:
-        worth = {job: (len(hosts[job]), job.port == port) for job in meant}
+        worth = {job: (len(jobs[job]), job.port == port) for job in meant}
         meant = [job for job in meant if worth[job] == max(worth.values())]
     if len(meant) > 1:
-        words = "; ".join(f"{job} ({counts[job]} ranks here)" for job in meant[:MOST_TOLD])
+        words = "; ".join(f"{_named(job, jobs)} ({_count(jobs[job])} ranks here)" for job in meant[:MOST_TOLD])
         raise UsageError(f"{len(meant)} jobs run: {words}. Name one of its processes with --pid")
     chosen = next(iter(meant), None)
-    ranks = {name: _latest([rank for rank in told.ranks if _job(name, rank) == chosen]) for name, told in found.items()}
-    liars = _contradicted(ranks)
-    numbers = _numbers(found)
-    strays = {name: tuple(_strays(name, told, chosen, numbers)) for name, told in found.items()} if chosen else {}
-    own = {chosen, *(_job(name, rank) for name, some in strays.items() for rank in some)}
-    others = tuple(f"{job} ({plural(count, 'rank')})" for job, count in sorted(counts.items()) if job not in own)
-    return Choice(ranks, strays, others, liars)
+    own = {name: jobs[chosen].get(name, []) if chosen else [] for name in found}
+    ranks = {name: _latest(some) for name, some in own.items()}
+    rivals = {name: tuple(one for one in some if one not in ranks[name]) for name, some in own.items()}
+    strays: dict[str, list[JobRank]] = {name: [] for name in found}
+    looked_at = {chosen}
+    for job, name, rank in _strays(jobs, chosen) if chosen else ():
+        strays[name].append(rank)
+        looked_at.add(job)
+    others = tuple(
+        f"{_named(job, jobs)} ({plural(_count(some), 'rank')})"
+        for job, some in sorted(jobs.items())
+        if job not in looked_at
+    )
+    return Choice(ranks, rivals, {name: tuple(some) for name, some in strays.items()}, others, _contradicted(ranks))
 
 
-def _strays(name: str, told: JobRanks, chosen: HangingJob, numbers: dict[HangingJob, set[int]]) -> Iterator[JobRank]:
-    """The ranks here of jobs that lack others, with numbers that the chosen one lacks."""
-    for rank in told.ranks:
-        job = _job(name, rank)
-        missing = rank.rank < chosen.world_size and rank.rank not in numbers[chosen]
-        if job != chosen and missing and len(numbers[job]) < job.world_size and not numbers[job] & numbers[chosen]:
-            yield rank
+def _named(job: HangingJob, jobs: Jobs) -> str:
+    """The job in words; whose it is where that alone tells it from another."""
+    alike = [one for one in jobs if str(one) == str(job)]
+    words = [str(job)]
+    words += [f"of {job.user}"] if len({one.user for one in alike}) > 1 else []
+    words += ["in a container" if job.contained else "in none"] if len({one.contained for one in alike}) > 1 else []
+    return " ".join(words)
 
 
-def _numbers(found: dict[str, JobRanks]) -> dict[HangingJob, set[int]]:
-    """The ranks that each job has anywhere."""
-    numbers: dict[HangingJob, set[int]] = {}
-    for name, told in found.items():
-        for rank in told.ranks:
-            numbers.setdefault(_job(name, rank), set()).add(rank.rank)
-    return numbers
+def _count(hosts: dict[str, list[JobRank]]) -> int:
+    return sum(map(len, hosts.values()))
 
 
-def _of_process(pid: int, found: dict[str, JobRanks]) -> set[HangingJob]:
+def _numbers(hosts: dict[str, list[JobRank]]) -> set[int]:
+    return {rank.rank for some in hosts.values() for rank in some}
+
+
+def _strays(jobs: Jobs, chosen: HangingJob) -> Iterator[tuple[HangingJob, str, JobRank]]:
+    """The ranks of jobs of the same user that lack others, with numbers that the chosen one lacks."""
+    there = _numbers(jobs[chosen])
+    for job, hosts in jobs.items():
+        numbers, alike = _numbers(hosts), (job.user, job.contained) == (chosen.user, chosen.contained)
+        if job != chosen and alike and len(numbers) < job.world_size and not numbers & there:
+            yield from (
+                (job, name, one) for name, some in hosts.items() for one in some if one.rank < chosen.world_size
+            )
+
+
+def _of_process(pid: int, found: dict[str, JobRanks], jobs: Jobs) -> set[HangingJob]:
     """The jobs of a rank's own PID; else of its launcher's; none of a launcher that has no rank yet."""
-    jobs = {_job(name, rank) for name, told in found.items() for rank in told.ranks if rank.pid == pid}
-    if not jobs:
-        for name, told in found.items():
-            below = {child for one in told.launchers if one.pid == pid for child in one.children}
-            jobs |= {_job(name, rank) for rank in told.ranks if rank.pid in below}
+    below = {
+        name: {child for one in told.launchers if one.pid == pid for child in one.children}
+        for name, told in found.items()
+    }
+    meant = {job for job, hosts in jobs.items() for some in hosts.values() for rank in some if rank.pid == pid}
+    meant = meant or {
+        job for job, hosts in jobs.items() for name, some in hosts.items() for rank in some if rank.pid in below[name]
+    }
     starts = any(
         one.pid == pid for told in found.values() if not isinstance(told.starters, Unknown) for one in told.starters
     )
-    if not jobs and not starts:
+    if not meant and not starts:
         raise UsageError(f"--pid {pid}: no rank of a job that we may look at, and no launcher of one")
+    return meant
+
+
+def _jobs(found: dict[str, JobRanks]) -> Jobs:
+    """All ranks by their jobs: the same variables, the same user, in containers or in none."""
+    alike = grouped((_job(name, rank), (name, rank)) for name, told in sorted(found.items()) for rank in told.ranks)
+    jobs: Jobs = {}
+    for job, some in alike.items():
+        names = _user_names([(name, rank.owner) for name, rank in some])
+        for name, rank in some:
+            jobs.setdefault(job._replace(user=names[rank.owner]), {}).setdefault(name, []).append(rank)
     return jobs
+
+
+def _user_names(owners: list[tuple[str, User]]) -> dict[User, str]:
+    """Under which name each is known everywhere: hosts and containers may have none for the same number.
+
+    On one host several numbers are several users, whatever others say of them.
+    """
+    alike: list[set[User]] = []
+    for user in sorted({user for _, user in owners}, key=str):
+        touching = [some for some in alike if any(user.is_same(one) for one in some)]
+        alike = [*(some for some in alike if some not in touching), {user}.union(*touching)]
+    names: dict[User, str] = {}
+    for some in alike:
+        here = grouped((host, user) for host, user in owners if user in some)
+        one = all(len(set(users)) == 1 for users in here.values())
+        known = sorted(user.name for user in some if not user.is_nameless) or sorted(user.name for user in some)
+        names.update({user: known[0] if one else f"{user.name} ({user.uid})" for user in some})
+    return names
 
 
 def _job(host: str, rank: JobRank) -> HangingJob:
     alone = rank.master_addr in ("localhost", "::1") or rank.master_addr.startswith("127.")
     run_id = rank.told.get("TORCHELASTIC_RUN_ID", "")
-    return HangingJob(rank.master_addr, rank.master_port, rank.world_size, run_id, host if alone else "")
+    where = host if alone else ""
+    return HangingJob(rank.master_addr, rank.master_port, rank.world_size, run_id, where, "", rank.contained)
 
 
 def _latest(ranks: list[JobRank]) -> tuple[JobRank, ...]:

@@ -19,13 +19,15 @@ class _Store(NamedTuple):
 
     Attributes:
         ends: its addresses, and how many connections came to each.
-        clients: host and process of each that dialled it.
+        clients: host and process of each of its user's that dialled it.
+        strange: connections of other users' processes.
     """
 
     host: str
     port: int
     ends: dict[End, int]
     clients: tuple[tuple[str, StoreClient], ...]
+    strange: int
 
 
 def with_counted(found: dict[str, JobRanks]) -> dict[str, JobRanks]:
@@ -54,7 +56,10 @@ def _stores(told: dict[str, tuple[StoreClient, ...]]) -> list[_Store]:
         for server in clients:
             for port in sorted({end[1] for end in server.serves} - {0}):
                 ends = {_end(*one): one[2] for one in server.serves if one[1] == port}
-                found.append(_Store(host, port, ends, _clients(told, host, set(ends))))
+                dialled = _clients(told, host, set(ends))
+                own = tuple((name, one) for name, one in dialled if one.is_alike(server))
+                strange = sum(_dials(one, ends) for name, one in dialled if not one.is_alike(server))
+                found.append(_Store(host, port, ends, own, strange))
     return found
 
 
@@ -110,9 +115,14 @@ def _start(one: StoreClient) -> tuple[int, int]:
 
 def _unseen(store: _Store, clients: list[tuple[str, StoreClient]]) -> int:
     """Ranks on hosts that were not asked: connections came to the store that none of those seen has."""
-    held = [sum(dial[2] for dial in one.dials if _end(*dial) in store.ends) for _, one in clients]
-    strange = min(sum(store.ends.values()) - sum(held), MAX_RANKS // 2)
-    return max(0, -(-strange // max(1, *held)))
+    held = [_dials(one, store.ends) for _, one in clients]
+    unseen = min(sum(store.ends.values()) - sum(held) - store.strange, MAX_RANKS // 2)
+    return max(0, -(-unseen // max(1, *held)))
+
+
+def _dials(one: StoreClient, ends: dict[End, int]) -> int:
+    """How many connections it has to these."""
+    return sum(dial[2] for dial in one.dials if _end(*dial) in ends)
 
 
 def _rank(one: StoreClient, number: int, size: int, address: str, port: int) -> JobRank:

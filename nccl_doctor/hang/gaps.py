@@ -11,10 +11,12 @@ from nccl_doctor.logs.words import ranks_of
 from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.hang import HangSnapshot, Ras
 
+MOST_RIVALS = 4
+
 
 def gaps(snapshot: HangSnapshot, seen: HangEvidence) -> tuple[str, ...]:
     """What could not be seen and the verdict may hang on, each a phrase, gravest first."""
-    some = (_numbers(snapshot, seen), _hosts(snapshot, seen), _stacks(seen), _recorders(seen))
+    some = (_numbers(snapshot, seen), _hosts(snapshot, seen), _rivals(snapshot), _stacks(seen), _recorders(seen))
     return tuple(chain(*some, _ras(snapshot, seen), _flows(seen)))
 
 
@@ -39,6 +41,16 @@ def _hosts(snapshot: HangSnapshot, seen: HangEvidence) -> Iterator[str]:
     hidden = {host.name: host.job.hidden for host in snapshot.hosts if host.job and host.job.hidden}
     if hidden and (not seen.ranks or seen.lost or seen.unseen):
         yield f"Python processes on {fold(hidden)} are hidden from you: other users', or ptrace is restricted there"
+
+
+def _rivals(snapshot: HangSnapshot) -> Iterator[str]:
+    """Processes that are the same rank as one that was looked at: both are said, for either may be the left over."""
+    found = [(host, one) for host in snapshot.hosts for one in host.rivals]
+    for host, one in found[:MOST_RIVALS]:
+        other = next((rank.pid for rank in host.job.ranks if rank.rank == one.rank), None) if host.job else None
+        yield f"pid {one.pid} on {host.name}, which is rank {one.rank} as well and older than pid {other}, looked at"
+    if len(found) > MOST_RIVALS:
+        yield f"{len(found) - MOST_RIVALS} more such processes"
 
 
 def _stacks(seen: HangEvidence) -> Iterator[str]:

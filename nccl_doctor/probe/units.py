@@ -40,6 +40,12 @@ def unit_of(pid: int, table: Table) -> str | None:
     return _container(pid, table) or (f"Slurm job {told}" if told.isdigit() else None)
 
 
+def is_contained(pid: int, table: Table) -> bool:
+    """Whether it is in a container that is not ours: by its control group, or by a PID namespace of its own."""
+    theirs, ours = table.link(pid, "ns/pid"), table.link(os.getpid(), "ns/pid")
+    return _container(pid, table) is not None or (theirs is not None and theirs != ours)
+
+
 def apart(pid: int, table: Table) -> str | None:
     """What sets a process of our user apart from us: a container, Slurm job or login that is not ours.
 

@@ -61,6 +61,7 @@ class HangHost(Observed):
     """One host: its ranks and the looks at them, or why there are none.
 
     Attributes:
+        rivals: older processes of the same user with numbers of the job's ranks.
         strays: ranks with the numbers of missing ones that were told to meet others, or elsewhere.
         starters: where no host has a rank, its launchers once more, a look's interval later.
     """
@@ -68,6 +69,7 @@ class HangHost(Observed):
     node: Node
     job: JobRanks | None = None
     strays: Annotated[tuple[JobRank, ...], Field(max_length=4096)] = ()
+    rivals: Annotated[tuple[JobRank, ...], Field(max_length=4096)] = ()
     looks: tuple[HostLook, ...] = ()
     starters: Fact[Annotated[tuple[Starter, ...], Field(max_length=64)]] = ()
     ras: tuple[Phased[Ras], ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
@@ -13,13 +13,32 @@ from nccl_doctor.snapshot.values import Count, HostAddress, IpAddress, Observed,
 MAX_RANKS = 1 << 20
 
 
+class User(NamedTuple):
+    """A user as a host knows them; the number is None in snapshots from before it was told."""
+
+    name: str
+    uid: int | None
+
+    @property
+    def is_nameless(self) -> bool:
+        """Whether the host knows no name for the number, as with a container's users."""
+        return self.name == f"uid {self.uid}"
+
+    def is_same(self, other: User) -> bool:
+        """Whether two hosts mean one user: by the name, or by the number where one of them knows no name."""
+        unnamed = self.uid is not None and (self.is_nameless or other.is_nameless)
+        return self.name == other.name or (unnamed and self.uid == other.uid)
+
+
 class JobProcess(Observed):
     """A process of a job.
 
     Attributes:
         inner_pid: its PID inside of its container, as NCCL tells it.
         started: in the kernel's clock ticks; with the PID it means this process and no later one.
+        uid: the user's number there.
         unit: its Slurm job or container.
+        contained: it is in a container, as seen from the probe.
         nccl: the version that it has loaded, "unknown" where that is not told; None without NCCL.
         told: of its variables those that say what can be asked of it.
     """
@@ -32,10 +51,20 @@ class JobProcess(Observed):
     uid: Count | None = None
     command: Short
     unit: Short | None
+    contained: bool = False
     nccl: Short | None
     told: dict[Short, Short]
     local_rank: Count | None
     local_world_size: Count | None
+
+    @property
+    def owner(self) -> User:
+        """Whose it is."""
+        return User(self.user, self.uid)
+
+    def is_alike(self, other: JobProcess) -> bool:
+        """Whether both are of one user, and both in containers or in none."""
+        return self.owner.is_same(other.owner) and self.contained == other.contained
 
 
 class JobRank(JobProcess):

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nccl_doctor.collect import hang_jobs
 from nccl_doctor.collect.hang_jobs import choose
 from nccl_doctor.collect.hang_stores import with_counted
 from nccl_doctor.errors import UsageError
@@ -82,6 +83,101 @@ def test_a_launcher_that_waits_names_no_job_with_ranks() -> None:
     assert not any(choose(found, port=PORT, pid=77).ranks.values())
 
 
+def claimed(host: JobRanks, **change: Any) -> JobRanks:
+    """The host, with processes that say the same of themselves as its ranks, and are younger."""
+    more = (one.model_copy(update={"age_s": 1.0, **change, "pid": one.pid + 5000}) for one in host.ranks)
+    return host.model_copy(update={"ranks": (*host.ranks, *more)})
+
+
+BOB: dict[str, Any] = {"user": "bob", "uid": 1001}
+
+
+def test_another_users_process_takes_no_ranks_place() -> None:
+    found = answers()
+    found["node2"] = claimed(found["node2"], **BOB)
+    choice = choose(found, port=PORT, pid=None)
+    assert [(rank.rank, rank.pid, rank.user) for rank in choice.ranks["node2"]] == [
+        (2, 1002, "alice"),
+        (3, 1003, "alice"),
+    ]
+    assert choice.others == (f"node1:{PORT} of 8 ranks of bob (2 ranks)",)
+    assert not any(choice.rivals.values())
+    theirs = choose(found, port=PORT, pid=6002)
+    assert {name: [rank.pid for rank in ranks] for name, ranks in theirs.ranks.items() if ranks} == {
+        "node2": [6002, 6003]
+    }
+
+
+def test_where_two_users_claim_a_job_of_one_host_both_are_told() -> None:
+    found = {"node2": claimed(answers()["node2"], **BOB)}
+    with pytest.raises(
+        UsageError, match=r"2 jobs run: .* of alice \(2 ranks here\); .* of bob \(2 ranks here\)\. Name"
+    ):
+        choose(found, port=PORT, pid=None)
+
+
+def test_a_containers_root_is_not_root() -> None:
+    root = {"user": "root", "uid": 0}
+    found = {name: elsewhere(told, first=told.ranks[0].rank, **root) for name, told in answers().items()}
+    found["node2"] = claimed(found["node2"], contained=True)
+    choice = choose(found, port=PORT, pid=None)
+    assert [rank.pid for rank in choice.ranks["node2"]] == [1002, 1003]
+    assert choice.others == (f"node1:{PORT} of 8 ranks in a container (2 ranks)",)
+
+
+def test_two_of_one_user_that_claim_a_rank_are_both_told() -> None:
+    found = answers()
+    found["node2"] = claimed(found["node2"])
+    choice = choose(found, port=PORT, pid=None)
+    assert [rank.pid for rank in choice.ranks["node2"]] == [6002, 6003]
+    assert [rank.pid for rank in choice.rivals["node2"]] == [1002, 1003]
+    assert choice.others == ()
+
+
+def test_another_users_ranks_are_no_missing_ones() -> None:
+    found = answers()
+    found["node4"] = elsewhere(found["node4"], master_port=29501, **BOB)
+    choice = choose(found, port=PORT, pid=None)
+    assert not any(choice.strays.values())
+    assert choice.others == ("node1:29501 of 8 ranks (2 ranks)",)
+
+
+def test_a_user_without_a_name_on_some_hosts_is_one_user() -> None:
+    found = {name: elsewhere(told, first=told.ranks[0].rank, uid=1000) for name, told in answers().items()}
+    found["node3"] = elsewhere(found["node3"], first=4, user="uid 1000", uid=1000)
+    found["node4"] = elsewhere(found["node4"], user="alice", uid=1007)
+    choice = choose(found, port=PORT, pid=None)
+    assert [len(ranks) for ranks in choice.ranks.values()] == [2, 2, 2, 2]
+
+
+people = st.tuples(
+    st.sampled_from(["node1", "node2", "node3"]),
+    st.sampled_from(["alice", "bob", "uid 1000", "uid 1001"]),
+    st.sampled_from([1000, 1001]),
+)
+
+
+@given(st.lists(people, max_size=9))
+def test_users_of_one_host_are_never_one(claims: list[tuple[str, str, int]]) -> None:
+    found = answers()
+    one = found["node1"].ranks[0]
+    told = {
+        host: found[host].model_copy(
+            update={
+                "ranks": tuple(
+                    one.model_copy(update={"user": user, "uid": uid, "pid": 2000 + at})
+                    for at, (name, user, uid) in enumerate(claims)
+                    if name == host
+                )
+            }
+        )
+        for host in ("node1", "node2", "node3")
+    }
+    for hosts in hang_jobs._jobs(told).values():
+        for ranks in hosts.values():
+            assert len({(rank.user, rank.uid) for rank in ranks}) == 1
+
+
 def test_hosts_with_the_same_numbers_were_started_so_and_do_not_lie() -> None:
     found = {name: elsewhere(told, first=0) for name, told in answers().items()}
     choice = choose(found, port=PORT, pid=None)
@@ -147,6 +243,17 @@ def test_loopback_is_another_on_each_host() -> None:
     )
     assert found["node1"] == []
     assert [one.rank for one in found["node2"]] == [0, 1]
+
+
+def test_another_users_process_that_dials_the_store_is_no_rank() -> None:
+    found = counted(
+        node1=[
+            client(10, 0, 2, serves=[(*STORE, 3)]),
+            client(11, 1, 2),
+            client(9, 0, 1, user="bob", uid=1001),
+        ]
+    )
+    assert numbers(found["node1"]) == [(10, 0, 2), (11, 1, 2)]
 
 
 def test_a_notebook_that_dials_itself_is_no_job() -> None:

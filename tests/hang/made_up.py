@@ -83,6 +83,7 @@ class Job:
         self.failed: dict[str, dict[str, Any]] = {}
         self.ras: dict[str, list[Any]] = {}
         self.strays: dict[str, list[dict[str, Any]]] = {}
+        self.rivals: dict[str, list[dict[str, Any]]] = {}
         self.told: dict[int, dict[str, Any]] = {}
         self.nccl: str | None = None
         self.serves_ras = False
@@ -176,6 +177,7 @@ class Job:
                 "machine": "x86_64",
             },
             "strays": self.strays.get(name, []),
+            "rivals": self.rivals.get(name, []),
             "looks": looks,
             "ras": self.ras.get(name, []),
         }
@@ -194,6 +196,7 @@ class Job:
             "started": 1,
             "age_s": 600.0,
             "user": "alice",
+            "uid": 1000,
             "command": "python train.py --token hf_abcdefghijklmnop",
             "unit": None,
             "nccl": self.nccl,

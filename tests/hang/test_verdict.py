@@ -376,3 +376,11 @@ def test_taking_evidence_away_never_blames_another_rank(data: st.DataObject) -> 
     assert told.verdict in ("outside-nccl", "laggard", "unknown")
     assert [one.rank for one in told.ranks if one.behind] in ([3], [])
     assert HangReport.model_validate_json(told.model_dump_json(by_alias=True)) == told
+
+
+def test_a_second_process_of_a_rank_is_told_beside_the_one_that_was_looked_at() -> None:
+    job = Job()
+    job.rivals["node2"] = [{**job.row(3), "pid": 77, "age_s": 5000.0}]
+    found = report(job.snapshot)
+    assert found.not_seen[0] == "pid 77 on node2, which is rank 3 as well and older than pid 1003, looked at"
+    assert [one.pid for one in found.ranks if one.rank == 3] == [1003]

@@ -134,6 +134,7 @@ def _told(pid: int, table: Table) -> dict[str, Any]:
         "user": guard.user(table.uid(pid)),
         "command": table.command(pid),
         "unit": units.unit_of(pid, table),
+        "contained": units.is_contained(pid, table),
         "nccl": None if nccl is None else nccl["version"] or "unknown",
         "told": {name: environ[name][:TEXT] for name in TOLD if name in environ},
     }

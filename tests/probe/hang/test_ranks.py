@@ -81,3 +81,11 @@ def test_root_sees_everybodys(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(fake)["hidden"] == 1
     monkeypatch.setattr(os, "getuid", lambda: 0)
     assert len(found(fake)["ranks"]) == 1
+
+
+def test_whose_a_rank_is_and_whether_it_is_in_a_container() -> None:
+    bare, inside = rank(60, 1, 0, RANK="0"), rank(61, 1, 1, RANK="1")
+    inside.links["ns/pid"] = "pid:[77]"
+    inside.environ["SLURM_JOB_ID"] = "77"
+    told = found(bare, inside)["ranks"]
+    assert [(row["uid"], row["contained"]) for row in told] == [(1000, False), (1000, True)]

@@ -111,7 +111,7 @@ class RankReport(FrozenModel):
         stage: the last that it reached, "none" before the first: see probe/allreduce_worker.py for their order.
         pid: on its host; the interpreter, torch and NCCL are those that it really loaded.
         times: seconds from its start to each stage.
-        exit_code: as torchrun tells it; ``signal``, the number, where it was killed.
+        exit_code: of exit(3); ``signal``, the number, where it was killed.
         state: of a rank that had to be ended: the letter of proc(5), "D nfs_wait" for one in the kernel.
         stack: of a rank that had to be ended: its main thread's Python frames, innermost first.
         own_s: seconds it took outside of the timed all-reduces, while others may have waited for it.

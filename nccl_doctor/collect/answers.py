@@ -143,10 +143,10 @@ class RankEvent(Observed):
 
 
 class SmokeEnd(Observed):
-    """How torchrun ended on a host, and what its ranks printed.
+    """How the ranks of a host ended together, and what they printed.
 
     Attributes:
-        exit: status, None where it was killed or ended; ``signal`` likewise.
+        exit: 0 where all ended well, else 1, or the status of what forks them; ``signal``: what killed that.
         broken: why there is no answer; nothing that a host says.
     """
 

@@ -12,6 +12,7 @@ from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.options import Progress, RunOptions
 from nccl_doctor.collect.reach import CONNECT_S, Reach
 from nccl_doctor.collect.session import ProbeSession
+from nccl_doctor.collect.smoke import begin_import
 from nccl_doctor.measured import Load
 from nccl_doctor.snapshot import AnyAccessFailure, HostFacts, ResolverAnswer
 from nccl_doctor.transport.base import Transport
@@ -43,12 +44,18 @@ class FirstLook:
         names = {self._cluster.master_addr, *(node.address for node in self._cluster.nodes)}
         around = partial(outside.look, transport, names)
         asking = Asking(self._cluster, self._options.facts_limits, self._clock.until, around)
+
+        def look(session: ProbeSession, share: float) -> None:
+            if self._options.smoke:
+                begin_import(session, self._clock.until)
+            asking(session, share)
+
         reach = Reach(
             transport,
             self._options.connect_s,
             self._clock.until,
             self._connected,
-            look=asking,
+            look=look,
             on_looked=self._looked,
             silence_s=self._options.silence_s,
             opened=self.opened,

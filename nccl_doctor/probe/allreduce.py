@@ -1,8 +1,9 @@
-"""Runs the all-reduce on one host as the training would start: ``python -m torch.distributed.run``, static rendezvous.
+"""Runs the all-reduce on one host: one process imports torch, and forks a rank for each that the job would have here.
 
-The worker (allreduce_worker.py) comes in memory and is handed to torchrun as ``/proc/PID/fd/N``. torchrun's own
-scratch folder lies where we put it and is removed with the processes, and so is shared memory that killed ranks could
-not remove. Ranks report by lines marked with the run's nonce; everything else that they print is kept.
+The worker (allreduce_worker.py) comes in memory and is handed to the training's interpreter as ``/proc/PID/fd/N``. It
+may be started long before it is needed, and serves one all-reduce after the other: importing torch takes longer than
+all else. Scratch files lie where we put them and are removed with the processes, and so is shared memory that killed
+ranks could not remove. Ranks report by marked lines; everything else that they print is kept.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import selectors
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from typing import Any, Callable, Dict, Iterator
+from typing import Any, Callable, Dict
 
-from nccl_doctor.probe import allreduce_ranks, children, shared_memory
+from nccl_doctor.probe import allreduce_ranks, children, kernel_files, shared_memory
 
 HEAD_LINES = 4000
 TAIL_LINES = 16000
@@ -29,10 +31,13 @@ PART_BYTES = 4 << 20
 within so many lines and bytes."""
 
 WORKED_S = 0.1
-"""CPU time after which a torchrun that has started no rank yet is said to work: it imports torch, however slowly."""
+"""CPU time after which a launcher whose interpreter is not up yet is said to work, however slowly."""
 
 WORD_S = 2.0
-"""What torchrun gets at the deadline to say how a rank died that it has already waited for."""
+"""What the launcher gets at the deadline to say how a rank died that it has already waited for."""
+
+NEEDED_KIB = 2 << 20
+"""Of memory to be available before torch is imported early; it takes 200 to 500 MB."""
 
 Emit = Callable[[Dict[str, Any]], None]
 
@@ -89,80 +94,165 @@ class Output:
         return False
 
 
-def run(request: dict[str, Any], worker: str, emit: Emit, stop: threading.Event) -> dict[str, Any]:
-    """Starts torchrun for this node, forwards what its ranks report, and ends it by the deadline at the latest.
+class Launcher:
+    """The process that imports torch and forks ranks, from its start to its end.
 
-    Args:
-        request: ``{"mark", "argv": [torchrun's arguments], "env", "ranks": count, "config", "deadline_s"}``;
-            ``config`` goes to the worker as it is (see allreduce_worker.py). The deadline is the last resort of a
-            host whose controller has gone silent: that one says stop before.
-        worker: its source.
-        emit: called with each event of a rank, and with ``"working": seconds`` while torchrun gets ready; where
-            ranks have to be ended, with the state and the stack of each.
-        stop: set when the controller has seen enough.
-
-    Returns:
-        ``{"exit": status or None, "signal": number or None, "timed_out": bool, "output": [lines]}``; exit and signal
-        are those of torchrun where it left by itself, None where it was ended.
+    Attributes:
+        env: the variables that it was started with, beside the probe's own.
     """
-    segments = shared_memory.Segments()
-    ranks = allreduce_ranks.Ranks(request["ranks"], emit)
-    output = Output(request["mark"], ranks.event)
-    deadline = time.monotonic() + request["deadline_s"]
-    config = dict(request["config"], stacks=ranks.stacks, deadline_s=request["deadline_s"])
-    read_end, write_end = os.pipe()
 
-    seen_s = 0.0
+    def __init__(self, env: dict[str, str], worker: str) -> None:
+        """Starts it; must be called from the probe's main thread.
 
-    def over() -> bool:
-        nonlocal seen_s
-        segments.look()
-        if not ranks.started and (now_s := _cpu_s(process.pid)) - seen_s > WORKED_S:
-            seen_s = now_s
-            emit({"local_rank": 0, "working": now_s})
-        # torchrun's own end counts too: a rank may outlive one that is killed
-        return stop.is_set() or process.poll() is not None
+        Args:
+            env: the job's variables.
+            worker: its source.
+        """
+        self.env = env
+        self._began = self._ready = False
+        self._failure: str | None = None
+        self._number = 0
+        self._good: bool | None = None
+        self._ranks: allreduce_ranks.Ranks | None = None
+        self._mark = f"@{os.urandom(8).hex()} "
+        self._output = Output(self._mark, self._take)
+        self._segments = shared_memory.Segments()
+        with contextlib.ExitStack() as held:
+            program = os.memfd_create("nccl-doctor-allreduce", 0)
+            self._stack = os.memfd_create("nccl-doctor-stack", 0)
+            orders, self._orders = os.pipe()
+            self._source, write_end = os.pipe()
+            for file in (program, self._stack, orders, self._orders, self._source):
+                held.callback(os.close, file)
+            os.write(program, worker.encode())
+            here = f"/proc/{os.getpid()}/fd"
+            config = {"mark": self._mark, "orders": f"{here}/{orders}", "stack": f"{here}/{self._stack}"}
+            variables = {**os.environ, **env, "TMPDIR": children.scratch(), "NCDOCTOR_ALLREDUCE": json.dumps(config)}
+            try:
+                self._process = children.start([sys.executable, f"{here}/{program}"], variables, write_end)
+            finally:
+                os.close(write_end)
+            self._held = held.pop_all()
 
-    try:
-        with program(worker) as path:
-            argv = ["-m", "torch.distributed.run", *request["argv"], path]
-            process = start(argv, request, config, write_end)
-            os.close(write_end)
-            gone = output.follow(read_end, deadline, over) or process.poll() is not None
+    def wait_until_ready(self, seconds: float) -> None:
+        """Waits until torch is imported.
+
+        Raises:
+            TimeoutError: it was not in time, or the process ended before.
+        """
+        over = lambda: self._ready or self._process.poll() is not None  # noqa: E731 - read by one loop
+        self._output.follow(self._source, time.monotonic() + seconds, over)
+        if not self._ready:
+            last = self._output.lines[-1:] or ["nothing"]
+            raise TimeoutError(f"torch was not imported in {seconds:.0f} s; it said: {last[0]}")
+
+    def run(self, order: dict[str, Any], emit: Emit, stop: threading.Event) -> dict[str, Any]:
+        """Has the ranks of one all-reduce forked, and forwards what they report until the deadline at the latest.
+
+        Args:
+            order: ``{"first_rank", "count", "variables": of the job, "backend", "budget_s", "max_bytes", "plateau",
+                "deadline_s"}``, see allreduce_worker.py. The deadline is the last resort of a host whose controller has
+                gone silent: that one says stop before.
+            emit: called with each event of a rank, and with ``"working": seconds`` while the interpreter starts; where
+                ranks have to be ended, with the state and the stack of each.
+            stop: set when the controller has seen enough.
+
+        Returns:
+            ``{"exit": status or None, "signal": number or None, "timed_out": bool}``: the exit is 0 where all ranks
+            ended well and 1 where they did not. Where the launcher left before them it is its own status, None with the
+            signal that killed it; both are None where it had to be ended.
+        """
+        ranks = self._ranks = allreduce_ranks.Ranks(order["count"], emit, self._process.pid, self._stack)
+        self._number, self._good = self._number + 1, None
+        deadline = time.monotonic() + order["deadline_s"] + WORD_S
+        worked_s = 0.0
+
+        def over() -> bool:
+            nonlocal worked_s
+            self._segments.look()
+            if not self._began and (now_s := _cpu_s(self._process.pid)) - worked_s > WORKED_S:
+                worked_s = now_s
+                emit({"local_rank": 0, "working": now_s})
+            # the launcher's own end counts too: a rank may outlive one that is killed
+            return stop.is_set() or self._good is not None or self._process.poll() is not None
+
+        try:
+            self._report_launcher()
+            order = dict(order, number=self._number, stacks=ranks.stacks, began=time.monotonic())
+            os.write(self._orders, json.dumps(order).encode() + b"\n")
+            silent = self._output.follow(self._source, deadline, over)
+            gone = silent or self._good is not None or self._process.poll() is not None
             if not gone and ranks.look():
-                output.follow(read_end, time.monotonic() + WORD_S, lambda: process.poll() is not None)
-            segments.look(at_once=True)
-            status = _end(process, patience_s=1.0 if gone else 0.0)
-            output.follow(read_end, time.monotonic() + 1.0, lambda: False)
-    finally:
-        os.close(read_end)
-        ranks.close()
-        children.remove_scratch()
-        segments.sweep()
-    return {
-        "exit": status if status is not None and status >= 0 else None,
-        "signal": -status if status is not None and status < 0 else None,
-        "timed_out": not gone and not stop.is_set(),
-        "output": output.lines,
-    }
+                self._output.follow(self._source, time.monotonic() + WORD_S, lambda: ranks.ends_known)
+            self._segments.look(at_once=True)
+        finally:
+            self._ranks = None
+            ranks.close()
+        status = int(not self._good) if self._good is not None else self._status(1.0 if gone else 0.0)
+        return {
+            "exit": status if status is not None and status >= 0 else None,
+            "signal": -status if status is not None and status < 0 else None,
+            "timed_out": not gone and not stop.is_set(),
+        }
+
+    def close(self) -> list[str]:
+        """Ends the process and every rank, and removes what they left; returns the lines that they printed."""
+        try:
+            self._process.kill()
+            self._process.wait()
+            children.end_all()
+            self._output.follow(self._source, time.monotonic() + 1.0, lambda: False)
+        finally:
+            children.remove_scratch()
+            self._segments.sweep()
+            self._held.close()
+        return self._output.lines
+
+    def _take(self, event: dict[str, Any]) -> None:
+        """An event of a rank, or of the launcher itself."""
+        if "local_rank" in event:
+            if self._ranks is not None:
+                self._ranks.event(event)
+            return
+        self._began = self._began or "began" in event
+        self._ready = self._ready or "ready" in event
+        self._failure = event.get("failed", self._failure)
+        if event.get("ended") == self._number:
+            self._good = event["ok"]
+        if "began" in event or "failed" in event:
+            self._report_launcher()
+
+    def _status(self, patience_s: float) -> int | None:
+        """The launcher's own exit status, negative for a signal; None where it has not ended."""
+        try:
+            return self._process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def _report_launcher(self) -> None:
+        """Tells of all ranks how far their launcher is before it forks them."""
+        if self._ranks is None or not self._began:
+            return
+        for local_rank in range(self._ranks.count):
+            self._ranks.event({"local_rank": local_rank, "stage": "started", "pid": self._process.pid})
+            if self._failure is not None:
+                self._ranks.event({"local_rank": local_rank, "error": self._failure})
 
 
-@contextlib.contextmanager
-def program(source: str) -> Iterator[str]:
-    """A program in memory: the path under which a child of ours reads it."""
-    file = os.memfd_create("nccl-doctor-allreduce", 0)
+def early(env: dict[str, str], worker: str) -> Launcher | None:
+    """A launcher that imports torch while other things are looked at; None where memory is short."""
+    if available_kib() < NEEDED_KIB:
+        return None
     try:
-        os.write(file, source.encode())
-        yield f"/proc/{os.getpid()}/fd/{file}"
-    finally:
-        os.close(file)
+        return Launcher(env, worker)
+    except OSError:  # no process or file left: the all-reduce tries again, and says so
+        return None
 
 
-def start(argv: list[str], request: dict[str, Any], config: dict[str, Any], output: int) -> subprocess.Popen[bytes]:
-    """Starts the training's interpreter with the job's variables, and the worker's configuration beside them."""
-    env = {**os.environ, **request["env"], "TMPDIR": children.scratch()}
-    env["NCDOCTOR_ALLREDUCE"] = json.dumps(dict(config, mark=request["mark"]))
-    return children.start([sys.executable, *argv], env, output)
+def available_kib() -> int:
+    """Memory that can be had without swapping, by proc(5)'s MemAvailable; 0 where the kernel does not tell."""
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", kernel_files.read("/proc/meminfo") or "", re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 def _cpu_s(pid: int) -> float:
@@ -173,15 +263,3 @@ def _cpu_s(pid: int) -> float:
     except OSError:
         return 0.0
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-
-
-def _end(process: subprocess.Popen[bytes], patience_s: float) -> int | None:
-    """The exit status of torchrun, None where it had to be killed; no process is left either way."""
-    try:
-        status: int | None = process.wait(patience_s)
-    except subprocess.TimeoutExpired:
-        status = None
-        process.kill()
-        process.wait()
-    children.end_all()
-    return status

@@ -8,8 +8,6 @@ import signal
 import time
 from typing import Any, Callable, Dict
 
-from nccl_doctor.probe import children
-
 PATIENCE_S = 0.5
 """What a rank gets to write its stack; faulthandler needs a few microseconds once the signal is delivered."""
 FRAMES = 12
@@ -19,76 +17,86 @@ class Ranks:
     """The ranks of this host, by local rank.
 
     Attributes:
+        count: of the ranks.
         stacks: for each the path of a file in memory, to which it writes its stack on SIGUSR1.
     """
 
-    def __init__(self, count: int, emit: Callable[[Dict[str, Any]], None]) -> None:
+    def __init__(self, count: int, emit: Callable[[Dict[str, Any]], None], launcher: int, stack: int) -> None:
+        """Expects no rank to be there yet.
+
+        Args:
+            count: of the ranks.
+            emit: takes each event of theirs.
+            launcher: PID of the process that forks them.
+            stack: descriptor of the file in memory to which that one writes its stack.
+        """
+        self.count = count
         self._emit = emit
+        self._launcher, self._launcher_stack = launcher, stack
         self._files = [os.memfd_create(f"nccl-doctor-stack-{rank}", 0) for rank in range(count)]
         self._pids: dict[int, int] = {}
         self._done: set[int] = set()
+        self._exit_codes: dict[int, int] = {}
+        self._unexplained: set[int] = set()
         self.stacks = [f"/proc/{os.getpid()}/fd/{file}" for file in self._files]
 
     @property
-    def started(self) -> bool:
-        """Whether any rank has reported."""
-        return bool(self._pids)
+    def ends_known(self) -> bool:
+        """Whether of every rank that was dead at the look its launcher has now told how it died."""
+        return self._unexplained <= self._exit_codes.keys()
 
     def event(self, event: dict[str, Any]) -> None:
-        """Hands an event of a rank on, and remembers who can take the signal."""
-        if event.get("stage") == "started":
-            self._pids[event["local_rank"]] = event["pid"]
-        elif event.get("stage") == "done":
-            self._done.add(event["local_rank"])
+        """Hands an event of a rank on, and remembers which process it is and how it ended."""
+        rank = event["local_rank"]
+        if "pid" in event:
+            self._pids[rank] = event["pid"]
+        if event.get("stage") == "done":
+            self._done.add(rank)
+        if "exit_code" in event:
+            self._exit_codes[rank] = event["exit_code"]
         self._emit(event)
 
     def look(self) -> bool:
         """Reports ``{"local_rank", "state", "stack": [innermost frame first]}`` of each rank that is there.
 
-        One that has died is reported too, with state "X" and, while its parent has not asked, ``"exit_code"``.
+        A rank that is not forked yet stands where its launcher does. One that has died is reported too, with state "X"
+        and, while its parent has not asked, ``"exit_code"``.
 
         Returns:
             Whether there is one whose parent alone knows how it died.
         """
-        processes = _by_local_rank(len(self._files))
-        for rank, pid in self._pids.items():
-            if rank in processes:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGUSR1)
+        states = {rank: _state(self._pids.get(rank, self._launcher)) for rank in range(self.count)}
+        living = {rank: state for rank, state in states.items() if state is not None and state[0] not in "ZX"}
+        for pid in {self._pids[rank] for rank in living if rank in self._pids}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR1)
         deadline = time.monotonic() + PATIENCE_S
-        waiting = set(self._pids) & set(processes)
+        waiting = set(self._pids) & set(living)
         while waiting and time.monotonic() < deadline:
             time.sleep(0.02)
-            waiting = {rank for rank in waiting if not os.fstat(self._files[rank]).st_size}
-        for rank, pid in processes.items():
-            self._emit({"local_rank": rank, "state": _state(pid), "stack": self._stack(rank)})
-        dead = {rank: _exit_code(pid) for rank, pid in self._pids.items() if rank not in processes.keys() | self._done}
-        for rank, code in dead.items():
+            waiting = {rank for rank in waiting if not os.fstat(self._stack_file(rank)).st_size}
+        for rank, state in living.items():
+            self._emit({"local_rank": rank, "state": state, "stack": self._stack(rank)})
+        dead = {rank for rank in self._pids if rank not in living.keys() | self._done}
+        for rank in sorted(dead - self._exit_codes.keys()):
+            code = _exit_code(self._pids[rank])
             self._emit({"local_rank": rank, "state": "X", "exit_code": code})
-        return None in dead.values()
+            if code is None:
+                self._unexplained.add(rank)
+        return bool(self._unexplained)
 
     def close(self) -> None:
         """Closes the files in which ranks report."""
         for file in self._files:
             os.close(file)
 
+    def _stack_file(self, rank: int) -> int:
+        """Where the rank's process writes its stack: its launcher's before it is forked."""
+        return self._launcher_stack if self._pids.get(rank) == self._launcher else self._files[rank]
+
     def _stack(self, rank: int) -> list[str]:
-        text = os.pread(self._files[rank], 16384, 0).decode(errors="replace")
+        text = os.pread(self._stack_file(rank), 16384, 0).decode(errors="replace")
         return [line.strip() for line in text.splitlines() if line.startswith("  File ")][:FRAMES]
-
-
-def _by_local_rank(count: int) -> dict[int, int]:
-    """The first process of each local rank among our descendants, by the variable that torchrun gave it."""
-    found: dict[int, int] = {}
-    for pid in sorted(children.descendants(os.getpid())):
-        # it may just have ended, or be somebody's who raised its privileges
-        with contextlib.suppress(OSError):
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                variables = file.read().split(b"\0")
-            for variable in variables:
-                if variable.startswith(b"LOCAL_RANK=") and variable[11:].isdigit() and int(variable[11:]) < count:
-                    found.setdefault(int(variable[11:]), pid)
-    return found
 
 
 def _exit_code(pid: int) -> int | None:

@@ -1,19 +1,19 @@
-"""One rank of the all-reduce, run by torchrun on the host; a program, never imported.
+"""Imports torch once and forks this host's ranks of the all-reduce; a program, never imported.
 
-It reports each stage as it is reached, so that a hang can be told by the last one:
+It is started as training's interpreter would be, and does not touch CUDA before the fork, for a child could not use it
+then (torch/cuda/__init__.py, "Cannot re-initialize CUDA in forked subprocess"). Orders come as lines of JSON, each for
+all ranks of one all-reduce; what happens goes to stdout behind a mark. A rank reports each stage as it is reached, so
+that a hang can be told by the last one:
 
-    started     the process runs
-    torch       torch is imported
+    started     the interpreter runs (the probe says so, for all ranks: probe/allreduce.py)
+    torch       torch is imported, and the rank is a process of its own
     store       the master's TCPStore answers
     group       the process group is up: all ranks met
     allreduce   the first all-reduce gave the right sum
-    sizes       all sizes are measured
+    sizes       sizes are measured
     done        the group is taken down
 
 Values depend on rank and position, so that a sum that misses a rank or mixes up positions can't pass.
-
-With a list of groups to try (see probe/allreduce_trials.py) one process imports torch once, and forks a rank for every
-group it is told of.
 """
 
 from __future__ import annotations
@@ -27,20 +27,32 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from typing import Any
 
 CONFIG = json.loads(os.environ["NCDOCTOR_ALLREDUCE"])
-BEGAN = time.monotonic()
 PATTERN = 97
 ITERATIONS = 5
 MOST_ACCUSED = 64
 PR_SET_PDEATHSIG = 1
+GRACE_S = 1.0
+"""What the other ranks of a host get to say what they saw, once one of them has died."""
+GAIN, PLATEAU_BYTES = 1.1, 1 << 20
+"""A curve whose bandwidth grew by less than this factor over two doublings has shown its plateau, from this size on."""
+
+
+def write_event(**event: object) -> None:
+    """One line, one write(2): below PIPE_BUF, so that ranks can't cut into each other (pipe(7))."""
+    os.write(1, (CONFIG["mark"] + json.dumps(event) + "\n").encode())
 
 
 def report(**event: object) -> None:
-    """One line, one write(2): below PIPE_BUF, so that ranks can't cut into each other (pipe(7))."""
-    event.update(local_rank=int(os.environ["LOCAL_RANK"]), since=time.monotonic() - BEGAN)
-    os.write(1, (CONFIG["mark"] + json.dumps(event) + "\n").encode())
+    """An event of this rank; ``since`` counts from the order."""
+    write_event(**event, local_rank=int(os.environ["LOCAL_RANK"]), since=time.monotonic() - ORDER["began"])
+
+
+ORDER: dict[str, Any] = {}
+"""What the ranks were forked for: see :func:`serve`."""
 
 
 def end_with_parent() -> None:
@@ -48,31 +60,26 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def main() -> None:
-    """All stages of a rank; an exception is reported with its text and ends the rank with status 1."""
-    end_with_parent()
-    local_rank = int(os.environ["LOCAL_RANK"])
-    faulthandler.enable()
-    # On SIGUSR1 the interpreter writes where the main thread stands, even where that one holds its lock and hangs.
-    stack = os.open(CONFIG["stacks"][local_rank], os.O_WRONLY | os.O_APPEND)
-    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
-    report(stage="started", pid=os.getpid())
-    all_reduce(local_rank)
+def write_stack_on_signal(path: str) -> None:
+    """On SIGUSR1 writes where the main thread stands, even where that one holds the interpreter's lock and hangs."""
+    faulthandler.register(signal.SIGUSR1, file=os.open(path, os.O_WRONLY | os.O_APPEND), all_threads=False)
 
 
-def all_reduce(local_rank: int) -> None:
-    """The stages from torch's import on."""
+def all_reduce() -> None:
+    """The stages of a rank; an exception is reported with its text by :func:`guarded`."""
     import torch
     import torch.distributed as dist
     from torch.distributed.rendezvous import rendezvous
 
-    backend = CONFIG["backend"]
-    if backend == "nccl" and not dist.is_nccl_available():
-        raise RuntimeError(f"torch {torch.__version__} is built without NCCL")
-    report(stage="torch", torch=torch.__version__, nccl=loaded_nccl(torch) if backend == "nccl" else None)
-    timeout = dt.timedelta(seconds=CONFIG["deadline_s"])
+    local_rank = int(os.environ["LOCAL_RANK"])
+    report(stage="torch", pid=os.getpid(), torch=torch.__version__)
+    backend = ORDER["backend"]
     if backend == "nccl":
+        if not dist.is_nccl_available():
+            raise RuntimeError(f"torch {torch.__version__} is built without NCCL")
+        report(nccl=loaded_nccl(torch))
         torch.cuda.set_device(local_rank)
+    timeout = dt.timedelta(seconds=ORDER["deadline_s"])
     store, rank, world = next(rendezvous("env://", timeout=timeout))
     report(stage="store")
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
@@ -187,12 +194,12 @@ class Bench:
             dtypes.append(self.torch.bfloat16)
         began, self.inside_s = time.perf_counter(), 0.0
         for dtype in dtypes:
-            self.measure_sizes(dtype, self.largest(), CONFIG["budget_s"] / len(dtypes))
+            self.measure_sizes(dtype, self.largest(), ORDER["budget_s"] / len(dtypes))
         report(own_s=time.perf_counter() - began - self.inside_s, inside_s=self.inside_s)
 
     def largest(self) -> int:
         """The largest message in bytes: as asked for, and no more than an eighth of any GPU's free memory."""
-        wanted = int(CONFIG["max_bytes"])
+        wanted = int(ORDER["max_bytes"])
         if self.device.type != "cuda":
             return wanted
         free = self.torch.cuda.mem_get_info(self.device)[0]
@@ -202,24 +209,27 @@ class Bench:
         """Times sizes from 8 bytes up by doubling while the next one fits the budget; rank 0 reports the medians.
 
         algbw = bytes / seconds; busbw = algbw * 2 (n - 1) / n, as nccl-tests' PERFORMANCE.md defines them; in 10⁹
-        bytes/s.
+        bytes/s. With an order's "plateau" it ends when the curve's shape is known.
         """
         name = str(dtype).rpartition(".")[2]
         width = 4 if name == "float32" else 2
         began = time.perf_counter()
         size = 8
+        speeds = [0.0, 0.0]
         while size <= largest:
             this_began = time.perf_counter()
             values = self.checked(dtype, size // width).zero_()
             times = sorted(self.timed(values) for _ in range(ITERATIONS))
             now = time.perf_counter()
             seconds, this_s, total_s = self.slowest(times[ITERATIONS // 2], now - this_began, now - began)
+            algbw = size / seconds / 1e9
             if self.rank == 0:
-                algbw = size / seconds / 1e9
                 busbw = algbw * 2 * (self.world - 1) / self.world
                 report(size={"bytes": size, "seconds": seconds, "algbw": algbw, "busbw": busbw, "dtype": name})
-            if total_s + 2 * this_s > budget_s:
+            flat = size >= PLATEAU_BYTES and algbw < GAIN * speeds[-2]
+            if total_s + 2 * this_s > budget_s or (flat and ORDER["plateau"]):
                 return
+            speeds.append(algbw)
             size *= 2
 
 
@@ -245,42 +255,35 @@ def leave(status: int) -> None:
     os._exit(status)
 
 
-def try_groups(orders: str) -> None:
-    """Forks this host's ranks of one group after the other; an order is a line of JSON, and so is its answer."""
-    global BEGAN  # noqa: PLW0603 - a rank's clock starts with its fork
-    end_with_parent()
-    import torch.distributed  # noqa: F401 - what this process is for: its children have it already
-
-    os.write(1, (CONFIG["mark"] + json.dumps({"ready": True}) + "\n").encode())
-    with open(orders) as lines:
-        for line in lines:
-            order = json.loads(line)
-            children = []
-            for environment in order["ranks"]:
-                pid = os.fork()
-                if pid == 0:
-                    end_with_parent()
-                    os.environ.update(environment)
-                    BEGAN = time.monotonic()
-                    report(stage="started", pid=os.getpid())
-                    status = guarded(lambda: all_reduce(int(os.environ["LOCAL_RANK"])))
-                    os._exit(status)
-                children.append(pid)
-            good = wait_for(children, order["deadline_s"])
-            os.write(1, (CONFIG["mark"] + json.dumps({"ended": True, "ok": good}) + "\n").encode())
+def fork_rank(local_rank: int) -> int:
+    """Starts a rank with the order's variables and its own numbers; its PID."""
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        end_with_parent()
+        write_stack_on_signal(ORDER["stacks"][local_rank])
+        os.environ.update(ORDER["variables"])
+        os.environ.update(RANK=str(ORDER["first_rank"] + local_rank), LOCAL_RANK=str(local_rank))
+        leave(guarded(all_reduce))
+    return pid
 
 
-def wait_for(children: list[int], seconds: float) -> bool:
-    """Waits for all children, and kills them at the end; whether every one ended well in time."""
+def wait_for_ranks(pids: list[int], seconds: float) -> bool:
+    """Waits for all ranks, says how each died that did not end well, and kills what is left; whether all ended well."""
     deadline = time.monotonic() + seconds
-    left = set(children)
+    left = {pid: local_rank for local_rank, pid in enumerate(pids)}
     good = True
-    while left and good and time.monotonic() < deadline:
+    while left and time.monotonic() < deadline:
         for pid in tuple(left):
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                left.discard(pid)
-                good = good and status == 0
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if not ended:
+                continue
+            local_rank = left.pop(pid)
+            code = -(status & 127) if status & 127 else status >> 8
+            if code:
+                write_event(local_rank=local_rank, exit_code=code)
+                deadline = min(deadline, time.monotonic() + GRACE_S) if good else deadline
+                good = False
         time.sleep(0.01)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
@@ -288,8 +291,34 @@ def wait_for(children: list[int], seconds: float) -> bool:
     return good and not left
 
 
+def serve() -> None:
+    """Imports torch, then runs one order after the other, until nobody gives any.
+
+    An order: ``{"number", "first_rank", "count", "variables": of the job, "stacks": [path for each rank], "began":
+    time.monotonic of who gave it, "backend", "budget_s", "max_bytes", "plateau", "deadline_s"}``.
+    """
+    end_with_parent()
+    # Python 3.12 warns of forks beside threads; libraries that start some at their import are made for it.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    faulthandler.enable()
+    write_stack_on_signal(CONFIG["stack"])
+    write_event(began=True)
+    try:
+        # Torch as torchrun would import it: what would keep that one from starting is found here.
+        import torch.distributed.run  # noqa: F401
+    except BaseException as error:  # noqa: BLE001 - reported whole; the controller judges
+        traceback.print_exc()
+        write_event(failed=f"{type(error).__name__}: {error}"[:600])
+        leave(1)
+    write_event(ready=True)
+    with open(CONFIG["orders"]) as lines:
+        for line in lines:
+            ORDER.update(json.loads(line))
+            sys.stdout.flush()
+            sys.stderr.flush()
+            pids = [fork_rank(local_rank) for local_rank in range(ORDER["count"])]
+            write_event(ended=ORDER["number"], ok=wait_for_ranks(pids, ORDER["deadline_s"]))
+
+
 if __name__ == "__main__":
-    if "orders" in CONFIG:
-        try_groups(CONFIG["orders"])
-    else:
-        leave(guarded(main))
+    serve()

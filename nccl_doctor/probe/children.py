@@ -2,9 +2,9 @@
 
 Three nets, each for what slips through the one before: everything is a descendant of the probe, which is a
 subreaper, so :func:`end_all` finds and kills the whole tree; every child asks the kernel to be killed when the probe
-dies (PR_SET_PDEATHSIG, prctl(2)); and the all-reduce's ranks ask the same about torchrun.
+dies (PR_SET_PDEATHSIG, prctl(2)); and the all-reduce's ranks ask the same about what forked them.
 
-torchrun wants a folder for its files, and no folder goes away by itself: each has a keeper, a shell that waits for
+torch wants a folder for its files, and no folder goes away by itself: each has a keeper, a shell that waits for
 the probe's end, whatever ends it (SIGKILL and SIGALRM too), removes the folder and is gone. Only what kills the keeper
 in the same moment, as the end of a whole control group does, leaves the folder.
 """

@@ -18,13 +18,18 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any, Callable, Dict
+from typing import TYPE_CHECKING, Any, Callable, Dict
 
 from nccl_doctor.probe import children
+
+if TYPE_CHECKING:
+    from nccl_doctor.probe.allreduce import Launcher
 
 Handler = Callable[[Dict[str, Any]], Any]
 
 CHUNK = 1 << 16
+WORKER = "nccl_doctor.probe.allreduce_worker"
+"""Handed on as source to the interpreter that imports torch."""
 
 
 class Server:
@@ -34,7 +39,7 @@ class Server:
         nonce: the mark before every answer, random per connection.
         lifetime_s: seconds after which the probe ends, come what may.
         silence_s: seconds without a byte from the controller after which it ends, too.
-        sources: the shipped modules; the all-reduce hands one on to torchrun.
+        sources: the shipped modules; the all-reduce hands one on to training's interpreter.
     """
 
     def __init__(self, nonce: str, lifetime_s: float, silence_s: float, sources: dict[str, str]) -> None:
@@ -66,13 +71,14 @@ class Server:
             "free": self._fix_port,
             "prepare_trials": self._prepare_trials,
             "free_port": self._free_port,
-            "trial": lambda request: self._trials.run(request["order"]),
-            "end_trials": self._end_trials,
+            "trial": self._trial,
+            "end_launcher": lambda _request: self._end_launcher() and None,
+            "import_torch": self._import_torch,
             "watch": self._watched,
         }
         self._watch: Any = None
         self._mesh: Any = None
-        self._trials: Any = None
+        self._launcher: Launcher | None = None
 
     def serve(self) -> None:
         """Answers requests one after the other; never returns."""
@@ -181,28 +187,52 @@ class Server:
 
         return ways.look_up(request["packets"])
 
-    def _smoke(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _import_torch(self, request: dict[str, Any]) -> None:
         from nccl_doctor.probe import allreduce
 
+        if self._launcher is None:
+            self._launcher = allreduce.early(request["env"], self._sources[WORKER])
+
+    def _smoke(self, request: dict[str, Any]) -> dict[str, Any]:
+        launcher = self._launch(request["env"])
         self._stop.clear()
-        worker = self._sources["nccl_doctor.probe.allreduce_worker"]
         ident = request["id"]
-        return allreduce.run(request, worker, lambda event: self._send({"id": ident, "event": event}), self._stop)
+        try:
+            end = launcher.run(request["order"], lambda event: self._send({"id": ident, "event": event}), self._stop)
+        finally:
+            lines = self._end_launcher()
+        return {**end, "output": lines}
+
+    def _launch(self, env: dict[str, str]) -> Launcher:
+        """The process that forks ranks: the one that has imported torch already where it has these variables."""
+        from nccl_doctor.probe.allreduce import Launcher
+
+        if self._launcher is not None and self._launcher.env != env:
+            self._end_launcher()
+        self._launcher = self._launcher or Launcher(env, self._sources[WORKER])
+        return self._launcher
+
+    def _end_launcher(self) -> list[str]:
+        launcher, self._launcher = self._launcher, None
+        return [] if launcher is None else launcher.close()
 
     def _prepare_trials(self, request: dict[str, Any]) -> None:
-        from nccl_doctor.probe.allreduce_trials import Trials
+        try:
+            self._launch(request["env"]).wait_until_ready(request["deadline_s"])
+        except TimeoutError:
+            self._end_launcher()
+            raise
 
-        self._trials = Trials(request, self._sources["nccl_doctor.probe.allreduce_worker"])
+    def _trial(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One group of hosts; the launcher stays for the next."""
+        self._stop.clear()
+        assert self._launcher is not None
+        return {"ok": self._launcher.run(request["order"], lambda _event: None, self._stop)["exit"] == 0}
 
     def _free_port(self, _request: dict[str, Any]) -> int:
-        from nccl_doctor.probe.allreduce_trials import free_port
+        from nccl_doctor.probe.ports import free_port
 
         return free_port()
-
-    def _end_trials(self, _request: dict[str, Any]) -> None:
-        if self._trials is not None:
-            self._trials.close()
-            self._trials = None
 
 
 def _hello() -> dict[str, Any]:

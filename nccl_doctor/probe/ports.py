@@ -28,6 +28,14 @@ def try_port(port: int, *, described: bool = True) -> dict[str, Any]:
     return explain(port, bind_error(port), described=described)
 
 
+def free_port() -> int:
+    """A TCP port that was free a moment ago."""
+    with socket.socket() as trial:
+        trial.bind(("", 0))
+        port: int = trial.getsockname()[1]
+        return port
+
+
 def explain(port: int, error: int | None, *, described: bool = True) -> dict[str, Any]:
     """What the outcome of :func:`bind_error` means, told by the socket tables; may take as long as /proc is big."""
     if error is None:

@@ -18,7 +18,7 @@ class RankResult(Observed):
         stage: the last that it reached.
         pid: on its host; the interpreter, torch and NCCL are those that it really loaded.
         times: seconds from its start to each stage.
-        exit_code: as torchrun tells it; ``signal``, the number, where it was killed.
+        exit_code: of exit(3); ``signal``, the number, where it was killed.
         state: at the deadline: the letter of proc(5), "D nfs_wait" for one in the kernel, "X" for one that was dead.
         stack: of a rank that had to be ended: its main thread's Python frames, innermost first.
         own_s: seconds it took outside of the timed all-reduces, while others may have waited for it.
@@ -86,8 +86,8 @@ class Smoke(Observed):
         reason: why this backend.
         outcome: "ok"; "failed": a rank said so or died; "timeout": the deadline came first; "wrong-result".
         output: by host, the last lines its processes printed.
-        launchers: by host, how its torchrun ended where that was not well: "killed by SIGKILL".
-        launcher_signals: by host, the number of the signal that killed its torchrun.
+        launchers: by host, how what forks its ranks ended where that was not well: "… was killed by SIGKILL".
+        launcher_signals: by host, the number of the signal that killed that process.
         rings: ranks in the order of each channel's ring; ``trees`` by rank, as NCCL prints them.
         wrong_groups: after a wrong sum, the ranks alone and the neighbours whose own all-reduce came out wrong.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,8 @@ def doctor(lab: Lab, *arguments: str, hosts: str | None = None) -> Run:
 
 def ours(host: LabHost) -> list[tuple[int, str]]:
     """Processes of nccl-doctor that still run on a host."""
-    marks = ("nccl-doctor", "zlib.decompress", "torch.distributed.run", "/proc/self/fd/", "multiprocessing")
-    return [(pid, line) for pid, line in host.processes() if any(mark in line for mark in marks)]
+    marks = re.compile(r"nccl-doctor|zlib\.decompress|torch\.distributed\.run|/proc/(?:self|\d+)/fd/|multiprocessing")
+    return [(pid, line) for pid, line in host.processes() if marks.search(line)]
 
 
 def files(host: LabHost) -> set[str]:

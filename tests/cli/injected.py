@@ -9,7 +9,10 @@ from tests.lab.host import LabHost
 FOLDER = "/opt/injected"
 
 PROGRAM = '''\
-"""Acts on the local rank $INJECT_RANK at the moment when it reports the stage $INJECT_AT; "none" is its start."""
+"""Acts on the local rank $INJECT_RANK when it reports the stage $INJECT_AT.
+
+"none" is the start of the interpreter that forks the ranks, "began" its word that it is up, before it imports torch.
+"""
 
 import importlib.util
 import os
@@ -17,7 +20,7 @@ import signal
 import sys
 import time
 
-ACT, AT = os.environ["INJECT"], os.environ["INJECT_AT"]
+ACT, AT, RANK = os.environ["INJECT"], os.environ["INJECT_AT"], os.environ["INJECT_RANK"]
 
 
 def act():
@@ -45,7 +48,8 @@ def watch_reports():
 
     def patched(file, data):
         written = write(file, data)
-        if file == 1 and b'"stage": "%s"' % AT.encode() in data:
+        stage = b'"stage": "%s"' % AT.encode() in data and os.environ["LOCAL_RANK"] == RANK
+        if file == 1 and (stage or (AT == "began" and b'"began"' in data)):
             act()
         return written
 
@@ -70,9 +74,17 @@ class AllReduce:
         return spec
 
 
+class Broken:
+    """Torch's launcher can't be imported, as where one of its needs is missing."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch.distributed.run":
+            raise ModuleNotFoundError("No module named 'injected'")
+
+
 def wrong(real):
     def all_reduce(tensor, *arguments, **named):
-        tensor[0] += 1
+        tensor[0] += os.environ["LOCAL_RANK"] == RANK
         return real(tensor, *arguments, **named)
 
     return all_reduce
@@ -87,7 +99,8 @@ def timed(real):
     def all_reduce(tensor, *arguments, **named):
         began = time.perf_counter()
         result = real(tensor, *arguments, **named)
-        lines.append(f"{tensor.dtype} {tensor.numel()} {time.perf_counter() - began!r}")
+        if os.environ["LOCAL_RANK"] == RANK:
+            lines.append(f"{tensor.dtype} {tensor.numel()} {time.perf_counter() - began!r}")
         return result
 
     return all_reduce
@@ -95,12 +108,14 @@ def timed(real):
 
 CHANGES = {"wrong": wrong, "timed": timed}
 
-if "NCDOCTOR_ALLREDUCE" in os.environ and os.environ.get("LOCAL_RANK") == os.environ["INJECT_RANK"]:
+if "NCDOCTOR_ALLREDUCE" in os.environ:
     if ACT in CHANGES:
         sys.meta_path.insert(0, AllReduce())
+    if ACT == "broken":
+        sys.meta_path.insert(0, Broken())
     if AT != "none":
         watch_reports()
-    elif ACT not in CHANGES:
+    elif ACT not in (*CHANGES, "broken"):
         act()
 '''
 

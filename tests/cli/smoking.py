@@ -41,7 +41,7 @@ def smoke(lab: Lab, *arguments: str, **change: Any) -> Run:
 
 
 def pair(env: dict[str, str], place: int = 1) -> list[Any]:
-    """The first two hosts alone, as each more imports torch twice; the one at this place has the variables."""
+    """The first two hosts alone, as each more imports torch; the one at this place has the variables."""
     hosts: list[Any] = ["node1", "node2"]
     hosts[place] = {"name": hosts[place], "env": env}
     return hosts

@@ -11,8 +11,8 @@ from tests.lab.cluster import MakeLab
 
 pytestmark = pytest.mark.lab
 
-STAGES = ("none", "started", "torch", "store", "group", "allreduce", "sizes")
-"""Of a rank (probe/allreduce_worker.py) before its last, "done"; "none" is its interpreter's start."""
+STAGES = ("torch", "store", "group", "allreduce", "sizes")
+"""Of a rank that is a process of its own (probe/allreduce_worker.py), before its last, "done"."""
 
 
 @pytest.mark.parametrize(("name", "at"), [*(("SIGKILL", at) for at in STAGES), ("SIGSEGV", "sizes")])
@@ -20,6 +20,15 @@ def test_a_rank_that_is_killed(make_lab: MakeLab, name: str, at: str) -> None:
     lab = make_lab(2)
     env = inject(lab.host("node2"), name, at)
     assert_killed(smoke(lab, hosts=with_env(lab, "node2", env)), name)
+
+
+@pytest.mark.parametrize("at", ["none", "began"])
+def test_what_forks_the_ranks_is_killed_before_it_has_imported_torch(make_lab: MakeLab, at: str) -> None:
+    lab = make_lab(2)
+    run = smoke(lab, hosts=with_env(lab, "node2", inject(lab.host("node2"), "SIGKILL", at)))
+    assert (run.names, run.first["hosts"]) == (["allreduce-failed"], ["node2"])
+    assert "the process that starts its ranks was killed by SIGKILL" in run.first["message"]
+    assert "ask dmesg on that host" in run.first["fix"]["summary"]
 
 
 def test_a_segment_of_shared_memory_goes_with_the_rank_that_has_to_be_ended(make_lab: MakeLab) -> None:

@@ -10,7 +10,7 @@ import pytest
 from nccl_doctor.collect.answers import RankEvent, SmokeEnd
 from nccl_doctor.collect.smoke import all_reduce_run
 from nccl_doctor.collect.smoke.all_reduce_run import AllReduceRun
-from nccl_doctor.collect.smoke.outcome import exit_codes, kept, result
+from nccl_doctor.collect.smoke.outcome import kept, result
 from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits
 from tests.checks.snapshots import patched
 from tests.patience import LONG_S, joined
@@ -100,6 +100,16 @@ def test_a_failure_leaves_the_others_a_moment() -> None:
     assert all_reduce.left_s == all_reduce_run.GRACE_S
 
 
+def test_a_death_leaves_the_others_a_moment_but_none_of_one_that_was_done() -> None:
+    all_reduce = begun(clock=Clock())
+    reach(all_reduce, "torch")
+    reach(all_reduce, "done", ("node1", 1))
+    all_reduce.event("node1", DIED)
+    assert all_reduce.left_s == 60
+    all_reduce.event("node2", RankEvent(local_rank=0, exit_code=-9))
+    assert all_reduce.left_s == all_reduce_run.GRACE_S
+
+
 def test_a_wrong_sum_leaves_time_to_find_its_source() -> None:
     all_reduce = begun(clock=Clock())
     reach(all_reduce, "torch")
@@ -148,18 +158,7 @@ def test_a_host_that_does_not_answer_is_given_up(monkeypatch: Any) -> None:
     assert smoke.launchers == {"node2": "it gave no answer"}
 
 
-DIED = (
-    "E0101 12:00:00.100 71 torch/distributed/elastic/multiprocessing/api.py:984] failed (exitcode: -11) local_rank: 1 "
-    "(pid: 98) of binary: /usr/bin/python3"
-)
-DIED_IN_1_13 = (
-    "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 0 (pid: 4242) of binary: "
-    "/usr/bin/python3"
-)
-
-
-def test_torchrun_tells_how_a_rank_died() -> None:
-    assert exit_codes([DIED, "noise", DIED_IN_1_13]) == {1: -11, 0: 1}
+DIED = RankEvent(local_rank=1, exit_code=-11)
 
 
 def test_where_all_were_done_it_went_well() -> None:
@@ -173,12 +172,13 @@ def test_where_all_were_done_it_went_well() -> None:
 def test_a_rank_and_a_launcher_that_were_killed_are_told_apart() -> None:
     all_reduce = begun()
     reach(all_reduce, "group")
-    all_reduce.end("node1", SmokeEnd.model_validate({**LEFT, "exit": 1, "output": [DIED]}))
+    all_reduce.event("node1", DIED)
+    all_reduce.end("node1", SmokeEnd.model_validate({**LEFT, "exit": 1}))
     all_reduce.end("node2", SmokeEnd.model_validate({**LEFT, "exit": None, "signal": 9}))
     smoke = result(PLAN, all_reduce)
     assert smoke.outcome == "failed"
     assert [rank.signal for rank in smoke.ranks] == [None, 11, None]
-    assert smoke.launchers == {"node2": "torchrun was killed by SIGKILL"}
+    assert smoke.launchers == {"node2": "the process that starts its ranks was killed by SIGKILL"}
     assert smoke.launcher_signals == {"node2": 9}
 
 
@@ -187,7 +187,8 @@ def test_how_each_launcher_ended_is_kept() -> None:
     all_reduce.end("node1", SmokeEnd.model_validate({**LEFT, "exit": 1}))
     all_reduce.end("node2", SmokeEnd.model_validate({"broken": "the connection ended"}))
     smoke = result(PLAN, all_reduce)
-    assert smoke.launchers == {"node1": "torchrun ended with status 1", "node2": "the connection ended"}
+    ended = "the process that starts its ranks ended with status 1"
+    assert smoke.launchers == {"node1": ended, "node2": "the connection ended"}
 
 
 def test_a_deadline_before_any_failure_is_a_timeout() -> None:
@@ -223,11 +224,12 @@ def test_a_death_is_a_failure_also_where_the_deadline_came_before_its_parents_wo
     )
 
 
-def test_torchruns_word_counts_where_the_deadline_came_first() -> None:
+def test_a_death_counts_where_the_deadline_came_first() -> None:
     all_reduce = begun()
     reach(all_reduce, "sizes")
     all_reduce.timed_out = True
-    all_reduce.end("node1", SmokeEnd.model_validate({**LEFT, "exit": None, "output": [DIED]}))
+    all_reduce.event("node1", DIED)
+    all_reduce.end("node1", SmokeEnd.model_validate({**LEFT, "exit": None}))
     assert result(PLAN, all_reduce).outcome == "failed"
 
 

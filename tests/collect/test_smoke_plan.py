@@ -41,18 +41,20 @@ def test_parts_of_a_gpu_are_devices() -> None:
     assert (found.backend, found.counts["node1"]) == ("nccl", 3)
 
 
-def test_torchrun_is_told_what_the_training_would_be() -> None:
+def test_ranks_get_the_variables_that_torchrun_would_give() -> None:
     found = planned({**everywhere(), "node2": {"node": {"nproc_per_node": 1, "env": {"NCCL_IB_DISABLE": "1"}}}})
     request = found.request(found.cluster.nodes[1])
-    assert request["argv"][:5] == [
-        "--nnodes=3",
-        "--node_rank=1",
-        "--nproc_per_node=1",
-        "--master_addr=10.0.0.1",
-        "--master_port=29500",
-    ]
+    counts = [found.counts[node.name] for node in found.cluster.nodes]
     assert request["env"]["NCCL_IB_DISABLE"] == "1"
-    assert request["ranks"] == 1
+    assert (request["order"]["first_rank"], request["order"]["count"]) == (counts[0], 1)
+    assert request["order"]["variables"] == {
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "29500",
+        "WORLD_SIZE": str(sum(counts)),
+        "LOCAL_WORLD_SIZE": "1",
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "3",
+    }
 
 
 def test_what_nccl_prints_is_ours_to_say_and_the_rest_is_not() -> None:

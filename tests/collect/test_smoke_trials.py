@@ -14,7 +14,7 @@ from nccl_doctor.collect.smoke.plan import SmokeLimits
 from nccl_doctor.snapshot import Isolation
 from tests.checks.snapshots import patched
 
-REQUESTS = ("prepare_trials", "trial", "free_port", "end_trials")
+REQUESTS = ("prepare_trials", "trial", "free_port", "end_launcher")
 
 
 @dataclass
@@ -62,7 +62,7 @@ def test_nobody_is_waited_for_beyond_the_end(monkeypatch: pytest.MonkeyPatch, si
     except ProbeError as error:
         found = str(error)
     assert clock.now <= until
-    assert all(host.asked[-1:] == ["end_trials"] for host in hosts), "whoever began is told to end"
+    assert all(host.asked[-1:] == ["end_launcher"] for host in hosts), "whoever began is told to end"
     if left_s == 300 and silent == {"trial"}:
         assert isinstance(found, Isolation)
         assert (found.culprit, found.hosts) == ("host", ("node2",))

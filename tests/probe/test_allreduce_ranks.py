@@ -31,7 +31,9 @@ def rank(code: str, local_rank: int = 0) -> Iterator[subprocess.Popen[bytes]]:
 
 def seen(*events: dict[str, Any]) -> tuple[bool, list[dict[str, Any]]]:
     told: list[dict[str, Any]] = []
-    ranks = Ranks(2, told.append)
+    stack = os.memfd_create("stack", 0)
+    launcher = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+    ranks = Ranks(1, told.append, launcher.pid, stack)
     for event in events:
         ranks.event(event)
     told.clear()
@@ -39,6 +41,9 @@ def seen(*events: dict[str, Any]) -> tuple[bool, list[dict[str, Any]]]:
         return ranks.look(), told
     finally:
         ranks.close()
+        os.close(stack)
+        launcher.kill()
+        launcher.wait()
 
 
 def started(pid: int) -> dict[str, Any]:

@@ -1,14 +1,14 @@
 """A rank of the all-reduce failed or died.
 
-What it means: the job would fail in the same way: it was started as torchrun starts it, with the hosts file's
-interpreter, variables, master address and port.
+What it means: the job would fail in the same way: its ranks had the hosts file's interpreter and variables, and the
+master address and port that torchrun would give them.
 
-How we know: the rank was killed by a signal (torchrun tells which), reported an exception, or ended without a word; or
-its torchrun, or the connection to it, ended. What other ranks say ("Connection closed by peer") follows from it, and
-is told apart by what `nccl-doctor logs` knows of such words. A cause that the output names (a port that is taken, a
-full /dev/shm) is a diagnosis of its own, and this one stands under it.
+How we know: the rank was killed by a signal, reported an exception, or ended without a word; or the process that
+imports torch and forks the ranks of its host, or the connection to it, ended. What other ranks say ("Connection closed
+by peer") follows from it, and is told apart by what `nccl-doctor logs` knows of such words. A cause that the output
+names (a port that is taken, a full /dev/shm) is a diagnosis of its own, and this one stands under it.
 
-Fix: the quoted error decides. A rank or a torchrun killed by SIGKILL was mostly ended by the kernel for want of memory
+Fix: the quoted error decides. What was killed by SIGKILL was mostly ended by the kernel for want of memory
 (`dmesg`), by a scheduler or by a person; SIGSEGV and SIGBUS point to torch's or the driver's libraries, or a full
 /dev/shm.
 """
@@ -67,7 +67,7 @@ def allreduce_failed(view: View) -> Iterator[Finding | Unjudged]:
 
 
 def _signal(smoke: Smoke, found: Culprits) -> int:
-    """What killed the first culprit, or where no rank had begun, its torchrun; 0 where nothing did."""
+    """What killed the first culprit, or where no rank had begun, what starts them; 0 where nothing did."""
     first = found.ranks[0]
     return first.signal or (smoke.launcher_signals.get(first.host, 0) if found.why == "launcher" else 0)
 

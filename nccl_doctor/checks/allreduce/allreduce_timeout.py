@@ -2,10 +2,11 @@
 
 What it means: the job would hang in the same place, for NCCL's or gloo's time-out of 10 to 30 minutes.
 
-How we know: torchrun was started on every host with the hosts file's interpreter, variables, master address and port;
-each rank reported its stages (started, torch imported, store reached, process group up, first all-reduce, sizes
-measured, done). The deadline counts from the moment on when all had imported torch. Each rank that was still there
-was asked for its Python stack before it was ended. Named are, by the surest sign:
+How we know: on every host one process, with the hosts file's interpreter and variables, imported torch and forked the
+ranks, with the variables that torchrun would give them, master address and port among them; each rank reported its
+stages (started, torch imported, store reached, process group up, first all-reduce, sizes measured, done). The deadline
+counts from the moment on when all had imported torch. Each rank that was still there was asked for its Python stack
+before it was ended. Named are, by the surest sign:
 
 - ranks that are suspended (SIGSTOP, a debugger, a frozen container) or sit in the kernel (a network file system, a
   driver that does not answer),
@@ -72,7 +73,7 @@ def _what(smoke: Smoke, found: Culprits) -> str:
         place = next(stacks(found.ranks, 1), "").partition(" stood in ")[2]
         return f"{found.named} stood in {place} while the others waited"
     if len(found.ranks) == len(smoke.ranks) and first.stage == "none":
-        return "no rank was started on any host: the torchruns did not all reach the master's port"
+        return "no rank was started on any host: Python was not up in time"
     if len(found.ranks) == len(smoke.ranks):
         return f"all {len(smoke.ranks)} ranks {MISSING[first.stage]}"
     return f"{found.named} {MISSING[first.stage]}"

@@ -45,7 +45,7 @@ class Culprits:
 
     Attributes:
         why: "signal": they were killed; "error": they raised an error of their own; "exit": they left without one;
-            "launcher": their torchrun or the connection to it ended; "stopped": they are suspended, or sit in the
+            "launcher": what starts them or the connection to it ended; "stopped": they are suspended, or sit in the
             kernel; "start": they never started, or torch's import did not end; "elsewhere": while all others wait in
             a collective, these do something else; "behind": they came less far than others; "echo": all that ranks
             show is that they lost others.

@@ -1,6 +1,6 @@
-"""The all-reduce: the same torchrun on every host over the connections that stand, and what its ranks report."""
+"""The all-reduce: ranks on every host over the connections that stand, and what they report."""
 
 from nccl_doctor.collect.smoke.plan import SmokeLimits
-from nccl_doctor.collect.smoke.start import run, why_not
+from nccl_doctor.collect.smoke.start import begin_import, run, why_not
 
-__all__ = ["SmokeLimits", "run", "why_not"]
+__all__ = ["SmokeLimits", "begin_import", "run", "why_not"]

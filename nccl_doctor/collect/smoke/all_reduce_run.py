@@ -19,8 +19,7 @@ ACCUSE_S = 15.0
 """After a wrong sum, the time the ranks get to find which of them it comes from."""
 
 START_S = 20.0
-"""What torchrun gets at least from the last sign of its own work to its first rank: it imports torch, and its agents
-meet before the ranks do."""
+"""What an interpreter gets at least from the last sign of its work until it is up."""
 
 IMPORT_TIMES = 2.0
 """How much longer than the slowest yet a rank may take to import torch."""
@@ -65,7 +64,7 @@ class AllReduceRun:
     """Shared by the threads that listen to the hosts and the one that watches the clock.
 
     Attributes:
-        ranks: in torchrun's order: node by node, local rank by local rank.
+        ranks: in their order: node by node, local rank by local rank.
         ends: by host, its probe's last answer, or why there is none.
         timed_out: the deadline came before any failure.
     """
@@ -116,6 +115,8 @@ class AllReduceRun:
             self.ranks[number].take(event)
             if event.error is not None:
                 self._fail(ACCUSE_S if event.wrong else GRACE_S)
+            elif event.exit_code and self.ranks[number].stage != "done":
+                self._fail(GRACE_S)
             if event.stage in ("started", "torch") and not self._failed:
                 self._set_deadline()
 
@@ -167,7 +168,7 @@ class AllReduceRun:
         return self._stopped_at is not None and self._clock() > self._stopped_at + ANSWER_S
 
     def _wait_for_start(self) -> None:
-        """A torchrun that has started no rank yet works."""
+        """An interpreter that is not up yet works."""
         if not self._failed and all(rank.stage == "none" for rank in self.ranks):
             latest = min(self._clock() + START_S, self._began + self._limits.imports_s, self._until)
             self._stop_at = max(self._stop_at, latest)

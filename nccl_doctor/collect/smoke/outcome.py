@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from collections import deque
 from collections.abc import Iterable
@@ -20,23 +19,12 @@ KEPT_LINES = 400
 KEPT_CHATTER = 200
 """Of what a host's ranks print the snapshot keeps the last lines, and of NCCL's INFO lines fewer."""
 
-EXIT_CODES = range(-128, 256)
-"""A status of exit(3), or a signal's number below zero."""
-
-_EXITED = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+) \(pid: \d+\)")
-"""torchrun's word of the first rank that failed on a host (elastic/multiprocessing/api.py, torch 1.9 to 2.13). A
-negative code is a signal. Ranks that torchrun then ends are not named."""
-
 
 def result(plan: Plan, all_reduce: AllReduceRun) -> Smoke:
     """The all-reduce as it went."""
     output = {name: end.output for name, end in all_reduce.ends.items()}
-    codes = {name: exit_codes(lines) for name, lines in output.items()}
     facts = _told(output) if plan.backend == "nccl" else {}
-    ranks = tuple(
-        _rank(number, rank, codes.get(rank.host, {}).get(rank.local_rank), facts.get(rank.host))
-        for number, rank in enumerate(all_reduce.ranks)
-    )
+    ranks = tuple(_rank(number, rank, facts.get(rank.host)) for number, rank in enumerate(all_reduce.ranks))
     world = range(len(ranks))
     rings = next((one.rings for one in facts.values() if one.rings), {})
     return Smoke(
@@ -65,13 +53,6 @@ def _told(output: dict[str, tuple[str, ...]]) -> dict[str, Facts]:
     return {name: facts_of(lines) for name, lines in output.items()}
 
 
-def exit_codes(lines: Iterable[str]) -> dict[int, int]:
-    """Local ranks that died by themselves, and their exit codes; negative for a signal."""
-    found = (_EXITED.search(line) for line in lines)
-    told = ((int(match["rank"]), int(match["code"])) for match in found if match)
-    return {rank: code for rank, code in told if code in EXIT_CODES}
-
-
 def kept(lines: Iterable[str]) -> list[str]:
     """The lines worth keeping, in their order."""
     said: deque[tuple[int, str]] = deque(maxlen=KEPT_LINES)
@@ -81,8 +62,8 @@ def kept(lines: Iterable[str]) -> list[str]:
     return [line for _, line in sorted((*said, *chatter))]
 
 
-def _rank(number: int, rank: Rank, code: int | None, facts: Facts | None) -> RankResult:
-    code = rank.exit_code if code is None else code
+def _rank(number: int, rank: Rank, facts: Facts | None) -> RankResult:
+    code = rank.exit_code
     own = None
     if facts is not None and rank.pid is not None:
         own = next((p for p in facts.processes.values() if p.pid == str(rank.pid)), None)
@@ -131,7 +112,7 @@ def _died(rank: RankResult) -> bool:
 
 
 def _launchers(plan: Plan, all_reduce: AllReduceRun, ranks: Iterable[RankResult]) -> dict[str, str]:
-    """How each torchrun ended that did not do so because of its ranks or of us."""
+    """How each process that forks ranks ended, where that was not because of these or of us."""
     explained = {rank.host for rank in ranks if rank.error or rank.exit_code is not None or rank.signal is not None}
     found: dict[str, str] = {}
     for name in plan.counts:
@@ -139,9 +120,9 @@ def _launchers(plan: Plan, all_reduce: AllReduceRun, ranks: Iterable[RankResult]
         if end.broken is not None:
             found[name] = end.broken
         elif end.signal is not None:
-            found[name] = f"torchrun was killed by {signal_name(end.signal)}"
+            found[name] = f"the process that starts its ranks was killed by {signal_name(end.signal)}"
         elif end.exit not in (0, None) and name not in explained:
-            found[name] = f"torchrun ended with status {end.exit}"
+            found[name] = f"the process that starts its ranks ended with status {end.exit}"
     return found
 
 

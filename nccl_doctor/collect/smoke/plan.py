@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +16,9 @@ Backend = Literal["nccl", "gloo"]
 
 LARGEST: dict[Backend, int] = {"nccl": 1 << 30, "gloo": 1 << 26}
 """Bytes of the largest message where none is asked for: NVLink and InfiniBand reach their speed near a gigabyte."""
+
+OF_TORCHRUN = {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+"""What it sets where nobody else does (distributed/run.py and elastic/agent/server/local_elastic_agent.py, 2.13)."""
 
 LOGGING = {
     "NCCL_DEBUG": "INFO",
@@ -35,6 +38,7 @@ class SmokeLimits:
         deadline_s: seconds until it is ended, from the moment on when every rank has imported torch.
         imports_s: seconds that the imports may take.
         budget_s: seconds for the sizes.
+        plateau: they end earlier, once the bandwidth has stopped growing.
         max_bytes: the largest size; None is :data:`LARGEST`.
         backend: None decides by the GPUs that the hosts show.
         save_logs: a folder for all that the ranks print, a file a host.
@@ -43,6 +47,7 @@ class SmokeLimits:
     deadline_s: float = 60.0
     imports_s: float = 120.0
     budget_s: float = 10.0
+    plateau: bool = False
     max_bytes: int | None = None
     backend: Backend | None = None
     save_logs: Path | None = None
@@ -55,7 +60,6 @@ class Plan:
     Attributes:
         counts: ranks by host, in the order of node ranks.
         reason: why this backend.
-        mark: stands before each line that a rank reports; random.
     """
 
     cluster: Cluster
@@ -63,33 +67,41 @@ class Plan:
     counts: dict[str, int]
     backend: Backend
     reason: str
-    mark: str = field(default_factory=lambda: f"@{secrets.token_hex(8)} ")
 
     def request(self, node: Node) -> dict[str, Any]:
         """What a host's probe is asked for; see probe/allreduce.py."""
-        limits = self.limits
-        argv = [
-            f"--nnodes={len(self.cluster.nodes)}",
-            f"--node_rank={node.node_rank}",
-            f"--nproc_per_node={self.counts[node.name]}",
-            f"--master_addr={self.cluster.master_addr}",
-            f"--master_port={self.cluster.master_port}",
-            "--max_restarts=0",
-            "--monitor_interval=0.1",
-        ]
-        return {
-            "mark": self.mark,
-            "argv": argv,
-            "env": environment(node),
-            "ranks": self.counts[node.name],
-            "config": self.config(limits.budget_s, limits.max_bytes or LARGEST[self.backend]),
+        limits, cluster = self.limits, self.cluster
+        place = next(place for place, name in enumerate(self.counts) if name == node.name)
+        order = {
+            **order_of(list(self.counts.values()), place, cluster.master_addr, cluster.master_port),
+            "backend": self.backend,
+            "budget_s": limits.budget_s,
+            "plateau": limits.plateau,
+            "max_bytes": limits.max_bytes or LARGEST[self.backend],
             # The host's own last resort: the controller says stop before, and knows when all have imported torch.
             "deadline_s": limits.imports_s + limits.deadline_s + 5.0,
         }
+        return {"env": environment(node), "order": order}
 
-    def config(self, budget_s: float, max_bytes: int) -> dict[str, Any]:
-        """What the worker itself is told."""
-        return {"backend": self.backend, "budget_s": budget_s, "max_bytes": max_bytes}
+
+def order_of(counts: Sequence[int], place: int, master_addr: str, master_port: int) -> dict[str, Any]:
+    """The ranks of the host at this place, and the variables that torchrun would give to each.
+
+    Args:
+        counts: ranks of each host, by node rank.
+        place: the host's node rank.
+        master_addr: where rank 0 listens.
+        master_port: likewise.
+    """
+    variables = {
+        "MASTER_ADDR": master_addr,
+        "MASTER_PORT": str(master_port),
+        "WORLD_SIZE": str(sum(counts)),
+        "LOCAL_WORLD_SIZE": str(counts[place]),
+        "GROUP_RANK": str(place),
+        "GROUP_WORLD_SIZE": str(len(counts)),
+    }
+    return {"first_rank": sum(counts[:place]), "count": counts[place], "variables": variables}
 
 
 def plan(cluster: Cluster, facts: dict[str, HostFacts], limits: SmokeLimits) -> Plan:
@@ -102,7 +114,7 @@ def plan(cluster: Cluster, facts: dict[str, HostFacts], limits: SmokeLimits) -> 
 
 def environment(node: Node) -> dict[str, str]:
     """The job's variables on a node, and those by which NCCL talks to us."""
-    env = {"OMP_NUM_THREADS": "1", **node.env, **LOGGING}
+    env = {**OF_TORCHRUN, **node.env, **LOGGING}
     if node.cuda_visible_devices is not None:
         env["CUDA_VISIBLE_DEVICES"] = node.cuda_visible_devices
     return env

@@ -15,7 +15,7 @@ from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.collect.smoke.all_reduce_run import ANSWER_S, AllReduceRun
 from nccl_doctor.collect.smoke.outcome import result
-from nccl_doctor.collect.smoke.plan import SmokeLimits, plan
+from nccl_doctor.collect.smoke.plan import SmokeLimits, environment, plan
 from nccl_doctor.errors import DoctorError
 from nccl_doctor.files import write_atomically
 from nccl_doctor.hostlist import fold
@@ -51,6 +51,17 @@ def why_not(cluster: Cluster, facts: dict[str, HostFacts], mesh: Phased[Mesh]) -
     return None
 
 
+def begin_import(session: ProbeSession, deadline: float) -> None:
+    """Has a host import torch while it is asked other things, unless it is busy.
+
+    Raises:
+        ProbeError: the host is lost.
+    """
+    load = session.hello.load
+    if load is not None and load.queue + 1 <= load.cpus:
+        session.send("import_torch", deadline, env=environment(session.node))
+
+
 def run(
     sessions: list[ProbeSession],
     facts: dict[str, HostFacts],
@@ -59,7 +70,7 @@ def run(
     until: float,
     watcher: Watcher,
 ) -> Smoke:
-    """Starts every node's torchrun at once and follows all ranks to the end or the deadline.
+    """Starts every node's ranks at once and follows them to the end or the deadline.
 
     Args:
         sessions: of all nodes of the cluster.

@@ -11,15 +11,15 @@ from nccl_doctor.collect.answers import ProbeError
 from nccl_doctor.collect.bisect import Group, NoTimeError, bisect
 from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.session import ProbeSession
-from nccl_doctor.collect.smoke.plan import Backend, Plan, SmokeLimits, environment, plan
+from nccl_doctor.collect.smoke.plan import Backend, Plan, SmokeLimits, environment, order_of, plan
 from nccl_doctor.snapshot import HostFacts, Isolation
 
 TRIAL_S: dict[Backend, float] = {"gloo": 6.0, "nccl": 30.0}
 """What a group gets: gloo connects in milliseconds, NCCL starts the GPUs and detects the topology."""
 ANSWER_S = 5.0
 """What a host may take to answer what it need not work for; the end of all trials is one such question."""
-TRIAL_BYTES = 1 << 20
-"""The largest message: large enough for packets of full size."""
+TRIAL_BYTES, TRIAL_BUDGET_S = 1 << 20, 0.5
+"""The largest message, large enough for packets of full size; and seconds for all of them."""
 
 
 def run(
@@ -53,7 +53,6 @@ class _Groups:
     def prepare(self) -> None:
         """Has every host import torch."""
         deadline = min(time.monotonic() + self._plan.limits.imports_s, self._until - ANSWER_S)
-        config = self._plan.config(budget_s=0.5, max_bytes=TRIAL_BYTES)
 
         def ready(session: ProbeSession) -> None:
             seconds = deadline - time.monotonic()
@@ -63,9 +62,7 @@ class _Groups:
                 answers.NOTHING,
                 "prepare_trials",
                 deadline + ANSWER_S,
-                mark=self._plan.mark,
                 env=environment(session.node),
-                config=config,
                 deadline_s=seconds,
             )
 
@@ -90,7 +87,7 @@ class _Groups:
     def close(self) -> None:
         """Ends the processes that wait for another group."""
         deadline = min(time.monotonic(), self._until) + ANSWER_S
-        fan_out(lambda session: session.ask(answers.NOTHING, "end_trials", deadline), self._sessions.values())
+        fan_out(lambda session: session.ask(answers.NOTHING, "end_launcher", deadline), self._sessions.values())
 
     def _within(self, seconds: float) -> float:
         return min(time.monotonic() + seconds, self._until)
@@ -101,12 +98,15 @@ class _Groups:
         counts = [self._plan.counts[name] for name in group]
 
         def one(place: int) -> bool:
-            told = sessions[place].ask(
-                answers.TRIAL_END,
-                "trial",
-                self._within(seconds + ANSWER_S),
-                order={"ranks": _environments(counts, place, address, port), "deadline_s": seconds},
-            )
+            order = {
+                **order_of(counts, place, address, port),
+                "backend": self._plan.backend,
+                "budget_s": TRIAL_BUDGET_S,
+                "plateau": False,
+                "max_bytes": TRIAL_BYTES,
+                "deadline_s": seconds,
+            }
+            told = sessions[place].ask(answers.TRIAL_END, "trial", self._within(seconds + ANSWER_S), order=order)
             return told.ok
 
         return all(result is True for result in fan_out(one, range(len(group)), at_once=len(group)))
@@ -117,19 +117,3 @@ class _Groups:
         if session.node.name == cluster.nodes[0].name:
             return cluster.master_addr, cluster.master_port
         return session.node.address, session.ask(answers.FREE_PORT, "free_port", self._within(ANSWER_S))
-
-
-def _environments(counts: Sequence[int], place: int, address: str, port: int) -> list[dict[str, str]]:
-    """What torchrun would give to each rank of the host at this place of the group."""
-    before = sum(counts[:place])
-    return [
-        {
-            "MASTER_ADDR": address,
-            "MASTER_PORT": str(port),
-            "RANK": str(before + local),
-            "WORLD_SIZE": str(sum(counts)),
-            "LOCAL_RANK": str(local),
-            "LOCAL_WORLD_SIZE": str(counts[place]),
-        }
-        for local in range(counts[place])
-    ]

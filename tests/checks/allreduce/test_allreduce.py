@@ -130,7 +130,7 @@ MESH = "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo
 
 def failed(said: str, **change: object) -> dict[str, object]:
     ranks = [{"rank": r, "host": f"node{r + 1}", "local_rank": 0, "stage": "none", "ok": False} for r in range(3)]
-    launchers = {"node1": "torchrun ended with status 1"}
+    launchers = {"node1": "the process that starts its ranks ended with status 1"}
     return {
         "smoke": {
             "outcome": "failed",
@@ -201,7 +201,14 @@ def test_with_rdma_the_devices_are_the_link() -> None:
     assert (found.name, found.gb_per_s) == ("mlx5_0", 25.0)
 
 
-@pytest.mark.parametrize("ended", ["torchrun was killed by SIGKILL", "torchrun was killed by signal 9", "it is gone"])
+@pytest.mark.parametrize(
+    "ended",
+    [
+        "the process that starts its ranks was killed by SIGKILL",
+        "the process that starts its ranks was killed by signal 9",
+        "it is gone",
+    ],
+)
 def test_what_killed_a_launcher_is_known_by_number(ended: str) -> None:
     smoke = {"launchers": {"node3": ended}, "launcher_signals": {"node3": 9}}
     document = load(HERE / "allreduce_failed/fires-connection-lost.json").model_dump(mode="json", by_alias=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from typing import Any
 
 from tests.cli.doctor import Run, doctor, files, ours
 from tests.lab.cluster import Lab
+from tests.lab.host import LabHost
 from tests.patience import crowd
 
 SMALL = ("--max-bytes", "65536")
@@ -33,6 +35,11 @@ def leaves_nothing(lab: Lab) -> Iterator[None]:
     assert {host.name: files(host) - before[host.name][0] for host in hosts} == {host.name: set() for host in hosts}
     fresh = {host.name: set(host.listeners()) - set(before[host.name][1]) for host in hosts}
     assert fresh == {host.name: set() for host in hosts}
+
+
+def all_reduce_processes(host: LabHost) -> list[int]:
+    """PIDs of the all-reduce on a host, the one that forks the ranks first: Python on a program in memory."""
+    return sorted(pid for pid, line in host.processes() if re.search(r"/proc/\d+/fd/", line))
 
 
 def smoke(lab: Lab, *arguments: str, **change: Any) -> Run:

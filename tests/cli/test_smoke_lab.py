@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import statistics
 import subprocess
@@ -14,11 +13,10 @@ import pytest
 from tests.cli.doctor import doctor, ours
 from tests.cli.holders import hold
 from tests.cli.injected import inject
-from tests.cli.smoking import SMALL, leaves_nothing, pair, smoke, soon, with_env
+from tests.cli.smoking import SMALL, all_reduce_processes, leaves_nothing, pair, smoke, soon, with_env
 from tests.lab.cluster import Lab, MakeLab
 from tests.lab.faults import fault
 from tests.lab.faults.ssh import stop_sshd
-from tests.lab.host import LabHost
 from tests.patience import LONG_S, crowd
 
 pytestmark = pytest.mark.lab
@@ -137,13 +135,8 @@ def started(lab: Lab) -> subprocess.Popen[str]:
     ]
     process = lab.controller.popen(arguments, stderr=subprocess.DEVNULL)
     for host in lab.hosts[:2]:
-        host.wait_until(lambda host=host: len(_ranks(host)) == 2, "the start of its rank")  # type: ignore[misc]
+        host.wait_until(lambda host=host: len(all_reduce_processes(host)) == 2, "the start of its rank")  # type: ignore[misc]
     return process
-
-
-def _ranks(host: LabHost) -> list[int]:
-    """Processes of the all-reduce that run, the one that forks the ranks first: Python on a program in memory."""
-    return sorted(pid for pid, line in host.processes() if re.search(r"/proc/\d+/fd/", line))
 
 
 def test_a_host_whose_sshd_dies_in_the_middle(fresh_lab: Lab) -> None:
@@ -165,7 +158,7 @@ def test_the_launcher_killed_from_outside(fresh_lab: Lab) -> None:
         process = started(fresh_lab)
         host = fresh_lab.host("node2")
         with process:
-            launcher, _rank = _ranks(host)
+            launcher, _rank = all_reduce_processes(host)
             host.run(f"kill -9 {launcher}")
             assert process.wait(LONG_S) == 1
         report = json.loads(fresh_lab.controller.read("/root/report.json"))

@@ -26,6 +26,9 @@ ACT, AT, RANK = os.environ["INJECT"], os.environ["INJECT_AT"], os.environ["INJEC
 def act():
     if ACT == "hang":
         time.sleep(86400)
+    elif ACT == "pause":
+        while os.path.exists("/run/pause"):
+            time.sleep(0.05)
     elif ACT == "raise":
         raise ValueError("injected")
     elif ACT == "leave":

@@ -10,18 +10,26 @@ import time
 import pytest
 
 from tests.cli.doctor import doctor, files, ours
+from tests.cli.injected import inject
+from tests.cli.smoking import all_reduce_processes, with_env
 from tests.lab.cluster import Lab
 from tests.lab.faults import fault
 from tests.patience import LONG_S, crowd
 
 pytestmark = pytest.mark.lab
 
-PHASES = {"connecting": 0.0, "dialling": 0.5, "all-reduce": 3.0}
-"""Seconds into each."""
+PHASES = ("connecting", "dialling", "all-reduce")
+PAUSE = "/run/pause"
+"""On node1; its rank waits for the end of this file before the first all-reduce."""
 
 
-def start_and_wait_for(lab: Lab, phase: str, delay: float, *options: str) -> subprocess.Popen[str]:
-    lab.controller.write("/root/hosts.yaml", lab.hosts_file())
+def start_and_wait_for(lab: Lab, phase: str, *options: str) -> subprocess.Popen[str]:
+    """A check that has come to a phase and stays there: a host is cut off for the dials, a rank waits before the sum."""
+    first = lab.host("node1")
+    first.write(PAUSE, "")
+    lab.controller.write(
+        "/root/hosts.yaml", lab.hosts_file(hosts=with_env(lab, "node1", inject(first, "pause", "group")))
+    )
     process = lab.controller.popen(
         ["nccl-doctor", "check", "hosts.yaml", *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
@@ -29,7 +37,8 @@ def start_and_wait_for(lab: Lab, phase: str, delay: float, *options: str) -> sub
     for line in process.stderr:
         if line.startswith(phase):
             break
-    time.sleep(delay)
+    for host in lab.hosts if phase == "all-reduce" else ():
+        host.wait_until(lambda host=host: len(all_reduce_processes(host)) > 1, "its rank")  # type: ignore[misc]
     return process
 
 
@@ -49,7 +58,7 @@ def test_kill_9_of_the_controller_leaves_nothing_after_five_seconds(fresh_lab: L
     if phase == "dialling":
         fault("cut-off")(fresh_lab, fresh_lab.host("node2"))  # so that the dials last
     before = {host.name: files(host) for host in fresh_lab.hosts}
-    process = start_and_wait_for(fresh_lab, phase, PHASES[phase])
+    process = start_and_wait_for(fresh_lab, phase)
     with process:
         if phase == "all-reduce":
             assert any(ours(host) for host in fresh_lab.hosts), "nothing ran yet, so this test shows nothing"
@@ -59,7 +68,7 @@ def test_kill_9_of_the_controller_leaves_nothing_after_five_seconds(fresh_lab: L
 
 def test_kill_9_leaves_nothing_of_the_ssh_program_here_either(fresh_lab: Lab) -> None:
     before = {host.name: files(host) for host in (*fresh_lab.hosts, fresh_lab.controller)}
-    with start_and_wait_for(fresh_lab, "all-reduce", 1.0, "--transport", "openssh") as process:
+    with start_and_wait_for(fresh_lab, "all-reduce", "--transport", "openssh") as process:
         process.kill()
     assert_clean(fresh_lab, before, 5)
     left = files(fresh_lab.controller) - before["ctl"]
@@ -71,7 +80,7 @@ def test_ctrl_c_ends_at_once_with_130_and_leaves_nothing(fresh_lab: Lab, phase: 
     if phase == "dialling":
         fault("cut-off")(fresh_lab, fresh_lab.host("node2"))
     before = {host.name: files(host) for host in fresh_lab.hosts}
-    process = start_and_wait_for(fresh_lab, phase, PHASES[phase])
+    process = start_and_wait_for(fresh_lab, phase)
     with process:
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
@@ -92,7 +101,7 @@ def test_a_closed_terminal_leaves_nothing(fresh_lab: Lab, phase: str) -> None:
     if phase == "dialling":
         fault("cut-off")(fresh_lab, fresh_lab.host("node2"))
     before = {host.name: files(host) for host in fresh_lab.hosts}
-    with start_and_wait_for(fresh_lab, phase, PHASES[phase]) as process:
+    with start_and_wait_for(fresh_lab, phase) as process:
         process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGTERM)
         assert process.wait(LONG_S) not in (0, 1, 3), "a run that was ended has no verdict"
@@ -104,7 +113,7 @@ def test_ctrl_c_twice_leaves_nothing_either(fresh_lab: Lab, phase: str) -> None:
     if phase == "dialling":
         fault("cut-off")(fresh_lab, fresh_lab.host("node2"))
     before = {host.name: files(host) for host in fresh_lab.hosts}
-    with start_and_wait_for(fresh_lab, phase, PHASES[phase]) as process:
+    with start_and_wait_for(fresh_lab, phase) as process:
         process.send_signal(signal.SIGINT)
         time.sleep(0.1)
         process.send_signal(signal.SIGINT)
@@ -121,11 +130,12 @@ def test_a_run_that_was_suspended_accuses_nobody(fresh_lab: Lab, phase: str) -> 
     before = {host.name: files(host) for host in fresh_lab.hosts}
     options = ["--connect-timeout", "2", "-o", "json", "--output-file", "report.json"]
     options += ["--no-smoke"] if phase == "connecting" else []
-    with start_and_wait_for(fresh_lab, phase, PHASES[phase], *options) as process:
+    with start_and_wait_for(fresh_lab, phase, *options) as process:
         began = time.monotonic()
         process.send_signal(signal.SIGSTOP)
         assert_clean(fresh_lab, before, 10)
         time.sleep(max(0.0, 9 - (time.monotonic() - began)))
+        fresh_lab.host("node1").run(["rm", PAUSE])
         process.send_signal(signal.SIGCONT)
         code = process.wait(LONG_S)
     report = json.loads(fresh_lab.controller.read("/root/report.json"))
@@ -141,7 +151,7 @@ def test_what_is_killed_under_a_run_is_named_and_leaves_nothing(fresh_lab: Lab, 
     """The ssh program here, the probe there, the session's sshd there: node2's alone."""
     node, before = fresh_lab.host("node2"), {host.name: files(host) for host in fresh_lab.hosts}
     options = ["--transport", transport, "-o", "json", "--output-file", "report.json"]
-    with start_and_wait_for(fresh_lab, "all-reduce", 1.0, *options) as process:
+    with start_and_wait_for(fresh_lab, "all-reduce", *options) as process:
         where, mark = {
             "ssh": (fresh_lab.controller, "-- node2 echo"),
             "probe": (node, "zlib.decompress"),
@@ -159,7 +169,7 @@ def test_after_a_pulled_link_nothing_runs_on(fresh_lab: Lab) -> None:
     """The interface of node2 is down in the midst of an all-reduce: neither end of the connection is told."""
     node, before = fresh_lab.host("node2"), {host.name: files(host) for host in fresh_lab.hosts}
     options = ["-o", "json", "--output-file", "report.json", "--smoke-timeout", "20"]
-    with start_and_wait_for(fresh_lab, "all-reduce", 3.0, *options) as process:
+    with start_and_wait_for(fresh_lab, "all-reduce", *options) as process:
         assert ours(node), "nothing ran yet, so this test shows nothing"
         node.run(["ip", "link", "set", "eth0", "down"])
         deadline = time.monotonic() + 10 * crowd()

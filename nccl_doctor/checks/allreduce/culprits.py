@@ -74,7 +74,7 @@ def culprits(smoke: Smoke) -> Culprits:
     signs: tuple[tuple[Why, list[RankResult]], ...] = (
         # one that lost its peers may still be ended by an abort of its own on the way out
         ("signal", [rank for rank in unfinished if rank.signal is not None and rank.error is None]),
-        ("error", [rank for rank in unfinished if rank.error and not is_echo(rank.error)]),
+        ("error", [rank for rank in unfinished if rank.error and not is_echo(rank.error, lost=bool(smoke.launchers))]),
         ("exit", [rank for rank in unfinished if _left(rank) and rank.error is None]),
         ("launcher", lost),
         ("stopped", [rank for rank in unfinished if rank.state is not None and rank.state[0] in "TtD"]),

@@ -7,15 +7,24 @@ from functools import lru_cache
 from nccl_doctor.finding import Finding
 from nccl_doctor.snapshot import Smoke
 
+FAILED_DIALS = frozenset({"connection-refused", "connection-timed-out", "no-route-to-host"})
+"""What other ranks meet, too, where they dial a host that is gone."""
+
 
 @lru_cache(maxsize=256)
-def is_echo(error: str) -> bool:
-    """Whether an error only says that others are gone or did not come ("Connection closed by peer")."""
+def is_echo(error: str, *, lost: bool = False) -> bool:
+    """Tells whether an error merely says that others are gone ("Connection closed by peer").
+
+    Args:
+        error: a rank's.
+        lost: another host of the all-reduce is gone, which a failed dial says as well.
+    """
     from nccl_doctor.logs.diagnose import LogSource, diagnose
     from nccl_doctor.logs.register import echoes
 
     causes = diagnose([LogSource("error", [error.encode() + b"\n"])]).causes
-    return bool(causes) and all(cause.name in echoes() for cause in causes)
+    following = echoes() | FAILED_DIALS if lost else echoes()
+    return bool(causes) and all(cause.name in following for cause in causes)
 
 
 def causes_from_output(smoke: Smoke) -> tuple[tuple[str, Finding], ...]:
@@ -28,9 +37,10 @@ def causes_from_output(smoke: Smoke) -> tuple[tuple[str, Finding], ...]:
 
     lines = {host: "\n".join(output).encode() + b"\n" for host, output in smoke.output.items()}
     verdict = diagnose([LogSource(host, [text]) for host, text in lines.items()])
+    following = echoes() | FAILED_DIALS if smoke.launchers else echoes()
     found: list[tuple[str, Finding]] = []
     for cause in verdict.causes:
-        if cause.grade is Grade.ROOT and cause.name not in echoes():
+        if cause.grade is Grade.ROOT and cause.name not in following:
             hosts = tuple(dict.fromkeys(event.file for event in cause.events))
             found.append((cause.name, finding(Case(cause, verdict.log)).model_copy(update={"hosts": hosts})))
     return tuple(found)

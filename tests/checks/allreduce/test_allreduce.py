@@ -150,6 +150,20 @@ def test_a_port_that_was_taken_since_the_check_is_the_cause(said: str) -> None:
     assert [effect.name for effect in found.explains] == ["allreduce-failed"]
 
 
+LOST = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:799] connect [10.0.0.2]:51022: No route to host"
+
+
+def test_a_host_that_was_lost_is_why_others_have_no_route_to_it() -> None:
+    ranks = [{"rank": r, "host": f"node{r + 1}", "local_rank": 0, "stage": "group", "ok": False} for r in range(3)]
+    ranks[2]["error"] = LOST
+    smoke = {"outcome": "failed", "ranks": ranks, "sizes": [], "output": {"node3": [f"[rank2]: {LOST}"]}}
+    (alone,) = judge(patched({"smoke": smoke}), "check").diagnoses
+    assert (alone.name, alone.hosts) == ("no-route-to-host", ("node3",))
+    lost = {**smoke, "launchers": {"node2": "the connection stood still"}}
+    (found,) = judge(patched({"smoke": lost}), "check").diagnoses
+    assert (found.name, found.hosts) == ("allreduce-failed", ("node2",))
+
+
 def test_a_cause_that_was_seen_before_takes_what_the_output_says() -> None:
     docker = {"facts": {"resolution": {"node1": {"addresses": ["127.0.1.1"], "source": "127.0.0.1"}}}}
     (found,) = judge(patched(failed(MESH, hosts={"node1": docker})), "check").diagnoses

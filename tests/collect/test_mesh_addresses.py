@@ -80,7 +80,7 @@ def test_a_routed_fabric_is_dialled_behind_its_default_routes_and_nothing_public
 
 
 def test_a_host_of_which_nothing_is_known_dials_what_the_plan_names() -> None:
-    nothing = {"$unknown": "no psutil"}
+    nothing = {"$unknown": "no netlink"}
     own = source(interfaces=nothing, routes=nothing, resolution=nothing)
     assert confirmed("node2", NODE2, own)
     assert not confirmed("10.0.0.2", NODE2, own)

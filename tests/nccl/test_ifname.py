@@ -62,9 +62,9 @@ def test_as_another_version_would() -> None:
 
 
 def test_what_nobody_can_tell_is_said() -> None:
-    answer = answers(patched({"hosts": {"node2": {"facts": {"interfaces": {"$unknown": "psutil is not there"}}}}}))
+    answer = answers(patched({"hosts": {"node2": {"facts": {"interfaces": {"$unknown": "netlink is refused"}}}}}))
     assert not answer.hosts[1].known
-    assert answer.hosts[1].reason == "not known: psutil is not there"
+    assert answer.hosts[1].reason == "not known: netlink is refused"
 
 
 def test_an_unknown_version_is_no_gap_where_all_versions_agree() -> None:

@@ -117,7 +117,7 @@ def test_nothing_is_suggested_that_does_not_work() -> None:
 
 
 def test_nothing_is_suggested_where_a_host_could_not_be_looked_at() -> None:
-    blind = {"facts": {"interfaces": {"$unknown": "no psutil"}}}
+    blind = {"facts": {"interfaces": {"$unknown": "no netlink"}}}
     assert suggested(host(nic("eno1", "10.0.0.1")), blind) is None
 
 

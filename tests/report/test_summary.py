@@ -72,24 +72,24 @@ def test_a_next_step_that_hides_something_is_not_shown() -> None:
 
 def test_what_could_not_be_judged_is_folded_by_reason() -> None:
     many = tuple(check(Outcome.UNKNOWN, "no root", f"NCD6{n:02}") for n in range(8))
-    report = healthy().model_copy(update={"checks": (*many, check(Outcome.UNKNOWN, "no psutil", "NCD701"))})
+    report = healthy().model_copy(update={"checks": (*many, check(Outcome.UNKNOWN, "no netlink", "NCD701"))})
     text = " ".join(render(report, "human", color=False).split())
     assert "Could not be judged: no root (fault-NCD600, fault-NCD601, fault-NCD602, fault-NCD603" in text
-    assert "fault-NCD605 and 2 more) no psutil (fault-NCD701)" in text
+    assert "fault-NCD605 and 2 more) no netlink (fault-NCD701)" in text
     assert "fault-NCD607)" in " ".join(render(report, "human", color=False, verbose=True).split())
 
 
 def test_one_reason_is_said_once_whatever_hosts_the_checks_are_about() -> None:
     text = unjudged(
-        [Gap(hosts=("node1",), reason="no psutil")],
-        [Gap(hosts=("node1", "node2"), reason="no psutil"), Gap(hosts=("node1", "gpu1", "gpu2"), reason="no root")],
-        [Gap(hosts=("node2", "node1"), reason="no psutil")],
-        [Gap(hosts=(), reason="no psutil")],
+        [Gap(hosts=("node1",), reason="no netlink")],
+        [Gap(hosts=("node1", "node2"), reason="no netlink"), Gap(hosts=("node1", "gpu1", "gpu2"), reason="no root")],
+        [Gap(hosts=("node2", "node1"), reason="no netlink")],
+        [Gap(hosts=(), reason="no netlink")],
     )
-    assert "  node[1-2]: no psutil (fault-NCD601, fault-NCD602; on node1: fault-NCD600)\n" in text
+    assert "  node[1-2]: no netlink (fault-NCD601, fault-NCD602; on node1: fault-NCD600)\n" in text
     assert "  node1,gpu[1-2]: no root (fault-NCD601)\n" in text
-    assert "  no psutil (fault-NCD603)\n" in text
-    assert text.count("no psutil") == 2
+    assert "  no netlink (fault-NCD603)\n" in text
+    assert text.count("no netlink") == 2
 
 
 def test_no_check_is_said_to_lack_a_verdict_on_another_s_hosts() -> None:
@@ -101,7 +101,7 @@ def test_no_check_is_said_to_lack_a_verdict_on_another_s_hosts() -> None:
     assert "fault-NCD605 and 2 more)" in " ".join(text.split())
 
 
-@pytest.mark.parametrize("reason", ["kubectl: not found", "OSError: [Errno 24]", "x[3-1]: y", "node[1-2]: no psutil"])
+@pytest.mark.parametrize("reason", ["kubectl: not found", "OSError: [Errno 24]", "x[3-1]: y", "node[1-2]: no netlink"])
 def test_a_reason_is_never_read_for_hosts(reason: str) -> None:
     """It is text of anybody: a snapshot's, or an error's."""
     assert f"  {reason} (fault-NCD600)\n" in unjudged([Gap(hosts=(), reason=reason)])

@@ -96,7 +96,7 @@ def _of_this_machine() -> tuple[Row, ...]:
 
 
 SYSTEM = "/usr/bin/python3"
-JUNK = "mkdir -p /opt/junk && cd /opt/junk && for name in json socket psutil nccl_doctor typing; do echo 'raise SystemExit(9)' >$name.py; done"
+JUNK = "mkdir -p /opt/junk && cd /opt/junk && for name in json socket nccl_doctor typing; do echo 'raise SystemExit(9)' >$name.py; done"
 UV = f"/root/.local/share/uv/python/cpython-{sys.version_info[0]}.{sys.version_info[1]}-linux-gnu"
 """Where uv puts the interpreters that it fetches; its venvs are links to them."""
 CONDA = """

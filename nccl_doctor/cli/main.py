@@ -6,6 +6,7 @@ takes longer than that to import and to read the arguments (0.29 builds a pydant
 
 from __future__ import annotations
 
+import atexit
 import gc
 import io
 import os
@@ -25,6 +26,15 @@ def main() -> None:
     if sys.platform == "win32":
         sys.stderr.write("nccl-doctor runs on Linux and macOS; on Windows, use WSL\n")
         sys.exit(2)
+    end = _End()
+    try:
+        _run()
+    except SystemExit as left:
+        end.code = left.code
+        raise
+
+
+def _run() -> None:
     _open_what_is_closed()
     sys.stderr = io.TextIOWrapper(
         io.BufferedWriter(_Told(2, "w", closefd=False)),
@@ -50,6 +60,26 @@ def main() -> None:
         nobody_reads()
         sys.stderr.write(unwritten(error) + "\n")
         sys.exit(2)
+
+
+class _End:
+    """Ends the process before the interpreter is taken down under threads that still run, which aborts it (SIGABRT).
+
+    A thread may hold the lock of stderr, or stand in a library through which it can't be unwound: only the exit code
+    would be lost by that.
+
+    Attributes:
+        code: of the command's end; while it is unknown the interpreter ends in its own way.
+    """
+
+    def __init__(self) -> None:
+        self.code: object = ...
+        atexit.register(self._leave)  # entered first, so it runs after all others
+
+    def _leave(self) -> None:
+        if self.code is None or isinstance(self.code, int):
+            sys.stdout.flush()  # stderr holds no line back
+            os._exit(self.code or 0)
 
 
 class _Told(io.FileIO):

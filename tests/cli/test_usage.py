@@ -302,6 +302,34 @@ def test_a_reader_that_leaves_early_is_no_fault(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+BESIDE_A_WRITER = """
+import fcntl, sys, termios, threading, time
+from nccl_doctor.cli import app
+from nccl_doctor.cli.main import main
+
+def command():
+    threading.Thread(target=lambda: sys.stderr.write("x" * (1 << 21)), daemon=True).start()
+    queued, size = bytearray(4), fcntl.fcntl(2, fcntl.F_GETPIPE_SZ)
+    while int.from_bytes(queued, sys.byteorder) < size:  # from then on it holds the lock of stderr for good
+        time.sleep(0.01)
+        fcntl.ioctl(2, termios.FIONREAD, queued)
+    print("the report", end="")
+    sys.exit(130)
+
+app.app = lambda *_: command
+main()
+"""
+
+
+def test_a_thread_that_writes_as_we_leave_costs_no_exit_code() -> None:
+    """The interpreter waits for the lock of stderr that it holds, or ends by SIGABRT."""
+    reader, writer = os.pipe()
+    with os.fdopen(reader), os.fdopen(writer, "w") as stderr:
+        arguments = [sys.executable, "-c", BESIDE_A_WRITER]
+        done = subprocess.run(arguments, stdout=subprocess.PIPE, stderr=stderr, text=True, check=False, timeout=LONG_S)
+    assert (done.returncode, done.stdout) == (130, "the report")
+
+
 def test_the_shell_completes_commands() -> None:
     """Its script calls the program by its name, with what was typed so far."""
     typed = {"_NCCL_DOCTOR_COMPLETE": "complete_bash", "COMP_WORDS": "nccl-doctor la", "COMP_CWORD": "1"}

@@ -31,6 +31,8 @@ TIMED_OUT = ("timed-out", "ETIMEDOUT")
 FULL = ("failed", "EMFILE")
 """We may open no further file just now: those that dial us take some, too."""
 FULL_S = 0.05
+SPARE = 4
+"""Files that a resolver may want at once; what it says where it gets none is that there is no such name."""
 SILENT = ("timed-out", "SILENT")
 """Somebody took the connection, and said nothing even when spoken to."""
 WORD = b"nccl-doctor\n"
@@ -234,15 +236,35 @@ def resolved(addresses: set[str], timeout_s: float) -> dict[str, list[Place] | O
             found[address] = endpoints(address, 0)
         except (socket.gaierror, UnicodeError):
             names.append(address)
-    answers = side_by_side(_look_up, names, time.monotonic() + timeout_s)
-    return {**found, **dict.fromkeys(names, TIMED_OUT), **answers}
+    deadline = time.monotonic() + timeout_s
+    answers = side_by_side(lambda name: _look_up(name, deadline), names, deadline)
+    late = TIMED_OUT if len(answers) == len(names) or _may_open(SPARE) else FULL
+    return {**found, **dict.fromkeys(names, late), **answers}
 
 
-def _look_up(name: str) -> list[Place] | Outcome:
-    try:
-        return endpoints(name, 0, flags=0)
-    except (OSError, UnicodeError) as error:
-        return "failed", getattr(error, "strerror", None) or str(error)
+def _look_up(name: str, deadline: float) -> list[Place] | Outcome:
+    """The places; a failure counts where there were files to open before it and after it."""
+    while True:
+        spare = _may_open(SPARE)
+        try:
+            return endpoints(name, 0, flags=0)
+        except (OSError, UnicodeError) as error:
+            if spare and _may_open(SPARE):
+                return "failed", getattr(error, "strerror", None) or str(error)
+        if time.monotonic() >= deadline:
+            return FULL
+        time.sleep(FULL_S)
+
+
+def _may_open(count: int) -> bool:
+    """Whether this process may open so many files more just now."""
+    with contextlib.ExitStack() as opened:
+        try:
+            for _ in range(count):
+                opened.callback(os.close, os.dup(0))
+        except OSError:
+            return False
+    return True
 
 
 def endpoints(address: str, port: int, flags: int = socket.AI_NUMERICHOST) -> list[Place]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.probe.dials import FULL, Dial, Place, Round
+from nccl_doctor.probe.dials import FULL, Dial, Place, Round, dial_all
 from tests.patience import joined
 
 NONCE = b"0123456789abcdef"
@@ -61,6 +61,13 @@ def test_a_dial_that_finds_no_file_in_its_time_is_told_as_that(port: int) -> Non
     with no_file_left():
         ends = Round(0.3).run([((0, port), dial)])
     assert ends[0, port][:2] == FULL
+
+
+def test_a_name_that_finds_no_file_in_its_time_is_told_as_that(port: int) -> None:
+    """It is no name that does not resolve, nor one at which nobody answers."""
+    with no_file_left():
+        ((_, _, *outcome, _),) = dial_all([["localhost", [port], NONCE.decode()]], 0.3)
+    assert tuple(outcome) == FULL
 
 
 def test_a_family_that_the_kernel_lacks_is_passed_over(port: int) -> None:

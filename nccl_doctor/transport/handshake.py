@@ -74,7 +74,8 @@ def _choose_algorithms(
 ) -> None:
     """What the SSH configuration allows and paramiko has, in the configuration's order.
 
-    The types of the host's known keys come first: another of its keys would look like a changed one.
+    The types of the host's known keys come first: another of its keys would look like a changed one. A key that is
+    known and revoked does not count, as with ssh: beside it the host may have a good one of another type.
     """
     options = transport.get_security_options()
     for sort in ("ciphers", "digests", "kex", "key_types"):
@@ -85,7 +86,8 @@ def _choose_algorithms(
         setattr(options, sort, allowed)
     accepted = settings.algorithms.get("pubkeys", transport.preferred_pubkeys)
     transport.disabled_algorithms = {"pubkeys": [name for name in transport.preferred_pubkeys if name not in accepted]}
-    types = {entry.key_type for entry in known if not entry.marker}
+    revoked = {entry.key for entry in known if entry.marker == "@revoked"}
+    types = {entry.key_type for entry in known if not entry.marker and entry.key not in revoked}
     options.key_types = tuple(
         sorted(options.key_types, key=lambda name: ("ssh-rsa" if name.startswith("rsa-sha2") else name) not in types)
     )

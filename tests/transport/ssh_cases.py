@@ -15,6 +15,7 @@ Verdict = Literal["in", "host-key", "login", "unreached"]
 
 NODE1 = "Host target\n  HostName node1\n"
 KNOWN = "node1 {host}\n"
+BOTH = KNOWN + "node1 {host_rsa}\n"
 OWN_FILES = "  UserKnownHostsFile {D}/known_hosts\n  GlobalKnownHostsFile /dev/null\n"
 
 
@@ -73,6 +74,21 @@ HOST_KEYS = [
     Case("known with its port, revoked without", "in", _on(2201), "[node1]:2201 {host}\n@revoked node1 {host}\n"),
     Case("known without its port", "in", _on(2201)),
     Case("another key without its port", "host-key", _on(2201), "node1 {other}\n"),
+    Case("known and revoked, another type known", "in", known=KNOWN + "node1 {host_rsa}\n@revoked * {host}\n"),
+    Case("known and revoked, two other types known", "in", known=BOTH + "node1 {host_ecdsa}\n@revoked node1 {host}\n"),
+    Case(
+        "known and revoked, another type's key changed",
+        "host-key",
+        known=KNOWN + "node1 {other_rsa}\n@revoked * {host}\n",
+    ),
+    Case("all known, all revoked", "host-key", known=BOTH + "@revoked * {host}\n@revoked * {host_rsa}\n"),
+    Case("revoked, another of its type known", "host-key", known="node1 {other}\n" + BOTH + "@revoked * {host}\n"),
+    Case(
+        "known and revoked, and no other type wanted",
+        "host-key",
+        _with("HostKeyAlgorithms ssh-ed25519"),
+        BOTH + "@revoked * {host}\n",
+    ),
     Case("RevokedHostKeys", "host-key", _with("RevokedHostKeys {D}/revoked"), files={"revoked": "{host}\n"}),
     Case("RevokedHostKeys of another", "in", _with("RevokedHostKeys {D}/revoked"), files={"revoked": "{other}\n"}),
     Case("RevokedHostKeys missing", "host-key", _with("RevokedHostKeys {D}/nowhere")),

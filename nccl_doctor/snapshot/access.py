@@ -11,7 +11,8 @@ from nccl_doctor.snapshot.values import Count, Observed, Signed, SignedSeconds, 
 
 Reason = Literal[
     "invalid-name", "name-unresolved", "refused", "timed-out", "no-route", "unreachable", "no-banner", "dropped",
-    "not-ssh", "handshake", "no-session", "stalled", "proxy", "forwarding", "ssh-config", "no-account", "failed",
+    "not-ssh", "handshake", "no-algorithm", "no-session", "stalled", "proxy", "forwarding", "ssh-config", "no-account",
+    "failed",
 ]  # fmt: skip
 
 

@@ -157,7 +157,7 @@ def _worth_openssh(error: AccessError) -> bool:
     failure = error.failure
     if isinstance(failure, SshAuthFailed):
         return "gssapi-with-mic" in failure.facts.methods
-    return isinstance(failure, SshUnreachable) and failure.facts.reason == "handshake"
+    return isinstance(failure, SshUnreachable) and failure.facts.reason in ("handshake", "no-algorithm")
 
 
 def make(kind: Kind, config: Path | None, _cluster: Cluster) -> ChoosingTransport:

@@ -22,6 +22,10 @@ _WORDS: tuple[tuple[Reason, str], ...] = (
     ("forwarding", r"administratively prohibited|open failed: .*prohibited"),
 )
 _LONGEST = 2048
+_MOST_NAMES, _OFFER = 12, 300
+"""Of a server's algorithms: a dozen tells what it is, and a hostile one could fill a page."""
+_EXTENSIONS = ("ext-info-", "kex-strict-")
+"""What stands among the key exchanges and is none (RFC 8308; OpenSSH's PROTOCOL, section 1.10)."""
 _ERRNO: dict[int, Reason] = {
     errno.ECONNREFUSED: "refused",
     errno.ETIMEDOUT: "timed-out",
@@ -105,6 +109,22 @@ def no_session(target: Target, why: str) -> AccessError:
 def broken(target: Target, stage: str, why: str) -> AccessError:
     """The failure where an SSH server answered and no session came about."""
     return unreachable(target, "handshake", f"answered but {stage} failed", (why,) if why else ())
+
+
+def no_common(target: Target, sort: str, theirs: str, ours: Iterable[str] = ()) -> AccessError:
+    """The failure where the server offers no algorithm of a sort that is taken here.
+
+    Args:
+        target: the host.
+        sort: "cipher".
+        theirs: its offer, as a list with commas.
+        ours: what is taken; empty where ssh does not tell.
+    """
+    names = [name for name in theirs.split(",") if not name.startswith(_EXTENSIONS)]
+    offer = ", ".join(names[:_MOST_NAMES])[:_OFFER]
+    detail = f"answered but has no {sort} that is taken here: it offers only {offer}"
+    taken = ", ".join(ours)
+    return unreachable(target, "no-algorithm", detail, (f"taken here: {taken}",) if taken else ())
 
 
 def reason_of(text: str) -> Reason | None:

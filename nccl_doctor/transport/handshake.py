@@ -7,13 +7,18 @@ import time
 from collections.abc import Sequence
 
 import paramiko
+from paramiko.ssh_exception import IncompatiblePeer
 
 from nccl_doctor.transport import failures, host_key_failures, known_hosts
 from nccl_doctor.transport.base import AccessError, remaining
 from nccl_doctor.transport.known_hosts import KnownKey
 from nccl_doctor.transport.settings import HostSettings
 from nccl_doctor.transport.sockets import GreetedStream
+from nccl_doctor.transport.ssh_session import SshSession
 from nccl_doctor.transport.target import Target
+
+_SORTS = {"kex": "key exchange", "key_types": "host key algorithm", "ciphers": "cipher", "digests": "MAC"}
+"""The sorts of algorithms in words, by paramiko's names."""
 
 
 class DroppedError(Exception):
@@ -21,7 +26,7 @@ class DroppedError(Exception):
 
 
 def negotiate(
-    transport: paramiko.Transport,
+    transport: SshSession,
     stream: GreetedStream,
     settings: HostSettings,
     target: Target,
@@ -70,7 +75,7 @@ def negotiate(
 
 
 def _choose_algorithms(
-    transport: paramiko.Transport, settings: HostSettings, target: Target, known: Sequence[KnownKey]
+    transport: SshSession, settings: HostSettings, target: Target, known: Sequence[KnownKey]
 ) -> None:
     """What the SSH configuration allows and paramiko has, in the configuration's order.
 
@@ -80,11 +85,11 @@ def _choose_algorithms(
     options = transport.get_security_options()
     for sort in ("ciphers", "digests", "kex", "key_types"):
         here = tuple(getattr(options, sort))
-        allowed = tuple(name for name in settings.algorithms.get(sort, here) if name in here)
+        allowed = tuple(name for name in settings.algorithms[sort] if name in here)
         if not allowed:
             raise failures.broken(target, "the SSH handshake", f"paramiko has none of the {sort} that are allowed")
         setattr(options, sort, allowed)
-    accepted = settings.algorithms.get("pubkeys", transport.preferred_pubkeys)
+    accepted = settings.algorithms["pubkeys"]
     transport.disabled_algorithms = {"pubkeys": [name for name in transport.preferred_pubkeys if name not in accepted]}
     revoked = {entry.key for entry in known if entry.marker == "@revoked"}
     types = {entry.key_type for entry in known if not entry.marker and entry.key not in revoked}
@@ -94,7 +99,7 @@ def _choose_algorithms(
 
 
 def _why_no_session(
-    transport: paramiko.Transport, stream: GreetedStream, target: Target, seconds: float
+    transport: SshSession, stream: GreetedStream, target: Target, seconds: float
 ) -> AccessError | DroppedError:
     error = transport.get_exception()
     said = stream.head.decode(errors="replace").strip()
@@ -103,9 +108,20 @@ def _why_no_session(
             return failures.broken(target, "the SSH handshake", "the server closed the connection")
         if error is None or isinstance(error, EOFError):
             return failures.stalled(target, "the SSH handshake", seconds)
-        return failures.broken(target, "the SSH handshake", str(error))
+        nothing = _nothing_shared(transport, target) if isinstance(error, IncompatiblePeer) else None
+        return nothing or failures.broken(target, "the SSH handshake", str(error))
     if not stream.ended and not isinstance(error, paramiko.SSHException):
         return failures.silent(target, seconds)
     if said and not failures.says_dropped(said):
         return failures.unreachable(target, "not-ssh", evidence=(f'it said "{said.splitlines()[0][:100]}"',))
     return DroppedError() if stream.ended else failures.silent(target, seconds)
+
+
+def _nothing_shared(transport: SshSession, target: Target) -> AccessError | None:
+    """The failure where of some sort of algorithms the server has none of ours; None where that is not why."""
+    ours = transport.get_security_options()
+    for sort, theirs in transport.offers:
+        here = tuple(getattr(ours, sort))
+        if not set(theirs) & set(here):
+            return failures.no_common(target, _SORTS[sort], ",".join(theirs), here)
+    return None

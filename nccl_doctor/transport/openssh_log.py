@@ -28,9 +28,13 @@ _GREETED = re.compile(r"Remote protocol version|Remote software version")
 _HANDSHAKEN = re.compile(r"SSH2_MSG_NEWKEYS received|master session id")
 _SAID = re.compile(r"banner line \d+: (.*)")
 _HUNG_UP = re.compile(r"exchange_identification|Connection (closed|reset)|closed by remote host|banner line")
+_NO_COMMON = re.compile(r"no matching (\w[\w ]{1,40}) found\. Their offer: (\S+)")
 _LET_IN = re.compile(r"^Authenticated to ", re.MULTILINE)
 _NO_GREETING = re.compile(rf"timed out during banner exchange|{_HUNG_UP.pattern}")
 _RESOLVED = re.compile(r"debug1: Connecting to (\S+) \[([^\]]*)\] port (\d+)")
+
+_SORTS = {"key exchange method": "key exchange", "host key type": "host key algorithm"}
+"""ssh's words for a sort of algorithms, where ours differ (handshake.py)."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,11 @@ def _session(attempt: Attempt, target: Target, log: str) -> AccessError | None:
     refused = re.search(r"Session open refused by peer|channel \d+: open failed: (.*)", log)
     if refused:
         return failures.no_session(target, refused[0])
-    return failures.broken(target, "the SSH session", _last_words(log))
+    words = _last_words(log)
+    nothing = _NO_COMMON.search(words)
+    if nothing:
+        return failures.no_common(target, _SORTS.get(nothing[1], nothing[1]), nothing[2])
+    return failures.broken(target, "the SSH session", words)
 
 
 def _connection(attempt: Attempt, target: Target, log: str) -> AccessError:

@@ -7,7 +7,7 @@ import shutil
 import time
 from pathlib import Path
 
-from nccl_doctor.transport import failures, ssh_config
+from nccl_doctor.transport import failures, settings, ssh_config
 from nccl_doctor.transport.base import AccessError
 from nccl_doctor.transport.settings import LEAST_RSA_BITS, HostSettings, arguments, asked, check_name
 from nccl_doctor.transport.ssh_config import BeyondError, Values, expand
@@ -116,7 +116,7 @@ class _Reader:
             proxy_jump=self._proxy("proxyjump"),
             proxy_command=self._proxy("proxycommand"),
             connect_timeout=float(timeout) if timeout else None,
-            algorithms=algorithms,
+            algorithms={**settings.OPENSSH_ALGORITHMS, **algorithms},
             least_rsa_bits=int(self._first("requiredrsasize") or LEAST_RSA_BITS),
             check_host_ip=self._first("checkhostip") == "yes",
             beyond=tuple(self._beyond),

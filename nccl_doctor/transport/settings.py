@@ -17,6 +17,33 @@ _HOST = re.compile(r"[\w.:%][\w.:%-]*")
 _USER = re.compile(r"[^-\s'\"`$\\;&<>|(){}\x00-\x1f\x7f][^\s'\"`$\\;&<>|(){}\x00-\x1f\x7f]*")
 LEAST_RSA_BITS = 1024
 
+_SIGNATURES = (
+    *("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521"),
+    *("rsa-sha2-512", "rsa-sha2-256"),
+)
+OPENSSH_ALGORITHMS: Mapping[str, tuple[str, ...]] = {
+    "kex": (
+        *("mlkem768x25519-sha256", "sntrup761x25519-sha512", "sntrup761x25519-sha512@openssh.com"),
+        *("curve25519-sha256", "curve25519-sha256@libssh.org"),
+        *("ecdh-sha2-nistp256", "ecdh-sha2-nistp384", "ecdh-sha2-nistp521"),
+        *("diffie-hellman-group-exchange-sha256", "diffie-hellman-group16-sha512", "diffie-hellman-group18-sha512"),
+        "diffie-hellman-group14-sha256",
+    ),
+    "key_types": _SIGNATURES,
+    "pubkeys": _SIGNATURES,
+    "ciphers": (
+        *("chacha20-poly1305@openssh.com", "aes128-gcm@openssh.com", "aes256-gcm@openssh.com"),
+        *("aes128-ctr", "aes192-ctr", "aes256-ctr"),
+    ),
+    "digests": (
+        *("umac-64-etm@openssh.com", "umac-128-etm@openssh.com", "hmac-sha2-256-etm@openssh.com"),
+        *("hmac-sha2-512-etm@openssh.com", "hmac-sha1-etm@openssh.com", "umac-64@openssh.com", "umac-128@openssh.com"),
+        *("hmac-sha2-256", "hmac-sha2-512", "hmac-sha1"),
+    ),
+}
+"""What OpenSSH 10.0's client offers by itself (ssh_config(5), "The default is"), best first, without certificates and
+hardware keys, which go through the ssh program. paramiko alone would also take CBC, MD5 and shortened MACs."""
+
 
 @dataclass(frozen=True)
 class HostSettings:
@@ -29,7 +56,7 @@ class HostSettings:
         identity_agent: a path, "none", or None for $SSH_AUTH_SOCK.
         proxy_jump: "[user@]host[:port]", comma-separated; None where the host is reached directly.
         connect_timeout: seconds, where the user set one.
-        algorithms: those allowed, best first, by paramiko's name for the sort; a sort that is missing is not limited.
+        algorithms: those allowed, best first, by paramiko's name for the sort: each that OPENSSH_ALGORITHMS has.
         least_rsa_bits: shorter RSA keys are refused, the host's and the user's.
         check_host_ip: a host key must also be the one that the host's address is known by, where it is known.
         beyond: the options that only the ssh program honours.
@@ -50,7 +77,7 @@ class HostSettings:
     proxy_jump: str | None = None
     proxy_command: str | None = None
     connect_timeout: float | None = None
-    algorithms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    algorithms: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: OPENSSH_ALGORITHMS)
     least_rsa_bits: int = LEAST_RSA_BITS
     check_host_ip: bool = False
     beyond: tuple[str, ...] = ()

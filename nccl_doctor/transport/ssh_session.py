@@ -22,6 +22,7 @@ class SshSession(paramiko.Transport):
 
     Attributes:
         farewell: what the server said as it ended the session (RFC 4253, section 11.1); empty where it merely closed.
+        offers: the algorithms that the server offered, beside paramiko's name for their sort (RFC 4253, section 7.1).
     """
 
     def __init__(self, stream: GreetedStream) -> None:
@@ -30,6 +31,7 @@ class SshSession(paramiko.Transport):
         self._wanted: dict[int, int] = {}  # by thread, the channel that it is opening
         self._refusals: dict[int, paramiko.ChannelException] = {}  # by channel
         self.farewell = ""
+        self.offers: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def _next_channel(self) -> int:
         number: int = super()._next_channel()  # type: ignore[misc]  # not in the stubs
@@ -41,6 +43,13 @@ class SshSession(paramiko.Transport):
         number, code = words.get_int(), words.get_int()
         self._refusals[number] = paramiko.ChannelException(code, words.get_text())
         super()._parse_channel_open_failure(message)  # type: ignore[misc]  # not in the stubs
+
+    def _parse_kex_init(self, message: paramiko.Message) -> None:
+        words = paramiko.Message(message.get_remainder())
+        words.get_bytes(16)  # a random cookie
+        sorts = ("kex", "key_types", "ciphers", "ciphers", "digests", "digests")  # the last two for each direction
+        self.offers = tuple((sort, tuple(words.get_list())) for sort in sorts)
+        super()._parse_kex_init(message)  # type: ignore[misc]  # not in the stubs
 
     def _parse_disconnect(self, message: paramiko.Message) -> None:
         words = paramiko.Message(message.get_remainder())

@@ -6,10 +6,11 @@ ranks over SSH will fail the same way; and where the host is down, so is its par
 How we know: the host's name is resolved on this machine (getaddrinfo), a TCP connection is made to its SSH port, and
 sshd must greet. Which of these failed stands in the message: the name does not resolve; the connection was refused
 (the host is up, no sshd listens); "no route to host" (the host is down, or a firewall's REJECT); no answer at all
-(down, or a firewall's DROP); connected but silent; connected and closed before the greeting. The last is sshd's
-MaxStartups: with its default 10:30:100 it drops connections once ten wait for their login. It is tried again, with
-growing pauses, before this is reported. Where nothing of the host was seen from here, two of the hosts that were
-reached dial its SSH port: where they get an answer, it is up, and only this machine is cut off from it.
+(down, or a firewall's DROP); connected but silent; an sshd so old that it has only algorithms that ssh no longer
+takes; connected and closed before the greeting. The last is sshd's MaxStartups: with its default 10:30:100 it drops
+connections once ten wait for their login. It is tried again, with growing pauses, before this is reported. Where
+nothing of the host was seen from here, two of the hosts that were reached dial its SSH port: where they get an answer,
+it is up, and only this machine is cut off from it.
 
 A host behind a jump host (ProxyJump) fails as that does; the message then names the jump host.
 
@@ -43,6 +44,9 @@ _SUMMARY = {
     "see whether it bars this machine (PerSourcePenalties, fail2ban, hosts.deny).",
     "not-ssh": "Give the port that sshd listens on, under ssh: port in the hosts file.",
     "handshake": "See the host's sshd log (journalctl -u ssh -u sshd); ssh -v to the host shows where it stops.",
+    "no-algorithm": "Update sshd on the host, or allow there what ssh takes today (Ciphers, MACs, KexAlgorithms, "
+    "HostKey in its sshd_config). Until then a line below its Host in ~/.ssh/config lets an old algorithm in, such as "
+    "Ciphers +aes128-cbc; ssh -G with the host's name shows what holds.",
     "no-session": "Raise MaxSessions in the host's sshd_config (0 forbids all commands) and reload sshd; its log "
     "(journalctl -u ssh -u sshd) tells what else refuses.",
     "stalled": "It answers, so no rule drops the connection. Where ssh to it takes as long, --connect-timeout 60 "

@@ -1,13 +1,12 @@
 """torch's own verdict: a gloo all-reduce over a lab's hosts, that works or does not.
 
-Each host has one process that has imported torch and forks for each job: an import takes longer than all the rest.
+Each host has one process with torch that forks for each job.
 """
 
 from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from tests.lab.cluster import Lab
 from tests.lab.host import LabHost
+from tests.lab.warm_torch import interpreter
 from tests.patience import LONG_S
 
 SOON_S = 5
@@ -113,7 +113,7 @@ def _said(process: subprocess.Popen[str]) -> str:
 
 def _rank(host: LabHost) -> subprocess.Popen[str]:
     if host not in _ranks:
-        pipe, argv = subprocess.PIPE, [sys.executable, "-c", _RANK]
+        pipe, argv = subprocess.PIPE, [interpreter(), "-c", _RANK]
         variables = {"OMP_NUM_THREADS": "1"}
         _ranks[host] = host.popen(argv, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, env=variables)
     return _ranks[host]

@@ -60,7 +60,7 @@ def watch_reports():
 
 
 class AllReduce:
-    """Imports torch.distributed, and hands out an all_reduce that does more than it should."""
+    """Hands out an all_reduce that does more than it should, where torch.distributed is still to be imported."""
 
     def find_spec(self, name, path=None, target=None):
         if name != "torch.distributed":
@@ -113,8 +113,12 @@ CHANGES = {"wrong": wrong, "timed": timed}
 
 if "NCDOCTOR_ALLREDUCE" in os.environ:
     if ACT in CHANGES:
-        sys.meta_path.insert(0, AllReduce())
+        if (there := sys.modules.get("torch.distributed")) is None:
+            sys.meta_path.insert(0, AllReduce())
+        else:
+            there.all_reduce = CHANGES[ACT](there.all_reduce)
     if ACT == "broken":
+        sys.modules.pop("torch.distributed.run", None)
         sys.meta_path.insert(0, Broken())
     if AT != "none":
         watch_reports()

@@ -11,6 +11,7 @@ from typing import Any
 from tests.cli.doctor import Run, doctor, files, ours
 from tests.lab.cluster import Lab
 from tests.lab.host import LabHost
+from tests.lab.warm_torch import interpreter
 from tests.patience import crowd
 
 SMALL = ("--max-bytes", "65536")
@@ -44,7 +45,7 @@ def all_reduce_processes(host: LabHost) -> list[int]:
 
 def smoke(lab: Lab, *arguments: str, **change: Any) -> Run:
     with leaves_nothing(lab):
-        return doctor(lab, "smoke", *SMALL, *arguments, hosts=lab.hosts_file(**change))
+        return doctor(lab, "smoke", *SMALL, *arguments, hosts=lab.hosts_file(**{"python": interpreter(), **change}))
 
 
 def pair(env: dict[str, str], place: int = 1) -> list[Any]:

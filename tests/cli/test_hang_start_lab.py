@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import pytest
 
 from tests.hang.running import PATIENCE_S, hang
 from tests.lab.cluster import Lab
+from tests.lab.warm_torch import interpreter
 
 pytestmark = pytest.mark.lab
 
@@ -18,7 +18,7 @@ DROP = f"table ip cut {{ chain sent {{ type filter hook output priority 0; tcp d
 
 def start(lab: Lab, number: int) -> None:
     meet = ["--nnodes=3", "--rdzv_backend=c10d", f"--rdzv_endpoint={lab.hosts[0].address}:{PORT}", "--rdzv_id=7"]
-    command = [sys.executable, "-m", "torch.distributed.run", *meet, "/bin/true"]
+    command = [interpreter(), "-m", "torch.distributed.run", *meet, "/bin/true"]
     lab.hosts[number].popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from tests.cli.doctor import doctor
 from tests.cli.training import launch, printed, run_here, run_lines
 from tests.lab.cluster import Lab
+from tests.lab.warm_torch import interpreter
 from tests.patience import LONG_S
 
 pytestmark = pytest.mark.lab
@@ -36,11 +38,16 @@ FORMS = {
     "tcp": (nodes(1, 1, 1), ("--launcher", "tcp")),
 }
 
+PLAIN = ("torchrun-one-machine-as-two-nodes", "launch")
+"""Forms that the interpreter runs which people have: each of their processes imports torch."""
+
 
 @pytest.mark.parametrize("form", FORMS)
 def test_its_lines_train_a_model(lab: Lab, form: str) -> None:
     hosts, options = FORMS[form]
-    document = launch(lab, lab.hosts_file(hosts=hosts), *options)
+    document = launch(
+        lab, lab.hosts_file(hosts=hosts, python=sys.executable if form in PLAIN else interpreter()), *options
+    )
     said = run_lines(lab, document, {"big": "node1", "big-b": "node1"})
     world = document["world_size"]
     assert sorted(said) == list(range(world))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Any
 
 from tests.lab.cluster import Lab
 from tests.lab.host import LabHost
+from tests.lab.warm_torch import interpreter
 
 SCRIPT = Path(__file__).with_name("train.txt")
 PORT = 29555
@@ -39,7 +39,7 @@ class Training:
         self.lab = lab
         self.world = NPROC * len(lab.hosts)
         command = [
-            sys.executable,
+            interpreter(),
             "-m",
             "torch.distributed.run",
             f"--nnodes={len(lab.hosts)}",

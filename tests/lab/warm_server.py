@@ -1,0 +1,261 @@
+"""The process behind tests/lab/warm_torch.py: it has imported torch, and forks for each program.
+
+A fork becomes the interpreter that was asked for: its command line and variables are what /proc shows, its modules those
+that a fresh one has, and torch. What it starts of the same interpreter through `subprocess` is forked from it, too, so
+that the tree of processes is that of plain ones.
+"""
+
+import _posixsubprocess
+import atexit
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import importlib
+import json
+import mmap
+import os
+import resource
+import runpy
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+import types
+from collections.abc import Callable
+from multiprocessing import process, spawn
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch.distributed.run  # what this process is for
+
+from tests.lab import kernel
+from tests.lab.host import enter
+from tests.lab.warm_torch import KNOWN
+
+PATH = sys.argv[1]
+_PR_SET_NAME = 15
+_PR_SET_MM, _PR_SET_MM_MAP = 35, 14
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.sbrk.restype = ctypes.c_ulong
+_fork_exec: Callable[..., int] = getattr(subprocess, "_fork_exec")  # noqa: B009 - not in its stubs
+_kept: list[mmap.mmap] = []
+
+_modules = {name: module for name, module in sys.modules.items() if name.split(".")[0] not in ("tests", "__main__")}
+_finders, _hooks = [*sys.meta_path], [*sys.path_hooks]
+_places = [place for place in sys.path if place != str(Path.cwd())]
+
+
+def serve(calls: socket.socket) -> None:
+    """Takes calls until it is killed."""
+    kernel.die_with_parent(signal.SIGKILL)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how the forks ended that wait for programs
+    gc.freeze()
+    while True:
+        call, _ = calls.accept()
+        if os.fork() == 0:
+            calls.close()
+            with contextlib.suppress(ConnectionError):  # the caller has gone
+                answer(call)
+            os._exit(0)
+        call.close()
+
+
+def answer(call: socket.socket) -> None:
+    """Runs one program on the caller's host, hands signals on to it, and says how it ended."""
+    kernel.die_with_parent(signal.SIGKILL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    text, streams, _, _ = socket.recv_fds(call, 1 << 20, 3)
+    caller, _, _ = struct.unpack("3i", call.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    what = json.loads(text)
+    limits = {number: resource.prlimit(caller, number) for number in range(16)}
+    os.sched_setaffinity(0, os.sched_getaffinity(caller))
+    os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, caller))
+    enter(caller)
+    pid = os.fork()  # in a PID namespace are those who are born into it
+    if pid == 0:
+        call.close()
+        os.setsid()
+        kernel.die_with_parent(signal.SIGKILL)
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+        os.closerange(3, max(streams) + 1)
+        for number, limit in limits.items():
+            resource.setrlimit(number, limit)
+        os.umask(what["umask"])
+        os.chdir(what["folder"])
+        become([PATH, *what["arguments"]], what["environment"])
+    for stream in streams:
+        os.close(stream)
+    ended = os.pidfd_open(pid)
+    while True:
+        ready, _, _ = select.select([call.fileno(), ended], [], [])
+        if ended in ready:
+            call.send(b"%d" % os.waitpid(pid, 0)[1])
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, int(call.recv(100) or signal.SIGKILL))
+
+
+def become(words: list[str], environment: dict[str, str]) -> NoReturn:
+    """Runs a command line of the interpreter in this process, and ends it."""
+    sys.modules.clear()
+    sys.modules.update(_modules)
+    sys.meta_path[:], sys.path_hooks[:], sys.path[:] = _finders, _hooks, _places
+    sys.path_importer_cache.clear()
+    os.environ.clear()
+    os.environ.update(environment)
+    show(words, environment)
+    tempfile.tempdir = None  # torch has looked TMPDIR up
+    process.ORIGINAL_DIR = str(Path.cwd())  # type: ignore[attr-defined]  # not in its stubs
+    faulthandler.disable()
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    sys.executable, sys.orig_argv = PATH, words
+    options = words[1:]
+    rest: list[str] = []
+    isolated = unbuffered = False
+    while options and not rest:
+        word = options.pop(0)
+        if word == "-I":
+            isolated = True
+        elif word == "-u":
+            unbuffered = True
+        elif word in ("-B", "-E", "-s"):
+            continue
+        elif word in ("-c", "-m"):
+            rest = [word, *options]
+        else:
+            rest = ["", word, *options]
+    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115 - the interpreter's own, as those below
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdout.reconfigure(write_through=unbuffered)
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    if not isolated and "PYTHONPATH" in environment:
+        sys.path[:0] = environment["PYTHONPATH"].split(":")
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module("sitecustomize")  # as the module site does
+    status = run(rest, isolated)
+    with contextlib.suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the interpreter does at its end
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)
+
+
+def run(rest: list[str], isolated: bool) -> int:
+    """Runs ``-c CODE``, ``-m MODULE`` or a file with arguments as the main module; its exit status."""
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    kind, what, *arguments = rest
+    try:
+        if kind == "-m":
+            sys.argv = ["-m", *arguments]
+            sys.path[:0] = [] if isolated else [str(Path.cwd())]
+            sys.modules.pop(what, None)
+            runpy._run_module_as_main(what)  # type: ignore[attr-defined]
+        elif kind == "-c":
+            sys.argv = ["-c", *arguments]
+            sys.path[:0] = [] if isolated else [""]
+            exec(compile(what, "<string>", "exec"), main.__dict__)
+        else:
+            sys.argv = [what, *arguments]
+            sys.path[:0] = [] if isolated else [str(Path(what).resolve().parent)]
+            main.__file__ = what
+            exec(compile(Path(what).read_bytes(), what, "exec"), main.__dict__)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return (end.code or 0) & 0xFF
+        sys.stderr.write(f"{end.code}\n")
+        return 1
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:  # noqa: BLE001 - as the interpreter does with what nobody catches
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def show(words: list[str], environment: dict[str, str]) -> None:
+    """Has /proc tell of this process what it tells of one that was started so."""
+    _libc.prctl(_PR_SET_NAME, Path(words[0]).name.encode(), 0, 0, 0)
+    arguments = b"".join(os.fsencode(word) + b"\0" for word in words)
+    variables = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
+    place = mmap.mmap(-1, len(arguments) + len(variables), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    place.write(arguments + variables)
+    _kept.append(place)
+    begin = ctypes.addressof(ctypes.c_char.from_buffer(place))
+    middle, end = begin + len(arguments), begin + len(arguments) + len(variables)
+    fields = [int(field) for field in Path("/proc/self/stat").read_text().rpartition(")")[2].split()[1:]]
+    code, stack, data = fields[22:24], fields[24], fields[41:44]  # proc(5), fields 26 to 28 and 45 to 47
+    layout = struct.pack("=12Q2I", *code, *data, _libc.sbrk(0), stack, begin, middle, middle, end, 0, 0, 2**32 - 1)
+    if _libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, layout, ctypes.c_ulong(len(layout)), ctypes.c_ulong(0)) == -1:
+        raise OSError(ctypes.get_errno(), "prctl PR_SET_MM_MAP")
+
+
+def fork_or_exec(*wish: Any) -> int:
+    """As `_posixsubprocess.fork_exec`, but what starts this interpreter as root with variables of its own is a fork."""
+    words = [os.fsdecode(word) for word in wish[0]]
+    if words[:1] != [PATH] or len(wish) != 23 or any(part is not None for part in wish[17:20]):
+        return _fork_exec(*wish)
+    environment = dict(os.environ)
+    if wish[5] is not None:
+        environment = dict(os.fsdecode(item).split("=", 1) for item in wish[5])
+    if any(name.startswith("PYTHON") and name not in KNOWN for name in environment):
+        return _fork_exec(*wish)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _prepare(wish)
+            become(words, environment)
+        except BaseException:  # noqa: BLE001 - there is nobody to tell
+            traceback.print_exc()
+            os._exit(255)
+    return pid
+
+
+def _prepare(wish: tuple[Any, ...]) -> None:
+    """What happens between fork and exec; the error pipe's end says that all went well."""
+    kept, folder, stdin, stdout, stderr, error = wish[3], wish[4], wish[6], wish[9], wish[11], wish[13]
+    new_session, group, mask, before = wish[15], wish[16], wish[20], wish[21]
+    for number, stream in enumerate((stdin, stdout, stderr)):
+        if stream == -1:
+            continue
+        if stream == number:
+            os.set_inheritable(number, True)
+        else:
+            os.dup2(stream, number)
+    if folder is not None:
+        os.chdir(folder)
+    if mask >= 0:
+        os.umask(mask)
+    if new_session:
+        os.setsid()
+    if group >= 0:
+        os.setpgid(0, group)
+    if before is not None:
+        before()
+    begin = 3
+    for descriptor in sorted(one for one in kept if one > 2 and one != error):
+        os.closerange(begin, descriptor)
+        begin = descriptor + 1
+    os.closerange(begin, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+if __name__ == "__main__":
+    setattr(subprocess, "_fork_exec", fork_or_exec)  # noqa: B010 - not in its stubs
+    setattr(_posixsubprocess, "fork_exec", fork_or_exec)  # noqa: B010 - multiprocessing's
+    spawn.set_executable(PATH)
+    assert torch.distributed.is_gloo_available()
+    serve(socket.socket(fileno=0))

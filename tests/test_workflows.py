@@ -131,18 +131,23 @@ LOOKS = [
     Look(YOLO, "ps -aux | grep python on every machine", "processes/stale_process/fires", "stale-process", ("fix-port",)),
     Look(YOLO, "ifconfig, the interface with that IP, NCCL_SOCKET_IFNAME=eno1", "interfaces/ifname_needed/fires",
          "ifname-needed", ("export NCCL_SOCKET_IFNAME='=eno1'",)),
-    Look(YOLO, "nc -l 5678 -v; nc 192.168.1.2 5678; ping", "ports/port_unreachable/fires", "port-unreachable", ()),
+    Look(YOLO, "nc -l 5678 -v; nc 192.168.1.2 5678; ping", "ports/port_unreachable/fires", "port-unreachable",
+         ("node2 can't reach node1 on ports 29500, 40001, 40002", "into node1")),
     Look(YOLO, "firewall-cmd --zone=trusted --add-source=IP; --list-all", "ports/firewall_blocks_port/fires",
          "firewall-blocks-port",
          ("node1", "as root:", "firewall-cmd --permanent --zone=trusted --add-source=10.0.0.2")),
     Look(DDP, "RANK and WORLD_SIZE by hand", "environment/job_variable_conflict/fires", "job-variable-conflict",
          ("RANK", "the launcher sets them")),
-    Look(DDP, "more processes than GPUs", "software/gpu_count_low/fires", "gpu-count-low", ()),
+    Look(DDP, "more processes than GPUs", "software/gpu_count_low/fires", "gpu-count-low",
+         ("node3 is to start 8 ranks, and has 7 GPUs", "nproc_per_node")),
     Look(DDP, "CUDA_DEVICE_ORDER, where the GPUs of a machine differ", "software/gpu_model_mismatch/fires-within-one-host",
          "gpu-model-mismatch", ("CUDA_DEVICE_ORDER=PCI_BUS_ID",)),
-    Look(DDP, "two ranks on one GPU", "software/gpu_overlap/fires", "gpu-overlap", ()),
-    Look(ULTRALYTICS, "the same code and data on all machines", "software/code_mismatch/fires", "code-mismatch", ()),
-    Look(ULTRALYTICS, "the same versions on all machines", "software/version_mismatch/fires", "version-mismatch", ()),
+    Look(DDP, "two ranks on one GPU", "software/gpu_overlap/fires", "gpu-overlap",
+         ("are one machine, and both use GPU 0", "cuda_visible_devices")),
+    Look(ULTRALYTICS, "the same code and data on all machines", "software/code_mismatch/fires", "code-mismatch",
+         ("train.py on node2 is not what the other hosts have", "rsync")),
+    Look(ULTRALYTICS, "the same versions on all machines", "software/version_mismatch/fires", "version-mismatch",
+         ("torch: 2.9.1 on node[1-2], 2.8.0 on node3", "Install the same versions")),
     Look(ULTRALYTICS, "docker run without --ipc=host", "processes/shm_small/fires-dockers-default", "shm-small", ("--ipc=host",)),
     Look(HRNET, "--dist-url tcp://127.0.0.1:23456 on two machines", "interfaces/master_addr_loopback/fires",
          "master-addr-loopback", ("127.0.0.1",)),
@@ -167,6 +172,7 @@ def test_many_switch_the_firewall_off_and_nobody_is_told_to(one: str) -> None:
 
 
 def assert_says(said: Report, words: tuple[str, ...]) -> None:
+    assert words, "a row that expects no word shows nothing"
     text = " ".join(render(said.command, "human", said, RenderOptions()).split())
     for word in words:
         assert word in text, text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -106,12 +107,24 @@ def test_a_terminal_gets_no_control_character(tee: bool) -> None:
     assert all("reboot" not in command for command in commands)
 
 
+def has_read(pid: int, path: Path) -> bool:
+    """Whether a process has a file open, and has come to its end."""
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it has just closed it
+            if descriptor.readlink() == path:
+                state = Path(f"/proc/{pid}/fdinfo/{descriptor.name}").read_text()
+                return int(state.split()[1]) == path.stat().st_size
+    return False
+
+
 def test_follow_reports_while_the_job_still_runs(tmp_path: Path) -> None:
     path = tmp_path / "run.log"
     path.write_text("step 1\n")
     process = subprocess.Popen([*COMMAND, str(path), "--follow", "-q"], stdout=subprocess.PIPE, text=True)
-    time.sleep(0.7)
-    assert process.poll() is None
+    deadline = time.monotonic() + LONG_S
+    while not has_read(process.pid, path):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
     with path.open("a") as file:
         file.write(FAULT)
     output, _ = process.communicate(timeout=LONG_S)

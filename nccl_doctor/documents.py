@@ -68,10 +68,14 @@ class InterfaceAnswer(FrozenModel):
 
 
 class Exports(FrozenModel):
-    """Lines to paste, and where: on the hosts named, or on every host where that is None."""
+    """Lines to paste, and where: on the hosts named, or on every host where that is None.
+
+    ``place`` says more of it: "from the snapshot".
+    """
 
     hosts: tuple[str, ...] | None
     lines: tuple[str, ...]
+    place: str | None = None
 
 
 class InterfaceAnswers(Document):

@@ -27,7 +27,8 @@ class Command(FrozenModel):
     """A line that can be pasted as it is into a shell on ``host``; made by :mod:`nccl_doctor.commands` alone.
 
     ``host`` is None for the machine that nccl-doctor runs on. Where the job runs in a container there, ``place`` says
-    on which side of its wall: "in the docker container train", "outside the docker container train".
+    on which side of its wall: "in the docker container train", "outside the docker container train". Where nothing but
+    a file says that the host is so, ``place`` ends with "from the snapshot".
     """
 
     host: str | None

@@ -25,10 +25,11 @@ def diff(
     out = filed.out("diff", output)
 
     def work() -> int:
-        from nccl_doctor.cli.snapshots import read_snapshot
+        from nccl_doctor.cli.snapshots import of_snapshot, read_snapshot
         from nccl_doctor.compare import difference
 
-        found = difference(read_snapshot(before), read_snapshot(after))
+        old, new = read_snapshot(before), read_snapshot(after)
+        found = of_snapshot(difference(old, new), (*old.cluster.nodes, *new.cluster.nodes))
         out.show(found)
         return 0 if found.is_empty else 1
 

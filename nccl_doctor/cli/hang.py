@@ -56,7 +56,7 @@ def hang(
         from importlib import import_module
 
         from nccl_doctor.cli.run import refuse_other_hosts
-        from nccl_doctor.cli.snapshots import keep, read_snapshot
+        from nccl_doctor.cli.snapshots import keep, of_snapshot, read_snapshot
         from nccl_doctor.collect.hang import HangOptions
         from nccl_doctor.snapshot.hang import HangSnapshot
 
@@ -81,6 +81,8 @@ def hang(
         from nccl_doctor.hang_report import report
 
         found = report(seen)
+        if load_from is not None:
+            found = of_snapshot(found, seen.cluster.nodes)
         out.show(found)
         return exit_code(found)
 

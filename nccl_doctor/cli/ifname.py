@@ -35,7 +35,7 @@ def ifname(
 
     def work() -> int:
         from nccl_doctor.cli.run import Request, look, refuse_other_hosts
-        from nccl_doctor.cli.snapshots import read_snapshot
+        from nccl_doctor.cli.snapshots import of_snapshot, read_snapshot
         from nccl_doctor.errors import UsageError
         from nccl_doctor.nccl.ifname import answers
         from nccl_doctor.nccl.versions import parse_version
@@ -49,6 +49,8 @@ def ifname(
             refuse_other_hosts(which, request.said, "--from")
         snapshot = look(request, {"NCD207", "NCD303"}, out) if load_from is None else read_snapshot(load_from)
         found = answers(snapshot, version)
+        if load_from is not None:
+            found = of_snapshot(found, snapshot.cluster.nodes)
         out.show(found)
         if any(one.set or (one.known and one.nccl_interface is None) for one in found.hosts):
             return 1

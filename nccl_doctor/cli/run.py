@@ -17,7 +17,7 @@ from nccl_doctor.cli.output import Out
 from nccl_doctor.cli.progress import progress
 from nccl_doctor.cli.report_options import KeepOptions, SelectOptions
 from nccl_doctor.cli.selection import Codes, among, refuse_nothing_to_judge, selection
-from nccl_doctor.cli.snapshots import keep, read_snapshot, write_hosts
+from nccl_doctor.cli.snapshots import keep, of_snapshot, read_snapshot, write_hosts
 from nccl_doctor.collect import facts, mesh
 from nccl_doctor.collect.mesh_plan import MeshSize
 from nccl_doctor.collect.options import RunOptions
@@ -67,7 +67,7 @@ def check_cluster(request: Request, out: Out) -> int:
     refuse_nothing_to_judge(selected, _left_out(request, kept))
     if kept is not None:
         snapshot = kept
-        report = judge(snapshot, out.command, among(selected))
+        report = of_snapshot(judge(snapshot, out.command, among(selected)), snapshot.cluster.nodes)
     else:
         snapshot, report = _looked_and_judged(request, selected, out)
     keep(snapshot, request.kept)

@@ -13,12 +13,15 @@ from nccl_doctor.cli.output import write_file
 from nccl_doctor.cli.report_options import KeepOptions
 from nccl_doctor.errors import SnapshotError
 from nccl_doctor.finding import Severity
+from nccl_doctor.from_file import Judged, judged_from_file
 from nccl_doctor.inventory.reading import read_bytes
+from nccl_doctor.inventory.this_machine import this_machine
 from nccl_doctor.model import Report
 from nccl_doctor.report.safe import clean
 from nccl_doctor.snapshot import Snapshot
 
 if TYPE_CHECKING:
+    from nccl_doctor.cluster import Node
     from nccl_doctor.snapshot.hang import HangSnapshot
 
 MAX_JSON = 512 << 20
@@ -50,6 +53,13 @@ def _first(error: ValueError) -> str:
     found = error.errors(include_url=False, include_input=False, include_context=False)[0]
     place = ".".join(map(str, found["loc"]))
     return f"{place}: {found['msg']}" if place else str(found["msg"])
+
+
+def of_snapshot(document: Judged, nodes: Iterable[Node]) -> Judged:
+    """The document of a snapshot that was read from a file: without commands for this machine."""
+    here = this_machine()
+    own = {one.name for one in nodes if one.local or here.answers_to(one.name) or here.answers_to(one.address)}
+    return judged_from_file(document, own)
 
 
 def keep(snapshot: Snapshot | HangSnapshot, kept: KeepOptions) -> None:

@@ -28,7 +28,9 @@ def render(answers: InterfaceAnswers, options: RenderOptions) -> str:
         where = "every host" if block.hosts is None else fold(block.hosts)
         text += [
             "",
-            *wrap(f"Set on {where}, or under env in the hosts file:", width),
+            *wrap(
+                f"Set on {where}{f' ({block.place})' if block.place else ''}, or under env in the hosts file:", width
+            ),
             "",
             *(paint(line, "bold") for line in shown),
         ]

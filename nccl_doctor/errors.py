@@ -4,6 +4,7 @@
     ├── UsageError              2   an argument or option that can't be served
     ├── HostsFileError          2   FILE:LINE: what is wrong, what is allowed
     ├── SnapshotError           2   a snapshot that can't be read or written
+    ├── UnwrittenError          2   a file that was asked for could not be written; the report stands on stdout
     └── NotReachedError         3   a host that a command is about did not answer
 
 A fault found on a host is no exception but a diagnosis: see :mod:`nccl_doctor.model`.
@@ -38,6 +39,10 @@ class HostsFileError(DoctorError):
 
 class SnapshotError(DoctorError):
     """A snapshot that can't be read or written."""
+
+
+class UnwrittenError(DoctorError):
+    """A file that was asked for could not be written at the end; the report stands on stdout."""
 
 
 class NotReachedError(DoctorError):

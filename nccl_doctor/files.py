@@ -1,12 +1,17 @@
-"""Writing a file whole or not at all."""
+"""Writing a file whole or not at all, and telling beforehand that it can't be written."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import re
+import stat
 import tempfile
 from pathlib import Path
 
+_OPEN = re.compile(r"/(?:dev/fd|proc/(?:self|\d+)/fd)/(\d{1,9})")
+_STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
 _LINKS = 40
 """As many links in a row as Linux follows (path_resolution(7))."""
 
@@ -16,17 +21,22 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
 
     The draft is its owner's alone, and gone where anything fails. The file then has the mode and owner of the one that
     it replaces, or of a new one. A link is followed as Linux does with ``fs.protected_symlinks``: not one that another
-    user planted in a folder that all may write to. What is there and no plain file (/dev/null, /dev/stdout, a named
-    pipe) is written to as it is.
+    user planted in a folder that all may write to. What is there and no plain file (/dev/null, a named pipe) is written
+    to as it is, and what is open already (/dev/stdout, /dev/fd/3) through its descriptor.
 
     Args:
         path: the file.
         data: all of it.
-        private: the file is its owner's alone, whatever was there before.
+        private: a new file is its owner's alone.
 
     Raises:
         OSError: it can't be written.
     """
+    number = _descriptor(path)
+    if number is not None:
+        with os.fdopen(os.dup(number), "wb") as stream:
+            stream.write(data)
+        return
     if path.exists() and not path.is_file():
         path.write_bytes(data)
         return
@@ -36,14 +46,73 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
-            if not private:
-                _as_before(place, descriptor)
+            _as_before(place, descriptor, private=private)
             os.fsync(descriptor)
         Path(draft).replace(place)
     except BaseException:
         Path(draft).unlink(missing_ok=True)
         raise
     _sync(place.parent)
+
+
+def try_file(path: Path) -> None:
+    """Looks whether :func:`write_atomically` could write the file; makes, opens and changes nothing.
+
+    Raises:
+        OSError: it could not.
+    """
+    number = _descriptor(path)
+    if number is not None:
+        if fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, "it is open for reading alone")
+        return
+    try:
+        before = path.stat()
+    except FileNotFoundError:
+        _refuse_place(_followed(path).parent)
+        return
+    if stat.S_ISDIR(before.st_mode):
+        raise _error(errno.EISDIR)
+    if stat.S_ISREG(before.st_mode):
+        _refuse_place(_followed(path).parent)
+        if os.geteuid() not in (0, before.st_uid):  # a file in its place could not be given to its owner
+            raise _error(errno.EPERM)
+    elif stat.S_ISSOCK(before.st_mode) or not os.access(path, os.W_OK, effective_ids=True):
+        raise _error(errno.EACCES)
+
+
+def try_folder(folder: Path) -> None:
+    """Looks whether a folder could be made, with those above it that are missing, and files in it.
+
+    Raises:
+        OSError: it could not.
+    """
+    there = folder
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    _refuse_place(there)
+
+
+def _refuse_place(folder: Path) -> None:
+    """No file can be made or replaced in the folder: it is none, is missing, or may not be written to."""
+    if not stat.S_ISDIR(folder.stat().st_mode):
+        raise _error(errno.ENOTDIR)
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
+        raise _error(errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES)
+
+
+def _error(number: int) -> OSError:
+    return OSError(number, os.strerror(number))
+
+
+def _descriptor(path: Path) -> int | None:
+    """The number of a stream of ours that the path names: to open it anew would cut off what stands there."""
+    name = os.fspath(path)
+    found = _OPEN.fullmatch(name)
+    number = _STREAMS.get(name) if found is None else int(found[1])
+    if found is not None and name.startswith("/proc/") and name.split("/")[2] not in ("self", str(os.getpid())):
+        return None
+    return number
 
 
 def _followed(path: Path) -> Path:
@@ -54,17 +123,17 @@ def _followed(path: Path) -> Path:
         if path.lstat().st_uid not in (os.geteuid(), path.parent.stat().st_uid):
             raise OSError(errno.ELOOP, "a link that another user made stands there")
         path = path.parent / path.readlink()
-    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    raise _error(errno.ELOOP)
 
 
-def _as_before(place: Path, descriptor: int) -> None:
+def _as_before(place: Path, descriptor: int, *, private: bool) -> None:
     """Gives the draft the mode and owner of the file that it replaces, or a new file's mode."""
     try:
         before = place.lstat()
     except FileNotFoundError:
         umask = os.umask(0)
         os.umask(umask)
-        os.fchmod(descriptor, 0o666 & ~umask)
+        os.fchmod(descriptor, 0o600 if private else 0o666 & ~umask)
         return
     if (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
         os.fchown(descriptor, before.st_uid, before.st_gid)

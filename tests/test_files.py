@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import nccl_doctor
-from nccl_doctor.files import write_atomically
+from nccl_doctor.files import try_file, try_folder, write_atomically
 
 
 def test_a_file_is_replaced_whole_and_a_link_followed(tmp_path: Path) -> None:
@@ -88,6 +90,106 @@ def test_what_is_no_plain_file_stays_what_it_is(tmp_path: Path) -> None:
 def test_a_place_that_can_not_be_written_is_an_error(tmp_path: Path, place: str) -> None:
     with pytest.raises(OSError, match=r"No such file or directory|Is a directory"):
         write_atomically(tmp_path / place, b"x")
+
+
+def listed(folder: Path) -> list[tuple[str, int, int, bytes]]:
+    """All that a change would change."""
+    return [
+        (one.name, one.lstat().st_ino, one.lstat().st_mtime_ns, one.read_bytes() if one.is_file() else b"")
+        for one in (folder, *sorted(folder.iterdir()))
+    ]
+
+
+@pytest.fixture
+def somebody() -> Iterator[None]:
+    """Not root for the length of a test."""
+    os.seteuid(12345)
+    yield
+    os.seteuid(0)
+
+
+def test_a_trial_makes_opens_and_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("old")
+    (tmp_path / "link").symlink_to("kept")
+    (tmp_path / "dangling").symlink_to("new")
+    os.mkfifo(tmp_path / "pipe")  # nobody reads: to open it would wait for ever
+    before = listed(tmp_path)
+    for name in ("kept", "link", "dangling", "pipe", "new"):
+        try_file(tmp_path / name)
+    try_folder(tmp_path / "a/b/c")
+    try_folder(tmp_path)
+    for device in ("/dev/null", "/dev/stdout", "/dev/fd/2", "/proc/self/fd/1"):
+        try_file(Path(device))
+    assert listed(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("no/file", "No such file"),
+        ("", "Is a directory"),
+        ("file/x", "Not a directory"),
+        ("x" * 300, "too long"),
+        ("loop", "symbolic links"),
+        ("socket", "Permission denied"),
+        ("dangling", "No such file"),
+    ],
+)
+def test_a_trial_tells_what_could_not_be_written(tmp_path: Path, name: str, why: str) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "dangling").symlink_to("no/file")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        before = listed(tmp_path)
+        with pytest.raises(OSError, match=why):
+            try_file(tmp_path / name)
+        assert listed(tmp_path) == before
+
+
+def test_a_trial_knows_an_open_end_that_only_reads() -> None:
+    end, start = os.pipe()
+    try:
+        try_file(Path(f"/dev/fd/{start}"))
+        with pytest.raises(OSError, match="reading alone"):
+            try_file(Path(f"/dev/fd/{end}"))
+    finally:
+        os.close(end)
+        os.close(start)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        try_file(Path("/dev/fd/999999"))
+
+
+@pytest.mark.usefixtures("somebody")
+def test_a_trial_by_somebody_who_may_not() -> None:
+    for place in (Path("/x"), Path("/etc/passwd"), Path("/root/x")):
+        with pytest.raises(OSError, match="Permission denied"):
+            try_file(place)
+    with pytest.raises(OSError, match="Permission denied"):
+        try_folder(Path("/etc/x/y"))
+
+
+def test_a_trial_by_somebody_whose_file_it_is_not(tmp_path: Path, somebody: None) -> None:
+    """In a folder where all may write, as /tmp: what is in its place could not be given to its owner."""
+    os.seteuid(0)
+    for folder in (tmp_path, *tmp_path.parents[:3]):
+        folder.chmod(0o777)
+    (tmp_path / "file").write_text("")
+    os.seteuid(12345)
+    try_file(tmp_path / "other")
+    with pytest.raises(OSError, match="not permitted"):
+        try_file(tmp_path / "file")
+
+
+def test_what_is_open_already_is_written_to_as_it_is(tmp_path: Path) -> None:
+    """`>> all.log` keeps what was there: the name of a stream is not opened anew, or replaced."""
+    with (tmp_path / "all.log").open("ab") as stream:
+        stream.write(b"before\n")
+        stream.flush()
+        for name in (f"/dev/fd/{stream.fileno()}", f"/proc/self/fd/{stream.fileno()}"):
+            write_atomically(Path(name), b"report\n")
+    assert (tmp_path / "all.log").read_bytes() == b"before\nreport\nreport\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["all.log"]
 
 
 WRITES = re.compile(

@@ -9,7 +9,7 @@ import typer
 from nccl_doctor.cli import options
 from nccl_doctor.cli.flattened import flattened
 from nccl_doctor.cli.host_options import HostOptions, LoginOptions, ReachOptions
-from nccl_doctor.cli.output import finish
+from nccl_doctor.cli.output import failures, finish, try_files
 from nccl_doctor.cli.report_options import KeepOptions, ReportOptions
 
 if TYPE_CHECKING:
@@ -58,8 +58,10 @@ def hang(
         from nccl_doctor.cli.run import refuse_other_hosts
         from nccl_doctor.cli.snapshots import keep, of_snapshot, read_snapshot
         from nccl_doctor.collect.hang import HangOptions
+        from nccl_doctor.errors import UnwrittenError
         from nccl_doctor.snapshot.hang import HangSnapshot
 
+        try_files(("--save", kept.save))
         # while hosts are waited for: what judges takes as long to import as a host to answer
         threading.Thread(target=import_module, args=("nccl_doctor.hang_report",), daemon=True).start()
         looks = HangOptions(
@@ -77,13 +79,15 @@ def hang(
         else:
             cluster = which.cluster(login.overrides(), transport=reached.transport)
             seen = _look(cluster, looks, reached, quiet=shown.quiet)
-        keep(seen, kept)
+        unwritten = failures(lambda: keep(seen, kept))
         from nccl_doctor.hang_report import report
 
         found = report(seen)
         if load_from is not None:
             found = of_snapshot(found, seen.cluster.nodes)
         out.show(found)
+        if unwritten:
+            raise UnwrittenError(*unwritten)
         return exit_code(found)
 
     finish(out, work)

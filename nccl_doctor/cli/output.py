@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from nccl_doctor.cli.choices import Color, FailOn
-from nccl_doctor.errors import DoctorError, UsageError
+from nccl_doctor.errors import DoctorError, UnwrittenError, UsageError
 from nccl_doctor.report.render import FORMS, RenderOptions, render
 
 if TYPE_CHECKING:
@@ -46,7 +46,11 @@ class Out(NamedTuple):
         return min(shutil.get_terminal_size((80, 24)).columns, 100) if sys.stdout.isatty() else 80
 
     def write(self, text: str) -> None:
-        """Prints the text, or writes it to the file."""
+        """Prints the text, or writes it to the file.
+
+        Raises:
+            DoctorError: it can't be written.
+        """
         if self.file is None:
             if isinstance(sys.stdout, io.TextIOWrapper):
                 # a locale without our characters costs these, not the report; what machines read is UTF-8 everywhere
@@ -57,13 +61,24 @@ class Out(NamedTuple):
         write_file(self.file, text)
 
     def show(self, document: Any, taken_at: float | None = None) -> None:  # noqa: ANN401 - each command has its own
-        """Prints the command's document in the form that was asked for."""
+        """Prints the command's document in the form that was asked for.
+
+        Raises:
+            UnwrittenError: its file could not be written, so that it stands on stdout.
+        """
         options = RenderOptions(self.colored, self.width, self.verbose, self.quiet, taken_at)
         if self.form == "html":
             from nccl_doctor.cli.html import for_html
 
             options = for_html(options)
-        self.write(render(self.command, self.form, document, options))
+        try:
+            self.write(render(self.command, self.form, document, options))
+        except DoctorError as error:
+            if self.file is None:
+                raise
+            form = "human" if self.form == "html" and sys.stdout.isatty() else self.form
+            self._replace(file=None, form=form).write(render(self.command, form, document, options))
+            raise UnwrittenError(str(error)) from error
         if self.open_it and self.file is not None:
             from nccl_doctor.cli.html import open_in_browser
 
@@ -120,7 +135,10 @@ def exit_code_of(out: Out, work: Callable[[], int]) -> int:
     try:
         _refuse_unknown_form(out)
         _refuse_to_open(out)
+        try_files(("--output-file", out.file))
         code = work()
+    except UnwrittenError as error:
+        code = _fail(out._replace(form="human"), str(error), error.exit_code)
     except DoctorError as error:
         code = _fail(out, str(error), error.exit_code)
     except KeyboardInterrupt:
@@ -144,6 +162,40 @@ def exit_code_of(out: Out, work: Callable[[], int]) -> int:
         message = f"a fault of nccl-doctor itself: {type(error).__name__}: {error} ({place})"
         code = _fail(out, f"{message}; NCDOCTOR_TRACEBACK=1 shows where", 2)
     return code
+
+
+def try_files(*files: tuple[str, Path | None], folder: Path | None = None) -> None:
+    """Refuses files that can't be written, before any host is contacted; makes and changes none.
+
+    Args:
+        files: each with the option that names it.
+        folder: of ``--save-logs``.
+
+    Raises:
+        UsageError: one can't be written.
+    """
+    named = [(option, path) for option, path in files if path is not None]
+    if not named and folder is None:
+        return
+    from nccl_doctor.files import try_file, try_folder
+
+    for option, path, look in [*((*one, try_file) for one in named), ("--save-logs", folder, try_folder)]:
+        try:
+            if path is not None:
+                look(path)
+        except OSError as error:
+            raise UsageError(f"{option}: {path}: can't be written: {error.strerror}") from error
+
+
+def failures(*writes: Callable[[], None]) -> list[str]:
+    """Why each of these did not write its file, a sentence each; the others are made all the same."""
+    sentences = []
+    for write in writes:
+        try:
+            write()
+        except DoctorError as error:
+            sentences.append(str(error))
+    return sentences
 
 
 def write_file(path: Path, text: str, *, private: bool = False) -> None:

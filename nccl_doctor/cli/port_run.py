@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from nccl_doctor.cli.output import Out, obeys
+from nccl_doctor.cli.output import Out, obeys, try_files
 from nccl_doctor.collect.port_fleet import Fleet
 from nccl_doctor.collect.port_source import wanted_port
 from nccl_doctor.collect.port_steps import Steps, about_port, about_process, moved
@@ -115,6 +115,10 @@ class Countdown:
 def run(request: Request, out: Out) -> int:
     """Looks, acts where told to, reports; 0 where the port is free at the end."""
     _check_usage(request)
+    if request.write and request.hosts is not None:
+        from pathlib import Path
+
+        try_files(("--write", Path(request.hosts).resolve()))
     # Before any host is contacted: a slip of the finger costs no connection.
     process = request.process
     given = wanted_port(request.port, request.log, None) if (request.port, request.log) != (None, None) else None

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 
 from nccl_doctor.cli.choices import FailOn
 from nccl_doctor.cli.host_options import HostOptions, ReachOptions
-from nccl_doctor.cli.output import Out
+from nccl_doctor.cli.output import Out, failures, try_files
 from nccl_doctor.cli.progress import progress
 from nccl_doctor.cli.report_options import KeepOptions, SelectOptions
 from nccl_doctor.cli.selection import Codes, among, refuse_nothing_to_judge, selection
@@ -24,7 +24,7 @@ from nccl_doctor.collect.options import RunOptions
 from nccl_doctor.collect.run import Run, looked
 from nccl_doctor.collect.smoke import SmokeLimits
 from nccl_doctor.diagnose import judge
-from nccl_doctor.errors import UsageError
+from nccl_doctor.errors import UnwrittenError, UsageError
 from nccl_doctor.finding import Severity
 from nccl_doctor.inventory.last_check import Hosts, remember
 from nccl_doctor.inventory.overrides import Overrides
@@ -57,26 +57,37 @@ class Request:
     kept: KeepOptions = field(default_factory=KeepOptions)
     passed: Path | None = None
     failed: Path | None = None
+    save_logs: Path | None = None
     load_from: Path | None = None
 
 
 def check_cluster(request: Request, out: Out) -> int:
     """Looks, judges, reports; returns the exit code."""
     selected = selection(request.chosen.only or (), request.chosen.skip or ())
+    files = (("--save", request.kept.save), ("--write-hosts", request.passed), ("--write-failed", request.failed))
+    try_files(*files, folder=request.save_logs)
     kept = _kept(request)
     refuse_nothing_to_judge(selected, _left_out(request, kept))
+    output: dict[str, Sequence[str]] = {}
     if kept is not None:
         snapshot = kept
         report = of_snapshot(judge(snapshot, out.command, among(selected)), snapshot.cluster.nodes)
     else:
-        snapshot, report = _looked_and_judged(request, selected, out)
-    keep(snapshot, request.kept)
+        limits = replace(request.smoke_limits, keep_output=output.update)
+        snapshot, report = _looked_and_judged(replace(request, smoke_limits=limits), selected, out)
     taken_at = datetime.fromisoformat(snapshot.taken_at).timestamp()
     least = None if out.fail_on is FailOn.NEVER else Severity(out.fail_on.value)
-    write_hosts(report, request.passed, request.failed, least)
+    unwritten = failures(
+        lambda: keep(snapshot, request.kept),
+        lambda: save_logs(request.save_logs, output),
+        lambda: write_hosts(report, request.passed, request.failed, least),
+    )
     if out.command == "check" and selected is None and kept is None:
         remember(Hosts.named(request.which.hosts, snapshot.cluster), snapshot, report, taken_at, os.environ)
-    return out.report(report, taken_at)
+    code = out.report(report, taken_at)
+    if unwritten:
+        raise UnwrittenError("; ".join(unwritten))
+    return code
 
 
 def _kept(request: Request) -> Snapshot | None:

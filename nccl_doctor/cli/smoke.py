@@ -71,8 +71,8 @@ def smoke(
                 budget_s=smoke_budget,
                 max_bytes=max_bytes,
                 backend=None if backend == "auto" else backend,
-                save_logs=save_logs,
             ),
+            save_logs=save_logs,
             isolate=isolate,
             kept=KeepOptions(save),
         )

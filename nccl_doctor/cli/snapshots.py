@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from nccl_doctor.cli.output import write_file
 from nccl_doctor.cli.report_options import KeepOptions
-from nccl_doctor.errors import SnapshotError
+from nccl_doctor.errors import DoctorError, SnapshotError
 from nccl_doctor.finding import Severity
 from nccl_doctor.from_file import Judged, judged_from_file
 from nccl_doctor.inventory.reading import read_bytes
@@ -77,6 +77,25 @@ def keep(snapshot: Snapshot | HangSnapshot, kept: KeepOptions) -> None:
         sys.stderr.write(clean(f"{kept.save}: left out {done}; --save-whole keeps them") + "\n")
 
 
+def save_logs(folder: Path | None, output: Mapping[str, Iterable[str]]) -> None:
+    """Writes what the ranks printed: a file a host, readable by its owner only.
+
+    It is named after the host; a name that is no file name is changed into one.
+
+    Raises:
+        DoctorError: one can't be written.
+    """
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DoctorError(f"{folder}: the logs can't be written: {error.strerror}") from error
+    for host, lines in output.items():
+        name = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in host).lstrip(".")
+        write_file(folder / f"{name}.log", _lines(lines), private=True)
+
+
 def write_hosts(report: Report, passed: Path | None, failed: Path | None, least: Severity | None) -> None:
     """Writes the hosts that passed and those that failed, one name per line, as Slurm, mpirun and ``HOSTS`` read.
 
@@ -99,5 +118,5 @@ def write_hosts(report: Report, passed: Path | None, failed: Path | None, least:
         write_file(failed, _lines(name for name in names if name in guilty))
 
 
-def _lines(names: Iterable[str]) -> str:
-    return "".join(f"{name}\n" for name in names)
+def _lines(texts: Iterable[str]) -> str:
+    return "".join(f"{text}\n" for text in texts)

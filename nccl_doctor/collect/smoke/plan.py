@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from nccl_doctor.cluster import Cluster, Node
@@ -41,7 +40,7 @@ class SmokeLimits:
         plateau: they end earlier, once the bandwidth has stopped growing.
         max_bytes: the largest size; None is :data:`LARGEST`.
         backend: None decides by the GPUs that the hosts show.
-        save_logs: a folder for all that the ranks print, a file a host.
+        keep_output: takes all lines that the ranks printed, by host.
     """
 
     deadline_s: float = 60.0
@@ -50,7 +49,7 @@ class SmokeLimits:
     plateau: bool = False
     max_bytes: int | None = None
     backend: Backend | None = None
-    save_logs: Path | None = None
+    keep_output: Callable[[Mapping[str, Sequence[str]]], None] = lambda _output: None
 
 
 @dataclass(frozen=True)

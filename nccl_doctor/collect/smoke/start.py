@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 from nccl_doctor.cluster import Cluster
@@ -16,8 +15,6 @@ from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.collect.smoke.all_reduce_run import ANSWER_S, AllReduceRun
 from nccl_doctor.collect.smoke.outcome import result
 from nccl_doctor.collect.smoke.plan import SmokeLimits, environment, plan
-from nccl_doctor.errors import DoctorError
-from nccl_doctor.files import write_atomically
 from nccl_doctor.hostlist import fold
 from nccl_doctor.snapshot import HostFacts, Mesh, Phased, PortTrial, Skipped, Smoke, skipped
 
@@ -82,7 +79,6 @@ def run(
 
     Raises:
         ProbeError: it could not be started on a host.
-        DoctorError: the logs can't be written.
     """
     what = plan(cluster, facts, limits)
     all_reduce = AllReduceRun(what, until - ANSWER_S)
@@ -102,8 +98,7 @@ def run(
 
     threading.Thread(target=all_reduce.watch, args=(stop,), daemon=True).start()
     fan_out(follow, sessions, lambda session: watcher.done(session.node.name), at_once=len(sessions))
-    if limits.save_logs is not None:
-        _save(limits.save_logs, {name: end.output for name, end in all_reduce.ends.items()})
+    limits.keep_output({name: end.output for name, end in all_reduce.ends.items()})
     return result(what, all_reduce)
 
 
@@ -119,14 +114,3 @@ def _answer(
                 return SmokeEnd(broken="it gave no answer when it was told to stop")
         except ProbeError as error:
             return SmokeEnd(broken=str(error)[:500])
-
-
-def _save(folder: Path, output: dict[str, tuple[str, ...]]) -> None:
-    """A file a host, named after it; a name that is no file name is changed into one."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for host, lines in output.items():
-            name = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in host).lstrip(".")
-            write_atomically(folder / f"{name}.log", "".join(f"{line}\n" for line in lines).encode())
-    except OSError as error:
-        raise DoctorError(f"{folder}: the logs can't be written: {error.strerror}") from error

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -10,6 +11,7 @@ from nccl_doctor.cluster import Cluster
 from nccl_doctor.finding import Command, Severity
 from nccl_doctor.frozen import Document, FrozenModel
 from nccl_doctor.model import Diagnosis, NcclInterface
+from nccl_doctor.secret_shapes import LEFT_OUT, names_secret
 
 
 class HostList(Cluster, Document):
@@ -47,6 +49,10 @@ class Launch(Document):
     commands: tuple[Command, ...]
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    def without_secrets(self, hide: Callable[[Any], Any]) -> Launch:
+        """Itself hidden but for the lines: they are to be pasted, and hold what their reader's own words gave them."""
+        return self.model_copy(update={"notes": hide(self.notes), "warnings": hide(self.warnings)})
 
 
 class InterfaceAnswer(FrozenModel):
@@ -98,6 +104,12 @@ class Change(FrozenModel):
     before: str
     after: str
     hosts: tuple[str, ...] = ()
+
+    def without_secrets(self, hide: Callable[[Any], Any]) -> Change:
+        """Itself hidden; of a variable that is called a secret the values go whole."""
+        secret = names_secret(self.what)
+        before, after = (LEFT_OUT if secret else hide(text) for text in (self.before, self.after))
+        return self.model_copy(update={"what": hide(self.what), "before": before, "after": after})
 
 
 class DiagnosisChanges(FrozenModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, Literal
 
@@ -47,6 +48,20 @@ class Fix(FrozenModel):
     needs_root: bool = False
     commands: tuple[Command, ...] = ()
     variables: dict[str, dict[str, str]] = Field(default_factory=dict)
+
+    def without_secrets(self, hide: Callable[[Any], Any]) -> Fix:
+        """Itself hidden; commands of which one holds a secret give way to prose, for they could not be pasted."""
+        shown = {"summary": hide(self.summary), "variables": hide(self.variables)}
+        if any(hide(one.command) != one.command for one in self.commands):
+            shown |= {
+                "summary": f"{shown['summary'].rstrip(':')}. {_HELD}".lstrip(". "),
+                "risk": "manual",
+                "commands": (),
+            }
+        return self.model_copy(update=shown)
+
+
+_HELD = "The commands for it hold what looks like a secret, so they are not shown; --show-secrets shows them."
 
 
 class LogLine(FrozenModel):

@@ -2,71 +2,232 @@
 
 The shapes are those that the makers of tokens document, which scanners such as gitleaks and detect-secrets look for;
 these two read repositories, find none of what stands behind a name in a log, and would bring an HTTP client along.
+A pattern is made when a text first holds a word of its: most runs meet none, and fix-port starts in milliseconds.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
 
 LEFT_OUT = "(left out)"
+SHORTEST = 16
+"""Characters of the shortest token: names and addresses of hosts, most of a report's texts, are shorter."""
+CUT = "…"
+"""What ends a text of which the rest was clipped away: a secret before it need not be whole."""
 
-_TOKENS = re.compile(
-    r"""(?<![A-Za-z0-9])(?:
-      (?:hf|gh[opsur]|glpat|gldt|glrt|xox[abeoprs]|xapp|sk|pk|rk|npm|nvapi|hvs|hvb|r8|lin_api|shpat|dop_v1|tskey|pypi)
-        [_-][A-Za-z0-9_-]{12,500}
-    | github_pat_\w{20,200}
-    | (?:AKIA|ASIA|ABIA|ACCA)[0-9A-Z]{16}(?![0-9A-Z])
-    | LTAI[A-Za-z0-9]{12,30}
-    | AIza[\w-]{30,60}
-    | ya29\.[\w-]{20,500}
-    | SG\.[\w-]{16,64}\.[\w-]{16,128}
-    | AGE-SECRET-KEY-1[0-9A-Z]{20,80}
-    | hooks\.slack\.com/services/[\w/-]{20,100}
-    )""",
-    re.VERBOSE,
-)
-"""Hugging Face, GitHub, GitLab, Slack, OpenAI and others' "sk-", Stripe, npm, NVIDIA, Vault, Replicate, Linear,
-Shopify, DigitalOcean, Tailscale, PyPI, AWS, Alibaba, Google, SendGrid, age."""
-_WEB_TOKEN = re.compile(r"(?<![\w-])eyJ[\w-]{8,4000}\.[\w-]{8,4000}(?:\.[\w-]{0,4000})?")
-"""RFC 7519: three parts, of which the first begins with {" in Base64."""
-_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*", re.DOTALL)
-_IN_URL = re.compile(r"(?<=://)[^/\s@]{1,500}@")
-_WORD = r"""(?:"(?:[^"\\\n]|\\.){0,2000}"|'[^'\n]{0,2000}'|[^\s'",;&]{1,4000})"""
-"""A value as shells, YAML and JSON write one: to the closing quote, or to the next blank."""
-_NAME = (
-    r"(?:secret|passw(?:or)?d|passwd|passphrase|token|credentials?|api[_-]?key|access[_-]?key|private[_-]?key"
-    r"|account[_-]?key|shared[_-]?access[_-]?(?:key|signature)|x-amz-signature|x-amz-security-token|x-amz-credential"
-    r"|x-goog-signature)"
-)
-_NAMED = re.compile(rf"({_NAME}[\w-]{{0,64}}['\"]?(?:\s{{0,4}}[=:]\s{{0,4}}))(?!\(left out\)){_WORD}", re.IGNORECASE)
-"""``WANDB_API_KEY=…``, ``"token": "…"``, ``AccountKey=…``; what stands before the name is not looked at."""
-_OPTION = re.compile(rf"(--?{_NAME}[\w-]{{0,64}}\s{{1,4}})(?!-){_WORD}", re.IGNORECASE)
-"""``--password hunter2``."""
-_QUERY = re.compile(r"((?<=[?&;])(?:sig|signature|key|code)=)[^\s&'\",;]{8,4000}", re.IGNORECASE)
-"""Signed addresses: Azure's ``sig=``."""
-_HEADER = re.compile(
-    r"(\b(?:Bearer|Basic|Token)\s{1,4})(?=[\w~+/.=-]{0,200}[0-9=_.~+/-])[\w~+/.=-]{8,4000}", re.IGNORECASE
-)
-"""RFC 6750 and 7617. A word of letters alone is one: "token bucket", "basic authentication"."""
-_AUTHORIZATION = re.compile(
-    rf"(\bAuthorization['\"]?\s{{0,4}}[=:]\s{{0,4}}['\"]?(?:\w{{1,20}}\s{{1,4}})?)(?!\(left){_WORD}", re.IGNORECASE
-)
-_LOGIN = re.compile(
-    r"(\b(?:wandb|comet|neptune|docker|huggingface-cli|hf)\s{1,4}(?:auth\s{1,4})?login\s{1,4}"
-    r"(?:--?[\w-]{1,40}[ =]{1,4})?)"
-    r"(?!\(left)[^\s-]\S{7,400}"
-)
-_CLIENT = re.compile(rf"(\b(?:mysql\w{{0,20}}|mariadb[\w-]{{0,20}}|sshpass)\b[^\n|;]{{0,200}}?\s-p)(?=\S){_WORD}")
-"""Programs whose ``-p`` is a password with no blank before it."""
+_TOKENS = {
+    "hf_": r"[A-Za-z0-9]{16,500}",  # Hugging Face
+    "api_org_": r"[A-Za-z0-9]{16,500}",
+    **dict.fromkeys(("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"[A-Za-z0-9]{16,500}"),  # GitHub
+    "github_pat_": r"\w{20,200}",
+    "gl": r"(?:pat|ptt|dt|rt|rtr|cbt|soat|imt|ft|agent|oas)-[\w.-]{12,500}",  # GitLab
+    "xox": r"[abceoprs](?:\.xox[bp])?-[A-Za-z0-9-]{10,500}",  # Slack
+    "xapp-": r"[A-Za-z0-9-]{10,500}",
+    "hooks.slack.com/": r"(?:services|workflows|triggers)/[\w/-]{20,200}",
+    "discord.com/api/webhooks/": r"\d{8,30}/[\w-]{20,200}",
+    "discordapp.com/api/webhooks/": r"\d{8,30}/[\w-]{20,200}",
+    "webhook.office.com/": r"[\w/@-]{20,400}",
+    "sk-": r"(?:(?:proj|svcacct|admin|ant|or|lf|None)-[\w-]{12,500}|[A-Za-z0-9]{16,500})",  # OpenAI, Anthropic, others
+    "sk_": r"(?:(?:live|test|prod)_)?[A-Za-z0-9]{16,500}",  # Stripe
+    "rk_": r"(?:live|test|prod)_[A-Za-z0-9]{10,500}",
+    "pk_": r"(?:live|test|prod)_[A-Za-z0-9]{10,500}",
+    "whsec_": r"[A-Za-z0-9+/=]{16,500}",
+    "npm_": r"[A-Za-z0-9]{30,100}",
+    "pypi-AgE": r"[\w-]{12,1000}",
+    "rubygems_": r"[a-f0-9]{40,60}",
+    **dict.fromkeys(
+        ("AKIA", "ASIA", "ABIA", "ACCA"), r"[0-9A-Z]{16}(?![0-9A-Z])(?:[\s:,;|'\"]{1,4}[\w+/]{40}(?![\w+/]))?"
+    ),
+    "LTAI": r"[A-Za-z0-9]{12,30}",  # Alibaba
+    "AKID": r"[A-Za-z0-9]{32}",  # Tencent
+    "AIza": r"[\w-]{30,60}",  # Google
+    "ya29.": r"[\w-]{20,500}",
+    "GOCSPX-": r"[\w-]{20,60}",
+    "SG.": r"[\w-]{16,64}\.[\w-]{16,128}",  # SendGrid
+    "SK": r"[0-9a-f]{32}(?![0-9A-Za-z])",  # Twilio
+    "eyJ": r"[\w-]{8,4000}\.[\w-]{8,4000}(?:\.[\w-]{0,4000}){0,3}",  # RFC 7519: each begins with {" in Base64
+    "eyJhcGlfYWRkcmVzcyI6": r"[\w+/-]{8,4000}={0,2}",  # Neptune: {"api_address":
+    "nvapi-": r"[\w-]{12,500}",
+    "wandb_v1_": r"\w{12,500}",
+    "dapi": r"[a-f0-9]{32}(?:-\d)?",  # Databricks
+    **dict.fromkeys(("hvs.", "hvb.", "hvr."), r"[\w-]{12,500}"),  # Vault
+    "s.": r"(?=[A-Za-z]{0,23}\d)(?=[a-z0-9]{0,23}[A-Z])[A-Za-z0-9]{24}(?![\w.(])",
+    "AGE-SECRET-KEY-1": r"[0-9A-Z]{20,80}",
+    "r8_": r"[A-Za-z0-9]{16,100}",  # Replicate
+    "gsk_": r"[A-Za-z0-9]{16,100}",  # Groq
+    "xai-": r"[A-Za-z0-9]{20,200}",
+    "pplx-": r"[A-Za-z0-9]{20,200}",
+    "lsv2_": r"(?:pt|sk)_\w{16,100}",  # LangSmith
+    "lin_api_": r"[A-Za-z0-9]{12,100}",
+    "dckr_pat_": r"[\w-]{12,100}",
+    "glsa_": r"\w{16,100}",  # Grafana
+    "glc_": r"[\w+/=]{16,1000}",
+    "sntrys_": r"[\w+/=-]{16,1000}",
+    "tskey-": r"[\w-]{12,200}",
+    "shpat_": r"[a-fA-F0-9]{16,100}",
+    **dict.fromkeys(("dop_v1_", "doo_v1_", "dor_v1_"), r"[a-f0-9]{16,100}"),
+    "pul-": r"[a-f0-9]{40}",
+    "PMAK-": r"[a-f0-9-]{20,100}",
+    "NRAK-": r"[A-Z0-9]{20,60}",
+    "ATATT3x": r"[\w=-]{20,500}",
+    "key-": r"[0-9a-f]{32}(?![0-9a-z])",  # Mailgun
+}
+"""How tokens begin, and how they go on."""
 
-_BEHIND_A_NAME = (_NAMED, _OPTION, _QUERY, _AUTHORIZATION, _HEADER, _LOGIN, _CLIENT)
+_WORD = r"""(?:\\"[^\n]{0,2000}?\\"|"(?:[^"\\\n]|\\.){0,2000}"|'[^'\n]{0,2000}'|[^\s'",;&]{1,4000})"""
+"""A value as shells, YAML, JSON and JSON within JSON write one: to the closing quote, or to the next blank."""
+_GIVEN = r"(?!\(left out\))(?!(?:none|null|nil|true|false)\b|\"\"|''|[{\[(](?:\s|$))"
+_NO_COUNT = r"(?![\"']?[-+]?\d[\d.,_]{0,15}[kmb%]?[\"']?(?![\w.]))"
+_KEYS = r"(?:api|access|private|account|auth|service|signing|encryption|license|subscription|storage)[_-]?key"
+_STRONG = (
+    rf"(?:secret|passw(?:or)?d|passwd|passphrase|passcode|credentials?|{_KEYS}|shared[_-]?access[_-]?(?:key|signature)"
+    r"|x-amz-signature|x-amz-credential|x-goog-signature)[\w-]{0,64}"
+)
+_WEAK = (
+    r"(?<!bos[_-])(?<!eos[_-])(?<!pad[_-])(?<!unk[_-])(?<!sep[_-])(?<!cls[_-])(?<!mask[_-])(?<!image[_-])"
+    r"tokens?(?!iz|s?_?(?:ids?|type|len|count|limit|budget|per)\b)[\w-]{0,64}"
+)
+"""Not those that count or name pieces of text: ``tokenizer``, ``eos_token``, ``token_ids``, ``tokens_per_second``."""
+_STOP = r"\\{0,3}['\"]?"
+
+
+def _named(name: str, guard: str = "") -> str:
+    """``WANDB_API_KEY=…``, ``"token": "…"``; no file that is so called: ``/etc/passwd: no such file``."""
+    stop = rf"{_STOP}\s{{0,4}}"
+    return rf"((?:{name}{stop}=|(?<!/){name}{stop}:(?![:/]))\s{{0,4}}){_GIVEN}{guard}{_WORD}"
+
+
+def _option(name: str, guard: str = "") -> str:
+    """``--db-password hunter2``, also as Python prints a list: ``'--db-password', 'hunter2'``."""
+    start = r"(?<![\w%-])--?(?!show-secrets\b)(?:[A-Za-z0-9]{1,40}[_-]){0,6}?"
+    return rf"({start}{name}(?:['\"],\s{{0,4}}|\s{{1,4}})){_GIVEN}(?!['\"]?-){guard}{_WORD}"
+
+
+class _Shape(NamedTuple):
+    """A pattern, and words of which a text holds one, in small letters, where it fits; its first group stays."""
+
+    words: tuple[str, ...]
+    pattern: str
+
+
+_IN_URL = _Shape(
+    ("://",),
+    r"(?<=://)()(?:[^/\s\"'<>`]{1,500}(?=@)|[^/\s:@\"'<>`]{0,100}:(?!\d{1,5}(?:/|$))[^\s@\"'<>`]{1,200}(?=@)"
+    rf"|[^/\s:@]{{0,100}}:(?!\d{{0,5}}{CUT})[^/\s@{CUT}]{{0,500}}{CUT})",
+)
+_PRIVATE_KEY = _Shape(
+    ("private key",),
+    r"(?s)()-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----.*?"
+    r"(?:-----END [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z)",
+)
+_STRONG_WORDS = ("secret", "passw", "passphrase", "passcode", "credential", "key", "signature")
+_BEHIND_A_NAME = (
+    _Shape(_STRONG_WORDS, _named(_STRONG)),
+    _Shape(("token",), _named(_WEAK, _NO_COUNT)),
+    _Shape(_STRONG_WORDS, _option(_STRONG)),
+    _Shape(("token",), _option(_WEAK, _NO_COUNT)),
+    _Shape(("pass=",), rf"((?<![a-z])pass=){_GIVEN}{_NO_COUNT}{_WORD}"),
+    _Shape(("_key=",), rf"((?-i:\b[A-Z][A-Z0-9_]{{0,60}}_KEY=)){_GIVEN}{_WORD}"),
+    _Shape(("_auth",), rf"((?<![a-z])_auth{_STOP}\s{{0,4}}[=:]\s{{0,4}}){_GIVEN}{_WORD}"),
+    # signed addresses: Azure's sig=
+    _Shape(("sig", "key=", "code="), r"((?<=[?&;])(?:sig|signature|key|code)=)[^\s&'\",;]{8,4000}"),
+    _Shape(
+        ("authorization",),
+        rf"(\bAuthorization{_STOP}\s{{0,4}}[=:]\s{{0,4}}['\"]?(?!\w{{1,20}}\s{{1,4}}\(left)(?:\w{{1,20}}\s{{1,4}})?)(?!\(left){_WORD}",
+    ),
+    # RFC 6750 and 7617; a word of letters alone is one: "token bucket", "basic authentication"
+    _Shape(
+        ("bearer", "basic", "token"),
+        r"(\b(?:Bearer|Basic|Token)\s{1,4})(?=[\w~+/.=-]{0,200}[0-9=_.~+/-])[\w~+/.=-]{8,4000}",
+    ),
+    _Shape(("cookie",), r"(\b(?:Set-)?Cookie['\"]?:)(?!\s{0,4}\(left)[^\n]{1,4000}"),
+    _Shape(
+        ("login",),
+        r"(\b(?:wandb|comet|neptune|huggingface-cli|hf|vault|gh|glab)\s{1,4}(?:auth\s{1,4})?login\s{1,4}"
+        r"(?:--?[\w-]{1,40}[ =]{1,4})?)(?!\(left)[^\s-]\S{7,400}",
+    ),
+    # as netrc(5) has it
+    _Shape(("login",), r"(\blogin\s{1,4}\S{1,100}\s{1,4}password\s{1,4})(?!\(left)\S{1,400}"),
+    # programs whose -p is a password: with no blank before it, with any, where they log in
+    _Shape(
+        ("mysql", "mariadb"),
+        rf"(\b(?:mysql\w{{0,20}}|mariadb[\w-]{{0,20}})\b[^\n|;]{{0,200}}?\s-p)(?=\S){_GIVEN}{_WORD}",
+    ),
+    _Shape(
+        ("sshpass", "mongo", "login"),
+        r"(\b(?:sshpass|mongo\w{0,20}|(?:docker|podman|nerdctl|helm|oras|skopeo|registry|az)\s{1,4}login)\b"
+        rf"[^\n|;]{{0,200}}?\s['\"]?-p(?:['\"],)?[ =]{{0,4}}){_GIVEN}{_WORD}",
+    ),
+    _Shape(("redis-cli",), rf"(\bredis-cli\b[^\n|;]{{0,200}}?\s-a\s{{1,4}}){_GIVEN}{_WORD}"),
+    _Shape(
+        ("curl", "wget"),
+        r"(\b(?:curl|wget)\b[^\n|;]{0,400}?\s(?:-u|--user|-U|--proxy-user)[ =]{0,4}['\"]?[^\s:'\"]{1,100}:)(?!\(left)"
+        r"[^\s'\"]{1,400}",
+    ),
+    _Shape(("pass:",), r"(\s-pass(?:in|out)?\s{1,4}pass:)(?!\(left)\S{1,400}"),
+)
+
+
+@cache
+def _shape(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.IGNORECASE)
+
+
+@cache
+def _token(start: str) -> re.Pattern[str]:
+    """The whole token; of one that was clipped what is left of it, where it can be told by that."""
+    left = rf"|[\w.+/=-]{{1,4000}}{CUT}" if len(start) > 2 else ""
+    return re.compile(rf"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))(){re.escape(start)}(?:{_TOKENS[start]}{left})")
+
+
+def _patterns(text: str) -> Iterator[re.Pattern[str]]:
+    """Those that the text may fit."""
+    small = text.lower()
+    yield from (_shape(one.pattern) for one in (_IN_URL, _PRIVATE_KEY) if any(word in small for word in one.words))
+    if len(text) >= SHORTEST or CUT in text:
+        yield from (_token(start) for start in _TOKENS if start in text)
+    yield from (_shape(one.pattern) for one in _BEHIND_A_NAME if any(word in small for word in one.words))
 
 
 def without_secrets(text: str) -> str:
     """The text with :data:`LEFT_OUT` in place of whatever looks like a secret."""
-    found = _IN_URL.sub(f"{LEFT_OUT}@", text)
-    for shape in (_PRIVATE_KEY, _WEB_TOKEN, _TOKENS):
-        found = shape.sub(LEFT_OUT, found)
-    for shape in _BEHIND_A_NAME:
-        found = shape.sub(rf"\g<1>{LEFT_OUT}", found)
+    found = text
+    for pattern in _patterns(text):
+        found = pattern.sub(rf"\g<1>{LEFT_OUT}", found)
     return found
+
+
+def names_secret(name: str) -> bool:
+    """True for the name of a variable or field whose value is one: ``HF_TOKEN``, ``db_password``."""
+    return without_secrets(f"{name}=x1") != f"{name}=x1"
+
+
+def part(text: str, start: int, end: int) -> str:
+    """The text from ``start`` to ``end``, less the half of a secret at either end, which nothing would tell as one."""
+    first, last = start, end
+    if start > 0 or end < len(text):
+        for found in (match for pattern in _patterns(text) for match in pattern.finditer(text)):
+            if found.start() < start < found.end():
+                first = max(first, found.end())
+            if found.start() < end < found.end():
+                last = min(last, found.start())
+    return text[first : max(first, last)]
+
+
+def is_key_line(text: str, *, within: bool = False) -> bool:
+    """True for a line of a private key's body, behind whatever ranks and times a launcher puts before it.
+
+    Args:
+        text: the line.
+        within: a line before it began a private key, so that it need not be of full length.
+    """
+    *before, last = text.split() or [""]
+    if len(before) > 4 or not all(word[-1] in ":>|]" or word.isdigit() for word in before):
+        return False
+    if not re.fullmatch(r"[A-Za-z0-9+/]+={0,2}", last):
+        return False
+    mixed = bool(re.search("[a-z]", last) and re.search("[A-Z]", last) and re.search("[0-9]", last))
+    return within or (60 <= len(last) <= 80 and mixed)

@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 
 from nccl_doctor import __version__
 from nccl_doctor.cli.output import error_document
+from nccl_doctor.secret_shapes import without_secrets
 
 COMMANDS = {
     "check": "check:check",
@@ -58,6 +59,7 @@ class PanelCommand(TyperCommand):
         try:
             return super().parse_args(ctx, ["--kube=" if alone else one for one, alone in zip(args, bare, strict=True)])
         except typer.TyperException as error:
+            error.message = without_secrets(error.message)
             if _wants_json(args):
                 error_document(str(ctx.info_name), error.format_message())
             raise

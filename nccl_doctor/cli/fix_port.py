@@ -59,6 +59,7 @@ def fix_port(
     output: Annotated[str, options.output("fix-port")] = "human",
     output_file: options.OutputFile = None,
     quiet: options.Quiet = False,
+    show_secrets: options.ShowSecrets = False,
     transport: options.Transport = "auto",
     connect_timeout: options.ConnectTimeout = None,
 ) -> None:
@@ -69,5 +70,5 @@ def fix_port(
 
         return run(Request(**vars(wanted), transport=transport, connect_s=connect_timeout), out)
 
-    out = Out("fix-port", output, output_file, quiet=quiet)
+    out = Out("fix-port", output, output_file, quiet=quiet, show_secrets=show_secrets)
     finish(out, work)

@@ -16,6 +16,7 @@ def hosts(
     which: HostOptions,
     job: JobOptions,
     output: Annotated[str, options.output("hosts")] = "human",
+    show_secrets: options.ShowSecrets = False,
 ) -> None:
     """Prints hosts, addresses and ranks, and where each value came from; contacts nobody."""
 
@@ -25,5 +26,5 @@ def hosts(
         out.show(HostList(**dict(which.cluster(job.overrides()))))
         return 0
 
-    out = Out("hosts", output)
+    out = Out("hosts", output, show_secrets=show_secrets)
     finish(out, work)

@@ -26,6 +26,7 @@ def ifname(
     output_file: options.OutputFile = None,
     color: options.ColorWhen = Color.AUTO,
     quiet: options.Quiet = False,
+    show_secrets: options.ShowSecrets = False,
     timeout: options.Timeout = 60.0,
     reached: ReachOptions,
     job: JobOptions,
@@ -56,5 +57,5 @@ def ifname(
             return 1
         return 0 if all(one.known for one in found.hosts) else 3
 
-    out = Out("ifname", output, output_file, color, quiet)
+    out = Out("ifname", output, output_file, color, quiet, show_secrets=show_secrets)
     finish(out, work)

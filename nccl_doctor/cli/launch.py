@@ -76,7 +76,9 @@ def launch(
         wishes = Wishes(chosen, form, use_env=use_env, diagnosable=diagnosable, batch_size=batch_size)
         result = launched(cluster, hosts, script, wishes, os.environ, time.time())
         for warning in result.warnings:
-            sys.stderr.write(f"warning: {clean(warning)}\n")
+            sys.stderr.write(f"warning: {clean(out.hidden(warning))}\n")
+        if any(out.hidden(one.command) != one.command for one in result.commands):
+            sys.stderr.write("warning: the lines hold what looks like a secret, whole, since they are to be pasted\n")
         out.show(result)
         return 0
 

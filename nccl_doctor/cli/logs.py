@@ -23,7 +23,12 @@ LONG = 64 << 20
 Files = Annotated[
     list[str], typer.Argument(metavar="FILE… | -", help="Logs, folders of logs, .gz, .xz, .zst; - is standard input.")
 ]
-Tee = Annotated[bool, typer.Option("--tee", help="Pass the text through to stdout (to stderr where JSON goes there).")]
+Tee = Annotated[
+    bool,
+    typer.Option(
+        "--tee", help="Pass the text through to stdout as it is, secrets and all (to stderr where JSON goes there)."
+    ),
+]
 Follow = Annotated[bool, typer.Option("--follow", help="Report as soon as the fatal line comes.")]
 
 

@@ -51,6 +51,10 @@ Output = Annotated[str, output("check")]
 OutputFile = Annotated[
     Path | None, of_report("--output-file", metavar="FILE", help="Write the report here, not to stdout.")
 ]
+ShowSecrets = Annotated[
+    bool,
+    of_report("--show-secrets", help="Don't cut passwords, tokens and keys from command lines, log lines, variables."),
+]
 ColorWhen = Annotated[Color, of_report("--color", help="Colour; NO_COLOR is honoured.")]
 Quiet = Annotated[bool, of_report("-q", "--quiet", help="Only what was found; no progress.")]
 ConnectTimeout = Annotated[

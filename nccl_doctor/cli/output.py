@@ -7,16 +7,20 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from nccl_doctor.cli.choices import Color, FailOn
 from nccl_doctor.errors import DoctorError, UnwrittenError, UsageError
+from nccl_doctor.hide import hide_secrets
 from nccl_doctor.report.render import FORMS, RenderOptions, render
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from nccl_doctor.model import Report
+
+
+Shown = TypeVar("Shown")
 
 
 class Out(NamedTuple):
@@ -30,6 +34,7 @@ class Out(NamedTuple):
     verbose: bool = False
     fail_on: FailOn = FailOn.ERROR
     open_it: bool = False
+    show_secrets: bool = False
 
     @property
     def colored(self) -> bool:
@@ -45,6 +50,15 @@ class Out(NamedTuple):
 
         return min(shutil.get_terminal_size((80, 24)).columns, 100) if sys.stdout.isatty() else 80
 
+    def hidden(self, document: Shown) -> Shown:
+        """The document, or a text for stderr, as it may be shown: without secrets, unless they were asked for."""
+        return document if self.show_secrets else hide_secrets(document)
+
+    @property
+    def private(self) -> bool:
+        """A new file is its owner's alone, but where another user's service reads it (node_exporter, a CI's agent)."""
+        return self.show_secrets or self.form not in ("prometheus", "junit")
+
     def write(self, text: str) -> None:
         """Prints the text, or writes it to the file.
 
@@ -58,14 +72,15 @@ class Out(NamedTuple):
                 sys.stdout.reconfigure(encoding=encoding, errors="replace")
             _print(text)
             return
-        write_file(self.file, text)
+        write_file(self.file, text, private=self.private)
 
     def show(self, document: Any, taken_at: float | None = None) -> None:  # noqa: ANN401 - each command has its own
-        """Prints the command's document in the form that was asked for.
+        """Prints the command's document in the form that was asked for, without secrets.
 
         Raises:
             UnwrittenError: its file could not be written, so that it stands on stdout.
         """
+        document = self.hidden(document)
         options = RenderOptions(self.colored, self.width, self.verbose, self.quiet, taken_at)
         if self.form == "html":
             from nccl_doctor.cli.html import for_html
@@ -156,7 +171,7 @@ def exit_code_of(out: Out, work: Callable[[], int]) -> int:
         if own_limits.out_of_threads(error):
             return _fail(out, own_limits.words(), 2)
         if os.environ.get("NCDOCTOR_TRACEBACK"):
-            traceback.print_exc()
+            sys.stderr.write(out.hidden(traceback.format_exc()))
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(where.filename).name}:{where.lineno}"
         message = f"a fault of nccl-doctor itself: {type(error).__name__}: {error} ({place})"
@@ -230,6 +245,7 @@ def _interrupt(_number: int, _frame: object) -> NoReturn:
 def _fail(out: Out, message: str, code: int) -> int:
     from nccl_doctor.report.safe import clean
 
+    message = out.hidden(message)
     sys.stderr.write(clean(message) + "\n")
     if out.form == "json":
         error_document(out.command, message)

@@ -85,13 +85,15 @@ class Countdown:
     rich.progress, whose import takes as long as the whole command may.
     """
 
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
+    def __init__(self, out: Out) -> None:
+        self._out = out
+        self._quiet = out.quiet
         self._live = sys.stderr.isatty() and obeys(os.environ)
         self._kind = ""
 
     def __call__(self, text: str) -> None:
         """Shows the text in place of the one before."""
+        text = self._out.hidden(text)
         kind = text.partition(" ")[0]
         if self._quiet or (not self._live and kind == self._kind):
             return
@@ -103,7 +105,7 @@ class Countdown:
         """Writes a line that stays."""
         self.close()
         if not self._quiet:
-            sys.stderr.write(clean(text) + "\n")
+            sys.stderr.write(clean(self._out.hidden(text)) + "\n")
 
     def close(self) -> None:
         """Clears the line."""
@@ -131,17 +133,17 @@ def run(request: Request, out: Out) -> int:
         request.job(),
         request.inside,
     )
-    countdown = Countdown(quiet=out.quiet)
+    countdown = Countdown(out)
     try:
         fleet.connect()
         if process is not None and request.port is None:
             port, source = None, None
-            report = about_process(fleet, process, _steps(request, None, countdown))
+            report = about_process(fleet, process, _steps(request, None, out, countdown))
         else:
             port, source = given or wanted_port(None, None, fleet.master_port)
             if request.next_port:
                 return _show_next(request, moved(fleet, port), out)
-            report = about_port(fleet, port, process, _steps(request, source, countdown))
+            report = about_port(fleet, port, process, _steps(request, source, out, countdown))
     finally:
         countdown.close()
         fleet.close()
@@ -155,9 +157,9 @@ def _check_usage(request: Request) -> None:
         raise UsageError("--next moves away from the port; --kill, --wait and --pid stay with it")
 
 
-def _steps(request: Request, source: str | None, countdown: Countdown) -> Steps:
+def _steps(request: Request, source: str | None, out: Out, countdown: Countdown) -> Steps:
     def confirm(report: PortReport) -> bool:
-        return request.yes or _confirmed(report._replace(source=source))
+        return request.yes or _confirmed(out.hidden(report._replace(source=source)))
 
     return Steps(request.kill, request.force, request.wait, request.grace_s, confirm, tell=countdown, say=countdown.say)
 
@@ -188,5 +190,6 @@ def _show_next(request: Request, report: PortReport, out: Out) -> int:
 def _show(report: PortReport, out: Out) -> int:
     out.show(report)
     if out.form == "json" and report.refused and not out.quiet:
-        sys.stderr.write(clean(f"{'not all' if report.ended else 'nothing'} was ended: {report.refused}") + "\n")
+        refused = out.hidden(report.refused)
+        sys.stderr.write(clean(f"{'not all' if report.ended else 'nothing'} was ended: {refused}") + "\n")
     return 0 if report.free else 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from nccl_doctor.cli.choices import Color, FailOn
-from nccl_doctor.cli.options import ColorWhen, OutputFile, Quiet, Save, of_keep, of_report, of_run
+from nccl_doctor.cli.options import ColorWhen, OutputFile, Quiet, Save, ShowSecrets, of_keep, of_report, of_run
 
 if TYPE_CHECKING:
     from nccl_doctor.cli.output import Out
@@ -18,12 +18,13 @@ class FileOptions:
 
     output_file: OutputFile = None
     open_it: Annotated[bool, of_report("--open", help="Open the HTML report of --output-file in the browser.")] = False
+    show_secrets: ShowSecrets = False
 
     def out(self, command: str, form: str) -> Out:
         """Where the report of a command goes, in this form."""
         from nccl_doctor.cli.output import Out
 
-        return Out(command, form, self.output_file, open_it=self.open_it)
+        return Out(command, form, self.output_file, open_it=self.open_it, show_secrets=self.show_secrets)
 
 
 @dataclass(frozen=True)

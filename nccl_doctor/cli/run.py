@@ -17,7 +17,7 @@ from nccl_doctor.cli.output import Out, failures, try_files
 from nccl_doctor.cli.progress import progress
 from nccl_doctor.cli.report_options import KeepOptions, SelectOptions
 from nccl_doctor.cli.selection import Codes, among, refuse_nothing_to_judge, selection
-from nccl_doctor.cli.snapshots import keep, of_snapshot, read_snapshot, write_hosts
+from nccl_doctor.cli.snapshots import keep, of_snapshot, read_snapshot, save_logs, write_hosts
 from nccl_doctor.collect import facts, mesh
 from nccl_doctor.collect.mesh_plan import MeshSize
 from nccl_doctor.collect.options import RunOptions
@@ -157,7 +157,8 @@ def _looking(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
         smoke_limits=request.smoke_limits,
     )
     lines = progress(
-        quiet=out.quiet, decided=lambda seen, dials: decided(judge(seen, out.command, among(selected), dials))
+        quiet=out.quiet,
+        decided=lambda seen, dials: out.hidden(decided(judge(seen, out.command, among(selected), dials))),
     )
     try:
         connect = partial(make_transport, request.reached.transport, cluster)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from nccl_doctor.secret_shapes import part
 from nccl_doctor.snapshot import ProbeFacts, ProbeFailed, PythonFacts, PythonMissing, PythonProblem
 
 _NOT_FOUND = 127
@@ -129,6 +130,8 @@ def _detail(start: Start) -> str:
         return (
             f"{start.python} did not start in time: the login waits or runs something else, or that interpreter hangs"
         )
-    words = next((line.strip()[:_WORDS] for line in reversed((*start.stderr, *start.chatter)) if line.strip()), "")
+    words = next(
+        (part(line.strip(), 0, _WORDS) for line in reversed((*start.stderr, *start.chatter)) if line.strip()), ""
+    )
     said = f', and said "{words}"' if words else ""
     return f"its login ended without starting {start.python}{said}"

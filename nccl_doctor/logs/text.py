@@ -5,6 +5,8 @@ from __future__ import annotations
 import codecs
 import re
 
+from nccl_doctor.secret_shapes import part
+
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[@-_]|\x9b[0-?]*[ -/]*[@-~]")
 """Control sequences of ECMA-48 (colours, cursor), and the titles that terminals set."""
 
@@ -56,4 +58,4 @@ def quote(text: str, start: int, end: int) -> str:
         return text
     first = max(0, min(start - QUOTED // 3, len(text) - QUOTED))
     last = max(min(first + QUOTED, len(text)), min(end, first + 2 * QUOTED))
-    return ("… " if first else "") + text[first:last].strip() + (" …" if last < len(text) else "")
+    return ("… " if first else "") + part(text, first, last).strip() + (" …" if last < len(text) else "")

@@ -8,6 +8,7 @@ from nccl_doctor.inet import endpoint
 from nccl_doctor.port_model import HolderJob, PortReport
 from nccl_doctor.report.cells import wrap
 from nccl_doctor.report.safe import pasteable
+from nccl_doctor.secret_shapes import LEFT_OUT
 from nccl_doctor.shell import Line, line, script, words
 
 
@@ -72,4 +73,6 @@ def _move_away(report: PortReport) -> Iterator[list[str]]:
 def command(made: Line | None) -> str:
     """A line as it is shown, or why it can't be pasted."""
     text = "" if made is None else made.text
+    if LEFT_OUT in text:
+        return "(a word in it looks like a secret; --show-secrets shows the line)"
     return text if pasteable(text) else "(a name in it holds characters that a terminal hides or obeys)"

@@ -24,6 +24,7 @@ from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.hostlist import fold
 from nccl_doctor.registry import View, check
+from nccl_doctor.secret_shapes import part
 from nccl_doctor.snapshot import PythonInfo, PythonMissing, PythonProblem
 
 
@@ -36,9 +37,10 @@ def python_missing(view: View) -> Iterator[Finding]:
         if isinstance(facts.python, PythonInfo) and facts.python.failure is not None:
             failing.setdefault((facts.python.executable, facts.python.failure), []).append(host.name)
     for (executable, failure), hosts in failing.items():
+        end = part(failure, max(len(failure) - _WORDS, 0), len(failure))
         yield Finding(
             hosts=tuple(hosts),
-            message=f"{fold(hosts)}: {executable} ends as training would start it: {failure[-_WORDS:]}.",
+            message=f"{fold(hosts)}: {executable} ends as training would start it: {end}.",
             evidence=(f"it runs isolated (-I) from the login's variables, and not without: {failure}",),
             facts={"python": executable, "problem": "broken"},
             fix=Fix(summary=_ENVIRONMENT),

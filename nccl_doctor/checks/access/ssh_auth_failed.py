@@ -1,7 +1,7 @@
 """The host's sshd let the user in with none of the keys.
 
 What it means: the host is up and is the one it should be, but it knows none of the keys that this machine offered.
-nccl-doctor never asks for a password or a passphrase: a run over many hosts can't, and a launcher's can't either.
+nccl-doctor never asks for a password or a passphrase, since a run over many hosts can't, and a launcher's can't either.
 
 How we know: every key was offered in OpenSSH's order (the identity file that was named, the agent's keys, the default
 files in ~/.ssh), and each was refused. The evidence names them, those that were passed over (a file with a passphrase
@@ -49,9 +49,9 @@ _TOO_MANY = (
     "~/.ssh/config. The agent's other keys use up the tries that the host gives (MaxAuthTries)."
 )
 _REFUSED = (
-    "See that user and key are those meant (ssh: user, identity_file in the hosts file). The host takes no password: "
-    "somebody who can get in has to see that the public key is in that user's ~/.ssh/authorized_keys, that nobody else "
-    "may write to it or to the home, and that AllowUsers and PermitRootLogin let the user in; "
+    "See that user and key are those meant (ssh: user, identity_file in the hosts file). The host takes no "
+    "password, so somebody who can get in has to see that the public key is in that user's ~/.ssh/authorized_keys, "
+    "that nobody else may write to it or to the home, and that AllowUsers and PermitRootLogin let the user in; "
     "journalctl -u ssh -u sshd there says which it was."
 )
 _NO_KEY = (

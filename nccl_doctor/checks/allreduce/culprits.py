@@ -10,6 +10,7 @@ from typing import Literal
 from nccl_doctor.checks.allreduce.output_causes import is_echo
 from nccl_doctor.hostlist import fold, fold_numbers, nouns
 from nccl_doctor.measured import STAGES, Stage
+from nccl_doctor.secret_shapes import part
 from nccl_doctor.snapshot import RankResult, Smoke
 
 MISSING: dict[Stage, str] = {
@@ -141,4 +142,4 @@ def last_words(smoke: Smoke, hosts: tuple[str, ...]) -> Iterator[str]:
             if "NCCL INFO" not in line and not _SAYS_NOTHING.fullmatch(line) and not line.endswith(known or "\n")
         ]
         for line in said[-3:]:
-            yield f"{name} said: {line.strip()[:300]}"
+            yield f"{name} said: {part(line.strip(), 0, 300)}"

@@ -20,6 +20,7 @@ from nccl_doctor.logs.marks import EXITED, TERMINATING
 from nccl_doctor.logs.rule import WEB, LogSigns, clue, generic, hint, likely
 from nccl_doctor.logs.words import Advice, advise
 from nccl_doctor.registry import from_logs
+from nccl_doctor.secret_shapes import part
 
 if TYPE_CHECKING:
     from nccl_doctor.logs.case import Case
@@ -39,7 +40,7 @@ def advice(case: Case) -> Advice:
     """The exception, or how to get it where only an exit code is left."""
     if case.first.wording != EXITED:
         return advise(
-            f"The script itself failed on {case.who}: {' '.join(case.first.message.split())[:160]}",
+            f"The script itself failed on {case.who}: {part(' '.join(case.first.message.split()), 0, 160)}",
             "Read the traceback above that line; nothing in the log points at NCCL or the network.",
         )
     code = exit_code(case.first)

@@ -18,6 +18,8 @@ SHORTEST = 16
 CUT = "…"
 """What ends a text of which the rest was clipped away: a secret before it need not be whole."""
 
+_COLOUR = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]")
+
 _TOKENS = {
     "hf_": r"[A-Za-z0-9]{16,500}",  # Hugging Face
     "api_org_": r"[A-Za-z0-9]{16,500}",
@@ -77,14 +79,19 @@ _TOKENS = {
 }
 """How tokens begin, and how they go on."""
 
-_WORD = r"""(?:\\"[^\n]{0,2000}?\\"|"(?:[^"\\\n]|\\.){0,2000}"|'[^'\n]{0,2000}'|[^\s'",;&]{1,4000})"""
-"""A value as shells, YAML, JSON and JSON within JSON write one: to the closing quote, or to the next blank."""
+_QUOTED = r"""(?:"(?:[^"\\\n]|\\.){0,2000}"|'[^'\n]{0,2000}')"""
+_WORD = (
+    r"""(?:\\"[^\n]{0,2000}?\\"|(?:[^\s'",;&]|"""
+    + _QUOTED
+    + r"""|(?<=[^\s'",;&])['"](?=[^\s'",;&)}\]])|[,;&](?![\s'"\])}]|$|[\w.$-]{1,64}[=:])){1,4000})"""
+)
+"""A value as shells, YAML, JSON and JSON within JSON write one: to the closing quote, the blank or the next name."""
 _GIVEN = r"(?!\(left out\))(?!(?:none|null|nil|true|false)\b|\"\"|''|[{\[(](?:\s|$))"
 _NO_COUNT = r"(?![\"']?[-+]?\d[\d.,_]{0,15}[kmb%]?[\"']?(?![\w.]))"
 _KEYS = r"(?:api|access|private|account|auth|service|signing|encryption|license|subscription|storage)[_-]?key"
 _STRONG = (
     rf"(?:secret|passw(?:or)?d|passwd|passphrase|passcode|credentials?|{_KEYS}|shared[_-]?access[_-]?(?:key|signature)"
-    r"|x-amz-signature|x-amz-credential|x-goog-signature)[\w-]{0,64}"
+    r"|x-amz-signature|x-amz-credential|x-goog-signature|(?<=[a-z][_-])pwd)[\w-]{0,64}"
 )
 _WEAK = (
     r"(?<!bos[_-])(?<!eos[_-])(?<!pad[_-])(?<!unk[_-])(?<!sep[_-])(?<!cls[_-])(?<!mask[_-])(?<!image[_-])"
@@ -97,7 +104,7 @@ _STOP = r"\\{0,3}['\"]?"
 def _named(name: str, guard: str = "") -> str:
     """``WANDB_API_KEY=…``, ``"token": "…"``; no file that is so called: ``/etc/passwd: no such file``."""
     stop = rf"{_STOP}\s{{0,4}}"
-    return rf"((?:{name}{stop}=|(?<!/){name}{stop}:(?![:/]))\s{{0,4}}){_GIVEN}{guard}{_WORD}"
+    return rf"((?:{name}{stop}:?=(?:[=>]|(?![=>]))|(?<!/){name}{stop}:(?![:/]))\s{{0,4}}){_GIVEN}{guard}{_WORD}"
 
 
 def _option(name: str, guard: str = "") -> str:
@@ -115,7 +122,7 @@ class _Shape(NamedTuple):
 
 _IN_URL = _Shape(
     ("://",),
-    r"(?<=://)()(?:[^/\s\"'<>`]{1,500}(?=@)|[^/\s:@\"'<>`]{0,100}:(?!\d{1,5}(?:/|$))[^\s@\"'<>`]{1,200}(?=@)"
+    r"(?<=://)()(?:[^/\s\"'<>`]{1,500}(?=@)|[^/\s:@\"'<>`]{0,100}:(?!\d{1,5}(?:/|$))(?:[^\s@\"'<>`]|[\"'](?![\s,:;)}\]])){1,200}(?=@)"
     rf"|[^/\s:@]{{0,100}}:(?!\d{{0,5}}{CUT})[^/\s@{CUT}]{{0,500}}{CUT})",
 )
 _PRIVATE_KEY = _Shape(
@@ -123,12 +130,13 @@ _PRIVATE_KEY = _Shape(
     r"(?s)()-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----.*?"
     r"(?:-----END [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z)",
 )
-_STRONG_WORDS = ("secret", "passw", "passphrase", "passcode", "credential", "key", "signature")
+_STRONG_WORDS = ("secret", "passw", "passphrase", "passcode", "credential", "key", "signature", "pwd")
 _BEHIND_A_NAME = (
     _Shape(_STRONG_WORDS, _named(_STRONG)),
     _Shape(("token",), _named(_WEAK, _NO_COUNT)),
     _Shape(_STRONG_WORDS, _option(_STRONG)),
     _Shape(("token",), _option(_WEAK, _NO_COUNT)),
+    _Shape((*_STRONG_WORDS, "token"), rf"(<(?:{_STRONG}|{_WEAK})>)(?!\(left)[^<\n]{{1,4000}}"),
     _Shape(("pass=",), rf"((?<![a-z])pass=){_GIVEN}{_NO_COUNT}{_WORD}"),
     _Shape(("_key=",), rf"((?-i:\b[A-Z][A-Z0-9_]{{0,60}}_KEY=)){_GIVEN}{_WORD}"),
     _Shape(("_auth",), rf"((?<![a-z])_auth{_STOP}\s{{0,4}}[=:]\s{{0,4}}){_GIVEN}{_WORD}"),
@@ -193,11 +201,17 @@ def _patterns(text: str) -> Iterator[re.Pattern[str]]:
 
 
 def without_secrets(text: str) -> str:
-    """The text with :data:`LEFT_OUT` in place of whatever looks like a secret."""
-    found = text
-    for pattern in _patterns(text):
+    """The text with :data:`LEFT_OUT` in place of whatever looks like a secret, be it coloured or not."""
+    plain = text if text.isprintable() else _printed(text)
+    found = plain
+    for pattern in _patterns(plain):
         found = pattern.sub(rf"\g<1>{LEFT_OUT}", found)
-    return found
+    return text if found == plain else found
+
+
+def _printed(text: str) -> str:
+    """The text as a terminal shows it: without what no screen of ours lets through."""
+    return "".join(letter for letter in _COLOUR.sub("", text) if letter.isprintable() or letter.isspace())
 
 
 def names_secret(name: str) -> bool:

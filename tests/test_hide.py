@@ -33,6 +33,13 @@ def test_each_kind_is_cut_wherever_it_stands(kind: str) -> None:
         assert without_secrets(shown) == shown
 
 
+def test_letters_that_no_screen_shows_hide_none() -> None:
+    for mark in ("\u200b", "\x1b[1m", "\x00"):
+        text = f"login {TOKEN[:12]}{mark}{TOKEN[12:]}"
+        assert without_secrets(text) == f"login {LEFT_OUT}"
+        assert without_secrets(f"fine{mark} text") == f"fine{mark} text"
+
+
 @pytest.mark.parametrize("text", HARMLESS)
 def test_what_matters_stays(text: str) -> None:
     assert without_secrets(text) == text

@@ -63,7 +63,7 @@ def of_snapshot(document: Judged, nodes: Iterable[Node]) -> Judged:
 
 
 def keep(snapshot: Snapshot | HangSnapshot, kept: KeepOptions) -> None:
-    """Where ``--save`` was given, writes a snapshot for ``--from``, readable by its owner only.
+    """Where ``--save`` was given, writes a snapshot for ``--from``; a new file is its owner's alone.
 
     Says what was left out of it, which is nothing with ``--save-whole``.
     """

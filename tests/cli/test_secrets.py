@@ -153,14 +153,20 @@ def test_save_keeps_what_it_kept_whether_secrets_are_shown_or_not(folder: Path) 
 
 
 @pytest.fixture
-def holder() -> Iterator[int]:
-    """A process with secrets among its words that holds a port."""
+def holder(tmp_path: Path) -> Iterator[int]:
+    """A process that holds a port, its first words so short that its secrets are on the screen, too."""
     code = (
         "import socket, sys; s = socket.create_server(('', 0)); print(s.getsockname()[1], flush=True); sys.stdin.read()"
     )
-    argv = [TOKEN, "--storage", "postgres://optuna:s3cr3tPw1@db:5432/study", "--api-key", "s3cr3tPw10"]
+    (tmp_path / "x.py").write_text(code)
+    argv = ["py", "x.py", "--api-key", "s3cr3tPw10", TOKEN, "--storage", "postgres://optuna:s3cr3tPw1@db:5432/study"]
     with subprocess.Popen(
-        [sys.executable, "-c", code, *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        argv,
+        executable=Path(sys.executable).resolve(),
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         try:
@@ -174,7 +180,7 @@ def holder() -> Iterator[int]:
 def test_fix_port_shows_whose_process_it_is_and_none_of_its_secrets(holder: int, form: str, tmp_path: Path) -> None:
     done = run("fix-port", str(holder), "-o", form, cwd=tmp_path)
     assert (done.returncode, leaks(done.stdout + done.stderr)) == (1, [])
-    assert "socket" in done.stdout
+    assert "py x.py --api-key (left out)" in done.stdout
     assert TOKEN not in done.stdout
     whole = run("fix-port", str(holder), "-o", "json", "--show-secrets", cwd=tmp_path).stdout
     assert {"database", "api key"} <= set(leaks(whole))

@@ -6,9 +6,10 @@ from collections import Counter
 from dataclasses import dataclass
 
 from nccl_doctor.hang.observed_rank import ObservedRank
+from nccl_doctor.json_bounds import CrowdedError
 from nccl_doctor.logs import flight, flight_compare
 from nccl_doctor.nccl import ras
-from nccl_doctor.nccl.ras_answer import Communicator, MalformedAnswerError, RasAnswer, RasProcess
+from nccl_doctor.nccl.ras_answer import Communicator, MalformedAnswerError, RasAnswer
 from nccl_doctor.snapshot.hang import HangSnapshot, Ras
 from nccl_doctor.snapshot.rank_look import Call, Recorded
 
@@ -100,24 +101,25 @@ class RasView:
 
 def ras_view(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> RasView | None:
     """None where no service answered, or none that knows a process of this job."""
-    by_pid = {(one.job_rank.inner_pid, _address(snapshot, one.host)): one.rank for one in ranks.values()}
+    by_pid = _pids(snapshot, ranks)
     answers = [one for one in _answers(snapshot) if _ours(one, ranks)]
     if not answers:
         return None
     behind: dict[int, str] = {}
     lost: dict[int, str] = {}
     for answer in answers:
+        dead_ones = frozenset(answer.dead)
         for process in (*answer.dead, *answer.missing):
-            rank = _rank(process, by_pid, ranks)
+            rank = _by_pid(process.pid, process.host, by_pid)
             if rank is not None:
-                dead = process in answer.dead
+                dead = process in dead_ones
                 lost[rank] = "NCCL's RAS holds it for dead" if dead else "it did not answer NCCL's RAS in time"
         for communicator in answer.communicators:
             for topic, groups in communicator.launched().items():
                 most = max(int(group.value) for group in groups)
                 for group in groups:
-                    for one in group.ranks:
-                        number = _by_pid(one.pid, one.host, by_pid, ranks)
+                    for member in group.ranks:
+                        number = _by_pid(member.pid, member.host, by_pid)
                         if int(group.value) < most and number is not None:
                             words = f"{topic} {group.value} of {most} in communicator {communicator.hash}"
                             behind.setdefault(number, words)
@@ -141,7 +143,7 @@ def _answers(snapshot: HangSnapshot) -> list[RasAnswer]:
                     # of lines that were cut off, the last may end anywhere; of JSON, nothing can be read then
                     lines = report.text if report.form == "json" else report.text.rpartition("\n")[0]
                     found.append(ras.parse(lines))
-                except MalformedAnswerError:  # cut, or a stranger's: what is missing is said by `gaps`
+                except (CrowdedError, MalformedAnswerError):  # cut, or a stranger's: what is missing is said by `gaps`
                     continue
     return found
 
@@ -155,21 +157,20 @@ def _ours(answer: RasAnswer, ranks: dict[int, ObservedRank]) -> bool:
     return bool(pids & named)
 
 
-def _address(snapshot: HangSnapshot, host: str) -> str:
-    return next(one.node.address for one in snapshot.hosts if one.name == host)
+def _pids(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> dict[tuple[int, str | None], int]:
+    """Ranks by PID and address, and by PID alone; there -1 stands for several."""
+    addresses = {one.name: one.node.address for one in snapshot.hosts}
+    found: dict[tuple[int, str | None], int] = {}
+    for one in ranks.values():
+        pid = one.job_rank.inner_pid
+        found[pid, addresses[one.host]] = one.rank
+        found[pid, None] = -1 if (pid, None) in found else one.rank
+    return found
 
 
-def _rank(process: RasProcess, by_pid: dict[tuple[int, str], int], ranks: dict[int, ObservedRank]) -> int | None:
-    return _by_pid(process.pid, process.host, by_pid, ranks)
-
-
-def _by_pid(
-    pid: int | None, host: str | None, by_pid: dict[tuple[int, str], int], ranks: dict[int, ObservedRank]
-) -> int | None:
+def _by_pid(pid: int | None, host: str | None, by_pid: dict[tuple[int, str | None], int]) -> int | None:
     """The rank that a process is: by its PID and address, else by a PID that no other rank has."""
     if pid is None:
         return None
-    if host is not None and (pid, host) in by_pid:
-        return by_pid[pid, host]
-    alike = [one.rank for one in ranks.values() if one.job_rank.inner_pid == pid]
-    return alike[0] if len(alike) == 1 else None
+    rank = by_pid.get((pid, host), by_pid.get((pid, None), -1))
+    return None if rank < 0 else rank

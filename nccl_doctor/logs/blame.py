@@ -13,6 +13,7 @@ from nccl_doctor.logs.flight_compare import compare
 from nccl_doctor.logs.marks import EXITED, RECORDED
 from nccl_doctor.logs.register import echoes
 from nccl_doctor.logs.rule import SCRIPT, Grade
+from nccl_doctor.logs.source import KEPT
 from nccl_doctor.registry import entry
 
 MOST_CAUSES = 3
@@ -113,8 +114,9 @@ def _recorded(dumps: dict[str, Dump]) -> list[Event]:
         told = {rank: f"{text}, a group that no other dump knows of" for rank, text in told.items()}
     if found.absent and not odd and not found.behind:
         first = next(iter(files.values()))
-        files |= dict.fromkeys(found.absent, first)
-        told = dict.fromkeys(found.absent, f"gave no dump, while others wait in {where}") | told
+        absent = found.absent[:KEPT]
+        files |= dict.fromkeys(absent, first)
+        told = dict.fromkeys(absent, f"gave no dump, while others wait in {where}") | told
     return [
         Event.of_file(files[rank], RECORDED, f"rank {rank}: {text}", name=name, grade=grade, rank=rank).saying(text)
         for rank, text in told.items()

@@ -47,6 +47,7 @@ class Log:
     Attributes:
         joined: lines were joined that may not belong together, so that what follows what tells nothing.
         cut: sources whose archive ends in the middle: nobody knows what followed.
+        refused: dumps and answers of RAS that ask for more than any holds, and for what.
     """
 
     facts: Facts
@@ -54,6 +55,7 @@ class Log:
     dumps: dict[str, Dump] = field(default_factory=dict)
     joined: bool = False
     cut: list[str] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
 
     @property
     def unsaid(self) -> list[str]:

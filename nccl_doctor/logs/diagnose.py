@@ -6,6 +6,7 @@ import codecs
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from nccl_doctor.json_bounds import CrowdedError
 from nccl_doctor.logs import flight, unwrap
 from nccl_doctor.logs.blame import Cause, causes
 from nccl_doctor.logs.context import Log
@@ -161,11 +162,17 @@ class Investigation:
 
     def _recorded(self, reader: Reader, data: bytes) -> None:
         """Takes a dump of the flight recorder; what looked like one and is none is read as text."""
-        dump = flight.read(reader.reading.name, data)
+        try:
+            dump = flight.read(reader.reading.name, data)
+            answer = _ras_answer(data) if dump is None else None
+        except CrowdedError as error:
+            self.log.refused[reader.reading.name] = str(error)
+            reader.reading.bytes = len(data)
+            return
         if dump is not None:
             self.log.dumps[reader.reading.name] = dump
             reader.reading.bytes = len(data)
-        elif (answer := _ras_answer(data)) is not None:
+        elif answer is not None:
             line = Event.of_file(reader.reading.name, RAS_LINE, f"the answer of RAS, NCCL {answer.nccl_version}")
             reader.reading.events += from_answer(answer, line)
             reader.reading.bytes = len(data)

@@ -8,15 +8,16 @@ JSON has no stacks and writes some numbers as strings.
 
 from __future__ import annotations
 
-import io
-import json
-import pickle
-import pickletools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from itertools import islice
+from typing import Any
 
+from pydantic_core import from_json
+
+from nccl_doctor.json_bounds import CrowdedError, refuse_crowded
+from nccl_doctor.logs import plain_pickle
 from nccl_doctor.logs.text import tidy
 
 MAX_BYTES = 64 << 20
@@ -30,22 +31,15 @@ _DEFAULT = "0"
 
 _LARGEST = 1 << 40
 _MOST_SHAPES, _MOST_RECORDS = 64, 100_000
+_MOST_TYPES = 200
+"""Characters of the types of what goes in."""
+_MOST_GROUPS, _MOST_RANKS = 1024, 1 << 19
+"""Groups, and ranks of all of them: eight groups of all ranks of the largest jobs."""
+_LONGEST_RANKS = 1 << 20
+"""Characters of a group's ranks: 131,072 of them, and six digits."""
 
-_PLAIN = frozenset({
-    "PROTO", "FRAME", "STOP", "MARK", "POP", "POP_MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1",
-    "BININT2", "LONG1", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE", "EMPTY_DICT", "DICT", "SETITEM",
-    "SETITEMS", "EMPTY_LIST", "LIST", "APPEND", "APPENDS", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3",
-    "BINPUT", "LONG_BINPUT", "MEMOIZE", "BINGET", "LONG_BINGET",
-})  # fmt: skip
-"""What a pickle of dictionaries, lists, strings and numbers is made of."""
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """A pickle that wants anything but plain values is refused."""
-
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"it wants {module}.{name}, and a flight recorder's dump holds plain values only")
-
+_MOST_VALUES, _MOST_CONTAINERS = 2_000_000, 400_000
+"""Of a dump in JSON, which has no stacks: 50,000 calls."""
 
 _SAME_SIZES = frozenset({"all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base"})
 """Collectives whose sizes are equal on all ranks."""
@@ -97,10 +91,16 @@ def looks_like_dump(head: bytes) -> bool:
 
 
 def read(name: str, data: bytes) -> Dump | None:
-    """The dump in ``data``; None where it is none. Nothing in it is executed, and it is not believed in size either."""
+    """The dump in ``data``; None where it is none. Nothing in it is executed, and it is not believed in size either.
+
+    Raises:
+        CrowdedError: it may be one, and asks for more memory or time than one of torch's does.
+    """
     try:
-        tree = json.loads(data) if data.lstrip()[:1] == b"{" else _unpickled(data)
-    except Exception:  # noqa: BLE001 - damaged pickles raise whatever they like; what can't be read is no dump
+        tree = _of_json(data) if data.lstrip()[:1] == b"{" else plain_pickle.read(data)
+    except CrowdedError:
+        raise
+    except ValueError:
         return None
     if not isinstance(tree, Mapping) or not isinstance(tree.get("entries"), (list, tuple)):
         return None
@@ -109,31 +109,41 @@ def read(name: str, data: bytes) -> Dump | None:
     if rank is None:
         return None
     completed = {group: _number(status.get("last_completed_collective")) for group, status in _items(tree, "pg_status")}
-    groups = {
-        group: frozenset(map(int, _NUMBERS.findall(str(_short(one.get("ranks"))))))
-        for group, one in _items(tree, "pg_config")
-    }
     entries = tree["entries"][-_MOST_RECORDS:]
     records = tuple(record for entry in entries if (record := _record(entry, completed)) is not None)
-    return Dump(rank, records, {group or _DEFAULT: ranks for group, ranks in groups.items() if ranks})
+    return Dump(rank, records, _groups(tree))
 
 
-def _unpickled(data: bytes) -> object:
-    """The plain value of a pickle: first it is looked through, since loading can take more memory than it has bytes."""
-    for opcode, argument, _ in pickletools.genops(data):
-        if opcode.name not in _PLAIN or ("PUT" in opcode.name and int(argument or 0) > len(data)):
-            raise pickle.UnpicklingError(f"{opcode.name} {argument} is nothing that a flight recorder writes")
-    return _PlainUnpickler(io.BytesIO(data)).load()
+def _of_json(data: bytes) -> object:
+    """The value of JSON; torch keeps to ASCII, and a text with any other character takes four times its bytes."""
+    if len(data) * (1 if data.isascii() and b"\\u" not in data else 4) > plain_pickle.MOST_MEMORY:
+        raise CrowdedError(f"it takes more than {plain_pickle.MOST_MEMORY >> 20} MiB of memory")
+    refuse_crowded(data, values=_MOST_VALUES, containers=_MOST_CONTAINERS, depth=plain_pickle.DEEPEST)
+    return from_json(data)
+
+
+def _groups(tree: Mapping[Any, Any]) -> dict[str, frozenset[int]]:
+    """The groups whose ranks are written down, each with them."""
+    groups: dict[str, frozenset[int]] = {}
+    room = _MOST_RANKS
+    for name, config in _items(tree, "pg_config"):
+        told = config.get("ranks")
+        if isinstance(told, str):
+            ranks = frozenset(map(int, _NUMBERS.findall(told[:_LONGEST_RANKS])))
+        else:
+            ranks = frozenset(rank for one in _list(told, _MOST_RANKS) if (rank := _number(one)) is not None)
+        room -= len(ranks)
+        if room < 0:
+            raise CrowdedError(f"its groups have more than {_MOST_RANKS:,} ranks")
+        if ranks:
+            groups[name or _DEFAULT] = ranks
+    return groups
 
 
 def _items(tree: Mapping[Any, Any], key: str) -> list[tuple[str, Mapping[Any, Any]]]:
     found = tree.get(key)
-    items = list(found.items())[:1024] if isinstance(found, Mapping) else []
-    return [(str(name), one) for name, one in items if isinstance(name, (str, int)) and isinstance(one, Mapping)]
-
-
-def _short(value: object) -> object:
-    return value[:100_000] if isinstance(value, (str, list, tuple)) else ""
+    items = islice(found.items(), _MOST_GROUPS) if isinstance(found, Mapping) else ()
+    return [(name, one) for name, one in items if isinstance(one, Mapping)]
 
 
 def _number(value: object) -> int | None:
@@ -159,7 +169,7 @@ def _record(entry: object, completed: Mapping[str, int | None]) -> Record | None
         name=_word(entry.get("profiling_name", "")).rpartition(":")[2],
         ended=ended or seq <= (completed.get(group_name) or 0),
         sizes=_sizes(entry.get("input_sizes")),
-        dtypes=" ".join(dict.fromkeys(map(_word, _list(entry.get("input_dtypes"))))),
+        dtypes=" ".join(dict.fromkeys(map(_word, _list(entry.get("input_dtypes")))))[:_MOST_TYPES],
         place=_place(entry.get("frames")),
     )
 
@@ -174,8 +184,8 @@ def _word(value: object) -> str:
     )
 
 
-def _list(value: object) -> list[object]:
-    return list(value[:_MOST_SHAPES]) if isinstance(value, (list, tuple)) else []
+def _list(value: object, most: int = _MOST_SHAPES) -> list[object]:
+    return list(value[:most]) if isinstance(value, (list, tuple)) else []
 
 
 def _sizes(value: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nccl_doctor.logs.flight import Dump, Record
 
@@ -66,8 +66,9 @@ def compare(dumps: Iterable[Dump]) -> Disagreement | None:
             rank: last.get((group, rank)) for rank in sorted(there - set(did)) if oldest.get((group, rank), seq) <= seq
         }
         open_ = any(not record.ended for record in did.values())
-        absent = tuple(sorted(members[group] - set(by_rank)))
-        found = Disagreement(group, seq, did, behind, absent if open_ else ())
-        if (len(did) > 1 and found.odd) or open_:
+        found = Disagreement(group, seq, did, behind)
+        if open_:
+            return replace(found, absent=tuple(sorted(members[group] - set(by_rank))))
+        if len(did) > 1 and found.odd:
             return found
     return None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from nccl_doctor.linear import compiled
 from nccl_doctor.logs.event import Address, Event
 from nccl_doctor.logs.marks import RAS_LINE
 from nccl_doctor.logs.rule import Grade
+from nccl_doctor.logs.source import KEPT
 from nccl_doctor.nccl.ras_answer import Communicator, RankGroup, RasAnswer, RasProcess, RasRank
 from nccl_doctor.nccl.ras_text import parse_lines
 
@@ -35,15 +37,16 @@ def _bare(message: str) -> str:
 
 
 def from_answer(answer: RasAnswer, event: Event) -> list[Event]:
-    """What an answer says; ``event`` stands for the file that it is."""
-    return list(_told(answer, [event]))
+    """What an answer says, at most so much as is kept of a log; ``event`` stands for the file that it is."""
+    return list(islice(_told(answer, [event]), KEPT))
 
 
 def _told(answer: RasAnswer, lines: Sequence[Event]) -> Iterator[Event]:
+    ranks = _ranks(answer)
     for process in answer.dead:
-        yield _of_process(answer, process, "is dead for RAS, which no longer reaches it", lines)
+        yield _of_process(process, ranks, "is dead for RAS, which no longer reaches it", lines)
     for process in answer.missing:
-        yield _of_process(answer, process, "does not answer RAS: it is stopped, stuck or cut off", lines)
+        yield _of_process(process, ranks, "does not answer RAS: it is stopped, stuck or cut off", lines)
     known = {(one.host, one.pid) for one in (*answer.dead, *answer.missing)}
     for communicator in answer.communicators:
         for rank in communicator.missing:
@@ -54,17 +57,22 @@ def _told(answer: RasAnswer, lines: Sequence[Event]) -> Iterator[Event]:
         yield from _of_counts(communicator, lines)
 
 
-def _of_process(answer: RasAnswer, process: RasProcess, what: str, lines: Sequence[Event]) -> Event:
-    ranks = [
-        rank.rank
-        for one in answer.communicators
-        for rank in (*one.missing, *(rank for group in one.groups for rank in group.ranks))
-        if (rank.host, rank.pid) == (process.host, process.pid)
-    ]
+def _ranks(answer: RasAnswer) -> dict[tuple[str | None, int | None], int]:
+    """The first rank of each process that the answer names one of."""
+    found: dict[tuple[str | None, int | None], int] = {}
+    for one in answer.communicators:
+        for rank in (*one.missing, *(rank for group in one.groups for rank in group.ranks)):
+            found.setdefault((rank.host, rank.pid), rank.rank)
+    return found
+
+
+def _of_process(
+    process: RasProcess, ranks: dict[tuple[str | None, int | None], int], what: str, lines: Sequence[Event]
+) -> Event:
     gpus = ",".join(map(str, process.gpus))
     text = f"process {process.pid} on {process.host} (GPU {gpus}) {what}"
     line = _line(lines, f"Process {process.pid} on node {process.host}")
-    return _event(line, "peer-died", Grade.LIKELY, text, process.host, ranks[0] if ranks else None)
+    return _event(line, "peer-died", Grade.LIKELY, text, process.host, ranks.get((process.host, process.pid)))
 
 
 def _of_errors(communicator: Communicator, lines: Sequence[Event]) -> Iterator[Event]:

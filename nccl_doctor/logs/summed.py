@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from nccl_doctor.hostlist import fold, plural
+from nccl_doctor.hostlist import fold, grouped, plural
 from nccl_doctor.logs.diagnose import LogVerdict
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.model import Phase
@@ -15,10 +15,14 @@ MOST = 4
 
 
 def summed(verdict: LogVerdict) -> tuple[Phase, ...]:
-    """A row for each thing that the log tells; first what could not be judged: an empty source, one that was cut."""
+    """A row for each thing that the log tells; first what could not be judged: what is empty, cut or refused."""
     empty, cut = verdict.log.unsaid, verdict.log.cut
     unknown = [f"{fold(empty)} is empty: nothing to judge"] if empty else []
     unknown += [f"{fold(cut)} ends in the middle of its archive: what followed is not known"] if cut else []
+    refused = grouped((why, name) for name, why in verdict.log.refused.items())
+    unknown += [
+        f"{fold(names)} is not read, for no recorder or RAS writes such: {why}" for why, names in refused.items()
+    ]
     rows = [Phase(name="log", outcome="unknown", text=text) for text in unknown]
     if not verdict.causes:
         rows += [Phase(name=name, outcome="ok", text=text) for name, text in _told(verdict.log.facts) if text]

@@ -32,7 +32,7 @@ def report(verdict: LogVerdict, seconds: float, selected: Callable[[Check], bool
         version=__version__,
         command="logs",
         status=("ok", "warning", "error")[gravest],
-        complete=not verdict.log.unsaid and not verdict.log.cut,
+        complete=not (verdict.log.unsaid or verdict.log.cut or verdict.log.refused),
         title=title(verdict),
         phases=summed(verdict),
         diagnoses=diagnoses,

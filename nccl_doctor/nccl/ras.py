@@ -6,19 +6,26 @@ small groups and never who is well; JSON names all ranks, but not the processes 
 
 from __future__ import annotations
 
+from nccl_doctor.json_bounds import CrowdedError
 from nccl_doctor.nccl.ras_answer import MalformedAnswerError, RasAnswer
 from nccl_doctor.nccl.ras_json import parse_json
 from nccl_doctor.nccl.ras_text import parse_lines
+
+_MOST_LINES = 200_000
+"""Of a report: more than fit into the 8 MiB of it that are taken from a host."""
 
 
 def parse(text: str) -> RasAnswer:
     """The answer to ``STATUS`` or ``VERBOSE STATUS``, in either form.
 
     Raises:
+        CrowdedError: it asks for more than an answer holds.
         MalformedAnswerError: it is neither.
     """
     if text.lstrip().startswith("{"):
         return parse_json(text)
     if "NCCL version" not in text and "Communicators..." not in text:
         raise MalformedAnswerError("RAS answered neither a report nor JSON")
-    return parse_lines(text.splitlines())
+    if text.count("\n") > _MOST_LINES:
+        raise CrowdedError(f"more than {_MOST_LINES:,} lines")
+    return parse_lines(text.split("\n"))

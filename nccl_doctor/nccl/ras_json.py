@@ -5,14 +5,16 @@ It comes from a host: numbers in range and short plain words alone are believed.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Annotated
 
-from pydantic import BaseModel, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, FailFast, Field, StringConstraints, ValidationError
+from pydantic_core import from_json
 
 from nccl_doctor.hostlist import grouped
+from nccl_doctor.json_bounds import CrowdedError, refuse_crowded
 from nccl_doctor.nccl.ras_answer import Communicator, MalformedAnswerError, RankGroup, RasAnswer, RasProcess, RasRank
 
 _ERRORS = {
@@ -29,6 +31,11 @@ _ERRORS = {
 _IN_PROGRESS = 7
 _MISSING_COMMA = re.compile(r"\}(\s*)\{")
 """Between missing ranks, NCCL 2.28.7 to 2.28.9."""
+
+_MOST_VALUES, _MOST_CONTAINERS, _DEEPEST = 2_000_000, 200_000, 8
+"""Of an answer: a rank has three objects and some thirty values, and RAS sends no more than 8 MiB of them."""
+_MOST_TOPICS = 64
+"""Collectives by name, of all ranks together: NCCL knows a dozen."""
 
 _Count = Annotated[int, Field(ge=0, lt=1 << 64)]
 _Small = Annotated[int, Field(ge=-1, lt=1 << 31)]
@@ -80,8 +87,8 @@ class _Communicator(BaseModel):
     hash: Annotated[str, StringConstraints(pattern=r"^(0x)?[0-9a-fA-F]{1,16}$")]
     size: _Small
     missing_ranks_count: _Small = 0
-    ranks: tuple[_Rank, ...] = ()
-    missing_ranks: tuple[_Rank, ...] = ()
+    ranks: Annotated[tuple[_Rank, ...], FailFast()] = ()
+    missing_ranks: Annotated[tuple[_Rank, ...], FailFast()] = ()
 
     def communicator(self) -> Communicator:
         ranks = tuple(rank.rank_of_ras(missing=False) for rank in self.ranks)
@@ -101,7 +108,7 @@ class _Ras(BaseModel):
 
 class _Answer(BaseModel):
     nccl_version: _Word
-    communicators: tuple[_Communicator, ...]
+    communicators: Annotated[tuple[_Communicator, ...], FailFast()]
     ras: _Ras = _Ras()
 
 
@@ -109,15 +116,19 @@ def parse_json(text: str) -> RasAnswer:
     """The answer to ``STATUS`` after ``SET FORMAT json``.
 
     Raises:
+        CrowdedError: it asks for more than an answer holds.
         MalformedAnswerError: it holds what RAS never says.
     """
     try:
+        refuse_crowded(text.encode(errors="replace"), values=_MOST_VALUES, containers=_MOST_CONTAINERS, depth=_DEEPEST)
         try:
-            tree = json.loads(text)
-        except json.JSONDecodeError:
-            tree = json.loads(_MISSING_COMMA.sub(r"},\1{", text))
+            tree = from_json(text)
+        except ValueError:
+            tree = from_json(_MISSING_COMMA.sub(r"},\1{", text))
         answer = _Answer.model_validate(tree)
-    except (ValueError, RecursionError) as error:
+    except CrowdedError:
+        raise
+    except ValueError as error:
         where = error.errors()[0]["loc"] if isinstance(error, ValidationError) else "not JSON"
         raise MalformedAnswerError(f"RAS answered what it never says: {where}") from error
     communicators = tuple(one.communicator() for one in answer.communicators)
@@ -140,7 +151,7 @@ def parse_json(text: str) -> RasAnswer:
 
 def _groups(ranks: tuple[RasRank, ...]) -> Iterator[RankGroup]:
     """How the ranks differ; errors are told even where all have the same."""
-    topics = list(dict.fromkeys(name for rank in ranks for name in rank.counts))
+    topics = list(islice(dict.fromkeys(name for rank in ranks for name in rank.counts), _MOST_TOPICS))
     values: dict[str, list[int | str]] = {topic: [rank.counts.get(topic, 0) for rank in ranks] for topic in topics}
     values |= {"status": [rank.status for rank in ranks], "error": [rank.error for rank in ranks]}
     for topic, found in values.items():

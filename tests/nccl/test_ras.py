@@ -10,6 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nccl_doctor.json_bounds import CrowdedError
+from nccl_doctor.logs.event import Event
+from nccl_doctor.logs.marks import RAS_LINE
+from nccl_doctor.logs.ras_events import from_answer
+from nccl_doctor.logs.source import KEPT
 from nccl_doctor.nccl.ras import parse
 from nccl_doctor.nccl.ras_answer import MalformedAnswerError, RasAnswer, RasProcess
 from nccl_doctor.nccl.ras_text import parse_lines
@@ -98,7 +103,6 @@ def test_json_of_the_versions_that_forget_a_comma() -> None:
         "HTTP/1.1 400 Bad Request",
         "{}",
         '{"nccl_version": 5, "communicators": []}',
-        "{" * 100_000,
         '{"nccl_version": "2", "communicators": [{"hash": "0x1", "size": ' + "9" * 5000 + "}]}",
         '{"nccl_version": "2", "communicators": [{"hash": "$(reboot)", "size": 2}]}',
         '{"nccl_version": "2", "communicators": [{"hash": "1", "size": 2, "ranks": [{"rank": 0, "host": "a b"}]}]}',
@@ -107,6 +111,31 @@ def test_json_of_the_versions_that_forget_a_comma() -> None:
 def test_what_ras_never_says_is_one_sentence(text: str) -> None:
     with pytest.raises(MalformedAnswerError, match=r"^RAS answered "):
         parse(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{" * 100_000,
+        '{"communicators": [' + "{}," * 300_000,
+        '{"communicators": [' + "0," * 3_000_000,
+        "NCCL version 2.28.9 compiled\n" + "\n" * 300_000,
+    ],
+)
+def test_what_asks_for_more_than_an_answer_holds_is_not_parsed(text: str) -> None:
+    with pytest.raises(CrowdedError, match="more than"):
+        parse(text)
+
+
+def test_many_processes_take_no_time_for_each_other() -> None:
+    ranks = ",".join(
+        f'{{"rank":{pid},"host":"10.0.0.1","pid":{pid},"status":{{"considered_dead":true}}}}' for pid in range(30_000)
+    )
+    text = f'{{"nccl_version":"2.28.9","communicators":[{{"hash":"1","size":2,"missing_ranks":[{ranks}]}}]}}'
+    found = parse(text)
+    assert found.dead_count == 30_000
+    event = Event.of_file("ras.json", RAS_LINE, "the answer of RAS")
+    assert [one.rank for one in from_answer(found, event)] == list(range(KEPT))
 
 
 LINES = [line for path in ANSWERS.glob("*.txt") for line in path.read_text().splitlines()]

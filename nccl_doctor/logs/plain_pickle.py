@@ -1,0 +1,239 @@
+"""Pickles of plain values, read by an interpreter of our own: nothing is looked up or run, and memory is bounded.
+
+Of the opcodes (pickletools in the standard library) those of protocols 2 to 5 are read that maps, lists, tuples, texts
+and numbers are made of. torch writes each line of a stack once and fetches it for every further call, so lists and maps
+may be fetched again; each time they count as if they were written again, and none can be changed any more.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+from nccl_doctor.json_bounds import CrowdedError
+
+MOST_MEMORY = 256 << 20
+"""Bytes that the values may take: 20,000 calls, ten times torch's own choice, with stacks of 20 lines take 170 MiB."""
+
+MOST_VALUES = 6_000_000
+"""What is fetched again counted again, as those 20,000 calls do."""
+
+DEEPEST = 8
+"""Lists and maps within one another: a dump, its entries, an entry, its sizes, one of them; three to spare."""
+
+_LONGEST_NUMBER = 16
+"""Bytes of an integer; torch's have eight."""
+_COST = 80
+"""Bytes that an opcode may cost us, and what lies in a container or is noted for fetching again."""
+
+
+class NotPlainError(ValueError):
+    """A pickle of other values than plain ones, or a damaged one."""
+
+
+class _Container:
+    """A list, map or tuple while it is read; ``size`` counts what it holds, ``depth`` its levels."""
+
+    __slots__ = ("closed", "depth", "size", "value")
+
+    def __init__(self, value: list[object] | dict[object, object] | tuple[object, ...]) -> None:
+        self.value = value
+        self.size, self.depth, self.closed = 0, 1, False
+
+
+class _Machine:
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+        self._stack: list[object] = []
+        self._marks: list[int] = []
+        self._memo: dict[int, object] = {}
+        self._room, self._values = MOST_MEMORY, MOST_VALUES
+
+    def run(self) -> object:
+        data, operations = self._data, _OPERATIONS
+        while True:
+            code = data[self._at]
+            self._at += 1
+            self._room -= _COST
+            if self._room < 0:
+                raise CrowdedError(f"it takes more than {MOST_MEMORY >> 20} MiB of memory")
+            if code == _STOP:
+                return self._bare(self._pop())
+            operation = operations.get(code)
+            if operation is None:
+                raise NotPlainError(f"the opcode {code:#04x}")
+            operation(self)
+
+    def skip(self, count: int) -> None:
+        self._at += count
+
+    def push(self, value: object) -> None:
+        self._stack.append(value)
+
+    def number(self, form: struct.Struct) -> None:
+        self._stack.append(form.unpack(self._take(form.size))[0])
+
+    def long(self) -> None:
+        length = self._take(1)[0]
+        if length > _LONGEST_NUMBER:
+            raise NotPlainError(f"a number of {length} bytes")
+        self._stack.append(int.from_bytes(self._take(length), "little", signed=True))
+
+    def text(self, form: struct.Struct) -> None:
+        raw = self._take(form.unpack(self._take(form.size))[0])
+        self._room -= len(raw) if raw.isascii() else 4 * len(raw)
+        if self._room >= 0:  # else :meth:`run` says so
+            self._stack.append(raw.decode("utf-8", "replace"))
+
+    def mark(self) -> None:
+        self._marks.append(len(self._stack))
+
+    def open(self, kind: Callable[[], list[object] | dict[object, object] | tuple[object, ...]]) -> None:
+        self._room -= _COST
+        self._stack.append(_Container(kind()))
+
+    def append(self) -> None:
+        self._extend([self._pop()])
+
+    def appends(self) -> None:
+        self._extend(self._marked())
+
+    def set_item(self) -> None:
+        value, key = self._pop(), self._pop()
+        self._update([key, value])
+
+    def set_items(self) -> None:
+        self._update(self._marked())
+
+    def tuple_of(self, count: int) -> None:
+        self._tuple([self._pop() for _ in range(count)][::-1])
+
+    def marked_tuple(self) -> None:
+        self._tuple(self._marked())
+
+    def put(self, form: struct.Struct | None) -> None:
+        self._room -= _COST
+        self._memo[len(self._memo) if form is None else form.unpack(self._take(form.size))[0]] = self._stack[-1]
+
+    def get(self, form: struct.Struct) -> None:
+        value = self._memo[form.unpack(self._take(form.size))[0]]
+        if isinstance(value, _Container):
+            value.closed = True
+            self._count(value.size)
+        self._stack.append(value)
+
+    def _take(self, count: int) -> bytes:
+        part = self._data[self._at : self._at + count]
+        if len(part) < count:
+            raise NotPlainError("it ends too early")
+        self._at += count
+        return part
+
+    def _pop(self) -> object:
+        if self._marks and len(self._stack) <= self._marks[-1]:
+            raise NotPlainError("nothing on the stack above the mark")
+        return self._stack.pop()
+
+    def _marked(self) -> list[object]:
+        first = self._marks.pop()
+        found = self._stack[first:]
+        del self._stack[first:]
+        return found
+
+    def _within(self, kind: type) -> _Container:
+        """The list or map on top of the stack, to be added to."""
+        top = self._stack[-1]
+        if not isinstance(top, _Container) or type(top.value) is not kind:
+            raise NotPlainError("something is added to what is no list or map")
+        if top.closed:
+            raise NotPlainError("a list or map changes after it was fetched")
+        return top
+
+    def _extend(self, items: list[object]) -> None:
+        owner = self._within(list)
+        assert isinstance(owner.value, list)
+        owner.value += self._held(owner, items)
+
+    def _update(self, items: list[object]) -> None:
+        owner = self._within(dict)
+        assert isinstance(owner.value, dict)
+        keys, values = items[::2], self._held(owner, items[1::2])
+        if len(keys) != len(values) or not all(isinstance(key, str) for key in keys):
+            raise NotPlainError("a key that is no text")  # numbers can be chosen so that all have one hash
+        self._room -= _COST * len(keys)
+        owner.value.update(zip(keys, values, strict=True))
+
+    def _tuple(self, items: list[object]) -> None:
+        owner = _Container(())
+        owner.value = tuple(self._held(owner, items))
+        self._stack.append(owner)
+
+    def _held(self, owner: _Container, items: list[object]) -> list[object]:
+        """The bare values, once their sizes and depths are their owner's, too."""
+        for item in items:
+            if isinstance(item, _Container):
+                owner.size += item.size
+                owner.depth = max(owner.depth, item.depth + 1)
+        owner.size += len(items)
+        if owner.depth > DEEPEST:
+            raise CrowdedError(f"its lists and maps are more than {DEEPEST} deep")
+        self._count(len(items))
+        return [self._bare(item) for item in items]
+
+    def _count(self, values: int) -> None:
+        self._values -= values
+        if self._values < 0:
+            raise CrowdedError(f"it holds more than {MOST_VALUES:,} values")
+
+    @staticmethod
+    def _bare(item: object) -> object:
+        return item.value if isinstance(item, _Container) else item
+
+
+_BYTE, _SHORT, _INT, _UNSIGNED = (struct.Struct(form) for form in ("<B", "<H", "<i", "<I"))
+_FLOAT = struct.Struct(">d")
+_STOP = ord(".")
+_OPERATIONS: dict[int, Callable[[_Machine], None]] = {
+    0x80: lambda machine: machine.skip(1),  # PROTO
+    0x95: lambda machine: machine.skip(8),  # FRAME
+    ord("("): _Machine.mark,
+    ord("N"): lambda machine: machine.push(None),
+    0x88: lambda machine: machine.push(True),
+    0x89: lambda machine: machine.push(False),
+    ord("J"): lambda machine: machine.number(_INT),
+    ord("K"): lambda machine: machine.number(_BYTE),
+    ord("M"): lambda machine: machine.number(_SHORT),
+    0x8A: _Machine.long,
+    ord("G"): lambda machine: machine.number(_FLOAT),
+    ord("X"): lambda machine: machine.text(_UNSIGNED),
+    0x8C: lambda machine: machine.text(_BYTE),
+    ord("}"): lambda machine: machine.open(dict),
+    ord("]"): lambda machine: machine.open(list),
+    ord("s"): _Machine.set_item,
+    ord("u"): _Machine.set_items,
+    ord("a"): _Machine.append,
+    ord("e"): _Machine.appends,
+    ord(")"): lambda machine: machine.open(tuple),
+    0x85: lambda machine: machine.tuple_of(1),
+    0x86: lambda machine: machine.tuple_of(2),
+    0x87: lambda machine: machine.tuple_of(3),
+    ord("t"): _Machine.marked_tuple,
+    ord("q"): lambda machine: machine.put(_BYTE),
+    ord("r"): lambda machine: machine.put(_UNSIGNED),
+    0x94: lambda machine: machine.put(None),
+    ord("h"): lambda machine: machine.get(_BYTE),
+    ord("j"): lambda machine: machine.get(_UNSIGNED),
+}
+
+
+def read(data: bytes) -> object:
+    """The value that the pickle holds.
+
+    Raises:
+        NotPlainError: it holds others than plain values, or is damaged.
+        CrowdedError: it asks for more than a dump ever holds.
+    """
+    try:
+        return _Machine(data).run()
+    except (IndexError, KeyError, TypeError) as error:
+        raise NotPlainError("it is damaged") from error

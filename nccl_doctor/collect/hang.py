@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from pydantic import TypeAdapter
@@ -20,6 +21,7 @@ from nccl_doctor.collect.hang_jobs import choose
 from nccl_doctor.collect.hang_stores import with_counted
 from nccl_doctor.collect.hang_typed import LOOK, host_look
 from nccl_doctor.collect.reach import Reach
+from nccl_doctor.collect.reader import Reader, UnreadableError
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.snapshot import AnyAccessFailure, Fact, Phased, ProbeFacts, ProbeFailed, Unknown, unknown
@@ -90,6 +92,7 @@ class _Watch:
     def __init__(self, cluster: Cluster, transport: Transport, options: HangOptions, progress: Progress) -> None:
         self._cluster, self._transport, self._options, self._progress = cluster, transport, options, progress
         self._began = time.monotonic()
+        self._reader = Reader(self._began + options.total_s)
         self._taken_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._opened: dict[str, ProbeSession] = {}
         self._sessions: list[ProbeSession] = []
@@ -162,7 +165,7 @@ class _Watch:
     def _one_look(self, session: ProbeSession) -> HostLook:
         stacks = None if self._options.stacks == "none" else self._options.stacks
         answer = _ask(session, LOOK, "look", LOOK_S + 2, pids=self._pids(session), stacks=stacks, deadline_s=LOOK_S)
-        return host_look(answer, self._jobs[session.node.name])
+        return host_look(answer, self._jobs[session.node.name], partial(self._reader.dump, session.node.name))
 
     def ask_ras(self) -> None:
         """Each host's service knows the whole job; the second one is asked where the first does not answer."""
@@ -173,7 +176,9 @@ class _Watch:
         for session in serving:
             try:
                 told = _ask(session, _RAS, "ras", RAS_ANSWER_S, pids=self._pids(session), force=self._options.force)
-            except answers.ProbeError as error:
+                for report in told.reports if isinstance(told, Ras) else ():
+                    self._reader.look_through(session.node.name, report.text)
+            except (answers.ProbeError, UnreadableError) as error:
                 told = unknown(f"NCCL's RAS: {str(error).splitlines()[0]}")
             self._ras[session.node.name] = (told,)
             if isinstance(told, Ras):
@@ -181,6 +186,7 @@ class _Watch:
         self._timings["ras"] = time.monotonic() - began
 
     def close(self) -> None:
+        self._reader.close()
         fan_out(lambda session: session.close(), list(self._opened.values()))
         self._transport.close()
 

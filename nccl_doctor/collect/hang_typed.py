@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
+from nccl_doctor.collect.reader import MOST_CALLS
 from nccl_doctor.logs import flight
 from nccl_doctor.snapshot import Fact, Phased, Unknown, unknown
 from nccl_doctor.snapshot.hang import HostLook, OomKill
@@ -17,7 +18,6 @@ from nccl_doctor.snapshot.job_ranks import JobRanks, Launcher
 from nccl_doctor.snapshot.rank_look import Call, Flow, RankLook, RankState, Recorded, Thread
 from nccl_doctor.snapshot.values import Count, Seconds
 
-MOST_CALLS = 64
 _TEXT = 200
 
 _UNKNOWN = TypeAdapter(Unknown)
@@ -56,14 +56,17 @@ class _Status(BaseModel):
 
 LOOK = TypeAdapter(LookAnswer)
 
+ReadDump = Callable[[str, bytes], flight.Dump | None]
+"""Reads a dump that a rank wrote; a ValueError says why it can't."""
 
-def host_look(told: LookAnswer, job: JobRanks) -> HostLook:
+
+def host_look(told: LookAnswer, job: JobRanks, read_dump: ReadDump) -> HostLook:
     """One host's look."""
     flows = _typed(_FLOWS, told.flows)
     numbers = {rank.pid: rank.rank for rank in job.ranks}
     return HostLook(
         at_s=told.at_s,
-        ranks=tuple(_rank(row, numbers[row.pid], flows) for row in told.ranks if row.pid in numbers),
+        ranks=tuple(_rank(row, numbers[row.pid], flows, read_dump) for row in told.ranks if row.pid in numbers),
         launchers=told.launchers,
         serves_ras=told.serves_ras is True,
         killed=_typed(_KILLED, told.killed),
@@ -71,13 +74,13 @@ def host_look(told: LookAnswer, job: JobRanks) -> HostLook:
     )
 
 
-def _rank(row: _Row, rank: int, flows: Any) -> RankLook:  # noqa: ANN401 - a fact or a dict, see _FLOWS
+def _rank(row: _Row, rank: int, flows: Any, read_dump: ReadDump) -> RankLook:  # noqa: ANN401 - a fact or a dict, see _FLOWS
     state = _typed(_STATE, row.state)
     return RankLook(
         pid=row.pid,
         state=state,
         stack=_typed(_STACK, row.stack) if row.stack is not None else RankLook.model_fields["stack"].default,
-        recorder=recorded(row.recorder, rank),
+        recorder=recorded(row.recorder, rank, read_dump),
         flows=flows.get(str(row.pid), ()) if isinstance(flows, dict) else flows,
     )
 
@@ -89,7 +92,7 @@ def _typed(kind: TypeAdapter[Any], value: object) -> Any:  # noqa: ANN401 - what
         return unknown(f"the probe's answer does not fit: {error.errors()[0]['msg']}")
 
 
-def recorded(told: object, rank: int) -> Any:  # noqa: ANN401 - Fact[Recorded | None]
+def recorded(told: object, rank: int, read_dump: ReadDump) -> Any:  # noqa: ANN401 - Fact[Recorded | None]
     """A rank's recorder out of ``{"live": document}`` or ``{"dump": {"name", "age_s", "data"}}``; None for none."""
     if told is None:
         return None
@@ -100,8 +103,10 @@ def recorded(told: object, rank: int) -> Any:  # noqa: ANN401 - Fact[Recorded | 
             return _live(told["live"], rank)
         assert isinstance(told, dict)
         dump = told["dump"]
-        return _recorded(flight.read(f"rank_{rank}", base64.b64decode(dump["data"])), {}, float(dump["age_s"]))
-    except (AssertionError, KeyError, TypeError, ValueError, RecursionError, binascii.Error) as error:
+        return _recorded(read_dump(f"rank_{rank}", base64.b64decode(dump["data"])), {}, float(dump["age_s"]))
+    except ValidationError as error:
+        return unknown(f"the flight recorder is not understood: {error.errors()[0]['msg']}")
+    except (AssertionError, KeyError, TypeError, ValueError) as error:
         words = " ".join(str(error).split())[:_TEXT]
         return unknown(f"the flight recorder is not understood: {words or type(error).__name__}")
 

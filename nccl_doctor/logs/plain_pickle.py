@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from nccl_doctor.json_bounds import CrowdedError
 
-MOST_MEMORY = 256 << 20
+MOST_MEMORY = 200 << 20
 """Bytes that the values may take: 20,000 calls, ten times torch's own choice, with stacks of 20 lines take 170 MiB."""
 
 MOST_VALUES = 6_000_000
@@ -50,19 +50,22 @@ class _Machine:
         self._room, self._values = MOST_MEMORY, MOST_VALUES
 
     def run(self) -> object:
-        data, operations = self._data, _OPERATIONS
+        data, memo, push, operations = self._data, self._memo, self._stack.append, _OPERATIONS
         while True:
             code = data[self._at]
             self._at += 1
             self._room -= _COST
             if self._room < 0:
                 raise CrowdedError(f"it takes more than {MOST_MEMORY >> 20} MiB of memory")
-            if code == _STOP:
+            if code == _BINGET and type(text := memo[data[self._at]]) is str:  # every second opcode of torch's
+                self._at += 1
+                push(text)
+            elif code == _STOP:
                 return self._bare(self._pop())
-            operation = operations.get(code)
-            if operation is None:
+            elif code in operations:
+                operations[code](self)
+            else:
                 raise NotPlainError(f"the opcode {code:#04x}")
-            operation(self)
 
     def skip(self, count: int) -> None:
         self._at += count
@@ -170,15 +173,20 @@ class _Machine:
 
     def _held(self, owner: _Container, items: list[object]) -> list[object]:
         """The bare values, once their sizes and depths are their owner's, too."""
-        for item in items:
-            if isinstance(item, _Container):
-                owner.size += item.size
-                owner.depth = max(owner.depth, item.depth + 1)
         owner.size += len(items)
+        self._count(len(items))
+        bare: list[object] = []
+        for item in items:
+            if type(item) is _Container:
+                owner.size += item.size
+                if item.depth >= owner.depth:
+                    owner.depth = item.depth + 1
+                bare.append(item.value)
+            else:
+                bare.append(item)
         if owner.depth > DEEPEST:
             raise CrowdedError(f"its lists and maps are more than {DEEPEST} deep")
-        self._count(len(items))
-        return [self._bare(item) for item in items]
+        return bare
 
     def _count(self, values: int) -> None:
         self._values -= values
@@ -192,7 +200,7 @@ class _Machine:
 
 _BYTE, _SHORT, _INT, _UNSIGNED = (struct.Struct(form) for form in ("<B", "<H", "<i", "<I"))
 _FLOAT = struct.Struct(">d")
-_STOP = ord(".")
+_STOP, _BINGET = ord("."), ord("h")
 _OPERATIONS: dict[int, Callable[[_Machine], None]] = {
     0x80: lambda machine: machine.skip(1),  # PROTO
     0x95: lambda machine: machine.skip(8),  # FRAME
@@ -221,7 +229,7 @@ _OPERATIONS: dict[int, Callable[[_Machine], None]] = {
     ord("q"): lambda machine: machine.put(_BYTE),
     ord("r"): lambda machine: machine.put(_UNSIGNED),
     0x94: lambda machine: machine.put(None),
-    ord("h"): lambda machine: machine.get(_BYTE),
+    _BINGET: lambda machine: machine.get(_BYTE),
     ord("j"): lambda machine: machine.get(_UNSIGNED),
 }
 

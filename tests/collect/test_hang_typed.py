@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.collect.hang_typed import LOOK, host_look, recorded
+from nccl_doctor.logs import flight
 from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.job_ranks import JobRanks
 from nccl_doctor.snapshot.rank_look import RankState, Recorded
@@ -46,7 +47,7 @@ def job() -> JobRanks:
 
 
 def test_a_look() -> None:
-    look = host_look(LOOK.validate_python(answer()), job())
+    look = host_look(LOOK.validate_python(answer()), job(), flight.read)
     assert [rank.pid for rank in look.ranks] == [1002, 1003]
     told = look.ranks[0].recorder
     assert isinstance(told, Recorded)
@@ -56,7 +57,7 @@ def test_a_look() -> None:
 
 def test_a_dump_that_was_there() -> None:
     data = base64.b64encode(json.dumps(LIVE).encode()).decode()
-    told = recorded({"dump": {"name": "nccl_trace_rank_3", "age_s": 4.5, "data": data}}, 3)
+    told = recorded({"dump": {"name": "nccl_trace_rank_3", "age_s": 4.5, "data": data}}, 3, flight.read)
     assert isinstance(told, Recorded)
     assert (told.live, told.age_s, told.issued) == (False, 4.5, {"0": 17})
 
@@ -74,7 +75,7 @@ def test_a_dump_that_was_there() -> None:
     ],
 )
 def test_a_recorder_that_is_none(told: Any) -> None:
-    assert isinstance(recorded(told, 3), Unknown)
+    assert isinstance(recorded(told, 3, flight.read), Unknown)
 
 
 @pytest.mark.parametrize("field", ["state", "stack", "recorder"])
@@ -86,7 +87,7 @@ def test_a_recorder_that_is_none(told: Any) -> None:
 def test_one_malformed_part_leaves_the_others(field: str, value: Any) -> None:
     told = answer()
     told["ranks"][1][field] = value
-    look = host_look(LOOK.validate_python(told), job())
+    look = host_look(LOOK.validate_python(told), job(), flight.read)
     assert isinstance(getattr(look.ranks[1], field), Unknown)
     assert isinstance(look.ranks[0].state, RankState)
 
@@ -94,4 +95,4 @@ def test_one_malformed_part_leaves_the_others(field: str, value: Any) -> None:
 def test_ranks_that_were_not_asked_for_are_not_taken() -> None:
     told = answer()
     told["ranks"][1]["pid"] = 4711
-    assert [rank.pid for rank in host_look(LOOK.validate_python(told), job()).ranks] == [1002]
+    assert [rank.pid for rank in host_look(LOOK.validate_python(told), job(), flight.read).ranks] == [1002]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from nccl_doctor.cli.output import write_file
 from nccl_doctor.cli.report_options import KeepOptions
@@ -16,6 +17,7 @@ from nccl_doctor.finding import Severity
 from nccl_doctor.from_file import Judged, judged_from_file
 from nccl_doctor.inventory.reading import read_bytes
 from nccl_doctor.inventory.this_machine import this_machine
+from nccl_doctor.json_bounds import refuse_crowded
 from nccl_doctor.model import Report
 from nccl_doctor.report.safe import clean
 from nccl_doctor.snapshot import Snapshot
@@ -24,8 +26,16 @@ if TYPE_CHECKING:
     from nccl_doctor.cluster import Node
     from nccl_doctor.snapshot.hang import HangSnapshot
 
-MAX_JSON = 512 << 20
-"""Bytes of a snapshot."""
+MOST_BYTES = 256 << 20
+"""Of a snapshot's file; that of 4,096 hosts has 22 MB."""
+MOST_VALUES, VALUE_BYTES = 6_000_000, 8
+"""Values of a snapshot, and how many bytes each has at least on average; of 4,096 hosts 900,000, each with 25."""
+MOST_CONTAINERS, CONTAINER_BYTES = 1_500_000, 24
+"""Lists and objects likewise; of 4,096 hosts 250,000, each with 65 where no blanks are between."""
+FREE = 16_384
+"""So many of each are in any snapshot's rights, however small: they take a few megabytes."""
+DEEPEST = 32
+
 PATIENCE_S = 60.0
 """For a snapshot that comes through a pipe, from another machine perhaps."""
 
@@ -35,15 +45,35 @@ AnySnapshot = TypeVar("AnySnapshot", Snapshot, "HangSnapshot")
 def read_snapshot(path: Path, kind: type[AnySnapshot] = Snapshot) -> AnySnapshot:  # type: ignore[assignment]  # mypy: python/mypy#3737
     """A snapshot of this kind that ``--save`` wrote.
 
+    It takes 64 MiB and at most 32 times the bytes of its file: the values are counted before one is made, and the first
+    that does not fit ends the reading.
+
     Raises:
         DoctorError: it can't be read, or is none.
     """
     try:
-        return kind.model_validate_json(read_bytes(str(path), "a snapshot", MAX_JSON, PATIENCE_S))
+        return kind.model_validate(_parsed(read_bytes(str(path), "a snapshot", MOST_BYTES, PATIENCE_S)))
     except OSError as error:
         raise SnapshotError(f"{path}: can't be read: {error.strerror}") from error
     except ValueError as error:
         raise SnapshotError(f"{path}: is no snapshot of nccl-doctor: {_first(error)}") from error
+
+
+def _parsed(data: bytes) -> object:
+    """The value of JSON that is no larger than a snapshot, and no denser.
+
+    Raises:
+        ValueError: it is.
+    """
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"bigger than {MOST_BYTES >> 20} MiB")
+    values = min(MOST_VALUES, FREE + len(data) // VALUE_BYTES)
+    containers = min(MOST_CONTAINERS, FREE + len(data) // CONTAINER_BYTES)
+    refuse_crowded(data, values=values, containers=containers, depth=DEEPEST)
+    try:
+        return from_json(data)
+    except ValueError as error:
+        raise ValueError(f"Invalid JSON: {error}") from error
 
 
 def _first(error: ValueError) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, NoReturn, TypeVar
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from nccl_doctor.snapshot.values import Clipped, Observed
 
@@ -28,6 +28,8 @@ class Unknown(Observed):
         traceback: where a collector crashed, its own traceback.
     """
 
+    model_config = ConfigDict(extra="ignore")  # tried on every fact: else each key of a known one would be an error
+
     reason: Clipped = Field(alias="$unknown")
     traceback: Clipped | None = None
 
@@ -47,6 +49,8 @@ class Unknown(Observed):
 
 class Skipped(Observed):
     """Was not asked for, or does not apply: no gap in what was judged."""
+
+    model_config = ConfigDict(extra="ignore")
 
     reason: Clipped = Field(alias="$skipped")
 

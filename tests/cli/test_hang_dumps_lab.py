@@ -10,8 +10,8 @@ from functools import partial
 
 import pytest
 
-from tests.lab.cluster import MakeLab
 from tests.hostile.dumps import call, doubled, dump
+from tests.lab.cluster import MakeLab
 from tests.lab.host import LabHost
 
 pytestmark = pytest.mark.lab

@@ -1,6 +1,7 @@
 """Snapshots of broken clusters in which liars replaced facts: judged, shown, and every command tried in a real shell.
 
-``python -m tests.hostile.snapshots --runs 1000 --seed 1`` (as root, for chroot) prints what came of them.
+``python -m tests.hostile.snapshots --runs 1000 --bombs 1000 --seed 1`` (as root, for chroot) prints what came of them.
+Bombs are files that are made to take memory: they are refused, or judged as any other.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import copy
 import json
 import random
 import re
+import resource
 import shlex
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,7 +24,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from nccl_doctor.cli.snapshots import read_snapshot
+from nccl_doctor.compare import difference
 from nccl_doctor.diagnose import judge
+from nccl_doctor.errors import SnapshotError
 from nccl_doctor.finding import Command
 from nccl_doctor.model import Outcome, Report
 from nccl_doctor.report.render import RenderOptions, render
@@ -122,6 +128,111 @@ class Result:
     commands: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
+    longest_s: float = 0.0
+
+
+BOMB_BYTES = 8 << 20
+MEMORY_MIB = 64 + 32 * (BOMB_BYTES >> 20)
+"""What :func:`read_snapshot` promises for a file of that size, and a report of it."""
+CPU_S = 30.0
+"""Seconds of a processor for one bomb, on a slow machine."""
+UNITS = (
+    "{}", "[]", "0", '""', "null", "1e1", '{"a":0}', "[[]]", '{"$unknown":""}', '{"failure":{}}', '{"facts":{}}', '{"node":{},"failure":{"kind":""}}',
+    '"\\ud83d\\ude00"', '{   "a"   :   [   ]   }', "{}                       ",
+)  # fmt: skip
+
+
+def bombs(runs: int, seed: int, folder: Path) -> Result:
+    """Writes so many files that ask for memory, reads each one, and judges and compares those that are snapshots."""
+    chance = random.Random(seed)
+    documents = [load(path).model_dump_json(by_alias=True) for path in FIXTURES]
+    path, result = folder / "bomb.json", Result()
+    for number in range(runs):
+        kind = chance.choice((_filled, _filled, _keyed, _nested, _long, _repeated))
+        text = kind(json.loads(chance.choice(documents)), chance).encode(errors="replace")[:BOMB_BYTES]
+        path.write_bytes(text)
+        began = time.process_time()
+        try:
+            snapshot = read_snapshot(path)
+            report = judge(snapshot, "check")
+            for form in ("human", "json", "html"):
+                render("check", form, report, RenderOptions(verbose=True))
+            difference(snapshot, snapshot)
+        except SnapshotError as error:
+            result.refused += 1
+            if len(str(error)) > 1000:
+                result.faults.append(f"bomb {number}, {kind.__name__}: a sentence of {len(str(error))} characters")
+        except Exception as error:  # noqa: BLE001 - each is a fault to be told, and the others go on
+            result.faults.append(f"bomb {number}, {kind.__name__}: {type(error).__name__}: {error}")
+        else:
+            result.judged += 1
+        seconds = time.process_time() - began
+        result.longest_s = max(result.longest_s, seconds)
+        if seconds > CPU_S:
+            result.faults.append(f"bomb {number}, {kind.__name__}, {len(text)} bytes: {seconds:.0f} s")
+    return result
+
+
+def _put(document: dict[str, Any], text: str, chance: random.Random) -> str:
+    """The document with this JSON in place of some list, object or value."""
+    owner: Any = document
+    while True:
+        key = chance.choice(list(owner) if isinstance(owner, dict) else range(len(owner)))
+        inner = owner[key]
+        if not isinstance(inner, (dict, list)) or not inner or chance.random() < 0.3:
+            break
+        owner = inner
+    owner[key] = "\0"
+    return json.dumps(document, separators=(",", ":")).replace('"\\u0000"', text, 1)
+
+
+def _count(chance: random.Random, unit: str) -> int:
+    return chance.choice((10, 1000, 20_000, 200_000, BOMB_BYTES)) // max(1, len(unit) // 4)
+
+
+def _filled(document: dict[str, Any], chance: random.Random) -> str:
+    """A list of one thing."""
+    unit = chance.choice(UNITS)
+    return _put(
+        document, "[" + ",".join([unit] * min(_count(chance, unit), BOMB_BYTES // (len(unit) + 1))) + "]", chance
+    )
+
+
+def _keyed(document: dict[str, Any], chance: random.Random) -> str:
+    """An object of many keys."""
+    unit = chance.choice(UNITS)
+    return _put(
+        document, "{" + ",".join(f'"{key:x}":{unit}' for key in range(min(_count(chance, unit), 500_000))) + "}", chance
+    )
+
+
+def _nested(document: dict[str, Any], chance: random.Random) -> str:
+    depth = chance.choice((10, 100, 5000, BOMB_BYTES // 2))
+    return _put(document, "[" * depth + "]" * depth, chance)
+
+
+def _long(document: dict[str, Any], chance: random.Random) -> str:
+    """One text, with a character that makes each of the others take four bytes."""
+    text = chance.choice(("a", " ", "\\n", "\\\\", "é")) * chance.choice((5000, 100_000, BOMB_BYTES // 2))
+    return _put(document, f'"{text}{chance.choice(("", "😀"))}"', chance)
+
+
+def _repeated(document: dict[str, Any], chance: random.Random) -> str:
+    """What some list holds, many times over: each is as it ought to be."""
+    lists = [place for place in _lists(document) if place]
+    chosen = chance.choice(lists)
+    size = max(1, len(json.dumps(chosen)))
+    times = min(chance.choice((10, 300, 3000)), BOMB_BYTES // size)
+    chosen *= times
+    return json.dumps(document)
+
+
+def _lists(value: Any) -> Iterator[list[Any]]:
+    for inner in value.values() if isinstance(value, dict) else value:
+        if isinstance(inner, list):
+            yield inner
+        if isinstance(inner, (dict, list)):
+            yield from _lists(inner)
 
 
 def run(runs: int, seed: int, root: Path) -> Result:
@@ -270,10 +381,18 @@ def main() -> int:
     """Runs them, prints the figures; status 1 where a fault was found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--bombs", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        result = run(given.runs, given.seed, Path(folder))
+        heavy = bombs(given.bombs, given.seed, Path(folder))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+        result = run(given.runs, given.seed, Path(folder)) if given.runs else Result()
+    sys.stdout.write(
+        f"{given.bombs} bombs: {heavy.refused} refused, {heavy.judged} judged, at most {heavy.longest_s:.1f} s of a "
+        f"processor and {peak} MiB, {len(heavy.faults)} faults\n"
+    )
+    result.faults += heavy.faults + ([f"{peak} MiB of memory"] if peak > MEMORY_MIB else [])
     sys.stdout.write(
         f"{given.runs} snapshots: {result.refused} refused at the door, {result.judged} judged, {result.commands} "
         f"commands tried, outcomes {dict(result.outcomes)}, {len(result.faults)} faults\n"

@@ -10,15 +10,10 @@ from typing import Any
 from nccl_doctor.collect import answers, bundle
 from nccl_doctor.collect.answers import GoneError, MalformedError, NoAnswerError, ProbeError, UnheardError
 from nccl_doctor.transport.base import Channel, LostError
+from nccl_doctor.transport.lines import MAX_GREETING, Allowance, FloodError
 
 MAX_REQUEST = 64 << 20
 """Bytes that a host may send for one request, chatter and events included."""
-
-LINE_COST = 200
-"""What a line counts besides its own bytes: empty ones cost us time, too."""
-
-MAX_GREETING = 4 << 20
-"""Bytes until the probe's first word: a login's banner and what a .bashrc prints."""
 
 
 class Messages:
@@ -38,13 +33,13 @@ class Messages:
         self._channel, self._silence_s = channel, silence_s
         self._nonce = nonce.encode()
         self._mark = bundle.login_mark(nonce).encode()
-        self._allowance = MAX_GREETING
+        self._allowance = Allowance(MAX_GREETING)
         self.chatter: deque[str] = deque(maxlen=5)
         self.came = False
 
     def requested(self) -> None:
         """Takes note of a request: its answer may have all the bytes that one may have."""
-        self._allowance = MAX_REQUEST
+        self._allowance = Allowance(MAX_REQUEST)
 
     def next(self, deadline: float, after_login: float = math.inf) -> dict[str, Any]:
         """The next message; once the login shell is through, before ``after_login`` more seconds are over.
@@ -55,9 +50,6 @@ class Messages:
         """
         while True:
             line = self._line(deadline)
-            self._allowance -= len(line) + LINE_COST
-            if self._allowance < 0:
-                raise MalformedError("far more than was asked for")
             if line.endswith(self._mark):
                 self.came = True
                 deadline = min(deadline, time.monotonic() + after_login)
@@ -69,7 +61,7 @@ class Messages:
                     raise UnheardError(self._silence_s)
                 return message
             if chatter.strip():
-                self.chatter.append(chatter.decode(errors="replace")[:300])
+                self.chatter.append(chatter[:300].decode(errors="replace"))
 
     def last_word(self, deadline: float, otherwise: str) -> GoneError:
         """Why a connection takes nothing any more: what the probe said as it ended, if it said so."""
@@ -84,8 +76,11 @@ class Messages:
     def _line(self, deadline: float) -> bytes:
         try:
             line = self._channel.read_line(deadline)
+            self._allowance.spend(line or b"")
         except TimeoutError:
             raise NoAnswerError("no answer in time") from None
+        except FloodError as error:
+            raise MalformedError(str(error)) from error
         except (OSError, ValueError) as error:
             lost = GoneError(f"the connection broke: {error}")
             lost.failure = error.failure if isinstance(error, LostError) else None

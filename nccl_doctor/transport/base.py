@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
 from nccl_doctor.cluster import Node
-from nccl_doctor.snapshot import AnyAccessFailure
+from nccl_doctor.snapshot import AnyAccessFailure, ProbeFacts, ProbeFailed
+from nccl_doctor.transport.lines import MAX_GREETING, Allowance, FloodError
 
 LOGIN_TIMES = 3.0
 """A host that has answered has so many times its bound to let us in: name services and home directories may be slow."""
@@ -55,7 +57,7 @@ class Channel(Protocol):
         Raises:
             LostError: the end came with that of what the command ran in.
             TimeoutError: no whole line came before the deadline; what came stays for the next call.
-            ValueError: the line is longer than :data:`~nccl_doctor.transport.lines.MAX_LINE`.
+            FloodError: more came than :data:`~nccl_doctor.transport.lines.MAX_LINE`.
         """
 
     def stderr_tail(self) -> str:
@@ -97,6 +99,52 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Closes what is shared between hosts. Idempotent; channels are closed before, by their owners."""
+
+
+_KEPT, _LONGEST = 5, 300
+"""Of what a host says before it comes to our command: the last lines, and bytes of one."""
+
+
+class Greeting:
+    """What a host says before a mark: a login's words, of which the last are kept.
+
+    Args:
+        read_line: as :meth:`Channel.read_line`.
+        mark: the word that our command says first.
+
+    Attributes:
+        lines: the last ones, cut, those that are not empty.
+    """
+
+    def __init__(self, read_line: Callable[[float], bytes | None], mark: str) -> None:
+        self._read_line, self._mark = read_line, mark.encode()
+        self._allowance = Allowance(MAX_GREETING)
+        self.lines: deque[bytes] = deque(maxlen=_KEPT)
+
+    def ends(self, deadline: float) -> bool:
+        """Waits for the mark, which a line ends with; False where the output ended before it.
+
+        Raises:
+            TimeoutError: neither came before the deadline; it can be waited for again.
+            AccessError: it says more than a login does.
+        """
+        try:
+            while (line := self._read_line(deadline)) is not None:
+                self._allowance.spend(line)
+                if line.rstrip().endswith(self._mark):
+                    return True
+                if text := line.strip():
+                    self.lines.append(text[:_LONGEST])
+        except FloodError as error:
+            detail = f"its login printed more than {MAX_GREETING >> 20} MiB and did not come to our command"
+            facts = ProbeFacts(stage="login")
+            raise AccessError(ProbeFailed(detail=detail, evidence=self.words, facts=facts)) from error
+        return False
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The lines as text."""
+        return tuple(line.decode(errors="replace") for line in self.lines)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 
@@ -17,17 +16,18 @@ from nccl_doctor.cluster import Node
 from nccl_doctor.snapshot import AnyAccessFailure, EngineFailure, ProbeFacts, ProbeFailed
 from nccl_doctor.snapshot.values import CONTAINER_NAME
 from nccl_doctor.transport import inside_failures
-from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Channel, LostError, Transport
+from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Channel, Greeting, LostError, Transport
 from nccl_doctor.transport.inside_failures import Entry
 from nccl_doctor.transport.inside_options import InsideOptions
 
-_LISTED = 200
+_LISTED, _LINE = 200, 300
+"""Containers that run on a host, and characters of the line of one."""
 _LISTING_S = 5.0
 _AGAIN_S, _MOMENT_S = 10.0, 20.0
 _TRIES, _PAUSE_S = 4, 1.0
 """Where the runtime says what nobody knows: while it stops or starts a container, its words are of all kinds."""
-_WORDS, _LINE = 5, 300
-"""Of what a host says before it lets us in: the last lines, and characters of one."""
+_WORDS = 5
+"""Of what a host says on stderr before it lets us in: the last lines."""
 
 
 class InsideTransport:
@@ -177,12 +177,10 @@ def _await_login(channel: Channel, mark: str, options: InsideOptions, deadline: 
 
 def _read_to(channel: Channel, mark: str, deadline: float) -> tuple[bool, tuple[str, ...]]:
     """Whether a line ends with the mark, and where the output ended without it, the last words."""
-    said: deque[str] = deque(maxlen=_WORDS)
-    for line in _lines(channel, deadline):
-        if line.endswith(mark):
-            return True, ()
-        said.append(line)
-    return False, (*said, *[line for line in channel.stderr_tail().splitlines() if line.strip()][-_WORDS:])
+    greeting = Greeting(channel.read_line, mark)
+    if greeting.ends(deadline):
+        return True, ()
+    return False, (*greeting.words, *[line for line in channel.stderr_tail().splitlines() if line.strip()][-_WORDS:])
 
 
 def _lines(channel: Channel, deadline: float) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nccl_doctor.cluster import Cluster, Node
 from nccl_doctor.snapshot import EngineFacts, EngineFailure
-from nccl_doctor.transport.base import AccessError
+from nccl_doctor.transport.base import AccessError, Greeting
 from nccl_doctor.transport.kube_options import KubeOptions, NotReady
 from nccl_doctor.transport.kubectl import Trouble, environment, last_line, trouble
 from nccl_doctor.transport.process import ProcessChannel
@@ -68,9 +68,8 @@ class KubeTransport:
         except FileNotFoundError:
             raise AccessError(_failure(options, "kubectl", "was not entered: there is no kubectl here")) from None
         try:
-            while (line := channel.read_line(deadline)) is not None:
-                if line == mark.encode():
-                    return channel
+            if Greeting(channel.read_line, mark).ends(deadline):
+                return channel
             channel.exit_status(deadline)
             failure = _ended(options, channel.stderr_tail())
         except TimeoutError:

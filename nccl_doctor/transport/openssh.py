@@ -17,7 +17,7 @@ from typing import IO
 
 from nccl_doctor.transport import failures
 from nccl_doctor.transport.backoff import pause
-from nccl_doctor.transport.base import LOGIN_TIMES, AccessError
+from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Greeting
 from nccl_doctor.transport.jumps import QUEUE, Places, split_jump
 from nccl_doctor.transport.openssh_log import Attempt, classify, logs_in
 from nccl_doctor.transport.process import ProcessChannel
@@ -32,6 +32,9 @@ _PLAIN = (
     "ControlMaster=no", "ClearAllForwardings=yes", "ForwardAgent=no", "ForwardX11=no", "PermitLocalCommand=no",
     "RemoteCommand=none", "RequestTTY=no", "ConnectionAttempts=1", "ServerAliveInterval=15", "ServerAliveCountMax=3",
 )  # fmt: skip
+
+_LOG = 1 << 20
+"""Bytes that count of what ssh says, from its begin and from its end."""
 
 
 class OpensshTransport:
@@ -94,16 +97,13 @@ class OpensshTransport:
             except OSError as error:
                 detail = f"was not reached: ssh did not start: {error.strerror}"
                 raise failures.unreachable(settings.target(), "failed", detail) from error
-            before: list[bytes] = []
-            late = False
+            greeting, late = Greeting(channel.read_line, mark), False
             while not late:
                 try:
-                    while (line := channel.read_line(deadline)) is not None:
-                        if line == mark.encode():
-                            return channel
-                        before.append(line)
+                    if greeting.ends(deadline):
+                        return channel
                     if channel.exit_status(deadline) != 255:  # a login shell that runs no command: its words are seen
-                        channel.unread(before)
+                        channel.unread([*greeting.lines])
                         return channel
                     break
                 except TimeoutError:
@@ -148,9 +148,12 @@ class _Log:
     path: str
 
     def text(self) -> str:
-        """All of it so far."""
+        """All of it so far; without its middle where a host has it grow without end."""
+        size = self.file.seek(0, os.SEEK_END)
         self.file.seek(0)
-        return self.file.read().decode(errors="replace")
+        head = self.file.read(_LOG)
+        self.file.seek(max(len(head), size - _LOG))
+        return (head + self.file.read(_LOG)).decode(errors="replace")
 
 
 @contextmanager

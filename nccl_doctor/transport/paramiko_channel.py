@@ -15,7 +15,7 @@ from nccl_doctor.transport.lines import LineBuffer, Tail
 from nccl_doctor.transport.sent_in_vain import sent_in_vain
 from nccl_doctor.transport.ssh_session import SshSession, ends_at
 
-_CHUNK = 256 * 1024
+_CHUNK, _CHUNKS = 256 * 1024, 64
 _PACKET = 32 * 1024  # what paramiko sends at once
 _SLICE_S = 0.05  # stderr is emptied this often while stdout is silent: its window of 2 MiB must not fill
 _CLOSE_S = 2.0
@@ -128,13 +128,17 @@ class ParamikoChannel:
             return
 
     def _drain(self) -> None:
-        """Takes what is there from both streams, and does not wait."""
-        while self._channel.recv_ready():
+        """Takes what is there from both streams, and does not wait; a host may say more as fast as it is read."""
+        for _ in range(_CHUNKS):
+            if not self._channel.recv_ready():
+                break
             self._take(self._channel.recv(_CHUNK))
         self._drain_stderr()
 
     def _drain_stderr(self) -> None:
-        while self._channel.recv_stderr_ready():
+        for _ in range(_CHUNKS):
+            if not self._channel.recv_stderr_ready():
+                break
             self._tail.feed(self._channel.recv_stderr(_CHUNK))
 
     def _take(self, chunk: bytes | None) -> None:

@@ -14,7 +14,7 @@ from nccl_doctor.transport import process_group
 from nccl_doctor.transport.base import if_free, remaining
 from nccl_doctor.transport.lines import LineBuffer, Tail
 
-_CHUNK = 256 * 1024
+_CHUNK, _CHUNKS = 256 * 1024, 64
 _SLICE_S = 0.5  # how soon a thread that waits notices that another one closed the channel
 _GRACE_S = 2.0
 
@@ -91,8 +91,8 @@ class ProcessChannel:
     def stderr_tail(self) -> str:
         """The last 8 KiB of stderr, with what has come since the last read."""
         with self._busy:
-            while not self._closed and self._stderr not in self._ended and self._read(self._stderr):
-                pass
+            if not self._closed:
+                self._read_stderr()
         return self._tail.text()
 
     def exit_status(self, deadline: float) -> int | None:
@@ -120,8 +120,7 @@ class ProcessChannel:
             with self._writing:
                 self._stdin.close()
             self.forced = process_group.end(self._process, self._wait, self.grace_s)
-            while self._stderr not in self._ended and self._read(self._stderr):
-                continue
+            self._read_stderr()
             self._stdout.close()
             self._stderr.close()
             self._closed = True
@@ -147,6 +146,12 @@ class ProcessChannel:
         elif chunk:
             (self._lines if pipe is self._stdout else self._tail).feed(chunk)
         return bool(chunk)
+
+    def _read_stderr(self) -> None:
+        """Reads what is there; a host may say more as fast as it is read."""
+        for _ in range(_CHUNKS):
+            if self._stderr in self._ended or not self._read(self._stderr):
+                return
 
     def _wait(self, patience: float) -> None:
         """Waits for the process to end, discarding what it prints meanwhile."""

@@ -20,7 +20,7 @@ from nccl_doctor.hostlist import fold
 from nccl_doctor.snapshot import EngineFailure
 from nccl_doctor.snapshot.slurm import SlurmOptions
 from nccl_doctor.transport import slurm_failures as failures
-from nccl_doctor.transport.base import AccessError, Channel
+from nccl_doctor.transport.base import AccessError, Channel, Greeting
 from nccl_doctor.transport.process import ProcessChannel
 
 STEP_S = 15.0
@@ -86,20 +86,17 @@ class SlurmTransport:
         except OSError as error:
             raise AccessError(failures.not_run(error)) from error
         self._channels.append(channel)
-        before: list[str] = []
-        late = False
+        greeting, late = Greeting(channel.read_line, mark), False
         try:
-            while (line := channel.read_line(min(deadline, latest))) is not None:
-                if line == mark.encode():
-                    channel.grace_s = _GRACE_S
-                    return channel
-                before.append(line.decode(errors="replace"))
+            if greeting.ends(min(deadline, latest)):
+                channel.grace_s = _GRACE_S
+                return channel
         except TimeoutError:
             late = True
         except BaseException:
             channel.close()
             raise
-        raise AccessError(self._failure(channel, options, node, before, late=late))
+        raise AccessError(self._failure(channel, options, node, greeting.words, late=late))
 
     def connect_timeout(self, node: Node) -> float:
         """What a step needs; a container has to be brought first."""
@@ -140,7 +137,7 @@ class SlurmTransport:
         ]
 
     def _failure(
-        self, channel: ProcessChannel, options: SlurmOptions, node: Node, before: list[str], *, late: bool
+        self, channel: ProcessChannel, options: SlurmOptions, node: Node, before: Sequence[str], *, late: bool
     ) -> EngineFailure:
         started = late and failures.step_exists(options.job, self._name, node.address)
         said = [*before, *channel.stderr_tail().splitlines()]

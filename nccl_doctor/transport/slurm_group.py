@@ -24,6 +24,7 @@ from nccl_doctor.transport.slurm_member import GRACE_S, Member
 _QUIET_S = 5.0  # a busy machine takes breaks; a node left out wrongly costs a second srun
 _SLICE_S = 0.5
 _MOMENT_S = 0.5
+_LONGEST = 64 * 1024  # bytes of a line: srun's own, which labels no longer ones than frames.LONGEST
 _PLACED_S = 5.0  # srun has told it before; only its two outputs are read by two threads
 
 
@@ -133,7 +134,7 @@ class Group:
 
     def _listen(self, pipe: IO[bytes]) -> None:
         with pipe:
-            for line in pipe:
+            while line := pipe.readline(_LONGEST):
                 task, text = frames.labelled(line.rstrip(b"\n"))
                 self._placed.wait(_PLACED_S)
                 self._placed.set()  # once is enough: those of whom srun did not tell then stay away
@@ -153,7 +154,7 @@ class Group:
 
     def _listen_aside(self, pipe: IO[bytes]) -> None:
         with pipe:
-            for line in pipe:
+            while line := pipe.readline(_LONGEST):
                 task, text = frames.labelled(line.rstrip(b"\n"))
                 if task is None:
                     self._hear_srun(text.decode(errors="replace"))

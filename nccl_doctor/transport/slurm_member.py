@@ -13,7 +13,7 @@ from typing import Protocol
 
 from nccl_doctor.probe.relay import BEAT_S
 from nccl_doctor.transport.base import remaining
-from nccl_doctor.transport.lines import MAX_LINE, LineBuffer, Tail
+from nccl_doctor.transport.lines import LineBuffer, Tail
 from nccl_doctor.transport.slurm_frames import Down, Ended, Ready, Unframer
 
 GRACE_S = 8.0
@@ -64,7 +64,7 @@ class Member:
         self.heard = post.heard
         self._post, self._unframer = post, Unframer(mark)
         self._news = threading.Condition()
-        self._lines, self._tail, self._unread = LineBuffer(), Tail(), 0
+        self._lines, self._tail = LineBuffer(), Tail()
         self._wrong: str | None = None
         self._status: int | None = None
         self._gone_at: float | None = None
@@ -102,7 +102,6 @@ class Member:
         with self._news:
             while True:
                 if (line := self._lines.pop()) is not None:
-                    self._unread -= len(line) + 1
                     return line
                 if self._wrong:
                     raise ValueError(self._wrong)
@@ -162,10 +161,7 @@ class Member:
                 self._status, self._gone_at = said.status, 0.0
             elif not self._closing:
                 self._lines.feed(said)
-                self._unread += len(said)
             self._news.notify_all()
-        if self._unread > MAX_LINE:
-            self._give_up("far more than was asked for")
 
     def hear_aside(self, line: bytes) -> None:
         """A line that the task wrote to its stderr."""
@@ -191,5 +187,5 @@ class Member:
 
     def _give_up(self, why: str) -> None:
         with self._news:
-            self._wrong, self._lines, self._unread = why, LineBuffer(), 0
+            self._wrong, self._lines = why, LineBuffer()
             self._news.notify_all()

@@ -17,6 +17,7 @@ from nccl_doctor.transport.base import remaining
 from nccl_doctor.transport.target import Target
 
 _GREETING = 1024
+_LAST_WORDS = 2048
 _USER_TIMEOUT_MS = 30_000
 _POLL_S = 1.0
 """How often paramiko looks whether its session was closed, which close() tells it at once. Ten times a second, as it
@@ -219,5 +220,5 @@ class ProxyCommandStream:
                 os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait(1.0)
             with self._said:
-                self._said.seek(0)
-                self._last_words = self._said.read()[-2048:].decode(errors="replace").strip()
+                self._said.seek(max(0, self._said.seek(0, os.SEEK_END) - _LAST_WORDS))
+                self._last_words = self._said.read().decode(errors="replace").strip()

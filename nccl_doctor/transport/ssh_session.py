@@ -6,13 +6,54 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import cast
+from typing import ClassVar, cast
 
 import paramiko
+from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA
+from paramiko.packet import Packetizer
 
 from nccl_doctor.transport.sockets import GreetedStream, Stream
+
+MAX_PACKET = 256 * 1024
+"""Bytes of a packet: OpenSSH's PACKET_MAX_SIZE. paramiko believes a server's word, which has 32 bits."""
+
+_MAX_VERSIONS = 64 * 1024
+"""Bytes of the version that a server tells, and of the lines that it may send before (RFC 4253, section 4.2)."""
+
+
+class _Packets(Packetizer):
+    """Takes no packet and no version without bound: both come before anybody knows whose the server is."""
+
+    _before = 0
+
+    def read_all(self, n: int, check_rekey: bool = False) -> bytes:
+        """So many bytes."""
+        if n > MAX_PACKET:
+            raise paramiko.SSHException(f"a packet of {n} bytes")
+        return super().read_all(n, check_rekey)
+
+    def _read_timeout(self, timeout: float) -> bytes:
+        chunk: bytes = super()._read_timeout(timeout)  # type: ignore[misc]  # not in the stubs
+        self._before += len(chunk)
+        if self._before > _MAX_VERSIONS:
+            raise paramiko.SSHException(f"no version in {_MAX_VERSIONS} bytes")
+        return chunk
+
+
+Feed = Callable[[paramiko.Channel, paramiko.Message], None]
+
+
+def _within_window(feed: Feed) -> Feed:
+    """Bounds what a channel holds: paramiko counts its window (RFC 4254, section 5.2) and keeps whatever comes."""
+
+    def take(channel: paramiko.Channel, message: paramiko.Message) -> None:
+        feed(channel, message)
+        if len(channel.in_buffer) + len(channel.in_stderr_buffer) > channel.in_window_size + MAX_PACKET:
+            raise paramiko.SSHException("more data than the channel's window has room for")
+
+    return take
 
 
 class SshSession(paramiko.Transport):
@@ -25,9 +66,16 @@ class SshSession(paramiko.Transport):
         offers: the algorithms that the server offered, beside paramiko's name for their sort (RFC 4253, section 7.1).
     """
 
+    _channel_handler_table: ClassVar[dict[int, Feed]] = {
+        **paramiko.Transport._channel_handler_table,  # type: ignore[attr-defined]  # noqa: SLF001 - it has no other
+        MSG_CHANNEL_DATA: _within_window(paramiko.Channel._feed),  # type: ignore[attr-defined]  # noqa: SLF001
+        MSG_CHANNEL_EXTENDED_DATA: _within_window(paramiko.Channel._feed_extended),  # type: ignore[attr-defined]  # noqa: SLF001
+    }
+
     def __init__(self, stream: GreetedStream) -> None:
         self._stream = stream
-        super().__init__(cast("socket.socket", stream))  # it asks for no more than a Stream
+        # it asks for no more than a Stream
+        super().__init__(cast("socket.socket", stream), packetizer_class=_Packets)
         self._wanted: dict[int, int] = {}  # by thread, the channel that it is opening
         self._refusals: dict[int, paramiko.ChannelException] = {}  # by channel
         self.farewell = ""

@@ -32,7 +32,7 @@ def test_lines_put_back_come_first() -> None:
 
 
 def test_a_line_without_end_is_refused() -> None:
-    buffer = LineBuffer(max_line=10)
+    buffer = LineBuffer(most=10)
     buffer.feed(b"0123456789")
     assert buffer.pop() is None
     buffer.feed(b"x")

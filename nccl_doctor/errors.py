@@ -12,6 +12,11 @@ A fault found on a host is no exception but a diagnosis: see :mod:`nccl_doctor.m
 
 from __future__ import annotations
 
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parent
+_WORDS = 300
+
 
 class DoctorError(Exception):
     """Ends the command with one clear sentence on stderr."""
@@ -49,3 +54,14 @@ class NotReachedError(DoctorError):
     """A host that a command is about did not answer, so that nothing can be said of it."""
 
     exit_code = 3
+
+
+def describe(fault: BaseException) -> str:
+    """A fault of our own: its type, what it says, and our last line that it came through."""
+    place, trace = "", fault.__traceback__
+    while trace is not None:
+        path = Path(trace.tb_frame.f_code.co_filename)
+        if _PACKAGE in path.parents:
+            place = f" ({path.relative_to(_PACKAGE)}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    return f"{type(fault).__name__}: {' '.join(str(fault)[: 2 * _WORDS].split())[:_WORDS]}{place}"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from nccl_doctor.cli.choices import Color, FailOn
-from nccl_doctor.errors import DoctorError, UnwrittenError, UsageError
+from nccl_doctor.errors import DoctorError, UnwrittenError, UsageError, describe
 from nccl_doctor.hide import hide_secrets
 from nccl_doctor.report.render import FORMS, RenderOptions, render
 
@@ -163,18 +163,15 @@ def exit_code_of(out: Out, work: Callable[[], int]) -> int:
         nobody_reads()
         code = 141
     except Exception as error:  # noqa: BLE001 - the promise is one message and no traceback
-        import traceback
-        from pathlib import Path
-
         from nccl_doctor import own_limits
 
         if own_limits.out_of_threads(error):
             return _fail(out, own_limits.words(), 2)
         if os.environ.get("NCDOCTOR_TRACEBACK"):
+            import traceback
+
             sys.stderr.write(out.hidden(traceback.format_exc()))
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{Path(where.filename).name}:{where.lineno}"
-        message = f"a fault of nccl-doctor itself: {type(error).__name__}: {error} ({place})"
+        message = f"a fault of nccl-doctor itself: {describe(error)}"
         code = _fail(out, f"{message}; NCDOCTOR_TRACEBACK=1 shows where", 2)
     return code
 

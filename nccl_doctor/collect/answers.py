@@ -7,15 +7,19 @@ says is not used. Facts alone are looked at one by one (:mod:`nccl_doctor.collec
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
+from nccl_doctor.errors import DoctorError, describe
 from nccl_doctor.measured import MachineLoad, Reported
+from nccl_doctor.own_limits import out_of_threads
 from nccl_doctor.snapshot import AnyAccessFailure, DialOutcome, DialSeconds, Fact, FirewallFacts, SizeResult, Way
 from nccl_doctor.snapshot.values import (
     Clipped,
+    ClippedEnd,
     Count,
     Observed,
     Pid,
@@ -25,12 +29,17 @@ from nccl_doctor.snapshot.values import (
     Signed,
     SignedSeconds,
     Version,
+    clip,
 )
+from nccl_doctor.transport.base import AccessError
 
 T = TypeVar("T")
 
 MAX_ITEMS = 150_000
 """Values in one answer: the facts of a host among 4,096 have a quarter; each takes some 100 bytes of our memory."""
+
+_REASON = 300
+"""Characters of why a part of an answer does not fit: it may quote that part."""
 
 _TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 
@@ -40,7 +49,7 @@ class ProbeError(Exception):
 
     def __init__(self, message: str, traceback: str | None = None) -> None:
         self.traceback = traceback
-        super().__init__(message)
+        super().__init__(clip(message))
 
 
 class NoAnswerError(ProbeError):
@@ -78,6 +87,29 @@ class MalformedError(GoneError):
         super().__init__(f"it answered what the probe never says: {what}")
 
 
+class OwnFaultError(GoneError):
+    """nccl-doctor itself failed over what a host answered."""
+
+    def __init__(self, fault: Exception) -> None:
+        super().__init__(f"nccl-doctor itself failed over what it answered, please report this: {describe(fault)}")
+
+
+def attempt(work: Callable[[], T]) -> T:
+    """What comes of the work over one host's words.
+
+    Raises:
+        OwnFaultError: in place of whatever else than an end that is foreseen.
+    """
+    try:
+        return work()
+    except (ProbeError, AccessError, DoctorError):
+        raise
+    except Exception as fault:
+        if out_of_threads(fault):
+            raise
+        raise OwnFaultError(fault) from fault
+
+
 class Hello(Observed):
     """What the probe says of itself."""
 
@@ -91,7 +123,7 @@ class Listening(Observed):
     """Ports in the order of the listeners asked for, None where one could not be opened; errors by their places."""
 
     ports: tuple[Port | None, ...]
-    errors: dict[str, str]
+    errors: dict[str, Clipped]
 
 
 class DialRow(NamedTuple):
@@ -154,7 +186,7 @@ class SmokeEnd(Observed):
     signal: Annotated[int, Field(ge=1, le=128)] | None = None
     timed_out: bool = False
     output: tuple[str, ...] = ()
-    broken: str | None = None
+    broken: Clipped | None = None
 
 
 class TrialEnd(Observed):
@@ -184,7 +216,8 @@ RULES = TypeAdapter(FirewallAgain)
 WAYS = TypeAdapter(tuple[Way, ...])
 NOTHING: TypeAdapter[None] = TypeAdapter(None)
 FACTS: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
-WORDS: TypeAdapter[str] = TypeAdapter(Annotated[str, StringConstraints(max_length=100_000)])
+WORDS: TypeAdapter[str] = TypeAdapter(Clipped)
+TRACEBACK: TypeAdapter[str | None] = TypeAdapter(ClippedEnd | None)
 
 
 def parsed(text: bytes) -> dict[str, Any]:
@@ -223,7 +256,7 @@ def problems(error: ValidationError) -> dict[str, str]:
         part, *where = map(str, fault["loc"] or ("answer",))
         if where[:1] not in (["Unknown"], ["Skipped"]):  # what the fact would be if it were known tells more
             place = ".".join(word for word in (part, *where) if word.islower() or word.isdigit())[:80]
-            found.setdefault(part, f"{place or part}: {fault['msg']}")
+            found.setdefault(part, f"{place or part}: {fault['msg'][:_REASON]}")
     return found
 
 

@@ -11,7 +11,8 @@ import time
 from collections.abc import Iterable
 
 from nccl_doctor.collect import answers
-from nccl_doctor.collect.fanout import fan_out
+from nccl_doctor.collect.asking import ask_once
+from nccl_doctor.collect.mesh_dials import open_listeners
 from nccl_doctor.collect.mesh_plan import own_nonce
 from nccl_doctor.collect.rails import on_link
 from nccl_doctor.collect.session import ProbeSession
@@ -43,9 +44,7 @@ def run(
     concerned = [session for session in sessions if session.node.name in ends]
 
     def listen(session: ProbeSession) -> int | None:
-        mine = own_nonce(nonce, session.node.name)
-        deadline = time.monotonic() + ANSWER_S
-        return session.ask(answers.LISTENING, "listen", deadline, nonce=mine, sockets=[LISTENER]).ports[0]
+        return open_listeners(session, own_nonce(nonce, session.node.name), [LISTENER]).ports[0]
 
     def dial(session: ProbeSession) -> list[tuple[str, str]]:
         told = [(dst, address) for dst, address in wanted.get(session.node.name, ()) if ports.get(dst)]
@@ -55,11 +54,11 @@ def run(
         lost = {row.target for row in answer.failed}
         return [pair for place, pair in enumerate(told) if place not in lost]
 
-    opened = fan_out(listen, concerned)
+    opened = ask_once(listen, concerned)
     named = zip((session.node.name for session in concerned), opened, strict=True)
-    ports = {name: port for name, port in named if isinstance(port, int) and port >= 1024}
-    dialled = fan_out(dial, concerned)
-    fan_out(lambda session: session.ask(answers.NOTHING, "unlisten", time.monotonic() + ANSWER_S), concerned)
+    ports = {name: port for name, port in named if isinstance(port, int)}
+    dialled = ask_once(dial, concerned)
+    ask_once(lambda session: session.ask(answers.NOTHING, "unlisten", time.monotonic() + ANSWER_S), concerned)
     met: dict[str, dict[str, list[str]]] = {}
     for session, connected in zip(concerned, dialled, strict=True):
         for dst, address in () if isinstance(connected, Exception) else connected:

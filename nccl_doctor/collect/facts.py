@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from nccl_doctor.cluster import Cluster, Node
 from nccl_doctor.collect import answers
-from nccl_doctor.collect.answers import GoneError, MalformedError, NoAnswerError, ProbeError, problems
-from nccl_doctor.collect.asking import ask_all
+from nccl_doctor.collect.answers import MalformedError, NoAnswerError, ProbeError, problems
+from nccl_doctor.collect.asking import ask_all, failure_of
 from nccl_doctor.collect.common_names import CommonNames
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.snapshot import (
@@ -22,8 +22,6 @@ from nccl_doctor.snapshot import (
     HostFacts,
     Names,
     Outside,
-    ProbeFacts,
-    ProbeFailed,
     ResolverAnswer,
     Unknown,
     unknown,
@@ -33,6 +31,8 @@ from nccl_doctor.transport.inside_options import InsideOptions
 GRACE_S = 2.0
 """What the answer may take beyond the deadline that the collectors on the host keep."""
 
+
+NO_FACTS = "the probe gave no facts"
 
 PATH_S = 10.0
 """For a host that answered nothing to say what it sends in vain."""
@@ -162,15 +162,11 @@ def typed(answer: dict[str, Any]) -> HostFacts:
 
 def failure(error: Exception, session: ProbeSession, until: float) -> AnyAccessFailure:
     """Why a host gave no facts."""
-    if isinstance(error, GoneError) and error.failure is not None:
-        return error.failure
-    lines = (getattr(error, "traceback", None) or "").strip().splitlines()[-5:]
-    detail = f"the probe gave no facts: {error}"
-    late = isinstance(error, NoAnswerError)
-    if late and session.large_packets_vanish(min(until, time.monotonic() + PATH_S)):
+    found = failure_of(error, "facts", NO_FACTS)
+    if isinstance(error, NoAnswerError) and session.large_packets_vanish(min(until, time.monotonic() + PATH_S)):
         detail = (
             "the probe runs there and its short answers come, but its long ones do not: the host sends them again and "
             "again, so large packets vanish on their way to this machine"
         )
-    facts = ProbeFacts(stage="facts", late=late)
-    return ProbeFailed(detail=detail, evidence=tuple(lines), facts=facts)
+        return found.model_copy(update={"detail": detail})
+    return found

@@ -6,8 +6,10 @@ from functools import partial
 
 from nccl_doctor.cluster import Cluster
 from nccl_doctor.collect import outside
+from nccl_doctor.collect.answers import OwnFaultError
+from nccl_doctor.collect.asking import failure_of
 from nccl_doctor.collect.clock import Clock
-from nccl_doctor.collect.facts import Asking, failure
+from nccl_doctor.collect.facts import NO_FACTS, Asking, failure
 from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.options import Progress, RunOptions
 from nccl_doctor.collect.reach import CONNECT_S, Reach
@@ -71,9 +73,8 @@ class FirstLook:
         silent = [name for name in hosts if name in reach.unanswered.keys() - self.facts.keys()]
         whys = fan_out(lambda name: failure(reach.unanswered[name], self.opened[name], self._clock.until), silent)
         for name, why in zip(silent, whys, strict=True):
-            if isinstance(why, Exception):
-                raise why
-            self.failures[name] = why
+            lost = failure_of(OwnFaultError(why), "facts", NO_FACTS) if isinstance(why, Exception) else why
+            self.failures[name] = lost
         return [self.opened[name] for name in hosts if name in self.facts]
 
     def _connected(self, name: str) -> None:

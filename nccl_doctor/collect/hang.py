@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from pydantic import TypeAdapter
 
 from nccl_doctor import __version__
-from nccl_doctor.cluster import Cluster
+from nccl_doctor.cluster import Cluster, Node
 from nccl_doctor.collect import answers, py_spy_bundle
 from nccl_doctor.collect.admission import MOST
-from nccl_doctor.collect.asking import ask_all
+from nccl_doctor.collect.asking import apart, ask_all, failure_of
 from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.hang_jobs import choose
 from nccl_doctor.collect.hang_stores import with_counted
@@ -24,7 +24,7 @@ from nccl_doctor.collect.reach import Reach
 from nccl_doctor.collect.reader import Reader, UnreadableError
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.errors import NotReachedError
-from nccl_doctor.snapshot import AnyAccessFailure, Fact, Phased, ProbeFacts, ProbeFailed, Unknown, unknown
+from nccl_doctor.snapshot import AnyAccessFailure, Fact, Phased, Unknown, unknown
 from nccl_doctor.snapshot.hang import HangHost, HangSnapshot, HostLook, Ras
 from nccl_doctor.snapshot.job_ranks import JobRank, JobRanks, Starter, StoreClient
 from nccl_doctor.transport.base import Transport
@@ -175,15 +175,22 @@ class _Watch:
         began = self._phase("asking NCCL's RAS", [session.node.name for session in serving])
         for session in serving:
             try:
-                told = _ask(session, _RAS, "ras", RAS_ANSWER_S, pids=self._pids(session), force=self._options.force)
-                for report in told.reports if isinstance(told, Ras) else ():
-                    self._reader.look_through(session.node.name, report.text)
-            except (answers.ProbeError, UnreadableError) as error:
+                told = apart(self._ras_of)(session)
+            except answers.ProbeError as error:
                 told = unknown(f"NCCL's RAS: {str(error).splitlines()[0]}")
             self._ras[session.node.name] = (told,)
             if isinstance(told, Ras):
                 break
         self._timings["ras"] = time.monotonic() - began
+
+    def _ras_of(self, session: ProbeSession) -> Phased[Ras]:
+        told = _ask(session, _RAS, "ras", RAS_ANSWER_S, pids=self._pids(session), force=self._options.force)
+        try:
+            for report in told.reports if isinstance(told, Ras) else ():
+                self._reader.look_through(session.node.name, report.text)
+        except UnreadableError as error:
+            return unknown(f"NCCL's RAS: {error}")
+        return told
 
     def close(self) -> None:
         self._reader.close()
@@ -198,21 +205,27 @@ class _Watch:
             interval_s=self._options.interval_s,
             stacks=self._options.stacks,
             cluster=self._cluster,
-            hosts=tuple(
-                HangHost(
-                    node=node,
-                    job=self._jobs.get(node.name),
-                    strays=self._strays.get(node.name, ()),
-                    rivals=self._rivals.get(node.name, ()),
-                    looks=tuple(self._looks.get(node.name, ())),
-                    starters=self._starters.get(node.name, ()),
-                    ras=self._ras.get(node.name, ()),
-                    failure=self._failures.get(node.name),
-                )
-                for node in self._cluster.nodes
-            ),
+            hosts=tuple(map(self._host, self._cluster.nodes)),
             other_jobs=self._others,
             timings={name: round(seconds, 3) for name, seconds in self._timings.items()},
+        )
+
+    def _host(self, node: Node) -> HangHost:
+        try:
+            return answers.attempt(lambda: self._whole(node))
+        except answers.OwnFaultError as error:
+            return HangHost(node=node, failure=failure_of(error, "hang", "what the probe told is not understood"))
+
+    def _whole(self, node: Node) -> HangHost:
+        return HangHost(
+            node=node,
+            job=self._jobs.get(node.name),
+            strays=self._strays.get(node.name, ()),
+            rivals=self._rivals.get(node.name, ()),
+            looks=tuple(self._looks.get(node.name, ())),
+            starters=self._starters.get(node.name, ()),
+            ras=self._ras.get(node.name, ()),
+            failure=self._failures.get(node.name),
         )
 
     def _serves_ras(self, session: ProbeSession) -> bool:
@@ -241,11 +254,7 @@ class _Watch:
     def _fail(self, name: str, error: Exception) -> None:
         if isinstance(error, answers.StoodStillError):
             raise NotReachedError(f"{error}; run it again")
-        detail = (
-            f"the probe did not tell of the job: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-        )
-        failure = ProbeFailed(detail=detail[:1000], facts=ProbeFacts(stage="hang"))
-        self._failures.setdefault(name, failure)
+        self._failures.setdefault(name, failure_of(error, "hang", "the probe did not tell of the job"))
 
     def _phase(self, name: str, hosts: list[str]) -> float:
         self._progress.phase(name, hosts)

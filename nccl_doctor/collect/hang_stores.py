@@ -45,7 +45,7 @@ def with_counted(found: dict[str, JobRanks]) -> dict[str, JobRanks]:
             for name, rank in _ranks(store, free, list(told)):
                 counted[name].append(rank)
     return {
-        name: one.model_copy(update={"ranks": (*one.ranks, *counted[name])}) if counted[name] else one
+        name: one.model_copy(update={"ranks": (*one.ranks, *counted[name])[:MOST_LOCAL]}) if counted[name] else one
         for name, one in found.items()
     }
 

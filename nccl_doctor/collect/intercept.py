@@ -11,9 +11,9 @@ import secrets
 import time
 
 from nccl_doctor.collect import answers
-from nccl_doctor.collect.fanout import fan_out
+from nccl_doctor.collect.asking import ask_once
 from nccl_doctor.collect.mesh_addresses import address_of
-from nccl_doctor.collect.mesh_plan import FIRST_UNPRIVILEGED
+from nccl_doctor.collect.mesh_dials import open_listeners
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.snapshot import Dial, HostFacts, Interception, Mesh
 
@@ -31,15 +31,15 @@ def run(
     nonce = secrets.token_hex(16)
 
     def hold(session: ProbeSession) -> int | None:
-        deadline = time.monotonic() + ANSWER_S
-        return session.ask(answers.LISTENING, "listen", deadline, nonce=nonce, sockets=[CLOSED]).ports[0]
+        return open_listeners(session, nonce, [CLOSED]).ports[0]
 
-    held = fan_out(hold, sessions)
-    after = [*range(1, len(sessions)), 0]
+    held = ask_once(hold, sessions)
+    first, *others = zip(sessions, held, strict=True)
+    after = {session.node.name: other for session, other in zip(sessions, (*others, first), strict=True)}
 
-    def dial(place: int) -> Interception | None:
-        session, other, port = sessions[place], sessions[after[place]], held[after[place]]
-        if not isinstance(port, int) or port < FIRST_UNPRIVILEGED:
+    def dial(session: ProbeSession) -> Interception | None:
+        other, port = after[session.node.name]
+        if not isinstance(port, int):
             return None
         address = address_of(other.node, facts[other.node.name])
         deadline = time.monotonic() + 2 * DIAL_S + ANSWER_S
@@ -50,8 +50,8 @@ def run(
         is_taken = told.connected > 0 or any(taken(one) for one in met)
         return Interception(**names, address=address, port=port) if is_taken else None
 
-    found = fan_out(dial, list(range(len(sessions))))
-    fan_out(lambda session: session.ask(answers.NOTHING, "unlisten", time.monotonic() + ANSWER_S), sessions)
+    found = ask_once(dial, sessions)
+    ask_once(lambda session: session.ask(answers.NOTHING, "unlisten", time.monotonic() + ANSWER_S), sessions)
     return tuple(one for one in found if isinstance(one, Interception))
 
 

@@ -15,15 +15,13 @@ from dataclasses import dataclass
 
 from nccl_doctor.cluster import Cluster
 from nccl_doctor.collect import answers, path_mtu
-from nccl_doctor.collect.answers import Dialled, Listening, MalformedError
-from nccl_doctor.collect.asking import ask_all
-from nccl_doctor.collect.fanout import fan_out
+from nccl_doctor.collect.answers import Dialled, Listening
+from nccl_doctor.collect.asking import ask_all, ask_once
 from nccl_doctor.collect.mesh_addresses import address_of
-from nccl_doctor.collect.mesh_dials import ANSWER_S, Dialling, doubts, failed_pairs, together
+from nccl_doctor.collect.mesh_dials import ANSWER_S, Dialling, doubts, failed_pairs, open_listeners, together
 from nccl_doctor.collect.mesh_plan import (
     MeshSize,
     Target,
-    could_open,
     listeners,
     own_nonce,
     partners,
@@ -32,6 +30,9 @@ from nccl_doctor.collect.mesh_plan import (
 )
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.snapshot import Dial, HostFacts, Mesh, PortTrial
+
+_MOST_ERRORS = 8
+"""Errors of one host's listeners that are told; it opens fewer."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def run(
         plan = {name: [dst for dst in found if dst != name and not first.holds(name, dst)] for name in names}
         targets, dialled = together(names, (targets, dialled), dialling.run(plan, lambda _session: None))
     stalls = path_mtu.run(sessions, targets, dialled)
-    fan_out(lambda s: s.ask(answers.NOTHING, "unlisten", time.monotonic() + ANSWER_S), sessions)
+    ask_once(lambda s: s.ask(answers.NOTHING, "unlisten", time.monotonic() + ANSWER_S), sessions)
     silent.update(doubts(dialling.doubtful))
     failed: list[Dial] = []
     tested = 0
@@ -120,13 +121,7 @@ def _listen(session: ProbeSession, facts: HostFacts, cluster: Cluster, nonce: st
     free = session.node.node_rank == 0 and isinstance(trial, PortTrial) and trial.free
     mine = own_nonce(nonce, session.node.name)
     sockets = listeners(facts, cluster.master_port if free else None, mine)
-    told = session.ask(answers.LISTENING, "listen", time.monotonic() + ANSWER_S, nonce=mine, sockets=sockets)
-    if len(told.ports) != len(sockets) or any(
-        port is not None and not could_open(wanted, port) for wanted, port in zip(sockets, told.ports, strict=True)
-    ):
-        # others dial what it says: what it was not asked for may be somebody's else
-        raise session.gone(MalformedError("ports on which it was not asked to listen"))
-    return told
+    return open_listeners(session, mine, sockets)
 
 
 def _listening(
@@ -141,5 +136,6 @@ def _listening(
             continue
         ports[name] = tuple(port for port in answer.ports if port is not None)
         if answer.errors:
-            silent[name] = f"could not listen on all ports: {', '.join(answer.errors.values())}"
+            some = dict.fromkeys([*answer.errors.values()][:_MOST_ERRORS])
+            silent[name] = f"could not listen on all ports: {', '.join(some)}"
     return ports, silent

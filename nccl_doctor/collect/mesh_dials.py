@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from nccl_doctor.cluster import Cluster, Node
 from nccl_doctor.collect import answers, rails, redial
-from nccl_doctor.collect.answers import Dialled, MalformedError
+from nccl_doctor.collect.answers import Dialled, Listening, MalformedError
 from nccl_doctor.collect.asking import ask_all
 from nccl_doctor.collect.mesh_addresses import confirmed
-from nccl_doctor.collect.mesh_plan import Target, own_nonce
+from nccl_doctor.collect.mesh_plan import Target, could_open, own_nonce
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.hostlist import fold
 from nccl_doctor.ranks import nproc
@@ -120,6 +121,17 @@ def _oneself(node: Node, facts: HostFacts, address: str, cluster: Cluster, mine:
         wanted += mine[-1:]
     if wanted and confirmed(address, node, facts):
         yield Target(node.name, address, tuple(dict.fromkeys(wanted)))
+
+
+def open_listeners(session: ProbeSession, nonce: str, sockets: list[dict[str, Any]]) -> Listening:
+    """What a host listens on, of what it was asked for."""
+    told = session.ask(answers.LISTENING, "listen", time.monotonic() + ANSWER_S, nonce=nonce, sockets=sockets)
+    if len(told.ports) != len(sockets) or any(
+        port is not None and not could_open(wanted, port) for wanted, port in zip(sockets, told.ports, strict=True)
+    ):
+        # others dial what it says: what it was not asked for may be somebody's else
+        raise session.gone(MalformedError("ports on which it was not asked to listen"))
+    return told
 
 
 def failed_pairs(

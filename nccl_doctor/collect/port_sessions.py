@@ -8,6 +8,7 @@ from typing import Any
 
 from nccl_doctor.cluster import Node
 from nccl_doctor.collect.answers import ProbeError
+from nccl_doctor.collect.asking import apart
 from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.port_answers import ANSWERS
 from nccl_doctor.collect.reach import Reach
@@ -29,9 +30,13 @@ class SessionMachine:
 
     def ask(self, do: str, **arguments: Any) -> Any:  # noqa: ANN401 - JSON
         """The answer to a request, in the probe's own shape and of no other values than it can have."""
-        try:
-            told = self._session.ask(ANSWERS[do], do, time.monotonic() + ANSWER_S, **arguments)
+
+        def answer(session: ProbeSession) -> Any:  # noqa: ANN401 - JSON
+            told = session.ask(ANSWERS[do], do, time.monotonic() + ANSWER_S, **arguments)
             return ANSWERS[do].dump_python(told)
+
+        try:
+            return apart(answer)(self._session)
         except ProbeError as error:
             raise NotReachedError(f"{self.name}: {error}") from error
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from nccl_doctor import own_limits
 from nccl_doctor.cluster import Node
 from nccl_doctor.collect.admission import Stage, Window, in_turns
-from nccl_doctor.collect.answers import NoAnswerError
+from nccl_doctor.collect.answers import NoAnswerError, OwnFaultError, ProbeError
+from nccl_doctor.collect.asking import apart, failure_of
 from nccl_doctor.collect.load import LoadWatch
 from nccl_doctor.collect.pulse import SILENCE_S
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.measured import Load
-from nccl_doctor.snapshot import AnyAccessFailure, ProbeFacts, ProbeFailed
+from nccl_doctor.snapshot import AnyAccessFailure
 from nccl_doctor.transport.base import AccessError, Transport
 
 AGAIN = 0.35
@@ -97,8 +98,7 @@ class Reach:
             elif end is not None and own_limits.out_of_threads(end):
                 raise end  # the fault is here
             elif end is not None:
-                detail = f"{type(end).__name__}: {end}"
-                self.failures[node.name] = ProbeFailed(detail=detail, facts=ProbeFacts(stage="connect"))
+                self.failures[node.name] = failure_of(OwnFaultError(end), "connect", "it was not reached")
         return window.usual
 
     def _open(self, node: Node, share: float) -> None:
@@ -116,10 +116,11 @@ class Reach:
         self.on_done(node.name)
 
     def _ask(self, node: Node, share: float) -> None:
-        assert self.look is not None
+        look = self.look
+        assert look is not None
         try:
-            self.look(self.opened[node.name], share)
-        except Exception as error:  # noqa: BLE001 - of this host alone, and told as such
+            apart(lambda session: look(session, share))(self.opened[node.name])
+        except ProbeError as error:
             self.unanswered[node.name] = error
         else:
             self.unanswered.pop(node.name, None)

@@ -16,6 +16,7 @@ from nccl_doctor.collect import facts as facts_phase
 from nccl_doctor.collect import mesh as mesh_phase
 from nccl_doctor.collect import smoke as smoke_phase
 from nccl_doctor.collect.answers import ProbeError, StoodStillError
+from nccl_doctor.collect.asking import failure_of
 from nccl_doctor.collect.clock import Clock
 from nccl_doctor.collect.controller_names import look_up
 from nccl_doctor.collect.fanout import fan_out
@@ -36,8 +37,6 @@ from nccl_doctor.snapshot import (
     Mesh,
     Names,
     Phased,
-    ProbeFacts,
-    ProbeFailed,
     Smoke,
     Snapshot,
     skipped,
@@ -125,6 +124,7 @@ class Run:
         """Reaches the hosts, and asks each what it knows of itself as soon as it is there."""
         self._sessions = self._first.over(self._transport)
         self._first.failures.update(witnesses.run(self._sessions, self._first.failures, self._clock.until))
+        self._leave_lost("hosts that others can't reach were looked for")
 
     def mesh(self) -> None:
         """Has every host dial the others."""
@@ -157,19 +157,22 @@ class Run:
             taken = intercept.run(
                 self._sessions, self._facts, self._mesh, pods=bool(self._cluster.options(KubeFacts).pods)
             )
-            self._mesh = self._mesh.model_copy(update={"elsewhere": met, "intercepted": taken})
+            self._mesh = self._without_lost(self._mesh.model_copy(update={"elsewhere": met, "intercepted": taken}))
             self.dials = FailedDials(self.snapshot()) if taken else self.dials
 
     def _without_lost(self, mesh: Mesh) -> Mesh:
-        """The mesh among the hosts that still answer; of the others nothing is judged that they said."""
+        """The mesh among the hosts that still answer."""
+        self._leave_lost("the ports were tested")
+        return mesh.among({session.node.name for session in self._sessions})
+
+    def _leave_lost(self, meanwhile: str) -> None:
+        """Of the hosts that do not answer any more nothing is judged that they said."""
         for session in self._sessions:
             if session.lost is not None:
-                detail = f"the probe ended while the ports were tested: {session.lost}"
-                ended = ProbeFailed(detail=detail, facts=ProbeFacts(stage="mesh"))
-                self._first.failures[session.node.name] = session.lost.failure or ended
+                doing = f"the probe ended while {meanwhile}"
+                self._first.failures[session.node.name] = failure_of(session.lost, "mesh", doing)
                 del self._facts[session.node.name]
         self._sessions = [session for session in self._sessions if session.lost is None]
-        return mesh.among({session.node.name for session in self._sessions})
 
     def names(self) -> None:
         """Looks up the names of the hosts file here, where what is to be done may hang on them."""

@@ -18,6 +18,7 @@ from nccl_doctor.collect.answers import (
     Hello,
     MalformedError,
     NoAnswerError,
+    OwnFaultError,
     ProbeError,
     RankEvent,
     StoodStillError,
@@ -137,7 +138,7 @@ class ProbeSession:
         A host that heard nothing from us for too long has let go: whatever it looks like, that was not its fault.
         """
         still = pulse.longest_standstill(self._since)
-        ours = still >= self._silence_s - pulse.MARGIN_S and not isinstance(error, MalformedError)
+        ours = still >= self._silence_s - pulse.MARGIN_S and not isinstance(error, (MalformedError, OwnFaultError))
         self.lost = StoodStillError(still) if ours else error
         return self.lost
 
@@ -167,9 +168,8 @@ class ProbeSession:
                 continue
             self._since = max(self._since, self._awaited.pop(number))  # it outlived what stood still before
             if "error" in message:
-                trace = message.get("traceback")
                 words = answers.typed(answers.WORDS, "error", message["error"])
-                raise ProbeError(words, None if trace is None else answers.typed(answers.WORDS, "traceback", trace))
+                raise ProbeError(words, answers.typed(answers.TRACEBACK, "traceback", message.get("traceback")))
             if "ok" not in message:
                 raise MalformedError("neither an answer nor an error")
             return answers.typed(kind, "answer", message["ok"])

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import MalformedError
-from nccl_doctor.collect.fanout import fan_out
+from nccl_doctor.collect.asking import ask_once
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.firewall.routing import interface_of
 from nccl_doctor.snapshot import Dial, HostFacts, Interfaces, Way
@@ -67,7 +67,7 @@ def _ask(sessions: list[ProbeSession], wanted: dict[str, dict[Packet, None]]) ->
         return told
 
     concerned = [session for session in sessions if session.node.name in wanted]
-    found = fan_out(ask, concerned)
+    found = ask_once(ask, concerned)
     named = zip((session.node.name for session in concerned), found, strict=True)
     return {name: answer for name, answer in named if not isinstance(answer, Exception)}
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import Dialled, DialRow
+from nccl_doctor.collect.asking import ask_once
 from nccl_doctor.collect.controller_names import look_up
-from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.inet import numeric
 from nccl_doctor.snapshot import AnyAccessFailure, DialOutcome, SshUnreachable
@@ -63,7 +63,7 @@ def run(
         return session.ask(answers.DIALLED, "dial", latest, targets=targets, timeout_s=DIAL_S)
 
     seen: dict[str, dict[str, DialOutcome]] = {}
-    for session, told in zip(chosen, fan_out(look, chosen), strict=True):
+    for session, told in zip(chosen, ask_once(look, chosen), strict=True):
         rows = () if isinstance(told, Exception) else told.failed
         for row in sorted(filter(_is_look, rows), key=lambda row: LOOKS.index(row.outcome)):
             if row.target < len(places):

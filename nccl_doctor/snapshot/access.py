@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import ConfigDict, Field, field_validator
 
 from nccl_doctor.snapshot.mesh import DialOutcome
-from nccl_doctor.snapshot.values import Count, Observed, Signed, SignedSeconds, SocketPort
+from nccl_doctor.snapshot.values import Count, Signed, SignedSeconds, SocketPort, Words
 
 Reason = Literal[
     "invalid-name", "name-unresolved", "refused", "timed-out", "no-route", "unreachable", "no-banner", "dropped",
@@ -22,7 +22,7 @@ PythonProblem = Literal[
 """Why an interpreter can't be used."""
 
 
-class AccessFacts(Observed):
+class AccessFacts(Words):
     """What is known of a failure, for checks and for scripts that read the report."""
 
     @property
@@ -159,7 +159,7 @@ class EngineFacts(AccessFacts):
         return self.late
 
 
-class AccessFailure(Observed):
+class AccessFailure(Words):
     """Why a host was not reached.
 
     Attributes:

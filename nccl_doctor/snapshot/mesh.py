@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from nccl_doctor.hostlist import grouped
 from nccl_doctor.snapshot.unknown import Phased, Skipped, Unknown, skipped
-from nccl_doctor.snapshot.values import Count, HostAddress, InterfaceName, Observed, Port
+from nccl_doctor.snapshot.values import Clipped, Count, HostAddress, InterfaceName, Observed, Port
 
 DialOutcome = Literal[
     "connected",
@@ -42,7 +42,7 @@ class Dial(Observed):
     address: HostAddress
     port: Port
     outcome: DialOutcome
-    error: str | None = None
+    error: Clipped | None = None
     seconds: DialSeconds | None = None
 
 
@@ -124,7 +124,7 @@ class Mesh(Observed):
     tested: Count
     ports: dict[str, tuple[Port, ...]]
     failed: tuple[Dial, ...] = ()
-    not_listening: dict[str, str] = Field(default_factory=dict)
+    not_listening: dict[str, Clipped] = Field(default_factory=dict)
     stalls: Phased[tuple[Stall, ...]] = skipped("large packets were not tried")
     answered: dict[str, dict[HostAddress, tuple[str, ...]]] = Field(default_factory=dict)
     rails: dict[str, dict[HostAddress, Rail]] = Field(default_factory=dict)
@@ -162,6 +162,11 @@ class Mesh(Observed):
             answered={
                 name: {address: tuple(one for one in told if one in names) for address, told in met.items()}
                 for name, met in self.answered.items()
+                if name in names
+            },
+            elsewhere={
+                name: {address: tuple(one for one in told if one in names) for address, told in met.items()}
+                for name, met in self.elsewhere.items()
                 if name in names
             },
             rails={name: told for name, told in self.rails.items() if name in names},

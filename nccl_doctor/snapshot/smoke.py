@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from nccl_doctor.measured import Stage
 from nccl_doctor.snapshot.unknown import Phased, skipped
-from nccl_doctor.snapshot.values import Count, Observed, Pid, ProcessState, Rate, Seconds, Version
+from nccl_doctor.snapshot.values import Clipped, Count, Observed, Pid, ProcessState, Rate, Seconds, Version
 
 
 class RankResult(Observed):
@@ -32,7 +32,7 @@ class RankResult(Observed):
     local_rank: Count
     stage: Stage
     ok: bool
-    error: str | None = None
+    error: Clipped | None = None
     pid: Pid | None = None
     torch: Version | None = None
     nccl: Version | None = None
@@ -101,7 +101,7 @@ class Smoke(Observed):
     sizes: tuple[SizeResult, ...] = ()
     wrong_groups: tuple[tuple[Count, ...], ...] = ()
     output: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    launchers: dict[str, str] = Field(default_factory=dict)
+    launchers: dict[str, Clipped] = Field(default_factory=dict)
     launcher_signals: dict[str, Count] = Field(default_factory=dict)
     rings: tuple[tuple[Count, ...], ...] = ()
     trees: dict[Count, str] = Field(default_factory=dict)

@@ -6,7 +6,7 @@ from typing import Annotated, NoReturn, TypeVar
 
 from pydantic import ConfigDict, Field
 
-from nccl_doctor.snapshot.values import Clipped, Observed
+from nccl_doctor.snapshot.values import Clipped, ClippedEnd, Observed
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class Unknown(Observed):
     model_config = ConfigDict(extra="ignore")  # tried on every fact: else each key of a known one would be an error
 
     reason: Clipped = Field(alias="$unknown")
-    traceback: Clipped | None = None
+    traceback: ClippedEnd | None = None
 
     @property
     def malformed(self) -> bool:

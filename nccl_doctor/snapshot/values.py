@@ -10,9 +10,9 @@ from __future__ import annotations
 import ipaddress
 import re
 from functools import lru_cache
-from typing import Annotated, NewType
+from typing import Annotated, Any, NewType
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from nccl_doctor.frozen import FrozenModel
 
@@ -23,10 +23,40 @@ MAX_OUTPUT = 16 << 20
 """Characters of what another program printed whole, as a packet filter's rules (probe/as_root.py takes 8 MiB)."""
 
 
+MAX_LINES = 64
+"""Texts of a list of them: lines of evidence, methods, keys."""
+
+
+def clip(text: str) -> str:
+    """A text as an observation holds it: its end may be missing, and what is no UTF-8 is replaced."""
+    whole = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
+    return whole if whole.isascii() else whole.encode(errors="replace").decode()
+
+
+def clip_end(text: str) -> str:
+    """The same for what tells most at its end, as a traceback does."""
+    return clip(text if len(text) <= MAX_TEXT else f"…{text[1 - MAX_TEXT :]}")
+
+
+def _clipped(value: object) -> object:
+    if isinstance(value, str):
+        return clip(value)
+    return tuple(map(_clipped, value[:MAX_LINES])) if isinstance(value, (list, tuple)) else value
+
+
 class Observed(FrozenModel):
     """Base of all that hosts tell: texts are bounded, and numbers are finite."""
 
     model_config = ConfigDict(str_max_length=MAX_TEXT, allow_inf_nan=False)
+
+
+class Words(Observed):
+    """Base of what is said of hosts in sentences: whatever they said in it, it is cut and never refused."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _cut(cls, told: Any) -> Any:  # noqa: ANN401 - whatever stands there
+        return {name: _clipped(value) for name, value in told.items()} if isinstance(told, dict) else told
 
 
 _IpAddress = NewType("_IpAddress", str)
@@ -96,10 +126,6 @@ def _no_nul(text: str) -> str:
     return text
 
 
-def _clip(text: object) -> object:
-    return f"{text[: MAX_TEXT - 1]}…" if isinstance(text, str) and len(text) > MAX_TEXT else text
-
-
 IpAddress = Annotated[_IpAddress, Field(max_length=128), AfterValidator(ip_address)]
 """As text: "10.0.0.1", "fe80::1%eth0"."""
 IpNetwork = Annotated[_IpNetwork, Field(max_length=64), AfterValidator(ip_network)]
@@ -119,8 +145,10 @@ HostAddress = Annotated[str, Field(pattern=r"^[0-9A-Za-z_:][0-9A-Za-z_.:%-]{0,25
 CONTAINER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", re.ASCII)
 """What docker, podman and nerdctl take for a container's name or id, and apptainer for an instance's."""
 ContainerName = Annotated[str, Field(pattern=rf"^{CONTAINER_NAME.pattern}$")]
-Clipped = Annotated[str, BeforeValidator(_clip)]
+Clipped = Annotated[str, BeforeValidator(_clipped)]
 """A sentence of which the end may be missing."""
+ClippedEnd = Annotated[str, BeforeValidator(lambda text: clip_end(text) if isinstance(text, str) else text)]
+"""A text of which the begin may be missing."""
 Output = Annotated[str, Field(max_length=MAX_OUTPUT)]
 """What another program printed, whole; hostile text."""
 

@@ -205,7 +205,7 @@ class ReplayChannel:
     def _dial(self, request: dict[str, Any]) -> dict[str, Any]:
         return {"connected": sum(len(ports) for _, ports, _ in request["targets"]), "failed": []}
 
-    def _large(self, request: dict[str, Any]) -> list[dict[str, Any]]:
+    def _path_mtu(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         passed = {"outcome": "passed", "sent": 32768, "unacked": 0, "segment": 8948, "error": None}
         return [passed for _ in request["targets"]]
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from nccl_doctor.cluster import Node
 from nccl_doctor.collect.session import ProbeSession
+from nccl_doctor.transport.local import LocalTransport
+from nccl_doctor.transport.process import ProcessChannel
 from tests.collect.nodes import node
 
 HELLO = {"hello": {"python": "3.11.7", "machine": "x86_64", "pid": 1}}
@@ -71,3 +73,41 @@ def opened(liar: Liar) -> ProbeSession:
 
 def lying(*said: bytes | dict[str, Any]) -> ProbeSession:
     return opened(Liar(lambda _request: list(said)))
+
+
+Bend = Callable[[str, dict[str, Any]], dict[str, Any]]
+"""By the request's name, the probe's answer, and what comes in its place."""
+
+
+class Bending(LocalTransport):
+    """Real probes on this machine; one host's answers are changed on their way."""
+
+    def __init__(self, liar: str, bend: Bend) -> None:
+        self._liar, self._bend = liar, bend
+
+    def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> ProcessChannel:
+        channel = super().open(node, command, deadline, latest)
+        if node.name != self._liar:
+            return channel
+        nonce = re.findall(r"'([0-9a-f]{32})'", command)[0][::-1].encode()
+        asked: dict[int, str] = {}
+        send, read_line, changed = channel.send, channel.read_line, self._bend
+
+        def noted(data: bytes, deadline: float) -> None:
+            if data.startswith(b'{"id"'):
+                request = json.loads(data)
+                asked[request["id"]] = request["do"]
+            send(data, deadline)
+
+        def bent(deadline: float) -> bytes | None:
+            line: bytes | None = read_line(deadline)
+            before, framed, text = (line or b"").partition(nonce)
+            message = json.loads(text) if framed else {}
+            if "id" not in message:
+                return line
+            told = json.dumps(changed(asked[message["id"]], message)).encode()
+            return b"%b%b %b" % (before, nonce, told)
+
+        there: Any = channel
+        there.send, there.read_line = noted, bent
+        return channel

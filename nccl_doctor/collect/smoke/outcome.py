@@ -5,11 +5,13 @@ from __future__ import annotations
 import signal
 from collections import deque
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from nccl_doctor.collect.answers import SmokeEnd
+from nccl_doctor.collect.answers import OwnFaultError, SmokeEnd, attempt
 from nccl_doctor.collect.smoke.all_reduce_run import AllReduceRun, Rank
 from nccl_doctor.collect.smoke.plan import Plan
+from nccl_doctor.hostlist import grouped
 from nccl_doctor.snapshot import RankResult, Smoke
 
 if TYPE_CHECKING:
@@ -22,9 +24,18 @@ KEPT_CHATTER = 200
 
 def result(plan: Plan, all_reduce: AllReduceRun) -> Smoke:
     """The all-reduce as it went."""
+    ranks: list[RankResult] = []
+    facts: dict[str, Facts] = {}
+    for name, own in grouped((rank.host, (number, rank)) for number, rank in enumerate(all_reduce.ranks)).items():
+        lines = all_reduce.ends[name].output if name in all_reduce.ends else ()
+        try:
+            mine, told = attempt(partial(_of_host, own, lines, nccl=plan.backend == "nccl"))
+        except OwnFaultError as error:
+            all_reduce.ends[name] = SmokeEnd(broken=str(error))
+            mine, told = [_rank(number, rank, None) for number, rank in own], None
+        ranks += mine
+        facts.update({} if told is None else {name: told})
     output = {name: end.output for name, end in all_reduce.ends.items()}
-    facts = _told(output) if plan.backend == "nccl" else {}
-    ranks = tuple(_rank(number, rank, facts.get(rank.host)) for number, rank in enumerate(all_reduce.ranks))
     world = range(len(ranks))
     rings = next((one.rings for one in facts.values() if one.rings), {})
     return Smoke(
@@ -33,7 +44,7 @@ def result(plan: Plan, all_reduce: AllReduceRun) -> Smoke:
         world_size=len(ranks),
         outcome=_outcome(all_reduce, ranks),
         deadline_s=plan.limits.deadline_s,
-        ranks=ranks,
+        ranks=tuple(ranks),
         sizes=tuple(all_reduce.sizes),
         wrong_groups=tuple(sorted(all_reduce.wrong_groups)),
         output={name: tuple(kept(lines)) for name, lines in output.items()},
@@ -46,11 +57,14 @@ def result(plan: Plan, all_reduce: AllReduceRun) -> Smoke:
     )
 
 
-def _told(output: dict[str, tuple[str, ...]]) -> dict[str, Facts]:
-    """What NCCL says in the output of each host's ranks."""
+def _of_host(
+    ranks: list[tuple[int, Rank]], lines: tuple[str, ...], *, nccl: bool
+) -> tuple[list[RankResult], Facts | None]:
+    """One host's ranks by their numbers, and what NCCL says in their output."""
     from nccl_doctor.logs.facts import facts_of
 
-    return {name: facts_of(lines) for name, lines in output.items()}
+    facts = facts_of(lines) if nccl else None
+    return [_rank(number, rank, facts) for number, rank in ranks], facts
 
 
 def kept(lines: Iterable[str]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Protocol
 from nccl_doctor.cluster import Cluster
 from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import NoAnswerError, ProbeError, RankEvent, SmokeEnd
+from nccl_doctor.collect.asking import apart
 from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.collect.smoke.all_reduce_run import ANSWER_S, AllReduceRun
@@ -106,9 +107,14 @@ def _answer(
     session: ProbeSession, number: int, all_reduce: AllReduceRun, on_event: Callable[[RankEvent], None]
 ) -> SmokeEnd:
     """The last answer of a host's probe, or why there is none."""
+
+    @apart
+    def wait(session: ProbeSession) -> SmokeEnd:
+        return session.wait(answers.SMOKE_END, number, time.monotonic() + POLL_S, on_event)
+
     while True:
         try:
-            return session.wait(answers.SMOKE_END, number, time.monotonic() + POLL_S, on_event)
+            return wait(session)
         except NoAnswerError:
             if all_reduce.given_up:
                 return SmokeEnd(broken="it gave no answer when it was told to stop")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from nccl_doctor.cluster import Cluster
 from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import ProbeError
+from nccl_doctor.collect.asking import ask_once
 from nccl_doctor.collect.bisect import Group, NoTimeError, bisect
 from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.session import ProbeSession
@@ -54,10 +55,10 @@ class _Groups:
         """Has every host import torch."""
         deadline = min(time.monotonic() + self._plan.limits.imports_s, self._until - ANSWER_S)
 
-        def ready(session: ProbeSession) -> None:
+        def is_ready(session: ProbeSession) -> bool:
             seconds = deadline - time.monotonic()
             if seconds < 1:
-                raise NoTimeError
+                return False
             session.ask(
                 answers.NOTHING,
                 "prepare_trials",
@@ -65,9 +66,11 @@ class _Groups:
                 env=environment(session.node),
                 deadline_s=seconds,
             )
+            return True
 
-        for session, result in zip(self._sessions.values(), fan_out(ready, self._sessions.values()), strict=True):
-            if isinstance(result, NoTimeError):
+        sessions = self._sessions.values()
+        for session, result in zip(sessions, ask_once(is_ready, sessions), strict=True):
+            if result is False:
                 raise ProbeError("there was no time left")
             if isinstance(result, Exception):
                 raise ProbeError(f"{session.node.name}: {result}")
@@ -87,7 +90,7 @@ class _Groups:
     def close(self) -> None:
         """Ends the processes that wait for another group."""
         deadline = min(time.monotonic(), self._until) + ANSWER_S
-        fan_out(lambda session: session.ask(answers.NOTHING, "end_launcher", deadline), self._sessions.values())
+        ask_once(lambda session: session.ask(answers.NOTHING, "end_launcher", deadline), self._sessions.values())
 
     def _within(self, seconds: float) -> float:
         return min(time.monotonic() + seconds, self._until)
@@ -97,19 +100,19 @@ class _Groups:
         address, port = self._master(sessions[0])
         counts = [self._plan.counts[name] for name in group]
 
-        def one(place: int) -> bool:
+        def works(session: ProbeSession) -> bool:
             order = {
-                **order_of(counts, place, address, port),
+                **order_of(counts, group.index(session.node.name), address, port),
                 "backend": self._plan.backend,
                 "budget_s": TRIAL_BUDGET_S,
                 "plateau": False,
                 "max_bytes": TRIAL_BYTES,
                 "deadline_s": seconds,
             }
-            told = sessions[place].ask(answers.TRIAL_END, "trial", self._within(seconds + ANSWER_S), order=order)
+            told = session.ask(answers.TRIAL_END, "trial", self._within(seconds + ANSWER_S), order=order)
             return told.ok
 
-        return all(result is True for result in fan_out(one, range(len(group)), at_once=len(group)))
+        return all(result is True for result in ask_once(works, sessions, at_once=len(group)))
 
     def _master(self, session: ProbeSession) -> tuple[str, int]:
         """Where the group's ranks meet: as the job would where its master is among them."""

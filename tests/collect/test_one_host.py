@@ -21,6 +21,7 @@ from nccl_doctor.collect.smoke import outcome
 from nccl_doctor.collect.smoke.all_reduce_run import AllReduceRun
 from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits
 from nccl_doctor.diagnose import judge
+from nccl_doctor.logs import facts as log_facts
 from nccl_doctor.model import Report
 from nccl_doctor.report.render import render
 from nccl_doctor.snapshot import Mesh, ProbeFailed, Snapshot
@@ -161,15 +162,15 @@ def test_our_own_fault_over_its_listeners(fault: Exception, monkeypatch: pytest.
 
 
 def test_our_own_fault_over_the_output_of_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    codes = outcome.exit_codes
+    understand = log_facts.facts_of
 
     def tripped(lines: tuple[str, ...]) -> Any:
         if "trips us" in lines:
             raise RecursionError(LONG)
-        return codes(lines)
+        return understand(lines)
 
-    monkeypatch.setattr(outcome, "exit_codes", tripped)
-    plan = Plan(patched({}).cluster, SmokeLimits(), {LIAR: 2, "node1": 2}, "gloo", "of the test")
+    monkeypatch.setattr(log_facts, "facts_of", tripped)
+    plan = Plan(patched({}).cluster, SmokeLimits(), {LIAR: 2, "node1": 2}, "nccl", "of the test")
     run = AllReduceRun(plan, 1e12)
     run.end(LIAR, SmokeEnd(exit=0, output=("trips us",)))
     run.end("node1", SmokeEnd(exit=0))

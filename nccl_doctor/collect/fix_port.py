@@ -92,6 +92,8 @@ def end(machine: Machine, jobs: Iterable[HolderJob], grace_s: float, *, force: b
     named = [(member.pid, member.started) for job in jobs for member in job.members]
     answer = machine.ask("signal", processes=named, signal="TERM", force=force)
     denied = [why for _, why in answer["denied"]]
+    if denied and not answer["sent"]:  # then there is nothing to wait for
+        return Ended((), tuple(sorted(pid for pid, _ in _identities(answer))), tuple(dict.fromkeys(denied)))
     known = dict.fromkeys([*named, *_identities(answer)])
 
     def alive() -> list[tuple[int, int]]:

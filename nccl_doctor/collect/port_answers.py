@@ -115,6 +115,7 @@ class _Look(_Answer):
 
 class _Signalled(_Answer):
     alive: Annotated[tuple[tuple[Pid, Count], ...], Field(max_length=MAX_PROCESSES)]
+    sent: Annotated[tuple[Pid, ...], Field(max_length=MAX_PROCESSES)] = ()
     denied: Annotated[tuple[tuple[Pid, str], ...], Field(max_length=MAX_PROCESSES)]
 
 

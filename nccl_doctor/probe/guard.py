@@ -15,8 +15,8 @@ GRACE_S = 10.0
 """As port_model.GRACE_S: what was started less than that ago may just be starting."""
 Kind = Literal["protected", "foreign", "not-training", "young", "watched", "alive"]
 
-SSHD = frozenset({"sshd", "sshd-session", "sshd-auth"})
-"""OpenSSH's server; from 9.8 on in several programs."""
+SSHD = frozenset({"sshd", "sshd-session", "sshd-auth", "dropbear"})
+"""OpenSSH's server, from 9.8 on in several programs; and the one of small machines."""
 
 
 def protected(pid: int, table: Table) -> str | None:
@@ -59,13 +59,16 @@ def refusal(job: JobProcesses, holders: Sequence[int], table: Table, grace_s: fl
         grace_s: a process younger than that was started just now, and no leftover.
     """
     alive = [pid for pid in job.pids if pid in table.procs]
+    # a zombie runs nothing, and would tell nothing of what it ran
+    running = [pid for pid in alive if table.procs[pid].state != "Z"]
     asked = [pid for pid in dict.fromkeys((job.root, *holders)) if pid in alive]
     reasons: tuple[tuple[Kind, Iterable[str | None]], ...] = (
         ("protected", (protected(pid, table) for pid in alive)),
         ("foreign", (_foreign(pid, table) for pid in alive)),
-        ("not-training", (_no_training(pid, table) for pid in asked)),
+        ("not-training", (_no_training(pid, table) for pid in asked if pid in running)),
         ("young", (_young(pid, table, grace_s) for pid in jobs.tops(job, table))),
         ("watched", (watchers.watcher(job, table),)),
+        ("not-training", (_no_training(pid, table) for pid in running)),
     )
     found = (Refusal(reason, kind) for kind, told in reasons for reason in told if reason is not None)
     return next(found, None)
@@ -81,6 +84,19 @@ def refusals(
         if sign is not None:
             refused[place] = Refusal(f"it makes progress: {sign}", "alive")
     return refused
+
+
+def refuses(pid: int, table: Table, *, force: bool) -> str | None:
+    """Why one process gets no signal right now; None where it may.
+
+    The look at its job may be minutes old: what it started since, and what it became, nobody has judged.
+    """
+    final = protected(pid, table)
+    if final is not None or force:
+        return final
+    if not is_own(pid, table):
+        return f"pid {pid} is not your own"
+    return watchers.attended([pid], table) or _no_training(pid, table)
 
 
 def is_own(pid: int, table: Table) -> bool:
@@ -115,7 +131,9 @@ def _no_training(pid: int, table: Table) -> str | None:
     if kind is not None:
         return f"pid {pid} is {kind} ({programs.program(argv)}) and no training"
     executable = table.executable(pid)
-    if programs.is_python(executable) or programs.is_launcher(argv):
+    if table.link(pid, "exe") is None:
+        return f"pid {pid} ({table.procs[pid].name}) does not tell what program it runs"
+    if programs.is_python(executable) or programs.is_launcher(argv) or executable in programs.HELPERS:
         return None
     return f"pid {pid} ({executable}) is no Python or launcher process"
 

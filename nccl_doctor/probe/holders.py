@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+from itertools import islice
 from typing import Iterator
+
+MOST_FILES = 1 << 16
+"""Descriptors of one process that are looked at."""
 
 
 def pids_by_inode(inodes: set[int]) -> dict[int, list[int]]:
@@ -25,11 +29,11 @@ def open_files(pids: set[int] | None = None) -> Iterator[tuple[int, str, str]]:
     everybody = (int(entry) for entry in os.listdir("/proc") if entry.isdigit()) if pids is None else pids
     for pid in sorted(everybody):
         try:
-            numbers = os.listdir(f"/proc/{pid}/fd")
+            with os.scandir(f"/proc/{pid}/fd") as entries:
+                links = [entry.path for entry in islice(entries, MOST_FILES)]
         except OSError:  # gone, or another user's
             continue
-        for number in numbers:
-            link = f"/proc/{pid}/fd/{number}"
+        for link in links:
             try:
                 yield pid, link, os.readlink(link)
             except OSError:  # closed meanwhile

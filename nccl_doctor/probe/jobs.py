@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from nccl_doctor.probe import programs
+from nccl_doctor.probe import programs, units
 from nccl_doctor.probe.procs import Proc, Table
 
 RUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "GROUP_RANK")
@@ -125,13 +125,15 @@ def _orphans_of_the_same_run(root: Proc, table: Table) -> list[int]:
         for proc in table.procs.values()
         if proc.pid != root.pid and abs(proc.started - root.started) <= ticks and is_adopted(proc, table)
     )
-    return sorted(
-        proc.pid for proc in near if table.uid(proc.pid) == table.uid(root.pid) and _same_run(root, proc, table)
-    )
+    mine = [proc for proc in near if table.uid(proc.pid) == table.uid(root.pid) and _same_run(root, proc, table)]
+    place = units.surroundings(root.pid, table) if mine else ()
+    return sorted(proc.pid for proc in mine if units.surroundings(proc.pid, table) == place)
 
 
 def _same_run(one: Proc, other: Proc, table: Table) -> bool:
     """Ranks of one launcher and what they forked, by what it gave to each; or what one Python process spawned.
+
+    All of it is what they say of themselves: another container may say the same, see :func:`units.surroundings`.
 
     Two with one LOCAL_RANK are of two runs, unless they share a process group: then one was the other's data loader.
     """

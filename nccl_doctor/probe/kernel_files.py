@@ -9,6 +9,10 @@ from typing import Any
 
 from nccl_doctor.probe.unavailable import Unavailable
 
+LIMIT = 1 << 23
+"""Bytes of one file. Fifty thousand sockets of /proc/net/tcp fit; anybody can make more in a namespace of their own."""
+PIECE = 1 << 16
+
 
 def port_range(folder: str = "/proc/sys/net/ipv4") -> dict[str, Any]:
     """snapshot.PortRange."""
@@ -20,9 +24,13 @@ def port_range(folder: str = "/proc/sys/net/ipv4") -> dict[str, Any]:
 
 
 def read(path: str) -> str | None:
-    """A small file's text without surrounding blanks; None where it does not exist or may not be read."""
+    """A file's text without surrounding blanks, at most LIMIT of it; None where it is not there, or hidden."""
+    data = bytearray()
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            return file.read().strip()
+        with open(path, "rb", buffering=0) as file:
+            # in pieces: a sysctl answers a buffer of 4 MiB with ENOMEM (proc_sys_call_handler, fs/proc/proc_sysctl.c)
+            while len(data) < LIMIT and (piece := file.read(PIECE)):
+                data += piece
     except OSError:
         return None
+    return data.decode("utf-8", "surrogateescape").strip()

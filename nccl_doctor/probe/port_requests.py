@@ -57,11 +57,11 @@ def look(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def send(request: dict[str, Any]) -> dict[str, Any]:
-    """Signals processes and their descendants, or only tells which of them live.
+    """Signals processes and their descendants, all or none of them, or only tells which of them live.
 
     Args:
         request: ``processes``: [pid, start in ticks] of each, as :func:`look` told them; ``signal``: "TERM", "KILL" or
-            None; ``force``: whether processes of other users may be signalled.
+            None; ``force``: whether others may be signalled than one's own training processes.
 
     Returns:
         ``alive``: [pid, start] of all that lived before the signal, with descendants that were not named; ``sent``:
@@ -72,18 +72,14 @@ def send(request: dict[str, Any]) -> dict[str, Any]:
     family = list(dict.fromkeys(member for pid in named for member in (pid, *table.descendants(pid))))
     family = [pid for pid in family if table.procs[pid].state != "Z"]
     sent: list[int] = []
-    denied: list[tuple[int, str]] = []
-    for pid in family if request["signal"] else []:
-        why = guard.protected(pid, table)
-        if why is None and not request["force"] and not guard.is_own(pid, table):
-            why = f"pid {pid} is not your own"
+    judged = ((pid, guard.refuses(pid, table, force=request["force"])) for pid in family if request["signal"])
+    denied = [(pid, why) for pid, why in judged if why is not None]
+    for pid in family if request["signal"] and not denied else []:
         try:
-            if why is None and signals.send(pid, table.procs[pid].started, _SIGNALS[request["signal"]]):
+            if signals.send(pid, table.procs[pid].started, _SIGNALS[request["signal"]]):
                 sent.append(pid)
         except PermissionError:
-            why = f"pid {pid} belongs to {guard.user(table.uid(pid))}; root could end it"
-        if why is not None:
-            denied.append((pid, why))
+            denied.append((pid, f"pid {pid} belongs to {guard.user(table.uid(pid))}; root could end it"))
     return {"alive": [(pid, table.procs[pid].started) for pid in family], "sent": sent, "denied": denied}
 
 

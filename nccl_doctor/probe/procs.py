@@ -9,11 +9,18 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+from nccl_doctor.probe import holders
+
 PF_KTHREAD = 0x00200000
 """include/linux/sched.h."""
 STARTED = 19
 """Where starttime, field 22 of /proc/PID/stat (proc_pid_stat(5)), stands behind the command's parenthesis."""
 COMMAND_LIMIT = 500
+TEXT_LIMIT = 1 << 18
+"""Bytes of one file in /proc/PID. A process may declare as much of its memory its variables as it likes (PR_SET_MM_MAP
+of prctl(2) needs no right); a job's own seldom have a tenth of this."""
+KEPT_LIMIT = 1 << 25
+"""Bytes of variables that a table keeps; beyond, it forgets them all and reads again what is asked again."""
 
 
 class Proc(NamedTuple):
@@ -81,6 +88,7 @@ class Table:
             self._children.setdefault(proc.ppid, []).append(proc.pid)
         self._argv: dict[int, tuple[str, ...]] = {}
         self._environ: dict[int, dict[str, str]] = {}
+        self._environ_bytes = 0
         self._uids: dict[int, int] = {}
 
     def descendants(self, root: int) -> list[int]:
@@ -116,9 +124,18 @@ class Table:
         return line if len(line) <= COMMAND_LIMIT else line[: COMMAND_LIMIT - 1] + "…"
 
     def environ(self, pid: int) -> dict[str, str]:
-        """The variables it was started with; empty where they are hidden."""
+        """The variables it was started with; empty where they are hidden, or longer than TEXT_LIMIT.
+
+        A part of them would do harm: two runs whose difference stands behind its end would look like one.
+        """
         if pid not in self._environ:
-            entries = (entry.partition("=") for entry in self.text(pid, "environ").split("\0"))
+            data = _read(pid, "environ")
+            text = data.decode(errors="replace") if len(data) < TEXT_LIMIT else ""
+            self._environ_bytes += len(data)
+            if self._environ_bytes > KEPT_LIMIT:
+                self._environ.clear()
+                self._environ_bytes = len(data)
+            entries = (entry.partition("=") for entry in text.split("\0"))
             self._environ[pid] = {name: value for name, mark, value in entries if mark}
         return self._environ[pid]
 
@@ -146,12 +163,12 @@ class Table:
         return os.path.basename(path.replace(" (deleted)", "")) or (self.procs[pid].name if pid in self.procs else "")
 
     def text(self, pid: int, name: str) -> str:
-        """One of the process's files in /proc; "" where it is gone or hidden."""
-        try:
-            with open(f"/proc/{pid}/{name}", "rb") as file:
-                return file.read().decode(errors="replace")
-        except OSError:  # gone, or another user's
-            return ""
+        """One of the process's files in /proc, at most TEXT_LIMIT bytes; "" where it is gone or hidden."""
+        return _read(pid, name).decode(errors="replace")
+
+    def opened(self, pid: int) -> list[str]:
+        """Where its descriptors lead, as far as we may look."""
+        return [target for _, _, target in holders.open_files({pid})]
 
     def link(self, pid: int, name: str) -> str | None:
         """Where one of its links in /proc leads, such as "cwd" or "ns/pid"; None where it is gone or hidden."""
@@ -159,3 +176,12 @@ class Table:
             return os.readlink(f"/proc/{pid}/{name}")
         except OSError:
             return None
+
+
+def _read(pid: int, name: str) -> bytes:
+    """At most TEXT_LIMIT bytes of one of a process's files; b"" where it is gone or hidden."""
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read(TEXT_LIMIT)
+    except OSError:  # gone, or another user's
+        return b""

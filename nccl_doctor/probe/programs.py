@@ -34,11 +34,29 @@ SERVICES = {
     "jupyter": "a notebook server",
     "jupyter-lab": "a notebook server",
     "jupyter-notebook": "a notebook server",
+    "jupyter-server": "a notebook server",
     "jupyterhub": "a notebook server",
+    "jupyterlab": "a notebook server",
+    "notebook": "a notebook server",
     "ipykernel_launcher": "a notebook's kernel",
     "ipykernel": "a notebook's kernel",
+    "ipython": "an interactive Python",
+    "IPython": "an interactive Python",
+    "ptpython": "an interactive Python",
+    "bpython": "an interactive Python",
+    "pdb": "a debugger",
+    "ipdb": "a debugger",
+    "pudb": "a debugger",
+    "debugpy": "a debugger",
+    "supervisord": "a supervisor of services",
+    "celery": "a task queue's worker",
+    "dask-scheduler": "Dask's scheduler",
+    "dask-worker": "a worker of Dask's",
 }
-"""Python programs that listen on ports and are no training, by what :func:`program` says of them."""
+"""Python programs that serve people or others and are no training, by what :func:`program` says of them."""
+
+HELPERS = frozenset({"wandb-core", "gpu_stats", "torch_shm_manager"})
+"""Programs that a rank's libraries start beside it, and that end with it: of wandb, and of torch (torch/bin)."""
 
 SPAWNED = ("multiprocessing.spawn", "multiprocessing.forkserver", "multiprocessing.resource_tracker")
 """In the command line of what Python's multiprocessing starts (Lib/multiprocessing)."""

@@ -19,11 +19,14 @@ CONTAINER = re.compile(
 (Kubernetes), lxc.payload.NAME (LXC)."""
 USER_SLICE = re.compile(r"/user-(?P<uid>[0-9]+)\.slice(?:/|$)")
 """Where pam_systemd puts a login: user.slice/user-1000.slice/session-3.scope (systemd.special(7))."""
-SERVICE = re.compile(r"/(?P<name>[^/]+)\.service$")
+SERVICE = re.compile(r".*/(?P<name>[^/]+)\.service(?:/|$)")
+"""The innermost: a service may have groups of its own below it (Delegate= of systemd.resource-control(5))."""
 LOGINS = frozenset({"ssh", "sshd", "user", "getty", "serial-getty", "cron", "crond", "atd", "slurmd"})
 """Services that start what people ask for and do not look after it; without pam_systemd it stays in their group."""
 NO_LOGIN = 2**32 - 1
 """/proc/PID/loginuid of what no login started (proc_pid_loginuid(5))."""
+MOST_SPACES = 64
+"""Network namespaces that are looked into: any user may make as many as they like."""
 LISTEN, CLOSE = "0A", "07"
 """include/net/tcp_states.h, as /proc/net/tcp prints them; 07 with a port is one that is only bound (Linux 6.8)."""
 
@@ -73,10 +76,16 @@ def apart(pid: int, table: Table) -> str | None:
 def service_of(pid: int, table: Table) -> str | None:
     """The systemd service that looks after it; None where there is none, or one that only lets people in."""
     for line in table.text(pid, "cgroup").splitlines():
-        found = SERVICE.search(line)
+        found = SERVICE.match(line)
         if found and re.split("[@.]", found["name"])[0] not in LOGINS:
             return f"{found['name']}.service"
     return None
+
+
+def surroundings(pid: int, table: Table) -> tuple[str | None, ...]:
+    """What all that one launcher started has in common: container, namespaces and Slurm job."""
+    spaces = (table.link(pid, f"ns/{kind}") for kind in ("pid", "mnt"))
+    return (_container(pid, table), *spaces, _slurm_job(pid, table))
 
 
 def elsewhere(port: int, table: Table) -> list[dict[str, object]]:
@@ -90,6 +99,8 @@ def elsewhere(port: int, table: Table) -> list[dict[str, object]]:
         space = table.link(pid, "ns/net")
         if space in seen:
             continue
+        if len(seen) > MOST_SPACES:
+            break
         seen.add(space)
         if port in _taken(pid):
             found.append({"pid": pid, "command": table.command(pid), "unit": unit_of(pid, table)})
@@ -114,8 +125,9 @@ def _slurm_job(pid: int, table: Table) -> str | None:
     if group:
         return group["job"]
     told = table.environ(pid).get("SLURM_JOB_ID", "")
-    served = any(table.command(one).startswith(f"slurmstepd: [{told}.") for one in table.procs)
-    return told if told.isdigit() and served else None
+    if not told.isdigit():
+        return None
+    return told if any(table.command(one).startswith(f"slurmstepd: [{told}.") for one in table.procs) else None
 
 
 def _login(pid: int, table: Table) -> int | None:
@@ -132,5 +144,5 @@ def _taken(pid: int) -> Iterator[int]:
     for name in ("tcp", "tcp6"):
         for line in (read(f"/proc/{pid}/net/{name}") or "").splitlines()[1:]:
             fields = line.split()
-            if fields[3] in (LISTEN, CLOSE):
+            if len(fields) > 3 and fields[3] in (LISTEN, CLOSE):
                 yield int(fields[1].rpartition(":")[2], 16)

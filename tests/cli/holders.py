@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from textwrap import dedent
+from types import MappingProxyType
 from typing import Any
 
 from tests.lab.host import LabHost
@@ -58,11 +60,19 @@ def fix_port(host: LabHost, *words: str | int, user: str | None = None, timeout:
     return Answer(done.returncode, json.loads(done.stdout), done.stderr)
 
 
-def hold(host: LabHost, body: str, port: int, *words: str, user: str | None = None) -> int:
+def hold(
+    host: LabHost,
+    body: str,
+    port: int,
+    *words: str,
+    user: str | None = None,
+    env: Mapping[str, str] = MappingProxyType({}),
+) -> int:
     """A Python program that takes the port in its way and stays; its PID once it has done so."""
     ready = f"/tmp/{port}.ready"
     code = f"{HEAD}{dedent(body)}\nopen({ready!r}, 'w').close()\ntime.sleep(86400)\n"
-    pid = host.background([sys.executable, "-c", code, str(port), *words], user=user)
+    variables = ["env", *(f"{name}={value}" for name, value in env.items())] if env else []
+    pid = host.background([*variables, sys.executable, "-c", code, str(port), *words], user=user)
     host.wait_until(lambda: host.run(["test", "-e", ready], check=False).returncode == 0, "the holder's start")
     return pid
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +35,8 @@ AT_ONCE = ("--kill", "--yes", "--force")
 """The holders of these tests are younger than any grace period."""
 UNFORCED = ("--kill", "--yes", "--grace", "1")
 """Older than that they are when they have started."""
+LEFTOVER = ("--kill", "--yes", "--grace", "0")
+"""However young it is."""
 
 
 @pytest.fixture(scope="module")
@@ -197,6 +200,90 @@ def test_a_training_on_a_terminal_whose_steps_go_on_is_refused(node: LabHost) ->
         ranks = [str(pid) for pid, line in node.processes() if "/root/steps.py" in line]
         node.run(["kill", "-9", *ranks], check=False)
         node.run([*tmux, "kill-server"], check=False)
+
+
+RUN = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+"""The variables of a rank; another of its run has another LOCAL_RANK."""
+
+
+def said(variables: dict[str, str]) -> list[str]:
+    return [f"{name}={value}" for name, value in variables.items()]
+
+
+def test_a_tmux_that_people_work_in_stays_with_a_leftover_of_the_same_variables(node: LabHost) -> None:
+    port = new_port()
+    tmux = ["tmux", "-S", "/tmp/people.socket"]
+    pid = hold(node, "keep = listen()", port, env=RUN)
+    node.run([*tmux, "new-session", "-d", "sh"], env={**RUN, "LOCAL_RANK": "1", "TERM": "xterm"})
+    try:
+        server, pane = (
+            int(node.run([*tmux, "display-message", "-p", f"#{{{what}}}"]).stdout) for what in ("pid", "pane_pid")
+        )
+        refused = fix_port(node, port, *LEFTOVER)
+        unharmed(node, refused, {pid, server, pane})
+        assert refused.pids == {pid, server, pane}
+        assert f"pid {server} is tmux, in which people work" in refused.stderr
+    finally:
+        node.run([*tmux, "kill-server"])
+    assert fix_port(node, port, *LEFTOVER).document["ended"] == [pid]
+
+
+EVIL = "/tmp/evil"
+"""Programs of every name that one might look for, each of which leaves a file."""
+NAMES = (
+    *("python3", "python", "nvidia-smi", "py-spy", "gdb", "ss", "ps", "lsof", "fuser", "sudo", "sh", "bash", "env"),
+    *("timeout", "nsenter", "kill", "pgrep", "docker", "systemctl", "loginctl", "tmux", "nvidia-smi.exe", "train.py"),
+)
+PRETENDER = str(Path(__file__).parents[1] / "probe" / "pretender.py")
+
+
+def pretender(node: LabHost, number: int, *before: str, user: str | None = None, length: int = 0) -> set[int]:
+    """An orphan that says it is a rank of the run, out of a folder of such programs; its PIDs once it says so.
+
+    Args:
+        node: where.
+        number: of the rank.
+        before: words before its own, such as unshare's.
+        user: root where there is none.
+        length: of its variables.
+    """
+    known = {pid for pid, line in node.processes() if line.startswith(EVIL)}
+    words = [f"{EVIL}/python3", "-u", "train.py", f"--local_rank={number}", f"of={user}"]
+    variables = said({**RUN, "LOCAL_RANK": str(number), "PATH": EVIL, "LD_PRELOAD": f"{EVIL}/sh", "HOME": EVIL})
+    told = [sys.executable, PRETENDER, f"{EVIL}/signalled", json.dumps(words), json.dumps(variables), str(length)]
+    node.background([*before, "/usr/bin/env", "-C", EVIL, *said(RUN), *told], user=user)
+    found: set[int] = set()
+
+    def ready() -> bool:
+        found.update({pid for pid, line in node.processes() if line.startswith(EVIL)} - known)
+        return bool(found)
+
+    node.wait_until(ready, "the pretender's start")
+    return found
+
+
+def test_who_pretends_to_be_of_the_run_is_neither_believed_nor_signalled_nor_executed(node: LabHost) -> None:
+    """An unprivileged user, and root of a container with mounts and PIDs of its own, beside a real leftover of root."""
+    node.run(f"mkdir -p {EVIL} && chmod 1777 {EVIL} && touch {EVIL}/signalled && chmod 666 {EVIL}/signalled")
+    for name in NAMES:
+        node.write(f"{EVIL}/{name}", f"#!/bin/sh\n: >{EVIL}/canary-$$\n", 0o755)
+    # in its own mounts, these stand where the system's own programs do
+    mounts = f'mount --bind {EVIL} /usr/local/bin && mount --bind {EVIL} /usr/local/sbin && exec "$@"'
+    contained = ("unshare", "-mpf", "--mount-proc", "sh", "-c", mounts, "sh")
+    first, second = new_port(), new_port()
+    leftovers = [hold(node, "keep = listen()", port, env=RUN) for port in (first, second)]
+    others = pretender(node, 1, user="alice") | pretender(node, 2, user="alice", length=64 << 20)
+    others |= pretender(node, 3, *contained) | pretender(node, 4, *contained, length=64 << 20)
+    # without the program that made them, the containers are orphans as the leftover is
+    makers = [pid for pid, line in node.processes() if line.startswith("unshare -mpf")]
+    node.run(["kill", "-9", *map(str, makers)])
+    assert len(others) == 4
+    for port, pid, how in zip((first, second), leftovers, (LEFTOVER, AT_ONCE), strict=True):
+        answer = fix_port(node, port, *how)
+        assert (answer.code, answer.document["ended"]) == (0, [pid]), answer.stderr
+    assert alive(node, others) == others
+    assert node.run(["ls", EVIL]).stdout.split() == sorted([*NAMES, "signalled"])
+    assert node.read(f"{EVIL}/signalled") == ""
 
 
 def test_a_holder_that_ignores_sigterm_is_killed_after_the_grace_period(node: LabHost) -> None:

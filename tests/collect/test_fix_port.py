@@ -95,6 +95,19 @@ def test_one_that_does_not_is_killed_with_what_it_started_meanwhile() -> None:
     assert processes.signals[-1] == ("KILL", [(10, 1), (11, 2), (20, 9)])
 
 
+def test_a_job_that_gets_no_signal_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    why = "pid 11 is a shell (sh), in which somebody may work"
+    asked: list[Any] = []
+
+    def refuse(arguments: dict[str, Any]) -> Any:
+        asked.append(arguments["signal"])
+        return {"alive": [(10, 1), (11, 2)], "sent": [], "denied": [(11, why)]}
+
+    monkeypatch.setattr(fix_port, "sleep", lambda _: pytest.fail("it waits"))
+    ended = fix_port.end(FakeMachine(signal=refuse), [job((10, 1), (11, 2))], 600, force=False, tell=lambda _: None)
+    assert (ended, asked) == (((), (10, 11), (why,)), ["TERM"])
+
+
 def test_a_pid_that_is_used_again_is_another_process() -> None:
     processes = Processes((10, 7), (11, 2))
     assert end(processes).gone == (10, 11)

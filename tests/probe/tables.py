@@ -24,8 +24,11 @@ class Fake:
     session: int = 9
     name: str = ""
     executable: str = ""
+    terminal: bool = False
+    state: str = "S"
     files: dict[str, str] = field(default_factory=dict)
-    links: dict[str, str] = field(default_factory=dict)
+    links: dict[str, str | None] = field(default_factory=dict)
+    opened: tuple[str, ...] = ()
 
 
 class FakeTable(Table):
@@ -37,11 +40,11 @@ class FakeTable(Table):
             one.pid: Proc(
                 one.pid,
                 one.name or "python",
-                "S",
+                one.state,
                 one.ppid,
                 one.group or one.pid,
                 one.session,
-                False,
+                one.terminal,
                 False,
                 one.started,
             )
@@ -55,6 +58,7 @@ class FakeTable(Table):
         self._uids = {one.pid: one.uid for one in everybody}
         self._files = {one.pid: one.files for one in everybody}
         self._links = {one.pid: one.links for one in everybody}
+        self._opened = {one.pid: list(one.opened) for one in everybody}
         self._executables = {one.pid: one.executable or one.line.split()[0] for one in everybody}
 
     def executable(self, pid: int) -> str:
@@ -62,6 +66,9 @@ class FakeTable(Table):
 
     def text(self, pid: int, name: str) -> str:
         return self._files.get(pid, {}).get(name, "")
+
+    def opened(self, pid: int) -> list[str]:
+        return self._opened[pid]
 
     def link(self, pid: int, name: str) -> str | None:
         return self._links.get(pid, {}).get(name, name)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.probe import guard, jobs, units
+from nccl_doctor.probe import guard, jobs, kernel_files, units
 from nccl_doctor.probe.procs import Table
 from tests.patience import LONG_S
 from tests.probe.tables import RUN, Fake, FakeTable, rank
@@ -162,3 +162,11 @@ def test_ports_of_another_namespace_are_read_from_its_table(tmp_path: Path, monk
     text = head + row.format(29500, "0A") + row.format(29501, "01") + row.format(29502, "07")
     monkeypatch.setattr(units, "read", {"/proc/20/net/tcp": text}.get)
     assert list(units._taken(20)) == [29500, 29502]
+
+
+def test_a_file_of_the_kernel_is_read_up_to_a_bound(tmp_path: Path) -> None:
+    """And in pieces: for a sysctl the kernel takes no buffer of megabytes."""
+    big = tmp_path / "tcp"
+    big.write_bytes(b"x" * (kernel_files.LIMIT + kernel_files.PIECE + 1))
+    assert len(kernel_files.read(str(big)) or "") == kernel_files.LIMIT
+    assert kernel_files.port_range()["low"] > 0

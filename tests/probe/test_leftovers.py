@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.probe import gpu_processes, guard, jobs, port_requests, progress
+from nccl_doctor.probe import gpu_processes, guard, jobs, port_requests, procs, progress
 from nccl_doctor.probe.procs import Table
 
 RANK = {"LOCAL_RANK": "0", "RANK": "0", "MASTER_PORT": "29500"}
@@ -36,22 +37,31 @@ def _short_looks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 def start() -> Iterator[Start]:
     """Starts a Python program under something like systemd, as its orphan unless told otherwise; its PID."""
     pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, REAPER], stdin=pipe, stdout=pipe, text=True) as reaper:
+    # in a session of its own, for the terminal on which the tests may run would be that of all leftovers
+    with subprocess.Popen(
+        [sys.executable, REAPER], stdin=pipe, stdout=pipe, text=True, start_new_session=True
+    ) as reaper:
         wishes, answers = reaper.stdin, reaper.stdout
         assert wishes is not None
         assert answers is not None
 
         def run(
-            code: str = IDLE, *, argv: tuple[str, ...] = (), orphan: bool = True, env: dict[str, str] = RANK
+            code: str = IDLE,
+            *,
+            argv: tuple[str, ...] = (),
+            orphan: bool = True,
+            env: dict[str, str] = RANK,
+            head: str = HEAD,
         ) -> int:
-            wish = {"argv": [*argv, sys.executable, "-c", HEAD + code], "env": env, "orphan": orphan}
+            wish = {"argv": [*argv, sys.executable, "-c", head + code], "env": env, "orphan": orphan}
             wishes.write(json.dumps(wish) + "\n")
             wishes.flush()
             return int(answers.readline())
 
         yield run
         for pid in Table().descendants(reaper.pid):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # with a server, what runs in it ends
+                os.kill(pid, signal.SIGKILL)
         wishes.close()
 
 
@@ -196,6 +206,102 @@ def test_tmux_watches_over_what_runs_in_it(tmp_path: Path) -> None:
     assert (found.kind, found.reason[:16]) == ("watched", "it runs in tmux ")
 
 
+OTHER_RANK = {**RANK, "LOCAL_RANK": "1"}
+SHELL = "import subprocess; subprocess.Popen(['sh', '-c', 'echo $PPID; read line'], stdin=subprocess.PIPE).wait()"
+READY = "print(os.getpid(), flush=True); time.sleep(600)"
+SITTING = {
+    "a server by its name, with an idle shell": (
+        f"import ctypes; ctypes.CDLL(None).prctl(15, b'tmux: server', 0, 0, 0); {SHELL}",
+        "is tmux, in which people work",
+    ),
+    "an idle shell": (SHELL, "is a shell (sh), in which"),
+    "a terminal": (
+        f"import pty; pid, end = pty.fork(); pid or os.write(1, b'x'); pid and os.read(end, 1); pid or time.sleep(600); {READY}",
+        "has a terminal, at which",
+    ),
+    "a terminal's other end": (f"ends = os.openpty(); {READY}", "serves a terminal, at which"),
+}
+"""Programs that write their PID once they are so, and what is then said of them."""
+
+
+@pytest.mark.parametrize("name", SITTING)
+def test_one_that_is_sat_in_keeps_all_of_its_run(name: str, start: Start) -> None:
+    code, words = SITTING[name]
+    rank, other = start(), start(code, env=OTHER_RANK, head="import os, time; ")
+    assert {rank, other} <= set(jobs.job_of(rank, Table()).pids)
+    for pid in (rank, other):
+        found = refusal(pid)
+        assert found is not None
+        assert (found.kind, words in found.reason) == ("watched", True), found.reason
+
+
+def test_a_real_tmux_with_an_idle_shell_keeps_all_of_its_run(start: Start, tmp_path: Path) -> None:
+    """It has the run's variables, and is titled as a rank."""
+    tmux = ["tmux", "-S", str(tmp_path / "socket")]
+    rank = start()
+    titled = ["python", *tmux[1:], "new-session", "-d", "-x", "80", "-y", "24", "sh"]
+    start(f"os.environ['TERM'] = 'xterm'; os.execvp('tmux', {titled!r})", env=OTHER_RANK)
+    ask = [*tmux, "display-message", "-p", "#{pid}"]
+    try:
+        while not (told := subprocess.run(ask, check=False, capture_output=True, text=True).stdout).strip().isdigit():
+            time.sleep(0.01)
+        server = int(told)
+        assert Table().argv(server)[0] == "python"
+        found = refusal(rank)
+        assert found == (f"pid {server} is tmux, in which people work", "watched")
+        members = jobs.job_of(rank, Table()).pids
+        assert server in members
+        named = [[pid, Table().procs[pid].started] for pid in members]
+        answer = port_requests.send({"processes": named, "signal": "TERM", "force": False})
+        assert (answer["sent"], [pid for pid, _ in answer["denied"]][:1]) == ([], [server])
+        assert {pid for pid, _ in answer["alive"]} == set(members)
+    finally:
+        subprocess.run([*tmux, "kill-server"], check=True)
+
+
+WAITS = """
+import subprocess
+while not os.path.exists({file!r}): time.sleep(0.01)
+subprocess.Popen(["sh", "-c", "read line"], stdin=subprocess.PIPE).wait()
+"""
+
+
+def test_a_shell_that_came_after_the_look_keeps_all_from_the_signal(start: Start, tmp_path: Path) -> None:
+    file = tmp_path / "go"
+    pid = start(f"exec({WAITS.format(file=str(file))!r})")
+    assert kind(pid) != "watched"
+    named = [[pid, Table().procs[pid].started]]
+    file.touch()
+    while not (below := Table().descendants(pid)):
+        assert Table().procs[pid].state != "Z"
+        time.sleep(0.01)
+    while Table().executable(below[0]).startswith("python"):  # between fork and exec
+        time.sleep(0.01)
+    for number in ("TERM", "KILL"):
+        answer = port_requests.send({"processes": named, "signal": number, "force": False})
+        assert (answer["sent"], [one for one, _ in answer["denied"]]) == ([], below)
+    forced = port_requests.send({"processes": named, "signal": "KILL", "force": True})
+    assert (forced["denied"], forced["sent"][0]) == ([], pid)  # the shell may go by itself then
+
+
+def test_what_a_process_says_of_itself_is_read_as_far_as_it_is_believed(tmp_path: Path) -> None:
+    """64 MiB of variables, as any user may have, are neither kept nor taken for a part of what they are."""
+    pretender, notes = str(Path(__file__).parent / "pretender.py"), str(tmp_path / "notes")
+    words = [["train.py", "--local_rank=0"], [f"{name}={value}" for name, value in RANK.items()]]
+    read = []
+    for length in (0, 64 << 20):
+        argv = [sys.executable, pretender, notes, *map(json.dumps, words), str(length)]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            table = Table()
+            read.append((table.argv(process.pid), table.environ(process.pid), len(table.text(process.pid, "environ"))))
+            process.kill()
+    assert read[0] == (tuple(words[0]), RANK, sum(len(word) + 1 for word in words[1]))
+    assert read[1][1] == {}
+    assert read[1][2] <= procs.TEXT_LIMIT
+
+
 @pytest.mark.lab
 def test_a_debugger_watches(start: Start) -> None:
     pid = start()
@@ -235,6 +341,9 @@ GROUPS = [
     ("docker/3f2a40b1c9d2e0aa", "foreign", "is in docker container 3f2a40b1c9d2"),
     ("user.slice/user-1234.slice/session-3.scope", "foreign", "was started in the login of uid 1234"),
     ("system.slice/ssh.service", None, ""),
+    ("system.slice/train.service/workers/7", "watched", "systemd runs it as train.service"),
+    ("user.slice/user-0.slice/user@0.service/app.slice/notes.service", "watched", "systemd runs it as notes.service"),
+    ("user.slice/user-0.slice/user@0.service/init.scope", None, ""),
 ]
 
 

@@ -69,13 +69,12 @@ def _from_log(source: str, *, must: bool) -> PortError | None:
 
 
 def _read(source: str) -> str:
-    from pathlib import Path
+    from nccl_doctor.inventory.reading import read_bytes
 
     try:
         if source == STDIN:
             return sys.stdin.buffer.read(MOST_BYTES).decode(errors="replace")
-        with Path(source).open("rb") as file:
-            return file.read(MOST_BYTES).decode(errors="replace")
+        return read_bytes(source, "a log", MOST_BYTES)[:MOST_BYTES].decode(errors="replace")
     except OSError as error:
         raise UsageError(f"{_name(source)}: can't be read: {error.strerror}") from error
 

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import gzip
+import io
 import lzma
 import os
 import select
+import stat
 import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.logs.diagnose import CutOffError, LogSource
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+WRITER_S, _WRITER_LOOK_S = 5.0, 0.05
+"""So long a named pipe may have nobody who writes to it: who is started beside us comes later, perhaps."""
 
 BLOCK = 1 << 18
 """Bytes read at once: they stay in a processor's cache over all passes, which halves the time against 4 MB."""
@@ -74,17 +82,19 @@ def file_blocks(path: Path, *, follow_s: float | None = None) -> Iterator[bytes]
 
     Args:
         path: the file.
-        follow_s: at the end of a file that is not compressed, waits for more: an empty block each so many seconds.
+        follow_s: at the end of a file that is not compressed, or of what a pipe holds, waits for more: an empty block
+            each so many seconds. A pipe ends when nobody has it open to write any more.
 
     Raises:
-        UsageError: it can't be read, or is damaged where it is compressed.
+        UsageError: it can't be read, is damaged where it is compressed, or is a pipe to which nobody writes.
         CutOffError: behind all that there is, where it is compressed and ends too early; zstd does not tell.
     """
     try:
-        with path.open("rb") as file:
+        with _opened(path) as file:
             head = file.peek(len(_XZ))
             if not compressed(head):
-                yield from _growing(file.read1, follow_s)
+                pipe = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
+                yield from _piped(file, follow_s) if pipe else _growing(file.read1, follow_s)
                 return
             unpack = _zstd_blocks if head.startswith(_ZSTD) else _xz_blocks if head.startswith(_XZ) else _gzip_blocks
             yield from _bounded(unpack(file), path)
@@ -92,6 +102,74 @@ def file_blocks(path: Path, *, follow_s: float | None = None) -> Iterator[bytes]
         raise UsageError(f"{path}: is compressed but damaged: {error}") from error
     except OSError as error:
         raise UsageError(f"{path}: can't be read: {error.strerror or error}") from error
+
+
+class _Pipe(io.RawIOBase):
+    """A named pipe, with what was read of it while a writer was looked for."""
+
+    def __init__(self, descriptor: int, first: bytes) -> None:
+        self._descriptor, self._first = descriptor, first
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        with memoryview(buffer) as room:
+            part, self._first = self._first[: len(room)], self._first[len(room) :]
+            if part:
+                room[: len(part)] = part
+                return len(part)
+            return os.readv(self._descriptor, [room])
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self._descriptor)
+        super().close()
+
+
+def _opened(path: Path) -> io.BufferedReader:
+    """The file; a named pipe, where somebody writes to it or begins to in time: opening it would wait for ever.
+
+    Raises:
+        UsageError: nobody does.
+    """
+    unnamed = str(path).startswith(("/dev/", "/proc/"))  # <(command): who writes to it came before it, or is gone
+    if unnamed or not stat.S_ISFIFO(path.stat().st_mode):
+        return path.open("rb")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        first = _first_words(path, descriptor)
+        os.set_blocking(descriptor, True)
+        return io.BufferedReader(_Pipe(descriptor, first))
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _first_words(path: Path, descriptor: int) -> bytes:
+    """What a named pipe gives as soon as somebody has opened it to write, which may be nothing."""
+    deadline = time.monotonic() + WRITER_S
+    while True:
+        try:
+            first = os.read(descriptor, BLOCK)
+        except BlockingIOError:  # somebody has it open, and says nothing yet
+            return b""
+        if first:
+            return first
+        if time.monotonic() >= deadline:
+            raise UsageError(f"{path}: is a pipe to which nobody writes; {WRITER_S:g} s were waited for somebody")
+        time.sleep(_WRITER_LOOK_S)
+
+
+def _piped(file: io.BufferedReader, patience_s: float | None) -> Iterator[bytes]:
+    """What comes through a pipe until its end; an empty block where nothing came for so many seconds."""
+    while block := file.read1(BLOCK):
+        yield block
+        while not select.select([file], [], [], patience_s)[0]:
+            yield b""
 
 
 def _blocks(read: Callable[[int], bytes]) -> Iterator[bytes]:

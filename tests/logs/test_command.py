@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import shlex
 import subprocess
 import sys
 import time
@@ -42,6 +43,21 @@ def test_a_healthy_log_is_0_and_a_fault_is_1(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_2_and_one_sentence() -> None:
     done = doctor("/nowhere/x.log")
     assert (done.returncode, done.stderr) == (2, "/nowhere/x.log: no such file or folder\n")
+
+
+@pytest.mark.parametrize(("writer", "code"), [('cat "$LOG"', 1), ("true", 3)])
+def test_what_a_command_writes_within_the_line(tmp_path: Path, writer: str, code: int) -> None:
+    """``<(command)`` is a pipe, too, whose writer may be gone before we come."""
+    (tmp_path / "b.log").write_text(FAULT)
+    line = f"exec {shlex.join(COMMAND)} <({writer})"
+    done = subprocess.run(
+        ["bash", "-c", line],
+        check=False,
+        capture_output=True,
+        timeout=LONG_S,
+        env={**os.environ, "LOG": f"{tmp_path}/b.log"},
+    )
+    assert done.returncode == code, done.stderr
 
 
 def test_json(tmp_path: Path) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import os
 import random
+import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +24,7 @@ from nccl_doctor.logs.run import LogsRun
 from nccl_doctor.logs.source import KEPT, LAST
 from nccl_doctor.logs.verdict import report as log_report
 from tests.each import each
+from tests.patience import LONG_S
 
 NOISE = "[rank{0}]: step {1} loss 0.5\n"
 PLACES = [
@@ -51,6 +55,49 @@ def place(verdict: LogVerdict) -> tuple[str, int]:
 def test_compressed(tmp_path: Path, suffix: str, pack: Callable[[bytes], bytes]) -> None:
     (tmp_path / f"run.{suffix}").write_bytes(pack(log(5000, 4321)))
     assert place(LogsRun((str(tmp_path),)).read()) == (f"run.{suffix}", 4322)
+
+
+def test_a_pipe_to_which_nobody_writes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "WRITER_S", 0.2)
+    os.mkfifo(tmp_path / "pipe")
+    for follow in (False, True):
+        with pytest.raises(UsageError, match=r"pipe: is a pipe to which nobody writes; 0\.2 s were waited"):
+            LogsRun((str(tmp_path / "pipe"),), follow=follow).read()
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+@pytest.mark.parametrize("follow", [False, True])
+def test_a_pipe_is_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack: Callable[[bytes], bytes], *, follow: bool
+) -> None:
+    """Whoever came first, and however long the writer says nothing."""
+    monkeypatch.setattr(reading, "WRITER_S", LONG_S)
+    (tmp_path / "log").write_bytes(pack(log(5000, 4321)))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["sh", "-c", 'cat "$0" >"$1"', tmp_path / "log", pipe]):
+        assert place(LogsRun((str(pipe),), follow=follow).read()) == ("pipe", 4322)
+    silent = os.open(pipe, os.O_RDWR)
+    blocks = reading.file_blocks(pipe)
+    os.write(silent, b"first\n")
+    assert next(blocks) == b"first\n"
+
+    def end() -> None:
+        os.write(silent, b"last\n")
+        os.close(silent)
+
+    threading.Timer(0.2, end).start()
+    assert b"".join(blocks) == b"last\n"
+
+
+def test_who_follows_a_pipe_is_told_soon_after_the_fatal_line(tmp_path: Path) -> None:
+    """Its writer has it open still, as torchrun does while other ranks stand."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = os.open(pipe, os.O_RDWR)
+    os.write(writer, log(50, 43))
+    assert place(LogsRun((str(pipe),), follow=True).read()) == ("pipe", 44)
+    os.close(writer)
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, lzma.compress])

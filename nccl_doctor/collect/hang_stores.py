@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
+from itertools import islice
 from typing import NamedTuple
 
+from nccl_doctor.hostlist import grouped
 from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.job_ranks import MAX_RANKS, JobRank, JobRanks, StoreClient
 
 End = tuple[str, int]
 MOST_LOCAL = 4096
+MOST_STORES = 256
+"""Of one host that are looked at; it has a few."""
 LEAST = 2
 """One process that dials itself is no job: a notebook does it."""
 
@@ -51,31 +55,36 @@ def with_counted(found: dict[str, JobRanks]) -> dict[str, JobRanks]:
 
 
 def _stores(told: dict[str, tuple[StoreClient, ...]]) -> list[_Store]:
+    dialled = _dialled(told)
     found = []
     for host, clients in told.items():
-        for server in clients:
-            for port in sorted({end[1] for end in server.serves} - {0}):
-                ends = {_end(*one): one[2] for one in server.serves if one[1] == port}
-                dialled = _clients(told, host, set(ends))
-                own = tuple((name, one) for name, one in dialled if one.is_alike(server))
-                strange = sum(_dials(one, ends) for name, one in dialled if not one.is_alike(server))
-                found.append(_Store(host, port, ends, own, strange))
+        served = (
+            (server, port, {_end(*one): one[2] for one in server.serves if one[1] == port})
+            for server in clients
+            for port in sorted({end[1] for end in server.serves} - {0})
+        )
+        for server, port, ends in islice(served, MOST_STORES):
+            mine = (place for end in ends for place in dialled.get(end, ()) if place[0] == host or not _is_own(end))
+            users = [(name, told[name][number]) for name, number in dict.fromkeys(mine)]
+            own = tuple((name, one) for name, one in users if one.is_alike(server))
+            strange = sum(_dials(one, ends) for _, one in users if not one.is_alike(server))
+            found.append(_Store(host, port, ends, own, strange))
     return found
 
 
-def _clients(
-    told: dict[str, tuple[StoreClient, ...]], server: str, ends: set[End]
-) -> tuple[tuple[str, StoreClient], ...]:
-    """Those that dialled one of the ends; what a loopback address leads to is on each host another."""
-    return tuple(
-        (name, one)
+def _dialled(told: dict[str, tuple[StoreClient, ...]]) -> dict[End, list[tuple[str, int]]]:
+    """Host and place there of the processes that dialled each end."""
+    return grouped(
+        (_end(*dial), (name, number))
         for name, clients in told.items()
-        for one in clients
-        if any(
-            _end(*dial) in ends and (name == server or not ipaddress.ip_address(str(dial[0])).is_loopback)
-            for dial in one.dials
-        )
+        for number, one in enumerate(clients)
+        for dial in one.dials
     )
+
+
+def _is_own(end: End) -> bool:
+    """What a loopback address leads to is on each host another."""
+    return ipaddress.ip_address(end[0]).is_loopback
 
 
 def _ranks(store: _Store, clients: list[tuple[str, StoreClient]], order: list[str]) -> list[tuple[str, JobRank]]:

@@ -105,8 +105,9 @@ def test_what_the_probe_never_says_ends_the_session_and_is_said(said: bytes | di
     assert session.lost is not None
 
 
-def test_a_line_of_empty_lists_is_refused_before_it_takes_memory() -> None:
-    line = b'{"id": 1, "ok": [' + b"[]," * ((8 << 20) // 3) + b"[]]}"
+@pytest.mark.parametrize("value", [b"[],", b'"",', b'"\\"",'])
+def test_a_line_of_empty_values_is_refused_before_it_takes_memory(value: bytes) -> None:
+    line = b'{"id": 1, "ok": [' + value * ((8 << 20) // len(value)) + b"[]]}"
     tracemalloc.start()
     try:
         with pytest.raises(MalformedError, match="more than 150000 values"):
@@ -114,6 +115,17 @@ def test_a_line_of_empty_lists_is_refused_before_it_takes_memory() -> None:
         assert tracemalloc.get_traced_memory()[1] < 3 * len(line)
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("end", [b'"]}', b"", b"\\"])
+def test_what_stands_in_texts_is_no_value(end: bytes) -> None:
+    """Not even where it looks like the end of one, or never ends."""
+    line = b'{"ok": ["' + b'\\",[\\\\' * answers.MAX_ITEMS + end
+    if end == b'"]}':
+        assert len(answers.parsed(line)["ok"][0]) == 4 * answers.MAX_ITEMS
+    else:
+        with pytest.raises(MalformedError, match="damaged JSON"):
+            answers.parsed(line)
 
 
 @CALM

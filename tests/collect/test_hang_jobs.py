@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nccl_doctor.collect import hang_jobs
 from nccl_doctor.collect.hang_jobs import choose
-from nccl_doctor.collect.hang_stores import with_counted
+from nccl_doctor.collect.hang_stores import MOST_STORES, _stores, with_counted
 from nccl_doctor.errors import UsageError
 from nccl_doctor.snapshot.job_ranks import JobRank, JobRanks, Starter, StoreClient
 from tests.hang.made_up import PORT, Job
@@ -205,6 +205,16 @@ def counted(**hosts: list[StoreClient]) -> dict[str, list[JobRank]]:
     empty = answers()["node1"].model_copy(update={"ranks": ()})
     found = {name: empty.model_copy(update={"unnumbered": tuple(some)}) for name, some in hosts.items()}
     return {name: list(told.ranks) for name, told in with_counted(found).items()}
+
+
+def test_a_host_that_serves_everything_is_looked_at_in_part() -> None:
+    """Each of its stores has all clients of one end: without a bound their product would be kept."""
+    ends = [("10.0.0.1", port, 1) for port in range(1000, 1400)]
+    server = client(10, 0, 2).model_copy(update={"serves": tuple(ends), "dials": tuple(ends)})
+    told = {"node1": tuple(server.model_copy(update={"pid": 10 + number}) for number in range(20))}
+    stores = _stores(told)
+    assert len(stores) == MOST_STORES
+    assert {len(store.clients) for store in stores} == {20}
 
 
 def numbers(ranks: list[JobRank]) -> list[tuple[int, int, int]]:

@@ -33,8 +33,8 @@ _PLAIN = (
     "RemoteCommand=none", "RequestTTY=no", "ConnectionAttempts=1", "ServerAliveInterval=15", "ServerAliveCountMax=3",
 )  # fmt: skip
 
-_LOG = 1 << 20
-"""Bytes that count of what ssh says, from its begin and from its end."""
+_LOG, _LONGEST_LOG = 1 << 20, 16 << 20
+"""Bytes that count of what ssh says, from its begin and from its end; a server can have it say more without end."""
 
 
 class OpensshTransport:
@@ -92,6 +92,7 @@ class OpensshTransport:
             try:
                 argv = [*self._argv(settings, options, deadline, log.path), "--", settings.name, command]
                 channel = ProcessChannel(argv, _environment())
+                channel.bound_files(_LONGEST_LOG)
             except BlockingIOError:  # fork(2): no further process for us, a fault of this machine's
                 raise
             except OSError as error:

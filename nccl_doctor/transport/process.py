@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import selectors
 import subprocess
+import sys
 import threading
 import time
 from typing import IO
@@ -87,6 +89,12 @@ class ProcessChannel:
     def unread(self, lines: list[bytes]) -> None:
         """Gives lines back that :meth:`read_line` gave."""
         self._lines.push_back(lines)
+
+    def bound_files(self, most: int) -> None:
+        """Ends the program where it writes more bytes than that to a file, as far as this system can."""
+        if sys.platform == "linux":
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (most, most))
 
     def stderr_tail(self) -> str:
         """The last 8 KiB of stderr, with what has come since the last read."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from nccl_doctor.cluster import Node
 from nccl_doctor.transport.base import Channel, Transport
+from nccl_doctor.transport.process import ProcessChannel
 from nccl_doctor.transport.register import Kind
 from tests.patience import LONG_S, crowd
 from tests.transport.conftest import Make, run
@@ -51,6 +53,16 @@ def test_big_input_is_taken_while_output_comes(way: tuple[Transport, Node]) -> N
     assert (
         run(transport, host, f"head -c {len(data)} | tee /dev/stderr", data, seconds=LONG_S) == data.split(b"\n")[:-1]
     )
+
+
+def test_a_program_that_fills_a_file_is_ended(tmp_path: Path) -> None:
+    """As ssh's own log, of which a server decides how much it says."""
+    channel = ProcessChannel(["/bin/sh", "-c", f"read go; exec yes >{tmp_path}/log"])
+    channel.bound_files(1 << 20)
+    channel.send(b"go\n", time.monotonic() + LONG_S)
+    assert channel.exit_status(time.monotonic() + LONG_S) == 128 + signal.SIGXFSZ
+    assert (tmp_path / "log").stat().st_size == 1 << 20
+    channel.close()
 
 
 def test_stderr_tail_is_the_end(way: tuple[Transport, Node]) -> None:

@@ -177,7 +177,7 @@ class _Watch:
             try:
                 told = apart(self._ras_of)(session)
             except answers.ProbeError as error:
-                told = unknown(f"NCCL's RAS: {str(error).splitlines()[0]}")
+                told = unknown(f"NCCL's RAS: {' '.join(str(error).split())}")
             self._ras[session.node.name] = (told,)
             if isinstance(told, Ras):
                 break

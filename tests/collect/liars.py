@@ -80,23 +80,23 @@ Bend = Callable[[str, dict[str, Any]], dict[str, Any]]
 
 
 class Bending(LocalTransport):
-    """Real probes on this machine; one host's answers are changed on their way."""
+    """Real probes on this machine; by host, how answers are changed on their way."""
 
-    def __init__(self, liar: str, bend: Bend) -> None:
-        self._liar, self._bend = liar, bend
+    def __init__(self, bends: dict[str, Bend]) -> None:
+        self._bends = bends
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> ProcessChannel:
         channel = super().open(node, command, deadline, latest)
-        if node.name != self._liar:
+        if node.name not in self._bends:
             return channel
         nonce = re.findall(r"'([0-9a-f]{32})'", command)[0][::-1].encode()
         asked: dict[int, str] = {}
-        send, read_line, changed = channel.send, channel.read_line, self._bend
+        send, read_line, changed = channel.send, channel.read_line, self._bends[node.name]
 
         def noted(data: bytes, deadline: float) -> None:
             if data.startswith(b'{"id"'):
                 request = json.loads(data)
-                asked[request["id"]] = request["do"]
+                asked[request["id"]] = request.get("what", request["do"])
             send(data, deadline)
 
         def bent(deadline: float) -> bytes | None:

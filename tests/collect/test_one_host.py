@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from nccl_doctor.cli.progress import Silent
 from nccl_doctor.cluster import Cluster, Node
 from nccl_doctor.collect import facts, mesh, mesh_dials
 from nccl_doctor.collect.answers import ProbeError, SmokeEnd
+from nccl_doctor.collect.hang import HangOptions, take
 from nccl_doctor.collect.options import RunOptions
 from nccl_doctor.collect.run import looked
 from nccl_doctor.collect.session import ProbeSession
@@ -21,12 +23,15 @@ from nccl_doctor.collect.smoke import outcome
 from nccl_doctor.collect.smoke.all_reduce_run import AllReduceRun
 from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits
 from nccl_doctor.diagnose import judge
+from nccl_doctor.hang_report import report as hang_report
 from nccl_doctor.logs import facts as log_facts
 from nccl_doctor.model import Report
 from nccl_doctor.report.render import render
 from nccl_doctor.snapshot import Mesh, ProbeFailed, Snapshot
+from nccl_doctor.snapshot.hang import HangSnapshot
 from tests.checks.snapshots import patched
 from tests.collect.liars import Bend, Bending
+from tests.lab.liar import made_up_job
 
 LIAR, HONEST = "node2", ("node1", "node3")
 LONG = "x" * 5000
@@ -39,18 +44,21 @@ FAULTS = [
 ]
 
 
-def seen(bend: Bend) -> Snapshot:
-    """What a run over three local probes makes of it."""
+def local_cluster() -> Cluster:
+    """Three hosts that are this machine, and a port for their master."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    names = sorted((LIAR, *HONEST))
     nodes = tuple(
         Node(name=name, address="127.0.0.1", node_rank=rank, python=sys.executable, nproc_per_node=1, local=True)
-        for rank, name in enumerate(names)
+        for rank, name in enumerate(sorted((LIAR, *HONEST)))
     )
-    cluster = Cluster(nodes=nodes, master_addr="127.0.0.1", master_port=port)
-    with looked(cluster, lambda: Bending(LIAR, bend), RunOptions(smoke=False), Silent()) as run:
+    return Cluster(nodes=nodes, master_addr="127.0.0.1", master_port=port)
+
+
+def seen(bend: Bend) -> Snapshot:
+    """What a run over three local probes makes of it."""
+    with looked(local_cluster(), lambda: Bending({LIAR: bend}), RunOptions(smoke=False), Silent()) as run:
         snapshot = run.snapshot()
     return Snapshot.model_validate_json(snapshot.model_dump_json(by_alias=True))
 
@@ -159,6 +167,25 @@ def test_our_own_fault_over_its_listeners(fault: Exception, monkeypatch: pytest.
     assert (found.facts.stage, type(fault).__name__ in found.detail) == ("mesh", True)
     assert isinstance(snapshot.mesh, Mesh)
     assert snapshot.mesh.names == {*HONEST}, "nothing of it is judged, and the others' ports are"
+
+
+@pytest.mark.parametrize("words", ["", "\n", LONG], ids=["none", "a line break", "long"])
+@pytest.mark.parametrize("request_", ["ranks", "look", "ras"])
+def test_an_error_over_a_running_job(request_: str, words: str) -> None:
+    liar = "node1"  # whose RAS is asked first
+    made_up = dict(zip(sorted((LIAR, *HONEST)), made_up_job(), strict=True))
+
+    def bend(name: str, do: str, message: dict[str, Any]) -> dict[str, Any]:
+        fails = name == liar and do == request_
+        said = {"error": words, "traceback": words} if fails else {"ok": made_up[name].get(do)}
+        return {"id": message["id"], **said}
+
+    transport = Bending({name: partial(bend, name) for name in made_up})
+    seen = take(local_cluster(), transport, HangOptions(interval_s=0.0), Silent())
+    by_name = {host.name: host for host in HangSnapshot.model_validate_json(seen.model_dump_json(by_alias=True)).hosts}
+    assert all(host.failure is None for name, host in by_name.items() if name != liar)
+    assert isinstance(by_name[liar].failure, ProbeFailed) == (request_ != "ras")
+    assert render("hang", "human", hang_report(seen))
 
 
 def test_our_own_fault_over_the_output_of_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,15 @@ from tests.lab.cluster import Lab
 from tests.lab.liar import MOST_MIB, Lie, in_process, through_cli
 
 
-@pytest.mark.parametrize("seed", ["f30001", "f30002", "f30003", "f30005", "s30016"])
+@pytest.mark.parametrize(
+    "seed", ["f30001", "f30002", "f30003", "f30005", "s30016", "h30003", "h30011", "d30005", "d30013"]
+)
 def test_a_host_that_lies_to_local_probes(seed: str, tmp_path: Path) -> None:
     assert in_process(Lie(seed, "node2"), tmp_path) == []
 
 
 @pytest.mark.lab
-@pytest.mark.parametrize("seed", ["f20001", "f20007", "s20008"])
+@pytest.mark.parametrize("seed", ["f20001", "f20007", "s20008", "h20003"])
 def test_a_host_that_lies_to_the_command_line(seed: str, fresh_lab: Lab) -> None:
     assert through_cli(Lie(seed, "node3"), fresh_lab) == [], f"at most {MOST_MIB} MiB"
 

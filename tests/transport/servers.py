@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
 import subprocess
@@ -11,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import paramiko
 
 from nccl_doctor.cluster import Node, access
 from nccl_doctor.transport.ssh_options import SshOptions
@@ -127,6 +130,55 @@ def misbehaving(answer: Callable[[socket.socket], None]) -> Iterator[int]:
             joined(thread)
             for connection in taken:
                 connection.close()
+
+
+class Door(paramiko.ServerInterface):
+    """Lets nobody in, and says what a test wants."""
+
+    def __init__(self, methods: str, banner: str) -> None:
+        self._methods, self._banner = methods, banner
+
+    def get_allowed_auths(self, username: str) -> str:  # noqa: ARG002 - paramiko's own
+        return self._methods
+
+    def get_banner(self) -> tuple[str, str]:
+        return self._banner, "en"
+
+
+@contextmanager
+def doors(host_key: Path, methods: str = "publickey", banner: str = "hello\n", version: str = "x") -> Iterator[int]:
+    """A server before whose login it ends; gives its port."""
+    key = paramiko.Ed25519Key.from_private_key_file(str(host_key))
+    servers: list[paramiko.Transport] = []
+
+    def answer(connection: socket.socket) -> None:
+        server = paramiko.Transport(connection)
+        server.local_version = f"SSH-2.0-{version}"
+        server.add_server_key(key)
+        servers.append(server)
+        with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
+            server.start_server(event=threading.Event(), server=Door(methods, banner))
+
+    with misbehaving(answer) as port:
+        yield port
+    for server in servers:
+        server.close()
+
+
+def for_ever(begin: bytes, piece: bytes) -> tuple[Callable[[socket.socket], None], list[int]]:
+    """A server that sends without end, and how many bytes it could."""
+    sent: list[int] = []
+
+    def answer(connection: socket.socket) -> None:
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                connection.sendall(begin)
+                while True:
+                    sent.append(connection.send(piece * 1000))
+
+        threading.Thread(target=serve, daemon=True).start()
+
+    return answer, sent
 
 
 @dataclass(frozen=True)

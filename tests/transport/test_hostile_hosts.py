@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
 import struct
-import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +25,7 @@ from nccl_doctor.transport.register import Kind
 from nccl_doctor.transport.slurm import SlurmTransport
 from tests.patience import LONG_S
 from tests.transport.conftest import Make, failure
-from tests.transport.servers import LOOPBACK, Controller, misbehaving, node, public, sshd
+from tests.transport.servers import LOOPBACK, Controller, doors, for_ever, misbehaving, node, public, sshd
 
 MIB = 1 << 20
 FLOODS = {"lines": "exec yes", "empty lines": "exec yes ''", "one line": "exec tr '\\0' y </dev/zero"}
@@ -92,39 +88,6 @@ def test_what_comes_while_nobody_reads_is_bounded() -> None:
         buffer.flush()
 
 
-class Door(paramiko.ServerInterface):
-    """Lets nobody in, and says what a test wants."""
-
-    def __init__(self, methods: str, banner: str) -> None:
-        self._methods, self._banner = methods, banner
-
-    def get_allowed_auths(self, username: str) -> str:  # noqa: ARG002 - paramiko's own
-        return self._methods
-
-    def get_banner(self) -> tuple[str, str]:
-        return self._banner, "en"
-
-
-@contextmanager
-def doors(keys: Path, methods: str = "publickey", banner: str = "hello\n", version: str = "x") -> Iterator[int]:
-    """A server before whose login it ends; gives its port."""
-    key = paramiko.Ed25519Key.from_private_key_file(str(keys / "host_ed25519"))
-    servers: list[paramiko.Transport] = []
-
-    def answer(connection: socket.socket) -> None:
-        server = paramiko.Transport(connection)
-        server.local_version = f"SSH-2.0-{version}"
-        server.add_server_key(key)
-        servers.append(server)
-        with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
-            server.start_server(event=threading.Event(), server=Door(methods, banner))
-
-    with misbehaving(answer) as port:
-        yield port
-    for server in servers:
-        server.close()
-
-
 KINDS: tuple[Kind, ...] = ("paramiko", "openssh")
 METHODS = {
     "long": ",".join(f"{number}{'m' * 4200}" for number in range(40)),
@@ -138,7 +101,7 @@ METHODS = {
 def test_methods_of_a_login_without_bound(
     kind: Kind, methods: str, make: Make, controller: Controller, keys: Path
 ) -> None:
-    with doors(keys, methods) as port:
+    with doors(keys / "host_ed25519", methods) as port:
         controller.know(f"[{LOOPBACK}]:{port} {public(keys / 'host_ed25519')}\n")
         found = failure(make(kind), node(port), LONG_S)
     assert isinstance(found, SshAuthFailed)
@@ -149,37 +112,18 @@ def test_methods_of_a_login_without_bound(
 @pytest.mark.parametrize("banner", ["b" * 200_000, "\n" * 200_000, "b\r\n" * 60_000], ids=["line", "empty", "lines"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_banner_without_bound(kind: Kind, banner: str, make: Make, controller: Controller, keys: Path) -> None:
-    with doors(keys, banner=banner) as port:
+    with doors(keys / "host_ed25519", banner=banner) as port:
         controller.know(f"[{LOOPBACK}]:{port} {public(keys / 'host_ed25519')}\n")
         found = failure(make(kind), node(port), LONG_S)
     assert isinstance(found, SshAuthFailed)
     assert max(map(len, (found.detail, *found.evidence))) <= 4096
 
 
-Say = Callable[[socket.socket], None]
-
-
-def for_ever(begin: bytes, piece: bytes) -> tuple[Say, list[int]]:
-    """A server that sends without end, and how many bytes it could."""
-    sent: list[int] = []
-
-    def answer(connection: socket.socket) -> None:
-        def serve() -> None:
-            with contextlib.suppress(OSError):
-                connection.sendall(begin)
-                while True:
-                    sent.append(connection.send(piece * 1000))
-
-        threading.Thread(target=serve, daemon=True).start()
-
-    return answer, sent
-
-
 GREETINGS = {
     "a version without end": (b"SSH-2.0-", b"x"),
     "lines before the version": (b"", b"welcome\r\n"),
     "no line at all": (b"", b"x"),
-    "a packet of 2 GiB": (b"SSH-2.0-x\r\n" + struct.pack(">IB", 0x7FFFFFF0, 4), b"x"),
+    "a packet of 2 GiB": (b"SSH-2.0-x\r\n" + struct.pack(">IB", 0x7FFFFFF4, 4), b"x"),
 }
 
 

@@ -14,7 +14,6 @@ from nccl_doctor.cli.output import write_file
 from nccl_doctor.cli.report_options import KeepOptions
 from nccl_doctor.errors import DoctorError, SnapshotError
 from nccl_doctor.finding import Severity
-from nccl_doctor.from_file import Judged, judged_from_file
 from nccl_doctor.inventory.reading import read_bytes
 from nccl_doctor.inventory.this_machine import this_machine
 from nccl_doctor.json_bounds import refuse_crowded
@@ -24,6 +23,7 @@ from nccl_doctor.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from nccl_doctor.cluster import Node
+    from nccl_doctor.from_file import Judged
     from nccl_doctor.snapshot.hang import HangSnapshot
 
 MOST_BYTES = 256 << 20
@@ -87,6 +87,8 @@ def _first(error: ValueError) -> str:
 
 def of_snapshot(document: Judged, nodes: Iterable[Node]) -> Judged:
     """The document of a snapshot that was read from a file: without commands for this machine."""
+    from nccl_doctor.from_file import judged_from_file
+
     here = this_machine()
     own = {one.name for one in nodes if one.local or here.answers_to(one.name) or here.answers_to(one.address)}
     return judged_from_file(document, own)

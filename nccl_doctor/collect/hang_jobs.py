@@ -93,7 +93,8 @@ def _named(job: HangingJob, jobs: Jobs) -> str:
     alike = [one for one in jobs if str(one) == str(job)]
     words = [str(job)]
     words += [f"of {job.user}"] if len({one.user for one in alike}) > 1 else []
-    words += ["in a container" if job.contained else "in none"] if len({one.contained for one in alike}) > 1 else []
+    both = len({one.contained for one in alike if one.user == job.user}) > 1
+    words += ["in a container" if job.contained else "in none"] if both else []
     return " ".join(words)
 
 

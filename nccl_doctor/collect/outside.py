@@ -9,12 +9,13 @@ from collections.abc import Collection, Iterable, Iterator
 from pydantic import ValidationError
 
 from nccl_doctor.cluster import Node
+from nccl_doctor.probe.tools import SYSTEM
 from nccl_doctor.snapshot import Outside, ResourceLimits, Unknown, unknown
 from nccl_doctor.transport.base import AccessError, Channel, Transport
 from nccl_doctor.transport.inside_options import InsideOptions
 
 SCRIPT = """\
-LC_ALL=C; export LC_ALL
+LC_ALL=C; PATH={path}; export LC_ALL PATH
 echo {mark} network; readlink /proc/self/ns/net
 echo {mark} hostname; cat /proc/sys/kernel/hostname
 echo {mark} limits; cat /proc/self/limits
@@ -46,7 +47,7 @@ def look(transport: Transport, wanted: Collection[str], node: Node, deadline: fl
     try:
         channel = transport.open(host, "exec /bin/sh", deadline)
         try:
-            channel.send(SCRIPT.format(mark=mark, pid=pid).encode(), deadline)
+            channel.send(SCRIPT.format(mark=mark, pid=pid, path=":".join(SYSTEM)).encode(), deadline)
             return parse(_lines(channel, f"{mark} end", deadline), mark, options, wanted)
         finally:
             channel.close()

@@ -6,8 +6,10 @@ anybody else could have put there or could change; so nothing can be swapped bet
 user has the programs that their own shell would run.
 
 Besides these the probe starts, by no name that is looked up: the interpreter that runs it, as the hosts file names it
-(interpreter.py, allreduce.py); the login's own shell (facts/login_shell.py); /bin/sh (children.py, relay.py); and the
-py-spy sent along, out of memory (hang/stacks.py).
+(interpreter.py, allreduce.py); the login's own shell (facts/login_shell.py); /bin/sh (children.py, relay.py), with rm
+and sleep; and the py-spy sent along, out of memory (hang/stacks.py). Before it, the login's shell has started that
+interpreter, and a container's runtime, where the hosts file names one; around a container /bin/sh runs cat, df and
+readlink (collect/outside.py).
 """
 
 from __future__ import annotations

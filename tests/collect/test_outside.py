@@ -87,7 +87,7 @@ def test_this_machines_own_shell(tmp_path: Path) -> None:
     assert found.shm_bytes
     assert look(LocalTransport(), set(), node.model_copy(update={"access": {}}), time.monotonic() + LONG_S) is None
     for shell in (["dash"], ["bash"], ["busybox", "sh"]):
-        text = SCRIPT.format(mark=MARK, pid="-")
+        text = SCRIPT.format(mark=MARK, pid="-", path="/usr/bin:/bin")
         done = subprocess.run(shell, input=text, capture_output=True, text=True, timeout=LONG_S, check=False)
         assert isinstance(parse(done.stdout.splitlines(), MARK, TRAIN, set()), Outside)
         assert done.stdout.endswith(f"{MARK} end\n")

@@ -13,7 +13,6 @@ from tests.hang.faults import unnoticed
 from tests.hang.running import hang
 from tests.lab.cluster import Lab, MakeLab
 from tests.lab.host import LabHost
-from tests.lab.warm_torch import interpreter
 
 pytestmark = pytest.mark.lab
 
@@ -26,7 +25,7 @@ def lab() -> Iterator[Lab]:
     with Lab.up(2) as lab:
         for number, host in enumerate(lab.hosts):
             host.write("/root/spawn.py", SCRIPT.read_text())
-            host.background([interpreter(), "spawn.py", str(number), "2", lab.hosts[0].address])
+            host.background([sys.executable, "spawn.py", str(number), "2", lab.hosts[0].address])
         for number, host in enumerate(lab.hosts):
             there = " && ".join(f"test -e /run/spawned-{number * 2 + local}" for local in (0, 1))
             host.wait_until(partial(_holds, host, there), "ranks", timeout=240)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from nccl_doctor.nccl.recorder import diagnosable, recorder
 
@@ -25,6 +24,8 @@ def test_an_unknown_release_gets_both() -> None:
 def test_the_installed_torch_reads_each_of_them() -> None:
     """Its library holds the names; those of other parts of torch stand in libtorch_cuda, which the CPU build lacks."""
     from pathlib import Path
+
+    import torch
 
     library = (Path(torch.__file__).parent / "lib" / "libtorch_cpu.so").read_bytes()
     assert all(name.encode() in library for name in set(recorder(torch.__version__, "x")) - BOTH)

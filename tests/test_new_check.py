@@ -33,6 +33,7 @@ def run(folder: Path, *words: str, text: bytes = b"") -> str:
     return done.stdout.decode()
 
 
+@pytest.mark.slow
 def test_a_diagnosis_of_logs_is_one_file(copy: Path) -> None:
     before = files(copy)
     told = run(copy, "scripts/new_check.py", "seen-in-logs", "moon-in-the-way")
@@ -47,6 +48,7 @@ def test_a_diagnosis_of_logs_is_one_file(copy: Path) -> None:
     assert "One sentence: the fault." in run(copy, "-c", TOOL, "explain", "moon-in-the-way")
 
 
+@pytest.mark.slow
 def test_a_check_is_one_file(copy: Path) -> None:
     before = files(copy)
     run(copy, "scripts/new_check.py", "processes", "moon-in-the-way")

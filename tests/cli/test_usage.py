@@ -214,6 +214,7 @@ def test_colour_only_where_asked_or_on_a_terminal(
     assert ("\x1b[" in done.stdout) is escapes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", [{"PYTHONIOENCODING": "latin-1"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
 def test_a_locale_without_our_characters_costs_these_alone(tmp_path: Path, environment: dict[str, str]) -> None:
     """Nor are the probe's sources read in it, nor is what machines read written in it."""
@@ -234,6 +235,7 @@ def test_a_locale_without_our_characters_costs_these_alone(tmp_path: Path, envir
     assert (code, page.isascii()) == (0, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("streams", "code", "says"),
     [

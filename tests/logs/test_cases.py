@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -137,6 +138,7 @@ MUTATIONS: dict[str, Callable[[list[str], random.Random], list[str]]] = {
 }
 
 
+@pytest.mark.slow
 def test_mutations_keep_the_diagnosis() -> None:
     rng = random.Random(7)
     lost = []

@@ -26,6 +26,7 @@ def slow(data: bytes, allowed: float) -> bool:
     return all(seconds(data) > allowed for _ in range(3))
 
 
+@pytest.mark.slow
 def test_the_words_of_every_rule_in_one_line_of_60_kb(allowed: float) -> None:
     lines = {rule.pattern: ((unit := " ".join(units(rule)[1:]) + " ") * (SIZE // len(unit))).encode() for rule in RULES}
     assert [pattern for pattern, line in lines.items() if slow(line, allowed)] == []
@@ -39,6 +40,7 @@ def test_what_took_seconds(line: str, allowed: float) -> None:
     assert not slow(line.encode(), allowed)
 
 
+@pytest.mark.slow
 def test_random_logs_take_the_command_at_most_three_times_as_long() -> None:
     rng, start = random.Random(5), start_seconds()
     logs = [hostile(rng, size) for size in (20_000, 60_000, 200_000) * 3 + (1_000_000,) * 3]

@@ -137,6 +137,7 @@ def test_a_damaged_archive_is_one_sentence(tmp_path: Path, suffix: str, pack: Ca
         LogsRun((str(path),)).read()
 
 
+@pytest.mark.slow
 def test_an_archive_that_asks_for_memory_is_one_sentence(tmp_path: Path) -> None:
     filters = [{"id": lzma.FILTER_LZMA2, "dict_size": 512 << 20}]
     hungry = tmp_path / "run.xz"

@@ -49,6 +49,7 @@ def library() -> Path:
     return Path(str(importlib.metadata.distribution(PACKAGE).locate_file("nvidia/nccl/lib/libnccl.so.2")))
 
 
+@pytest.mark.slow
 def test_random_hosts_and_settings(library: Path) -> None:
     done = trials(library, VERSION, TRIALS, seed=20)
     assert len(done) >= TRIALS

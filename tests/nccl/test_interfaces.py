@@ -216,6 +216,7 @@ drawn_env = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(drawn_links, drawn_addresses, drawn_env, st.sampled_from([since for since, _ in CLASSES]))
 def test_never_raises_and_never_returns_what_the_settings_exclude(

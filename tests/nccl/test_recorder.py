@@ -21,6 +21,7 @@ def test_an_unknown_release_gets_both() -> None:
     assert set(recorder(None, "/tmp/x")) == OLD | NEW | BOTH
 
 
+@pytest.mark.slow
 def test_the_installed_torch_reads_each_of_them() -> None:
     """Its library holds the names; those of other parts of torch stand in libtorch_cuda, which the CPU build lacks."""
     from pathlib import Path

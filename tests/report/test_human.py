@@ -158,6 +158,7 @@ def test_colour_adds_nothing_but_colour(name: str, verbose: bool) -> None:
     assert SGR.sub("", coloured) == screen(report, verbose=verbose)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(REPORTS, st.booleans(), st.booleans())
 def test_whatever_the_text_the_screen_is_safe(report: Report, verbose: bool, quiet: bool) -> None:

@@ -49,6 +49,7 @@ def test_the_head_says_when_who_and_which_version() -> None:
     assert head == "nccl-doctor check · 2023-11-14 22:13:20 UTC · asked by ann on login1 · nccl-doctor 0.1.0"
 
 
+@pytest.mark.slow
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(REPORTS)
 def test_whatever_hosts_say_is_text(report: Report) -> None:

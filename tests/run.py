@@ -1,0 +1,65 @@
+"""Starts pytest for ``scripts/test``, and says before what runs and how long that takes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+QUICK = "not lab and not browser and not slow"
+WHOLE_TEXT = (
+    "All tests, by {workers} workers: the lab's clusters, Slurm, containers and a browser among them.\n"
+    "About 10 minutes on two quiet cores, 15 beside other work; scripts/test --quick takes one."
+)
+QUICK_TEXT = "All tests but those of the lab, the browser and what takes long, by {workers} workers: about a minute."
+SOME_TEXT = "{paths}: as long as these tests take, one after the other; with -n 4 by four workers."
+OWN_WORKERS = ("-n", "--numprocesses", "--pdb", "--collect-only", "--co")
+"""Arguments of who wants no workers, or as many as these say."""
+VALUED = ("-k", "-m", "-n", "-p", "-c", "-o", "-W", "--numprocesses", "--dist")
+"""Arguments whose values stand apart, and are no paths."""
+
+
+def command(words: list[str], folder: Path, cores: int) -> tuple[list[str], str]:
+    """pytest's arguments for the words on the command line, and what is said of them.
+
+    Args:
+        words: as typed.
+        folder: where they were typed, from which paths count; where there is no such path, from the project's root.
+        cores: that this process may use.
+    """
+    quick = words[:1] == ["--quick"]
+    words = words[quick:]
+    places = [
+        number
+        for number, word in enumerate(words)
+        if not word.startswith("-") and (number == 0 or words[number - 1] not in VALUED)
+    ]
+    words = [_placed(word, folder) if number in places else word for number, word in enumerate(words)]
+    paths = [words[number] for number in places]
+    workers = max(4, 2 * cores)  # half of what the lab does is waiting
+    whole = ["-m", QUICK, *words] if quick else words
+    text = SOME_TEXT if paths else QUICK_TEXT if quick else WHOLE_TEXT
+    if not paths and not any(word.split("=")[0].rstrip("0123456789") in OWN_WORKERS for word in words):
+        # a worker that has nothing left takes tests from another: the files are of very unequal length
+        whole = ["--numprocesses", str(cores if quick else workers), "--dist", "worksteal", *whole]
+    return whole, text.format(paths=" ".join(paths), workers=cores if quick else workers)
+
+
+def _placed(word: str, folder: Path) -> str:
+    """A path or node id as it counts from the root; any other word as it is."""
+    path, colons, name = word.partition("::")
+    there = folder / path
+    return word if (ROOT / path).exists() or not there.exists() else f"{there.resolve()}{colons}{name}"
+
+
+def main() -> None:
+    """Says what runs, and becomes pytest."""
+    folder, *words = sys.argv[1:]
+    arguments, text = command(words, Path(folder), len(os.sched_getaffinity(0)))
+    sys.stderr.write(f"{text}\n")
+    os.execv(sys.executable, [sys.executable, "-m", "pytest", *arguments])
+
+
+if __name__ == "__main__":
+    main()

@@ -88,11 +88,12 @@ def test_status_and_stderr_outlive_the_channel(way: tuple[Transport, Node]) -> N
 
 def test_a_silent_command_meets_the_deadline(way: tuple[Transport, Node]) -> None:
     transport, host = way
-    channel = transport.open(host, "printf par; sleep 0.5; echo tial; cat", time.monotonic() + LONG_S)
+    channel = transport.open(host, "printf par; read go; echo tial; cat", time.monotonic() + LONG_S)
     started = time.monotonic()
     with pytest.raises(TimeoutError):
         channel.read_line(started + 0.3)
     assert time.monotonic() - started < 1.0 * crowd()
+    channel.send(b"\n", time.monotonic() + LONG_S)
     assert channel.read_line(time.monotonic() + LONG_S) == b"partial"
     channel.close()
 

@@ -13,6 +13,7 @@ from nccl_doctor.probe.tools import SYSTEM
 from nccl_doctor.snapshot import Outside, ResourceLimits, Unknown, unknown
 from nccl_doctor.transport.base import AccessError, Channel, Transport
 from nccl_doctor.transport.inside_options import InsideOptions
+from nccl_doctor.transport.lines import Allowance
 
 SCRIPT = """\
 LC_ALL=C; PATH={path}; export LC_ALL PATH
@@ -31,8 +32,8 @@ exit
 """
 """For /bin/sh; the devices are those of probe/facts/surroundings.py."""
 
-_MOST_LINES = 20_000
-"""A cluster's /etc/hosts has a line for each host."""
+_MOST = 8 << 20
+"""Bytes that it may print: a cluster's /etc/hosts has a line for each host."""
 _LIMIT = re.compile(r"(Max open files|Max locked memory) +(unlimited|\d{1,20}) +(unlimited|\d{1,20})\b")
 
 
@@ -87,10 +88,11 @@ def parse(lines: Iterable[str], mark: str, options: InsideOptions, wanted: Colle
 
 
 def _lines(channel: Channel, last: str, deadline: float) -> Iterator[str]:
-    for _ in range(_MOST_LINES):
-        line = channel.read_line(deadline)
-        text = "" if line is None else line.decode(errors="replace")
-        if line is None or text == last:
+    allowance = Allowance(_MOST)
+    while (line := channel.read_line(deadline)) is not None:
+        allowance.spend(line)
+        text = line.decode(errors="replace")
+        if text == last:
             return
         yield text
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from nccl_doctor.collect.outside import SCRIPT, look, parse
 from nccl_doctor.snapshot import Outside, ResourceLimits, Unknown
 from nccl_doctor.transport.inside_options import InsideOptions
 from nccl_doctor.transport.local import LocalTransport
+from nccl_doctor.transport.process import ProcessChannel
 from tests.patience import LONG_S
 
 MARK = "ncdoctor-0123456789abcdef"
@@ -91,3 +94,22 @@ def test_this_machines_own_shell(tmp_path: Path) -> None:
         done = subprocess.run(shell, input=text, capture_output=True, text=True, timeout=LONG_S, check=False)
         assert isinstance(parse(done.stdout.splitlines(), MARK, TRAIN, set()), Outside)
         assert done.stdout.endswith(f"{MARK} end\n")
+
+
+class Endless(LocalTransport):
+    """A host whose shell prints long lines without end."""
+
+    def open(self, node: Node, _command: str, deadline: float, latest: float = math.inf) -> ProcessChannel:
+        return super().open(node, "exec yes $(head -c 60000 /dev/zero | tr '\\0' y)", deadline, latest)
+
+
+def test_a_shell_that_prints_without_end_is_not_kept() -> None:
+    node = Node(name="n", address="127.0.0.1", node_rank=0, access=access(TRAIN))
+    tracemalloc.start()
+    try:
+        found = look(Endless(), set(), node, time.monotonic() + LONG_S)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+    assert isinstance(found, Unknown)
+    assert "far more than was asked for" in found.reason

@@ -158,7 +158,8 @@ class Run:
                 self._sessions, self._facts, self._mesh, pods=bool(self._cluster.options(KubeFacts).pods)
             )
             self._mesh = self._without_lost(self._mesh.model_copy(update={"elsewhere": met, "intercepted": taken}))
-            self.dials = FailedDials(self.snapshot()) if taken else self.dials
+            if taken or mesh.hosts > len(self._sessions):
+                self.dials = FailedDials(self.snapshot())
 
     def _without_lost(self, mesh: Mesh) -> Mesh:
         """The mesh among the hosts that still answer."""

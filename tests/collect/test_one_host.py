@@ -13,8 +13,8 @@ from nccl_doctor.cli.choices import FailOn
 from nccl_doctor.cli.output import exit_code
 from nccl_doctor.cli.progress import Silent
 from nccl_doctor.cluster import Cluster, Node
-from nccl_doctor.collect import facts, mesh, mesh_dials
-from nccl_doctor.collect.answers import ProbeError, SmokeEnd
+from nccl_doctor.collect import elsewhere, facts, mesh, mesh_dials
+from nccl_doctor.collect.answers import MalformedError, ProbeError, SmokeEnd
 from nccl_doctor.collect.hang import HangOptions, take
 from nccl_doctor.collect.options import RunOptions
 from nccl_doctor.collect.run import looked
@@ -167,6 +167,20 @@ def test_our_own_fault_over_its_listeners(fault: Exception, monkeypatch: pytest.
     assert (found.facts.stage, type(fault).__name__ in found.detail) == ("mesh", True)
     assert isinstance(snapshot.mesh, Mesh)
     assert snapshot.mesh.names == {*HONEST}, "nothing of it is judged, and the others' ports are"
+
+
+def test_a_host_that_is_lost_in_the_last_look_at_the_ports_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(sessions: list[ProbeSession], *_others: Any) -> dict[str, Any]:
+        (session,) = (one for one in sessions if one.node.name == LIAR)
+        session.gone(MalformedError("nothing that was asked"))
+        return {}
+
+    monkeypatch.setattr(elsewhere, "run", lost)
+    snapshot = seen(lambda _do, message: message)
+    assert "it answered what the probe never says" in failure(snapshot).detail
+    assert isinstance(snapshot.mesh, Mesh)
+    assert snapshot.mesh.names == {*HONEST}
+    assert [one.name for one in reported(snapshot).diagnoses if one.hosts == (LIAR,)] == ["probe-failed"]
 
 
 @pytest.mark.parametrize("words", ["", "\n", LONG], ids=["none", "a line break", "long"])

@@ -122,7 +122,8 @@ class _Watch:
 
         def find(session: ProbeSession) -> JobRanks:
             found = _ask(session, _JOB, "ranks", ANSWER_S)
-            if found.ranks and not found.py_spy and self._options.stacks != "none":
+            unnumbered = not isinstance(found.unnumbered, Unknown) and found.unnumbered
+            if (found.ranks or unnumbered) and not found.py_spy and self._options.stacks != "none":
                 bundle = py_spy_bundle.pack(session.hello.machine)
                 _ask(session, answers.NOTHING, "py_spy", SHIP_S, bundle=bundle)
             return found

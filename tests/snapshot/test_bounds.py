@@ -9,9 +9,10 @@ import pytest
 from pydantic import Field, JsonValue, ValidationError
 
 from nccl_doctor.cluster import Cluster, Node
+from nccl_doctor.frozen import _MOST_FIELDS
 from nccl_doctor.model import NcclInterface
 from nccl_doctor.snapshot import HostFacts, Mesh, RankResult, Snapshot
-from nccl_doctor.snapshot.hang import HangHost
+from nccl_doctor.snapshot.hang import HangHost, HangSnapshot
 from nccl_doctor.snapshot.values import Observed
 from tests.checks.snapshots import healthy
 
@@ -52,6 +53,35 @@ def _unbounded(kind: str, schema: dict[str, Any], observed: bool) -> bool:
 @pytest.mark.parametrize("document", [Snapshot, HangHost])
 def test_nothing_in_a_snapshot_takes_anything_at_all(document: type[Any]) -> None:
     assert [*loose(document.__pydantic_core_schema__, {})] == []
+
+
+def collections(schema: Any, defined: dict[str, Any], path: str = "") -> Iterator[tuple[str, bool]]:
+    """Each list, tuple or object of a core schema, and whether it ends at its first wrong member."""
+    if isinstance(schema, (list, tuple)):
+        for one in schema:
+            yield from collections(one, defined, path)
+    if not isinstance(schema, dict) or path.endswith(".access"):  # what engines keep there is any JSON
+        return
+    match schema.get("type"):
+        case "definitions":
+            defined.update({one["ref"]: one for one in schema["definitions"]})
+        case "definition-ref" if schema["schema_ref"] in defined:
+            yield from collections(defined.pop(schema["schema_ref"]), defined, path)
+        case "model":
+            path = schema["cls"].__name__
+            assert len(schema["cls"].model_fields) <= _MOST_FIELDS
+        case "dict" | "frozenset" | "list" | "set" | "tuple":
+            yield path, bool(schema.get("fail_fast"))
+    for key, inner in schema.items():
+        if key not in ("metadata", "serialization", "config", "definitions"):
+            yield from collections(inner, defined, path if "type" in schema else f"{path}.{key}")
+
+
+@pytest.mark.parametrize("document", [Snapshot, HangSnapshot])
+def test_every_collection_ends_at_its_first_wrong_member(document: type[Any]) -> None:
+    found = [*collections(document.__pydantic_core_schema__, {})]
+    assert len(found) > 50
+    assert [path for path, ends in found if not ends] == []
 
 
 class Lax(Observed):

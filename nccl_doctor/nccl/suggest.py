@@ -9,10 +9,11 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from nccl_doctor.commands import export, on
 from nccl_doctor.finding import Fix
-from nccl_doctor.inet import Network
+from nccl_doctor.inet import Network, network_of, prefix_length
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
 from nccl_doctor.nccl.peers import Peers
 from nccl_doctor.nccl.reach import Reachable, is_private, reach
@@ -20,6 +21,9 @@ from nccl_doctor.snapshot import Host, Mesh, Names, Unknown, told_of
 
 Plan = dict[str, str]
 """The interface to use, by host."""
+
+_MOST_NETS = 64
+"""Nets that are tried for all hosts; a node of Kubernetes may have thousands of addresses, each a net of its own."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +90,12 @@ def _plans(hosts: tuple[Host, ...], by_host: Mapping[str, HostNccl]) -> Iterator
     if all(known_by.values()):
         yield {name: interface for name, interface in known_by.items() if interface is not None}
     nets = dict.fromkeys(
-        net for one in by_host.values() for e in one.interfaces.addresses for net in one.networks(e.address)
+        network_of(f"{entry.address}/{prefix_length(entry.netmask)}")
+        for one in by_host.values()
+        for entry in one.interfaces.addresses
+        if entry.netmask is not None
     )
-    for net in nets:
+    for net in islice((net for net in nets if net.prefixlen < net.max_prefixlen), _MOST_NETS):
         inside = {name: _in_net(one, net) for name, one in by_host.items()}
         if all(inside.values()):
             yield {name: interface for name, interface in inside.items() if interface is not None}

@@ -1,4 +1,8 @@
-"""Runs commands over paramiko; a connection to a jump host is made once and shared."""
+"""Runs commands over paramiko; a connection to a jump host is made once and shared.
+
+A host that is tried again shares one with all that are tried again: what is the matter with the first, be it that the
+jump host was late or that the connection stands still, is no fault of the hosts behind it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import sys
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -72,7 +77,8 @@ class ParamikoTransport:
     def __init__(self, resolve_jump: ResolveJump, *, alone: bool) -> None:
         self._resolve_jump, self._alone = resolve_jump, alone
         self._lock = threading.Lock()
-        self._jumps: dict[str, Future[_Jump]] = {}
+        self._tries: Counter[Target] = Counter()
+        self._jumps: dict[tuple[str, int], Future[_Jump]] = {}  # by jump hosts, and the try of those behind them
         self._channels: WeakSet[ParamikoChannel] = WeakSet()
         self._known: dict[tuple[Path, ...], tuple[known_hosts.KnownKey, ...]] = {}
 
@@ -84,7 +90,9 @@ class ParamikoTransport:
             BeyondError: only the ssh program can use the keys that there are.
         """
         target, began = settings.target(), time.monotonic()
-        session, deadline = self._session(settings, deadline - began, latest)
+        with self._lock:
+            self._tries[target] += 1
+        session, deadline = self._session(settings, deadline - began, latest, self._tries[target])
         try:
             with ends_at(deadline, session):
                 channel = session.open_session(timeout=remaining(deadline))
@@ -116,12 +124,22 @@ class ParamikoTransport:
                 jump.result().session.close()
 
     def _session(
-        self, settings: HostSettings, bound: float, latest: float, *, hop: bool = False, mss: int | None = None
+        self,
+        settings: HostSettings,
+        bound: float,
+        latest: float,
+        turn: int,
+        *,
+        hop: bool = False,
+        mss: int | None = None,
     ) -> tuple[SshSession, float]:
-        """The session, and when it must have come to something: a host's time begins with its turn at the jump host."""
+        """The session, and when it must have come to something: a host's time begins with its turn at the jump host.
+
+        ``turn`` counts the tries of the host, or of those behind it.
+        """
         if hop and settings.connect_timeout is not None:
             bound = min(bound, settings.connect_timeout)
-        jump = self._jump(settings.proxy_jump, bound, latest) if settings.proxy_jump else None
+        jump = self._jump(settings.proxy_jump, bound, latest, turn) if settings.proxy_jump else None
 
         def connect() -> Stream:
             if jump is not None:
@@ -138,7 +156,7 @@ class ParamikoTransport:
 
     def _small(self, settings: HostSettings, by: float) -> SshSession:
         """Another session with a host, which sends small packets on it."""
-        return self._session(settings, remaining(by), by, mss=SMALL_MSS)[0]
+        return self._session(settings, remaining(by), by, self._tries[settings.target()], mss=SMALL_MSS)[0]
 
     def known_keys(self, settings: HostSettings) -> tuple[known_hosts.KnownKey, ...]:
         """The entries of every file that may know the host, read once."""
@@ -147,17 +165,17 @@ class ParamikoTransport:
             self._known[paths] = known_hosts.read(paths)
         return self._known[paths]
 
-    def _jump(self, jumps: str, bound: float, latest: float) -> _Jump:
+    def _jump(self, jumps: str, bound: float, latest: float, turn: int) -> _Jump:
         """The session with the last of ``jumps``; the first thread that asks makes it, the others wait for it."""
         deadline = min(latest, time.monotonic() + LOGIN_TIMES * bound)
         jump = self._resolve_jump(jumps, deadline)
         target = jump.target(hop=True)
         with self._lock:
-            mine = jumps not in self._jumps
-            shared = self._jumps.setdefault(jumps, Future())
+            mine = (jumps, turn) not in self._jumps
+            shared = self._jumps.setdefault((jumps, turn), Future())
         if mine:
             try:
-                shared.set_result(_Jump(self._session(jump, bound, latest, hop=True)[0]))
+                shared.set_result(_Jump(self._session(jump, bound, latest, turn, hop=True)[0]))
             except BaseException as error:
                 shared.set_exception(error)
                 raise

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import paramiko
+import psutil
 
 from nccl_doctor.cluster import Node, access
 from nccl_doctor.transport.ssh_options import SshOptions
@@ -52,6 +53,11 @@ class Sshd:
     port: int
     host_keys: tuple[Path, ...]
     log: Path
+    pid: int
+
+    def connections(self) -> list[psutil.Process]:
+        """The processes of those who are connected."""
+        return psutil.Process(self.pid).children()
 
     @property
     def name(self) -> str:
@@ -91,7 +97,7 @@ def sshd(home: Path, host_keys: tuple[Path, ...], extra: str = "") -> Iterator[S
         server = subprocess.Popen([program, "-D", "-e", "-f", str(place / "config")], stderr=stderr)
     try:
         _await_listener(port, server, log)
-        yield Sshd(port, host_keys, log)
+        yield Sshd(port, host_keys, log, server.pid)
     finally:
         server.terminate()
         server.wait(LONG_S)

@@ -75,6 +75,35 @@ def test_one_connection_for_many_hosts(make: Make, route: Route) -> None:
     assert route.jump.log.read_text().count("Accepted publickey") - before == 1
 
 
+def test_who_is_tried_again_comes_by_a_connection_of_its_own(make: Make, route: Route, keys: Path) -> None:
+    """The first to the jump host stands still once it is made: no host behind it is to blame, nor is its neighbour."""
+    with sshd(keys, (keys / "host_ecdsa",)) as jump:
+        route.controller.know(jump.known(), route.server.known())
+        Route(jump, route.server, route.controller).configure()
+        transport = make("paramiko")
+        assert run(transport, route.host("inner1"), "echo in", seconds=LONG_S) == [b"in"]
+        (first,) = jump.connections()
+        first.suspend()
+        try:
+            assert failure(transport, route.host("inner2"), 1.0).facts.ran_out_of_time
+            with ThreadPoolExecutor(2) as pool:
+                again = pool.map(lambda n: run(transport, route.host(f"inner{n}"), "echo in", seconds=LONG_S), (1, 2))
+                assert list(again) == [[b"in"]] * 2
+            assert jump.log.read_text().count("Accepted publickey") == 2
+        finally:
+            first.resume()
+
+
+def test_a_jump_host_that_was_late_is_asked_again(make: Make, route: Route, tmp_path: Path) -> None:
+    route.configure()
+    asked = tmp_path / "asked"
+    late = f"test -e {asked} && exec nc {LOOPBACK} {route.jump.port}; touch {asked}; exec sleep 600"
+    route.controller.configure(f"Host jump\n  ProxyCommand sh -c '{late}'\n")
+    transport = make("paramiko")
+    assert failure(transport, route.host(), 1.0).facts.jump_host == "jump"
+    assert run(transport, route.host(), "echo in", seconds=LONG_S) == [b"in"]
+
+
 def test_unknown_key_of_the_jump_host(transport: Transport, route: Route) -> None:
     route.configure()
     route.controller.know(route.server.known())

@@ -39,8 +39,7 @@ path = os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin"
 missing = sorted({package for program, package in PROGRAMS.items() if shutil.which(program, path=path) is None})
 if missing and (os.geteuid() != 0 or shutil.which("apt-get") is None):
     sys.exit(f"the lab needs these programs, and they can only be installed as root with apt-get: {' '.join(missing)}")
-words = f"apt-get installs for the lab: {' '.join(missing)}" if missing else "The lab's programs are all there."
-print(words, flush=True)
+print("apt-get installs for the lab:" if missing else "The lab's programs are all there.", *missing, flush=True)
 if missing:
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     subprocess.run(["apt-get", "update", "-qq"], env=quiet, check=True)

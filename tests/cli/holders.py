@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tests.lab.host import LabHost
+from tests.lab.warm_torch import interpreter
 from tests.patience import LONG_S
 
 DOCTOR = str(Path(sys.executable).parent / "nccl-doctor")
@@ -85,4 +86,4 @@ def alive(host: LabHost, pids: set[int]) -> set[int]:
 def torch_binds(host: LabHost, port: int) -> bool:
     """Whether a real TCPStore gets the port."""
     code = f"import torch.distributed as d; d.TCPStore('127.0.0.1', {port}, is_master=True, wait_for_workers=False)"
-    return host.run([sys.executable, "-c", code], check=False).returncode == 0
+    return host.run([interpreter(), "-c", code], check=False).returncode == 0

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from tests.cli.doctor import Run
 from tests.cli.program import run_in
 from tests.lab.slurm import Slurm
+from tests.lab.warm_torch import interpreter
 
 PYTHON = ("--python", sys.executable)
 NO_SMOKE = ("--no-smoke", *PYTHON)
@@ -25,7 +26,8 @@ def check(slurm: Slurm, *words: str, command: str = "check") -> Run:
 @contextmanager
 def started(slurm: Slurm, job: str, *words: str) -> Iterator[subprocess.Popen[str]]:
     """A check whose probes all answer."""
-    argv = ["nccl-doctor", "check", "--slurm-job", job, *PYTHON, "-o", "json", *words]
+    python = sys.executable if "--tree" in words else interpreter()  # the relay looks after its own children
+    argv = ["nccl-doctor", "check", "--slurm-job", job, "--python", python, "-o", "json", *words]
     with slurm.lab.controller.popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         for line in process.stderr:

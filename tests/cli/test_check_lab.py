@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import jsonschema
@@ -14,6 +13,7 @@ from tests.cli.smoking import soon
 from tests.lab.cluster import Lab, MakeLab
 from tests.lab.faults import fault
 from tests.lab.faults.network import map_name
+from tests.lab.warm_torch import interpreter
 from tests.patience import LONG_S, crowd
 
 pytestmark = pytest.mark.lab
@@ -100,7 +100,7 @@ def test_what_does_no_harm_is_not_diagnosed(fresh_lab: Lab, harmless: str) -> No
 
 def test_a_host_that_dies_in_the_middle_is_named_and_the_run_ends(make_lab: MakeLab) -> None:
     lab = make_lab(2)
-    lab.controller.write("/root/hosts.yaml", lab.hosts_file())
+    lab.controller.write("/root/hosts.yaml", lab.hosts_file(python=interpreter()))
     process = lab.controller.popen(
         ["nccl-doctor", "check", "hosts.yaml", "-o", "json", "--output-file", "report.json", *soon()],
         stderr=-1,
@@ -192,10 +192,10 @@ other.communicate("the store is gone\\n")
 
 def test_a_time_wait_of_torchs_own_keeps_nobody_from_the_port(fresh_lab: Lab) -> None:
     node = fresh_lab.host("node1")
-    node.run([sys.executable, "-c", STORE_CLOSES_FIRST])
+    node.run([interpreter(), "-c", STORE_CLOSES_FIRST])
     waiting = node.run(["ss", "-Htan", "state", "time-wait", "sport", "=", ":29500"]).stdout
     assert waiting, "torch's store left no TIME_WAIT, so this test shows nothing"
-    run = doctor(fresh_lab, "check", hosts=fresh_lab.hosts_file(hosts=["node1", "node2"]))
+    run = doctor(fresh_lab, "check", hosts=fresh_lab.hosts_file(hosts=["node1", "node2"], python=interpreter()))
     assert (run.names, run.code, run.report["smoke"]["ok"]) == ([], 0, True)
 
 

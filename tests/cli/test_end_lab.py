@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -14,6 +15,7 @@ from tests.cli.injected import inject
 from tests.cli.smoking import all_reduce_processes, with_env
 from tests.lab.cluster import Lab
 from tests.lab.faults import fault
+from tests.lab.warm_torch import interpreter
 from tests.patience import LONG_S, crowd
 
 pytestmark = pytest.mark.lab
@@ -23,13 +25,12 @@ PAUSE = "/run/pause"
 """On node1; its rank waits for the end of this file before the first all-reduce."""
 
 
-def start_and_wait_for(lab: Lab, phase: str, *options: str) -> subprocess.Popen[str]:
+def start_and_wait_for(lab: Lab, phase: str, *options: str, python: str | None = None) -> subprocess.Popen[str]:
     """A check that has come to a phase and stays there: a host is cut off for the dials, a rank waits before the sum."""
     first = lab.host("node1")
     first.write(PAUSE, "")
-    lab.controller.write(
-        "/root/hosts.yaml", lab.hosts_file(hosts=with_env(lab, "node1", inject(first, "pause", "group")))
-    )
+    hosts = with_env(lab, "node1", inject(first, "pause", "group"))
+    lab.controller.write("/root/hosts.yaml", lab.hosts_file(python=python or interpreter(), hosts=hosts))
     process = lab.controller.popen(
         ["nccl-doctor", "check", "hosts.yaml", *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
@@ -58,7 +59,7 @@ def test_kill_9_of_the_controller_leaves_nothing_after_five_seconds(fresh_lab: L
     if phase == "dialling":
         fault("cut-off")(fresh_lab, fresh_lab.host("node2"))  # so that the dials last
     before = {host.name: files(host) for host in fresh_lab.hosts}
-    process = start_and_wait_for(fresh_lab, phase)
+    process = start_and_wait_for(fresh_lab, phase, python=sys.executable)
     with process:
         if phase == "all-reduce":
             assert any(ours(host) for host in fresh_lab.hosts), "nothing ran yet, so this test shows nothing"
@@ -91,7 +92,7 @@ def test_ctrl_c_ends_at_once_with_130_and_leaves_nothing(fresh_lab: Lab, phase: 
 
 def test_a_whole_run_leaves_nothing(fresh_lab: Lab) -> None:
     before = {host.name: files(host) for host in fresh_lab.hosts}
-    assert doctor(fresh_lab, "check").code == 0
+    assert doctor(fresh_lab, "check", hosts=fresh_lab.hosts_file(python=interpreter())).code == 0
     assert_clean(fresh_lab, before, 1)
 
 

@@ -13,11 +13,12 @@ import pytest
 from nccl_doctor.port_model import GRACE_S
 from tests.cli.doctor import Run, files, ours
 from tests.cli.program import assert_one_sentence, run_in
-from tests.cli.slurm_job import NO_SMOKE, PYTHON, check, started
+from tests.cli.slurm_job import NO_SMOKE, check, started
 from tests.cli.training import NOTE, SCRIPT
 from tests.lab.faults import fault
 from tests.lab.slurm import Slurm
 from tests.lab.slurm_kills import killed_after
+from tests.lab.warm_torch import interpreter
 from tests.patience import LONG_S, crowd
 
 pytestmark = pytest.mark.lab
@@ -25,12 +26,13 @@ pytestmark = pytest.mark.lab
 
 def test_a_full_job_is_ready_and_nothing_is_left_of_the_steps(slurm: Slurm, job: str) -> None:
     before = {host.name: files(host) for host in slurm.lab.hosts}
-    run = check(slurm, "--slurm-job", job, *PYTHON)
+    python = ("--python", interpreter())
+    run = check(slurm, "--slurm-job", job, *python)
     assert (run.names, run.code, run.report["complete"]) == ([], 0, True), run.report["diagnoses"]
     assert run.report["smoke"]["ok"]
     assert run.report["smoke"]["world_size"] == 4
     assert (
-        run.report["next_step"] == f"Start with:  nccl-doctor launch --slurm-job {job} {' '.join(PYTHON)} -- train.py"
+        run.report["next_step"] == f"Start with:  nccl-doctor launch --slurm-job {job} {' '.join(python)} -- train.py"
     )
     assert slurm.steps(job) == []
     assert {host.name: ours(host) for host in slurm.lab.hosts} == {host.name: [] for host in slurm.lab.hosts}
@@ -160,7 +162,7 @@ def test_the_script_that_launch_prints_starts_the_training(slurm: Slurm, job: st
     controller = slurm.lab.controller
     for host in (*slurm.lab.hosts, controller):
         host.write("/root/train.py", SCRIPT)
-    words = ("--nproc-per-node", "1", *PYTHON, "--format", "slurm", "--", "/root/train.py", *NOTE)
+    words = ("--nproc-per-node", "1", "--python", interpreter(), "--format", "slurm", "--", "/root/train.py", *NOTE)
     running = run_in(controller, "launch", "--slurm-job", job, "-w", "node[3-4]", *words).stdout
     controller.write("/root/running.sh", running)
     losses = [line for line in controller.run(["bash", "running.sh"]).stdout.splitlines() if line.startswith("loss")]
@@ -176,7 +178,7 @@ def test_the_script_that_launch_prints_starts_the_training(slurm: Slurm, job: st
 
 def test_inside_a_batch_script_the_job_is_the_default(slurm: Slurm) -> None:
     tool = shlex.quote(f"{sys.executable.rpartition('/')[0]}/nccl-doctor")
-    script = f"export NCCL_DEBUG=INFOO\n{tool} check -o json > /root/seen.json; {tool} hosts -w 'node2' -o json > /root/chosen.json; touch /root/done"
+    script = f"export NCCL_DEBUG=INFOO\n{tool} check --python {interpreter()} -o json > /root/seen.json; {tool} hosts -w 'node2' -o json > /root/chosen.json; touch /root/done"
     first = slurm.lab.host("node1")
     number = slurm.submit(script, "-N2", "--ntasks-per-node=2")
     first.wait_until(

@@ -14,6 +14,7 @@ import time
 from tests.cli.doctor import ours
 from tests.lab.cluster import Lab
 from tests.lab.slurm import Slurm
+from tests.lab.warm_torch import interpreter
 from tests.patience import crowd
 
 WITHIN_S = 10.0
@@ -31,7 +32,8 @@ def left(slurm: Slurm, job: str) -> list[str]:
 
 def killed_after(slurm: Slurm, job: str, seconds: float, *more: str) -> tuple[list[str], float]:
     """Start a check, kill it so many seconds later; what is still left when its time is over, and how long all took."""
-    words = ["nccl-doctor", "check", "--slurm-job", job, "--python", sys.executable, *more]
+    python = sys.executable if more else interpreter()
+    words = ["nccl-doctor", "check", "--slurm-job", job, "--python", python, *more]
     check = slurm.lab.controller.popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     time.sleep(seconds)
     check.kill()

@@ -354,8 +354,8 @@ def faults(one: Lie, code: int, report: dict[str, Any], *, malformed: bool) -> l
     if malformed and code == 0 and not (named or unjudged):
         found.append(f"what {one.liar} said is taken for fine")
     found += [f"a fault of ours: {one['message']}" for one in named if "nccl-doctor itself failed" in one["message"]]
-    words = [line for diagnosis in named for line in diagnosis["evidence"]]
-    found += [f"no lie was told: {line}" for line in words if LYING_PROBE.name in line]
+    words = [line for diagnosis in named if diagnosis["name"] == "probe-failed" for line in diagnosis["evidence"]]
+    found += [f"no lie was told: {line}" for line in words if f'/{LYING_PROBE.name}"' in line]
     return found
 
 

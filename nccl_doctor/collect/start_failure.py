@@ -127,9 +127,8 @@ def _detail(start: Start) -> str:
     if start.ready or start.lied or _cut_off(start):
         return f"{start.python} did not start the probe: {start.error}"
     if start.late:
-        return (
-            f"{start.python} did not start in time: the login waits or runs something else, or that interpreter hangs"
-        )
+        why = "that interpreter hangs" if start.came else "the login waits or runs something else"
+        return f"{start.python} did not start in time: {why}"
     words = next(
         (part(line.strip(), 0, _WORDS) for line in reversed((*start.stderr, *start.chatter)) if line.strip()), ""
     )

@@ -84,6 +84,9 @@ def main(words: Sequence[str] | None = None) -> int:
             said = ", ".join(failure.test for failure in failures) or "well"
             sys.stdout.write(f"{number} of {options.times}  {time.monotonic() - began:.0f} s  {said}\n")
             sys.stdout.flush()
+    (folder / "report.xml").unlink(missing_ok=True)
+    if not files:
+        folder.rmdir()
     for test, count in counts.most_common():
         sys.stdout.write(f"failed {count} of {options.times} times: {test}\n  {files[test]}\n")
     return 1 if counts else 0

@@ -15,12 +15,13 @@ from nccl_doctor.cluster import Node
 from nccl_doctor.transport.base import AccessError
 from nccl_doctor.transport.choice import ChoosingTransport
 from nccl_doctor.transport.openssh import OpensshTransport
+from tests.patience import LONG_S
 from tests.transport.ssh_cases import CASES, Case
 
 ROOT = Path("/root/diff")
 COMMAND = 'cat "$SSH_USER_AUTH"; hostname; echo "${SSH_CONNECTION##* }"'
-STRICT = ("BatchMode=yes", "StrictHostKeyChecking=yes", "UpdateHostKeys=no", "ConnectTimeout=20")
-SECONDS = 60.0
+STRICT = ("BatchMode=yes", "StrictHostKeyChecking=yes", "UpdateHostKeys=no", f"ConnectTimeout={LONG_S:.0f}")
+SECONDS = LONG_S
 _WORDS = (("Host key verification failed", "host-key"), ("Permission denied", "login"), ("Too many auth", "login"))
 
 

@@ -85,6 +85,9 @@ def sshd(home: Path, host_keys: tuple[Path, ...], extra: str = "") -> Iterator[S
         "PidFile none",
         "StrictModes no",
         "UsePAM no",
+        # bash, which Debian has read ~/.bashrc for ssh, does so in an outermost shell alone: in that of the machine's
+        # user somebody else's lock may be waited for (pyenv's rehash has one, for a minute)
+        "SetEnv SHLVL=2",
         "PermitRootLogin yes",
         "PasswordAuthentication no",
         "KbdInteractiveAuthentication no",

@@ -51,7 +51,6 @@ def answers() -> Any:
             [sys.executable, "-m", "tests.transport.compare_with_ssh"],
             input=json.dumps(variables),
             env={"PYTHONPATH": str(Path(__file__).parents[2])},
-            timeout=300,
         )
         return {answer["name"]: answer for answer in json.loads(done.stdout)}
 
@@ -59,7 +58,7 @@ def answers() -> Any:
 def _prepare(lab: Lab) -> dict[str, str]:
     """Keys, agents and servers; the variables of the cases' texts."""
     controller, (node1, node2) = lab.controller, lab.hosts
-    controller.run(MAKE_KEYS.format(K=KEYS), timeout=60)
+    controller.run(MAKE_KEYS.format(K=KEYS))
     public = {name: controller.read(f"{KEYS}/{name}.pub") for name in (*AUTHORIZED, "ca", "other", "certified")}
     authorized = "".join(public[name] for name in AUTHORIZED)
     default = controller.run(["ssh-keygen", "-y", "-f", "/root/.ssh/id_ed25519"]).stdout

@@ -39,6 +39,16 @@ def test_answers(way: tuple[Transport, Node]) -> None:
     channel.close()
 
 
+def test_a_login_at_the_tests_own_server_reads_no_file_of_the_machines_user(
+    make: Make, controller: Controller, server: Sshd, tmp_path: Path
+) -> None:
+    """One shell in its place finds another home, whose ~/.bashrc it would have read."""
+    controller.know(server.known())
+    (tmp_path / ".bashrc").write_text("echo read\n")
+    line = f"SHLVL=$((SHLVL - 1)) HOME={tmp_path} exec bash -c 'echo well'"
+    assert run(make("paramiko"), node(server.port), line, seconds=LONG_S) == [b"well"]
+
+
 def test_big_streams_do_not_block_each_other(way: tuple[Transport, Node]) -> None:
     transport, host = way
     size = 10_000_000

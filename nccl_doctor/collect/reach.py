@@ -14,7 +14,7 @@ from nccl_doctor.collect.asking import apart, failure_of
 from nccl_doctor.collect.load import LoadWatch
 from nccl_doctor.collect.pulse import SILENCE_S
 from nccl_doctor.collect.session import ProbeSession
-from nccl_doctor.measured import Load
+from nccl_doctor.measured import Load, MachineLoad
 from nccl_doctor.snapshot import AnyAccessFailure
 from nccl_doctor.transport.base import AccessError, Transport
 
@@ -67,10 +67,10 @@ class Reach:
         self._began, watch = time.monotonic(), LoadWatch()
         usual = self._try(nodes, 1.0)
         late = [node for node in nodes if self._ran_out_of_time(node)]
-        busy = watch.now().busy  # a machine that slept meanwhile, too
-        if late and (len(nodes) > 1 or busy) and time.monotonic() < self.until:
+        load = watch.now()  # busy is a machine that slept meanwhile, too
+        if late and (len(nodes) > 1 or load.busy) and time.monotonic() < self.until:
             first = {node.name: self.failures.pop(node.name) for node in late if node.name in self.failures}
-            self._try(late, self._quiet_share(usual, busy=busy))
+            self._try(late, self._quiet_share(usual, load))
             # the first try's words stay: it had the longer wait
             self.failures |= {name: first[name] for name in first.keys() & self.failures.keys()}
             self.again = tuple(node.name for node in late if not self._ran_out_of_time(node))
@@ -80,10 +80,15 @@ class Reach:
         hosts = {name: one.hello.load for name, one in self.opened.items() if one.hello.load is not None}
         return Load(controller=controller, hosts=hosts, second_try=self.again)
 
-    def _quiet_share(self, usual: float, *, busy: bool) -> float:
-        """As long as the others' pace warrants; where nobody answered a busy machine gives the whole time again."""
-        wanted = PATIENCE * usual / (self.connect_s or CONNECT_S) if usual else float(busy)
-        return min(1.0, max(AGAIN, wanted))
+    def _quiet_share(self, usual: float, load: MachineLoad) -> float:
+        """As long as the others' pace warrants; a busy machine gives up to so much more as programs share a processor.
+
+        Where nobody answered there is no pace, and a busy machine gives at most :data:`PATIENCE` times the first one's.
+        """
+        most = max(1.0, load.queue / load.cpus) if load.busy else 1.0
+        alone = min(most, PATIENCE) if load.busy else 0.0
+        wanted = PATIENCE * usual / (self.connect_s or CONNECT_S) if usual else alone
+        return min(most, max(AGAIN, wanted))
 
     def _try(self, nodes: Sequence[Node], share: float) -> float:
         """Tries each once, for a share of its time; what a host that answered needed, in seconds, 0 where none did."""

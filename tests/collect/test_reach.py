@@ -67,6 +67,26 @@ def test_one_host_alone_is_asked_twice_only_where_this_machine_had_no_time(
     assert transport.tries == ["node0"] * (2 if lag_s else 1)
 
 
+@pytest.mark.parametrize(
+    ("queue", "usual_s", "share"),
+    [
+        (1.0, 0.1, 0.35),  # others answer at once
+        (1.0, 1.0, 1.0),  # no longer than the first try's 2 s, where nothing here slowed it down
+        (40.0, 0.1, 0.35),
+        (40.0, 1.5, 3.0),  # 6 s, four times what the others took on this busy machine
+        (6.0, 5.0, 3.0),
+        (1.0, 0.0, 0.35),  # nobody answered
+        (5.0, 0.0, 2.5),
+        (40.0, 0.0, 4.0),
+    ],
+)
+def test_who_was_late_on_a_busy_machine_has_as_long_as_that_explains(
+    queue: float, usual_s: float, share: float
+) -> None:
+    reach = Reach(LocalTransport(), 2.0, math.inf, lambda _: None)
+    assert reach._quiet_share(usual_s, MachineLoad(queue=queue, cpus=2)) == pytest.approx(share)
+
+
 def test_what_busy_means() -> None:
     assert MachineLoad(queue=4.0, cpus=2).busy
     assert MachineLoad(queue=0.0, cpus=2, lag_s=0.6).busy

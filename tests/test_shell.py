@@ -82,6 +82,7 @@ QUOTING = {
 
 PROSE = {
     "checks/access/ssh_host_key_unknown.py": "named in a sentence, of a closed set of key types",
+    "collect/answers.py": "a sentence that begins with our name",
     "inventory/last_check.py": "named in a sentence, with the user's own file",
     "probe/as_root.py": "a sentence that begins with sudo",
     "probe/guard.py": "a sentence that begins with our name",

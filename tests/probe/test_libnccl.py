@@ -120,7 +120,7 @@ def test_versions_are_spelt_out(number: int, text: str) -> None:
 
 def test_it_also_runs_from_memory_as_on_a_host() -> None:
     folder = Path(libnccl.__file__).parent
-    names = ("libnccl", "children", "interpreter", "unavailable")
+    names = ("libnccl", "children", "interpreter", "kernel_files", "tools", "unavailable")
     sources = {"nccl_doctor.__init__": "", "nccl_doctor.probe.__init__": ""}
     sources |= {f"nccl_doctor.probe.{name}": (folder / f"{name}.py").read_text() for name in names}
     code = f"""{(folder / "bootstrap.py").read_text()}

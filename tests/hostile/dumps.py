@@ -246,7 +246,9 @@ def run(runs: int, seed: int) -> Result:
             result.faults.append(f"run {number}, {make.__name__}, {len(data)} bytes: {seconds:.0f} s")
         result.outcomes[f"{'RAS' if of_ras else 'dump'}: logs {logged}, hang {asked}"] += 1
     reader.close()
-    own, readers = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    # not ru_maxrss of ourselves, which has that of who started us (getrusage(2))
+    own = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
+    readers = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     result.peak_mib = max(own, readers) / 1024
     return result
 

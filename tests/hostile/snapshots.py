@@ -11,7 +11,6 @@ import copy
 import json
 import random
 import re
-import resource
 import shlex
 import sys
 import tempfile
@@ -386,7 +385,8 @@ def main() -> int:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         heavy = bombs(given.bombs, given.seed, Path(folder))
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+        # not ru_maxrss, which has that of who started us (getrusage(2))
+        peak = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) >> 10
         result = run(given.runs, given.seed, Path(folder)) if given.runs else Result()
     sys.stdout.write(
         f"{given.bombs} bombs: {heavy.refused} refused, {heavy.judged} judged, at most {heavy.longest_s:.1f} s of a "

@@ -98,7 +98,8 @@ class GreetedStream:
         self._closed = True
         if isinstance(self.inner, socket.socket):
             _wake(self.inner)
-        self.inner.close()
+        with contextlib.suppress(EOFError):  # a channel says farewell, and its connection to the jump host may be gone
+            self.inner.close()
 
     def _note_end(self) -> None:
         self.ended = self.ended or not self._closed

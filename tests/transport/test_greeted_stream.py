@@ -53,3 +53,13 @@ def test_our_own_deadline_is_not_the_server_hanging_up() -> None:
     with pytest.raises(BrokenPipeError):
         stream.send(b"x")
     assert not stream.ended
+
+
+def test_a_farewell_that_a_lost_jump_host_does_not_take_is_no_fault() -> None:
+    """What paramiko's Channel.close does in the moment in which the connection beneath it has gone."""
+
+    class Orphan(Waiting):
+        def close(self) -> None:
+            raise EOFError
+
+    Orphan().around.close()

@@ -1,7 +1,7 @@
 """Every command that a report prints is made here: lines to paste, and the host they are for.
 
 What one host claims never stands in a command for another unless something else confirms it
-(:mod:`nccl_doctor.confirmed`); how a line is made of a template and typed values, :mod:`nccl_doctor.shell` says.
+(:mod:`nccl_doctor.confirmed`); how a line is made of a template and typed values, :mod:`nccl_doctor.text.shell` says.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from nccl_doctor.finding import Command
-from nccl_doctor.shell import Line, line
+from nccl_doctor.text.shell import Line, line
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from nccl_doctor.inet import Address, numeric
 from nccl_doctor.snapshot import Host, Mesh, Names, Snapshot
+from nccl_doctor.text.inet import Address, numeric
 
 
 def addresses(snapshot: Snapshot, host: str, reader: str) -> frozenset[Address]:

@@ -12,12 +12,12 @@ from nccl_doctor.consequences import attach_consequences
 from nccl_doctor.derived import Derived, FailedDials
 from nccl_doctor.finding import Severity
 from nccl_doctor.host_words import seen
-from nccl_doctor.inet import network_of, prefix_length
 from nccl_doctor.model import CheckResult, Diagnosis, HostSummary, Outcome, Report
 from nccl_doctor.registry import Check, all_checks
 from nccl_doctor.rows import NOT_SELECTED
 from nccl_doctor.run_check import CheckYield, run_check
 from nccl_doctor.snapshot import Host, Interfaces, Skipped, Smoke, Snapshot
+from nccl_doctor.text.inet import network_of, prefix_length
 from nccl_doctor.transport.inside_options import placed
 
 Selection = Callable[[Check], bool]

@@ -11,7 +11,7 @@ from nccl_doctor.cluster import Cluster
 from nccl_doctor.finding import Command, Severity
 from nccl_doctor.frozen import Document, FrozenModel
 from nccl_doctor.model import Diagnosis, NcclInterface
-from nccl_doctor.secret_shapes import LEFT_OUT, names_secret
+from nccl_doctor.text.secret_shapes import LEFT_OUT, names_secret
 
 
 class HostList(Cluster, Document):

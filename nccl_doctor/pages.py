@@ -7,9 +7,9 @@ import errno
 import os
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.hostlist import quoted
 from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.registry import Check, all_checks, find
+from nccl_doctor.text.hostlist import quoted
 
 ERRORS = {
     "EADDRINUSE": "port-in-use",

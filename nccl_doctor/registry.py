@@ -21,7 +21,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Literal, get_args
 
 from nccl_doctor.finding import Finding, Severity
-from nccl_doctor.hostlist import K, grouped
+from nccl_doctor.text.hostlist import K, grouped
 
 if TYPE_CHECKING:
     # Types of what a view holds: the diagnosis of a log has none, and loading them takes as long as reading 200 MB.

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from nccl_doctor.checks.allreduce.link import best, link, way
 from nccl_doctor.finding import Severity
 from nccl_doctor.firewall.manager import managed_by
-from nccl_doctor.hostlist import fold, grouped, plural
 from nccl_doctor.model import CheckResult, Diagnosis, HostSummary, Outcome, Phase, PhaseOutcome, Report
 from nccl_doctor.snapshot import (
     PENDING,
@@ -21,6 +20,7 @@ from nccl_doctor.snapshot import (
     TorchInfo,
     Unknown,
 )
+from nccl_doctor.text.hostlist import fold, grouped, plural
 
 NOT_SELECTED = "not selected"
 """Why a check was skipped that the call does not ask for; a row of such checks is not shown."""

@@ -8,10 +8,10 @@ from itertools import chain
 
 from nccl_doctor.derived import Derived
 from nccl_doctor.finding import Finding
-from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.model import Gap, Outcome
 from nccl_doctor.registry import PHASES, Check, Unjudged, View
 from nccl_doctor.snapshot import Host, Skipped, Snapshot, Unknown
+from nccl_doctor.text.hostlist import fold, grouped
 
 UNREACHED = "no host was reached"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from nccl_doctor.cluster import DEFAULT_MASTER_PORT, ENVIRONMENT, Cluster, Node
-from nccl_doctor.hostlist import fold
+from nccl_doctor.text.hostlist import fold
 
 _NO_FILE = ("this machine", "-w", "SLURM_JOB_NODELIST")
 """Sources of hosts that are no file (inventory/load.py)."""

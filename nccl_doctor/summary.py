@@ -9,11 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Literal
 
-from nccl_doctor import __version__, shell
+from nccl_doctor import __version__
 from nccl_doctor.checks.allreduce.link import best, link
 from nccl_doctor.cluster import ENVIRONMENT, Cluster
 from nccl_doctor.finding import Severity
-from nccl_doctor.hostlist import plural
 from nccl_doctor.measured import (
     AllReduceReport,
     FailedDial,
@@ -33,6 +32,8 @@ from nccl_doctor.snapshot import (
     Snapshot,
 )
 from nccl_doctor.source import ClusterSource
+from nccl_doctor.text import shell
+from nccl_doctor.text.hostlist import plural
 
 
 def report(

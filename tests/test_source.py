@@ -9,9 +9,9 @@ from nccl_doctor.checks.format_job import fix_port
 from nccl_doctor.cluster import Cluster, Node, access
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory.overrides import Overrides
-from nccl_doctor.shell import line
 from nccl_doctor.snapshot.slurm import SlurmOptions
 from nccl_doctor.source import ClusterSource
+from nccl_doctor.text.shell import line
 from tests.checks.snapshots import patched
 
 OPTIONS = Overrides("/opt/py", 29511, "10.0.0.2", 2, "bob", 2222, ("NCCL_DEBUG=INFO",), "docker:train")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nccl_doctor.hostlist import fold
+from nccl_doctor.text.hostlist import fold
 
 
 def folded(seen: Iterable[tuple[str, str]]) -> tuple[str, ...]:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from nccl_doctor.cluster import Cluster, Node
 from nccl_doctor.commands import on
 from nccl_doctor.finding import Command
-from nccl_doctor.hostlist import plural
 from nccl_doctor.port_model import GRACE_S, age_words
-from nccl_doctor.shell import Line, line, script
 from nccl_doctor.snapshot import Process, TrainingJob
 from nccl_doctor.source import ClusterSource
+from nccl_doctor.text.hostlist import plural
+from nccl_doctor.text.shell import Line, line, script
 
 
 def described(job: TrainingJob) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nccl_doctor.hostlist import fold, grouped
+from nccl_doctor.text.hostlist import fold, grouped
 
 
 @dataclass(frozen=True)

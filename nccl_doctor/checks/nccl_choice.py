@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.evidence_lines import folded
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.hostlist import fold, grouped, quoted
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.faults import Fault, Kind, faults
 from nccl_doctor.nccl.host_nccl import HostNccl
@@ -14,6 +13,7 @@ from nccl_doctor.nccl.interfaces import FAMILIES
 from nccl_doctor.nccl.suggest import fix, move
 from nccl_doctor.registry import Unjudged, View
 from nccl_doctor.snapshot import FactName
+from nccl_doctor.text.hostlist import fold, grouped, quoted
 
 NEEDS: tuple[FactName, ...] = ("interfaces", "env", "config_files")
 """Without these facts nobody can say what NCCL does on a host."""

@@ -10,8 +10,6 @@ from weakref import WeakKeyDictionary
 
 from nccl_doctor.checks.failed_pairs import failed_where
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.hostlist import quoted
-from nccl_doctor.inet import is_loopback
 from nccl_doctor.nccl.exact_names import gloo_devices
 from nccl_doctor.nccl.gloo import lost_to
 from nccl_doctor.nccl.interfaces import Failure
@@ -19,6 +17,8 @@ from nccl_doctor.nccl.reach import Reachable, reach
 from nccl_doctor.nccl.suggest import setting
 from nccl_doctor.registry import View
 from nccl_doctor.snapshot import Resolution, known
+from nccl_doctor.text.hostlist import quoted
+from nccl_doctor.text.inet import is_loopback
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
 CHANCE = (

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from nccl_doctor.cli.choices import Color, FailOn
 from nccl_doctor.errors import DoctorError, UnwrittenError, UsageError, describe
-from nccl_doctor.hide import hide_secrets
 from nccl_doctor.report.render import FORMS, RenderOptions, render
+from nccl_doctor.text.hide import hide_secrets
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -163,7 +163,7 @@ def exit_code_of(out: Out, work: Callable[[], int]) -> int:
         nobody_reads()
         code = 141
     except Exception as error:  # noqa: BLE001 - the promise is one message and no traceback
-        from nccl_doctor import own_limits
+        from nccl_doctor.text import own_limits
 
         if own_limits.out_of_threads(error):
             return _fail(out, own_limits.words(), 2)
@@ -189,7 +189,7 @@ def try_files(*files: tuple[str, Path | None], folder: Path | None = None) -> No
     named = [(option, path) for option, path in files if path is not None]
     if not named and folder is None:
         return
-    from nccl_doctor.files import try_file, try_folder
+    from nccl_doctor.text.files import try_file, try_folder
 
     for option, path, look in [*((*one, try_file) for one in named), ("--save-logs", folder, try_folder)]:
         try:
@@ -216,7 +216,7 @@ def write_file(path: Path, text: str, *, private: bool = False) -> None:
     Raises:
         DoctorError: it can't be written.
     """
-    from nccl_doctor.files import write_atomically
+    from nccl_doctor.text.files import write_atomically
 
     try:
         write_atomically(path, text.encode(), private=private)

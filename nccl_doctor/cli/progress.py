@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nccl_doctor.cli.output import obeys
-from nccl_doctor.hostlist import plural
 from nccl_doctor.report.progress import Wait
 from nccl_doctor.report.safe import clean
+from nccl_doctor.text.hostlist import plural
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

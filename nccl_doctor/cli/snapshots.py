@@ -16,10 +16,10 @@ from nccl_doctor.errors import DoctorError, SnapshotError
 from nccl_doctor.finding import Severity
 from nccl_doctor.inventory.reading import read_bytes
 from nccl_doctor.inventory.this_machine import this_machine
-from nccl_doctor.json_bounds import refuse_crowded
 from nccl_doctor.model import Report
 from nccl_doctor.report.safe import clean
 from nccl_doctor.snapshot import Snapshot
+from nccl_doctor.text.json_bounds import refuse_crowded
 
 if TYPE_CHECKING:
     from nccl_doctor.cluster import Node
@@ -101,7 +101,7 @@ def keep(snapshot: Snapshot | HangSnapshot, kept: KeepOptions) -> None:
     """
     if kept.save is None:
         return
-    from nccl_doctor.redact import redact
+    from nccl_doctor.text.redact import redact
 
     left, done = (snapshot, None) if kept.save_whole else redact(snapshot)
     write_file(kept.save, left.model_dump_json(by_alias=True, indent=1) + "\n", private=True)

@@ -15,7 +15,6 @@ from pydantic_core import from_json
 
 from nccl_doctor.errors import DoctorError, describe
 from nccl_doctor.measured import MachineLoad, Reported
-from nccl_doctor.own_limits import out_of_threads
 from nccl_doctor.snapshot import AnyAccessFailure, DialOutcome, DialSeconds, Fact, FirewallFacts, SizeResult, Way
 from nccl_doctor.snapshot.values import (
     Clipped,
@@ -31,6 +30,7 @@ from nccl_doctor.snapshot.values import (
     Version,
     clip,
 )
+from nccl_doctor.text.own_limits import out_of_threads
 from nccl_doctor.transport.base import AccessError
 
 T = TypeVar("T")

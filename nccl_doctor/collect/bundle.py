@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nccl_doctor import probe
 from nccl_doctor.collect.start_failure import DAMAGED, SILENT
-from nccl_doctor.once import once
+from nccl_doctor.text.once import once
 
 LOADER = (
     "import os,signal,sys,zlib;signal.signal(14,lambda *_:sys.exit('{silent}'));signal.alarm({silence});"

@@ -8,8 +8,8 @@ import threading
 import time
 from collections.abc import Iterable
 
-from nccl_doctor.inet import numeric
 from nccl_doctor.snapshot.values import IpAddress, ip_address
+from nccl_doctor.text.inet import numeric
 from nccl_doctor.transport.resolve import ssh_alias
 
 _AT_ONCE = 64

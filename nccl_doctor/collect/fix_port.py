@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from nccl_doctor.collect.port_machine import Machine, sleep
 from nccl_doctor.errors import DoctorError, NotReachedError
-from nccl_doctor.hostlist import fold
 from nccl_doctor.port_model import (
     LAST_PORT,
     Elsewhere,
@@ -23,7 +22,8 @@ from nccl_doctor.port_model import (
     Socket,
     Suggestion,
 )
-from nccl_doctor.shell import script
+from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.shell import script
 
 Tell = Callable[[str], None]
 """Shows what is waited for; the next call replaces it."""

@@ -7,9 +7,9 @@ from itertools import combinations
 from typing import NamedTuple
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.hostlist import fold, grouped, plural
 from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.job_ranks import JobRank, JobRanks, User
+from nccl_doctor.text.hostlist import fold, grouped, plural
 
 MOST_TOLD = 8
 MOST_COMPARED = 64

@@ -6,9 +6,9 @@ import ipaddress
 from itertools import islice
 from typing import NamedTuple
 
-from nccl_doctor.hostlist import grouped
 from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.job_ranks import MAX_RANKS, JobRank, JobRanks, StoreClient
+from nccl_doctor.text.hostlist import grouped
 
 End = tuple[str, int]
 MOST_LOCAL = 4096

@@ -13,10 +13,10 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
-from nccl_doctor import inet
 from nccl_doctor.cluster import Node
 from nccl_doctor.nccl.host_nccl import nccl_interface
 from nccl_doctor.snapshot import Host, HostFacts, Interfaces, Names, Resolution, Unknown
+from nccl_doctor.text import inet
 
 PRIVATE = tuple(
     map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"))

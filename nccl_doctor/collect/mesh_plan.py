@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from nccl_doctor.fewest import groups
 from nccl_doctor.snapshot import HostFacts, PortRange, Sample
+from nccl_doctor.text.fewest import groups
 
 MeshSize = Literal["auto", "full", "none"]
 

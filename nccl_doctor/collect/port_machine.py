@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any, Protocol
 
-from nccl_doctor import own_limits
 from nccl_doctor.probe import port_requests
+from nccl_doctor.text import own_limits
 
 
 class Machine(Protocol):

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.once import once
+from nccl_doctor.text.once import once
 
 ELF_MACHINES = {62: "x86_64", 183: "aarch64", 243: "riscv64", 21: "ppc64le"}
 """e_machine of the ELF header (elf(5)) to what ``uname -m`` says."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from nccl_doctor import inet
 from nccl_doctor.cluster import Node
 from nccl_doctor.collect.mesh_addresses import METADATA, own_networks
 from nccl_doctor.nccl.exact_names import gloo_devices
@@ -19,6 +18,7 @@ from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
 from nccl_doctor.nccl.interfaces import Chosen, Failure
 from nccl_doctor.nccl.spec import is_read
 from nccl_doctor.snapshot import Host, HostFacts, Identity, Interfaces, Names, Rail, Unknown
+from nccl_doctor.text import inet
 
 
 @dataclass(frozen=True)

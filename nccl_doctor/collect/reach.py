@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from nccl_doctor import own_limits
 from nccl_doctor.cluster import Node
 from nccl_doctor.collect.admission import Stage, Window, in_turns
 from nccl_doctor.collect.answers import NoAnswerError, OwnFaultError, ProbeError
@@ -16,6 +15,7 @@ from nccl_doctor.collect.pulse import SILENCE_S
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.measured import Load, MachineLoad
 from nccl_doctor.snapshot import AnyAccessFailure
+from nccl_doctor.text import own_limits
 from nccl_doctor.transport.base import AccessError, Transport
 
 AGAIN = 0.35

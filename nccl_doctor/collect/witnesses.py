@@ -11,8 +11,8 @@ from nccl_doctor.collect.answers import Dialled, DialRow
 from nccl_doctor.collect.asking import ask_once
 from nccl_doctor.collect.controller_names import look_up
 from nccl_doctor.collect.session import ProbeSession
-from nccl_doctor.inet import numeric
 from nccl_doctor.snapshot import AnyAccessFailure, DialOutcome, SshUnreachable
+from nccl_doctor.text.inet import numeric
 
 WITNESSES = 2
 """Hosts that look."""

@@ -9,9 +9,9 @@ from nccl_doctor.firewall.direct import direct_rule, direct_rules, is_direct_cha
 from nccl_doctor.firewall.manager import Zone, zone_of, zones
 from nccl_doctor.firewall.opening import Opening, Remedy, is_built_in, port_words
 from nccl_doctor.firewall.packet import RuleRef
-from nccl_doctor.inet import Network
-from nccl_doctor.shell import Line, line, script
 from nccl_doctor.snapshot import Firewalld, FirewallFacts
+from nccl_doctor.text.inet import Network
+from nccl_doctor.text.shell import Line, line, script
 
 _ZONE_NAME = re.compile(r"[A-Za-z0-9_/-]{1,64}")
 _PRIORITY = re.compile(r'priority="(-?\d{1,5})"')

@@ -9,7 +9,7 @@ from ipaddress import ip_network
 
 from nccl_doctor.firewall.packet import Packet, Span
 from nccl_doctor.firewall.tri import Tri, every, some
-from nccl_doctor.inet import Address, Network
+from nccl_doctor.text.inet import Address, Network
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from nccl_doctor.firewall.ipset import Ipsets
 from nccl_doctor.firewall.packet import Journey, Packet, Span
 from nccl_doctor.firewall.rules import Test, always, never, unsure
 from nccl_doctor.firewall.tri import Tri, some
-from nccl_doctor.inet import Address
+from nccl_doctor.text.inet import Address
 
 Values = tuple[str, ...]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from ipaddress import collapse_addresses, ip_address, ip_network
 
 from nccl_doctor.firewall.packet import Direction, RuleRef, Span
-from nccl_doctor.inet import Network
-from nccl_doctor.shell import Line
+from nccl_doctor.text.inet import Network
+from nccl_doctor.text.shell import Line
 
 SINGLE = 8
 """So many addresses are named one by one; more are joined into the nets that hold them and nothing else."""

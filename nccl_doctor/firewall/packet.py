@@ -8,7 +8,7 @@ from ipaddress import ip_address
 from typing import Literal
 
 from nccl_doctor.firewall.tri import Tri
-from nccl_doctor.inet import Address
+from nccl_doctor.text.inet import Address
 
 Span = tuple[int, int]
 """Both ends included. A port that is drawn when the program runs is the whole range it is drawn from."""

@@ -15,8 +15,8 @@ from nccl_doctor.firewall.firewalld_remedy import firewalld
 from nccl_doctor.firewall.manager import manager_of
 from nccl_doctor.firewall.opening import Opening, Remedy, is_built_in, port_words
 from nccl_doctor.firewall.packet import RuleRef
-from nccl_doctor.shell import Line, line, script
 from nccl_doctor.snapshot import FirewallFacts, IptablesSave
+from nccl_doctor.text.shell import Line, line, script
 
 _NFT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,127}")
 """What nft's own grammar takes unquoted (scanner.l); it parses its arguments again, so that quotes for the shell do not

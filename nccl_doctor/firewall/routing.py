@@ -9,8 +9,8 @@ from ipaddress import ip_address
 from nccl_doctor.firewall.connection import Ends
 from nccl_doctor.firewall.packet import Packet, Span, syn
 from nccl_doctor.firewall.tri import Tri
-from nccl_doctor.inet import network_of, numeric
 from nccl_doctor.snapshot import Host, HostFacts, Interfaces, Names, PortRange
+from nccl_doctor.text.inet import network_of, numeric
 
 DEFAULT_RANGE = (32768, 60999)
 """Of net.ipv4.ip_local_port_range (linux/Documentation/networking/ip-sysctl.rst)."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nccl_doctor.firewall.routing import dialled_address, interface_of
-from nccl_doctor.inet import Address, Network, address_of, network_of, prefix_length
 from nccl_doctor.snapshot import Dial, Host, HostFacts, Interfaces, Snapshot, Way
+from nccl_doctor.text.inet import Address, Network, address_of, network_of, prefix_length
 
 MAIN_TABLES = (253, 254, 255)
 """default, main and local (rtnetlink(7)); every other table is asked because a policy rule says so."""

@@ -6,12 +6,12 @@ from collections import Counter
 from dataclasses import dataclass
 
 from nccl_doctor.hang.observed_rank import ObservedRank
-from nccl_doctor.json_bounds import CrowdedError
 from nccl_doctor.logs import flight, flight_compare
 from nccl_doctor.nccl import ras
 from nccl_doctor.nccl.ras_answer import Communicator, MalformedAnswerError, RasAnswer
 from nccl_doctor.snapshot.hang import HangSnapshot, Ras
 from nccl_doctor.snapshot.rank_look import Call, Recorded
+from nccl_doctor.text.json_bounds import CrowdedError
 
 
 @dataclass(frozen=True)

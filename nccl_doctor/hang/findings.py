@@ -11,9 +11,9 @@ from nccl_doctor.hang.folds import MOST_LINES, doing, folded, named, places, ran
 from nccl_doctor.hang.link_findings import even, stalled
 from nccl_doctor.hang.observed_rank import ObservedRank
 from nccl_doctor.hang.verdict import Judgement
-from nccl_doctor.hostlist import capital, grouped, plural
 from nccl_doctor.logs.words import ranks_of
-from nccl_doctor.shell import line
+from nccl_doctor.text.hostlist import capital, grouped, plural
+from nccl_doctor.text.shell import line
 
 FRAMES = 6
 NEXT_TIME = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from nccl_doctor.hang.observed_rank import ObservedRank
-from nccl_doctor.hostlist import grouped
 from nccl_doctor.logs.words import ranks_of
+from nccl_doctor.text.hostlist import grouped
 
 MOST_LINES = 8
 """Of evidence of one kind."""

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from itertools import chain
 
 from nccl_doctor.hang.evidence import HangEvidence
-from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.logs.words import ranks_of
 from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.hang import HangSnapshot, Ras
+from nccl_doctor.text.hostlist import fold, grouped
 
 MOST_RIVALS = 4
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from nccl_doctor.hang.folds import MOST_LINES
 from nccl_doctor.hang.observed_rank import worked
 from nccl_doctor.hang.unmet import Unmet
-from nccl_doctor.hostlist import fold, grouped, plural
 from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.hang import HangSnapshot
 from nccl_doctor.snapshot.job_ranks import Starter
+from nccl_doctor.text.hostlist import fold, grouped, plural
 
 STATIC, C10D = "static", "c10d"
 PORTS = {STATIC: "29500", C10D: "29400"}

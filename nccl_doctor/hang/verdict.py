@@ -14,8 +14,8 @@ from nccl_doctor.hang.folds import doing, folded, named
 from nccl_doctor.hang.observed_rank import ObservedRank
 from nccl_doctor.hang.stack_place import Kind
 from nccl_doctor.hang_model import HangVerdict
-from nccl_doctor.hostlist import grouped
 from nccl_doctor.snapshot.hang import HangSnapshot
+from nccl_doctor.text.hostlist import grouped
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from nccl_doctor.errors import DoctorError
-from nccl_doctor.hostlist import MAX_HOSTS, quoted
 from nccl_doctor.inventory import values
 from nccl_doctor.inventory.ansible_ranges import expand
 from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
+from nccl_doctor.text.hostlist import MAX_HOSTS, quoted
 
 T = TypeVar("T")
 

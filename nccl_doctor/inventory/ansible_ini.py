@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 
-from nccl_doctor.hostlist import quoted
 from nccl_doctor.inventory.ansible import ARGUMENTS, WANTED, Inventory, Variables
 from nccl_doctor.inventory.parsed import Sourced, SourceLocation
+from nccl_doctor.text.hostlist import quoted
 
 MAX_LINE = 1 << 16
 SECTION = re.compile(r"\[([^\[\]:\s]+)(?::(\w+))?\]\s*(?:[#;].*)?")

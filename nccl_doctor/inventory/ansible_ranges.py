@@ -6,8 +6,8 @@ import itertools
 import re
 import string
 
-from nccl_doctor.hostlist import MAX_HOSTS, quoted
 from nccl_doctor.inventory.parsed import SourceLocation
+from nccl_doctor.text.hostlist import MAX_HOSTS, quoted
 
 _RANGE = re.compile(r"\[([0-9]{1,9}|[a-zA-Z]):([0-9]{1,9}|[a-zA-Z])(?::([0-9]{1,9}))?\]")
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nccl_doctor.hostlist import quoted
 from nccl_doctor.inventory.ansible import WANTED, Inventory, Variables
 from nccl_doctor.inventory.parsed import Sourced, SourceLocation
 from nccl_doctor.inventory.yaml_tree import Mapping, Scalar, Tree, as_mapping, as_text
+from nccl_doctor.text.hostlist import quoted
 
 _PARTS = ("hosts", "children", "vars")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.hostlist import plural
+from nccl_doctor.text.hostlist import plural
 
 _WHOLE = re.compile(r"-{0,2}(?:(?:total|global)[-_])?(?:train[-_])?batch(?:[-_]size)?")
 """For all ranks together: --batch-size of YOLOv5, batch= of Ultralytics, --global-batch-size of Megatron."""

@@ -10,10 +10,10 @@ import re
 from collections import Counter
 from dataclasses import replace
 
-from nccl_doctor.hostlist import MAX_HOSTS, quoted
 from nccl_doctor.inventory import values
 from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
 from nccl_doctor.inventory.patterns import named
+from nccl_doctor.text.hostlist import MAX_HOSTS, quoted
 
 _OPTION = re.compile(r"([A-Za-z_-]+)\s*=\s*(\S+)\s*")
 _COUNTED = re.compile(r"([^:]+):([0-9]+)")

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.hostlist import quoted
 from nccl_doctor.inventory import kube_namespace, kube_order, values
 from nccl_doctor.inventory.kube_api import POD_LIST, Container, Pod, typed
 from nccl_doctor.inventory.kube_facts import facts, training_container
@@ -16,6 +15,7 @@ from nccl_doctor.inventory.kube_request import KubeRequest
 from nccl_doctor.inventory.kube_state import not_ready
 from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
 from nccl_doctor.snapshot.pods import KubeFacts
+from nccl_doctor.text.hostlist import quoted
 from nccl_doctor.transport.kube_options import KubeOptions
 from nccl_doctor.transport.kubectl import KubectlError, kubectl
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from nccl_doctor.inventory.kube_api import Container, Pod, State, StateDetail
-from nccl_doctor.shell import line
+from nccl_doctor.text.shell import line
 from nccl_doctor.transport.kube_options import NotReady
 
 _IMAGE = re.compile(r"ErrImage|ImagePull|InvalidImageName|RegistryUnavailable")

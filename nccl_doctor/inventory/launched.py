@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import NamedTuple
 
-from nccl_doctor import shell
 from nccl_doctor.cluster import Cluster
 from nccl_doctor.commands import on
 from nccl_doctor.documents import Launch
@@ -19,6 +18,7 @@ from nccl_doctor.inventory.launchers import commands, default_launcher
 from nccl_doctor.inventory.plan import plan
 from nccl_doctor.inventory.ssh_start import one_line
 from nccl_doctor.nccl.recorder import diagnosable as recorded
+from nccl_doctor.text import shell
 from nccl_doctor.transport.inside_options import InsideOptions, placed
 
 _STARTER = re.compile(r"python[0-9.]*|torchrun")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nccl_doctor.hostlist import MAX_HOSTS, expand
 from nccl_doctor.inventory.parsed import Entry, Settings, Sourced, SourceLocation
 from nccl_doctor.inventory.values import host, user
+from nccl_doctor.text.hostlist import MAX_HOSTS, expand
 
 
 def expanded(pattern: str, place: SourceLocation, limit: int = MAX_HOSTS) -> list[str]:
-    """:func:`nccl_doctor.hostlist.expand`, whose errors tell the place."""
+    """:func:`nccl_doctor.text.hostlist.expand`, whose errors tell the place."""
     try:
         return expand(pattern, limit=limit)
     except ValueError as error:

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from nccl_doctor import shell
 from nccl_doctor.cluster import Cluster, Node
 from nccl_doctor.errors import UsageError
-from nccl_doctor.hostlist import fold, plural
-from nccl_doctor.inet import numeric
 from nccl_doctor.inventory.values import device_list
 from nccl_doctor.job_variables import ADDRESSES, OF_A_JOB, PlannedNode, contradictions, names_of
 from nccl_doctor.source import ClusterSource
+from nccl_doctor.text import shell
+from nccl_doctor.text.hostlist import fold, plural
+from nccl_doctor.text.inet import numeric
 
 if TYPE_CHECKING:
     from nccl_doctor.documents import RankPlace

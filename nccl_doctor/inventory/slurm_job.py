@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from nccl_doctor import shell
 from nccl_doctor.errors import UsageError
-from nccl_doctor.hostlist import fold
-from nccl_doctor.inet import numeric
 from nccl_doctor.inventory.plan import LaunchPlan
-from nccl_doctor.shell import Line
 from nccl_doctor.snapshot.slurm import SlurmOptions
+from nccl_doctor.text import shell
+from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.inet import numeric
+from nccl_doctor.text.shell import Line
 
 HEAD = """\
 #!/bin/bash

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nccl_doctor import shell
 from nccl_doctor.cluster import Cluster, Node
 from nccl_doctor.finding import Command
-from nccl_doctor.shell import Line
+from nccl_doctor.text import shell
+from nccl_doctor.text.shell import Line
 from nccl_doctor.transport.settings import arguments
 from nccl_doctor.transport.ssh_options import SshOptions
 

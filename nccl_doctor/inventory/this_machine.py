@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nccl_doctor.errors import DoctorError
-from nccl_doctor.inet import is_loopback
 from nccl_doctor.inventory.parsed import SourceLocation
 from nccl_doctor.inventory.values import host
+from nccl_doctor.text.inet import is_loopback
 
 
 @dataclass(frozen=True)

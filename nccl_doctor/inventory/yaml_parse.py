@@ -21,9 +21,9 @@ from ruamel.yaml.events import (
 )
 
 from nccl_doctor.errors import DoctorError
-from nccl_doctor.hostlist import quoted
 from nccl_doctor.inventory.parsed import SourceLocation
 from nccl_doctor.inventory.yaml_tree import Alias, Listing, Mapping, Scalar, Tree
+from nccl_doctor.text.hostlist import quoted
 
 MAX_DEPTH = 32
 

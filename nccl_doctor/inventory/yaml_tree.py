@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nccl_doctor.hostlist import quoted
 from nccl_doctor.inventory.parsed import SourceLocation
+from nccl_doctor.text.hostlist import quoted
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from nccl_doctor.hostlist import grouped
 from nccl_doctor.logs.context import Log, in_context
 from nccl_doctor.logs.event import Event
 from nccl_doctor.logs.flight import Dump
@@ -15,6 +14,7 @@ from nccl_doctor.logs.register import echoes
 from nccl_doctor.logs.rule import SCRIPT, Grade
 from nccl_doctor.logs.source import KEPT
 from nccl_doctor.registry import entry
+from nccl_doctor.text.hostlist import grouped
 
 MOST_CAUSES = 3
 

@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from nccl_doctor.inet import numeric
 from nccl_doctor.logs import first_failure
 from nccl_doctor.logs.collectives import mismatch
 from nccl_doctor.logs.endings import accused, broken_off_after, given_up, on_the_way_out, sources_left
@@ -24,6 +23,7 @@ from nccl_doctor.logs.source import Reading
 from nccl_doctor.logs.stall import apart, came_together, complaints, interrupts, stalled
 from nccl_doctor.logs.text import number
 from nccl_doctor.logs.unresolved import CONNECTION, RETRIED, never_resolved
+from nccl_doctor.text.inet import numeric
 
 _BARRIER = re.compile(r"world_size=(?P<size>\d+), worker_count=(?P<workers>\d+)")
 _SIZES = re.compile(r"mismatch in info from procs, nranks (?P<one>\d{1,9}) vs (?P<other>\d{1,9})\b")

@@ -6,7 +6,6 @@ import codecs
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from nccl_doctor.json_bounds import CrowdedError
 from nccl_doctor.logs import flight, unwrap
 from nccl_doctor.logs.blame import Cause, causes
 from nccl_doctor.logs.context import Log
@@ -21,6 +20,7 @@ from nccl_doctor.logs.source import Reading
 from nccl_doctor.logs.text import decode, wide
 from nccl_doctor.nccl.ras_answer import MalformedAnswerError, RasAnswer
 from nccl_doctor.nccl.ras_json import parse_json
+from nccl_doctor.text.json_bounds import CrowdedError
 
 SMALL = 1 << 20
 """Logs up to this size together are read again, with their lines joined, where the first reading shows no cause."""

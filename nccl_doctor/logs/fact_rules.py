@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from nccl_doctor.linear import compiled
+from nccl_doctor.text.linear import compiled
 
 
 @dataclass(frozen=True)

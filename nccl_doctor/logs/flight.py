@@ -16,9 +16,9 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from nccl_doctor.json_bounds import CrowdedError, refuse_crowded
 from nccl_doctor.logs import plain_pickle
 from nccl_doctor.logs.text import tidy
+from nccl_doctor.text.json_bounds import CrowdedError, refuse_crowded
 
 MAX_BYTES = 64 << 20
 """A larger dump is not read: torch keeps some thousand records, a few megabytes."""

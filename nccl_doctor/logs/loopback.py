@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nccl_doctor.inet import numeric
 from nccl_doctor.logs.event import Event
 from nccl_doctor.logs.rule import Grade
+from nccl_doctor.text.inet import numeric
 
 
 def within_one_host(events: Sequence[Event]) -> list[Event]:

@@ -14,8 +14,8 @@ import re
 from dataclasses import dataclass
 from itertools import pairwise
 
-from nccl_doctor.linear import compiled
 from nccl_doctor.logs.text import number
+from nccl_doctor.text.linear import compiled
 
 _LEVELS = r"(?:NCCL|RCCL) (?:INFO|WARN|VERSION|CALL|TRACE|ABORT|DIAG)(?: |$)"
 _LEVEL = re.compile(_LEVELS)

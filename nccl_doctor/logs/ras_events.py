@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from nccl_doctor.linear import compiled
 from nccl_doctor.logs.event import Address, Event
 from nccl_doctor.logs.marks import RAS_LINE
 from nccl_doctor.logs.rule import Grade
 from nccl_doctor.logs.source import KEPT
 from nccl_doctor.nccl.ras_answer import Communicator, RankGroup, RasAnswer, RasProcess, RasRank
 from nccl_doctor.nccl.ras_text import parse_lines
+from nccl_doctor.text.linear import compiled
 
 _BEGINS = compiled(r"Process \d|Rank \d|#\d|\d+ (?:ranks?|job process)|Missing communicator|Communicator ranks")
 _ERRORS = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from nccl_doctor.hostlist import fold, grouped, plural
 from nccl_doctor.logs.diagnose import LogVerdict
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.model import Phase
+from nccl_doctor.text.hostlist import fold, grouped, plural
 
 MOST = 4
 """Of what a row tells of each kind."""

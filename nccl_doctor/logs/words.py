@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from nccl_doctor.commands import on
 from nccl_doctor.finding import Command, Fix
-from nccl_doctor.hostlist import fold_numbers, nouns
-from nccl_doctor.shell import line
+from nccl_doctor.text.hostlist import fold_numbers, nouns
+from nccl_doctor.text.shell import line
 
 if TYPE_CHECKING:
     from nccl_doctor.logs.case import Case

@@ -10,9 +10,9 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-from nccl_doctor.inet import Address, address_of
 from nccl_doctor.nccl.spec import is_read
 from nccl_doctor.snapshot import InterfaceAddress, Interfaces, Resolver, Unknown, unknown
+from nccl_doctor.text.inet import Address, address_of
 
 INVALID = "Invalid NCCL_COMM_ID, please use format: <ipv4>:<port> or [<ipv6>]:<port> or <hostname>:<port>"
 """NCCL's own words (src/bootstrap.cc)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from nccl_doctor.inet import address_of
+from nccl_doctor.text.inet import address_of
 
 Reaches = Callable[[str, str], bool]
 """Whether a host (its name) may reach an address."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from nccl_doctor.commands import export
 from nccl_doctor.documents import Exports, InterfaceAnswer, InterfaceAnswers
-from nccl_doctor.hostlist import fold
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
 from nccl_doctor.nccl.interfaces import Failure
@@ -12,6 +11,7 @@ from nccl_doctor.nccl.reach import Reachable
 from nccl_doctor.nccl.suggest import Suggestion
 from nccl_doctor.nccl.versions import Version
 from nccl_doctor.snapshot import Snapshot, Unknown
+from nccl_doctor.text.hostlist import fold
 
 
 def answers(snapshot: Snapshot, version: Version | None = None) -> InterfaceAnswers:

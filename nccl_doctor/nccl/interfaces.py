@@ -11,13 +11,13 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nccl_doctor.hostlist import quoted
-from nccl_doctor.inet import numeric
 from nccl_doctor.nccl import versions
 from nccl_doctor.nccl.comm_id import INVALID, Remote, on_subnet, parse_comm_id
 from nccl_doctor.nccl.spec import Spec, is_read, parse_spec
 from nccl_doctor.nccl.versions import Behaviour, Version
 from nccl_doctor.snapshot import InterfaceAddress, Interfaces, Names, Resolver, Unknown, unknown
+from nccl_doctor.text.hostlist import quoted
+from nccl_doctor.text.inet import numeric
 
 MAX_INTERFACES = 16
 """NCCL 2.4 to 2.30, src/include/socket.h ``MAX_IFS``: NET/Socket uses no more."""

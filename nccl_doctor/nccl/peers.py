@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 
-from nccl_doctor.hostlist import grouped
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.snapshot import Mesh, Unknown
+from nccl_doctor.text.hostlist import grouped
 
 EVERYBODY_UP_TO = 128
 """Hosts; as many as the port mesh dials all pairs of."""

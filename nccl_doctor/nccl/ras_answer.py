@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nccl_doctor.hostlist import grouped
+from nccl_doctor.text.hostlist import grouped
 
 
 class MalformedAnswerError(ValueError):

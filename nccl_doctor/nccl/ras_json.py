@@ -13,9 +13,9 @@ from typing import Annotated
 from pydantic import BaseModel, FailFast, Field, StringConstraints, ValidationError
 from pydantic_core import from_json
 
-from nccl_doctor.hostlist import grouped
-from nccl_doctor.json_bounds import CrowdedError, refuse_crowded
 from nccl_doctor.nccl.ras_answer import Communicator, MalformedAnswerError, RankGroup, RasAnswer, RasProcess, RasRank
+from nccl_doctor.text.hostlist import grouped
+from nccl_doctor.text.json_bounds import CrowdedError, refuse_crowded
 
 _ERRORS = {
     1: "Unhandled CUDA error",

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from nccl_doctor.inet import Network, address_of, network_of
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.snapshot import Dial, Mesh, Route, Unknown
+from nccl_doctor.text.inet import Network, address_of, network_of
 
 PRIVATE_KINDS = ("bridge", "dummy", "loopback")
 """Kinds of link that may stand in a host without leading out of it (snapshot.Link.kind)."""

@@ -13,11 +13,11 @@ from itertools import islice
 
 from nccl_doctor.commands import export, on
 from nccl_doctor.finding import Fix
-from nccl_doctor.inet import Network, network_of, prefix_length
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
 from nccl_doctor.nccl.peers import Peers
 from nccl_doctor.nccl.reach import Reachable, is_private, reach
 from nccl_doctor.snapshot import Host, Mesh, Names, Unknown, told_of
+from nccl_doctor.text.inet import Network, network_of, prefix_length
 
 Plan = dict[str, str]
 """The interface to use, by host."""

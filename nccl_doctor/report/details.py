@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.measured import FailedDial, MeshReport
 from nccl_doctor.model import HostSummary, NcclInterface, Report
 from nccl_doctor.report.text import Screen, table, wrap
+from nccl_doctor.text.hostlist import fold, grouped
 
 _MATRIX = 32
 """Hosts up to which the mesh is drawn; of more the failed dials are told, folded."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from nccl_doctor.documents import Change, Difference
-from nccl_doctor.hostlist import fold, plural
 from nccl_doctor.model import Diagnosis
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.text import wrap
+from nccl_doctor.text.hostlist import fold, plural
 
 _WIDTH = 80
 _VALUE = 60

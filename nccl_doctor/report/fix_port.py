@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from nccl_doctor.hostlist import plural
-from nccl_doctor.inet import endpoint
 from nccl_doctor.port_model import Holder, HolderJob, PortReport, Socket, age_words
 from nccl_doctor.report.cells import WIDTH, cells, cut, labelled, wrap
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean
 from nccl_doctor.report.ways_out import command, sockets_of, ways_out
-from nccl_doctor.shell import line, script
+from nccl_doctor.text.hostlist import plural
+from nccl_doctor.text.inet import endpoint
+from nccl_doctor.text.shell import line, script
 
 _OWNER = 36
 """Cells that a holder's command gets at least, left of its owner and age."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.hang_model import STANDS_STILL, HangReport
-from nccl_doctor.hostlist import plural
 from nccl_doctor.report.diagnosis import diagnosis
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.text import Screen, painter, table, wrap
+from nccl_doctor.text.hostlist import plural
 
 _READ = {
     "read": "stacks read without stopping a rank",

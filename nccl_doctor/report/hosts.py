@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from nccl_doctor.cluster import Cluster, Node
 from nccl_doctor.documents import HostList
-from nccl_doctor.hostlist import fold, plural
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.text import table, wrap
+from nccl_doctor.text.hostlist import fold, plural
 
 _WIDTH = 80
 

@@ -6,11 +6,11 @@ import ipaddress
 from collections.abc import Iterator, Sequence
 
 from nccl_doctor.documents import InterfaceAnswer, InterfaceAnswers
-from nccl_doctor.hostlist import fold
 from nccl_doctor.model import NcclInterface
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import pasteable
 from nccl_doctor.report.text import painter, table, wrap
+from nccl_doctor.text.hostlist import fold
 
 NOTHING = "nothing"
 NOT_KNOWN = "not known"

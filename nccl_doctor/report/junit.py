@@ -11,10 +11,10 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterable
 
 from nccl_doctor.finding import LogLine
-from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.model import CheckResult, Consequence, Diagnosis, Outcome, Report
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean
+from nccl_doctor.text.hostlist import fold, grouped
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What the Char production of XML 1.0 (section 2.2) leaves out; no escape can bring it in either."""

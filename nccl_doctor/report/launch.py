@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.documents import Launch, RankPlace
-from nccl_doctor.hostlist import fold_numbers, grouped, nouns, plural
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean
 from nccl_doctor.report.text import table
+from nccl_doctor.text.hostlist import fold_numbers, grouped, nouns, plural
 
 _WIDTH = 100
 _ROWS = 64

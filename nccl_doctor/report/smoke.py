@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from nccl_doctor.hostlist import fold, fold_numbers, grouped, plural
 from nccl_doctor.measured import AllReduceReport, LinkShare, RankReport, SizeReport
 from nccl_doctor.report.text import Screen, table, wrap
+from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
 
 _HOPS = 16
 """Hosts of a ring that are drawn; of a longer one the first of these and the last."""

@@ -9,10 +9,10 @@ from typing import NamedTuple
 from rich.cells import cell_len
 
 from nccl_doctor.finding import Severity
-from nccl_doctor.hostlist import fold, grouped, plural
 from nccl_doctor.model import CheckResult, Diagnosis, Gap, Outcome, Report
 from nccl_doctor.report.safe import pasteable
 from nccl_doctor.report.text import SEVERITY_STYLES, Screen, wrap
+from nccl_doctor.text.hostlist import fold, grouped, plural
 
 _NAMES = 6
 _NO_REASON = "no reason given"

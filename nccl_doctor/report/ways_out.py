@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.inet import endpoint
 from nccl_doctor.port_model import HolderJob, PortReport
 from nccl_doctor.report.cells import wrap
 from nccl_doctor.report.safe import pasteable
-from nccl_doctor.secret_shapes import LEFT_OUT
-from nccl_doctor.shell import Line, line, script, words
+from nccl_doctor.text.inet import endpoint
+from nccl_doctor.text.secret_shapes import LEFT_OUT
+from nccl_doctor.text.shell import Line, line, script, words
 
 
 def ways_out(report: PortReport) -> Iterator[list[str]]:

@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from nccl_doctor.hostlist import grouped
 from nccl_doctor.snapshot.unknown import Phased, Skipped, Unknown, skipped
 from nccl_doctor.snapshot.values import Clipped, Count, HostAddress, InterfaceName, Observed, Port
+from nccl_doctor.text.hostlist import grouped
 
 DialOutcome = Literal[
     "connected",

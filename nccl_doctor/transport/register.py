@@ -10,9 +10,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
-from nccl_doctor import own_limits
 from nccl_doctor.errors import UsageError
-from nccl_doctor.hostlist import fold
+from nccl_doctor.text import own_limits
+from nccl_doctor.text.hostlist import fold
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,9 +16,9 @@ import threading
 from collections.abc import Sequence
 
 from nccl_doctor.cluster import Node
-from nccl_doctor.hostlist import fold
 from nccl_doctor.snapshot import EngineFailure
 from nccl_doctor.snapshot.slurm import SlurmOptions
+from nccl_doctor.text.hostlist import fold
 from nccl_doctor.transport import slurm_failures as failures
 from nccl_doctor.transport.base import AccessError, Channel, Greeting
 from nccl_doctor.transport.process import ProcessChannel

@@ -8,9 +8,9 @@ import subprocess
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from nccl_doctor.hostlist import expand
 from nccl_doctor.snapshot import EngineFacts, EngineFailure
 from nccl_doctor.snapshot.slurm import SlurmOptions
+from nccl_doctor.text.hostlist import expand
 
 KIND = "step-not-started"
 _ASKING_S = 5.0

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from nccl_doctor import shell
 from nccl_doctor.cluster import Cluster, Node
-from nccl_doctor.once import once
 from nccl_doctor.probe import relay
 from nccl_doctor.snapshot.slurm import SlurmOptions
+from nccl_doctor.text import shell
+from nccl_doctor.text.once import once
 from nccl_doctor.transport.base import Channel
 from nccl_doctor.transport.slurm import SlurmTransport, environment, foreign
 from nccl_doctor.transport.slurm_group import Group

@@ -16,8 +16,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from nccl_doctor.hostlist import grouped
-from nccl_doctor.once import once
+from nccl_doctor.text.hostlist import grouped
+from nccl_doctor.text.once import once
 from nccl_doctor.transport.base import remaining
 
 Values = dict[str, list[str]]

@@ -24,12 +24,12 @@ from typing import Any
 
 from nccl_doctor.collect.hang_typed import recorded
 from nccl_doctor.collect.reader import Reader, UnreadableError
-from nccl_doctor.json_bounds import CrowdedError
 from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.verdict import report
 from nccl_doctor.nccl import ras
 from nccl_doctor.nccl.ras_answer import MalformedAnswerError
 from nccl_doctor.snapshot import Unknown
+from nccl_doctor.text.json_bounds import CrowdedError
 
 ADDRESS_SPACE = 1 << 30
 """Bytes that the whole run may take: what is beyond ends it."""

@@ -21,10 +21,10 @@ from nccl_doctor.inventory.kube_facts import quantity
 from nccl_doctor.inventory.kube_request import KubeRequest
 from nccl_doctor.inventory.parsed import SourceLocation
 from nccl_doctor.inventory.this_machine import ThisMachine
-from nccl_doctor.shell import script
 from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.pods import KubeFacts
 from nccl_doctor.source import ClusterSource
+from nccl_doctor.text.shell import script
 from nccl_doctor.transport.kube_options import KubeOptions
 from nccl_doctor.transport.kubectl import KubectlError
 from tests.each import each

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from nccl_doctor.hang_report import report
-from nccl_doctor.redact import redact
 from nccl_doctor.report.hang import render
 from nccl_doctor.report.render import RenderOptions
+from nccl_doctor.text.redact import redact
 from tests.hang.made_up import IN_LOADER, Job, at
 
 

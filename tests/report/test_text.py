@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from nccl_doctor.hostlist import plural
 from nccl_doctor.report.text import apart, painter, table, wrap
+from nccl_doctor.text.hostlist import plural
 
 
 def test_wrap_hangs_the_lines_that_follow() -> None:

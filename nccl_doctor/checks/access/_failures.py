@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from nccl_doctor.finding import Finding, Fix
-from nccl_doctor.hostlist import fold
 from nccl_doctor.registry import View
 from nccl_doctor.snapshot import AccessFailure, EngineFailure, Host, SshTarget
+from nccl_doctor.text.hostlist import fold
 
 FOLLOWS = ("allreduce-failed", "allreduce-timeout", "port-unreachable")
 """What a host that was not reached leads to."""

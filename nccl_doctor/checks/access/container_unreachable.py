@@ -21,8 +21,8 @@ from nccl_doctor.checks.access._failures import FOLLOWS, of_engine
 from nccl_doctor.commands import on
 from nccl_doctor.finding import Finding, Severity
 from nccl_doctor.registry import View, check
-from nccl_doctor.shell import line
 from nccl_doctor.snapshot.values import CONTAINER_NAME
+from nccl_doctor.text.shell import line
 
 _LET_GO = {"stopped": "start", "paused": "unpause"}
 _WITH_COMMANDS = ("docker", "podman", "nerdctl")

@@ -21,8 +21,8 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.access._failures import FOLLOWS, of_engine
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.registry import View, check
+from nccl_doctor.text.hostlist import fold, grouped
 
 
 @check("NCD107", severity=Severity.ERROR, explains=FOLLOWS, scope="kube")

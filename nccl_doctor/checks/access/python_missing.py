@@ -22,10 +22,10 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.hostlist import fold
 from nccl_doctor.registry import View, check
-from nccl_doctor.secret_shapes import part
 from nccl_doctor.snapshot import PythonInfo, PythonMissing, PythonProblem
+from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.secret_shapes import part
 
 
 @check("NCD105", severity=Severity.ERROR, explains=FOLLOWS)

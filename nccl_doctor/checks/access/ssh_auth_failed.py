@@ -33,8 +33,8 @@ from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.commands import on
 from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.registry import View, check
-from nccl_doctor.shell import Line, line, script
 from nccl_doctor.snapshot import LoginFacts, SshAuthFailed
+from nccl_doctor.text.shell import Line, line, script
 
 _LOGIN = re.compile(r"\w[\w.+-]*@\w[\w.:%-]*", re.ASCII)
 """ssh hands a host's name to shells of its own (ProxyCommand, Match exec), so that quotes do not suffice."""

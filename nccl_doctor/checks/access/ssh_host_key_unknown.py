@@ -28,8 +28,8 @@ from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.commands import on
 from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.registry import View, check
-from nccl_doctor.shell import line
 from nccl_doctor.snapshot import HostKeyUnknown
+from nccl_doctor.text.shell import line
 
 _LINE = re.compile(r"[\w.:\[\]-]+ (?P<type>[a-z0-9@.-]+) (?P<key>[A-Za-z0-9+/]+={0,2})", re.ASCII)
 """One plain name and its key: no marker, no pattern, no list of names."""

@@ -27,9 +27,9 @@ from collections.abc import Collection, Iterator
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.hostlist import fold
 from nccl_doctor.registry import View, check
 from nccl_doctor.snapshot import SshUnreachable
+from nccl_doctor.text.hostlist import fold
 
 _SUMMARY = {
     "invalid-name": "Correct the address or the SSH user in the hosts file.",

@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from nccl_doctor.checks.allreduce import isolated
 from nccl_doctor.checks.allreduce.culprits import MISSING, OWN_FAULT, Culprits, culprits, last_words, stages
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.hostlist import capital, fold
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Smoke
+from nccl_doctor.text.hostlist import capital, fold
 
 SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 """signal(7), x86 and ARM; the host's numbers, whatever this machine's are."""

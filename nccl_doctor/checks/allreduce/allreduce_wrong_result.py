@@ -18,9 +18,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.hostlist import fold
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import RankResult, Smoke
+from nccl_doctor.text.hostlist import fold
 
 
 @check("NCD703", severity=Severity.ERROR, needs=("smoke",))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nccl_doctor.checks.allreduce.culprits import OWN_FAULT, Culprits
-from nccl_doctor.hostlist import fold
 from nccl_doctor.snapshot import Isolation, Skipped, Smoke, Unknown
+from nccl_doctor.text.hostlist import fold
 
 _MOST = 8
 

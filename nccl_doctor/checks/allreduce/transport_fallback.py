@@ -17,9 +17,9 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.allreduce.link import machines
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.hostlist import fold
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Host, Smoke, Unknown
+from nccl_doctor.text.hostlist import fold
 
 NET_OFF = ("NCCL_IB_DISABLE", "NCCL_NET", "NCCL_IB_HCA")
 P2P_OFF = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL")

@@ -17,10 +17,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.hostlist import fold, grouped, quoted
 from nccl_doctor.nccl.known_variables import is_known
 from nccl_doctor.nccl.variables import Variable
 from nccl_doctor.registry import Unjudged, View, check
+from nccl_doctor.text.hostlist import fold, grouped, quoted
 
 MAY_DIFFER = frozenset(
     {"NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "NCCL_IB_HCA", "NCCL_HOSTID", "NCCL_CONF_FILE", "NCCL_PROXY_CPUSET"}

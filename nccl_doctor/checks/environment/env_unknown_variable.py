@@ -17,11 +17,11 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.evidence_lines import folded
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.known_variables import is_known, nearest, register
 from nccl_doctor.nccl.versions import newer, show
 from nccl_doctor.registry import Unjudged, View, check
+from nccl_doctor.text.hostlist import fold, quoted
 
 
 @check("NCD801", severity=Severity.WARNING, needs=("env", "config_files", "interfaces"))

@@ -24,11 +24,11 @@ from nccl_doctor.checks.evidence_lines import folded
 from nccl_doctor.checks.format_job import described
 from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.host_words import entered
-from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.job_variables import PlannedNode, contradictions, names_of
 from nccl_doctor.ranks import counts, world_size
 from nccl_doctor.registry import View, check
 from nccl_doctor.snapshot import Host, HostFacts, Names, PortTrial, Snapshot, Unknown, known
+from nccl_doctor.text.hostlist import fold, quoted
 
 
 @check("NCD804", severity=Severity.WARNING, needs=("env",), explains=("allreduce-failed", "allreduce-timeout"))

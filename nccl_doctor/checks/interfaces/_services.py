@@ -7,10 +7,10 @@ import json
 from nccl_doctor.checks.job_labels import common_labels
 from nccl_doctor.commands import on
 from nccl_doctor.finding import Fix
-from nccl_doctor.shell import line
 from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.pods import KubeFacts
 from nccl_doctor.snapshot.policies import Service
+from nccl_doctor.text.shell import line
 
 _EARLY = '{"spec":{"publishNotReadyAddresses":true}}'
 

@@ -16,11 +16,11 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.reach import is_private
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Names, told_of
+from nccl_doctor.text.hostlist import fold, grouped
 
 
 @check(

@@ -17,13 +17,13 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.evidence_lines import folded
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.exact_names import gloo_devices
 from nccl_doctor.nccl.interfaces import Failure
 from nccl_doctor.nccl.suggest import setting
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import known
+from nccl_doctor.text.hostlist import fold, quoted
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
 

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.cluster import Node
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.hostlist import fold
 from nccl_doctor.registry import Unjudged, View, check
+from nccl_doctor.text.hostlist import fold
 
 
 @check("NCD221", severity=Severity.WARNING, needs=(*NEEDS, "identity"))

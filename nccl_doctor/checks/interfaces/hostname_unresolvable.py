@@ -24,11 +24,11 @@ from nccl_doctor.checks.interfaces._services import why
 from nccl_doctor.checks.own_names import CHANCE, finding, is_without_gpus, own_names
 from nccl_doctor.commands import on
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.hostlist import fold, quoted
-from nccl_doctor.inet import Address, numeric
 from nccl_doctor.registry import Unjudged, View, check
-from nccl_doctor.shell import Line, line
 from nccl_doctor.snapshot import HostFacts, Names, Snapshot, deviations, known
+from nccl_doctor.text.hostlist import fold, quoted
+from nccl_doctor.text.inet import Address, numeric
+from nccl_doctor.text.shell import Line, line
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
 

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.evidence_lines import folded
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.hostlist import fold
 from nccl_doctor.registry import Unjudged, View, check
+from nccl_doctor.text.hostlist import fold
 
 
 @check("NCD218", severity=Severity.INFO)

@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Skipped, Stall, Unknown
+from nccl_doctor.text.hostlist import fold, grouped
 
 
 @check("NCD214", severity=Severity.ERROR, needs=("mesh",), explains=("allreduce-failed", "allreduce-timeout"))

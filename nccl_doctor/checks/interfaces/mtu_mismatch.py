@@ -15,9 +15,9 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.hostlist import fold, grouped
-from nccl_doctor.inet import Network
 from nccl_doctor.registry import Unjudged, View, check
+from nccl_doctor.text.hostlist import fold, grouped
+from nccl_doctor.text.inet import Network
 
 
 @check("NCD213", severity=Severity.WARNING, needs=NEEDS)

@@ -21,10 +21,10 @@ from collections.abc import Iterable, Iterator
 from nccl_doctor.checks.failed_pairs import failed_where
 from nccl_doctor.commands import on
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.inet import Network, address_of
 from nccl_doctor.registry import Unjudged, View, check
-from nccl_doctor.shell import line
 from nccl_doctor.snapshot import HostFacts, known
+from nccl_doctor.text.inet import Network, address_of
+from nccl_doctor.text.shell import line
 
 NAME = "net.ipv4.neigh.default.gc_thresh"
 LIMIT = f"{NAME}3"

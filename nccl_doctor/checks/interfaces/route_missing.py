@@ -19,14 +19,14 @@ from nccl_doctor.checks.interfaces._ways import Hindered, hindered
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS
 from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.firewall.ways import NO_WAY, Hindrance
-from nccl_doctor.hostlist import fold
-from nccl_doctor.inet import address_of
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.faults import faults
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.reach import Cause
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Mesh
+from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.inet import address_of
 
 
 @check("NCD215", severity=Severity.ERROR, needs=(*NEEDS, "routes"), explains=EXPLAINS)

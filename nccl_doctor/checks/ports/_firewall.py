@@ -13,9 +13,9 @@ from nccl_doctor.firewall.describe import counted, describe
 from nccl_doctor.firewall.opening import Opening, port_words
 from nccl_doctor.firewall.packet import RuleRef
 from nccl_doctor.firewall.ruleset import Ruleset
-from nccl_doctor.hostlist import fold
 from nccl_doctor.registry import Unjudged, View
 from nccl_doctor.snapshot import Dial, Snapshot
+from nccl_doctor.text.hostlist import fold
 
 PORTS_SHOWN = 4
 OWN = "its own connections"

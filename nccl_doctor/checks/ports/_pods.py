@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from nccl_doctor.hostlist import fold
 from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.pods import KubeFacts
+from nccl_doctor.text.hostlist import fold
 
 
 def between(kube: KubeFacts, ends: Collection[str]) -> str | None:

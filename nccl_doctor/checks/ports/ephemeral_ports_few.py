@@ -27,10 +27,10 @@ from nccl_doctor import ranks
 from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving
 from nccl_doctor.commands import on
 from nccl_doctor.finding import Command, Finding, Fix, Severity
-from nccl_doctor.hostlist import fold
 from nccl_doctor.registry import Unjudged, View, check
-from nccl_doctor.shell import line
 from nccl_doctor.snapshot import Dial, Host, Mesh, known
+from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.shell import line
 
 ANYWAY = ("port-in-use", "ifname-model-differs", "allreduce-failed", "allreduce-timeout")
 OWN_PORTS = 6

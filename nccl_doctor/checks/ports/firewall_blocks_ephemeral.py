@@ -18,8 +18,8 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.ports._firewall import EXPLAINS, OWN, by_rule, finding, gaps, whose
 from nccl_doctor.finding import Finding, Severity
-from nccl_doctor.hostlist import fold
 from nccl_doctor.registry import Unjudged, View, check
+from nccl_doctor.text.hostlist import fold
 
 
 @check(

@@ -24,11 +24,11 @@ from nccl_doctor.checks.ports.port_unreachable import MEANS
 from nccl_doctor.commands import on
 from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.firewall.network_policy import PolicyBlame, opening
-from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.registry import View, check
-from nccl_doctor.shell import line
 from nccl_doctor.snapshot import Dial
 from nccl_doctor.snapshot.pods import KubeFacts
+from nccl_doctor.text.hostlist import fold, grouped
+from nccl_doctor.text.shell import line
 
 SHOWN = 4
 

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from nccl_doctor.commands import on
 from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
-from nccl_doctor.shell import line
 from nccl_doctor.snapshot import PortRange, known
+from nccl_doctor.text.shell import line
 
 
 @check("NCD306", severity=Severity.WARNING, needs=("port_range",), explains=("port-in-use",), scope="master")

@@ -30,8 +30,8 @@ from nccl_doctor.commands import on
 from nccl_doctor.finding import Command, Finding, Fix, Severity
 from nccl_doctor.port_model import age_words
 from nccl_doctor.registry import Unjudged, View, check
-from nccl_doctor.shell import Line, line
 from nccl_doctor.snapshot import Host, PortRange, PortTrial, Process, known
+from nccl_doctor.text.shell import Line, line
 
 MEANS = {
     "listener": "a process listens on it",

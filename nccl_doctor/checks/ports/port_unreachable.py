@@ -34,11 +34,11 @@ from itertools import permutations
 
 from nccl_doctor.checks.ports._pods import between
 from nccl_doctor.checks.ports._rails import by_rail, rail_of
-from nccl_doctor.fewest import Group, groups
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.hostlist import fold, grouped, nouns
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Dial, FirewallFacts
+from nccl_doctor.text.fewest import Group, groups
+from nccl_doctor.text.hostlist import fold, grouped, nouns
 
 MEANS = {
     "refused": "connection refused",

@@ -34,10 +34,10 @@ from nccl_doctor.checks.processes._container_aspects import (
 )
 from nccl_doctor.commands import on
 from nccl_doctor.finding import Command, Finding, Fix, Severity
-from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.registry import Unjudged, View, check
-from nccl_doctor.shell import line
 from nccl_doctor.snapshot import PENDING, Identity, Skipped, known
+from nccl_doctor.text.hostlist import fold, grouped
+from nccl_doctor.text.shell import line
 
 _RUN = ("docker", "podman", "nerdctl")
 

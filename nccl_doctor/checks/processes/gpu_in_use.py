@@ -22,10 +22,10 @@ from collections.abc import Iterator
 
 from nccl_doctor.cluster import Node
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.hostlist import nouns
 from nccl_doctor.ranks import visible
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Gpu, GpuProcess, Host, TrainingJob, Unknown, known
+from nccl_doctor.text.hostlist import nouns
 
 TAKEN_MIB = 1024
 """Less is a context and little more."""

@@ -18,9 +18,9 @@ from collections.abc import Iterator
 
 from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.host_words import entered
-from nccl_doctor.hostlist import fold
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import HostFacts, Unknown, known
+from nccl_doctor.text.hostlist import fold
 
 MIB = 1 << 20
 FATAL = 64 * MIB

@@ -20,10 +20,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.hostlist import fold
 from nccl_doctor.ranks import world_size
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import known
+from nccl_doctor.text.hostlist import fold
 
 BASE = 256
 PER_RANK = 16

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from nccl_doctor.checks.evidence_lines import folded
 from nccl_doctor.commands import on
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.hostlist import fold
 from nccl_doctor.ranks import nproc
 from nccl_doctor.registry import Unjudged, View, check
-from nccl_doctor.shell import line
 from nccl_doctor.snapshot import HostFacts, Shm, Unknown, known
+from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.shell import line
 
 MIB = 1 << 20
 WANTED = 64 * MIB

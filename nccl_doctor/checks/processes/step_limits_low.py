@@ -22,11 +22,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.hostlist import fold, grouped, plural
 from nccl_doctor.ranks import nproc
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import known
 from nccl_doctor.snapshot.slurm import SlurmOptions
+from nccl_doctor.text.hostlist import fold, grouped, plural
 
 GIB = 1 << 30
 ENOUGH = 2 * GIB

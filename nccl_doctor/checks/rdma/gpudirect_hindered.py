@@ -20,10 +20,10 @@ from collections.abc import Iterator
 
 from nccl_doctor.commands import on
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.hostlist import fold
 from nccl_doctor.registry import Unjudged, View, check
-from nccl_doctor.shell import line
 from nccl_doctor.snapshot import HostFacts, known
+from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.shell import line
 
 LOAD = line("modprobe nvidia_peermem")
 NO_WAY = "neither nvidia_peermem is loaded nor DMA-BUF to be had"

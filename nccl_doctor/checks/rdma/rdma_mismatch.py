@@ -23,10 +23,10 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.majority import Difference, difference, ordered
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.hostlist import fold
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Host, HostFacts, Unknown, known
 from nccl_doctor.snapshot.hardware import RdmaDevice, RdmaPort
+from nccl_doctor.text.hostlist import fold
 
 ROCE_V2 = "RoCE v2"
 MAPPED = "0000:0000:0000:0000:0000:ffff:"

@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from statistics import median_low
 
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.hostlist import fold, nouns
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Clock
+from nccl_doctor.text.hostlist import fold, nouns
 
 MUCH_S = 2.0
 C10D_S = 15.0

@@ -18,10 +18,10 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.majority import Difference, difference
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import known
 from nccl_doctor.snapshot.hardware import SameEntry
+from nccl_doctor.text.hostlist import fold, grouped
 
 SHOWN = 8
 

@@ -18,9 +18,9 @@ import re
 from collections.abc import Iterator
 
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.hostlist import fold
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Host, HostFacts, TorchInfo, Unknown
+from nccl_doctor.text.hostlist import fold
 
 LEAST = {
     "13": "580.65.06",

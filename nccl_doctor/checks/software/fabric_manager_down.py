@@ -18,10 +18,10 @@ from collections.abc import Iterator
 
 from nccl_doctor.commands import on
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.hostlist import fold
 from nccl_doctor.registry import Unjudged, View, check
-from nccl_doctor.shell import line
 from nccl_doctor.snapshot import HostFacts, Unknown, known
+from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.shell import line
 
 START = line("systemctl enable --now nvidia-fabricmanager")
 STARTABLE = ("inactive", "failed")

@@ -20,10 +20,10 @@ from collections.abc import Iterator
 
 from nccl_doctor.cluster import Node
 from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.hostlist import fold, fold_numbers, grouped, plural
 from nccl_doctor.ranks import devices, nproc, visible
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Gpu, known
+from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
 
 
 @check(

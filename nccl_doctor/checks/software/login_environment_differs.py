@@ -24,11 +24,11 @@ from collections.abc import Iterator
 
 from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.host_words import entered
-from nccl_doctor.hostlist import fold, quoted
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Host, PythonInfo, Unknown, known
 from nccl_doctor.snapshot.hardware import LoginShell
 from nccl_doctor.snapshot.slurm import SlurmOptions
+from nccl_doctor.text.hostlist import fold, quoted
 
 SEARCHED = frozenset({"LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH"})
 

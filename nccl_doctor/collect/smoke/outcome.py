@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal
 from nccl_doctor.collect.answers import OwnFaultError, SmokeEnd, attempt
 from nccl_doctor.collect.smoke.all_reduce_run import AllReduceRun, Rank
 from nccl_doctor.collect.smoke.plan import Plan
-from nccl_doctor.hostlist import grouped
 from nccl_doctor.snapshot import RankResult, Smoke
+from nccl_doctor.text.hostlist import grouped
 
 if TYPE_CHECKING:
     from nccl_doctor.logs.facts import Facts

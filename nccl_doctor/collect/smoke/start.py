@@ -16,8 +16,8 @@ from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.collect.smoke.all_reduce_run import ANSWER_S, AllReduceRun
 from nccl_doctor.collect.smoke.outcome import result
 from nccl_doctor.collect.smoke.plan import SmokeLimits, environment, plan
-from nccl_doctor.hostlist import fold
 from nccl_doctor.snapshot import HostFacts, Mesh, Phased, PortTrial, Skipped, Smoke, skipped
+from nccl_doctor.text.hostlist import fold
 
 SEND_S = 10.0
 POLL_S = 0.25

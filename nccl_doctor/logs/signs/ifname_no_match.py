@@ -5,7 +5,7 @@ from __future__ import annotations
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import LogSigns, root
 from nccl_doctor.logs.words import Advice, advise, ifname_command
-from nccl_doctor.shell import word
+from nccl_doctor.text.shell import word
 
 
 def advice(case: Case) -> Advice:

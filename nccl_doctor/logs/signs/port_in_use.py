@@ -6,7 +6,7 @@ from nccl_doctor.commands import on
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import LogSigns, likely, root
 from nccl_doctor.logs.words import Advice, advise
-from nccl_doctor.shell import line
+from nccl_doctor.text.shell import line
 
 
 def advice(case: Case) -> Advice:

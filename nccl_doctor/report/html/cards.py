@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.finding import Fix, LogLine
-from nccl_doctor.hostlist import fold
 from nccl_doctor.model import Consequence, Diagnosis
 from nccl_doctor.report.diagnosis import LABELLED, by_host, place_of, plain, where
 from nccl_doctor.report.html.views.cards import Card, CommandGroup, Evidence, Follows
 from nccl_doctor.report.safe import clean, pasteable
+from nccl_doctor.text.hostlist import fold
 
 
 def cards(diagnoses: tuple[Diagnosis, ...]) -> tuple[Card, ...]:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from math import ceil, floor, log10
 from typing import NamedTuple
 
-from nccl_doctor.hostlist import grouped
 from nccl_doctor.measured import AllReduceReport, SizeReport
 from nccl_doctor.report.html.views.charts import Chart, Series, Tick
 from nccl_doctor.report.html.views.common import Table
 from nccl_doctor.report.smoke import rate_words, size_rows, size_words, time_words
+from nccl_doctor.text.hostlist import grouped
 
 _WIDTH, _HEIGHT = 460.0, 280.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74.0, 14.0, 14.0, 34.0

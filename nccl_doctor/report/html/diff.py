@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from nccl_doctor.documents import Difference
-from nccl_doctor.hostlist import fold, plural
 from nccl_doctor.report.html.cards import cards
 from nccl_doctor.report.html.document import document
 from nccl_doctor.report.html.report import head, pages
 from nccl_doctor.report.html.views.common import Count, Table
 from nccl_doctor.report.render import RenderOptions
+from nccl_doctor.text.hostlist import fold, plural
 
 
 def render(found: Difference, options: RenderOptions) -> str:

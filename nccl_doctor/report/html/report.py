@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from datetime import datetime, timezone
 from typing import Any
 
-from nccl_doctor.hostlist import fold, grouped, plural
 from nccl_doctor.measured import RankReport
 from nccl_doctor.model import CheckResult, Diagnosis, Outcome, Report
 from nccl_doctor.report.html.cards import cards
@@ -22,6 +21,7 @@ from nccl_doctor.report.html.ways import nets, ring
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.smoke import backend, gradient, link_words, ring_words, uses, ways
 from nccl_doctor.report.summary import verdict
+from nccl_doctor.text.hostlist import fold, grouped, plural
 
 
 def render(report: Report, options: RenderOptions) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nccl_doctor.hostlist import fold, fold_numbers, grouped
 from nccl_doctor.model import LogEvent
 from nccl_doctor.report.html.views.ranks import Moment, Timeline
+from nccl_doctor.text.hostlist import fold, fold_numbers, grouped
 
 MOST = 120
 _DAY_S = 86400

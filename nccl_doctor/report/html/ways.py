@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 from math import cos, pi, sin
 
-from nccl_doctor.hostlist import fold, grouped
 from nccl_doctor.measured import AllReduceReport
 from nccl_doctor.model import Diagnosis, HostSummary, Report
 from nccl_doctor.report.html.text import short
 from nccl_doctor.report.html.views.ways import Chosen, Hop, Net, Ring, Stop
 from nccl_doctor.report.smoke import link_words, rate_words, ring_words
+from nccl_doctor.text.hostlist import fold, grouped
 
 MOST_STOPS = 64
 """Hosts of a ring that are drawn."""

@@ -11,7 +11,7 @@ import pytest
 from nccl_doctor.diagnose import judge
 from nccl_doctor.finding import Severity
 from nccl_doctor.model import Diagnosis
-from nccl_doctor.redact import redact
+from nccl_doctor.text.redact import redact
 from tests.checks.snapshots import load, patched
 
 HERE = Path(__file__).parent

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from nccl_doctor import own_limits
 from nccl_doctor.collect.reach import Reach
 from nccl_doctor.errors import UsageError
+from nccl_doctor.text import own_limits
 from nccl_doctor.transport.local import LocalTransport
 from nccl_doctor.transport.process import ProcessChannel
 from tests.collect.nodes import node

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import nccl_doctor
 from nccl_doctor.commands import export, on
-from nccl_doctor.shell import line, script, word
+from nccl_doctor.text.shell import line, script, word
 
 PLAIN = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1).filter(lambda text: not text.startswith("-"))
 
@@ -124,7 +124,7 @@ def _called(function: ast.expr) -> tuple[str, str]:
 
 
 def _from_shell(path: Path) -> bool:
-    return "nccl_doctor.shell import" in path.read_text() or "import shell" in path.read_text()
+    return "nccl_doctor.text.shell import" in path.read_text() or "import shell" in path.read_text()
 
 
 def _is_constant(template: ast.expr, path: Path) -> bool:

@@ -105,7 +105,7 @@ def nested(command: Line | str) -> Line:
 
 
 def host_names(pattern: str) -> Line:
-    """A list of hosts as :func:`~nccl_doctor.hostlist.fold` writes it, for a place where nothing is quoted.
+    """A list of hosts as :func:`~nccl_doctor.text.hostlist.fold` writes it, for a place where nothing is quoted.
 
     Raises:
         ValueError: it holds what no list of hosts does.

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from nccl_doctor.secret_shapes import LEFT_OUT, is_key_line, names_secret, without_secrets
+from nccl_doctor.text.secret_shapes import LEFT_OUT, is_key_line, names_secret, without_secrets
 
 Shown = TypeVar("Shown")
 

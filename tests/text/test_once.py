@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from nccl_doctor.once import once
+from nccl_doctor.text.once import once
 from tests.patience import LONG_S
 
 

@@ -11,15 +11,15 @@ import pytest
 from nccl_doctor.diagnose import judge
 from nccl_doctor.documents import Change, Launch
 from nccl_doctor.finding import Command, Fix, LogLine
-from nccl_doctor.hide import hide_secrets
 from nccl_doctor.logs.text import QUOTED, quote
 from nccl_doctor.registry import all_checks
-from nccl_doctor.secret_shapes import LEFT_OUT, part, without_secrets
+from nccl_doctor.text.hide import hide_secrets
+from nccl_doctor.text.secret_shapes import LEFT_OUT, part, without_secrets
 from tests.checks.live import LIVE, folder
 from tests.checks.snapshots import load
 from tests.planted import BODY, HARMLESS, MIXED, PLANTED, VARIABLES
 
-CORPUS = Path(__file__).parent / "logs"
+CORPUS = Path(__file__).parents[1] / "logs"
 TOKEN = f"hf_{MIXED}"
 
 

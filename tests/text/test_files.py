@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import nccl_doctor
-from nccl_doctor.files import try_file, try_folder, write_atomically
+from nccl_doctor.text.files import try_file, try_folder, write_atomically
 
 
 def test_a_file_is_replaced_whole_and_a_link_followed(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.hostlist import MAX_HOSTS, expand, fold, quoted
+from nccl_doctor.text.hostlist import MAX_HOSTS, expand, fold, quoted
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.diagnose import judge
-from nccl_doctor.redact import redact
-from nccl_doctor.secret_shapes import LEFT_OUT, without_secrets
+from nccl_doctor.text.redact import redact
+from nccl_doctor.text.secret_shapes import LEFT_OUT, without_secrets
 from tests.checks.snapshots import UNREACHABLE, patched
 
 

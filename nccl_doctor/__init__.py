@@ -12,7 +12,7 @@
 8. diagnose.py ``judge`` runs the checks of registry.py (checks/CATEGORY/NAME.py) over the ``Snapshot``
    (run_check.py); each gets a ``View``, with what derived.py works out by nccl/ and firewall/; consequences.py puts
    what merely follows under its cause.
-9. summary.py makes the ``Report`` (model.py) of that, rows.py the screen's rows.
+9. summary.py makes the ``Report`` (model/report.py) of that, rows.py the screen's rows.
 10. cli/output.py has report/render.py print it in the form that was asked for, and leaves with its exit code.
 
 Glossary:

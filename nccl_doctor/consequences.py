@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nccl_doctor.finding import Finding, Severity
-from nccl_doctor.model import Consequence, Diagnosis
+from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.model.report import Consequence, Diagnosis
 from nccl_doctor.registry import Check
 
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from nccl_doctor import summary
 from nccl_doctor.checks.allreduce.output_causes import causes_from_output
-from nccl_doctor.cluster import Cluster
 from nccl_doctor.consequences import attach_consequences
 from nccl_doctor.derived import Derived, FailedDials
-from nccl_doctor.finding import Severity
 from nccl_doctor.host_words import seen
-from nccl_doctor.model import CheckResult, Diagnosis, HostSummary, Outcome, Report
+from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.finding import Severity
+from nccl_doctor.model.report import CheckResult, Diagnosis, HostSummary, Outcome, Report
 from nccl_doctor.registry import Check, all_checks
 from nccl_doctor.rows import NOT_SELECTED
 from nccl_doctor.run_check import CheckYield, run_check

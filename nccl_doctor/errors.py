@@ -7,7 +7,7 @@
     ├── UnwrittenError          2   a file that was asked for could not be written; the report stands on stdout
     └── NotReachedError         3   a host that a command is about did not answer
 
-A fault found on a host is no exception but a diagnosis: see :mod:`nccl_doctor.model`.
+A fault found on a host is no exception but a diagnosis: see :mod:`nccl_doctor.model.report`.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import TypeVar
 
-from nccl_doctor.documents import Difference, Exports, InterfaceAnswers
-from nccl_doctor.finding import Command, Fix
-from nccl_doctor.hang_model import HangReport
-from nccl_doctor.model import Diagnosis, Report
+from nccl_doctor.model.documents import Difference, Exports, InterfaceAnswers
+from nccl_doctor.model.finding import Command, Fix
+from nccl_doctor.model.hang import HangReport
+from nccl_doctor.model.report import Diagnosis, Report
 
 FROM = "from the snapshot"
 """Stands where such a command is for."""

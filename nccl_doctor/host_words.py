@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
-from nccl_doctor.cluster import Node
 from nccl_doctor.firewall.manager import managed_by
+from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot import HostFacts, Unknown
 from nccl_doctor.snapshot.network import Route
 from nccl_doctor.snapshot.pods import PodFacts

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nccl_doctor.cluster import Cluster, Node
+from nccl_doctor.model.cluster import Cluster, Node
 
 ADDRESSES = ("MASTER_ADDR", "PET_MASTER_ADDR")
 PORTS = ("MASTER_PORT", "PET_MASTER_PORT")

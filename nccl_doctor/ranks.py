@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.cluster import Node
+from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot import Gpu, HostFacts, Snapshot, Unknown
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Literal, get_args
 
-from nccl_doctor.finding import Finding, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.text.hostlist import K, grouped
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Check:
             another one (nccl_doctor.logs.rule, ``LogSigns.echo``).
         in_logs: what also follows where a log alone tells; facts of a host would show the two apart.
         scope: "master" judges the first host only, an engine those that are reached so
-            (:attr:`~nccl_doctor.cluster.Node.engines`).
+            (:attr:`~nccl_doctor.model.cluster.Node.engines`).
         function: None for a diagnosis that only logs or a running job show.
     """
 

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from nccl_doctor.checks.allreduce.link import best, link, way
-from nccl_doctor.finding import Severity
 from nccl_doctor.firewall.manager import managed_by
-from nccl_doctor.model import CheckResult, Diagnosis, HostSummary, Outcome, Phase, PhaseOutcome, Report
+from nccl_doctor.model.finding import Severity
+from nccl_doctor.model.report import CheckResult, Diagnosis, HostSummary, Outcome, Phase, PhaseOutcome, Report
 from nccl_doctor.snapshot import (
     PENDING,
     FirewallFacts,

@@ -11,9 +11,9 @@ from typing import Literal
 
 from nccl_doctor import __version__
 from nccl_doctor.checks.allreduce.link import best, link
-from nccl_doctor.cluster import ENVIRONMENT, Cluster
-from nccl_doctor.finding import Severity
-from nccl_doctor.measured import (
+from nccl_doctor.model.cluster import ENVIRONMENT, Cluster
+from nccl_doctor.model.finding import Severity
+from nccl_doctor.model.measured import (
     AllReduceReport,
     FailedDial,
     IsolationReport,
@@ -23,7 +23,8 @@ from nccl_doctor.measured import (
     SampleReport,
     SizeReport,
 )
-from nccl_doctor.model import CheckResult, Diagnosis, HostSummary, Outcome, Report
+from nccl_doctor.model.report import CheckResult, Diagnosis, HostSummary, Outcome, Report
+from nccl_doctor.model.source import ClusterSource
 from nccl_doctor.rows import phases
 from nccl_doctor.snapshot import (
     Isolation,
@@ -31,7 +32,6 @@ from nccl_doctor.snapshot import (
     Smoke,
     Snapshot,
 )
-from nccl_doctor.source import ClusterSource
 from nccl_doctor.text import shell
 from nccl_doctor.text.hostlist import plural
 

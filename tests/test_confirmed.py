@@ -10,7 +10,7 @@ import pytest
 from nccl_doctor import confirmed
 from nccl_doctor.collect import controller_names
 from nccl_doctor.diagnose import judge
-from nccl_doctor.model import Diagnosis
+from nccl_doctor.model.report import Diagnosis
 from nccl_doctor.snapshot import Snapshot
 from tests.checks.snapshots import NAMES, patched
 from tests.firewall.facts import DROP, nft_facts

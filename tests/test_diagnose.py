@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from nccl_doctor import consequences, diagnose
-from nccl_doctor.cluster import access
-from nccl_doctor.finding import Finding, Fix, Severity
-from nccl_doctor.model import Outcome
+from nccl_doctor.model.cluster import access
+from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.report import Outcome
 from nccl_doctor.registry import Check, Unjudged, View, all_checks, find
 from nccl_doctor.snapshot import Unknown, unknown
 from nccl_doctor.transport.inside_options import InsideOptions

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.cluster import Node
+from nccl_doctor.model.cluster import Node
 from nccl_doctor.ranks import counts, visible, world_size
 from nccl_doctor.snapshot import Gpu
 from tests.checks.snapshots import UNREACHABLE, patched

@@ -16,8 +16,8 @@ from nccl_doctor.diagnose import judge
 from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.facts import facts_of
 from nccl_doctor.logs.verdict import report
-from nccl_doctor.measured import AllReduceReport
-from nccl_doctor.model import Report
+from nccl_doctor.model.measured import AllReduceReport
+from nccl_doctor.model.report import Report
 from nccl_doctor.report.render import RenderOptions, render
 from nccl_doctor.report.smoke import smoke
 from nccl_doctor.report.text import Screen, painter

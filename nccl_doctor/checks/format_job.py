@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nccl_doctor.cluster import Cluster, Node
-from nccl_doctor.commands import on
-from nccl_doctor.finding import Command
-from nccl_doctor.port_model import GRACE_S, age_words
+from nccl_doctor.model.cluster import Cluster, Node
+from nccl_doctor.model.commands import on
+from nccl_doctor.model.finding import Command
+from nccl_doctor.model.ports import GRACE_S, age_words
+from nccl_doctor.model.source import ClusterSource
 from nccl_doctor.snapshot import Process, TrainingJob
-from nccl_doctor.source import ClusterSource
 from nccl_doctor.text.hostlist import plural
 from nccl_doctor.text.shell import Line, line, script
 
@@ -43,7 +43,7 @@ def fix_port(cluster: Cluster, node: Node, what: Line | None) -> tuple[Command, 
 
 
 def _pods(words: Sequence[str]) -> Line | None:
-    """The words that choose pods, as :class:`~nccl_doctor.source.ClusterSource` has them, for a template."""
+    """The words that choose pods, as :class:`~nccl_doctor.model.source.ClusterSource` has them, for a template."""
     job = words[1:2] if len(words) % 2 == 0 else ()
     chosen = line("--kube {*job}", job=job)
     for option, value in zip(words[1 + len(job) :: 2], words[2 + len(job) :: 2], strict=True):

@@ -9,7 +9,7 @@ from functools import partial
 from weakref import WeakKeyDictionary
 
 from nccl_doctor.checks.failed_pairs import failed_where
-from nccl_doctor.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.nccl.exact_names import gloo_devices
 from nccl_doctor.nccl.gloo import lost_to
 from nccl_doctor.nccl.interfaces import Failure

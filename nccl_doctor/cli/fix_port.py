@@ -10,7 +10,7 @@ import typer
 from nccl_doctor.cli import options
 from nccl_doctor.cli.flattened import flattened
 from nccl_doctor.cli.output import Out, finish
-from nccl_doctor.port_model import GRACE_S
+from nccl_doctor.model.ports import GRACE_S
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from nccl_doctor.cli.output import failures, finish, try_files
 from nccl_doctor.cli.report_options import KeepOptions, ReportOptions
 
 if TYPE_CHECKING:
-    from nccl_doctor.cluster import Cluster
     from nccl_doctor.collect.hang import HangOptions
-    from nccl_doctor.hang_model import HangReport
+    from nccl_doctor.model.cluster import Cluster
+    from nccl_doctor.model.hang import HangReport
     from nccl_doctor.snapshot.hang import HangSnapshot
 
 
@@ -95,7 +95,7 @@ def hang(
 
 def exit_code(report: HangReport) -> int:
     """1 where the job stands still, 0 where it moves, 3 where nobody can tell."""
-    from nccl_doctor.hang_model import STANDS_STILL
+    from nccl_doctor.model.hang import STANDS_STILL
 
     if report.verdict in STANDS_STILL:
         return 1

@@ -22,9 +22,9 @@ from nccl_doctor.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from nccl_doctor.cluster import Cluster
     from nccl_doctor.inventory.kube_request import KubeRequest
     from nccl_doctor.inventory.overrides import Overrides
+    from nccl_doctor.model.cluster import Cluster
 
 
 @dataclass(frozen=True)

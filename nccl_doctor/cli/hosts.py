@@ -21,7 +21,7 @@ def hosts(
     """Prints hosts, addresses and ranks, and where each value came from; contacts nobody."""
 
     def work() -> int:
-        from nccl_doctor.documents import HostList
+        from nccl_doctor.model.documents import HostList
 
         out.show(HostList(**dict(which.cluster(job.overrides()))))
         return 0

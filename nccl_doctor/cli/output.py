@@ -17,7 +17,7 @@ from nccl_doctor.text.hide import hide_secrets
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nccl_doctor.model import Report
+    from nccl_doctor.model.report import Report
 
 
 Shown = TypeVar("Shown")
@@ -129,7 +129,7 @@ def obeys(environ: Mapping[str, str]) -> bool:
 def exit_code(report: Report, fail_on: FailOn) -> int:
     """1 with a diagnosis at or above ``fail_on``, else 3 where something could not be judged, else 0."""
     if fail_on is not FailOn.NEVER:
-        from nccl_doctor.finding import Severity
+        from nccl_doctor.model.finding import Severity
 
         least = Severity(fail_on.value).rank
         if any(diagnosis.severity.rank >= least for diagnosis in report.diagnoses):

@@ -17,7 +17,7 @@ def explain(
     """The page of one diagnosis: what it means, how we know, what to do."""
 
     def work() -> int:
-        from nccl_doctor.documents import Page
+        from nccl_doctor.model.documents import Page
         from nccl_doctor.pages import page_of
 
         entry = page_of(code)
@@ -33,7 +33,7 @@ def codes(output: Annotated[str, options.output("codes")] = "human") -> None:
     """All diagnoses, a line each."""
 
     def work() -> int:
-        from nccl_doctor.documents import CodeEntry, Codes
+        from nccl_doctor.model.documents import CodeEntry, Codes
         from nccl_doctor.registry import all_checks
 
         entries = (CodeEntry(code=c.code, name=c.name, severity=c.severity, category=c.category) for c in all_checks())

@@ -13,7 +13,7 @@ from nccl_doctor.collect.port_steps import Steps, about_port, about_process, mov
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory import kube_request
 from nccl_doctor.inventory.kube_request import KubeRequest
-from nccl_doctor.port_model import GRACE_S, Identity, PortReport, as_identity
+from nccl_doctor.model.ports import GRACE_S, Identity, PortReport, as_identity
 from nccl_doctor.report.fix_port import confirmation, screen
 from nccl_doctor.report.safe import clean
 

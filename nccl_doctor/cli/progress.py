@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from nccl_doctor.derived import FailedDials
-    from nccl_doctor.model import Phase
+    from nccl_doctor.model.report import Phase
     from nccl_doctor.snapshot import Snapshot
 
 AGAIN_S = 10.0

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from nccl_doctor.errors import DoctorError, describe
-from nccl_doctor.measured import MachineLoad, Reported
+from nccl_doctor.model.measured import MachineLoad, Reported
 from nccl_doctor.snapshot import AnyAccessFailure, DialOutcome, DialSeconds, Fact, FirewallFacts, SizeResult, Way
 from nccl_doctor.snapshot.values import (
     Clipped,

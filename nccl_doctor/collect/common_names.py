@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from nccl_doctor.cluster import Cluster, Node
+from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.snapshot import Names, ResolverAnswer, Unknown
 from nccl_doctor.snapshot.names import literal
 

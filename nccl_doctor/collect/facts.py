@@ -9,12 +9,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from nccl_doctor.cluster import Cluster, Node
 from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import MalformedError, NoAnswerError, ProbeError, problems
 from nccl_doctor.collect.asking import ask_all, failure_of
 from nccl_doctor.collect.common_names import CommonNames
 from nccl_doctor.collect.session import ProbeSession
+from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.snapshot import (
     MALFORMED,
     AnyAccessFailure,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from nccl_doctor.cluster import Cluster
 from nccl_doctor.collect import outside
 from nccl_doctor.collect.answers import OwnFaultError
 from nccl_doctor.collect.asking import failure_of
@@ -15,7 +14,8 @@ from nccl_doctor.collect.options import Progress, RunOptions
 from nccl_doctor.collect.reach import CONNECT_S, Reach
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.collect.smoke import begin_import
-from nccl_doctor.measured import Load
+from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.measured import Load
 from nccl_doctor.snapshot import AnyAccessFailure, HostFacts, ResolverAnswer
 from nccl_doctor.transport.base import Transport
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from nccl_doctor.collect.port_machine import Machine, sleep
 from nccl_doctor.errors import DoctorError, NotReachedError
-from nccl_doctor.port_model import (
+from nccl_doctor.model.ports import (
     LAST_PORT,
     Elsewhere,
     GpuUse,

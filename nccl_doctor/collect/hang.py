@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from pydantic import TypeAdapter
 
 from nccl_doctor import __version__
-from nccl_doctor.cluster import Cluster, Node
 from nccl_doctor.collect import answers, py_spy_bundle
 from nccl_doctor.collect.admission import MOST
 from nccl_doctor.collect.asking import apart, ask_all, failure_of
@@ -24,6 +23,7 @@ from nccl_doctor.collect.reach import Reach
 from nccl_doctor.collect.reader import Reader, UnreadableError
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.errors import NotReachedError
+from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.snapshot import AnyAccessFailure, Fact, Phased, Unknown, unknown
 from nccl_doctor.snapshot.hang import HangHost, HangSnapshot, HostLook, Ras
 from nccl_doctor.snapshot.job_ranks import JobRank, JobRanks, Starter, StoreClient

@@ -7,7 +7,7 @@ import time
 
 import psutil
 
-from nccl_doctor.measured import MachineLoad
+from nccl_doctor.model.measured import MachineLoad
 
 _TICK_S = 0.05
 

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from nccl_doctor.cluster import Cluster
 from nccl_doctor.collect import answers, path_mtu
 from nccl_doctor.collect.answers import Dialled, Listening
 from nccl_doctor.collect.asking import ask_all, ask_once
@@ -29,6 +28,7 @@ from nccl_doctor.collect.mesh_plan import (
     suspects,
 )
 from nccl_doctor.collect.session import ProbeSession
+from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.snapshot import Dial, HostFacts, Mesh, PortTrial
 
 _MOST_ERRORS = 8

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
-from nccl_doctor.cluster import Node
+from nccl_doctor.model.cluster import Node
 from nccl_doctor.nccl.host_nccl import nccl_interface
 from nccl_doctor.snapshot import Host, HostFacts, Interfaces, Names, Resolution, Unknown
 from nccl_doctor.text import inet

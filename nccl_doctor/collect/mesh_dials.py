@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from nccl_doctor.cluster import Cluster, Node
 from nccl_doctor.collect import answers, rails, redial
 from nccl_doctor.collect.answers import Dialled, Listening, MalformedError
 from nccl_doctor.collect.asking import ask_all
 from nccl_doctor.collect.mesh_addresses import confirmed
 from nccl_doctor.collect.mesh_plan import Target, could_open, own_nonce
 from nccl_doctor.collect.session import ProbeSession
+from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.ranks import nproc
 from nccl_doctor.snapshot import HostFacts, Sample
 from nccl_doctor.text.hostlist import fold

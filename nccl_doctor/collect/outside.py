@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from pydantic import ValidationError
 
-from nccl_doctor.cluster import Node
+from nccl_doctor.model.cluster import Node
 from nccl_doctor.probe.tools import SYSTEM
 from nccl_doctor.snapshot import Outside, ResourceLimits, Unknown, unknown
 from nccl_doctor.transport.base import AccessError, Channel, Transport

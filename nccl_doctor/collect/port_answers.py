@@ -1,6 +1,6 @@
 """What a host may answer ``fix-port``, as types; read as :mod:`nccl_doctor.collect.answers` is.
 
-Apart from :mod:`nccl_doctor.port_model`, because this machine alone is asked without pydantic: only what came over a
+Apart from :mod:`nccl_doctor.model.ports`, because this machine alone is asked without pydantic: only what came over a
 connection passes through here, and goes on in the shape in which the probe said it.
 """
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, TypeAdapter, field_serializer, model_validator
 
 from nccl_doctor.collect import answers
-from nccl_doctor.port_model import Cause
+from nccl_doctor.model.ports import Cause
 from nccl_doctor.snapshot.ports import PortRange, TcpSocket
 from nccl_doctor.snapshot.values import Count, Observed, Pid, Port, Seconds
 

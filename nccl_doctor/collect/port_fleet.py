@@ -10,9 +10,9 @@ from nccl_doctor.collect.port_machine import Machine, ThisMachine
 from nccl_doctor.errors import UsageError
 
 if TYPE_CHECKING:
-    from nccl_doctor.cluster import Cluster, Node
     from nccl_doctor.inventory.kube_request import KubeRequest
     from nccl_doctor.inventory.slurm import SlurmRequest
+    from nccl_doctor.model.cluster import Cluster, Node
     from nccl_doctor.transport.base import Transport
     from nccl_doctor.transport.register import Kind
 

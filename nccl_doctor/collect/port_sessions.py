@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from nccl_doctor.cluster import Node
 from nccl_doctor.collect.answers import ProbeError
 from nccl_doctor.collect.asking import apart
 from nccl_doctor.collect.fanout import fan_out
@@ -14,6 +13,7 @@ from nccl_doctor.collect.port_answers import ANSWERS
 from nccl_doctor.collect.reach import Reach
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.errors import NotReachedError
+from nccl_doctor.model.cluster import Node
 from nccl_doctor.transport.base import Transport
 
 ANSWER_S = 20.0

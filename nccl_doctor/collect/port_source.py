@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.port_model import as_port
+from nccl_doctor.model.ports import as_port
 
 if TYPE_CHECKING:
     from nccl_doctor.nccl.port_errors import PortError

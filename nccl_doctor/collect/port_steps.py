@@ -10,7 +10,7 @@ from nccl_doctor.collect import fix_port
 from nccl_doctor.collect.port_fleet import Fleet
 from nccl_doctor.collect.port_machine import Machine
 from nccl_doctor.errors import DoctorError
-from nccl_doctor.port_model import Identity, PortReport, Suggestion
+from nccl_doctor.model.ports import Identity, PortReport, Suggestion
 
 
 class Steps(NamedTuple):

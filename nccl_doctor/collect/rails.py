@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from nccl_doctor.cluster import Node
 from nccl_doctor.collect.mesh_addresses import METADATA, own_networks
+from nccl_doctor.model.cluster import Node
 from nccl_doctor.nccl.exact_names import gloo_devices
 from nccl_doctor.nccl.gloo import dials
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl

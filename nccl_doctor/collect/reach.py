@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from nccl_doctor.cluster import Node
 from nccl_doctor.collect.admission import Stage, Window, in_turns
 from nccl_doctor.collect.answers import NoAnswerError, OwnFaultError, ProbeError
 from nccl_doctor.collect.asking import apart, failure_of
 from nccl_doctor.collect.load import LoadWatch
 from nccl_doctor.collect.pulse import SILENCE_S
 from nccl_doctor.collect.session import ProbeSession
-from nccl_doctor.measured import Load, MachineLoad
+from nccl_doctor.model.cluster import Node
+from nccl_doctor.model.measured import Load, MachineLoad
 from nccl_doctor.snapshot import AnyAccessFailure
 from nccl_doctor.text import own_limits
 from nccl_doctor.transport.base import AccessError, Transport

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from nccl_doctor.cluster import Node
 from nccl_doctor.collect import answers, bundle, pulse
 from nccl_doctor.collect.answers import (
     GoneError,
@@ -25,6 +24,7 @@ from nccl_doctor.collect.answers import (
 )
 from nccl_doctor.collect.messages import Messages
 from nccl_doctor.collect.start_failure import SILENT, Start, start_failure
+from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot import ProbeFailed, PythonMissing
 from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Channel, KnowsItsPath, Transport
 from nccl_doctor.transport.inside_options import InsideOptions

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.commands import on
-from nccl_doctor.finding import Finding, Fix
 from nccl_doctor.hang import rendezvous
 from nccl_doctor.hang.folds import MOST_LINES, doing, folded, named, places, rank_words
 from nccl_doctor.hang.link_findings import even, stalled
 from nccl_doctor.hang.observed_rank import ObservedRank
 from nccl_doctor.hang.verdict import Judgement
 from nccl_doctor.logs.words import ranks_of
+from nccl_doctor.model.commands import on
+from nccl_doctor.model.finding import Finding, Fix
 from nccl_doctor.text.hostlist import capital, grouped, plural
 from nccl_doctor.text.shell import line
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.finding import Finding, Fix
 from nccl_doctor.hang.evidence import HangEvidence
 from nccl_doctor.hang.folds import MOST_LINES, places
 from nccl_doctor.hang.observed_rank import Link
 from nccl_doctor.hang.verdict import Judgement
+from nccl_doctor.model.finding import Finding, Fix
 
 
 def stalled(judged: Judgement) -> Iterator[tuple[str, Finding]]:

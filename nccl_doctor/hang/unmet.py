@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nccl_doctor.finding import Finding, Fix
 from nccl_doctor.hang import lost
 from nccl_doctor.hang.folds import MOST_LINES
 from nccl_doctor.hang.observed_rank import ObservedRank
 from nccl_doctor.logs.words import ranks_of
+from nccl_doctor.model.finding import Finding, Fix
 from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.hang import HangSnapshot
 from nccl_doctor.snapshot.job_ranks import JobRank

@@ -6,11 +6,11 @@ import difflib
 from collections.abc import Collection
 from dataclasses import replace
 
-from nccl_doctor.cluster import DEFAULT_MASTER_PORT, Cluster, Node, access
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory import values
 from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
 from nccl_doctor.inventory.this_machine import ThisMachine, canonical
+from nccl_doctor.model.cluster import DEFAULT_MASTER_PORT, Cluster, Node, access
 from nccl_doctor.text.hostlist import fold, plural, quoted
 from nccl_doctor.transport.inside_options import InsideOptions
 from nccl_doctor.transport.ssh_options import SshOptions

@@ -7,9 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import NamedTuple
 
-from nccl_doctor.cluster import Cluster
-from nccl_doctor.commands import on
-from nccl_doctor.documents import Launch
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory import slurm_job
 from nccl_doctor.inventory.batch import batch_notes, divides
@@ -17,6 +14,9 @@ from nccl_doctor.inventory.last_check import Hosts, doubts, recall
 from nccl_doctor.inventory.launchers import commands, default_launcher
 from nccl_doctor.inventory.plan import plan
 from nccl_doctor.inventory.ssh_start import one_line
+from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.commands import on
+from nccl_doctor.model.documents import Launch
 from nccl_doctor.nccl.recorder import diagnosable as recorded
 from nccl_doctor.text import shell
 from nccl_doctor.transport.inside_options import InsideOptions, placed

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from nccl_doctor.cluster import ENVIRONMENT, Cluster
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory import detect, values
 from nccl_doctor.inventory.build import build
@@ -18,6 +17,7 @@ from nccl_doctor.inventory.reading import STDIN, read_text
 from nccl_doctor.inventory.slurm import SlurmRequest
 from nccl_doctor.inventory.slurm import read as nodes_of
 from nccl_doctor.inventory.this_machine import ThisMachine, own_name, this_machine, training_python
+from nccl_doctor.model.cluster import ENVIRONMENT, Cluster
 
 if TYPE_CHECKING:
     from nccl_doctor.inventory.kube_request import KubeRequest

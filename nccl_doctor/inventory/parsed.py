@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, TypeVar
 
-from nccl_doctor.cluster import NodeOptions
 from nccl_doctor.errors import DoctorError, HostsFileError, UsageError
+from nccl_doctor.model.cluster import NodeOptions
 from nccl_doctor.transport.inside_options import InsideOptions
 
 T = TypeVar("T")

@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from nccl_doctor.cluster import Cluster, Node
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory.values import device_list
 from nccl_doctor.job_variables import ADDRESSES, OF_A_JOB, PlannedNode, contradictions, names_of
-from nccl_doctor.source import ClusterSource
+from nccl_doctor.model.cluster import Cluster, Node
+from nccl_doctor.model.source import ClusterSource
 from nccl_doctor.text import shell
 from nccl_doctor.text.hostlist import fold, plural
 from nccl_doctor.text.inet import numeric
 
 if TYPE_CHECKING:
-    from nccl_doctor.documents import RankPlace
+    from nccl_doctor.model.documents import RankPlace
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class LaunchPlan:
     @property
     def ranks(self) -> tuple[RankPlace, ...]:
         """Every rank's place, in order."""
-        from nccl_doctor.documents import RankPlace
+        from nccl_doctor.model.documents import RankPlace
 
         return tuple(
             RankPlace(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nccl_doctor.cluster import Cluster, Node
-from nccl_doctor.finding import Command
+from nccl_doctor.model.cluster import Cluster, Node
+from nccl_doctor.model.finding import Command
 from nccl_doctor.text import shell
 from nccl_doctor.text.shell import Line
 from nccl_doctor.transport.settings import arguments

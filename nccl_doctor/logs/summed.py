@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.logs.diagnose import LogVerdict
 from nccl_doctor.logs.facts import Facts
-from nccl_doctor.model import Phase
+from nccl_doctor.model.report import Phase
 from nccl_doctor.text.hostlist import fold, grouped, plural
 
 MOST = 4

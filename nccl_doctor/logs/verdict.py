@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from nccl_doctor import __version__
-from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.diagnose import LogVerdict
 from nccl_doctor.logs.event import Event
@@ -14,7 +13,8 @@ from nccl_doctor.logs.register import signs
 from nccl_doctor.logs.rule import Grade
 from nccl_doctor.logs.stall import guessed
 from nccl_doctor.logs.summed import summed
-from nccl_doctor.model import CheckResult, Consequence, Diagnosis, LogEvent, Outcome, Report
+from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.report import CheckResult, Consequence, Diagnosis, LogEvent, Outcome, Report
 from nccl_doctor.registry import Check, entry
 from nccl_doctor.text.hostlist import fold, plural
 

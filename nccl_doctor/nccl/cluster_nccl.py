@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from nccl_doctor.model import NcclInterface
+from nccl_doctor.model.report import NcclInterface
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
 from nccl_doctor.nccl.interfaces import Chosen
 from nccl_doctor.nccl.peers import Peers

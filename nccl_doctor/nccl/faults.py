@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from nccl_doctor.finding import Severity
+from nccl_doctor.model.finding import Severity
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.interfaces import Chosen, Failure

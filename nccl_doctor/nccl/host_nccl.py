@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from nccl_doctor.model import NcclInterface
+from nccl_doctor.model.report import NcclInterface
 from nccl_doctor.nccl.interfaces import Choice, Chosen, choose, choose_all
 from nccl_doctor.nccl.variables import Variable, resolve
 from nccl_doctor.nccl.versions import CONF_FILE, OLDEST, Version, oldest_with, parse_version, show

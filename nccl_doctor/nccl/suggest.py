@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
-from nccl_doctor.commands import export, on
-from nccl_doctor.finding import Fix
+from nccl_doctor.model.commands import export, on
+from nccl_doctor.model.finding import Fix
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
 from nccl_doctor.nccl.peers import Peers
 from nccl_doctor.nccl.reach import Reachable, is_private, reach

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from nccl_doctor.measured import FailedDial, MeshReport
-from nccl_doctor.model import HostSummary, NcclInterface, Report
+from nccl_doctor.model.measured import FailedDial, MeshReport
+from nccl_doctor.model.report import HostSummary, NcclInterface, Report
 from nccl_doctor.report.text import Screen, table, wrap
 from nccl_doctor.text.hostlist import fold, grouped
 

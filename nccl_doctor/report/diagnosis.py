@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from nccl_doctor.finding import Command, Fix, LogLine
-from nccl_doctor.model import Consequence, Diagnosis
+from nccl_doctor.model.finding import Command, Fix, LogLine
+from nccl_doctor.model.report import Consequence, Diagnosis
 from nccl_doctor.report.safe import clean, pasteable
 from nccl_doctor.report.text import SEVERITY_STYLES, Screen, apart, wrap
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nccl_doctor.documents import Change, Difference
-from nccl_doctor.model import Diagnosis
+from nccl_doctor.model.documents import Change, Difference
+from nccl_doctor.model.report import Diagnosis
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.text import wrap
 from nccl_doctor.text.hostlist import fold, plural

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from nccl_doctor.port_model import Holder, HolderJob, PortReport, Socket, age_words
+from nccl_doctor.model.ports import Holder, HolderJob, PortReport, Socket, age_words
 from nccl_doctor.report.cells import WIDTH, cells, cut, labelled, wrap
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean

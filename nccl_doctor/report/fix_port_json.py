@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nccl_doctor import __version__
-from nccl_doctor.port_model import Holder, HolderJob, PortReport
+from nccl_doctor.model.ports import Holder, HolderJob, PortReport
 from nccl_doctor.report.render import RenderOptions
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.cluster import Cluster, Node
-from nccl_doctor.documents import HostList
+from nccl_doctor.model.cluster import Cluster, Node
+from nccl_doctor.model.documents import HostList
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.text import table, wrap
 from nccl_doctor.text.hostlist import fold, plural

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.model import Phase, PhaseOutcome, Report
+from nccl_doctor.model.report import Phase, PhaseOutcome, Report
 from nccl_doctor.report.details import details, matrix
 from nccl_doctor.report.diagnosis import diagnosis
 from nccl_doctor.report.render import RenderOptions

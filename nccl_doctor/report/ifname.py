@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Sequence
 
-from nccl_doctor.documents import InterfaceAnswer, InterfaceAnswers
-from nccl_doctor.model import NcclInterface
+from nccl_doctor.model.documents import InterfaceAnswer, InterfaceAnswers
+from nccl_doctor.model.report import NcclInterface
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import pasteable
 from nccl_doctor.report.text import painter, table, wrap

@@ -10,8 +10,8 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable
 
-from nccl_doctor.finding import LogLine
-from nccl_doctor.model import CheckResult, Consequence, Diagnosis, Outcome, Report
+from nccl_doctor.model.finding import LogLine
+from nccl_doctor.model.report import CheckResult, Consequence, Diagnosis, Outcome, Report
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean
 from nccl_doctor.text.hostlist import fold, grouped

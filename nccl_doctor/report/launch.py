@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.documents import Launch, RankPlace
+from nccl_doctor.model.documents import Launch, RankPlace
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean
 from nccl_doctor.report.text import table

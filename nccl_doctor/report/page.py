@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from nccl_doctor.documents import Codes, Page
+from nccl_doctor.model.documents import Codes, Page
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean
 from nccl_doctor.report.text import apart, table, wrap

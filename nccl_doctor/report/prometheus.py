@@ -6,8 +6,8 @@ a metric of its own, so that an alert can see that no run has come for long.
 
 from __future__ import annotations
 
-from nccl_doctor.finding import Severity
-from nccl_doctor.model import Report
+from nccl_doctor.model.finding import Severity
+from nccl_doctor.model.report import Report
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean
 

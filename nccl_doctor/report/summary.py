@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from rich.cells import cell_len
 
-from nccl_doctor.finding import Severity
-from nccl_doctor.model import CheckResult, Diagnosis, Gap, Outcome, Report
+from nccl_doctor.model.finding import Severity
+from nccl_doctor.model.report import CheckResult, Diagnosis, Gap, Outcome, Report
 from nccl_doctor.report.safe import pasteable
 from nccl_doctor.report.text import SEVERITY_STYLES, Screen, wrap
 from nccl_doctor.text.hostlist import fold, grouped, plural

@@ -17,7 +17,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from nccl_doctor.finding import Severity
+from nccl_doctor.model.finding import Severity
 from nccl_doctor.report.safe import clean
 
 SEVERITY_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.port_model import HolderJob, PortReport
+from nccl_doctor.model.ports import HolderJob, PortReport
 from nccl_doctor.report.cells import wrap
 from nccl_doctor.report.safe import pasteable
 from nccl_doctor.text.inet import endpoint

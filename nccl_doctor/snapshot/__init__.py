@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, TypeAdapter, model_validator
 
-from nccl_doctor.cluster import Cluster
-from nccl_doctor.measured import Load
+from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.measured import Load
 from nccl_doctor.snapshot.access import AccessFailure as AccessFailure
 from nccl_doctor.snapshot.access import AnyAccessFailure as AnyAccessFailure
 from nccl_doctor.snapshot.access import ChangedKeyFacts as ChangedKeyFacts

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from nccl_doctor.cluster import Cluster, Node
-from nccl_doctor.frozen import FrozenModel
+from nccl_doctor.model.cluster import Cluster, Node
+from nccl_doctor.model.frozen import FrozenModel
 from nccl_doctor.snapshot.access import AnyAccessFailure
 from nccl_doctor.snapshot.hardware import Xid
 from nccl_doctor.snapshot.job_ranks import JobRank, JobRanks, Launcher, Starter

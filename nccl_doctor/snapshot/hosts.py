@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from nccl_doctor.cluster import Node
+from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot.access import AnyAccessFailure
 from nccl_doctor.snapshot.container import Outside, Surroundings
 from nccl_doctor.snapshot.firewall import FirewallFacts

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from nccl_doctor.cluster import NodeOptions
+from nccl_doctor.model.cluster import NodeOptions
 from nccl_doctor.snapshot.policies import Policy, Service
 from nccl_doctor.snapshot.unknown import Fact, unknown
 from nccl_doctor.snapshot.values import Count, IpAddress, Observed

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from nccl_doctor.measured import Stage
+from nccl_doctor.model.measured import Stage
 from nccl_doctor.snapshot.unknown import Phased, skipped
 from nccl_doctor.snapshot.values import Clipped, Count, Observed, Pid, ProcessState, Rate, Seconds, Version
 

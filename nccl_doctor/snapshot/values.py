@@ -14,7 +14,7 @@ from typing import Annotated, Any, NewType
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
-from nccl_doctor.frozen import FrozenModel
+from nccl_doctor.model.frozen import FrozenModel
 
 MAX_TEXT = 4096
 """Characters of a text that has no other bound: Linux' PATH_MAX."""

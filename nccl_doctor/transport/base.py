@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
-from nccl_doctor.cluster import Node
+from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot import AnyAccessFailure, ProbeFacts, ProbeFailed
 from nccl_doctor.transport.lines import MAX_GREETING, Allowance, FloodError
 

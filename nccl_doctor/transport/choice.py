@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nccl_doctor.cluster import Cluster, Node
+from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.snapshot import SshAuthFailed, SshUnreachable
 from nccl_doctor.transport import failures, known_hosts
 from nccl_doctor.transport.base import AccessError, Channel

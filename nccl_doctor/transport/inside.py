@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from nccl_doctor.cluster import Node
+from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot import AnyAccessFailure, EngineFailure, ProbeFacts, ProbeFailed
 from nccl_doctor.snapshot.values import CONTAINER_NAME
 from nccl_doctor.transport import inside_failures

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import ClassVar, Literal, get_args
 
-from nccl_doctor.cluster import Cluster, NodeOptions
-from nccl_doctor.finding import Command
+from nccl_doctor.model.cluster import Cluster, NodeOptions
+from nccl_doctor.model.finding import Command
 
 Runtime = Literal["docker", "podman", "nerdctl", "apptainer", "enter"]
 """Who holds the container; "enter" is a process whose namespaces are entered (nsenter(1)), which wants root."""

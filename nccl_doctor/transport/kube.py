@@ -7,7 +7,7 @@ import secrets
 import time
 from pathlib import Path
 
-from nccl_doctor.cluster import Cluster, Node
+from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.snapshot import EngineFacts, EngineFailure
 from nccl_doctor.transport.base import AccessError, Greeting
 from nccl_doctor.transport.kube_options import KubeOptions, NotReady

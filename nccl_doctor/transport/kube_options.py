@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from nccl_doctor.cluster import NodeOptions
-from nccl_doctor.frozen import FrozenModel
+from nccl_doctor.model.cluster import NodeOptions
+from nccl_doctor.model.frozen import FrozenModel
 
 
 class NotReady(FrozenModel):

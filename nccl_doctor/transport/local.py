@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from nccl_doctor.cluster import Cluster, Node
+from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.snapshot import ProbeFacts, ProbeFailed
 from nccl_doctor.transport.base import AccessError
 from nccl_doctor.transport.process import ProcessChannel

@@ -1,6 +1,6 @@
 """The ways of reaching hosts, and what makes the one that ``--transport`` names.
 
-A new one is a module with its options of a node (:class:`~nccl_doctor.cluster.NodeOptions`), its failures
+A new one is a module with its options of a node (:class:`~nccl_doctor.model.cluster.NodeOptions`), its failures
 (:class:`~nccl_doctor.snapshot.EngineFailure`) and ``make``, and a line here. This imports none of them, for the help
 of a command lists their names.
 """
@@ -17,7 +17,7 @@ from nccl_doctor.text.hostlist import fold
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nccl_doctor.cluster import Cluster
+    from nccl_doctor.model.cluster import Cluster
     from nccl_doctor.transport.base import Transport
 
 MODULES = {

@@ -15,7 +15,7 @@ import subprocess
 import threading
 from collections.abc import Sequence
 
-from nccl_doctor.cluster import Node
+from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot import EngineFailure
 from nccl_doctor.snapshot.slurm import SlurmOptions
 from nccl_doctor.text.hostlist import fold

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from nccl_doctor.cluster import Cluster, Node
+from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.probe import relay
 from nccl_doctor.snapshot.slurm import SlurmOptions
 from nccl_doctor.text import shell

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from nccl_doctor.cluster import NodeOptions
+from nccl_doctor.model.cluster import NodeOptions
 
 
 class SshOptions(NodeOptions):

@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 
 from nccl_doctor.diagnose import judge
-from nccl_doctor.model import Outcome
+from nccl_doctor.model.report import Outcome
 from nccl_doctor.registry import PHASES, Check, all_checks
 from nccl_doctor.run_check import ENGINES, SUBJECTS
 from nccl_doctor.snapshot import FactName, HostFacts, Snapshot, skipped, unknown

@@ -11,8 +11,8 @@ import pytest
 from nccl_doctor.checks.majority import difference
 from nccl_doctor.checks.software.cuda_driver_mismatch import needed
 from nccl_doctor.diagnose import judge
-from nccl_doctor.finding import Severity
-from nccl_doctor.model import Diagnosis
+from nccl_doctor.model.finding import Severity
+from nccl_doctor.model.report import Diagnosis
 from tests.checks.snapshots import NAMES, load, patched
 from tests.firewall.facts import nft_facts
 

@@ -12,7 +12,7 @@ from nccl_doctor.cli.report_options import KeepOptions
 from nccl_doctor.cli.snapshots import keep, read_snapshot, write_hosts
 from nccl_doctor.diagnose import judge
 from nccl_doctor.errors import DoctorError
-from nccl_doctor.finding import Severity
+from nccl_doctor.model.finding import Severity
 from tests.checks.snapshots import UNREACHABLE, patched
 from tests.cli.program import assert_one_sentence, run
 

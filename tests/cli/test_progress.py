@@ -24,7 +24,7 @@ from tests.patience import LONG_S
 RUN = """
 import sys, time
 from nccl_doctor.cli.progress import Checklist, progress
-from nccl_doctor.model import Phase
+from nccl_doctor.model.report import Phase
 Checklist.frames_per_s = 0.001  # none but those that are asked for, so that none is under way when the size changes
 rows = (Phase(name="access", outcome="ok", text="4 hosts answered in 0.6 s"),
         Phase(name="software", outcome="error", text="version mismatch on node3; " + "a long text " * 6))

@@ -17,7 +17,7 @@ from nccl_doctor.cli.output import Out
 from nccl_doctor.cli.port_run import Request
 from nccl_doctor.cli.port_run import run as run_fix_port
 from nccl_doctor.diagnose import judge
-from nccl_doctor.model import Phase
+from nccl_doctor.model.report import Phase
 from nccl_doctor.report.render import FORMS
 from nccl_doctor.snapshot import Snapshot
 from tests.checks.snapshots import patched

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from nccl_doctor.port_model import GRACE_S
+from nccl_doctor.model.ports import GRACE_S
 from tests.cli.doctor import Run, files, ours
 from tests.cli.program import assert_one_sentence, run_in
 from tests.cli.slurm_job import NO_SMOKE, check, started

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nccl_doctor.cluster import Node
 from nccl_doctor.collect.session import ProbeSession
+from nccl_doctor.model.cluster import Node
 from nccl_doctor.transport.local import LocalTransport
 from nccl_doctor.transport.process import ProcessChannel
 from tests.collect.nodes import node

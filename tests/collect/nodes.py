@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from nccl_doctor.cluster import Node
+from nccl_doctor.model.cluster import Node
 
 
 def node(python: str = sys.executable, name: str = "here", rank: int = 0) -> Node:

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nccl_doctor.cluster import Node
 from nccl_doctor.collect import answers, mesh, mesh_dials
 from nccl_doctor.collect.answers import GoneError, MalformedError, NoAnswerError, ProbeError
 from nccl_doctor.collect.facts import typed
@@ -22,6 +21,7 @@ from nccl_doctor.collect.mesh_plan import Target, listeners, own_nonce
 from nccl_doctor.collect.messages import MAX_REQUEST
 from nccl_doctor.collect.smoke.all_reduce_run import MOST_EVENTS, AllReduceRun
 from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits
+from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot import AccessFailure, HostFacts, Unknown
 from nccl_doctor.transport.base import AccessError
 from tests.checks.snapshots import healthy, patched

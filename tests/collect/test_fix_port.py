@@ -9,7 +9,7 @@ import pytest
 from nccl_doctor.collect import fix_port
 from nccl_doctor.collect.port_machine import ThisMachine
 from nccl_doctor.errors import NotReachedError
-from nccl_doctor.port_model import HolderJob, Member, PortReport
+from nccl_doctor.model.ports import HolderJob, Member, PortReport
 from tests.collect.machines import Answer, FakeMachine, trial
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.cluster import Cluster
 from nccl_doctor.collect import answers, intercept, mesh
 from nccl_doctor.collect import facts as facts_phase
 from nccl_doctor.collect.answers import NoAnswerError
 from nccl_doctor.collect.session import ProbeSession
+from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.snapshot import HostFacts
 from nccl_doctor.transport.local import LocalTransport
 from tests.collect.nodes import node

@@ -12,7 +12,6 @@ import pytest
 from nccl_doctor.cli.choices import FailOn
 from nccl_doctor.cli.output import exit_code
 from nccl_doctor.cli.progress import Silent
-from nccl_doctor.cluster import Cluster, Node
 from nccl_doctor.collect import elsewhere, facts, mesh, mesh_dials
 from nccl_doctor.collect.answers import MalformedError, ProbeError, SmokeEnd
 from nccl_doctor.collect.hang import HangOptions, take
@@ -25,7 +24,8 @@ from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits
 from nccl_doctor.diagnose import judge
 from nccl_doctor.hang_report import report as hang_report
 from nccl_doctor.logs import facts as log_facts
-from nccl_doctor.model import Report
+from nccl_doctor.model.cluster import Cluster, Node
+from nccl_doctor.model.report import Report
 from nccl_doctor.report.render import render
 from nccl_doctor.snapshot import Mesh, ProbeFailed, Snapshot
 from nccl_doctor.snapshot.hang import HangSnapshot

@@ -14,7 +14,7 @@ import pytest
 from nccl_doctor.collect import fix_port
 from nccl_doctor.collect.port_sessions import SessionMachine
 from nccl_doctor.errors import NotReachedError
-from nccl_doctor.port_model import HolderJob, Member, PortReport
+from nccl_doctor.model.ports import HolderJob, Member, PortReport
 from nccl_doctor.probe import port_requests
 from nccl_doctor.report import fix_port_json
 from nccl_doctor.report.fix_port import screen

@@ -9,7 +9,7 @@ import pytest
 from nccl_doctor.collect.port_fleet import Fleet
 from nccl_doctor.collect.port_steps import Steps, about_port, about_process, moved
 from nccl_doctor.errors import DoctorError
-from nccl_doctor.port_model import Identity, PortReport
+from nccl_doctor.model.ports import Identity, PortReport
 from tests.collect.machines import FakeMachine, trial
 
 

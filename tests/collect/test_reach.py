@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from nccl_doctor.cluster import Node
 from nccl_doctor.collect.answers import GoneError, NoAnswerError
 from nccl_doctor.collect.load import LoadWatch
 from nccl_doctor.collect.reach import Reach
 from nccl_doctor.collect.session import ProbeSession
-from nccl_doctor.measured import Load, MachineLoad
+from nccl_doctor.model.cluster import Node
+from nccl_doctor.model.measured import Load, MachineLoad
 from nccl_doctor.transport import failures
 from nccl_doctor.transport.local import LocalTransport
 from nccl_doctor.transport.process import ProcessChannel

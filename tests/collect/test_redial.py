@@ -8,7 +8,7 @@ from nccl_doctor.collect import redial
 from nccl_doctor.collect.answers import DIALLED, Dialled, Hello, ProbeError
 from nccl_doctor.collect.mesh_plan import Target
 from nccl_doctor.collect.session import ProbeSession
-from nccl_doctor.measured import MachineLoad
+from nccl_doctor.model.measured import MachineLoad
 from tests.collect.nodes import node
 
 LOST, REFUSED = [0, 29500, "timed-out", "ETIMEDOUT", 3.0], [1, 40000, "refused", "ECONNREFUSED", 0.001]

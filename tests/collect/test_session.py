@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.cluster import Node
 from nccl_doctor.collect import answers, bundle, pulse
 from nccl_doctor.collect.answers import GoneError, ProbeError, StoodStillError
 from nccl_doctor.collect.common_names import _packed
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.collect.start_failure import SILENT
+from nccl_doctor.model.cluster import Node
 from nccl_doctor.transport.base import AccessError
 from nccl_doctor.transport.local import LocalTransport
 from nccl_doctor.transport.process import ProcessChannel

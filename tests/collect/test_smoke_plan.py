@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.cluster import Node
 from nccl_doctor.collect.smoke.plan import SmokeLimits, environment
+from nccl_doctor.model.cluster import Node
 from tests.collect.plans import everywhere, planned
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.cluster import Node
 from nccl_doctor.collect.answers import NoAnswerError, ProbeError, TrialEnd
 from nccl_doctor.collect.smoke import trials
 from nccl_doctor.collect.smoke.plan import SmokeLimits
+from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot import Isolation
 from tests.checks.snapshots import patched
 

@@ -27,8 +27,8 @@ from nccl_doctor.cli.snapshots import read_snapshot
 from nccl_doctor.compare import difference
 from nccl_doctor.diagnose import judge
 from nccl_doctor.errors import SnapshotError
-from nccl_doctor.finding import Command
-from nccl_doctor.model import Outcome, Report
+from nccl_doctor.model.finding import Command
+from nccl_doctor.model.report import Outcome, Report
 from nccl_doctor.report.render import RenderOptions, render
 from nccl_doctor.snapshot import Snapshot
 from tests.checks.snapshots import load

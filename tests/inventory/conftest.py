@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from nccl_doctor.cluster import Cluster
 from nccl_doctor.errors import DoctorError
 from nccl_doctor.inventory import detect
 from nccl_doctor.inventory.build import build
 from nccl_doctor.inventory.this_machine import ThisMachine
+from nccl_doctor.model.cluster import Cluster
 
 ELSEWHERE = ThisMachine(frozenset(), frozenset())
 """A machine that is in no list."""

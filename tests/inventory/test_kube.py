@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.checks.format_job import fix_port
-from nccl_doctor.cluster import Cluster
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory import kube, kube_namespace
 from nccl_doctor.inventory.build import build
@@ -21,9 +20,10 @@ from nccl_doctor.inventory.kube_facts import quantity
 from nccl_doctor.inventory.kube_request import KubeRequest
 from nccl_doctor.inventory.parsed import SourceLocation
 from nccl_doctor.inventory.this_machine import ThisMachine
+from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.source import ClusterSource
 from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.pods import KubeFacts
-from nccl_doctor.source import ClusterSource
 from nccl_doctor.text.shell import script
 from nccl_doctor.transport.kube_options import KubeOptions
 from nccl_doctor.transport.kubectl import KubectlError

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.cluster import Cluster
 from nccl_doctor.errors import HostsFileError, UsageError
 from nccl_doctor.inventory.load import load
 from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.inventory.this_machine import ThisMachine
-from nccl_doctor.source import ClusterSource
+from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.source import ClusterSource
 from nccl_doctor.transport.inside_options import InsideOptions
 from nccl_doctor.transport.ssh_options import SshOptions
 from tests.inventory.conftest import ELSEWHERE

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.cluster import Cluster
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory import slurm
 from nccl_doctor.inventory.load import load
 from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.inventory.slurm import SlurmRequest, request
 from nccl_doctor.inventory.slurm_script import master_port
+from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.source import ClusterSource
 from nccl_doctor.snapshot.slurm import SlurmOptions
-from nccl_doctor.source import ClusterSource
 from nccl_doctor.transport.register import make_transport
 from nccl_doctor.transport.slurm import SlurmTransport
 from tests.each import each

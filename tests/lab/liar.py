@@ -32,13 +32,13 @@ from nccl_doctor.cli.hang import exit_code as hang_exit_code
 from nccl_doctor.cli.html import for_html
 from nccl_doctor.cli.output import exit_code
 from nccl_doctor.cli.progress import Silent
-from nccl_doctor.cluster import Cluster, Node, access
 from nccl_doctor.collect.hang import HangOptions, take
 from nccl_doctor.collect.options import RunOptions
 from nccl_doctor.collect.run import looked
 from nccl_doctor.collect.smoke import SmokeLimits
 from nccl_doctor.diagnose import judge
 from nccl_doctor.hang_report import report as hang_report
+from nccl_doctor.model.cluster import Cluster, Node, access
 from nccl_doctor.report.render import FORMS, RenderOptions, render
 from nccl_doctor.snapshot import Snapshot
 from nccl_doctor.snapshot.hang import HangSnapshot

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.finding import LogLine, Severity
 from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.facts import facts_of
 from nccl_doctor.logs.rank_process import Milestone
 from nccl_doctor.logs.rank_progress import rank_progress
 from nccl_doctor.logs.verdict import report
+from nccl_doctor.model.finding import LogLine, Severity
 
 START = (
     "n{0}:1:2 [0] NCCL INFO ncclCommInitRank comm 0x5 rank {0} nranks 4 cudaDev 0 busId 1000 commId 0xa - Init START"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.finding import Severity
 from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.verdict import report
+from nccl_doctor.model.finding import Severity
 from nccl_doctor.nccl.messages import Meaning, catalogue
 from tests.nccl.printed import printed
 

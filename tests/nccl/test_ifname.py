@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.model import NcclInterface
+from nccl_doctor.model.report import NcclInterface
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl, nccl_interface
 from nccl_doctor.nccl.ifname import answers
 from nccl_doctor.snapshot import Host, LibncclAnswer, Snapshot, Unknown, unknown

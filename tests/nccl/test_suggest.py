@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.commands import export
 from nccl_doctor.diagnose import judge
-from nccl_doctor.model import Outcome
+from nccl_doctor.model.commands import export
+from nccl_doctor.model.report import Outcome
 from nccl_doctor.nccl.cluster_nccl import cluster_nccl
 from nccl_doctor.snapshot import Snapshot
 from tests.checks.snapshots import load, patched

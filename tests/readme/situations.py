@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from nccl_doctor.port_model import GRACE_S
+from nccl_doctor.model.ports import GRACE_S
 from tests.cli.injected import inject
 from tests.kube.cluster import KubeCluster
 from tests.lab import containers

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from nccl_doctor.finding import Command, Fix, LogLine, Severity
-from nccl_doctor.measured import AllReduceReport, FailedDial, MeshReport, RankReport, SizeReport
-from nccl_doctor.model import CheckResult, Consequence, Diagnosis, HostSummary, NcclInterface, Outcome, Phase, Report
+from nccl_doctor.model.finding import Command, Fix, LogLine, Severity
+from nccl_doctor.model.measured import AllReduceReport, FailedDial, MeshReport, RankReport, SizeReport
+from nccl_doctor.model.report import (
+    CheckResult,
+    Consequence,
+    Diagnosis,
+    HostSummary,
+    NcclInterface,
+    Outcome,
+    Phase,
+    Report,
+)
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.render import render as render_command
 

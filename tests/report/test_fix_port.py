@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from nccl_doctor.port_model import Elsewhere, GpuUse, Holder, HolderJob, Member, PortReport, Socket, Suggestion
+from nccl_doctor.model.ports import Elsewhere, GpuUse, Holder, HolderJob, Member, PortReport, Socket, Suggestion
 from nccl_doctor.report.fix_port import confirmation, screen
 from nccl_doctor.report.render import render
 from nccl_doctor.report.safe import clean

@@ -4,8 +4,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from nccl_doctor.cluster import Cluster, Node, access
-from nccl_doctor.documents import HostList
+from nccl_doctor.model.cluster import Cluster, Node, access
+from nccl_doctor.model.documents import HostList
 from nccl_doctor.report.render import render
 from nccl_doctor.report.safe import clean
 from nccl_doctor.transport.ssh_options import SshOptions

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from nccl_doctor.cli.output import Out
-from nccl_doctor.finding import Command, Fix, LogLine, Severity
-from nccl_doctor.measured import AllReduceReport, RankReport
-from nccl_doctor.model import Consequence, Report
+from nccl_doctor.model.finding import Command, Fix, LogLine, Severity
+from nccl_doctor.model.measured import AllReduceReport, RankReport
+from nccl_doctor.model.report import Consequence, Report
 from nccl_doctor.report.diagnosis import by_host, place_of
 from nccl_doctor.report.safe import clean, pasteable
 from tests.report.reports import ALL, FIREWALL, STALE, UNREACHABLE, healthy, host_away, log, one_fault, render

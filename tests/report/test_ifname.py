@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from nccl_doctor.documents import Exports, InterfaceAnswer, InterfaceAnswers
-from nccl_doctor.model import NcclInterface
+from nccl_doctor.model.documents import Exports, InterfaceAnswer, InterfaceAnswers
+from nccl_doctor.model.report import NcclInterface
 from nccl_doctor.report.render import RenderOptions, render
 
 

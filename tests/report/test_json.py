@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from nccl_doctor.model import Report
+from nccl_doctor.model.report import Report
 from tests.report.reports import ALL, healthy, host_away, log, render
 from tests.report.strategies import REPORTS
 

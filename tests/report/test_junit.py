@@ -7,7 +7,7 @@ import pytest
 import xmlschema
 from hypothesis import HealthCheck, given, settings
 
-from nccl_doctor.model import CheckResult, Outcome, Report
+from nccl_doctor.model.report import CheckResult, Outcome, Report
 from tests.report.reports import ALL, healthy, host_away, log, one_fault, render
 from tests.report.strategies import REPORTS
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import json
 
-from nccl_doctor.documents import Change, DiagnosisChanges, Difference, Launch, RankPlace
-from nccl_doctor.finding import Command, Fix, Severity
-from nccl_doctor.model import Diagnosis
+from nccl_doctor.model.documents import Change, DiagnosisChanges, Difference, Launch, RankPlace
+from nccl_doctor.model.finding import Command, Fix, Severity
+from nccl_doctor.model.report import Diagnosis
 from nccl_doctor.report.render import render
 
 

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from nccl_doctor.documents import CodeEntry, Codes, Page
-from nccl_doctor.finding import Severity
+from nccl_doctor.model.documents import CodeEntry, Codes, Page
+from nccl_doctor.model.finding import Severity
 from nccl_doctor.report.render import render
 from nccl_doctor.report.safe import clean
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from hypothesis import HealthCheck, given, settings
 from prometheus_client.parser import text_string_to_metric_families
 
-from nccl_doctor.model import Report
+from nccl_doctor.model.report import Report
 from tests.report.reports import STALE, healthy, host_away, one_fault, render
 from tests.report.strategies import REPORTS
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.finding import Severity
-from nccl_doctor.model import CheckResult, Gap, Outcome
+from nccl_doctor.model.finding import Severity
+from nccl_doctor.model.report import CheckResult, Gap, Outcome
 from tests.report.reports import STALE, UNREACHABLE, healthy, passed, render
 
 NOTE = STALE.model_copy(update={"severity": Severity.INFO})

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import pytest
 from pydantic import Field, JsonValue, ValidationError
 
-from nccl_doctor.cluster import Cluster, Node
-from nccl_doctor.frozen import _MOST_FIELDS
-from nccl_doctor.model import NcclInterface
+from nccl_doctor.model.cluster import Cluster, Node
+from nccl_doctor.model.frozen import _MOST_FIELDS
+from nccl_doctor.model.report import NcclInterface
 from nccl_doctor.snapshot import HostFacts, Mesh, RankResult, Snapshot
 from nccl_doctor.snapshot.hang import HangHost, HangSnapshot
 from nccl_doctor.snapshot.values import Observed

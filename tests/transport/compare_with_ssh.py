@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.cluster import Node
+from nccl_doctor.model.cluster import Node
 from nccl_doctor.transport.base import AccessError
 from nccl_doctor.transport.choice import ChoosingTransport
 from nccl_doctor.transport.openssh import OpensshTransport

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.cluster import Cluster, Node
+from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.transport.base import AccessError, Transport
 from nccl_doctor.transport.register import Kind, make_transport
 from tests.patience import LONG_S, crowd

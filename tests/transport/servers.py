@@ -16,7 +16,7 @@ from pathlib import Path
 import paramiko
 import psutil
 
-from nccl_doctor.cluster import Node, access
+from nccl_doctor.model.cluster import Node, access
 from nccl_doctor.transport.ssh_options import SshOptions
 from tests.patience import LONG_S, joined
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.cluster import Node, access
+from nccl_doctor.model.cluster import Node, access
 from nccl_doctor.transport.base import Transport
 from nccl_doctor.transport.openssh import OpensshTransport
 from nccl_doctor.transport.register import Kind

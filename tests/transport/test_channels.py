@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.cluster import Node
+from nccl_doctor.model.cluster import Node
 from nccl_doctor.transport.base import Channel, Transport
 from nccl_doctor.transport.process import ProcessChannel
 from nccl_doctor.transport.register import Kind

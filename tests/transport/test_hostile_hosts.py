@@ -13,7 +13,7 @@ from typing import Any
 import paramiko
 import pytest
 
-from nccl_doctor.cluster import Node
+from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot import SshAuthFailed, SshUnreachable
 from nccl_doctor.transport import ssh_session
 from nccl_doctor.transport.base import AccessError, Transport

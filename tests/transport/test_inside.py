@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.cluster import Node
+from nccl_doctor.model.cluster import Node
 from nccl_doctor.transport.base import AccessError
 from nccl_doctor.transport.inside import InsideTransport
 from nccl_doctor.transport.inside_failures import Entry, failure

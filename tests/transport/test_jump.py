@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.cluster import Node
 from nccl_doctor.collect.reach import Reach
+from nccl_doctor.model.cluster import Node
 from nccl_doctor.transport.base import Transport
 from nccl_doctor.transport.jumps import split_jump
 from nccl_doctor.transport.register import Kind

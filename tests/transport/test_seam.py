@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 from pydantic import ValidationError
 
-from nccl_doctor.cluster import Cluster, Node, NodeOptions, access
+from nccl_doctor.model.cluster import Cluster, Node, NodeOptions, access
 from nccl_doctor.snapshot import (
     EngineFacts,
     EngineFailure,

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nccl_doctor.cluster import Cluster, Node, access
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory.slurm import request
+from nccl_doctor.model.cluster import Cluster, Node, access
 from nccl_doctor.probe import relay
 from nccl_doctor.probe.relay import CHUNK, PIECE, Relay
 from nccl_doctor.snapshot.slurm import SlurmOptions

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
-from nccl_doctor.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.registry import View, check
 from nccl_doctor.snapshot import PythonInfo, PythonMissing, PythonProblem
 from nccl_doctor.text.hostlist import fold

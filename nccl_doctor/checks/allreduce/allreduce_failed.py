@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.allreduce import isolated
 from nccl_doctor.checks.allreduce.culprits import MISSING, OWN_FAULT, Culprits, culprits, last_words, stages
-from nccl_doctor.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Smoke
 from nccl_doctor.text.hostlist import capital, fold

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nccl_doctor.checks.allreduce.output_causes import is_echo
-from nccl_doctor.measured import STAGES, Stage
+from nccl_doctor.model.measured import STAGES, Stage
 from nccl_doctor.snapshot import RankResult, Smoke
 from nccl_doctor.text.hostlist import fold, fold_numbers, nouns
 from nccl_doctor.text.secret_shapes import part

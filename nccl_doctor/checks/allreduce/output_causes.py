@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from nccl_doctor.finding import Finding
+from nccl_doctor.model.finding import Finding
 from nccl_doctor.snapshot import Smoke
 
 FAILED_DIALS = frozenset({"connection-refused", "connection-timed-out", "no-route-to-host"})

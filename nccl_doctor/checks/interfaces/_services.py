@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from nccl_doctor.checks.job_labels import common_labels
-from nccl_doctor.commands import on
-from nccl_doctor.finding import Fix
+from nccl_doctor.model.commands import on
+from nccl_doctor.model.finding import Fix
 from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.pods import KubeFacts
 from nccl_doctor.snapshot.policies import Service

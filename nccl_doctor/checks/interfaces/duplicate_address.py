@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS
-from nccl_doctor.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.reach import is_private
 from nccl_doctor.registry import Unjudged, View, check

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator
 
 from nccl_doctor.checks.interfaces._ways import Hindered, hindered
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS
-from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.firewall.ways import NO_WAY, Hindrance
+from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.faults import faults
 from nccl_doctor.nccl.host_nccl import HostNccl

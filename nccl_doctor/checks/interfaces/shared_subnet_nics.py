@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.nccl_choice import NEEDS
-from nccl_doctor.finding import Finding, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.suggest import fix

@@ -25,8 +25,8 @@ from collections.abc import Iterable, Iterator
 
 from nccl_doctor import ranks
 from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving
-from nccl_doctor.commands import on
-from nccl_doctor.finding import Command, Finding, Fix, Severity
+from nccl_doctor.model.commands import on
+from nccl_doctor.model.finding import Command, Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Dial, Host, Mesh, known
 from nccl_doctor.text.hostlist import fold

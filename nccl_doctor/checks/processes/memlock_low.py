@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.finding import Finding, Fix, Severity
 from nccl_doctor.host_words import entered
+from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import HostFacts, Unknown, known
 from nccl_doctor.text.hostlist import fold

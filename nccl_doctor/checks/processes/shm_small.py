@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nccl_doctor.checks.evidence_lines import folded
-from nccl_doctor.commands import on
-from nccl_doctor.finding import Finding, Fix, Severity
+from nccl_doctor.model.commands import on
+from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.ranks import nproc
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import HostFacts, Shm, Unknown, known

@@ -17,7 +17,7 @@ import hashlib
 from collections.abc import Iterator
 
 from nccl_doctor.checks.majority import Difference, difference
-from nccl_doctor.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import known
 from nccl_doctor.snapshot.hardware import SameEntry

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from nccl_doctor.collect.answers import MalformedError, RankEvent, SmokeEnd
 from nccl_doctor.collect.smoke.plan import Plan
-from nccl_doctor.measured import STAGES, Stage
+from nccl_doctor.model.measured import STAGES, Stage
 from nccl_doctor.snapshot import SizeResult
 
 GRACE_S = 3.0

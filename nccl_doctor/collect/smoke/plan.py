@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from nccl_doctor.cluster import Cluster, Node
+from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.ranks import devices, nproc, visible
 from nccl_doctor.snapshot import HostFacts, TorchInfo, Unknown
 from nccl_doctor.text.hostlist import fold, plural

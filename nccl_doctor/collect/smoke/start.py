@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from nccl_doctor.cluster import Cluster
 from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import NoAnswerError, ProbeError, RankEvent, SmokeEnd
 from nccl_doctor.collect.asking import apart
@@ -16,6 +15,7 @@ from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.collect.smoke.all_reduce_run import ANSWER_S, AllReduceRun
 from nccl_doctor.collect.smoke.outcome import result
 from nccl_doctor.collect.smoke.plan import SmokeLimits, environment, plan
+from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.snapshot import HostFacts, Mesh, Phased, PortTrial, Skipped, Smoke, skipped
 from nccl_doctor.text.hostlist import fold
 

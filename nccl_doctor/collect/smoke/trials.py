@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from nccl_doctor.cluster import Cluster
 from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import ProbeError
 from nccl_doctor.collect.asking import ask_once
@@ -13,6 +12,7 @@ from nccl_doctor.collect.bisect import Group, NoTimeError, bisect
 from nccl_doctor.collect.fanout import fan_out
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.collect.smoke.plan import Backend, Plan, SmokeLimits, environment, order_of, plan
+from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.snapshot import HostFacts, Isolation
 
 TRIAL_S: dict[Backend, float] = {"gloo": 6.0, "nccl": 30.0}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nccl_doctor.commands import on
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import LogSigns, likely, root
 from nccl_doctor.logs.words import Advice, advise
+from nccl_doctor.model.commands import on
 from nccl_doctor.text.shell import line
 
 

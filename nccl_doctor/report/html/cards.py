@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.finding import Fix, LogLine
-from nccl_doctor.model import Consequence, Diagnosis
+from nccl_doctor.model.finding import Fix, LogLine
+from nccl_doctor.model.report import Consequence, Diagnosis
 from nccl_doctor.report.diagnosis import LABELLED, by_host, place_of, plain, where
 from nccl_doctor.report.html.views.cards import Card, CommandGroup, Evidence, Follows
 from nccl_doctor.report.safe import clean, pasteable

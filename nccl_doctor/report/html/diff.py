@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.documents import Difference
+from nccl_doctor.model.documents import Difference
 from nccl_doctor.report.html.cards import cards
 from nccl_doctor.report.html.document import document
 from nccl_doctor.report.html.report import head, pages

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.hang_model import STANDS_STILL, HangRank, HangReport
+from nccl_doctor.model.hang import STANDS_STILL, HangRank, HangReport
 from nccl_doctor.report.html.cards import cards
 from nccl_doctor.report.html.document import document
 from nccl_doctor.report.html.report import head, pages

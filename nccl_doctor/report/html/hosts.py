@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from nccl_doctor.model import HostSummary, Report
+from nccl_doctor.model.report import HostSummary, Report
 from nccl_doctor.report.html.views.hosts import HostCell, HostRow, HostTable
 
 _LEFT_OUT = frozenset({"routes"})

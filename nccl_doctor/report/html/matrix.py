@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from typing import NamedTuple
 
-from nccl_doctor.measured import FailedDial, MeshReport
-from nccl_doctor.model import Diagnosis, HostSummary, Report
+from nccl_doctor.model.measured import FailedDial, MeshReport
+from nccl_doctor.model.report import Diagnosis, HostSummary, Report
 from nccl_doctor.report.html.text import short
 from nccl_doctor.report.html.views.mesh import Cell, Column, Legend, Matrix, Pair, Row
 from nccl_doctor.report.smoke import time_words

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from nccl_doctor.model import HostSummary, Report
+from nccl_doctor.model.report import HostSummary, Report
 from nccl_doctor.report.html.views.hosts import Bar, Spent, Waterfall
 
 MOST = 40

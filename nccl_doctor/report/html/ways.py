@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 from math import cos, pi, sin
 
-from nccl_doctor.measured import AllReduceReport
-from nccl_doctor.model import Diagnosis, HostSummary, Report
+from nccl_doctor.model.measured import AllReduceReport
+from nccl_doctor.model.report import Diagnosis, HostSummary, Report
 from nccl_doctor.report.html.text import short
 from nccl_doctor.report.html.views.ways import Chosen, Hop, Net, Ring, Stop
 from nccl_doctor.report.smoke import link_words, rate_words, ring_words

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from nccl_doctor.diagnose import judge
-from nccl_doctor.finding import Severity
-from nccl_doctor.model import Diagnosis
+from nccl_doctor.model.finding import Severity
+from nccl_doctor.model.report import Diagnosis
 from nccl_doctor.text.redact import redact
 from tests.checks.snapshots import load, patched
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from nccl_doctor.diagnose import judge
-from nccl_doctor.hang_model import HangJob, HangLook, HangRank, HangReport
 from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.verdict import report as log_report
-from nccl_doctor.model import Report
+from nccl_doctor.model.hang import HangJob, HangLook, HangRank, HangReport
+from nccl_doctor.model.report import Report
 from nccl_doctor.snapshot import Snapshot
 from tests.checks.snapshots import healthy, load, overlaid
 from tests.report.html.reading import html

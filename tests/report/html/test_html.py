@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from nccl_doctor.documents import Change, DiagnosisChanges, Difference
-from nccl_doctor.hang_model import HangJob, HangRank, HangReport
-from nccl_doctor.measured import FailedDial, MeshReport, SampleReport
-from nccl_doctor.model import HostSummary, LogEvent, Report
+from nccl_doctor.model.documents import Change, DiagnosisChanges, Difference
+from nccl_doctor.model.hang import HangJob, HangRank, HangReport
+from nccl_doctor.model.measured import FailedDial, MeshReport, SampleReport
+from nccl_doctor.model.report import HostSummary, LogEvent, Report
 from nccl_doctor.report.html.charts import charts
 from nccl_doctor.report.html.hosts import host_table
 from nccl_doctor.report.html.matrix import matrix

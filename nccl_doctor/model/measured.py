@@ -9,7 +9,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from nccl_doctor.frozen import FrozenModel
+from nccl_doctor.model.frozen import FrozenModel
 
 Name = Annotated[str, Field(max_length=4096)]
 """A host's, in a snapshot."""

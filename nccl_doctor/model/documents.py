@@ -1,4 +1,4 @@
-"""The documents of the commands that don't judge; :class:`~nccl_doctor.model.Report` is that of those that do."""
+"""The documents of commands that don't judge; :class:`~nccl_doctor.model.report.Report` is that of those that do."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from nccl_doctor.cluster import Cluster
-from nccl_doctor.finding import Command, Severity
-from nccl_doctor.frozen import Document, FrozenModel
-from nccl_doctor.model import Diagnosis, NcclInterface
+from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.finding import Command, Severity
+from nccl_doctor.model.frozen import Document, FrozenModel
+from nccl_doctor.model.report import Diagnosis, NcclInterface
 from nccl_doctor.text.secret_shapes import LEFT_OUT, names_secret
 
 

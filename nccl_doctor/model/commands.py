@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from nccl_doctor.finding import Command
+from nccl_doctor.model.finding import Command
 from nccl_doctor.text.shell import Line, line
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

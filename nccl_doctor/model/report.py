@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from nccl_doctor.finding import Fix, LogLine, Severity
-from nccl_doctor.frozen import Document, FrozenModel
-from nccl_doctor.measured import AllReduceReport, Load, MeshReport
+from nccl_doctor.model.finding import Fix, LogLine, Severity
+from nccl_doctor.model.frozen import Document, FrozenModel
+from nccl_doctor.model.measured import AllReduceReport, Load, MeshReport
 
 
 class Outcome(str, Enum):

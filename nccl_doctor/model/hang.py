@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from nccl_doctor.frozen import Document, FrozenModel
-from nccl_doctor.model import Diagnosis
+from nccl_doctor.model.frozen import Document, FrozenModel
+from nccl_doctor.model.report import Diagnosis
 
 HangVerdict = Literal[
     "laggard",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from nccl_doctor.cluster import DEFAULT_MASTER_PORT, ENVIRONMENT, Cluster, Node
+from nccl_doctor.model.cluster import DEFAULT_MASTER_PORT, ENVIRONMENT, Cluster, Node
 from nccl_doctor.text.hostlist import fold
 
 _NO_FILE = ("this machine", "-w", "SLURM_JOB_NODELIST")

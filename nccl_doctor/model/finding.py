@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from nccl_doctor.frozen import FrozenModel
+from nccl_doctor.model.frozen import FrozenModel
 
 
 class Severity(str, Enum):
@@ -25,7 +25,7 @@ class Severity(str, Enum):
 
 
 class Command(FrozenModel):
-    """A line that can be pasted as it is into a shell on ``host``; made by :mod:`nccl_doctor.commands` alone.
+    """A line that can be pasted as it is into a shell on ``host``; made by :mod:`nccl_doctor.model.commands` alone.
 
     ``host`` is None for the machine that nccl-doctor runs on. Where the job runs in a container there, ``place`` says
     on which side of its wall: "in the docker container train", "outside the docker container train". Where nothing but

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from nccl_doctor.checks.format_job import fix_port
-from nccl_doctor.cluster import Cluster, Node, access
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory.overrides import Overrides
+from nccl_doctor.model.cluster import Cluster, Node, access
+from nccl_doctor.model.source import ClusterSource
 from nccl_doctor.snapshot.slurm import SlurmOptions
-from nccl_doctor.source import ClusterSource
 from nccl_doctor.text.shell import line
 from tests.checks.snapshots import patched
 

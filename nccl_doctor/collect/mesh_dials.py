@@ -15,8 +15,8 @@ from nccl_doctor.collect.mesh_addresses import confirmed
 from nccl_doctor.collect.mesh_plan import Target, could_open, own_nonce
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.model.cluster import Cluster, Node
-from nccl_doctor.ranks import nproc
 from nccl_doctor.snapshot import HostFacts, Sample
+from nccl_doctor.snapshot.ranks import nproc
 from nccl_doctor.text.hostlist import fold
 
 AT_ONCE = 256

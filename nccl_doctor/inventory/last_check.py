@@ -21,8 +21,8 @@ from nccl_doctor.model.frozen import FrozenModel
 from nccl_doctor.model.report import Diagnosis, Report
 from nccl_doctor.model.source import ClusterSource
 from nccl_doctor.nccl.recorder import release
-from nccl_doctor.ranks import counts
 from nccl_doctor.snapshot import Snapshot, TorchInfo, Unknown
+from nccl_doctor.snapshot.ranks import counts
 from nccl_doctor.snapshot.values import Version
 from nccl_doctor.text import shell
 from nccl_doctor.text.files import write_atomically

@@ -1,7 +1,8 @@
 """Every command that a report prints is made here: lines to paste, and the host they are for.
 
 What one host claims never stands in a command for another unless something else confirms it
-(:mod:`nccl_doctor.confirmed`); how a line is made of a template and typed values, :mod:`nccl_doctor.text.shell` says.
+(:mod:`nccl_doctor.snapshot.confirmed`); how a line is made of a template and typed values, says
+:mod:`nccl_doctor.text.shell`.
 """
 
 from __future__ import annotations

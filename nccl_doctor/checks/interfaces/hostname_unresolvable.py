@@ -17,7 +17,6 @@ import re
 from collections.abc import Iterator
 from ipaddress import IPv4Address
 
-from nccl_doctor import confirmed
 from nccl_doctor.checks.evidence_lines import folded
 from nccl_doctor.checks.failed_pairs import failed_where
 from nccl_doctor.checks.interfaces._services import why
@@ -25,7 +24,7 @@ from nccl_doctor.checks.own_names import CHANCE, finding, is_without_gpus, own_n
 from nccl_doctor.model.commands import on
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
-from nccl_doctor.snapshot import HostFacts, Names, Snapshot, deviations, known
+from nccl_doctor.snapshot import HostFacts, Names, Snapshot, confirmed, deviations, known
 from nccl_doctor.text.hostlist import fold, quoted
 from nccl_doctor.text.inet import Address, numeric
 from nccl_doctor.text.shell import Line, line

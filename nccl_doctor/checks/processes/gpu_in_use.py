@@ -22,9 +22,9 @@ from collections.abc import Iterator
 
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.ranks import visible
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Gpu, GpuProcess, Host, TrainingJob, Unknown, known
+from nccl_doctor.snapshot.ranks import visible
 from nccl_doctor.text.hostlist import nouns
 
 TAKEN_MIB = 1024

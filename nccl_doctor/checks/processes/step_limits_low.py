@@ -22,9 +22,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.ranks import nproc
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import known
+from nccl_doctor.snapshot.ranks import nproc
 from nccl_doctor.snapshot.slurm import SlurmOptions
 from nccl_doctor.text.hostlist import fold, grouped, plural
 

@@ -20,9 +20,9 @@ from collections.abc import Iterator
 
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.ranks import devices, nproc, visible
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Gpu, known
+from nccl_doctor.snapshot.ranks import devices, nproc, visible
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
 
 

@@ -18,9 +18,9 @@ import itertools
 from collections.abc import Iterator
 
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.ranks import nproc, visible
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import known
+from nccl_doctor.snapshot.ranks import nproc, visible
 from nccl_doctor.text.hostlist import grouped
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from nccl_doctor.model.cluster import Cluster, Node
-from nccl_doctor.ranks import devices, nproc, visible
 from nccl_doctor.snapshot import HostFacts, TorchInfo, Unknown
+from nccl_doctor.snapshot.ranks import devices, nproc, visible
 from nccl_doctor.text.hostlist import fold, plural
 
 Backend = Literal["nccl", "gloo"]

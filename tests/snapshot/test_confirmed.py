@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor import confirmed
 from nccl_doctor.collect import controller_names
 from nccl_doctor.diagnose import judge
 from nccl_doctor.model.report import Diagnosis
-from nccl_doctor.snapshot import Snapshot
+from nccl_doctor.snapshot import Snapshot, confirmed
 from tests.checks.snapshots import NAMES, patched
 from tests.firewall.facts import DROP, nft_facts
 

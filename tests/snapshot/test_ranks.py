@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from nccl_doctor.model.cluster import Node
-from nccl_doctor.ranks import counts, visible, world_size
 from nccl_doctor.snapshot import Gpu
+from nccl_doctor.snapshot.ranks import counts, visible, world_size
 from tests.checks.snapshots import UNREACHABLE, patched
 
 GPUS = tuple(

@@ -65,7 +65,7 @@ def launch(
         import time
 
         from nccl_doctor.errors import UsageError
-        from nccl_doctor.inventory.launched import Wishes, launched, split
+        from nccl_doctor.launch.launched import Wishes, launched, split
         from nccl_doctor.report.safe import clean
 
         hosts, script = split(list(words or ()), sys.argv, named=named.where is not None)

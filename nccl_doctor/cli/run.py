@@ -25,7 +25,7 @@ from nccl_doctor.collect.run import Run, looked
 from nccl_doctor.collect.smoke import SmokeLimits
 from nccl_doctor.diagnose import judge
 from nccl_doctor.errors import UnwrittenError, UsageError
-from nccl_doctor.inventory.last_check import Hosts, remember
+from nccl_doctor.launch.last_check import Hosts, remember
 from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.report import Report

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue
 
 from nccl_doctor.model.frozen import FrozenModel
 
@@ -68,15 +68,6 @@ class Node(FrozenModel):
         """What its commands go through: "ssh" unless it is this machine or another engine has it, "inside" besides."""
         named = frozenset(self.access) - {"ssh"}
         return named if self.local or named - {"inside"} else named | {"ssh"}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _ssh_of_older_snapshots(cls, data: Any) -> Any:  # noqa: ANN401 - whatever stands there
-        if not (isinstance(data, dict) and isinstance(data.get("ssh"), dict)):
-            return data
-        said = {key: value for key, value in data["ssh"].items() if value is not None}
-        rest = {key: value for key, value in data.items() if key != "ssh"}
-        return rest | ({"access": {"ssh": said}} if said else {})
 
 
 class Cluster(FrozenModel):

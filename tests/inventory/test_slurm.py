@@ -13,7 +13,7 @@ from nccl_doctor.inventory import slurm
 from nccl_doctor.inventory.load import load
 from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.inventory.slurm import SlurmRequest, request
-from nccl_doctor.inventory.slurm_script import master_port
+from nccl_doctor.launch.slurm_script import master_port
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.source import ClusterSource
 from nccl_doctor.snapshot.slurm import SlurmOptions

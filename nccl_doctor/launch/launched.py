@@ -8,12 +8,12 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.inventory import slurm_job
-from nccl_doctor.inventory.batch import batch_notes, divides
-from nccl_doctor.inventory.last_check import Hosts, doubts, recall
-from nccl_doctor.inventory.launchers import commands, default_launcher
-from nccl_doctor.inventory.plan import plan
-from nccl_doctor.inventory.ssh_start import one_line
+from nccl_doctor.launch import slurm_job
+from nccl_doctor.launch.batch import batch_notes, divides
+from nccl_doctor.launch.last_check import Hosts, doubts, recall
+from nccl_doctor.launch.launchers import commands, default_launcher
+from nccl_doctor.launch.plan import plan
+from nccl_doctor.launch.ssh_start import one_line
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.commands import on
 from nccl_doctor.model.documents import Launch

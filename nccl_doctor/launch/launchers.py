@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.inventory.plan import LaunchPlan, Start
+from nccl_doctor.launch.plan import LaunchPlan, Start
 from nccl_doctor.model.commands import on
 from nccl_doctor.model.finding import Command
 from nccl_doctor.nccl.recorder import release

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from nccl_doctor.inventory.plan import CheckedHost
+from nccl_doctor.launch.plan import CheckedHost
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.frozen import FrozenModel
@@ -32,7 +32,7 @@ OLD_S = 86_400.0
 
 
 class HostSeen(FrozenModel):
-    """One host, as :class:`~nccl_doctor.inventory.plan.CheckedHost`."""
+    """One host, as :class:`~nccl_doctor.launch.plan.CheckedHost`."""
 
     nproc: int
     gpus: int | None

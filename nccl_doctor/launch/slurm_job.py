@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.inventory.plan import LaunchPlan
+from nccl_doctor.launch.plan import LaunchPlan
 from nccl_doctor.snapshot.slurm import SlurmOptions
 from nccl_doctor.text import shell
 from nccl_doctor.text.hostlist import fold

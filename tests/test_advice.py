@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.diagnose import judge
+from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.logs.blame import Cause
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.diagnose import LogSource, diagnose

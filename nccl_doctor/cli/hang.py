@@ -63,7 +63,7 @@ def hang(
 
         try_files(("--save", kept.save))
         # while hosts are waited for: what judges takes as long to import as a host to answer
-        threading.Thread(target=import_module, args=("nccl_doctor.hang_report",), daemon=True).start()
+        threading.Thread(target=import_module, args=("nccl_doctor.judge.hang_report",), daemon=True).start()
         looks = HangOptions(
             interval_s=interval,
             stacks="none" if no_stacks else "native" if native else "pause" if pause else "read",
@@ -80,7 +80,7 @@ def hang(
             cluster = which.cluster(login.overrides(), transport=reached.transport)
             seen = _look(cluster, looks, reached, quiet=shown.quiet)
         unwritten = failures(lambda: keep(seen, kept))
-        from nccl_doctor.hang_report import report
+        from nccl_doctor.judge.hang_report import report
 
         found = report(seen)
         if load_from is not None:

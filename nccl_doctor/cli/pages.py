@@ -17,8 +17,8 @@ def explain(
     """The page of one diagnosis: what it means, how we know, what to do."""
 
     def work() -> int:
+        from nccl_doctor.judge.pages import page_of
         from nccl_doctor.model.documents import Page
-        from nccl_doctor.pages import page_of
 
         entry = page_of(code)
         page = Page(code=entry.code, name=entry.name, severity=entry.severity, category=entry.category, text=entry.page)

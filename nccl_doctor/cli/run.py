@@ -23,14 +23,14 @@ from nccl_doctor.collect.mesh_plan import MeshSize
 from nccl_doctor.collect.options import RunOptions
 from nccl_doctor.collect.run import Run, looked
 from nccl_doctor.collect.smoke import SmokeLimits
-from nccl_doctor.diagnose import judge
 from nccl_doctor.errors import UnwrittenError, UsageError
-from nccl_doctor.launch.last_check import Hosts, remember
 from nccl_doctor.inventory.overrides import Overrides
+from nccl_doctor.judge.diagnose import judge
+from nccl_doctor.judge.rows import decided
+from nccl_doctor.launch.last_check import Hosts, remember
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.report import Report
 from nccl_doctor.registry import all_checks
-from nccl_doctor.rows import decided
 from nccl_doctor.snapshot import Skipped, Snapshot
 from nccl_doctor.transport.register import make_transport
 

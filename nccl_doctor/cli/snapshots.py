@@ -22,7 +22,7 @@ from nccl_doctor.snapshot import Snapshot
 from nccl_doctor.text.json_bounds import refuse_crowded
 
 if TYPE_CHECKING:
-    from nccl_doctor.from_file import Judged
+    from nccl_doctor.judge.from_file import Judged
     from nccl_doctor.model.cluster import Node
     from nccl_doctor.snapshot.hang import HangSnapshot
 
@@ -87,7 +87,7 @@ def _first(error: ValueError) -> str:
 
 def of_snapshot(document: Judged, nodes: Iterable[Node]) -> Judged:
     """The document of a snapshot that was read from a file: without commands for this machine."""
-    from nccl_doctor.from_file import judged_from_file
+    from nccl_doctor.judge.from_file import judged_from_file
 
     here = this_machine()
     own = {one.name for one in nodes if one.local or here.answers_to(one.name) or here.answers_to(one.address)}

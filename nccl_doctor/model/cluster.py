@@ -69,6 +69,14 @@ class Node(FrozenModel):
         named = frozenset(self.access) - {"ssh"}
         return named if self.local or named - {"inside"} else named | {"ssh"}
 
+    @property
+    def command_way(self) -> str:
+        """How a command comes to it, to be put behind "a command" in a sentence."""
+        return _COMMAND_WAYS[next((name for name in _COMMAND_WAYS if name in self.access), "ssh")]
+
+
+_COMMAND_WAYS = {"inside": "in the container", "slurm": "in a step of the job", "kube": "in the pod", "ssh": "over SSH"}
+
 
 class Cluster(FrozenModel):
     """All nodes of a job and its master.

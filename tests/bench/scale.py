@@ -26,7 +26,7 @@ from nccl_doctor.collect import answers, facts
 from nccl_doctor.collect.options import RunOptions
 from nccl_doctor.collect.run import looked
 from nccl_doctor.collect.session import ProbeSession
-from nccl_doctor.diagnose import judge
+from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.probe.facts.names import unpacked
 from nccl_doctor.registry import all_checks

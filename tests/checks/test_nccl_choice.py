@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.diagnose import judge
+from nccl_doctor.judge.diagnose import judge
 from tests.checks.snapshots import patched
 
 

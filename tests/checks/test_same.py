@@ -10,7 +10,7 @@ import pytest
 
 from nccl_doctor.checks.majority import difference
 from nccl_doctor.checks.software.cuda_driver_mismatch import needed
-from nccl_doctor.diagnose import judge
+from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.report import Diagnosis
 from tests.checks.snapshots import NAMES, load, patched

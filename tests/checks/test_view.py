@@ -8,8 +8,8 @@ from unittest import mock
 import pytest
 
 from nccl_doctor.derived import Derived, FailedDials
-from nccl_doctor.diagnose import judge
 from nccl_doctor.firewall import blame
+from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.nccl.cluster_nccl import cluster_nccl
 from nccl_doctor.registry import View
 from nccl_doctor.snapshot import known, skipped, unknown

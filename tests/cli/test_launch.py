@@ -10,8 +10,8 @@ import pytest
 
 from nccl_doctor.cli.report_options import KeepOptions
 from nccl_doctor.cli.snapshots import keep, read_snapshot, write_hosts
-from nccl_doctor.diagnose import judge
 from nccl_doctor.errors import DoctorError
+from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.finding import Severity
 from tests.checks.snapshots import UNREACHABLE, patched
 from tests.cli.program import assert_one_sentence, run

@@ -16,7 +16,7 @@ import pytest
 from nccl_doctor.cli.output import Out
 from nccl_doctor.cli.port_run import Request
 from nccl_doctor.cli.port_run import run as run_fix_port
-from nccl_doctor.diagnose import judge
+from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.report import Phase
 from nccl_doctor.report.render import FORMS
 from nccl_doctor.snapshot import Snapshot

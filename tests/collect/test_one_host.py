@@ -21,8 +21,8 @@ from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.collect.smoke import outcome
 from nccl_doctor.collect.smoke.all_reduce_run import AllReduceRun
 from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits
-from nccl_doctor.diagnose import judge
-from nccl_doctor.hang_report import report as hang_report
+from nccl_doctor.judge.diagnose import judge
+from nccl_doctor.judge.hang_report import report as hang_report
 from nccl_doctor.logs import facts as log_facts
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.report import Report

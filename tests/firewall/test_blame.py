@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor import diagnose
 from nccl_doctor.checks.ports.firewall_blocks_port import firewall_blocks_port
 from nccl_doctor.derived import Derived
 from nccl_doctor.firewall.blame import Blame, ExplainedDials, opening, remedies
@@ -13,6 +12,7 @@ from nccl_doctor.firewall.opening import Opening
 from nccl_doctor.firewall.packet import syn
 from nccl_doctor.firewall.routing import path_of, route_to
 from nccl_doctor.firewall.ruleset import Ruleset, compile_rules
+from nccl_doctor.judge import diagnose
 from nccl_doctor.model.finding import Finding
 from nccl_doctor.model.report import Diagnosis
 from nccl_doctor.registry import View

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.hang import rendezvous
-from nccl_doctor.hang_report import report
+from nccl_doctor.judge.hang_report import report
 from nccl_doctor.model.finding import Finding
 from nccl_doctor.model.hang import HangReport
 from nccl_doctor.snapshot.hang import HangSnapshot

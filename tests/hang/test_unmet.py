@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.hang_report import report
+from nccl_doctor.judge.hang_report import report
 from tests.hang.made_up import C10D, PORT, TRAIN, UNREACHED, Job, flow, frames
 
 MEETING = frames(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nccl_doctor.hang_report import report
+from nccl_doctor.judge.hang_report import report
 from nccl_doctor.model.hang import HangReport
 from tests.hang.made_up import IN_BACKWARD, IN_LOADER, Job, at, call, in_all_reduce, recorder
 

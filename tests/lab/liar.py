@@ -36,8 +36,8 @@ from nccl_doctor.collect.hang import HangOptions, take
 from nccl_doctor.collect.options import RunOptions
 from nccl_doctor.collect.run import looked
 from nccl_doctor.collect.smoke import SmokeLimits
-from nccl_doctor.diagnose import judge
-from nccl_doctor.hang_report import report as hang_report
+from nccl_doctor.judge.diagnose import judge
+from nccl_doctor.judge.hang_report import report as hang_report
 from nccl_doctor.model.cluster import Cluster, Node, access
 from nccl_doctor.report.render import FORMS, RenderOptions, render
 from nccl_doctor.snapshot import Snapshot

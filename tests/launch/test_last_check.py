@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.diagnose import judge
+from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.launch.last_check import OLD_S, Hosts, LastCheck, doubts, recall, recommended, remember
 from nccl_doctor.model.finding import Command, Fix, Severity
 from nccl_doctor.model.report import Diagnosis

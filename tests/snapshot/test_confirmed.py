@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.collect import controller_names
-from nccl_doctor.diagnose import judge
+from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.report import Diagnosis
 from nccl_doctor.snapshot import Snapshot, confirmed
 from tests.checks.snapshots import NAMES, patched

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.host_words import entered
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import HostFacts, Unknown, known
@@ -42,7 +41,7 @@ def memlock_low(view: View) -> Iterator[Finding | Unjudged]:
         yield Finding(
             hosts=tuple(hosts),
             message=f"A process on {fold(hosts)} may lock {limit // MIB} MiB of memory, too little for RDMA buffers.",
-            evidence=(f"soft limit {limit} bytes, as a command {entered(view.snapshot.cluster.nodes[0])} has it",),
+            evidence=(f"soft limit {limit} bytes, as a command {view.snapshot.cluster.nodes[0].command_way} has it",),
             facts={"memlock_soft": limit},
             severity=Severity.ERROR if limit < FATAL else None,
             fix=Fix(

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.host_words import entered
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Host, PythonInfo, Unknown, known
@@ -52,7 +51,7 @@ def login_environment_differs(view: View) -> Iterator[Finding | Unjudged]:
                 matters.add(lines)
             if lines:
                 groups.setdefault(lines, []).append(host.name)
-    way = entered(view.snapshot.cluster.nodes[0])
+    way = view.snapshot.cluster.nodes[0].command_way
     for lines, hosts in groups.items():
         yield Finding(
             hosts=tuple(hosts),
@@ -73,7 +72,7 @@ def _matters(host: Host, judged: PythonInfo, login: LoginShell) -> bool:
 
 
 def _lines(host: Host, judged: PythonInfo, login: LoginShell) -> Iterator[str]:
-    way = entered(host.node)
+    way = host.node.command_way
     if login.prefix is not None and login.prefix != judged.prefix:
         where = f" (environment {login.environment})" if login.environment else ""
         yield f"{host.node.python} is {judged.executable} {way} and {login.python} in a login shell{where}"

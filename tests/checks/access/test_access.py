@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.diagnose import judge
+from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.report import Diagnosis
 from nccl_doctor.snapshot import Snapshot
 from tests.checks.snapshots import load, patched

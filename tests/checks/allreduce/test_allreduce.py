@@ -8,7 +8,7 @@ import pytest
 
 from nccl_doctor.checks.allreduce.culprits import last_words
 from nccl_doctor.checks.allreduce.link import ideal_seconds, link, way
-from nccl_doctor.diagnose import judge
+from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.report import Diagnosis
 from nccl_doctor.snapshot import Smoke, Snapshot
 from tests.checks.snapshots import load, patched

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.diagnose import judge
+from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.report import Report
 from nccl_doctor.snapshot import Snapshot
 from tests.checks.snapshots import NAMES, healthy, overlaid

@@ -11,6 +11,7 @@ from typing import Literal
 
 from nccl_doctor import __version__
 from nccl_doctor.checks.allreduce.link import best, link
+from nccl_doctor.judge.rows import phases
 from nccl_doctor.model.cluster import ENVIRONMENT, Cluster
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.measured import (
@@ -25,7 +26,6 @@ from nccl_doctor.model.measured import (
 )
 from nccl_doctor.model.report import CheckResult, Diagnosis, HostSummary, Outcome, Report
 from nccl_doctor.model.source import ClusterSource
-from nccl_doctor.rows import phases
 from nccl_doctor.snapshot import (
     Isolation,
     Mesh,

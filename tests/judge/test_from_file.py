@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.diagnose import judge
-from nccl_doctor.from_file import FROM, judged_from_file
+from nccl_doctor.judge.diagnose import judge
+from nccl_doctor.judge.from_file import FROM, judged_from_file
 from tests.checks.live import LIVE, folder
 from tests.checks.snapshots import load, patched
 from tests.cli.program import run
 
 FIXTURES = [path for check in LIVE for path in sorted(folder(check).glob("fires*.json"))]
-CHECKS = Path(__file__).parent / "checks"
+CHECKS = Path(__file__).parents[1] / "checks"
 
 
 def test_no_fixture_leaves_a_command_for_this_machine() -> None:

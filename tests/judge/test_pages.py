@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.pages import ERRORS, page_of
+from nccl_doctor.judge.pages import ERRORS, page_of
 from nccl_doctor.registry import all_checks
 
 

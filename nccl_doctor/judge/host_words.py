@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from nccl_doctor.firewall.manager import managed_by
-from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot import HostFacts, Unknown
 from nccl_doctor.snapshot.network import Route
 from nccl_doctor.snapshot.pods import PodFacts
@@ -17,7 +16,7 @@ T = TypeVar("T")
 MOST_ROUTES = 4
 
 
-def seen(facts: HostFacts, pod: PodFacts | None = None) -> dict[str, str]:
+def describe_host(facts: HostFacts, pod: PodFacts | None = None) -> dict[str, str]:
     """Versions, GPUs, limits, shared memory and routes; what is not known says why; first what a pod is."""
     around = facts.outside
     container = {} if around is None else {"container": _told(around, lambda it: f"{it.place}, on {it.hostname}")}
@@ -36,15 +35,6 @@ def seen(facts: HostFacts, pod: PodFacts | None = None) -> dict[str, str]:
             "routes": _told(facts.routes, _routes),
         }
     )
-
-
-def entered(node: Node) -> str:
-    """How a command comes to a host, behind "a command" in a sentence."""
-    engine = next((name for name in _ENTERED if name in node.access), "ssh")
-    return _ENTERED[engine]
-
-
-_ENTERED = {"inside": "in the container", "slurm": "in a step of the job", "kube": "in the pod", "ssh": "over SSH"}
 
 
 def _told(fact: T | Unknown, words: Callable[[T], str]) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from nccl_doctor.consequences import attach_consequences
-from nccl_doctor.diagnose import judge
 from nccl_doctor.hang.evidence import HangEvidence
 from nccl_doctor.hang.findings import NEXT_TIME, findings, sentence
 from nccl_doctor.hang.folds import doing, folded
 from nccl_doctor.hang.gaps import gaps
 from nccl_doctor.hang.observed_rank import ObservedRank
 from nccl_doctor.hang.verdict import Judgement, judge_hang
+from nccl_doctor.judge.consequences import attach_consequences
+from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.logs.words import ranks_of
 from nccl_doctor.model.hang import STANDS_STILL, HangJob, HangLook, HangRank, HangReport
 from nccl_doctor.model.report import Diagnosis

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.diagnose import judge
+from nccl_doctor.judge.diagnose import judge
 from tests.checks.snapshots import UNREACHABLE, load, patched
 
-CHECKS = Path(__file__).parent / "checks"
+CHECKS = Path(__file__).parents[1] / "checks"
 
 
 def rows(patch: dict[str, Any]) -> dict[str, tuple[str, str]]:

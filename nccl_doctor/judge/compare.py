@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from nccl_doctor.diagnose import judge
+from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.documents import Change, DiagnosisChanges, Difference
 from nccl_doctor.snapshot import Host, Names, Snapshot
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor import consequences, diagnose
+from nccl_doctor.judge import consequences, diagnose
 from nccl_doctor.model.cluster import access
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.report import Outcome
@@ -180,7 +180,7 @@ def test_commands_say_on_which_side_of_a_containers_wall_they_are_run(
     category: str, name: str, fixture: str, side: str
 ) -> None:
     """What the job sets is set inside; what needs root, or acts on the container, is done outside."""
-    seen = load(Path(__file__).parent / "checks" / category / name / f"{fixture}.json")
+    seen = load(Path(__file__).parents[1] / "checks" / category / name / f"{fixture}.json")
     train = access(InsideOptions(runtime="docker", name="train"))
     nodes = tuple(node.model_copy(update={"access": train}) for node in seen.cluster.nodes)
     seen = seen.model_copy(update={"cluster": seen.cluster.model_copy(update={"nodes": nodes})})

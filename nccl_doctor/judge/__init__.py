@@ -1,0 +1,1 @@
+"""From a snapshot to its report: running the checks, causes over consequences, summary, rows, comparing."""

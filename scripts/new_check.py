@@ -30,7 +30,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.registry import Unjudged, View, check
+from nccl_doctor.checks.view import View, check
+from nccl_doctor.model.register import Unjudged
 
 
 @check("NCD{code}", severity=Severity.ERROR, needs=())
@@ -56,7 +57,7 @@ from typing import TYPE_CHECKING
 
 from nccl_doctor.logs.rule import LogSigns, root
 from nccl_doctor.logs.words import Advice, advise
-from nccl_doctor.registry import from_logs
+from nccl_doctor.model.register import from_logs
 
 if TYPE_CHECKING:
     from nccl_doctor.logs.case import Case

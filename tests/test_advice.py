@@ -14,8 +14,8 @@ from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.event import Event
 from nccl_doctor.logs.register import signs
 from nccl_doctor.logs.verdict import report
+from nccl_doctor.model.register import entry
 from nccl_doctor.model.report import Diagnosis
-from nccl_doctor.registry import entry
 from nccl_doctor.report.diagnosis import diagnosis
 from nccl_doctor.report.text import Screen, painter
 from tests.checks.live import LIVE, folder

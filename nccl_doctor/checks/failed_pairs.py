@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from nccl_doctor.registry import View
+from nccl_doctor.checks.view import View
 from nccl_doctor.snapshot import Dial
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.evidence_lines import folded
+from nccl_doctor.checks.view import View
 from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.faults import Fault, Kind, faults
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.interfaces import FAMILIES
 from nccl_doctor.nccl.suggest import fix, move
-from nccl_doctor.registry import Unjudged, View
 from nccl_doctor.snapshot import FactName
 from nccl_doctor.text.hostlist import fold, grouped, quoted
 

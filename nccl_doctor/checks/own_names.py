@@ -9,13 +9,13 @@ from functools import partial
 from weakref import WeakKeyDictionary
 
 from nccl_doctor.checks.failed_pairs import failed_where
+from nccl_doctor.checks.view import View
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.nccl.exact_names import gloo_devices
 from nccl_doctor.nccl.gloo import lost_to
 from nccl_doctor.nccl.interfaces import Failure
 from nccl_doctor.nccl.reach import Reachable, reach
 from nccl_doctor.nccl.suggest import setting
-from nccl_doctor.registry import View
 from nccl_doctor.snapshot import Resolution, known
 from nccl_doctor.text.hostlist import quoted
 from nccl_doctor.text.inet import is_loopback

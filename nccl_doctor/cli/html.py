@@ -10,7 +10,7 @@ import time
 import webbrowser
 from pathlib import Path
 
-from nccl_doctor.registry import all_checks
+from nccl_doctor.model.register import all_checks
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean
 

@@ -34,7 +34,7 @@ def codes(output: Annotated[str, options.output("codes")] = "human") -> None:
 
     def work() -> int:
         from nccl_doctor.model.documents import CodeEntry, Codes
-        from nccl_doctor.registry import all_checks
+        from nccl_doctor.model.register import all_checks
 
         entries = (CodeEntry(code=c.code, name=c.name, severity=c.severity, category=c.category) for c in all_checks())
         out.show(Codes(codes=tuple(sorted(entries, key=lambda entry: entry.code))))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-    from nccl_doctor.derived import FailedDials
+    from nccl_doctor.checks.view import FailedDials
     from nccl_doctor.model.report import Phase
     from nccl_doctor.snapshot import Snapshot
 

@@ -29,8 +29,8 @@ from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.judge.rows import decided
 from nccl_doctor.launch.last_check import Hosts, remember
 from nccl_doctor.model.finding import Severity
+from nccl_doctor.model.register import all_checks
 from nccl_doctor.model.report import Report
-from nccl_doctor.registry import all_checks
 from nccl_doctor.snapshot import Skipped, Snapshot
 from nccl_doctor.transport.register import make_transport
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nccl_doctor.errors import UsageError
 
 if TYPE_CHECKING:
-    from nccl_doctor.registry import Check
+    from nccl_doctor.model.register import Check
 
 Codes = set[str] | None
 """Codes of the checks that run; None for all, which spares a command that waits for hosts the import of all checks."""
@@ -25,7 +25,7 @@ def selection(only: Iterable[str], skip: Iterable[str]) -> Codes:
     only, skip = tuple(only), tuple(skip)
     if not only and not skip:
         return None
-    from nccl_doctor.registry import all_checks
+    from nccl_doctor.model.register import all_checks
 
     chosen = {check.code for word in only for check in _meant(word)} if only else {c.code for c in all_checks()}
     return chosen - {check.code for word in skip for check in _meant(word)}
@@ -43,7 +43,7 @@ def refuse_nothing_to_judge(selected: Codes, left_out: Mapping[str, str]) -> Non
     """
     if selected is None:
         return
-    from nccl_doctor.registry import all_checks
+    from nccl_doctor.model.register import all_checks
 
     some = [check for check in all_checks() if check.function and check.code in selected]
     if not some:
@@ -60,7 +60,7 @@ def among(codes: Codes) -> Callable[[Check], bool]:
 
 
 def _meant(word: str) -> tuple[Check, ...]:
-    from nccl_doctor.registry import all_checks, find
+    from nccl_doctor.model.register import all_checks, find
 
     found = find(word)
     if not found:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from nccl_doctor.checks.view import FailedDials
 from nccl_doctor.collect.facts import FactLimits
 from nccl_doctor.collect.mesh import MeshLimits
 from nccl_doctor.collect.pulse import SILENCE_S
 from nccl_doctor.collect.smoke import SmokeLimits
-from nccl_doctor.derived import FailedDials
 from nccl_doctor.snapshot import Snapshot
 
 

@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from itertools import chain
 
 from nccl_doctor import __version__
+from nccl_doctor.checks.view import FailedDials
 from nccl_doctor.collect import elsewhere, intercept, ways, witnesses
 from nccl_doctor.collect import facts as facts_phase
 from nccl_doctor.collect import mesh as mesh_phase
@@ -24,7 +25,6 @@ from nccl_doctor.collect.options import Progress, RunOptions
 from nccl_doctor.collect.pulse import PATIENT_S
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.collect.smoke import trials
-from nccl_doctor.derived import FailedDials
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.snapshot import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.model.register import Check
 from nccl_doctor.model.report import Consequence, Diagnosis
-from nccl_doctor.registry import Check
 
 
 def attach_consequences(found: Iterable[tuple[Check, Finding]]) -> tuple[Diagnosis, ...]:

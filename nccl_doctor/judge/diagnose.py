@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from nccl_doctor.checks.allreduce.output_causes import causes_from_output
-from nccl_doctor.derived import Derived, FailedDials
+from nccl_doctor.checks.view import Derived, FailedDials
 from nccl_doctor.judge import summary
 from nccl_doctor.judge.consequences import attach_consequences
 from nccl_doctor.judge.host_words import describe_host
@@ -14,8 +14,8 @@ from nccl_doctor.judge.rows import NOT_SELECTED
 from nccl_doctor.judge.run_check import CheckYield, run_check
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.finding import Severity
+from nccl_doctor.model.register import Check, all_checks
 from nccl_doctor.model.report import CheckResult, Diagnosis, HostSummary, Outcome, Report
-from nccl_doctor.registry import Check, all_checks
 from nccl_doctor.snapshot import Host, Interfaces, Skipped, Smoke, Snapshot
 from nccl_doctor.text.inet import network_of, prefix_length
 from nccl_doctor.transport.inside_options import placed

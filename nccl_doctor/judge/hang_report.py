@@ -14,8 +14,8 @@ from nccl_doctor.judge.consequences import attach_consequences
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.logs.words import ranks_of
 from nccl_doctor.model.hang import STANDS_STILL, HangJob, HangLook, HangRank, HangReport
+from nccl_doctor.model.register import entry
 from nccl_doctor.model.report import Diagnosis
-from nccl_doctor.registry import entry
 from nccl_doctor.snapshot import Host, Snapshot, skipped
 from nccl_doctor.snapshot.hang import HangSnapshot
 

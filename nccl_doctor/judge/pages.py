@@ -8,7 +8,7 @@ import os
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.logs.diagnose import LogSource, diagnose
-from nccl_doctor.registry import Check, all_checks, find
+from nccl_doctor.model.register import Check, all_checks, find
 from nccl_doctor.text.hostlist import quoted
 
 ERRORS = {

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 
-from nccl_doctor.derived import Derived
+from nccl_doctor.checks.view import PHASES, Derived, View
 from nccl_doctor.model.finding import Finding
+from nccl_doctor.model.register import Check, Unjudged
 from nccl_doctor.model.report import Gap, Outcome
-from nccl_doctor.registry import PHASES, Check, Unjudged, View
 from nccl_doctor.snapshot import Host, Skipped, Snapshot, Unknown
 from nccl_doctor.text.hostlist import fold, grouped
 

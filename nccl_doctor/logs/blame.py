@@ -13,7 +13,7 @@ from nccl_doctor.logs.marks import EXITED, RECORDED
 from nccl_doctor.logs.register import echoes
 from nccl_doctor.logs.rule import SCRIPT, Grade
 from nccl_doctor.logs.source import KEPT
-from nccl_doctor.registry import entry
+from nccl_doctor.model.register import entry
 from nccl_doctor.text.hostlist import grouped
 
 MOST_CAUSES = 3

@@ -14,8 +14,8 @@ from nccl_doctor.logs.rule import Grade
 from nccl_doctor.logs.stall import guessed
 from nccl_doctor.logs.summed import summed
 from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.register import Check, entry
 from nccl_doctor.model.report import CheckResult, Consequence, Diagnosis, LogEvent, Outcome, Report
-from nccl_doctor.registry import Check, entry
 from nccl_doctor.text.hostlist import fold, plural
 
 MOST_EVENTS = 500

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nccl_doctor.registry import Check, all_checks
+from nccl_doctor.model.register import Check, all_checks
 
 HERE = Path(__file__).parent
 

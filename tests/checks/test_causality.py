@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from nccl_doctor.judge.consequences import attach_consequences
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.finding import Finding, Fix
-from nccl_doctor.registry import Check, all_checks
+from nccl_doctor.model.register import Check, all_checks
 from nccl_doctor.snapshot import Snapshot
 from tests.checks.snapshots import NAMES, healthy, overlaid
 

@@ -10,10 +10,11 @@ from typing import get_args
 
 import pytest
 
+from nccl_doctor.checks.view import PHASES
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.judge.run_check import ENGINES, SUBJECTS
+from nccl_doctor.model.register import Check, all_checks
 from nccl_doctor.model.report import Outcome
-from nccl_doctor.registry import PHASES, Check, all_checks
 from nccl_doctor.snapshot import FactName, HostFacts, Snapshot, skipped, unknown
 from nccl_doctor.transport import register
 from tests.checks.live import HERE, LIVE, folder

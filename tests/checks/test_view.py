@@ -7,11 +7,10 @@ from unittest import mock
 
 import pytest
 
-from nccl_doctor.derived import Derived, FailedDials
+from nccl_doctor.checks.view import Derived, FailedDials, View
 from nccl_doctor.firewall import blame
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.nccl.cluster_nccl import cluster_nccl
-from nccl_doctor.registry import View
 from nccl_doctor.snapshot import known, skipped, unknown
 from tests.checks.snapshots import load, patched
 
@@ -19,7 +18,7 @@ from tests.checks.snapshots import load, patched
 def test_what_is_derived_is_made_once_a_judgement() -> None:
     snapshot = patched({})
     with (
-        mock.patch("nccl_doctor.derived.cluster_nccl", wraps=cluster_nccl) as surveyed,
+        mock.patch("nccl_doctor.checks.view.cluster_nccl", wraps=cluster_nccl) as surveyed,
         mock.patch("nccl_doctor.firewall.blame.judge_dials", wraps=blame.judge_dials) as blamed,
     ):
         first, again = judge(snapshot, "check"), judge(snapshot, "check")

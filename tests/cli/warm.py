@@ -13,7 +13,7 @@ import traceback
 from typing import Any
 
 from nccl_doctor.cli import app, main, run
-from nccl_doctor.registry import all_checks
+from nccl_doctor.model.register import all_checks
 from nccl_doctor.report import human
 from nccl_doctor.transport import openssh, paramiko_transport
 from tests.lab.host import enter

@@ -9,9 +9,9 @@ from typing_extensions import Self
 
 from nccl_doctor.checks.ports.firewall_blocks_ephemeral import firewall_blocks_ephemeral
 from nccl_doctor.checks.ports.firewall_blocks_port import firewall_blocks_port
-from nccl_doctor.derived import Derived
+from nccl_doctor.checks.view import Derived, View
 from nccl_doctor.model.finding import Finding
-from nccl_doctor.registry import Unjudged, View
+from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Dial, Mesh, Snapshot
 from tests.checks.snapshots import healthy, patched
 from tests.firewall.netbox import Box, Pair

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.checks.ports.firewall_blocks_port import firewall_blocks_port
-from nccl_doctor.derived import Derived
+from nccl_doctor.checks.view import Derived, View
 from nccl_doctor.firewall.blame import Blame, ExplainedDials, opening, remedies
 from nccl_doctor.firewall.connection import Ends, handshake, reject_outcome
 from nccl_doctor.firewall.opening import Opening
@@ -15,7 +15,6 @@ from nccl_doctor.firewall.ruleset import Ruleset, compile_rules
 from nccl_doctor.judge import diagnose
 from nccl_doctor.model.finding import Finding
 from nccl_doctor.model.report import Diagnosis
-from nccl_doctor.registry import View
 from nccl_doctor.snapshot import IptablesSave, Snapshot, known
 from tests.checks.snapshots import patched
 from tests.firewall.facts import ACCEPT, DROP, captured, iptables_facts, nft_facts, tcp

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor.checks.view import View
 from nccl_doctor.judge import consequences, diagnose
 from nccl_doctor.model.cluster import access
 from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.register import Check, Unjudged, all_checks, find
 from nccl_doctor.model.report import Outcome
-from nccl_doctor.registry import Check, Unjudged, View, all_checks, find
 from nccl_doctor.snapshot import Unknown, unknown
 from nccl_doctor.transport.inside_options import InsideOptions
 from tests.checks.snapshots import UNREACHABLE, load, patched

@@ -4,7 +4,7 @@ import pytest
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.judge.pages import ERRORS, page_of
-from nccl_doctor.registry import all_checks
+from nccl_doctor.model.register import all_checks
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.register import rules, signs
 from nccl_doctor.logs.rule import Grade, LogRule
 from nccl_doctor.logs.verdict import report
-from nccl_doctor.registry import all_checks
+from nccl_doctor.model.register import all_checks
 from tests.each import each
 
 ALL = rules()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nccl_doctor.logs.diagnose import LogSource, diagnose
+from nccl_doctor.model.register import all_checks
 from nccl_doctor.nccl.messages import Meaning, catalogue, meaning
-from nccl_doctor.registry import all_checks
 from tests.each import each
 from tests.nccl.printed import printed
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.checks.access import ssh_host_key_unknown
-from nccl_doctor.derived import Derived
+from nccl_doctor.checks.view import Derived, View
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.finding import Finding
-from nccl_doctor.registry import View
 from nccl_doctor.snapshot import AccessFailure, Host, Snapshot, skipped
 from nccl_doctor.transport.register import Kind
 from tests.transport.conftest import Make, failure, run

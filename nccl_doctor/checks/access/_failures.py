@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from nccl_doctor.checks.view import View
 from nccl_doctor.model.finding import Finding, Fix
-from nccl_doctor.registry import View
 from nccl_doctor.snapshot import AccessFailure, EngineFailure, Host, SshTarget
 from nccl_doctor.text.hostlist import fold
 

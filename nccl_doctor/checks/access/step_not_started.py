@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.access._failures import FOLLOWS, of_engine
+from nccl_doctor.checks.view import View, check
 from nccl_doctor.model.finding import Finding, Severity
-from nccl_doctor.registry import View, check
 
 
 @check("NCD110", severity=Severity.ERROR, explains=FOLLOWS, scope="slurm")

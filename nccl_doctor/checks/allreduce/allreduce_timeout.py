@@ -28,8 +28,9 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.allreduce import isolated
 from nccl_doctor.checks.allreduce.culprits import MISSING, OWN_FAULT, Culprits, culprits, last_words, stacks, stages
+from nccl_doctor.checks.view import View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.registry import Unjudged, View, check
+from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Smoke
 
 

@@ -22,9 +22,9 @@ from collections.abc import Collection, Iterator
 
 from nccl_doctor.checks.evidence_lines import folded
 from nccl_doctor.checks.format_job import described
+from nccl_doctor.checks.view import View, check
 from nccl_doctor.launch.job_variables import PlannedNode, contradictions, names_of
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.registry import View, check
 from nccl_doctor.snapshot import Host, HostFacts, Names, PortTrial, Snapshot, Unknown, known
 from nccl_doctor.snapshot.ranks import counts, world_size
 from nccl_doctor.text.hostlist import fold, quoted

@@ -14,6 +14,6 @@ References: sock_diag(7), struct tcp_info in include/uapi/linux/tcp.h; NCCL's gu
 
 from __future__ import annotations
 
-from nccl_doctor.registry import from_hang
+from nccl_doctor.model.register import from_hang
 
 from_hang(__name__, "NCD711", explains=("rank-behind", "collective-mismatch"))

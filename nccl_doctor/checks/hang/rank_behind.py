@@ -13,6 +13,6 @@ References: NCCL's guide, "RAS"; torch/csrc/distributed/c10d/FlightRecorder.cpp.
 
 from __future__ import annotations
 
-from nccl_doctor.registry import from_hang
+from nccl_doctor.model.register import from_hang
 
 from_hang(__name__, "NCD713")

@@ -15,7 +15,7 @@ References: proc_pid_stat(5); torchrun's TORCHELASTIC variables in torch/distrib
 
 from __future__ import annotations
 
-from nccl_doctor.registry import from_hang
+from nccl_doctor.model.register import from_hang
 
 from_hang(__name__, "NCD710", explains=("link-stalled", "rank-outside-nccl", "rank-behind", "collective-mismatch"))
 """A stopped or ended process is the reason for whatever the others do."""

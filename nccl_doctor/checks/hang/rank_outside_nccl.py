@@ -13,6 +13,6 @@ References: github.com/benfred/py-spy; proc_pid_stat(5).
 
 from __future__ import annotations
 
-from nccl_doctor.registry import from_hang
+from nccl_doctor.model.register import from_hang
 
 from_hang(__name__, "NCD712", explains=("rank-behind",))

@@ -18,6 +18,6 @@ References: torch/distributed/run.py and torch/distributed/elastic/rendezvous (t
 
 from __future__ import annotations
 
-from nccl_doctor.registry import from_hang
+from nccl_doctor.model.register import from_hang
 
 from_hang(__name__, "NCD714")

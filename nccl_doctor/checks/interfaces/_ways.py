@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from nccl_doctor.checks.view import View
 from nccl_doctor.firewall.ways import Hindrance, Kind
-from nccl_doctor.registry import View
 
 
 @dataclass

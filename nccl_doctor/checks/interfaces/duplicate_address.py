@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS
+from nccl_doctor.checks.view import View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.reach import is_private
-from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Names, told_of
 from nccl_doctor.text.hostlist import fold, grouped
 

@@ -24,8 +24,9 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.failed_pairs import failed_by
 from nccl_doctor.checks.own_names import CHANCE, OwnName, finding, own_names
+from nccl_doctor.checks.view import View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.registry import Unjudged, View, check
+from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Mesh, Names, ResolverAnswer, deviations
 from nccl_doctor.text.hostlist import fold, grouped, quoted
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS, findings
+from nccl_doctor.checks.view import View, check
 from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.faults import Kind
-from nccl_doctor.registry import Unjudged, View, check
 
 
 @check("NCD211", severity=Severity.ERROR, needs=NEEDS, explains=EXPLAINS)

@@ -14,8 +14,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from nccl_doctor.checks.nccl_choice import NEEDS
+from nccl_doctor.checks.view import View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.registry import Unjudged, View, check
+from nccl_doctor.model.register import Unjudged
 from nccl_doctor.text.hostlist import fold, grouped
 from nccl_doctor.text.inet import Network
 

@@ -19,9 +19,10 @@ import ipaddress
 from collections.abc import Iterable, Iterator
 
 from nccl_doctor.checks.failed_pairs import failed_where
+from nccl_doctor.checks.view import View, check
 from nccl_doctor.model.commands import on
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.registry import Unjudged, View, check
+from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import HostFacts, known
 from nccl_doctor.text.inet import Network, address_of
 from nccl_doctor.text.shell import line

@@ -17,13 +17,14 @@ from collections.abc import Iterable, Iterator
 
 from nccl_doctor.checks.interfaces._ways import Hindered, hindered
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS
+from nccl_doctor.checks.view import View, check
 from nccl_doctor.firewall.ways import NO_WAY, Hindrance
 from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.faults import faults
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.reach import Cause
-from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Mesh
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.inet import address_of

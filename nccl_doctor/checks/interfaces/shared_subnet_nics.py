@@ -19,11 +19,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.nccl_choice import NEEDS
+from nccl_doctor.checks.view import View, check
 from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.suggest import fix
-from nccl_doctor.registry import Unjudged, View, check
 from nccl_doctor.snapshot import Mesh, Phased, Unknown
 from nccl_doctor.text.inet import Network
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from nccl_doctor.checks.view import View
 from nccl_doctor.model.finding import Finding
 from nccl_doctor.nccl.suggest import setting
-from nccl_doctor.registry import View
 from nccl_doctor.snapshot import Dial, Mesh, Rail
 
 

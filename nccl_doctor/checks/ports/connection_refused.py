@@ -17,6 +17,6 @@ torch/csrc/distributed/c10d/socket.cpp.
 
 from __future__ import annotations
 
-from nccl_doctor.registry import from_logs
+from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD310")

@@ -14,6 +14,6 @@ References: NCCL's src/misc/socket.cc; torch/csrc/distributed/c10d/socket.cpp; t
 
 from __future__ import annotations
 
-from nccl_doctor.registry import from_logs
+from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD312")

@@ -21,9 +21,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.ports._firewall import EXPLAINS, by_rule, finding, gaps, stops_master, whose
+from nccl_doctor.checks.view import View, check
 from nccl_doctor.firewall.blame import Blame
 from nccl_doctor.model.finding import Finding, Severity
-from nccl_doctor.registry import Unjudged, View, check
+from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Snapshot
 from nccl_doctor.text.hostlist import fold
 

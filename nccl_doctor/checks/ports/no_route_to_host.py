@@ -14,6 +14,6 @@ References: NCCL's src/misc/socket.cc and src/os/linux.cc; connect(2) on EHOSTUN
 
 from __future__ import annotations
 
-from nccl_doctor.registry import from_logs
+from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD311")

@@ -34,8 +34,9 @@ from itertools import permutations
 
 from nccl_doctor.checks.ports._pods import between
 from nccl_doctor.checks.ports._rails import by_rail, rail_of
+from nccl_doctor.checks.view import View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.registry import Unjudged, View, check
+from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Dial, FirewallFacts
 from nccl_doctor.text.fewest import Group, groups
 from nccl_doctor.text.hostlist import fold, grouped, nouns

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from nccl_doctor.checks.view import View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.registry import View, check
 from nccl_doctor.snapshot import Mesh
 from nccl_doctor.text.hostlist import fold
 

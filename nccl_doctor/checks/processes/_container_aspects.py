@@ -10,8 +10,8 @@ from nccl_doctor.checks.own_networks import is_unreached
 from nccl_doctor.checks.processes.memlock_low import too_low
 from nccl_doctor.checks.processes.nofile_low import BASE, PER_RANK
 from nccl_doctor.checks.processes.shm_small import MIB, WANTED
+from nccl_doctor.checks.view import View
 from nccl_doctor.model.finding import Severity
-from nccl_doctor.registry import View
 from nccl_doctor.snapshot import Host, HostFacts, Names, Outside, Surroundings, Unknown, known
 from nccl_doctor.snapshot.ranks import nproc, world_size
 from nccl_doctor.text.inet import numeric

@@ -32,9 +32,10 @@ from nccl_doctor.checks.processes._container_aspects import (
     aspects,
     shm_gib,
 )
+from nccl_doctor.checks.view import View, check
 from nccl_doctor.model.commands import on
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity
-from nccl_doctor.registry import Unjudged, View, check
+from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import PENDING, Identity, Skipped, known
 from nccl_doctor.text.hostlist import fold, grouped
 from nccl_doctor.text.shell import line

@@ -20,9 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nccl_doctor.checks.view import View, check
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.registry import Unjudged, View, check
+from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Gpu, GpuProcess, Host, TrainingJob, Unknown, known
 from nccl_doctor.snapshot.ranks import visible
 from nccl_doctor.text.hostlist import nouns

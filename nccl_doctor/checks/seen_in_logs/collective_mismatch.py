@@ -21,7 +21,7 @@ from nccl_doctor.logs.collectives import waiting
 from nccl_doctor.logs.marks import RECORDED
 from nccl_doctor.logs.rule import LogSigns, likely, root
 from nccl_doctor.logs.words import Advice, advise, by_rank, ranks_of
-from nccl_doctor.registry import from_logs
+from nccl_doctor.model.register import from_logs
 
 if TYPE_CHECKING:
     from nccl_doctor.logs.case import Case

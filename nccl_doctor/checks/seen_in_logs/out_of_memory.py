@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from nccl_doctor.logs.marks import KILLED_FOR_MEMORY
 from nccl_doctor.logs.rule import LogSigns, root
 from nccl_doctor.logs.words import Advice, advise
-from nccl_doctor.registry import from_logs
+from nccl_doctor.model.register import from_logs
 
 if TYPE_CHECKING:
     from nccl_doctor.logs.case import Case

@@ -20,7 +20,7 @@ from nccl_doctor.logs.marks import RAS_LINE, RECORDED
 from nccl_doctor.logs.rule import WEB, Grade, LogSigns, clue, generic, symptom
 from nccl_doctor.logs.wordings import failed_connects
 from nccl_doctor.logs.words import Advice, advise, ranks_of
-from nccl_doctor.registry import from_logs
+from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.hostlist import capital
 
 if TYPE_CHECKING:

@@ -18,9 +18,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from nccl_doctor.checks.view import View, check
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.registry import Unjudged, View, check
+from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Gpu, known
 from nccl_doctor.snapshot.ranks import devices, nproc, visible
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural

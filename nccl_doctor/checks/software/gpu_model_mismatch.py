@@ -16,8 +16,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from nccl_doctor.checks.majority import difference, ordered
+from nccl_doctor.checks.view import View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.registry import Unjudged, View, check
+from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Gpu, known
 from nccl_doctor.snapshot.ranks import visible
 from nccl_doctor.text.hostlist import fold

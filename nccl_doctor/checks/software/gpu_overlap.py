@@ -17,8 +17,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+from nccl_doctor.checks.view import View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.registry import Unjudged, View, check
+from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import known
 from nccl_doctor.snapshot.ranks import nproc, visible
 from nccl_doctor.text.hostlist import grouped

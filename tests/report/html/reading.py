@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
-from nccl_doctor.registry import all_checks
+from nccl_doctor.model.register import all_checks
 from nccl_doctor.report.render import RenderOptions, render
 
 PAGES = {check.code: check.page for check in all_checks()}

@@ -1,0 +1,180 @@
+"""What a check sees: the snapshot, and what follows from all hosts together, worked out when first asked for.
+
+A live check::
+
+    @check("NCD501", severity=Severity.ERROR, needs=("torch",), explains=("allreduce-failed",))
+    def torch_missing(view: View) -> Iterator[Finding | Unjudged]: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, get_args
+
+from nccl_doctor.firewall import blame
+from nccl_doctor.firewall.blame import ExplainedDials
+from nccl_doctor.firewall.network_policy import PolicyBlame, blames
+from nccl_doctor.firewall.ways import Hindrance, hindrances
+from nccl_doctor.model.finding import Severity
+from nccl_doctor.model.register import CheckFunction, Scope, enter, make_entry
+from nccl_doctor.nccl.cluster_nccl import ClusterNccl, cluster_nccl
+from nccl_doctor.snapshot import Dial, FactName, Host, HostFacts, Mesh, Smoke, Snapshot, known
+from nccl_doctor.snapshot.pods import KubeFacts
+from nccl_doctor.text.hostlist import K, grouped
+
+
+class FailedDials:
+    """Why dials of a snapshot's mesh failed, as far as its hosts can tell.
+
+    What a run sees after its mesh changes nothing of it, so that a run hands on what it had to know itself.
+    """
+
+    def __init__(self, snapshot: Snapshot, nccl: ClusterNccl | None = None) -> None:
+        self._snapshot = snapshot
+        self._nccl = nccl or cluster_nccl(snapshot)
+
+    @cached_property
+    def firewall(self) -> ExplainedDials:
+        """What the hosts' packet filters explain; needs the mesh."""
+        return blame.judge_dials(self._snapshot, self._nccl.addresses)
+
+    @cached_property
+    def hindrances(self) -> dict[int, Hindrance]:
+        """By id of a dial that no packet filter explains, what the hosts' kernels do with its packets."""
+        mesh = self._snapshot.mesh
+        return hindrances(self._snapshot, self.firewall.unexplained(mesh)) if isinstance(mesh, Mesh) else {}
+
+    @cached_property
+    def policies(self) -> dict[int, tuple[PolicyBlame, ...]]:
+        """By id of a dial that no packet filter explains, the NetworkPolicies that drop it."""
+        mesh = self._snapshot.mesh
+        kube = self._snapshot.cluster.options(KubeFacts)
+        return blames(kube, self.firewall.unexplained(mesh)) if isinstance(mesh, Mesh) and kube.pods else {}
+
+    @cached_property
+    def unexplained(self) -> tuple[Dial, ...]:
+        """Those that no packet filter, no kernel's route of either host and no NetworkPolicy explains."""
+        mesh = self._snapshot.mesh
+        if not isinstance(mesh, Mesh):
+            return ()
+        explained = self.hindrances.keys() | self.policies.keys()
+        return tuple(
+            dial
+            for dial in self.firewall.unexplained(mesh)
+            if id(dial) not in explained and dial.outcome != "intercepted"
+        )
+
+
+class Derived:
+    """One for a snapshot, shared by all of its checks; ``dials`` where they are known already."""
+
+    def __init__(self, snapshot: Snapshot, dials: FailedDials | None = None) -> None:
+        self.snapshot = snapshot
+        self._dials = dials
+
+    @cached_property
+    def nccl(self) -> ClusterNccl:
+        """What NCCL does on each host."""
+        return cluster_nccl(self.snapshot)
+
+    @cached_property
+    def kube(self) -> KubeFacts:
+        """What the cluster's API tells of the pods; empty where the hosts are none."""
+        return self.snapshot.cluster.options(KubeFacts)
+
+    @cached_property
+    def dials(self) -> FailedDials:
+        """Why dials of the mesh failed, as far as the hosts can tell."""
+        return self._dials or FailedDials(self.snapshot, self.nccl)
+
+
+@dataclass(frozen=True)
+class View:
+    """What a check sees: the snapshot, what follows from it, and the reached hosts whose needed facts are all known."""
+
+    derived: Derived
+    hosts: tuple[Host, ...]
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """All that was seen."""
+        return self.derived.snapshot
+
+    @property
+    def nccl(self) -> ClusterNccl:
+        """What NCCL does on each host."""
+        return self.derived.nccl
+
+    @property
+    def kube(self) -> KubeFacts:
+        """What the cluster's API tells of the pods; empty where the hosts are none."""
+        return self.derived.kube
+
+    @property
+    def firewall(self) -> ExplainedDials:
+        """What the hosts' packet filters explain of the dials that failed; for checks that need the mesh."""
+        return self.derived.dials.firewall
+
+    @property
+    def hindrances(self) -> dict[int, Hindrance]:
+        """By id of a failed dial, the route or the filter of the way back that explains it; needs the mesh."""
+        return self.derived.dials.hindrances
+
+    @property
+    def policies(self) -> dict[int, tuple[PolicyBlame, ...]]:
+        """By id of a failed dial, the NetworkPolicies that drop it; needs the mesh."""
+        return self.derived.dials.policies
+
+    @property
+    def unexplained(self) -> tuple[Dial, ...]:
+        """The failed dials that nothing on either host explains; needs the mesh."""
+        return self.derived.dials.unexplained
+
+    @property
+    def mesh(self) -> Mesh:
+        """The port mesh, for checks that need it."""
+        return known(self.snapshot.mesh)
+
+    @property
+    def smoke(self) -> Smoke:
+        """The all-reduce, for checks that need it."""
+        return known(self.snapshot.smoke)
+
+    @property
+    def facts(self) -> Iterator[tuple[Host, HostFacts]]:
+        """Each host of this view with its facts, by node rank."""
+        for host in self.hosts:
+            if host.facts is not None:
+                yield host, host.facts
+
+    def hosts_by(self, key: Callable[[HostFacts], K | None]) -> dict[K, list[str]]:
+        """The hosts by what ``key`` makes of their facts, those left out of which it makes nothing."""
+        made = ((key(facts), host.name) for host, facts in self.facts)
+        return grouped((value, name) for value, name in made if value is not None)
+
+
+Phase = Literal["mesh", "smoke"]
+"""The fields of :class:`~nccl_doctor.snapshot.Snapshot` without which some check can't judge at all."""
+
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+def check(
+    code: str,
+    *,
+    severity: Severity,
+    needs: tuple[FactName | Phase, ...] = (),
+    explains: tuple[str, ...] = (),
+    in_logs: tuple[str, ...] = (),
+    scope: Scope = "all",
+) -> Callable[[CheckFunction], CheckFunction]:
+    """Registers the decorated function as the check of its module."""
+
+    def register(function: CheckFunction) -> CheckFunction:
+        entry = make_entry(function.__module__, code, severity, explains)
+        enter(replace(entry, in_logs=in_logs, needs=needs, scope=scope, function=function))
+        return function
+
+    return register

@@ -1,0 +1,132 @@
+"""The register of diagnoses: code, name, page, severity, and which explains which; and how all of them are found.
+
+A module of ``checks/CATEGORY`` enters itself as it is imported: a live check by :func:`nccl_doctor.checks.view.check`,
+a diagnosis that only logs or only a look at a running job show by :func:`from_logs` or :func:`from_hang`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from nccl_doctor.model.finding import Finding, Severity
+
+
+@dataclass(frozen=True)
+class Unjudged:
+    """Yielded by a check that finds, while it looks, that the verdict on some hosts hangs on an unknown fact."""
+
+    hosts: tuple[str, ...]
+    reason: str
+
+
+Engine = Literal["ssh", "slurm", "kube", "inside"]
+Scope = Literal["all", "master"] | Engine
+CheckFunction = Callable[..., Iterator[Finding | Unjudged]]
+"""Of a view of the snapshot (nccl_doctor.checks.view)."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A register entry.
+
+    Attributes:
+        code: "NCD" and three digits, never renumbered or reused.
+        needs: fields of a host's facts, and phases, that have to be known; ``nccl_doctor.snapshot.known`` gives the
+            check their values.
+        explains: names of the diagnoses that merely follow from this one. Not those that ranks print of any fault of
+            another one (nccl_doctor.logs.rule, ``LogSigns.echo``).
+        in_logs: what also follows where a log alone tells; facts of a host would show the two apart.
+        scope: "master" judges the first host only, an engine those that are reached so
+            (:attr:`~nccl_doctor.model.cluster.Node.engines`).
+        function: None for a diagnosis that only logs or a running job show.
+    """
+
+    code: str
+    name: str
+    category: str
+    page: str
+    severity: Severity
+    explains: tuple[str, ...] = ()
+    in_logs: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    scope: Scope = "all"
+    function: CheckFunction | None = None
+
+
+PACKAGE = "nccl_doctor.checks"
+_register: dict[str, Check] = {}
+
+
+def from_logs(module: str, code: str, *, severity: Severity = Severity.ERROR, explains: tuple[str, ...] = ()) -> None:
+    """Registers the calling module (pass ``__name__``) as a diagnosis that only logs show."""
+    enter(make_entry(module, code, severity, explains))
+
+
+def from_hang(module: str, code: str, *, explains: tuple[str, ...] = ()) -> None:
+    """Registers the calling module (pass ``__name__``) as a diagnosis of a job that stands still."""
+    enter(make_entry(module, code, Severity.ERROR, explains))
+
+
+def make_entry(module: str, code: str, severity: Severity, explains: tuple[str, ...]) -> Check:
+    """The entry of a module below ``checks``, whose place and docstring give it name, category and page."""
+    *_, category, stem = module.split(".")
+    return Check(
+        code=code,
+        name=stem.replace("_", "-"),
+        category=category.replace("_", "-"),
+        page=inspect.cleandoc(sys.modules[module].__doc__ or ""),
+        severity=severity,
+        explains=explains,
+    )
+
+
+def enter(entry: Check) -> None:
+    """Adds an entry.
+
+    Raises:
+        ValueError: its code is another one's.
+    """
+    taken = _register.get(entry.code)
+    if taken is not None and taken.name != entry.name:
+        raise ValueError(f"{entry.code} is both {taken.name} and {entry.name}")
+    _register[entry.code] = entry
+
+
+def _modules() -> Iterator[pkgutil.ModuleInfo]:
+    """Those of the checks, found by name: they import this one."""
+    return pkgutil.walk_packages(importlib.import_module(PACKAGE).__path__, f"{PACKAGE}.")
+
+
+@cache
+def all_checks() -> tuple[Check, ...]:
+    """Every diagnosis there is, by code."""
+    for module in _modules():
+        importlib.import_module(module.name)
+    return tuple(_register[code] for code in sorted(_register))
+
+
+@cache
+def entry(name: str) -> Check:
+    """The diagnosis of this name; its module alone is imported, which is ten times as fast as all of them.
+
+    Raises:
+        KeyError: there is none of this name.
+    """
+    stem = name.replace("-", "_")
+    for module in _modules():
+        if module.name.endswith(f".{stem}"):
+            importlib.import_module(module.name)
+    by_name = {check.name: check for check in _register.values()}
+    return by_name[name]
+
+
+def find(word: str) -> tuple[Check, ...]:
+    """The checks that a code, a name or a category means; empty where it means none."""
+    return tuple(c for c in all_checks() if word.lower() in (c.code.lower(), c.name, c.category))

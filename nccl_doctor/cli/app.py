@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 
 from nccl_doctor import __version__
 from nccl_doctor.cli.output import error_document
-from nccl_doctor.text.secret_shapes import without_secrets
+from nccl_doctor.text.secrets import without_secrets
 
 COMMANDS = {
     "check": "check:check",

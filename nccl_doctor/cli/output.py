@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 from nccl_doctor.cli.choices import Color, FailOn
 from nccl_doctor.errors import DoctorError, UnwrittenError, UsageError, describe
 from nccl_doctor.report.render import FORMS, RenderOptions, render
-from nccl_doctor.text.hide import hide_secrets
+from nccl_doctor.text.secrets import hide_secrets
 
 if TYPE_CHECKING:
     from pathlib import Path

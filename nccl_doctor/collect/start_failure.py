@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from nccl_doctor.snapshot import ProbeFacts, ProbeFailed, PythonFacts, PythonMissing, PythonProblem
-from nccl_doctor.text.secret_shapes import part
+from nccl_doctor.text.secrets import part
 
 _NOT_FOUND = 127
 """A shell's exit status for a command that it does not find (POSIX, 2.8.2)."""

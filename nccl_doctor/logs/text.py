@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 
-from nccl_doctor.text.secret_shapes import part
+from nccl_doctor.text.secrets import part
 
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[@-_]|\x9b[0-?]*[ -/]*[@-~]")
 """Control sequences of ECMA-48 (colours, cursor), and the titles that terminals set."""

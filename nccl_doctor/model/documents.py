@@ -11,7 +11,7 @@ from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.finding import Command, Severity
 from nccl_doctor.model.frozen import Document, FrozenModel
 from nccl_doctor.model.report import Diagnosis, NcclInterface
-from nccl_doctor.text.secret_shapes import LEFT_OUT, names_secret
+from nccl_doctor.text.secrets import LEFT_OUT, names_secret
 
 
 class HostList(Cluster, Document):

@@ -8,7 +8,7 @@ from nccl_doctor.model.ports import HolderJob, PortReport
 from nccl_doctor.report.cells import wrap
 from nccl_doctor.report.safe import pasteable
 from nccl_doctor.text.inet import endpoint
-from nccl_doctor.text.secret_shapes import LEFT_OUT
+from nccl_doctor.text.secrets import LEFT_OUT
 from nccl_doctor.text.shell import Line, line, script, words
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from nccl_doctor.text.secret_shapes import LEFT_OUT, without_secrets
+from nccl_doctor.text.secrets import LEFT_OUT, without_secrets
 
 PREFIXES = ("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCHELASTIC_", "CUDA_", "OMP_", "UCX_", "FI_")
 NAMES = frozenset(

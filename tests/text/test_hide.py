@@ -13,8 +13,7 @@ from nccl_doctor.logs.text import QUOTED, quote
 from nccl_doctor.model.documents import Change, Launch
 from nccl_doctor.model.finding import Command, Fix, LogLine
 from nccl_doctor.model.register import all_checks
-from nccl_doctor.text.hide import hide_secrets
-from nccl_doctor.text.secret_shapes import LEFT_OUT, part, without_secrets
+from nccl_doctor.text.secrets import LEFT_OUT, hide_secrets, part, without_secrets
 from tests.checks.live import LIVE, folder
 from tests.checks.snapshots import load
 from tests.planted import BODY, HARMLESS, MIXED, PLANTED, VARIABLES

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.text.redact import redact
-from nccl_doctor.text.secret_shapes import LEFT_OUT, without_secrets
+from nccl_doctor.text.secrets import LEFT_OUT, without_secrets
 from tests.checks.snapshots import UNREACHABLE, patched
 
 

@@ -25,7 +25,7 @@ from nccl_doctor.checks.view import View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import PythonInfo, PythonMissing, PythonProblem
 from nccl_doctor.text.hostlist import fold
-from nccl_doctor.text.secret_shapes import part
+from nccl_doctor.text.secrets import part
 
 
 @check("NCD105", severity=Severity.ERROR, explains=FOLLOWS)

@@ -11,7 +11,7 @@ from nccl_doctor.checks.allreduce.output_causes import is_echo
 from nccl_doctor.model.measured import STAGES, Stage
 from nccl_doctor.snapshot import RankResult, Smoke
 from nccl_doctor.text.hostlist import fold, fold_numbers, nouns
-from nccl_doctor.text.secret_shapes import part
+from nccl_doctor.text.secrets import part
 
 MISSING: dict[Stage, str] = {
     "none": "never started",

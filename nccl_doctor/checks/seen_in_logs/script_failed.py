@@ -20,7 +20,7 @@ from nccl_doctor.logs.marks import EXITED, TERMINATING
 from nccl_doctor.logs.rule import WEB, LogSigns, clue, generic, hint, likely
 from nccl_doctor.logs.words import Advice, advise
 from nccl_doctor.model.register import from_logs
-from nccl_doctor.text.secret_shapes import part
+from nccl_doctor.text.secrets import part
 
 if TYPE_CHECKING:
     from nccl_doctor.logs.case import Case

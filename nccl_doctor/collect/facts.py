@@ -26,7 +26,7 @@ from nccl_doctor.snapshot import (
     Unknown,
     unknown,
 )
-from nccl_doctor.transport.inside_options import InsideOptions
+from nccl_doctor.transport.containers.options import InsideOptions
 
 GRACE_S = 2.0
 """What the answer may take beyond the deadline that the collectors on the host keep."""

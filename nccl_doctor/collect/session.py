@@ -27,7 +27,7 @@ from nccl_doctor.collect.start_failure import SILENT, Start, start_failure
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot import ProbeFailed, PythonMissing
 from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Channel, KnowsItsPath, Transport
-from nccl_doctor.transport.inside_options import InsideOptions
+from nccl_doctor.transport.containers.options import InsideOptions
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from nccl_doctor.inventory.kube_state import not_ready
 from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
 from nccl_doctor.snapshot.pods import KubeFacts
 from nccl_doctor.text.hostlist import quoted
-from nccl_doctor.transport.kube_options import KubeOptions
-from nccl_doctor.transport.kubectl import KubectlError, kubectl
+from nccl_doctor.transport.kube.kubectl import KubectlError, kubectl
+from nccl_doctor.transport.kube.options import KubeOptions
 
 SECONDS = 30.0
 """For one question to the API server: 10,000 pods take 3 s, and a link may be slow."""

@@ -12,7 +12,7 @@ from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory.kube_api import Metadata, Seen, Text, typed
 from nccl_doctor.snapshot.policies import Peer, Policy, PolicyPort, Rule, Selector, Service
 from nccl_doctor.snapshot.unknown import Unknown, unknown
-from nccl_doctor.transport.kubectl import KubectlError, kubectl
+from nccl_doctor.transport.kube.kubectl import KubectlError, kubectl
 
 T = TypeVar("T")
 SECONDS = 15.0

@@ -6,7 +6,7 @@ import re
 
 from nccl_doctor.inventory.kube_api import Container, Pod, State, StateDetail
 from nccl_doctor.text.shell import line
-from nccl_doctor.transport.kube_options import NotReady
+from nccl_doctor.transport.kube.options import NotReady
 
 _IMAGE = re.compile(r"ErrImage|ImagePull|InvalidImageName|RegistryUnavailable")
 _LACK = re.compile(r"([0-9]+) Insufficient ([\w./-]*\w)")

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from nccl_doctor.errors import DoctorError, HostsFileError, UsageError
 from nccl_doctor.model.cluster import NodeOptions
-from nccl_doctor.transport.inside_options import InsideOptions
+from nccl_doctor.transport.containers.options import InsideOptions
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from nccl_doctor.model.register import Check, all_checks
 from nccl_doctor.model.report import CheckResult, Diagnosis, HostSummary, Outcome, Report
 from nccl_doctor.snapshot import Host, Interfaces, Skipped, Smoke, Snapshot
 from nccl_doctor.text.inet import network_of, prefix_length
-from nccl_doctor.transport.inside_options import placed
+from nccl_doctor.transport.containers.options import placed
 
 Selection = Callable[[Check], bool]
 

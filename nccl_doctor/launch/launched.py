@@ -19,7 +19,7 @@ from nccl_doctor.model.commands import on
 from nccl_doctor.model.documents import Launch
 from nccl_doctor.nccl.recorder import diagnosable as recorded
 from nccl_doctor.text import shell
-from nccl_doctor.transport.inside_options import InsideOptions, placed
+from nccl_doctor.transport.containers.options import InsideOptions, placed
 
 _STARTER = re.compile(r"python[0-9.]*|torchrun")
 

@@ -8,8 +8,8 @@ from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.finding import Command
 from nccl_doctor.text import shell
 from nccl_doctor.text.shell import Line
-from nccl_doctor.transport.settings import arguments
-from nccl_doctor.transport.ssh_options import SshOptions
+from nccl_doctor.transport.ssh.options import SshOptions
+from nccl_doctor.transport.ssh.settings import arguments
 
 SSH = ("ssh", "-tt", "-n", "-o", "BatchMode=yes")
 """A terminal there, so that what runs on it ends with the connection; nothing is read here, where all share a stdin."""

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from nccl_doctor.transport.base import Transport
 
 MODULES = {
-    "auto": "choice",
-    "paramiko": "choice",
-    "openssh": "choice",
+    "auto": "ssh.choice",
+    "paramiko": "ssh.choice",
+    "openssh": "ssh.choice",
     "local": "local",
-    "kube": "kube",
-    "slurm": "slurm_tree",
+    "kube": "kube.transport",
+    "slurm": "slurm.tree",
 }
 """By the name that ``--transport`` takes, the module that makes it."""
 
@@ -62,7 +62,7 @@ def make_transport(kind: Kind, cluster: Cluster, ssh_config: Path | None = None)
     module = "local" if all(node.local for node in cluster.nodes) else MODULES[kind]
     made = cast("Transport", import_module(f"nccl_doctor.transport.{module}").make(kind, ssh_config, cluster))
     if any("inside" in node.access for node in cluster.nodes):
-        from nccl_doctor.transport.inside import InsideTransport
+        from nccl_doctor.transport.containers.transport import InsideTransport
 
         return InsideTransport(made)
     return made

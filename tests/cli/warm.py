@@ -15,7 +15,7 @@ from typing import Any
 from nccl_doctor.cli import app, main, run
 from nccl_doctor.model.register import all_checks
 from nccl_doctor.report import human
-from nccl_doctor.transport import openssh, paramiko_transport
+from nccl_doctor.transport.ssh import openssh, paramiko_transport
 from tests.lab.host import enter
 
 IMPORTED = (app.app(), main, run, human, openssh, paramiko_transport, all_checks())

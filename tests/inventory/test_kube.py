@@ -25,8 +25,8 @@ from nccl_doctor.model.source import ClusterSource
 from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.pods import KubeFacts
 from nccl_doctor.text.shell import script
-from nccl_doctor.transport.kube_options import KubeOptions
-from nccl_doctor.transport.kubectl import KubectlError
+from nccl_doctor.transport.kube.kubectl import KubectlError
+from nccl_doctor.transport.kube.options import KubeOptions
 from tests.each import each
 
 HERE = Path(__file__).parent / "pods"

@@ -18,7 +18,7 @@ from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.source import ClusterSource
 from nccl_doctor.snapshot.slurm import SlurmOptions
 from nccl_doctor.transport.register import make_transport
-from nccl_doctor.transport.slurm import SlurmTransport
+from nccl_doctor.transport.slurm.steps import SlurmTransport
 from tests.each import each
 from tests.inventory.conftest import ELSEWHERE
 

@@ -43,12 +43,12 @@ from nccl_doctor.report.render import FORMS, RenderOptions, render
 from nccl_doctor.snapshot import Snapshot
 from nccl_doctor.snapshot.hang import HangSnapshot
 from nccl_doctor.transport.base import Transport
-from nccl_doctor.transport.choice import ChoosingTransport
-from nccl_doctor.transport.inside import InsideTransport
-from nccl_doctor.transport.kube import KubeTransport
+from nccl_doctor.transport.containers.transport import InsideTransport
+from nccl_doctor.transport.kube.transport import KubeTransport
 from nccl_doctor.transport.local import LocalTransport
-from nccl_doctor.transport.slurm import SlurmTransport
-from nccl_doctor.transport.ssh_options import SshOptions
+from nccl_doctor.transport.slurm.steps import SlurmTransport
+from nccl_doctor.transport.ssh.choice import ChoosingTransport
+from nccl_doctor.transport.ssh.options import SshOptions
 from tests.hang.made_up import Job
 from tests.lab.cluster import Lab
 from tests.lab.lying_probe import PIECES, too_much

@@ -13,8 +13,8 @@ from typing import Any
 
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.transport.base import AccessError
-from nccl_doctor.transport.choice import ChoosingTransport
-from nccl_doctor.transport.openssh import OpensshTransport
+from nccl_doctor.transport.ssh.choice import ChoosingTransport
+from nccl_doctor.transport.ssh.openssh import OpensshTransport
 from tests.patience import LONG_S
 from tests.transport.ssh_cases import CASES, Case
 

@@ -14,9 +14,9 @@ import pytest
 
 from nccl_doctor.model.cluster import Node, access
 from nccl_doctor.transport.base import Transport
-from nccl_doctor.transport.openssh import OpensshTransport
 from nccl_doctor.transport.register import Kind
-from nccl_doctor.transport.ssh_options import SshOptions
+from nccl_doctor.transport.ssh.openssh import OpensshTransport
+from nccl_doctor.transport.ssh.options import SshOptions
 from tests.patience import LONG_S, joined
 from tests.transport.conftest import Make, failure, run
 from tests.transport.servers import (

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.transport import ssh_config
 from nccl_doctor.transport.register import Kind
-from nccl_doctor.transport.settings import OPENSSH_ALGORITHMS
+from nccl_doctor.transport.ssh import config as ssh_config
+from nccl_doctor.transport.ssh.settings import OPENSSH_ALGORITHMS
 from tests.patience import LONG_S
 from tests.transport.conftest import Make, failure, run
 from tests.transport.servers import LOOPBACK, Controller, node, sshd

@@ -15,14 +15,14 @@ import pytest
 
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot import SshAuthFailed, SshUnreachable
-from nccl_doctor.transport import ssh_session
 from nccl_doctor.transport.base import AccessError, Transport
-from nccl_doctor.transport.inside import InsideTransport
-from nccl_doctor.transport.kube import KubeTransport
+from nccl_doctor.transport.containers.transport import InsideTransport
+from nccl_doctor.transport.kube.transport import KubeTransport
 from nccl_doctor.transport.lines import FloodError, LineBuffer
 from nccl_doctor.transport.local import LocalTransport
 from nccl_doctor.transport.register import Kind
-from nccl_doctor.transport.slurm import SlurmTransport
+from nccl_doctor.transport.slurm.steps import SlurmTransport
+from nccl_doctor.transport.ssh import session as ssh_session
 from tests.patience import LONG_S
 from tests.transport.conftest import Make, failure
 from tests.transport.servers import LOOPBACK, Controller, doors, for_ever, misbehaving, node, public, sshd

@@ -13,9 +13,9 @@ import pytest
 
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.transport.base import AccessError
-from nccl_doctor.transport.inside import InsideTransport
-from nccl_doctor.transport.inside_failures import Entry, failure
-from nccl_doctor.transport.inside_options import InsideOptions, Runtime
+from nccl_doctor.transport.containers.failures import Entry, failure
+from nccl_doctor.transport.containers.options import InsideOptions, Runtime
+from nccl_doctor.transport.containers.transport import InsideTransport
 from nccl_doctor.transport.local import LocalTransport
 from tests.patience import LONG_S
 

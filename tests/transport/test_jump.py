@@ -15,10 +15,10 @@ import pytest
 from nccl_doctor.collect.reach import Reach
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.transport.base import Transport
-from nccl_doctor.transport.jumps import split_jump
 from nccl_doctor.transport.register import Kind
-from nccl_doctor.transport.ssh_options import SshOptions
-from nccl_doctor.transport.ssh_session import SshSession
+from nccl_doctor.transport.ssh.jumps import split_jump
+from nccl_doctor.transport.ssh.options import SshOptions
+from nccl_doctor.transport.ssh.session import SshSession
 from tests.patience import LONG_S, crowd
 from tests.transport.conftest import Make, failure, run
 from tests.transport.servers import LOOPBACK, Controller, Sshd, free_port, misbehaving, public, sshd

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.transport import known_hosts
-from nccl_doctor.transport.known_hosts import entry_name, match_key, parse
+from nccl_doctor.transport.ssh import known_hosts
+from nccl_doctor.transport.ssh.known_hosts import entry_name, match_key, parse
 
 FILE = Path("known_hosts")
 OUTCOMES = ("known", "unknown", "changed", "revoked")

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.snapshot.access import UnreachableFacts
-from nccl_doctor.transport import resolve as resolving
-from nccl_doctor.transport.openssh_log import Attempt, classify
-from nccl_doctor.transport.ssh_options import SshOptions
-from nccl_doctor.transport.target import Target
+from nccl_doctor.transport.ssh import resolve as resolving
+from nccl_doctor.transport.ssh.openssh_log import Attempt, classify
+from nccl_doctor.transport.ssh.options import SshOptions
+from nccl_doctor.transport.ssh.target import Target
 from tests.patience import LONG_S
 
 

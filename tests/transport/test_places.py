@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from nccl_doctor.transport import jumps
-from nccl_doctor.transport.jumps import MAX_HANDSHAKES, Places
+from nccl_doctor.transport.ssh import jumps
+from nccl_doctor.transport.ssh.jumps import MAX_HANDSHAKES, Places
 from tests.patience import LONG_S
 
 

@@ -17,10 +17,10 @@ from nccl_doctor.snapshot import (
     SshUnreachable,
     UnreachableFacts,
 )
-from nccl_doctor.transport.choice import ChoosingTransport
 from nccl_doctor.transport.local import LocalTransport
 from nccl_doctor.transport.register import Kind, make_transport
-from nccl_doctor.transport.ssh_options import SshOptions
+from nccl_doctor.transport.ssh.choice import ChoosingTransport
+from nccl_doctor.transport.ssh.options import SshOptions
 
 
 class PodOptions(NodeOptions):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nccl_doctor.snapshot.slurm import SlurmOptions
-from nccl_doctor.transport import slurm_failures
-from nccl_doctor.transport.slurm_failures import classify
+from nccl_doctor.transport.slurm import failures as slurm_failures
+from nccl_doctor.transport.slurm.failures import classify
 from tests.each import each
 
 OPTIONS = SlurmOptions(job="7")

@@ -22,12 +22,12 @@ from nccl_doctor.model.cluster import Cluster, Node, access
 from nccl_doctor.probe import relay
 from nccl_doctor.probe.relay import CHUNK, PIECE, Relay
 from nccl_doctor.snapshot.slurm import SlurmOptions
-from nccl_doctor.transport import slurm_frames as frames
 from nccl_doctor.transport.register import make_transport
-from nccl_doctor.transport.slurm import SlurmTransport
-from nccl_doctor.transport.slurm_frames import LONGEST, Ended, Ready, Unframer
-from nccl_doctor.transport.slurm_group import Group
-from nccl_doctor.transport.slurm_tree import GROUP, TreeTransport, parted
+from nccl_doctor.transport.slurm import frames
+from nccl_doctor.transport.slurm.frames import LONGEST, Ended, Ready, Unframer
+from nccl_doctor.transport.slurm.group import Group
+from nccl_doctor.transport.slurm.steps import SlurmTransport
+from nccl_doctor.transport.slurm.tree import GROUP, TreeTransport, parted
 from tests.each import each
 from tests.patience import LONG_S
 

@@ -22,9 +22,9 @@ from nccl_doctor.snapshot.slurm import SlurmOptions
 from nccl_doctor.text import shell
 from nccl_doctor.text.once import once
 from nccl_doctor.transport.base import Channel
-from nccl_doctor.transport.slurm import SlurmTransport, environment, foreign
-from nccl_doctor.transport.slurm_group import Group
-from nccl_doctor.transport.slurm_member import Member
+from nccl_doctor.transport.slurm.group import Group
+from nccl_doctor.transport.slurm.member import Member
+from nccl_doctor.transport.slurm.steps import SlurmTransport, environment, foreign
 
 MANY = 512
 """Above so many nodes an srun serves several, where nobody says otherwise."""

@@ -19,9 +19,9 @@ from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot import EngineFailure
 from nccl_doctor.snapshot.slurm import SlurmOptions
 from nccl_doctor.text.hostlist import fold
-from nccl_doctor.transport import slurm_failures as failures
 from nccl_doctor.transport.base import AccessError, Channel, Greeting
 from nccl_doctor.transport.process import ProcessChannel
+from nccl_doctor.transport.slurm import failures
 
 STEP_S = 15.0
 """For a step's first word: srun itself takes 12 s to tell of a slurmd that is away."""

@@ -16,8 +16,8 @@ from collections.abc import Callable
 import paramiko
 
 from nccl_doctor.transport.base import AccessError, remaining
-from nccl_doctor.transport.ssh_config import BeyondError
-from nccl_doctor.transport.ssh_session import SshSession, ends_at
+from nccl_doctor.transport.ssh.config import BeyondError
+from nccl_doctor.transport.ssh.session import SshSession, ends_at
 
 SMALL_MSS = 1200
 """Bytes of a segment that pass wherever IPv6's smallest MTU (1280; RFC 8200, section 5) does."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from nccl_doctor.snapshot import ChangedKeyFacts, HostKeyChanged, HostKeyUnknown, UnknownKeyFacts
-from nccl_doctor.transport import known_hosts
 from nccl_doctor.transport.base import AccessError
-from nccl_doctor.transport.target import Target
+from nccl_doctor.transport.ssh import known_hosts
+from nccl_doctor.transport.ssh.target import Target
 
 
 def host_key_unknown(

@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass, replace
 
 from nccl_doctor.snapshot import Reason
-from nccl_doctor.transport import certificates, failures, host_key_failures, login_failures
 from nccl_doctor.transport.base import AccessError
-from nccl_doctor.transport.login_failures import Login
-from nccl_doctor.transport.settings import HostSettings
-from nccl_doctor.transport.target import Target
+from nccl_doctor.transport.ssh import certificates, failures, host_key_failures, login_failures
+from nccl_doctor.transport.ssh.login_failures import Login
+from nccl_doctor.transport.ssh.settings import HostSettings
+from nccl_doctor.transport.ssh.target import Target
 
 _SERVER_KEY = re.compile(r"Server host key: (\S+) (SHA256:\S+)")
 _OFFENDING = re.compile(r"Offending (?:\S+ )?key(?: for IP)? in (.+?):(\d+)")

@@ -22,11 +22,11 @@ from functools import partial
 from pathlib import Path
 from weakref import WeakSet
 
-from nccl_doctor.transport import failures, known_hosts
 from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, remaining
-from nccl_doctor.transport.jumps import QUEUE, Places
-from nccl_doctor.transport.settings import HostSettings
-from nccl_doctor.transport.target import Target
+from nccl_doctor.transport.ssh import failures, known_hosts
+from nccl_doctor.transport.ssh.jumps import QUEUE, Places
+from nccl_doctor.transport.ssh.settings import HostSettings
+from nccl_doctor.transport.ssh.target import Target
 
 with warnings.catch_warnings():  # cryptography warns of ciphers that paramiko merely lists
     warnings.simplefilter("ignore")
@@ -39,11 +39,11 @@ with warnings.catch_warnings():  # cryptography warns of ciphers that paramiko m
     if hidden:
         del sys.modules["invoke"]
 
-from nccl_doctor.transport.paramiko_channel import ParamikoChannel
-from nccl_doctor.transport.sent_in_vain import SMALL_MSS
-from nccl_doctor.transport.session import Deadlines, establish
-from nccl_doctor.transport.sockets import ProxyCommandStream, Stream, dial
-from nccl_doctor.transport.ssh_session import SshSession, ends_at
+from nccl_doctor.transport.ssh.connect import Deadlines, establish
+from nccl_doctor.transport.ssh.paramiko_channel import ParamikoChannel
+from nccl_doctor.transport.ssh.sent_in_vain import SMALL_MSS
+from nccl_doctor.transport.ssh.session import SshSession, ends_at
+from nccl_doctor.transport.ssh.sockets import ProxyCommandStream, Stream, dial
 
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else its tracebacks reach stderr
 

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.snapshot import SshAuthFailed, SshUnreachable
-from nccl_doctor.transport import failures, known_hosts
 from nccl_doctor.transport.base import AccessError, Channel
-from nccl_doctor.transport.jumps import split_jump
 from nccl_doctor.transport.local import LocalTransport
-from nccl_doctor.transport.openssh import OpensshTransport
 from nccl_doctor.transport.register import Kind
-from nccl_doctor.transport.resolve import resolve, unread_configuration
-from nccl_doctor.transport.settings import HostSettings
-from nccl_doctor.transport.ssh_config import BeyondError
-from nccl_doctor.transport.ssh_options import SshOptions
+from nccl_doctor.transport.ssh import failures, known_hosts
+from nccl_doctor.transport.ssh.config import BeyondError
+from nccl_doctor.transport.ssh.jumps import split_jump
+from nccl_doctor.transport.ssh.openssh import OpensshTransport
+from nccl_doctor.transport.ssh.options import SshOptions
+from nccl_doctor.transport.ssh.resolve import resolve, unread_configuration
+from nccl_doctor.transport.ssh.settings import HostSettings
 
 if TYPE_CHECKING:
-    from nccl_doctor.transport.paramiko_transport import ParamikoTransport
+    from nccl_doctor.transport.ssh.paramiko_transport import ParamikoTransport
 
 _ASKING_S = 10.0
 """For ``ssh -G``; a Match exec may take its time."""
@@ -135,7 +135,7 @@ class ChoosingTransport:
 
 
 def _paramiko(resolve_jump: Callable[[str, float], HostSettings], *, alone: bool) -> ParamikoTransport:
-    from nccl_doctor.transport.paramiko_transport import ParamikoTransport
+    from nccl_doctor.transport.ssh.paramiko_transport import ParamikoTransport
 
     return ParamikoTransport(resolve_jump, alone=alone)
 

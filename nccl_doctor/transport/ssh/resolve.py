@@ -7,11 +7,12 @@ import shutil
 import time
 from pathlib import Path
 
-from nccl_doctor.transport import failures, settings, ssh_config
 from nccl_doctor.transport.base import AccessError
-from nccl_doctor.transport.settings import LEAST_RSA_BITS, HostSettings, arguments, asked, check_name
-from nccl_doctor.transport.ssh_config import BeyondError, Values, expand
-from nccl_doctor.transport.ssh_options import SshOptions
+from nccl_doctor.transport.ssh import config as ssh_config
+from nccl_doctor.transport.ssh import failures, settings
+from nccl_doctor.transport.ssh.config import BeyondError, Values, expand
+from nccl_doctor.transport.ssh.options import SshOptions
+from nccl_doctor.transport.ssh.settings import LEAST_RSA_BITS, HostSettings, arguments, asked, check_name
 
 _ALIAS_S = 5.0
 

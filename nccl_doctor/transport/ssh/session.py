@@ -14,7 +14,7 @@ import paramiko
 from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA
 from paramiko.packet import Packetizer
 
-from nccl_doctor.transport.sockets import GreetedStream, Stream
+from nccl_doctor.transport.ssh.sockets import GreetedStream, Stream
 
 MAX_PACKET = 256 * 1024
 """Bytes of a packet: OpenSSH's PACKET_MAX_SIZE. paramiko believes a server's word, which has 32 bits."""

@@ -12,8 +12,8 @@ from paramiko.common import cMSG_CHANNEL_REQUEST
 
 from nccl_doctor.transport.base import if_free, remaining
 from nccl_doctor.transport.lines import LineBuffer, Tail
-from nccl_doctor.transport.sent_in_vain import sent_in_vain
-from nccl_doctor.transport.ssh_session import SshSession, ends_at
+from nccl_doctor.transport.ssh.sent_in_vain import sent_in_vain
+from nccl_doctor.transport.ssh.session import SshSession, ends_at
 
 _CHUNK, _CHUNKS = 256 * 1024, 64
 _PACKET = 32 * 1024  # what paramiko sends at once

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from nccl_doctor.snapshot import AnyAccessFailure, EngineFacts, EngineFailure
-from nccl_doctor.transport.inside_options import InsideOptions
+from nccl_doctor.transport.containers.options import InsideOptions
 
 KIND = "container-unreachable"
 Problem = Literal["missing", "stopped", "paused", "forbidden", "no-runtime", "no-daemon", "no-shell", "late", "failed"]

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from nccl_doctor.transport.ssh_options import SshOptions
+from nccl_doctor.transport.ssh.options import SshOptions
 
 MAX_HANDSHAKES = 8
 """At once through one jump host: sshd's MaxStartups (10:30:100) drops connections from the eleventh on."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from nccl_doctor.snapshot import Reason, SshUnreachable, UnreachableFacts
 from nccl_doctor.transport.base import AccessError
-from nccl_doctor.transport.target import Target
+from nccl_doctor.transport.ssh.target import Target
 
 _WORDS: tuple[tuple[Reason, str], ...] = (
     ("refused", r"connection refused"),

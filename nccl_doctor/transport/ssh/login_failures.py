@@ -8,8 +8,8 @@ from pathlib import Path
 
 from nccl_doctor.snapshot import LoginFacts, SshAuthFailed
 from nccl_doctor.transport.base import AccessError
-from nccl_doctor.transport.failures import bounded
-from nccl_doctor.transport.target import Target
+from nccl_doctor.transport.ssh.failures import bounded
+from nccl_doctor.transport.ssh.target import Target
 
 _PHRASE = 300
 

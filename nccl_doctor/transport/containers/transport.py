@@ -15,10 +15,10 @@ from itertools import islice
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot import AnyAccessFailure, EngineFailure, ProbeFacts, ProbeFailed
 from nccl_doctor.snapshot.values import CONTAINER_NAME
-from nccl_doctor.transport import inside_failures
 from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Channel, Greeting, LostError, Transport
-from nccl_doctor.transport.inside_failures import Entry
-from nccl_doctor.transport.inside_options import InsideOptions
+from nccl_doctor.transport.containers import failures as inside_failures
+from nccl_doctor.transport.containers.failures import Entry
+from nccl_doctor.transport.containers.options import InsideOptions
 
 _LISTED, _LINE = 200, 300
 """Containers that run on a host, and characters of the line of one."""

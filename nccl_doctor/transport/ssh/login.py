@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import paramiko
 
-from nccl_doctor.transport import certificates, failures, login_failures
 from nccl_doctor.transport.base import remaining
-from nccl_doctor.transport.identities import Identities, gather
-from nccl_doctor.transport.login_failures import Login
-from nccl_doctor.transport.settings import HostSettings
-from nccl_doctor.transport.ssh_config import BeyondError
-from nccl_doctor.transport.ssh_session import SshSession
-from nccl_doctor.transport.target import Target
+from nccl_doctor.transport.ssh import certificates, failures, login_failures
+from nccl_doctor.transport.ssh.config import BeyondError
+from nccl_doctor.transport.ssh.identities import Identities, gather
+from nccl_doctor.transport.ssh.login_failures import Login
+from nccl_doctor.transport.ssh.session import SshSession
+from nccl_doctor.transport.ssh.settings import HostSettings
+from nccl_doctor.transport.ssh.target import Target
 
 
 def log_in(

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from nccl_doctor.transport import failures
 from nccl_doctor.transport.backoff import pause
 from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Greeting
-from nccl_doctor.transport.jumps import QUEUE, Places, split_jump
-from nccl_doctor.transport.openssh_log import Attempt, classify, logs_in
 from nccl_doctor.transport.process import ProcessChannel
-from nccl_doctor.transport.settings import HostSettings, arguments
-from nccl_doctor.transport.ssh_options import SshOptions
-from nccl_doctor.transport.target import Target
+from nccl_doctor.transport.ssh import failures
+from nccl_doctor.transport.ssh.jumps import QUEUE, Places, split_jump
+from nccl_doctor.transport.ssh.openssh_log import Attempt, classify, logs_in
+from nccl_doctor.transport.ssh.options import SshOptions
+from nccl_doctor.transport.ssh.settings import HostSettings, arguments
+from nccl_doctor.transport.ssh.target import Target
 
 _STRICT = ("BatchMode=yes", "StrictHostKeyChecking=yes", "UpdateHostKeys=no")
 """Nothing is asked, and no key is added to a known_hosts file."""
@@ -185,5 +185,5 @@ def _unwritten(settings: HostSettings) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, in English for :mod:`~nccl_doctor.transport.openssh_log`, and without a window that asks for a password."""
+    """Ours, in English for :mod:`~nccl_doctor.transport.ssh.openssh_log`, and without a window that asks for a password."""
     return os.environ | {"LC_ALL": "C", "SSH_ASKPASS_REQUIRE": "never"}

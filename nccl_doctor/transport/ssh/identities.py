@@ -15,9 +15,9 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from paramiko.agent import AgentSSH
 from paramiko.pkey import UnknownKeyType
 
-from nccl_doctor.transport import known_hosts
 from nccl_doctor.transport.base import remaining
-from nccl_doctor.transport.settings import HostSettings
+from nccl_doctor.transport.ssh import known_hosts
+from nccl_doctor.transport.ssh.settings import HostSettings
 
 PLAIN_TYPES = frozenset(
     ("ssh-ed25519", "ssh-rsa", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-dss")

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nccl_doctor.transport import failures
-from nccl_doctor.transport.ssh_config import expand
-from nccl_doctor.transport.ssh_options import SshOptions
-from nccl_doctor.transport.target import Target
+from nccl_doctor.transport.ssh import failures
+from nccl_doctor.transport.ssh.config import expand
+from nccl_doctor.transport.ssh.options import SshOptions
+from nccl_doctor.transport.ssh.target import Target
 
 _HOST = re.compile(r"[\w.:%][\w.:%-]*")
 _USER = re.compile(r"[^-\s'\"`$\\;&<>|(){}\x00-\x1f\x7f][^\s'\"`$\\;&<>|(){}\x00-\x1f\x7f]*")

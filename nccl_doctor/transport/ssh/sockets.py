@@ -12,9 +12,9 @@ import tempfile
 import threading
 from typing import Any, Protocol
 
-from nccl_doctor.transport import failures
 from nccl_doctor.transport.base import remaining
-from nccl_doctor.transport.target import Target
+from nccl_doctor.transport.ssh import failures
+from nccl_doctor.transport.ssh.target import Target
 
 _GREETING = 1024
 _LAST_WORDS = 2048

@@ -14,7 +14,7 @@ from typing import Protocol
 from nccl_doctor.probe.relay import BEAT_S
 from nccl_doctor.transport.base import remaining
 from nccl_doctor.transport.lines import LineBuffer, Tail
-from nccl_doctor.transport.slurm_frames import Down, Ended, Ready, Unframer
+from nccl_doctor.transport.slurm.frames import Down, Ended, Ready, Unframer
 
 GRACE_S = 8.0
 """For a command to end by itself once its input has: the probe removes its files first."""

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from typing import IO
 
 from nccl_doctor.transport import process_group
-from nccl_doctor.transport import slurm_frames as frames
-from nccl_doctor.transport.slurm_member import GRACE_S, Member
+from nccl_doctor.transport.slurm import frames
+from nccl_doctor.transport.slurm.member import GRACE_S, Member
 
 _QUIET_S = 5.0  # a busy machine takes breaks; a node left out wrongly costs a second srun
 _SLICE_S = 0.5

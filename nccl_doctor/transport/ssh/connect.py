@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 import paramiko
 
-from nccl_doctor.transport import failures
 from nccl_doctor.transport.backoff import pause
 from nccl_doctor.transport.base import AccessError
-from nccl_doctor.transport.handshake import DroppedError, negotiate
-from nccl_doctor.transport.known_hosts import KnownKey
-from nccl_doctor.transport.login import log_in
-from nccl_doctor.transport.settings import HostSettings
-from nccl_doctor.transport.sockets import GreetedStream, ProxyCommandStream, Stream
-from nccl_doctor.transport.ssh_session import SshSession, ends_at
+from nccl_doctor.transport.ssh import failures
+from nccl_doctor.transport.ssh.handshake import DroppedError, negotiate
+from nccl_doctor.transport.ssh.known_hosts import KnownKey
+from nccl_doctor.transport.ssh.login import log_in
+from nccl_doctor.transport.ssh.session import SshSession, ends_at
+from nccl_doctor.transport.ssh.settings import HostSettings
+from nccl_doctor.transport.ssh.sockets import GreetedStream, ProxyCommandStream, Stream
 
 _KEEPALIVE_S = 15
 

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import paramiko
 from paramiko.ssh_exception import IncompatiblePeer
 
-from nccl_doctor.transport import failures, host_key_failures, known_hosts
 from nccl_doctor.transport.base import AccessError, remaining
-from nccl_doctor.transport.known_hosts import KnownKey
-from nccl_doctor.transport.settings import HostSettings
-from nccl_doctor.transport.sockets import GreetedStream
-from nccl_doctor.transport.ssh_session import SshSession
-from nccl_doctor.transport.target import Target
+from nccl_doctor.transport.ssh import failures, host_key_failures, known_hosts
+from nccl_doctor.transport.ssh.known_hosts import KnownKey
+from nccl_doctor.transport.ssh.session import SshSession
+from nccl_doctor.transport.ssh.settings import HostSettings
+from nccl_doctor.transport.ssh.sockets import GreetedStream
+from nccl_doctor.transport.ssh.target import Target
 
 _SORTS = {"kex": "key exchange", "key_types": "host key algorithm", "ciphers": "cipher", "digests": "MAC"}
 """The sorts of algorithms in words, by paramiko's names."""

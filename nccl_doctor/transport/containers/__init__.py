@@ -1,0 +1,1 @@
+"""Containers on the hosts: entered from there."""

@@ -1,0 +1,1 @@
+"""Hosts that are nodes of a Slurm job: a step on each."""

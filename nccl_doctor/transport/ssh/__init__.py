@@ -1,0 +1,1 @@
+"""Hosts over SSH: paramiko, and OpenSSH's own program where paramiko can't."""

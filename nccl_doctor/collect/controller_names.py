@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from nccl_doctor.snapshot.values import IpAddress, ip_address
 from nccl_doctor.text.inet import numeric
-from nccl_doctor.transport.ssh.resolve import ssh_alias
+from nccl_doctor.transport.ssh.settings import ssh_alias
 
 _AT_ONCE = 64
 _Answers = dict[str, tuple[IpAddress, ...]]

@@ -9,8 +9,7 @@ from typing import Any
 
 from nccl_doctor.collect import answers, bundle
 from nccl_doctor.collect.answers import GoneError, MalformedError, NoAnswerError, ProbeError, UnheardError
-from nccl_doctor.transport.base import Channel, LostError
-from nccl_doctor.transport.lines import MAX_GREETING, Allowance, FloodError
+from nccl_doctor.transport.base import MAX_GREETING, Allowance, Channel, FloodError, LostError
 
 MAX_REQUEST = 64 << 20
 """Bytes that a host may send for one request, chatter and events included."""

@@ -11,9 +11,8 @@ from pydantic import ValidationError
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.probe.tools import SYSTEM
 from nccl_doctor.snapshot import Outside, ResourceLimits, Unknown, unknown
-from nccl_doctor.transport.base import AccessError, Channel, Transport
+from nccl_doctor.transport.base import AccessError, Allowance, Channel, Transport
 from nccl_doctor.transport.containers.options import InsideOptions
-from nccl_doctor.transport.lines import Allowance
 
 SCRIPT = """\
 LC_ALL=C; PATH={path}; export LC_ALL PATH

@@ -1,20 +1,48 @@
-"""A channel over a process of this machine: a local command, or the ``ssh`` program."""
+"""Programs of this machine: channels in process groups of their own, and the transport of this very host."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
 import selectors
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import IO
 
-from nccl_doctor.transport import process_group
-from nccl_doctor.transport.base import if_free, remaining
-from nccl_doctor.transport.lines import LineBuffer, Tail
+from nccl_doctor.model.cluster import Cluster, Node
+from nccl_doctor.snapshot import ProbeFacts, ProbeFailed
+from nccl_doctor.transport.base import AccessError, LineBuffer, Tail, if_free, remaining
+
+TERM_S = 1.0
+"""Between the first signal and the last, and after that."""
+
+
+def end(process: subprocess.Popen[bytes], wait: Callable[[float], None], grace_s: float) -> bool:
+    """Ends a process group, once its leader had its grace; what the leader left behind in it goes too.
+
+    Args:
+        process: the leader; another thread may find its end at any time.
+        wait: for the leader's end, so many seconds at most.
+        grace_s: how long the leader may take to end by itself.
+
+    Returns:
+        Whether the leader had to be signalled.
+    """
+    wait(grace_s)
+    forced = process.poll() is None
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        wait(TERM_S)
+    return forced
+
 
 _CHUNK, _CHUNKS = 256 * 1024, 64
 _SLICE_S = 0.5  # how soon a thread that waits notices that another one closed the channel
@@ -127,7 +155,7 @@ class ProcessChannel:
         with self._busy:
             with self._writing:
                 self._stdin.close()
-            self.forced = process_group.end(self._process, self._wait, self.grace_s)
+            self.forced = end(self._process, self._wait, self.grace_s)
             self._read_stderr()
             self._stdout.close()
             self._stderr.close()
@@ -182,3 +210,33 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 def _write(pipe: IO[bytes], view: memoryview) -> int:
     """Bytes written; 0 where the pipe was full after all."""
     return pipe.write(view[:_CHUNK]) or 0
+
+
+class LocalTransport:
+    """Every node is this machine."""
+
+    def open(
+        self,
+        node: Node,  # noqa: ARG002 - nothing to choose
+        command: str,
+        deadline: float,  # noqa: ARG002 - nothing to wait for
+        latest: float = math.inf,  # noqa: ARG002 - likewise
+    ) -> ProcessChannel:
+        """Starts ``command`` with /bin/sh, whatever the node is called."""
+        try:
+            return ProcessChannel(["/bin/sh", "-c", command])
+        except OSError as error:
+            detail = f"could not start /bin/sh: {error.strerror}"
+            raise AccessError(ProbeFailed(detail=detail, facts=ProbeFacts(stage="start"))) from error
+
+    def connect_timeout(self, node: Node) -> float | None:  # noqa: ARG002 - as every transport
+        """Nobody configures that."""
+        return None
+
+    def close(self) -> None:
+        """Nothing is shared."""
+
+
+def make(_kind: str, _config: Path | None, _cluster: Cluster) -> LocalTransport:
+    """The transport that runs all on this machine; for the register, which passes what it needs not."""
+    return LocalTransport()

@@ -24,7 +24,7 @@ MODULES = {
     "auto": "ssh.choice",
     "paramiko": "ssh.choice",
     "openssh": "ssh.choice",
-    "local": "local",
+    "local": "process",
     "kube": "kube.transport",
     "slurm": "slurm.tree",
 }
@@ -59,7 +59,7 @@ def make_transport(kind: Kind, cluster: Cluster, ssh_config: Path | None = None)
         kind = engine or kind
     elif engine != (kind if kind in ENGINES else None):
         raise UsageError(f"--transport {kind} does not reach the hosts of {cluster.source}; leave it out")
-    module = "local" if all(node.local for node in cluster.nodes) else MODULES[kind]
+    module = "process" if all(node.local for node in cluster.nodes) else MODULES[kind]
     made = cast("Transport", import_module(f"nccl_doctor.transport.{module}").make(kind, ssh_config, cluster))
     if any("inside" in node.access for node in cluster.nodes):
         from nccl_doctor.transport.containers.transport import InsideTransport

@@ -11,8 +11,7 @@ from typing import Any
 
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.model.cluster import Node
-from nccl_doctor.transport.local import LocalTransport
-from nccl_doctor.transport.process import ProcessChannel
+from nccl_doctor.transport.process import LocalTransport, ProcessChannel
 from tests.collect.nodes import node
 
 HELLO = {"hello": {"python": "3.11.7", "machine": "x86_64", "pid": 1}}

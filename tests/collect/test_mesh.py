@@ -18,7 +18,7 @@ from nccl_doctor.collect.answers import NoAnswerError
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.snapshot import HostFacts
-from nccl_doctor.transport.local import LocalTransport
+from nccl_doctor.transport.process import LocalTransport
 from tests.collect.nodes import node
 from tests.patience import LONG_S, crowd, joined
 

@@ -16,8 +16,7 @@ from nccl_doctor.collect.outside import SCRIPT, look, parse
 from nccl_doctor.model.cluster import Node, access
 from nccl_doctor.snapshot import Outside, ResourceLimits, Unknown
 from nccl_doctor.transport.containers.options import InsideOptions
-from nccl_doctor.transport.local import LocalTransport
-from nccl_doctor.transport.process import ProcessChannel
+from nccl_doctor.transport.process import LocalTransport, ProcessChannel
 from tests.patience import LONG_S
 
 MARK = "ncdoctor-0123456789abcdef"

@@ -14,10 +14,9 @@ from nccl_doctor.collect.reach import Reach
 from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.measured import Load, MachineLoad
-from nccl_doctor.transport.local import LocalTransport
-from nccl_doctor.transport.process import ProcessChannel
+from nccl_doctor.transport.process import LocalTransport, ProcessChannel
 from nccl_doctor.transport.ssh import failures
-from nccl_doctor.transport.ssh.target import Target
+from nccl_doctor.transport.ssh.failures import Target
 from tests.collect.nodes import node
 from tests.patience import LONG_S
 

@@ -22,8 +22,7 @@ from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.collect.start_failure import SILENT
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.transport.base import AccessError
-from nccl_doctor.transport.local import LocalTransport
-from nccl_doctor.transport.process import ProcessChannel
+from nccl_doctor.transport.process import LocalTransport, ProcessChannel
 from tests.collect.nodes import interpreter, node
 from tests.patience import LONG_S, crowd
 

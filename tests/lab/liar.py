@@ -45,7 +45,7 @@ from nccl_doctor.snapshot.hang import HangSnapshot
 from nccl_doctor.transport.base import Transport
 from nccl_doctor.transport.containers.transport import InsideTransport
 from nccl_doctor.transport.kube.transport import KubeTransport
-from nccl_doctor.transport.local import LocalTransport
+from nccl_doctor.transport.process import LocalTransport
 from nccl_doctor.transport.slurm.steps import SlurmTransport
 from nccl_doctor.transport.ssh.choice import ChoosingTransport
 from nccl_doctor.transport.ssh.options import SshOptions

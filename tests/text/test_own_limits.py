@@ -11,8 +11,7 @@ import pytest
 from nccl_doctor.collect.reach import Reach
 from nccl_doctor.errors import UsageError
 from nccl_doctor.text import own_limits
-from nccl_doctor.transport.local import LocalTransport
-from nccl_doctor.transport.process import ProcessChannel
+from nccl_doctor.transport.process import LocalTransport, ProcessChannel
 from tests.collect.nodes import node
 from tests.lab.cluster import Lab
 from tests.patience import LONG_S

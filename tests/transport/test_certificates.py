@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.transport.ssh.certificates import out_of_time
+from nccl_doctor.transport.ssh.identities import out_of_time
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,10 @@ import pytest
 
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot import SshAuthFailed, SshUnreachable
-from nccl_doctor.transport.base import AccessError, Transport
+from nccl_doctor.transport.base import AccessError, FloodError, LineBuffer, Transport
 from nccl_doctor.transport.containers.transport import InsideTransport
 from nccl_doctor.transport.kube.transport import KubeTransport
-from nccl_doctor.transport.lines import FloodError, LineBuffer
-from nccl_doctor.transport.local import LocalTransport
+from nccl_doctor.transport.process import LocalTransport
 from nccl_doctor.transport.register import Kind
 from nccl_doctor.transport.slurm.steps import SlurmTransport
 from nccl_doctor.transport.ssh import session as ssh_session

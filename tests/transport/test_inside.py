@@ -13,10 +13,9 @@ import pytest
 
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.transport.base import AccessError
-from nccl_doctor.transport.containers.failures import Entry, failure
 from nccl_doctor.transport.containers.options import InsideOptions, Runtime
-from nccl_doctor.transport.containers.transport import InsideTransport
-from nccl_doctor.transport.local import LocalTransport
+from nccl_doctor.transport.containers.transport import Entry, InsideTransport, failure
+from nccl_doctor.transport.process import LocalTransport
 from tests.patience import LONG_S
 
 # what the programs say: podman 4.3 with crun 1.8, docker 20.10 and util-linux 2.38 as seen; nerdctl and apptainer were not run

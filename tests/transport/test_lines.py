@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.transport.lines import LineBuffer, Tail
+from nccl_doctor.transport.base import LineBuffer, Tail
 
 CHUNKS = st.lists(st.binary(max_size=20).map(lambda data: data.replace(b"\0", b"\n")))
 

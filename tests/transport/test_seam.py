@@ -17,7 +17,7 @@ from nccl_doctor.snapshot import (
     SshUnreachable,
     UnreachableFacts,
 )
-from nccl_doctor.transport.local import LocalTransport
+from nccl_doctor.transport.process import LocalTransport
 from nccl_doctor.transport.register import Kind, make_transport
 from nccl_doctor.transport.ssh.choice import ChoosingTransport
 from nccl_doctor.transport.ssh.options import SshOptions
@@ -41,12 +41,6 @@ def test_each_engine_reads_its_own_options() -> None:
 
 def test_options_that_say_nothing_are_left_out() -> None:
     assert access(SshOptions(), PodOptions()) == {}
-
-
-def test_a_snapshot_of_before_is_read() -> None:
-    """Where SSH's options stood on the node itself."""
-    text = '{"name": "n", "address": "n", "node_rank": 0, "ssh": {"user": "ann", "port": null, "identity_file": null}}'
-    assert Node.model_validate_json(text).options(SshOptions) == SshOptions(user="ann")
 
 
 FACTS = UnreachableFacts(target="n", address="10.0.0.1", port=22, user="ann", reason="refused")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nccl_doctor.snapshot.slurm import SlurmOptions
-from nccl_doctor.transport.slurm import failures as slurm_failures
-from nccl_doctor.transport.slurm.failures import classify
+from nccl_doctor.transport.slurm import steps
+from nccl_doctor.transport.slurm.steps import classify
 from tests.each import each
 
 OPTIONS = SlurmOptions(job="7")
@@ -35,7 +35,7 @@ SAID = [
 
 @pytest.fixture(autouse=True)
 def _no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm_failures, "_asked", lambda *_argv: [])
+    monkeypatch.setattr(steps, "_asked", lambda *_argv: [])
 
 
 @each(SAID, lambda case: case[1][0])
@@ -66,13 +66,13 @@ NODES = [
 def test_what_the_controller_holds_of_the_node_is_evidence(case: tuple[str, tuple[str, ...]]) -> None:
     told, words = case
     with pytest.MonkeyPatch.context() as context:
-        context.setattr(slurm_failures, "_asked", lambda *_argv: [told])
+        context.setattr(steps, "_asked", lambda *_argv: [told])
         failure = classify("node2", OPTIONS, [], late=True, started=False)
     assert failure.evidence == tuple(f"Slurm has the node as {word}" for word in words)
 
 
 def test_the_steps_of_this_run_alone_count(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = ["ncdoctor-a node[1-2]", "ncdoctor-b node3", "train node3"]
-    monkeypatch.setattr(slurm_failures, "_asked", lambda *_argv: listed)
-    assert slurm_failures.step_exists("7", "ncdoctor-a", "node2")
-    assert not slurm_failures.step_exists("7", "ncdoctor-a", "node3")
+    monkeypatch.setattr(steps, "_asked", lambda *_argv: listed)
+    assert steps.step_exists("7", "ncdoctor-a", "node2")
+    assert not steps.step_exists("7", "ncdoctor-a", "node3")

@@ -23,9 +23,9 @@ from nccl_doctor.probe import relay
 from nccl_doctor.probe.relay import CHUNK, PIECE, Relay
 from nccl_doctor.snapshot.slurm import SlurmOptions
 from nccl_doctor.transport.register import make_transport
-from nccl_doctor.transport.slurm import frames
-from nccl_doctor.transport.slurm.frames import LONGEST, Ended, Ready, Unframer
+from nccl_doctor.transport.slurm import member
 from nccl_doctor.transport.slurm.group import Group
+from nccl_doctor.transport.slurm.member import LONGEST, Ended, Ready, Unframer
 from nccl_doctor.transport.slurm.steps import SlurmTransport
 from nccl_doctor.transport.slurm.tree import GROUP, TreeTransport, parted
 from tests.each import each
@@ -68,29 +68,29 @@ def said(*messages: bytes) -> tuple[bytes, list[Ready | Ended]]:
 def test_a_relay_brings_a_command_its_input_and_its_output_back() -> None:
     large = bytes(range(256)) * 2000
     messages = (
-        frames.message(frames.EVERY, "keep", large),
-        frames.message(4, "start", b"echo of another node"),
-        frames.message(3, "start", b"cat; exit 7"),
-        frames.message(3, "data", b"ab\n"),
-        frames.message(4, "data", b"nothing of ours"),
-        frames.message(3, "use", b"0"),
-        frames.message(3, "data", b"\0\xffcd"),
-        frames.message(3, "end"),
+        member.message(member.EVERY, "keep", large),
+        member.message(4, "start", b"echo of another node"),
+        member.message(3, "start", b"cat; exit 7"),
+        member.message(3, "data", b"ab\n"),
+        member.message(4, "data", b"nothing of ours"),
+        member.message(3, "use", b"0"),
+        member.message(3, "data", b"\0\xffcd"),
+        member.message(3, "end"),
     )
     assert said(*messages) == (b"ab\n" + large + b"\0\xffcd", [Ready(), Ended(7)])
 
 
 def test_an_empty_line_for_all_reaches_those_that_are_awake() -> None:
-    start, beat = frames.message(3, "start", b"cat"), frames.message(frames.EVERY, "beat")
-    messages = (start, beat, frames.message(3, "data", b"a\n"), frames.message(4, "wake"), beat)
-    assert said(*messages, frames.message(3, "wake"), beat, frames.message(3, "end")) == (
+    start, beat = member.message(3, "start", b"cat"), member.message(member.EVERY, "beat")
+    messages = (start, beat, member.message(3, "data", b"a\n"), member.message(4, "wake"), beat)
+    assert said(*messages, member.message(3, "wake"), beat, member.message(3, "end")) == (
         b"a\n\n\n",
         [Ready(), Ended(0)],
     )
 
 
 def test_a_relay_ends_with_its_input_and_the_command_first_in_its_own_way() -> None:
-    start = frames.message(3, "start", b"trap 'echo never' TERM; cat >/dev/null; echo cleaned up")
+    start = member.message(3, "start", b"trap 'echo never' TERM; cat >/dev/null; echo cleaned up")
     assert said(start) == (b"cleaned up\n", [Ready(), Ended(0)])
 
 
@@ -101,10 +101,10 @@ def test_a_relay_that_nobody_tells_anything_ends_after_its_patience() -> None:
 
 
 def test_a_command_that_does_not_end_is_killed_and_one_that_reads_nothing_stops_nobody() -> None:
-    start = frames.message(3, "start", b"exec sleep 1000")
-    others = [frames.message(4, "data", b"x" * 5000)] * 2000
-    mine = [frames.message(3, "data", bytes(CHUNK))] * 20
-    assert said(start, *mine, *others, frames.message(3, "kill")) == (b"", [Ready(), Ended(137)])
+    start = member.message(3, "start", b"exec sleep 1000")
+    others = [member.message(4, "data", b"x" * 5000)] * 2000
+    mine = [member.message(3, "data", bytes(CHUNK))] * 20
+    assert said(start, *mine, *others, member.message(3, "kill")) == (b"", [Ready(), Ended(137)])
 
 
 def lines(data: list[bytes]) -> list[bytes]:
@@ -183,17 +183,17 @@ LABELLED = [
 
 @each(LABELLED, lambda case: case[0].decode())
 def test_the_sender_is_who_srun_says(case: tuple[bytes, tuple[int | None, bytes]]) -> None:
-    assert frames.labelled(case[0]) == case[1]
+    assert member.labelled(case[0]) == case[1]
 
 
 def test_words_of_srun() -> None:
-    assert frames.launched("srun: launching StepId=1.0 on host node3, 1 tasks: 2") == (2, "node3")
-    assert frames.launched("srun: launch/slurm: _task_start: Node node1, 1 tasks started") is None
-    assert list(frames.ended("srun: error: node3: task 2: Exited with exit code 127")) == [2]
-    assert list(frames.ended("srun: error: node[1-2,4]: tasks 0-1,3: Killed")) == [0, 1, 3]
-    assert list(frames.ended("srun: launch/slurm: _task_finish: node2: task 1: Completed")) == [1]
-    assert list(frames.ended("srun: error: tasks 0-999999999999: Killed"))[:2] == [0, 1]
-    assert list(frames.ended("srun: launching StepId=1.0 on host node3, 1 tasks: 2")) == []
+    assert member.launched("srun: launching StepId=1.0 on host node3, 1 tasks: 2") == (2, "node3")
+    assert member.launched("srun: launch/slurm: _task_start: Node node1, 1 tasks started") is None
+    assert list(member.ended("srun: error: node3: task 2: Exited with exit code 127")) == [2]
+    assert list(member.ended("srun: error: node[1-2,4]: tasks 0-1,3: Killed")) == [0, 1, 3]
+    assert list(member.ended("srun: launch/slurm: _task_finish: node2: task 1: Completed")) == [1]
+    assert list(member.ended("srun: error: tasks 0-999999999999: Killed"))[:2] == [0, 1]
+    assert list(member.ended("srun: launching StepId=1.0 on host node3, 1 tasks: 2")) == []
 
 
 def nodes(count: int, **options: object) -> list[Node]:
@@ -231,7 +231,7 @@ def test_what_a_second_node_gets_too_goes_to_all_once_and_what_one_gets_to_him_a
     probe, own = b"the probe" * 1000, b"a node's own" * 1000
     assert [group.keep(data) for data in (probe, own, probe, probe)] == [None, None, 0, 0]
     group.close()
-    assert heard.read_bytes() == frames.message(frames.EVERY, "keep", probe)
+    assert heard.read_bytes() == member.message(member.EVERY, "keep", probe)
 
 
 def test_a_group_whose_end_another_thread_finds_meanwhile_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

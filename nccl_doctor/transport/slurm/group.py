@@ -17,14 +17,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO
 
-from nccl_doctor.transport import process_group
-from nccl_doctor.transport.slurm import frames
-from nccl_doctor.transport.slurm.member import GRACE_S, Member
+from nccl_doctor.transport import process
+from nccl_doctor.transport.slurm.member import EVERY, GRACE_S, Down, Member, ended, labelled, launched, message
 
 _QUIET_S = 5.0  # a busy machine takes breaks; a node left out wrongly costs a second srun
 _SLICE_S = 0.5
 _MOMENT_S = 0.5
-_LONGEST = 64 * 1024  # bytes of a line: srun's own, which labels no longer ones than frames.LONGEST
+_LONGEST = 64 * 1024  # bytes of a line: srun's own, which labels no longer ones than member.LONGEST
 _PLACED_S = 5.0  # srun has told it before; only its two outputs are read by two threads
 
 
@@ -85,9 +84,9 @@ class Group:
             if ended or len(here) == len(self._members) or time.monotonic() - self._last > quiet:
                 return here
 
-    def send(self, name: str, kind: frames.Down, payload: bytes = b"") -> None:
+    def send(self, name: str, kind: Down, payload: bytes = b"") -> None:
         """Sends a message to a node that came. What srun does not take waits here."""
-        self._outbox.put(frames.message(self._numbers[name], kind, payload))
+        self._outbox.put(message(self._numbers[name], kind, payload))
 
     def keep(self, data: bytes) -> int | None:
         """Sends data to all nodes as soon as a second one gets the same; its number, None before that."""
@@ -96,7 +95,7 @@ class Group:
                 self._seen.add(digest)
                 return None
             if data not in self._kept:
-                self._outbox.put(frames.message(frames.EVERY, "keep", data))
+                self._outbox.put(message(EVERY, "keep", data))
                 self._kept[data] = len(self._kept)
             return self._kept[data]
 
@@ -105,18 +104,18 @@ class Group:
         with self._keeping:
             if time.monotonic() > self._beaten + _MOMENT_S:
                 self._beaten = time.monotonic()
-                self._outbox.put(frames.message(frames.EVERY, "beat"))
+                self._outbox.put(message(EVERY, "beat"))
 
     def close(self, grace_s: float = GRACE_S) -> None:
         """Ends the step by the end of its input, and by signals where that is not enough: srun waits for lost nodes."""
         self._outbox.put(None)
         if any(member.dismissed for member in self._members.values()):
-            grace_s = min(grace_s, process_group.TERM_S)
+            grace_s = min(grace_s, process.TERM_S)
         with self._ending:
             if self._process.poll() is None:  # else it has ended, or another thread saw to it
-                self.forced |= process_group.end(self._process, self._wait, grace_s)
+                self.forced |= process.end(self._process, self._wait, grace_s)
         for thread in self._threads:
-            thread.join(process_group.TERM_S)
+            thread.join(process.TERM_S)
         self.forced |= any(member.dismissed for member in self._members.values())
 
     def _wait(self, patience: float) -> None:
@@ -135,7 +134,7 @@ class Group:
     def _listen(self, pipe: IO[bytes]) -> None:
         with pipe:
             while line := pipe.readline(_LONGEST):
-                task, text = frames.labelled(line.rstrip(b"\n"))
+                task, text = labelled(line.rstrip(b"\n"))
                 self._placed.wait(_PLACED_S)
                 self._placed.set()  # once is enough: those of whom srun did not tell then stay away
                 if task in self._tasks:
@@ -155,7 +154,7 @@ class Group:
     def _listen_aside(self, pipe: IO[bytes]) -> None:
         with pipe:
             while line := pipe.readline(_LONGEST):
-                task, text = frames.labelled(line.rstrip(b"\n"))
+                task, text = labelled(line.rstrip(b"\n"))
                 if task is None:
                     self._hear_srun(text.decode(errors="replace"))
                 elif task in self._tasks:
@@ -164,12 +163,12 @@ class Group:
 
     def _hear_srun(self, line: str) -> None:
         """Srun says where its tasks are before the first of them runs, and later which have ended."""
-        place = None if self._placed.is_set() else frames.launched(line)
+        place = None if self._placed.is_set() else launched(line)
         if place is not None and place[1] in self._members:
             self._tasks[place[0]] = self._members[place[1]]
             self._numbers[place[1]] = place[0]
             if len(self._numbers) == len(self._members):
                 self._placed.set()
-        for number in frames.ended(line):
+        for number in ended(line):
             if number in self._tasks:
                 self._tasks[number].ended()

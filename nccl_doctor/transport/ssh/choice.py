@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.snapshot import SshAuthFailed, SshUnreachable
 from nccl_doctor.transport.base import AccessError, Channel
-from nccl_doctor.transport.local import LocalTransport
+from nccl_doctor.transport.process import LocalTransport
 from nccl_doctor.transport.register import Kind
 from nccl_doctor.transport.ssh import failures, known_hosts
 from nccl_doctor.transport.ssh.config import BeyondError
-from nccl_doctor.transport.ssh.jumps import split_jump
 from nccl_doctor.transport.ssh.openssh import OpensshTransport
-from nccl_doctor.transport.ssh.options import SshOptions
-from nccl_doctor.transport.ssh.resolve import resolve, unread_configuration
-from nccl_doctor.transport.ssh.settings import HostSettings
+from nccl_doctor.transport.ssh.options import SshOptions, split_jump
+from nccl_doctor.transport.ssh.settings import HostSettings, resolve, unread_configuration
 
 if TYPE_CHECKING:
     from nccl_doctor.transport.ssh.paramiko_transport import ParamikoTransport

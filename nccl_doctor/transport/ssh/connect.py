@@ -1,22 +1,227 @@
-"""An SSH session with paramiko: handshake, the host's key, login. Every wait ends at the deadline."""
+"""An SSH connection by paramiko, from the TCP connection to the login: what may be negotiated, which keys are tried."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import paramiko
+from paramiko.ssh_exception import IncompatiblePeer
 
-from nccl_doctor.transport.backoff import pause
-from nccl_doctor.transport.base import AccessError
-from nccl_doctor.transport.ssh import failures
-from nccl_doctor.transport.ssh.handshake import DroppedError, negotiate
+from nccl_doctor.transport.base import AccessError, pause, remaining
+from nccl_doctor.transport.ssh import failures, known_hosts, refusals
+from nccl_doctor.transport.ssh.config import BeyondError
+from nccl_doctor.transport.ssh.failures import Target
+from nccl_doctor.transport.ssh.identities import Identities, gather, out_of_time
 from nccl_doctor.transport.ssh.known_hosts import KnownKey
-from nccl_doctor.transport.ssh.login import log_in
+from nccl_doctor.transport.ssh.refusals import Login
 from nccl_doctor.transport.ssh.session import SshSession, ends_at
 from nccl_doctor.transport.ssh.settings import HostSettings
 from nccl_doctor.transport.ssh.sockets import GreetedStream, ProxyCommandStream, Stream
+
+_SORTS = {"kex": "key exchange", "key_types": "host key algorithm", "ciphers": "cipher", "digests": "MAC"}
+"""The sorts of algorithms in words, by paramiko's names."""
+
+
+class DroppedError(Exception):
+    """The server closed the connection before it greeted."""
+
+
+def negotiate(
+    transport: SshSession,
+    stream: GreetedStream,
+    settings: HostSettings,
+    target: Target,
+    entries: Sequence[KnownKey],
+    span: tuple[float, float],
+) -> None:
+    """The handshake, and the judgement on the host's key.
+
+    Args:
+        transport: not yet started.
+        stream: beneath it.
+        settings: the host's.
+        target: how the host is named in what is said of it.
+        entries: all host keys that are known.
+        span: when all began, and when the handshake must have ended.
+
+    Raises:
+        AccessError: no session, or an unknown, changed, revoked or too short host key.
+        DroppedError: the server hung up unseen; another try may be let in.
+        TimeoutError: it has ended before.
+    """
+    started, deadline = span
+    name = known_hosts.entry_name(settings.hostname, settings.port, settings.host_key_alias)
+    _choose_algorithms(transport, settings, target, known_hosts.matching(entries, name))
+    transport.banner_timeout = transport.handshake_timeout = remaining(deadline) + 1
+    done = threading.Event()
+    transport.start_client(event=done)
+    done.wait(max(0.0, deadline - time.monotonic()))
+    if not (done.is_set() and transport.is_active()):
+        raise _why_no_session(transport, stream, target, deadline - started)
+    shown = transport.get_remote_server_key()
+    if shown.get_name() == "ssh-rsa" and shown.get_bits() < settings.least_rsa_bits:
+        why = f"its RSA key has {shown.get_bits()} bits, and RequiredRSASize is {settings.least_rsa_bits}"
+        raise failures.broken(target, "the SSH handshake", why)
+    key = shown.asbytes()
+    verdict = known_hosts.match_key(entries, name, key)
+    if verdict.outcome == "known" and settings.check_host_ip and not settings.via:
+        by_address = known_hosts.match_key(entries, known_hosts.entry_name(stream.peer(), settings.port), key)
+        verdict = by_address if by_address.outcome == "changed" else verdict
+    if verdict.outcome in ("changed", "revoked"):
+        raise refusals.host_key_changed(target, verdict, key)
+    if verdict.outcome == "unknown":
+        file, line = settings.own_known_hosts, known_hosts.line_for(name, key)
+        kind, fingerprint = known_hosts.key_type(key), known_hosts.fingerprint(key)
+        raise refusals.host_key_unknown(target, kind, fingerprint, file, line)
+
+
+def _choose_algorithms(
+    transport: SshSession, settings: HostSettings, target: Target, known: Sequence[KnownKey]
+) -> None:
+    """What the SSH configuration allows and paramiko has, in the configuration's order.
+
+    The types of the host's known keys come first: another of its keys would look like a changed one. A key that is
+    known and revoked does not count, as with ssh: beside it the host may have a good one of another type.
+    """
+    options = transport.get_security_options()
+    for sort in ("ciphers", "digests", "kex", "key_types"):
+        here = tuple(getattr(options, sort))
+        allowed = tuple(name for name in settings.algorithms[sort] if name in here)
+        if not allowed:
+            raise failures.broken(target, "the SSH handshake", f"paramiko has none of the {sort} that are allowed")
+        setattr(options, sort, allowed)
+    accepted = settings.algorithms["pubkeys"]
+    transport.disabled_algorithms = {"pubkeys": [name for name in transport.preferred_pubkeys if name not in accepted]}
+    revoked = {entry.key for entry in known if entry.marker == "@revoked"}
+    types = {entry.key_type for entry in known if not entry.marker and entry.key not in revoked}
+    options.key_types = tuple(
+        sorted(options.key_types, key=lambda name: ("ssh-rsa" if name.startswith("rsa-sha2") else name) not in types)
+    )
+
+
+def _why_no_session(
+    transport: SshSession, stream: GreetedStream, target: Target, seconds: float
+) -> AccessError | DroppedError:
+    error = transport.get_exception()
+    said = stream.head.decode(errors="replace").strip()
+    if stream.greeted:
+        if stream.ended:
+            return failures.broken(target, "the SSH handshake", "the server closed the connection")
+        if error is None or isinstance(error, EOFError):
+            return failures.stalled(target, "the SSH handshake", seconds)
+        nothing = _nothing_shared(transport, target) if isinstance(error, IncompatiblePeer) else None
+        return nothing or failures.broken(target, "the SSH handshake", str(error))
+    if not stream.ended and not isinstance(error, paramiko.SSHException):
+        return failures.silent(target, seconds)
+    if said and not failures.says_dropped(said):
+        return failures.unreachable(target, "not-ssh", evidence=(f'it said "{said.splitlines()[0][:100]}"',))
+    return DroppedError() if stream.ended else failures.silent(target, seconds)
+
+
+def _nothing_shared(transport: SshSession, target: Target) -> AccessError | None:
+    """The failure where of some sort of algorithms the server has none of ours; None where that is not why."""
+    ours = transport.get_security_options()
+    for sort, theirs in transport.offers:
+        here = tuple(getattr(ours, sort))
+        if not set(theirs) & set(here):
+            return failures.no_common(target, _SORTS[sort], ",".join(theirs), here)
+    return None
+
+
+def log_in(
+    transport: SshSession, settings: HostSettings, target: Target, span: tuple[float, float], *, alone: bool
+) -> None:
+    """Logs in with a key.
+
+    Args:
+        transport: after the handshake.
+        settings: the host's.
+        target: how the host is named in what is said of it.
+        span: when all began, and when the login must have ended.
+        alone: there is no ssh program to leave to it what paramiko can't do.
+
+    Raises:
+        AccessError: no key opened, or not in time.
+        BeyondError: a key of the agent is beyond paramiko, unless ``alone``.
+    """
+    started, deadline = span
+    try:
+        transport.auth_timeout = remaining(deadline) + 1
+        with gather(settings, deadline) as identities:
+            if identities.beyond and not alone:
+                raise BeyondError("a key of the agent")
+            login = _try_keys(transport, settings.user, identities)
+    except TimeoutError:
+        login = None
+    if transport.is_authenticated():
+        return
+    if login is None or time.monotonic() >= deadline:
+        raise failures.stalled(target, "the login", deadline - started)
+    expired, early = out_of_time(settings.identity_files)
+    raise refusals.auth_failed(target, replace(login, out_of_time=expired, early=early))
+
+
+def _try_keys(transport: SshSession, user: str, identities: Identities) -> Login:
+    """Offers one key after another; what is left where none opened is what to say about it."""
+    offered: list[str] = []
+    notes = list(identities.notes)
+    methods: list[str] = []
+    partial = False
+    for identity in identities.keys:
+        try:
+            methods = transport.auth_publickey(user, identity.key)
+        except paramiko.BadAuthenticationType as error:
+            methods = error.allowed_types
+            break
+        except paramiko.AuthenticationException as error:
+            if "agree on a pubkey algorithm" in str(error):
+                notes.append(f"{identity}: {error}")
+                continue
+            offered.append(str(identity))
+        except (paramiko.SSHException, OSError) as error:
+            notes.append(f"{identity} could not be used: {error}")
+            if isinstance(error, TimeoutError):
+                break
+        else:
+            partial = bool(methods)
+            if partial:
+                notes.append(f"accepted, but the server asks for more: {identity}")
+            break
+        if not transport.is_active():
+            break
+    aborted = not transport.is_active()
+    barred = aborted and bool(offered) and not transport.farewell
+    return Login(
+        offered=tuple(offered[:-1] if barred else offered),
+        encrypted=identities.encrypted,
+        notes=tuple(notes),
+        methods=tuple(methods or _methods(transport, user)),
+        identity_file=identities.public,
+        agent=identities.agent,
+        aborted=aborted and not barred,
+        barred=barred,
+        partial=partial,
+        exposed=identities.exposed,
+        said=transport.said(),
+        beyond=identities.beyond,
+    )
+
+
+def _methods(transport: paramiko.Transport, user: str) -> list[str]:
+    """What the server would take, which it says when asked for nothing (RFC 4252, section 5.2)."""
+    if transport.is_authenticated() or not transport.is_active():
+        return []
+    try:
+        transport.auth_none(user)
+    except paramiko.BadAuthenticationType as error:
+        return error.allowed_types
+    except (paramiko.SSHException, EOFError, OSError):
+        return []
+    return []
+
 
 _KEEPALIVE_S = 15
 

@@ -1,4 +1,4 @@
-"""The words and facts where no SSH session comes about, the same from either way of connecting.
+"""Whom we tried to reach over SSH, and why that failed.
 
 ``detail`` stands behind the host's name: "node3 (10.0.0.3:22) gave no answer to a TCP connection in 10 s".
 """
@@ -8,10 +8,40 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from nccl_doctor.snapshot import Reason, SshUnreachable, UnreachableFacts
+from nccl_doctor.snapshot import Reason, SshTarget, SshUnreachable, UnreachableFacts
 from nccl_doctor.transport.base import AccessError
-from nccl_doctor.transport.ssh.target import Target
+
+
+@dataclass(frozen=True)
+class Target:
+    """Whom we tried to reach.
+
+    Attributes:
+        name: as given to ssh, so that ~/.ssh/config applies.
+        hop: a jump host on the way to the host, not the host itself.
+        via: reached through a jump host or a proxy command, so that ssh-keyscan can't see it.
+    """
+
+    name: str
+    address: str
+    port: int
+    user: str
+    hop: bool = False
+    via: bool = False
+
+    @property
+    def facts(self) -> SshTarget:
+        """What every failure's facts begin with."""
+        return SshTarget(
+            target=self.name,
+            address=self.address,
+            port=self.port,
+            user=self.user,
+            jump_host=self.name if self.hop else None,
+        )
+
 
 _WORDS: tuple[tuple[Reason, str], ...] = (
     ("refused", r"connection refused"),

@@ -5,13 +5,16 @@ from __future__ import annotations
 import base64
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import NamedTuple
 
 import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import SSHCertificate, load_ssh_public_identity
 from paramiko.agent import AgentSSH
 from paramiko.pkey import UnknownKeyType
 
@@ -243,3 +246,38 @@ def _load(path: Path) -> paramiko.PKey | str | None:
         return error.strerror or "unreadable"
     except (ValueError, paramiko.SSHException, UnknownKeyType, UnsupportedAlgorithm):
         return "no private key of a kind that can be used here"
+
+
+class OutOfTime(NamedTuple):
+    """Certificates that are not valid now, each a phrase: those that were, and those that will be."""
+
+    expired: tuple[str, ...] = ()
+    early: tuple[str, ...] = ()
+
+
+def out_of_time(keys: Iterable[Path], now: datetime | None = None) -> OutOfTime:
+    """The keys' certificates (FILE-cert.pub, as ssh-keygen -s writes them) that are not valid now."""
+    moment = (now or datetime.now(timezone.utc)).timestamp()
+    expired: list[str] = []
+    early: list[str] = []
+    for path in (Path(f"{key}-cert.pub") for key in keys):
+        certificate = _certificate(path)
+        if certificate is None:
+            continue
+        if moment >= certificate.valid_before:
+            expired.append(f"the certificate {path} expired on {_shown(certificate.valid_before)}")
+        elif moment < certificate.valid_after:
+            early.append(f"the certificate {path} is not valid before {_shown(certificate.valid_after)}")
+    return OutOfTime(tuple(expired), tuple(early))
+
+
+def _certificate(path: Path) -> SSHCertificate | None:
+    try:
+        found = load_ssh_public_identity(path.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm):  # there is none, or none that can be read
+        return None
+    return found if isinstance(found, SSHCertificate) else None
+
+
+def _shown(seconds: int) -> str:
+    return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M} UTC"

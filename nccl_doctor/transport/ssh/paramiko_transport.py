@@ -24,9 +24,9 @@ from weakref import WeakSet
 
 from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, remaining
 from nccl_doctor.transport.ssh import failures, known_hosts
-from nccl_doctor.transport.ssh.jumps import QUEUE, Places
+from nccl_doctor.transport.ssh.failures import Target
+from nccl_doctor.transport.ssh.options import QUEUE, Places
 from nccl_doctor.transport.ssh.settings import HostSettings
-from nccl_doctor.transport.ssh.target import Target
 
 with warnings.catch_warnings():  # cryptography warns of ciphers that paramiko merely lists
     warnings.simplefilter("ignore")
@@ -40,8 +40,7 @@ with warnings.catch_warnings():  # cryptography warns of ciphers that paramiko m
         del sys.modules["invoke"]
 
 from nccl_doctor.transport.ssh.connect import Deadlines, establish
-from nccl_doctor.transport.ssh.paramiko_channel import ParamikoChannel
-from nccl_doctor.transport.ssh.sent_in_vain import SMALL_MSS
+from nccl_doctor.transport.ssh.paramiko_channel import SMALL_MSS, ParamikoChannel
 from nccl_doctor.transport.ssh.session import SshSession, ends_at
 from nccl_doctor.transport.ssh.sockets import ProxyCommandStream, Stream, dial
 

@@ -1,17 +1,21 @@
-"""How to reach and log in to one host."""
+"""How one host is to be connected to: OpenSSH's own answer to its name and the hosts file, or its defaults."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nccl_doctor.transport.base import AccessError
+from nccl_doctor.transport.ssh import config as ssh_config
 from nccl_doctor.transport.ssh import failures
-from nccl_doctor.transport.ssh.config import expand
+from nccl_doctor.transport.ssh.config import BeyondError, Values, expand
+from nccl_doctor.transport.ssh.failures import Target
 from nccl_doctor.transport.ssh.options import SshOptions
-from nccl_doctor.transport.ssh.target import Target
 
 _HOST = re.compile(r"[\w.:%][\w.:%-]*")
 _USER = re.compile(r"[^-\s'\"`$\\;&<>|(){}\x00-\x1f\x7f][^\s'\"`$\\;&<>|(){}\x00-\x1f\x7f]*")
@@ -132,3 +136,158 @@ def arguments(options: SshOptions) -> list[str]:
 def asked(name: str, options: SshOptions) -> Target:
     """The host as it was asked for, before anything is known of it."""
     return Target(name, name, options.port or 22, options.user or "")
+
+
+_ALIAS_S = 5.0
+
+DEFAULT_KEYS = ("id_rsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk")
+"""OpenSSH's own names and order (readconf.c, fill_default_options); DSA and XMSS are gone from it."""
+
+_ALGORITHMS = {
+    "ciphers": ("ciphers",),
+    "digests": ("macs",),
+    "kex": ("kexalgorithms",),
+    "key_types": ("hostkeyalgorithms",),
+    "pubkeys": ("pubkeyacceptedalgorithms", "pubkeyacceptedkeytypes"),  # the second until OpenSSH 8.4
+}
+
+
+def resolve(name: str, options: SshOptions, deadline: float, config: Path | None = None) -> HostSettings:
+    """The settings for ``name``; what ``options`` say wins.
+
+    ``ssh -G`` is asked wherever OpenSSH's client and any configuration are there. Without the client no configuration
+    is read: OpenSSH's defaults and the hosts file hold.
+
+    Raises:
+        AccessError: the name is none, ssh rejects the configuration, or our own account has no name.
+    """
+    check_name(name, options)
+    target = asked(name, options)
+    try:
+        if shutil.which("ssh") is None or not (options.options or ssh_config.exists(config)):
+            return _Reader(name, options, {}, {}).settings()
+        values = ssh_config.ask([*(["-F", str(config)] if config else []), *arguments(options)], name, deadline)
+        return _Reader(name, options, values, ssh_config.compiled_in()).settings()
+    except ssh_config.NoAccountError:
+        detail = f"is not asked: the user id {os.getuid()} has no name on this machine, and ssh works for none without"
+        raise failures.unreachable(target, "no-account", detail) from None
+    except ssh_config.ConfigError as error:
+        detail = "could not be looked up in the SSH configuration"
+        raise failures.unreachable(target, "ssh-config", detail, tuple(error.said[-5:])) from None
+    except TimeoutError as error:
+        raise failures.unreachable(target, "ssh-config", "could not be looked up: ssh -G took too long") from error
+
+
+def ssh_alias(name: str) -> str | None:
+    """The HostName that ~/.ssh/config gives a name; None where it says nothing, or can't be asked."""
+    try:
+        hostname = resolve(name, SshOptions(), time.monotonic() + _ALIAS_S).hostname
+    except AccessError:
+        return None
+    return hostname if hostname != name else None
+
+
+def unread_configuration(config: Path | None = None) -> bool:
+    """There is a configuration, and no OpenSSH client to ask what it means."""
+    return shutil.which("ssh") is None and ssh_config.exists(config)
+
+
+class _Reader:
+    """Reads an answer of ``ssh -G``, and notes what only ssh can read."""
+
+    def __init__(self, name: str, options: SshOptions, values: Values, defaults: Values) -> None:
+        self._values, self._options = values, options
+        self._beyond = list(ssh_config.beyond(values, defaults))
+        self._name = name
+        self._hostname = self._first("hostname") or name
+        self._port = options.port or int(self._first("port") or 22)
+        self._user = options.user or self._first("user") or ssh_config.login()
+        self._alias = self._first("hostkeyalias")
+        self._tokens = ssh_config.host_tokens(
+            name=name, hostname=self._hostname, port=self._port, user=self._user, alias=self._alias
+        )
+
+    def settings(self) -> HostSettings:
+        identities = self._identities()
+        given = expand(self._options.identity_file) if self._options.identity_file else None
+        if given is not None and given not in identities:
+            identities = (given, *identities) if self._values else (given,)
+        if any(Path(f"{path}-cert.pub").exists() for path in identities) or self._files("certificatefile", ()):
+            self._beyond.append("certificatefile")
+        control = self._first("controlpath")
+        if control and ("%" in control or expand(control).is_socket()):
+            self._beyond.append("controlpath")
+        algorithms = {
+            sort: tuple(value.split(","))
+            for sort, keys in _ALGORITHMS.items()
+            if (value := next((found for key in keys if (found := self._first(key))), None))
+        }
+        timeout = self._first("connecttimeout")
+        own = self._files("userknownhostsfile", ("~/.ssh/known_hosts ~/.ssh/known_hosts2",))
+        system = self._files("globalknownhostsfile", ("/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2",))
+        return HostSettings(
+            name=self._name,
+            hostname=self._hostname,
+            port=self._port,
+            user=self._user,
+            identity_files=identities,
+            chosen_keys=not set(identities) >= set(_default_keys()),
+            identity_file=given,
+            user_known_hosts=own,
+            global_known_hosts=system,
+            identities_only=self._first("identitiesonly") == "yes",
+            identity_agent=self._agent(),
+            host_key_alias=self._alias,
+            proxy_jump=self._proxy("proxyjump"),
+            proxy_command=self._proxy("proxycommand"),
+            connect_timeout=float(timeout) if timeout else None,
+            algorithms={**OPENSSH_ALGORITHMS, **algorithms},
+            least_rsa_bits=int(self._first("requiredrsasize") or LEAST_RSA_BITS),
+            check_host_ip=self._first("checkhostip") == "yes",
+            beyond=tuple(self._beyond),
+        )
+
+    def _first(self, key: str) -> str | None:
+        value = next(iter(self._values.get(key, [])), None)
+        return None if value in (None, "", "none") else value
+
+    def _identities(self) -> tuple[Path, ...]:
+        """One path a line; an answer without any, or with "none", means that there are none."""
+        if not self._values:
+            return _default_keys()
+        lines = [value for value in self._values.get("identityfile", []) if value != "none"]
+        return tuple(expand(filled) for line in lines if (filled := self._fill("identityfile", line)))
+
+    def _agent(self) -> str | None:
+        value = next(iter(self._values.get("identityagent", [])), None)
+        if value in (None, "none", "SSH_AUTH_SOCK"):
+            return "none" if value == "none" else None
+        assert value is not None
+        if value.startswith("$") and not value.startswith("${"):  # the older form: the whole value is a variable
+            return os.environ.get(value[1:]) or "none"
+        return str(expand(self._fill("identityagent", value) or "none"))
+
+    def _proxy(self, key: str) -> str | None:
+        value = self._first(key)
+        tokens = {token: self._tokens[token] for token in ssh_config.PROXY_TOKENS}
+        return self._fill(key, value, tokens, environment=False) if value else None
+
+    def _files(self, key: str, default: tuple[str, ...]) -> tuple[Path, ...]:
+        try:
+            return ssh_config.files(self._values.get(key, () if self._values else default), self._tokens)
+        except BeyondError:
+            self._beyond.append(key)
+            return ()
+
+    def _fill(
+        self, key: str, value: str, tokens: dict[str, str] | None = None, *, environment: bool = True
+    ) -> str | None:
+        try:
+            return ssh_config.fill(value, tokens or self._tokens, environment=environment)
+        except BeyondError:
+            self._beyond.append(key)
+            return None
+
+
+def _default_keys() -> tuple[Path, ...]:
+    return tuple(expand(f"~/.ssh/{key}") for key in DEFAULT_KEYS)

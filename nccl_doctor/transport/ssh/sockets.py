@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from nccl_doctor.transport.base import remaining
 from nccl_doctor.transport.ssh import failures
-from nccl_doctor.transport.ssh.target import Target
+from nccl_doctor.transport.ssh.failures import Target
 
 _GREETING = 1024
 _LAST_WORDS = 2048

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.snapshot.access import UnreachableFacts
-from nccl_doctor.transport.ssh import resolve as resolving
-from nccl_doctor.transport.ssh.openssh_log import Attempt, classify
+from nccl_doctor.transport.ssh.failures import Target
+from nccl_doctor.transport.ssh.openssh import Attempt, classify
 from nccl_doctor.transport.ssh.options import SshOptions
-from nccl_doctor.transport.ssh.target import Target
+from nccl_doctor.transport.ssh.settings import resolve
 from tests.patience import LONG_S
 
 
@@ -55,7 +55,7 @@ from tests.patience import LONG_S
 def test_classification(log: str, kind: str, reason: str | None, tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text("")
-    host = resolving.resolve("n", SshOptions(), time.monotonic() + LONG_S, config)
+    host = resolve("n", SshOptions(), time.monotonic() + LONG_S, config)
     found = classify(Attempt(host, log, "", 2.0, late=False)).failure
     assert (found.kind, getattr(found.facts, "reason", None)) == (kind, reason)
 
@@ -81,7 +81,7 @@ def test_behind_a_jump_host_that_let_us_in_it_is_the_host(
 ) -> None:
     config = tmp_path / "config"
     config.write_text("Host n\n  ProxyJump j\n")
-    host = resolving.resolve("n", SshOptions(), time.monotonic() + LONG_S, config)
+    host = resolve("n", SshOptions(), time.monotonic() + LONG_S, config)
     found = classify(Attempt(host, log, hops, 2.0, late=late), Target("j", "j", 22, "root", hop=True)).failure
     assert isinstance(found.facts, UnreachableFacts)
     assert (found.facts.jump_host, found.facts.reason) == (hop, reason)

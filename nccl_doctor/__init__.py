@@ -5,17 +5,17 @@
 1. cli/main.py hands the words to cli/app.py; cli/check.py makes a ``Request`` of its options (cli/host_options.py, …).
 2. cli/run.py ``check_cluster``: the options' ``cluster`` has inventory/load.py read the hosts file into a ``Cluster``.
 3. collect/run.py ``looked`` goes through the phases of a ``Run``: connect and facts, mesh, names, smoke.
-4. connect: transport/register.py reaches each host, collect/session.py starts probe/main.py there and asks it. Facts
-   follow at once, host by host: probe/facts/ looks, collect/facts.py types each answer as ``HostFacts``
-   (snapshot/hosts.py).
-5. mesh: collect/mesh.py has every host listen, and dial the others (probe/mesh.py). Hosts that this machine can't reach
-   are looked at from their peers (collect/witnesses.py), dials that a busy machine may have lost are made again
-   (collect/redial.py), and checks/view.py ``FailedDials`` tells why the others failed.
+4. connect: transport/register.py reaches each host, collect/connect/session.py starts probe/main.py there and asks it.
+   Facts follow at once, host by host: probe/facts/ looks, and collect/facts/host_facts.py types each answer as
+   ``HostFacts`` (snapshot/hosts.py).
+5. mesh: collect/mesh/mesh.py has every host listen, and dial the others (probe/mesh.py). Dials that a busy machine may
+   have lost are made again (collect/mesh/dials.py), hosts that this machine can't reach are looked at from their peers
+   (collect/mesh/failed_dials.py), and checks/view.py ``FailedDials`` tells why the others failed.
 6. smoke: collect/smoke/ runs an all-reduce over all hosts (probe/allreduce.py) and notes how far each rank came.
 7. judge/diagnose.py ``judge`` runs the checks of model/register.py (checks/CATEGORY/NAME.py) over the ``Snapshot``
    (judge/run_check.py); each gets a ``View`` (checks/view.py), with what nccl/ and firewall/ make of the facts;
    judge/consequences.py puts what merely follows under its cause. Where an all-reduce hung and nobody is to blame,
-   collect/bisect.py tries smaller groups of hosts, and it is judged again.
+   collect/smoke/trials.py tries smaller groups of hosts, and it is judged again.
 8. judge/summary.py makes the ``Report`` (model/report.py) of that, judge/rows.py the screen's rows.
 9. cli/output.py has report/render.py print it in the form that was asked for, and leaves with its exit code.
 

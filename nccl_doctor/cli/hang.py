@@ -13,7 +13,7 @@ from nccl_doctor.cli.output import failures, finish, try_files
 from nccl_doctor.cli.report_options import KeepOptions, ReportOptions
 
 if TYPE_CHECKING:
-    from nccl_doctor.collect.hang import HangOptions
+    from nccl_doctor.collect.hang.hang import HangOptions
     from nccl_doctor.model.cluster import Cluster
     from nccl_doctor.model.hang import HangReport
     from nccl_doctor.snapshot.hang import HangSnapshot
@@ -57,7 +57,7 @@ def hang(
 
         from nccl_doctor.cli.run import refuse_other_hosts
         from nccl_doctor.cli.snapshots import keep, of_snapshot, read_snapshot
-        from nccl_doctor.collect.hang import HangOptions
+        from nccl_doctor.collect.hang.hang import HangOptions
         from nccl_doctor.errors import UnwrittenError
         from nccl_doctor.snapshot.hang import HangSnapshot
 
@@ -104,7 +104,7 @@ def exit_code(report: HangReport) -> int:
 
 def _look(cluster: Cluster, looks: HangOptions, reached: ReachOptions, *, quiet: bool) -> HangSnapshot:
     from nccl_doctor.cli.progress import progress
-    from nccl_doctor.collect.hang import take
+    from nccl_doctor.collect.hang.hang import take
     from nccl_doctor.transport.register import make_transport
 
     lines = progress(quiet=quiet)

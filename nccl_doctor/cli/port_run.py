@@ -7,9 +7,9 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from nccl_doctor.cli.output import Out, obeys, try_files
-from nccl_doctor.collect.port_fleet import Fleet
-from nccl_doctor.collect.port_source import wanted_port
-from nccl_doctor.collect.port_steps import Steps, about_port, about_process, moved
+from nccl_doctor.collect.ports.fleet import Fleet
+from nccl_doctor.collect.ports.source import wanted_port
+from nccl_doctor.collect.ports.steps import Steps, about_port, about_process, moved
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory import kube_request
 from nccl_doctor.inventory.kube_request import KubeRequest

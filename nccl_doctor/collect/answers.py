@@ -1,7 +1,7 @@
 """What the probe may answer, request by request, as types: nothing of a host goes further as a loose list or dict.
 
 An answer that is none of these is :class:`MalformedError`: the host runs something else than our probe, and whatever it
-says is not used. Facts alone are looked at one by one (:mod:`nccl_doctor.collect.facts`).
+says is not used. Facts alone are looked at one by one (:mod:`nccl_doctor.collect.facts.host_facts`).
 """
 
 from __future__ import annotations

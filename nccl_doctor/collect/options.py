@@ -1,15 +1,17 @@
-"""What a run is asked for, and whom it tells how far it is."""
+"""What a run is asked for, whom it tells how far it is, and the time that it has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from nccl_doctor.checks.view import FailedDials
-from nccl_doctor.collect.facts import FactLimits
-from nccl_doctor.collect.mesh import MeshLimits
-from nccl_doctor.collect.pulse import SILENCE_S
+from nccl_doctor.collect.connect.session import SILENCE_S
+from nccl_doctor.collect.facts.host_facts import FactLimits
+from nccl_doctor.collect.mesh.mesh import MeshLimits
 from nccl_doctor.collect.smoke import SmokeLimits
 from nccl_doctor.snapshot import Snapshot
 
@@ -34,7 +36,7 @@ class Progress(Protocol):
 class RunOptions:
     """Bounds of a run, in seconds. ``total_s`` ends everything: a phase that no longer fits in is not begun.
 
-    ``connect_s`` and ``silence_s`` are :class:`~nccl_doctor.collect.reach.Reach`'s.
+    ``connect_s`` and ``silence_s`` are :class:`~nccl_doctor.collect.connect.reach.Reach`'s.
     """
 
     connect_s: float | None = None
@@ -44,3 +46,49 @@ class RunOptions:
     mesh_limits: MeshLimits = field(default_factory=MeshLimits)
     smoke_limits: SmokeLimits = field(default_factory=SmokeLimits)
     silence_s: float = SILENCE_S
+
+
+class Clock:
+    """Seconds since the run began.
+
+    Attributes:
+        until: when everything must have ended (:func:`time.monotonic`).
+        timings: by phase, what it took.
+        spent: by host and phase, from when to when the host was busy with it.
+    """
+
+    def __init__(self, total_s: float) -> None:
+        self._began = time.monotonic()
+        self._total_s = total_s
+        self.until = self._began + total_s
+        self.timings: dict[str, float] = {}
+        self.spent: dict[str, dict[str, tuple[float, float]]] = {}
+
+    def now(self) -> float:
+        """Seconds since the run began."""
+        return time.monotonic() - self._began
+
+    def within(self, seconds: float) -> float:
+        """So many seconds, or what is left where that is less; never nothing."""
+        return min(seconds, max(self.until - time.monotonic(), 0.1))
+
+    def lacks(self, seconds: float, what: str) -> str | None:
+        """Why there is no time for something that may take so many seconds; None where there is."""
+        if self.within(seconds) == seconds:
+            return None
+        return f"--timeout {self._total_s:.0f} leaves no time for {what}, which may take {seconds:.0f} s"
+
+    def busy(self, host: str, phase: str, since: float, until: float | None = None) -> None:
+        """Notes that a host was busy with a phase until then, or until now; the latest end that was noted counts."""
+        end = self.now() if until is None else until
+        _, latest = self.spent.setdefault(host, {}).get(phase, (0.0, 0.0))
+        self.spent[host][phase] = (round(since, 3), round(max(end, latest), 3))
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[float]:
+        """Notes what the block took; it is given the seconds at which it begins."""
+        began = self.now()
+        try:
+            yield began
+        finally:
+            self.timings[phase] = self.now() - began

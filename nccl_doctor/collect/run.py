@@ -1,4 +1,4 @@
-"""From a cluster to a snapshot: connect, facts, mesh, all-reduce; whatever happens, everything is closed at the end."""
+"""From a cluster to a snapshot: connect, facts, mesh, all-reduce; whatever happens, all that was started ends."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
 from itertools import chain
 
 from nccl_doctor import __version__
 from nccl_doctor.checks.view import FailedDials
-from nccl_doctor.collect import elsewhere, intercept, ways, witnesses
-from nccl_doctor.collect import facts as facts_phase
-from nccl_doctor.collect import mesh as mesh_phase
 from nccl_doctor.collect import smoke as smoke_phase
-from nccl_doctor.collect.answers import ProbeError, StoodStillError
-from nccl_doctor.collect.asking import failure_of
-from nccl_doctor.collect.clock import Clock
-from nccl_doctor.collect.controller_names import look_up
-from nccl_doctor.collect.fanout import fan_out
-from nccl_doctor.collect.first_look import FirstLook
-from nccl_doctor.collect.options import Progress, RunOptions
-from nccl_doctor.collect.pulse import PATIENT_S
-from nccl_doctor.collect.session import ProbeSession
-from nccl_doctor.collect.smoke import trials
+from nccl_doctor.collect.answers import OwnFaultError, ProbeError, StoodStillError
+from nccl_doctor.collect.connect.asking import failure_of, fan_out
+from nccl_doctor.collect.connect.reach import CONNECT_S, Reach
+from nccl_doctor.collect.connect.session import PATIENT_S, ProbeSession
+from nccl_doctor.collect.facts import outside
+from nccl_doctor.collect.facts.host_facts import NO_FACTS, Asking, failure, firewalls_again
+from nccl_doctor.collect.facts.names import look_up
+from nccl_doctor.collect.mesh.failed_dials import ask_witnesses, find_interceptions, find_other_nets, look_up_routes
+from nccl_doctor.collect.mesh.mesh import run_mesh
+from nccl_doctor.collect.options import Clock, Progress, RunOptions
+from nccl_doctor.collect.smoke import begin_import, trials
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.measured import Load
 from nccl_doctor.snapshot import (
     NOT_ASKED,
     PENDING,
+    AnyAccessFailure,
     FirewallFacts,
     Host,
     HostFacts,
@@ -37,6 +38,7 @@ from nccl_doctor.snapshot import (
     Mesh,
     Names,
     Phased,
+    ResolverAnswer,
     Smoke,
     Snapshot,
     skipped,
@@ -45,6 +47,78 @@ from nccl_doctor.snapshot import (
 from nccl_doctor.snapshot.pods import KubeFacts
 from nccl_doctor.snapshot.values import IpAddress
 from nccl_doctor.transport.base import Transport
+
+
+class FirstLook:
+    """What the hosts of a cluster tell of themselves.
+
+    Attributes:
+        opened: by host, its session; filled as they are reached, for whoever is interrupted must close them.
+        failures: why a host was not reached, or did not answer.
+        facts: of each host that answered.
+        names: what all hosts know of the cluster's names alike.
+        load: how busy this machine and the hosts were meanwhile; None before the end.
+    """
+
+    def __init__(self, cluster: Cluster, options: RunOptions, progress: Progress, clock: Clock) -> None:
+        self._cluster, self._options, self._progress, self._clock = cluster, options, progress, clock
+        self.opened: dict[str, ProbeSession] = {}
+        self.failures: dict[str, AnyAccessFailure] = {}
+        self.facts: dict[str, HostFacts] = {}
+        self.names: dict[str, ResolverAnswer] = {}
+        self.load: Load | None = None
+        self._awaited = {node.name for node in cluster.nodes}
+        self._answered: set[str] = set()
+
+    def over(self, transport: Transport) -> list[ProbeSession]:
+        """Reaches and asks all; the sessions of those that answered, in the cluster's order."""
+        names = {self._cluster.master_addr, *(node.address for node in self._cluster.nodes)}
+        around = partial(outside.look, transport, names)
+        asking = Asking(self._cluster, self._options.facts_limits, self._clock.until, around)
+
+        def look(session: ProbeSession, share: float) -> None:
+            if self._options.smoke:
+                begin_import(session, self._clock.until)
+            asking(session, share)
+
+        reach = Reach(
+            transport,
+            self._options.connect_s,
+            self._clock.until,
+            self._connected,
+            look=look,
+            on_looked=self._looked,
+            silence_s=self._options.silence_s,
+            opened=self.opened,
+            failures=self.failures,
+        )
+        hosts = [node.name for node in self._cluster.nodes]
+        self._progress.phase("connecting", hosts, self._clock.within(self._options.connect_s or CONNECT_S))
+        with self._clock.timed("probe"):
+            self.load = reach.all(self._cluster.nodes)
+        self._clock.timings["connect"] = reach.connected_s
+        self._clock.timings["probe"] -= reach.connected_s
+        self.facts, self.names = asking.all(), asking.common
+        silent = [name for name in hosts if name in reach.unanswered.keys() - self.facts.keys()]
+        whys = fan_out(lambda name: failure(reach.unanswered[name], self.opened[name], self._clock.until), silent)
+        for name, why in zip(silent, whys, strict=True):
+            lost = failure_of(OwnFaultError(why), "facts", NO_FACTS) if isinstance(why, Exception) else why
+            self.failures[name] = lost
+        return [self.opened[name] for name in hosts if name in self.facts]
+
+    def _connected(self, name: str) -> None:
+        self._progress.done(name)
+        self._clock.busy(name, "connect", 0.0)
+        if self._awaited == {name}:
+            self._progress.phase("asking", [name for name in self.opened if name not in self._answered])
+        self._awaited.discard(name)
+
+    def _looked(self, name: str) -> None:
+        self._answered.add(name)
+        self._clock.busy(name, "probe", self._clock.spent.get(name, {}).get("connect", (0.0, 0.0))[1])
+        if not self._awaited:
+            self._progress.done(name)
+
 
 NAMES_S = 3.0
 """What this machine's resolver may take for all names; what it has not told by then confirms nothing."""
@@ -123,7 +197,7 @@ class Run:
     def look(self) -> None:
         """Reaches the hosts, and asks each what it knows of itself as soon as it is there."""
         self._sessions = self._first.over(self._transport)
-        self._first.failures.update(witnesses.run(self._sessions, self._first.failures, self._clock.until))
+        self._first.failures.update(ask_witnesses(self._sessions, self._first.failures, self._clock.until))
         self._leave_lost("hosts that others can't reach were looked for")
 
     def mesh(self) -> None:
@@ -148,13 +222,13 @@ class Run:
                 self._progress.done(session.node.name)
                 self._clock.busy(session.node.name, "mesh", since)
 
-            mesh = mesh_phase.run(self._sessions, self._facts, self._cluster, limits, done)
+            mesh = run_mesh(self._sessions, self._facts, self._cluster, limits, done)
             self._read_counters(mesh)
-            self._facts.update(ways.run(self._sessions, self._facts, mesh.failed))
+            self._facts.update(look_up_routes(self._sessions, self._facts, mesh.failed))
             self._mesh = self._without_lost(mesh)
             self.dials = FailedDials(self.snapshot())
-            met = elsewhere.run(self._sessions, self._facts, self._mesh, self.dials.unexplained, limits.dial_s)
-            taken = intercept.run(
+            met = find_other_nets(self._sessions, self._facts, self._mesh, self.dials.unexplained, limits.dial_s)
+            taken = find_interceptions(
                 self._sessions, self._facts, self._mesh, pods=bool(self._cluster.options(KubeFacts).pods)
             )
             self._mesh = self._without_lost(self._mesh.model_copy(update={"elsewhere": met, "intercepted": taken}))
@@ -191,7 +265,7 @@ class Run:
             for session in self._sessions
             if session.node.name in ends and isinstance(self._facts[session.node.name].firewall, FirewallFacts)
         ]
-        self._facts.update(facts_phase.firewalls_again(concerned, self._facts, self._options.facts_limits))
+        self._facts.update(firewalls_again(concerned, self._facts, self._options.facts_limits))
 
     def smoke(self) -> None:
         """Runs the all-reduce, where it can succeed."""

@@ -159,7 +159,7 @@ class TrialReport(FrozenModel):
 
 
 class IsolationReport(FrozenModel):
-    """Who breaks the all-reduce, found by repeating it over groups of hosts (collect/bisect.py).
+    """Who breaks the all-reduce, found by repeating it over groups of hosts (collect/smoke/trials.py).
 
     Attributes:
         culprit: "host": each of ``hosts`` fails with hosts that work with others; "pair": these two fail together

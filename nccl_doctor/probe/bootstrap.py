@@ -1,7 +1,7 @@
 """The first code that runs on a host: makes the shipped modules importable from memory, then serves.
 
-Sent as plain source by collect/bundle.py, which appends a call of :func:`start`. It must parse on any Python 3, so
-that one that is too old can be told so; the modules behind it need Python 3.8.
+Sent as plain source by collect/connect/start.py, which appends a call of :func:`start`. It must parse on any Python 3,
+so that one that is too old can be told so; the modules behind it need Python 3.8.
 """
 
 import importlib.machinery

@@ -9,7 +9,7 @@ Besides these the probe starts, by no name that is looked up: the interpreter th
 (interpreter.py, allreduce.py); the login's own shell (facts/login_shell.py); /bin/sh (children.py, relay.py), with rm
 and sleep; and the py-spy sent along, out of memory (hang/stacks.py). Before it, the login's shell has started that
 interpreter, and a container's runtime, where the hosts file names one; around a container /bin/sh runs cat, df and
-readlink (collect/outside.py).
+readlink (collect/facts/outside.py).
 """
 
 from __future__ import annotations

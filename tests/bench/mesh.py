@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from nccl_doctor.collect.mesh import MeshLimits
+from nccl_doctor.collect.mesh.mesh import MeshLimits
 from tests.lab.cluster import Lab
 from tests.lab.faults import fault
 

@@ -22,10 +22,11 @@ from typing import Any
 
 from nccl_doctor.cli.main import GARBAGE
 from nccl_doctor.cli.progress import Silent
-from nccl_doctor.collect import answers, facts
+from nccl_doctor.collect import answers
+from nccl_doctor.collect.connect.session import ProbeSession
+from nccl_doctor.collect.facts import host_facts as facts
 from nccl_doctor.collect.options import RunOptions
 from nccl_doctor.collect.run import looked
-from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.register import all_checks

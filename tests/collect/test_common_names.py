@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nccl_doctor.collect.common_names import CommonNames
+from nccl_doctor.collect.facts.names import CommonNames
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.probe.facts.names import deviating, unpacked
 from nccl_doctor.snapshot import Names, Resolution, Unknown, deviations, told_of, unknown

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.collect import fix_port
-from nccl_doctor.collect.port_machine import ThisMachine
+from nccl_doctor.collect.ports import steps as fix_port
+from nccl_doctor.collect.ports.fleet import ThisMachine
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model.ports import HolderJob, Member, PortReport
 from tests.collect.machines import Answer, FakeMachine, trial

@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.collect import hang_jobs
-from nccl_doctor.collect.hang_jobs import choose
-from nccl_doctor.collect.hang_stores import MOST_STORES, _stores, with_counted
+from nccl_doctor.collect.hang.jobs import MOST_STORES, _jobs, _stores, choose, with_counted
 from nccl_doctor.errors import UsageError
 from nccl_doctor.snapshot.job_ranks import JobRank, JobRanks, Starter, StoreClient
 from tests.hang.made_up import PORT, Job
@@ -173,7 +171,7 @@ def test_users_of_one_host_are_never_one(claims: list[tuple[str, str, int]]) -> 
         )
         for host in ("node1", "node2", "node3")
     }
-    for hosts in hang_jobs._jobs(told).values():
+    for hosts in _jobs(told).values():
         for ranks in hosts.values():
             assert len({(rank.user, rank.uid) for rank in ranks}) == 1
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.collect.hang_typed import LOOK, host_look, recorded
+from nccl_doctor.collect.hang.answers import LOOK, host_look, recorded
 from nccl_doctor.logs import flight
 from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.job_ranks import JobRanks

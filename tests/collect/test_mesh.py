@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.collect import answers, intercept, mesh
-from nccl_doctor.collect import facts as facts_phase
+from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import NoAnswerError
-from nccl_doctor.collect.session import ProbeSession
+from nccl_doctor.collect.connect.session import ProbeSession
+from nccl_doctor.collect.facts.host_facts import Asking, FactLimits
+from nccl_doctor.collect.mesh.failed_dials import CLOSED, find_interceptions
+from nccl_doctor.collect.mesh.mesh import MeshLimits, run_mesh
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.snapshot import HostFacts
 from nccl_doctor.transport.process import LocalTransport
@@ -23,7 +25,7 @@ from tests.collect.nodes import node
 from tests.patience import LONG_S, crowd, joined
 
 ANY = {"address": "127.0.0.1", "port": 0, "step": 0, "tries": 1}
-LIMITS = mesh.MeshLimits(dial_s=2 * crowd())
+LIMITS = MeshLimits(dial_s=2 * crowd())
 
 
 def free_port() -> int:
@@ -47,7 +49,7 @@ def sessions(cluster: Cluster) -> Iterator[list[ProbeSession]]:
 
 
 def gather(sessions: list[ProbeSession], cluster: Cluster) -> dict[str, HostFacts]:
-    asking = facts_phase.Asking(cluster, facts_phase.FactLimits(timeout_s=60), math.inf)
+    asking = Asking(cluster, FactLimits(timeout_s=60), math.inf)
     for session in sessions:
         with contextlib.suppress(NoAnswerError):  # a fact that this machine is too busy for
             asking(session, 1.0)
@@ -57,7 +59,7 @@ def gather(sessions: list[ProbeSession], cluster: Cluster) -> dict[str, HostFact
 def test_all_dial_all_and_only_the_master_listens_on_the_master_port(
     sessions: list[ProbeSession], cluster: Cluster
 ) -> None:
-    result = mesh.run(sessions, gather(sessions, cluster), cluster, LIMITS, lambda _session: None)
+    result = run_mesh(sessions, gather(sessions, cluster), cluster, LIMITS, lambda _session: None)
     assert (result.hosts, result.pairs, result.tested, result.failed) == (2, 2, 2, ())
     assert cluster.master_port in result.ports["a"]
     assert cluster.master_port not in result.ports["b"]
@@ -70,7 +72,7 @@ def test_all_dial_all_and_only_the_master_listens_on_the_master_port(
 def test_the_listeners_are_gone_afterwards_and_leave_no_time_wait(
     sessions: list[ProbeSession], cluster: Cluster
 ) -> None:
-    result = mesh.run(sessions, gather(sessions, cluster), cluster, LIMITS, lambda _session: None)
+    result = run_mesh(sessions, gather(sessions, cluster), cluster, LIMITS, lambda _session: None)
     for port in [port for ports in result.ports.values() for port in ports]:
         with socket.socket() as sock:
             sock.bind(("0.0.0.0", port))  # without SO_REUSEADDR: a TIME_WAIT would refuse it
@@ -93,7 +95,7 @@ def test_a_port_that_somebody_holds_is_never_dialled(sessions: list[ProbeSession
 
         counter = threading.Thread(target=count)
         counter.start()
-        result = mesh.run(sessions, gather(sessions, cluster), cluster, LIMITS, lambda _session: None)
+        result = run_mesh(sessions, gather(sessions, cluster), cluster, LIMITS, lambda _session: None)
         done.set()
         joined(counter)
     assert cluster.master_port not in result.ports["a"]
@@ -151,10 +153,10 @@ def test_who_waits_for_the_first_words_is_a_proxy(sessions: list[ProbeSession]) 
 
 def test_a_port_that_is_held_closed_refuses_whoever_dials_it(sessions: list[ProbeSession], cluster: Cluster) -> None:
     facts = gather(sessions, cluster)
-    result = mesh.run(sessions, facts, cluster, LIMITS, lambda _session: None)
-    assert intercept.run(sessions, facts, result, pods=True) == ()
+    result = run_mesh(sessions, facts, cluster, LIMITS, lambda _session: None)
+    assert find_interceptions(sessions, facts, result, pods=True) == ()
     deadline = time.monotonic() + LONG_S
-    (port,) = sessions[0].ask(answers.LISTENING, "listen", deadline, nonce="ours", sockets=[intercept.CLOSED]).ports
+    (port,) = sessions[0].ask(answers.LISTENING, "listen", deadline, nonce="ours", sockets=[CLOSED]).ports
     sessions[1].ask(answers.LISTENING, "listen", deadline, nonce="ours", sockets=[ANY])
     answer = sessions[1].ask(answers.DIALLED, "dial", deadline, targets=[["127.0.0.1", [port], "ours"]], timeout_s=2)
     assert [row.outcome for row in answer.failed] == ["refused"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.collect.mesh_addresses import confirmed
+from nccl_doctor.collect.mesh.plan import confirmed
 from nccl_doctor.snapshot import HostFacts
 from tests.checks.snapshots import patched
 

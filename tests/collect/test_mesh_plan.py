@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nccl_doctor.collect.mesh_plan import (
+from nccl_doctor.collect.mesh.plan import (
     ALL_PAIRS_UP_TO,
     RANDOM_PEERS,
     MeshSize,

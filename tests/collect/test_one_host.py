@@ -12,14 +12,17 @@ import pytest
 from nccl_doctor.cli.choices import FailOn
 from nccl_doctor.cli.output import exit_code
 from nccl_doctor.cli.progress import Silent
-from nccl_doctor.collect import elsewhere, facts, mesh, mesh_dials
 from nccl_doctor.collect.answers import MalformedError, ProbeError, SmokeEnd
-from nccl_doctor.collect.hang import HangOptions, take
+from nccl_doctor.collect.connect.session import ProbeSession
+from nccl_doctor.collect.facts import host_facts as facts
+from nccl_doctor.collect.hang.hang import HangOptions, take
+from nccl_doctor.collect.mesh import dials as mesh_dials
+from nccl_doctor.collect.mesh import failed_dials as elsewhere
+from nccl_doctor.collect.mesh import mesh
 from nccl_doctor.collect.options import RunOptions
 from nccl_doctor.collect.run import looked
-from nccl_doctor.collect.session import ProbeSession
 from nccl_doctor.collect.smoke import outcome
-from nccl_doctor.collect.smoke.all_reduce_run import AllReduceRun
+from nccl_doctor.collect.smoke.outcome import AllReduceRun
 from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.judge.hang_report import report as hang_report
@@ -148,7 +151,7 @@ def test_our_own_fault_over_its_facts(fault: Exception, monkeypatch: pytest.Monk
     assert found.facts.stage == "facts"
     assert "nccl-doctor itself failed over what it answered, please report this" in found.detail
     assert type(fault).__name__ in found.detail
-    assert "(collect/facts.py:" in found.detail, "and where"
+    assert "(collect/facts/host_facts.py:" in found.detail, "and where"
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)

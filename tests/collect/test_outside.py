@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.collect.outside import SCRIPT, look, parse
+from nccl_doctor.collect.facts.outside import SCRIPT, look, parse
 from nccl_doctor.model.cluster import Node, access
 from nccl_doctor.snapshot import Outside, ResourceLimits, Unknown
 from nccl_doctor.transport.containers.options import InsideOptions

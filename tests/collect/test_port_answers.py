@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.collect import fix_port
-from nccl_doctor.collect.port_sessions import SessionMachine
+from nccl_doctor.collect.ports import steps as fix_port
+from nccl_doctor.collect.ports.sessions import SessionMachine
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model.ports import HolderJob, Member, PortReport
 from nccl_doctor.probe import port_requests

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.collect import py_spy_bundle
+from nccl_doctor.collect.hang import hang as py_spy_bundle
 
 
 @pytest.fixture(autouse=True)

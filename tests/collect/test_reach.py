@@ -9,9 +9,8 @@ import time
 import pytest
 
 from nccl_doctor.collect.answers import GoneError, NoAnswerError
-from nccl_doctor.collect.load import LoadWatch
-from nccl_doctor.collect.reach import Reach
-from nccl_doctor.collect.session import ProbeSession
+from nccl_doctor.collect.connect.reach import LoadWatch, Reach
+from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.measured import Load, MachineLoad
 from nccl_doctor.transport.process import LocalTransport, ProcessChannel

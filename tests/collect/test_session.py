@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.collect import answers, bundle, pulse
+from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import GoneError, ProbeError, StoodStillError
-from nccl_doctor.collect.common_names import _packed
-from nccl_doctor.collect.session import ProbeSession
-from nccl_doctor.collect.start_failure import SILENT
+from nccl_doctor.collect.connect import session as pulse
+from nccl_doctor.collect.connect import start as bundle
+from nccl_doctor.collect.connect.session import ProbeSession
+from nccl_doctor.collect.connect.start import SILENT
+from nccl_doctor.collect.facts.names import _packed
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.transport.base import AccessError
 from nccl_doctor.transport.process import LocalTransport, ProcessChannel

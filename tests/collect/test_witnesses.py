@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from nccl_doctor.collect import witnesses
 from nccl_doctor.collect.answers import DIALLED, Dialled
-from nccl_doctor.collect.session import ProbeSession
+from nccl_doctor.collect.connect.session import ProbeSession
+from nccl_doctor.collect.mesh import failed_dials as witnesses
 from nccl_doctor.snapshot import SshUnreachable, UnreachableFacts
 from tests.collect.nodes import node
 
@@ -37,7 +37,7 @@ def unreachable(address: str) -> SshUnreachable:
 
 def others(witness: Witness, address: str = "10.0.0.3", left_s: float = 60.0) -> dict[str, str]:
     sessions = cast("list[ProbeSession]", [witness])
-    found = witnesses.run(sessions, {"node3": unreachable(address)}, time.monotonic() + left_s)
+    found = witnesses.ask_witnesses(sessions, {"node3": unreachable(address)}, time.monotonic() + left_s)
     return {name: outcome for failure in found.values() for name, outcome in failure.facts.others.items()}
 
 

@@ -22,8 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.collect.hang_typed import recorded
-from nccl_doctor.collect.reader import Reader, UnreadableError
+from nccl_doctor.collect.hang.answers import Reader, UnreadableError, recorded
 from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.verdict import report
 from nccl_doctor.nccl import ras

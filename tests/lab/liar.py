@@ -32,7 +32,7 @@ from nccl_doctor.cli.hang import exit_code as hang_exit_code
 from nccl_doctor.cli.html import for_html
 from nccl_doctor.cli.output import exit_code
 from nccl_doctor.cli.progress import Silent
-from nccl_doctor.collect.hang import HangOptions, take
+from nccl_doctor.collect.hang.hang import HangOptions, take
 from nccl_doctor.collect.options import RunOptions
 from nccl_doctor.collect.run import looked
 from nccl_doctor.collect.smoke import SmokeLimits

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.collect.common_names import _packed
+from nccl_doctor.collect.facts.names import _packed
 from nccl_doctor.probe import facts, ports
 from nccl_doctor.probe.facts import sockets
 from nccl_doctor.probe.unavailable import Unavailable

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.collect import controller_names
+from nccl_doctor.collect.facts.names import look_up
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.report import Diagnosis
 from nccl_doctor.snapshot import Snapshot, confirmed
@@ -87,7 +87,7 @@ def test_a_claimed_name_gets_no_line_in_etc_hosts() -> None:
 
 
 def test_this_machine_looks_up_names_and_waits_no_longer_than_told() -> None:
-    found = controller_names.look_up(["localhost", "127.0.0.9", "no-such-name.invalid"], 10)
+    found = look_up(["localhost", "127.0.0.9", "no-such-name.invalid"], 10)
     assert set(found) == {"localhost"}
     assert "127.0.0.1" in found["localhost"]
-    assert controller_names.look_up(["localhost"], 0.0) in ({}, found)
+    assert look_up(["localhost"], 0.0) in ({}, found)

@@ -73,7 +73,7 @@ def test_commands_and_lines_are_made_in_one_place_and_templates_are_constants() 
 
 
 QUOTING = {
-    "collect/bundle.py": "the program that starts the probe",
+    "collect/connect/start.py": "the program that starts the probe",
     "probe/facts/login_shell.py": "the program that a login shell is asked to run",
     "transport/inside_options.py": "the program that a container's shell runs",
     "transport/openssh.py": "ssh's own ProxyCommand",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.collect.reach import Reach
+from nccl_doctor.collect.connect.reach import Reach
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.transport.base import Transport
 from nccl_doctor.transport.register import Kind

@@ -9,11 +9,9 @@ from typing import Protocol
 
 from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import NoAnswerError, ProbeError, RankEvent, SmokeEnd
-from nccl_doctor.collect.asking import apart
-from nccl_doctor.collect.fanout import fan_out
-from nccl_doctor.collect.session import ProbeSession
-from nccl_doctor.collect.smoke.all_reduce_run import ANSWER_S, AllReduceRun
-from nccl_doctor.collect.smoke.outcome import result
+from nccl_doctor.collect.connect.asking import apart, fan_out
+from nccl_doctor.collect.connect.session import ProbeSession
+from nccl_doctor.collect.smoke.outcome import ANSWER_S, AllReduceRun, result
 from nccl_doctor.collect.smoke.plan import SmokeLimits, environment, plan
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.snapshot import HostFacts, Mesh, Phased, PortTrial, Skipped, Smoke, skipped

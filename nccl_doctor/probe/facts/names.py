@@ -14,7 +14,7 @@ from nccl_doctor.probe.side_by_side import side_by_side
 
 
 def unpacked(text: str) -> dict[str, list[Any] | None]:
-    """The cluster's names, thousands of them, as collect/common_names.py sends them: JSON, zlib, base64."""
+    """The cluster's names, thousands of them, as collect/facts/names.py sends them: JSON, zlib, base64."""
     names: dict[str, list[Any] | None] = json.loads(zlib.decompress(base64.b64decode(text)).decode())
     return names
 

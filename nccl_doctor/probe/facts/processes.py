@@ -11,7 +11,7 @@ from nccl_doctor.probe.procs import Proc, Table
 
 MEETING = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 PROBE = "<nccl-doctor>"
-"""In the command line of every probe (collect/bundle.py)."""
+"""In the command line of every probe (collect/connect/start.py)."""
 TRAINING_NAMES = ("pt_main_thread", "torchrun", "python")
 """Kernel names of ranks and launchers; all that is left of a zombie. torch gives its main thread the first."""
 

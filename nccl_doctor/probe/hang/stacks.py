@@ -45,7 +45,7 @@ class Spy:
         return self.path is not None
 
     def install(self, bundle: dict[str, Any]) -> None:
-        """Takes the one sent along (collect/py_spy_bundle.py); where it can't serve, every dump says why."""
+        """Takes the one sent along (collect/hang/hang.py); where it can't serve, every dump says why."""
         if "missing" in bundle or bundle["machine"] != os.uname().machine:
             told = bundle.get("missing") or f"the one sent along is for {bundle['machine']}"
             self._problem = f"py-spy is not installed on the host, and {told}"

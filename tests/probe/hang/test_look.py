@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.collect import py_spy_bundle
+from nccl_doctor.collect.hang.hang import own_program, pack
 from nccl_doctor.probe import procs, rank_state, tools
 from nccl_doctor.probe.hang import flows, kernel_log, library, stacks, watch
 from nccl_doctor.probe.procs import Table
@@ -92,14 +92,14 @@ def test_its_connection_waits_for_a_reader(sleeper: int) -> None:
 def sent() -> stacks.Spy:
     """The one that is sent along."""
     spy = stacks.Spy()
-    spy.install(py_spy_bundle.pack(os.uname().machine))
+    spy.install(pack(os.uname().machine))
     return spy
 
 
 def test_stacks_by_the_one_that_is_there_and_by_the_one_sent_along(
     sleeper: int, sent: stacks.Spy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = py_spy_bundle.own_program()
+    program = own_program()
     assert program is not None
     shutil.copy(program, tmp_path / "py-spy")
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -1,0 +1,1 @@
+"""Connections to all hosts, and a probe on each."""

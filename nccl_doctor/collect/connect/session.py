@@ -1,0 +1,365 @@
+"""One probe on one host: starts it over a transport's channel and exchanges requests and answers."""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+from nccl_doctor.collect import answers
+from nccl_doctor.collect.answers import (
+    GoneError,
+    Hello,
+    MalformedError,
+    NoAnswerError,
+    OwnFaultError,
+    ProbeError,
+    RankEvent,
+    StoodStillError,
+    UnheardError,
+)
+from nccl_doctor.collect.connect import start as bundle
+from nccl_doctor.collect.connect.start import SILENT, Start, start_failure
+from nccl_doctor.model.cluster import Node
+from nccl_doctor.snapshot import ProbeFailed, PythonMissing
+from nccl_doctor.transport.base import (
+    LOGIN_TIMES,
+    MAX_GREETING,
+    AccessError,
+    Allowance,
+    Channel,
+    FloodError,
+    KnowsItsPath,
+    LostError,
+    Transport,
+)
+from nccl_doctor.transport.containers.options import InsideOptions
+
+MAX_REQUEST = 64 << 20
+"""Bytes that a host may send for one request, chatter and events included."""
+
+
+class Messages:
+    """What a probe says.
+
+    Args:
+        channel: to the probe.
+        nonce: marks the probe's words.
+        silence_s: after which the probe lets go of us.
+
+    Attributes:
+        chatter: the last lines that others said there.
+        came: the login shell came to the line that starts the probe.
+    """
+
+    def __init__(self, channel: Channel, nonce: str, silence_s: float) -> None:
+        self._channel, self._silence_s = channel, silence_s
+        self._nonce = nonce.encode()
+        self._mark = bundle.login_mark(nonce).encode()
+        self._allowance = Allowance(MAX_GREETING)
+        self.chatter: deque[str] = deque(maxlen=5)
+        self.came = False
+
+    def requested(self) -> None:
+        """Takes note of a request: its answer may have all the bytes that one may have."""
+        self._allowance = Allowance(MAX_REQUEST)
+
+    def next(self, deadline: float, after_login: float = math.inf) -> dict[str, Any]:
+        """The next message; once the login shell is through, before ``after_login`` more seconds are over.
+
+        Raises:
+            NoAnswerError: the deadline came first.
+            GoneError: the connection ended, or this is nothing that the probe says.
+        """
+        while True:
+            line = self._line(deadline)
+            if line.endswith(self._mark):
+                self.came = True
+                deadline = min(deadline, time.monotonic() + after_login)
+                continue
+            chatter, framed, text = line.partition(self._nonce)
+            if framed:
+                message = answers.parsed(text)
+                if "silent" in message:
+                    raise UnheardError(self._silence_s)
+                return message
+            if chatter.strip():
+                self.chatter.append(chatter[:300].decode(errors="replace"))
+
+    def last_word(self, deadline: float, otherwise: str) -> GoneError:
+        """Why a connection takes nothing any more: what the probe said as it ended, if it said so."""
+        try:
+            while True:
+                self.next(deadline)
+        except UnheardError as told:
+            return told
+        except ProbeError:
+            return GoneError(otherwise)
+
+    def _line(self, deadline: float) -> bytes:
+        try:
+            line = self._channel.read_line(deadline)
+            self._allowance.spend(line or b"")
+        except TimeoutError:
+            raise NoAnswerError("no answer in time") from None
+        except FloodError as error:
+            raise MalformedError(str(error)) from error
+        except (OSError, ValueError) as error:
+            lost = GoneError(f"the connection broke: {error}")
+            lost.failure = error.failure if isinstance(error, LostError) else None
+            raise lost from error
+        if line is None:
+            raise GoneError("the connection ended")
+        return line
+
+
+PULSE_S = 1.0
+SILENCE_S = 8.0
+"""Without a word; with what the end of everything takes, nothing is left after ten seconds."""
+PATIENT_S = 60.0
+"""The same for a run that begins anew because this machine stood still: it may merely be overloaded."""
+MARGIN_S = 2.0
+"""A gap between two words that a host feels may be so much shorter here."""
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""One that goes on while the machine sleeps; macOS has it by the other name (clock_gettime(2), (3))."""
+
+
+class _Pulse:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._channels: set[Channel] = set()
+        self._gaps: deque[tuple[float, float]] = deque(maxlen=100)
+        self._last: float | None = None  # None until somebody is to be told
+
+    def begin(self) -> float:
+        with self._lock:
+            if self._last is None:
+                self._last = now()
+                threading.Thread(target=self._beat, name="pulse", daemon=True).start()
+            return now()
+
+    def keep(self, channel: Channel) -> None:
+        with self._lock:
+            self._channels.add(channel)
+
+    def leave(self, channel: Channel) -> None:
+        with self._lock:
+            self._channels.discard(channel)
+
+    def longest(self, since: float) -> float:
+        with self._lock:
+            gaps = [seconds for end, seconds in self._gaps if end > since]
+            return max([*gaps, now() - (self._last or now())])
+
+    def _beat(self) -> None:
+        while True:
+            time.sleep(PULSE_S)
+            with self._lock:
+                channels, at = tuple(self._channels), now()
+                if self._last is not None and at - self._last > 2 * PULSE_S:
+                    self._gaps.append((at, at - self._last))
+                self._last = at
+            for channel in channels:
+                channel.pulse()
+
+
+def now() -> float:
+    """Seconds, those that this machine slept included."""
+    return time.clock_gettime(_CLOCK)
+
+
+_PULSE = _Pulse()
+begin, keep, leave = _PULSE.begin, _PULSE.keep, _PULSE.leave
+longest_standstill = _PULSE.longest
+"""The longest time, in seconds, that this machine sent no word; of those that ended after what ``begin`` returned."""
+
+
+T = TypeVar("T")
+
+
+class ProbeSession:
+    """A probe that answers.
+
+    Attributes:
+        hello: what it said of itself.
+        lost: why nothing that it says counts any more: the connection ended, or it said what the probe never says.
+    """
+
+    def __init__(self, node: Node, channel: Channel, nonce: str, silence_s: float = SILENCE_S) -> None:
+        self.node = node
+        self.hello: Hello
+        self.lost: GoneError | None = None
+        self._channel, self._silence_s, self._since = channel, silence_s, begin()
+        self._messages = Messages(channel, nonce, silence_s)
+        self._last_id = 0
+        self._awaited: dict[int, float] = {}  # by number, when it was asked
+        self._late: dict[tuple[str, str], int] = {}
+        self._early: dict[int, dict[str, Any]] = {}
+        self._ready = False
+
+    @classmethod
+    def open(
+        cls,
+        transport: Transport,
+        node: Node,
+        deadline: float,
+        lifetime_s: float,
+        latest: float = math.inf,
+        silence_s: float = SILENCE_S,
+    ) -> ProbeSession:
+        """Connects before the deadline, and starts the probe in as much time again, but before ``latest``.
+
+        The probe ends when it hears nothing from this machine for ``silence_s``.
+        A login, and the start-up files of its shell, have :data:`~nccl_doctor.transport.base.LOGIN_TIMES` as much.
+
+        Raises:
+            AccessError: with one of the six kinds of :class:`~nccl_doctor.snapshot.AccessFailure`.
+        """
+        nonce, bound = secrets.token_hex(16), deadline - time.monotonic()
+        channel = transport.open(node, bundle.command(node.python, nonce, silence_s), deadline, latest)
+        session = cls(node, channel, nonce, silence_s)
+        try:
+            header = {"nonce": nonce, "lifetime_s": lifetime_s, "silence_s": silence_s}
+            session._greet(header, bound, latest)
+        except (OSError, EOFError, ValueError, ProbeError) as error:
+            broke = isinstance(error, (OSError, EOFError))
+            seen = GoneError(f"the connection broke: {error}") if broke else error
+            why = session.gone(seen) if isinstance(seen, GoneError) else seen
+            failure = getattr(error, "failure", None) or session._start_failure(why)
+            session.close()
+            raise AccessError(failure) from error
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def send(self, do: str, deadline: float, **arguments: Any) -> int:  # noqa: ANN401 - JSON
+        """Sends a request and returns its number."""
+        self._last_id += 1
+        self._awaited[self._last_id] = now()
+        self._messages.requested()
+        request = {"id": self._last_id, "do": do, **arguments}
+        try:
+            self._channel.send(json.dumps(request).encode() + b"\n", deadline)
+        except (OSError, EOFError) as error:
+            raise self.gone(self._messages.last_word(deadline, f"the connection broke before {do}: {error}")) from error
+        return self._last_id
+
+    def wait(
+        self, kind: TypeAdapter[T], number: int, deadline: float, on_event: Callable[[RankEvent], None] | None = None
+    ) -> T:
+        """The answer to a request; events that come before it go to ``on_event``.
+
+        Raises:
+            NoAnswerError: the deadline came first; the answer can still be waited for.
+            GoneError: the connection ended, or this is no answer of the probe's.
+            ProbeError: the probe answered with an error.
+        """
+        try:
+            return self._answer(kind, number, deadline, on_event)
+        except GoneError as error:
+            raise self.gone(error) from error
+
+    def ask(self, kind: TypeAdapter[T], do: str, deadline: float, **arguments: Any) -> T:  # noqa: ANN401 - JSON
+        """Sends a request and waits for its answer; raises as :meth:`wait`.
+
+        One whose answer did not come in time is not sent again: asking the same is to go on waiting.
+        """
+        request = do, json.dumps(arguments)
+        number = self._late.pop(request, None) or self.send(do, deadline, **arguments)
+        try:
+            return self.wait(kind, number, deadline)
+        except NoAnswerError:
+            self._late[request] = number
+            raise
+
+    def large_packets_vanish(self, by: float) -> bool:
+        """Whether it is proven that an answer does not come because its packets are large."""
+        return isinstance(self._channel, KnowsItsPath) and self._channel.large_packets_vanish(by)
+
+    def gone(self, error: GoneError) -> GoneError:
+        """Takes note that the host is not listened to any more; the error, to be raised.
+
+        A host that heard nothing from us for too long has let go: whatever it looks like, that was not its fault.
+        """
+        still = longest_standstill(self._since)
+        ours = still >= self._silence_s - MARGIN_S and not isinstance(error, (MalformedError, OwnFaultError))
+        self.lost = StoodStillError(still) if ours else error
+        return self.lost
+
+    def close(self) -> None:
+        """Ends the probe and everything it started; idempotent and bounded."""
+        leave(self._channel)
+        self._channel.close()
+
+    def _answer(
+        self, kind: TypeAdapter[T], number: int, deadline: float, on_event: Callable[[RankEvent], None] | None
+    ) -> T:
+        if self.lost is not None:
+            raise self.lost
+        while True:
+            message = self._early.pop(number, None) or self._messages.next(deadline)
+            if "event" in message:
+                event = answers.typed(answers.RANK_EVENT, "event", message["event"])
+                if on_event is None or message.get("id") != number:
+                    raise MalformedError("an event of nothing that runs")
+                on_event(event)
+                continue
+            its = message.get("id")
+            if type(its) is not int or its not in self._awaited or its in self._early:
+                raise MalformedError("the answer to a request that nobody made")
+            if its != number:
+                self._early[its] = message
+                continue
+            self._since = max(self._since, self._awaited.pop(number))  # it outlived what stood still before
+            if "error" in message:
+                words = answers.typed(answers.WORDS, "error", message["error"])
+                raise ProbeError(words, answers.typed(answers.TRACEBACK, "traceback", message.get("traceback")))
+            if "ok" not in message:
+                raise MalformedError("neither an answer nor an error")
+            return answers.typed(kind, "answer", message["ok"])
+
+    def _greet(self, header: dict[str, Any], bound: float, latest: float) -> None:
+        if self._messages.next(min(time.monotonic() + LOGIN_TIMES * bound, latest), bound):
+            raise MalformedError("a word before the probe was sent")
+        self._ready = True
+        deadline = min(time.monotonic() + bound, latest)
+        try:
+            self._channel.send(bundle.bundle(), deadline)  # by itself: it is the same for all hosts
+            self._channel.send(json.dumps(header).encode() + b"\n", deadline)
+        except TimeoutError:  # an interpreter that reads nothing, and the bundle is more than a pipe holds
+            raise NoAnswerError("no answer in time") from None
+        keep(self._channel)
+        message = self._messages.next(deadline)
+        if "refused" in message:
+            raise ProbeError(answers.typed(answers.WORDS, "refusal", message["refused"]))
+        self.hello = answers.typed(answers.HELLO, "greeting", message.get("hello"))
+
+    def _start_failure(self, error: Exception) -> PythonMissing | ProbeFailed:
+        """Why the probe did not come up."""
+        ours = isinstance(error, StoodStillError)  # it says why the loader heard nothing
+        stderr = [] if ours else [line for line in self._channel.stderr_tail().splitlines() if line.strip()]
+        silent = isinstance(error, GoneError) and any(SILENT in line for line in stderr)
+        late = isinstance(error, NoAnswerError) or ours or silent
+        return start_failure(
+            Start(
+                python=self.node.python,
+                place=self.node.options(InsideOptions).place,
+                error=str(error),
+                came=self._messages.came,
+                ready=self._ready,
+                late=late,
+                lied=isinstance(error, MalformedError),
+                status=None if late else self._channel.exit_status(time.monotonic() + 1),
+                stderr=stderr[-5:],
+                chatter=self._messages.chatter,
+            )
+        )

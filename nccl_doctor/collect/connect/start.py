@@ -1,0 +1,201 @@
+"""How a probe is started on a host, and why it did not come up.
+
+``python -`` would read stdin to its end before it runs anything, so a loader stands on the command line and reads
+exactly the bundle's length; the rest of stdin then carries requests. It ends where nothing comes for a while.
+
+The words are those of dash, bash, zsh, fish, tcsh and busybox's ash, of ld.so and of Python itself, in English.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import sys
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nccl_doctor import probe
+from nccl_doctor.snapshot import ProbeFacts, ProbeFailed, PythonFacts, PythonMissing, PythonProblem
+from nccl_doctor.text.once import once
+from nccl_doctor.text.secrets import part
+
+_NOT_FOUND = 127
+"""A shell's exit status for a command that it does not find (POSIX, 2.8.2)."""
+
+_KILLED = (None, 128 + 9, 255)
+"""As paramiko, a shell and ssh tell of a command that a signal ended: without a status, by its number, by ssh's own."""
+
+DAMAGED = "the probe came damaged"
+"""What the host says of a program whose bytes are not those that were sent."""
+
+SILENT = "nothing came from nccl-doctor for a while"
+"""What the loader says as it ends."""
+
+_WORDS = 120
+
+
+@dataclass(frozen=True)
+class Start:
+    """What was seen of a start that came to nothing.
+
+    Attributes:
+        python: the interpreter that was asked for.
+        place: the container that it was asked for in, "the docker container train"; empty for the host itself.
+        error: what went wrong on the channel, or the probe's own refusal.
+        came: the login shell came to our line, so that its start-up files did not end it.
+        ready: the interpreter said that it runs, so that neither the shell nor the path is at fault.
+        late: it was a deadline, so that the machine may be slow.
+        lied: it answered what the probe never says.
+        status: the command's exit status; None where nobody knows.
+        stderr: its last lines.
+        chatter: the last lines on stdout that were not the probe's.
+    """
+
+    python: str
+    place: str
+    error: str
+    came: bool
+    ready: bool
+    late: bool
+    lied: bool
+    status: int | None
+    stderr: Sequence[str]
+    chatter: Sequence[str]
+
+
+_SHELL: tuple[tuple[PythonProblem, str, str], ...] = (
+    ("directory", r"(?i)is a directory", "{python} is a directory, not an interpreter"),
+    ("architecture", r"(?i)exec format error|cannot execute binary", "{python} is made for another kind of processor"),
+    ("permission", r"(?i)permission denied", "the user may not run {python}: permission denied"),
+)
+_OWN = "|".join(sys.stdlib_module_names)
+_PYTHON: tuple[tuple[PythonProblem, str, str], ...] = (
+    ("too-old", r"Python 3\.8 or later is needed, this is (\S+)", "{python} is Python {0}, and 3.8 or later is needed"),
+    ("incomplete", rf"No module named '?({_OWN})\b", "{python} is a Python built without {0}"),
+    ("memory", r"ulimit -v is (\d+) KiB", "{python} gets too little memory: ulimit -v is {0} KiB"),
+    ("memory", r"failed to map segment|(?i:cannot allocate memory)", "{python} does not start: it gets no memory"),
+    ("library", r"loading shared libraries: ([^:]+):", "{python} does not start: the library {0} can't be loaded"),
+    ("broken", r"Fatal Python error: (?:\w+: )?(.+)", "{python} does not start: {0}"),
+    ("too-old", r"(?i)unknown option:? -I", "{python} is Python 2, and 3.8 or later is needed"),
+    ("too-old", r"SyntaxError: ", "{python} is Python 2, and 3.8 or later is needed"),
+)  # fmt: skip
+
+
+def start_failure(start: Start) -> PythonMissing | ProbeFailed:
+    """The failure that what was seen shows."""
+    evidence, inside = (*start.stderr, *start.chatter), f"in {start.place} " if start.place else ""
+    found = _problem(start) if start.came and not (start.late or start.lied) else None
+    if found is not None:
+        problem, detail = found
+        facts = PythonFacts(python=start.python, problem=problem)
+        return PythonMissing(detail=inside + detail, evidence=evidence, facts=facts)
+    stage = "start" if start.ready or start.lied or _cut_off(start) else "login"
+    return ProbeFailed(
+        detail=inside + _detail(start),
+        evidence=evidence,
+        facts=ProbeFacts(python=start.python, stage=stage, late=start.late),
+    )
+
+
+def _cut_off(start: Start) -> bool:
+    """The shell had come to our line, and what ran then was killed or lost with its session."""
+    return start.came and not start.late and start.status in _KILLED
+
+
+def _problem(start: Start) -> tuple[PythonProblem, str] | None:
+    """What is wrong with the interpreter, and the phrase; None where it is not the interpreter."""
+    by_itself = _match(_PYTHON, (start.error, *start.stderr), start.python)
+    if by_itself is not None or start.ready or start.status in (0, None):
+        return by_itself
+    if start.status == _NOT_FOUND or any(re.search("(?i)not found|no such file", line) for line in start.stderr):
+        return "missing", f'there is no interpreter "{start.python}"'
+    return _match(_SHELL, start.stderr, start.python)
+
+
+def _match(
+    rules: Iterable[tuple[PythonProblem, str, str]], lines: Sequence[str], python: str
+) -> tuple[PythonProblem, str] | None:
+    for problem, pattern, phrase in rules:
+        for line in lines:
+            if found := re.search(pattern, line):
+                return problem, phrase.format(*found.groups(), python=python)
+    return None
+
+
+def _detail(start: Start) -> str:
+    if any(DAMAGED in line for line in start.stderr):
+        return f"{DAMAGED}: the way to {start.python} there loses bytes, as kubectl exec and old relays did"
+    if start.ready and any(SILENT in line for line in start.stderr):
+        return (
+            f"{start.python} runs there and its short words come through, but the program that is sent to it does not: "
+            "large packets seem to vanish on the way"
+        )
+    if start.ready or start.lied or _cut_off(start):
+        return f"{start.python} did not start the probe: {start.error}"
+    if start.late:
+        why = "that interpreter hangs" if start.came else "the login waits or runs something else"
+        return f"{start.python} did not start in time: {why}"
+    words = next(
+        (part(line.strip(), 0, _WORDS) for line in reversed((*start.stderr, *start.chatter)) if line.strip()), ""
+    )
+    said = f', and said "{words}"' if words else ""
+    return f"its login ended without starting {start.python}{said}"
+
+
+LOADER = (
+    "import os,signal,sys,zlib;signal.signal(14,lambda *_:sys.exit('{silent}'));signal.alarm({silence});"
+    "print('{mark}'[::-1]+'{{}}',flush=True);b=bytearray();e='{damaged}';"
+    "[b.extend(os.read(0,{size}-len(b))or sys.exit(e))or signal.alarm({silence})"
+    "for _ in iter(lambda:len(b)<{size},False)];zlib.crc32(b)=={crc} or sys.exit(e);"
+    "exec(compile(zlib.decompress(b),'<nccl-doctor>','exec'))"
+)
+"""Says that it is ready, by the nonce and an empty object, and reads the probe only then: a login that runs something
+else would take it for commands. The nonce stands backwards, so that an echo of the command line is no such word. Its
+length and digest go ahead: channels are known that lost bytes (kubernetes#112834)."""
+
+
+@once
+def bundle() -> bytes:
+    """The probe, compressed: bootstrap.py's text and a call that hands it every module's source."""
+    root = Path(probe.__file__).parent
+    sources = {"nccl_doctor.__init__": ""}
+    _gather(root, "nccl_doctor.probe", sources)
+    bootstrap = (root / "bootstrap.py").read_text(encoding="utf-8")
+    program = f"{bootstrap}\n\nstart({sources!r})\n"
+    return zlib.compress(program.encode())
+
+
+def login_mark(nonce: str) -> str:
+    """What the login shell says when it has come to our line: its start-up files are through."""
+    return f"ncdoctor-{nonce[::-1][:16]}"
+
+
+def command(python: str, nonce: str, silence_s: float) -> str:
+    """The line that starts the probe under a host's interpreter; ``nonce``, letters and digits, marks its words.
+
+    Its loader ends when nothing has come for ``silence_s``.
+
+    ``exec`` spares a shell that would have to die too. Double quotes without $, ` and ! mean the same to sh, csh and
+    fish. ``-I``: no file in somebody's home and no PYTHON* variable can shadow a module.
+    """
+    loader = LOADER.format(
+        size=len(bundle()),
+        crc=zlib.crc32(bundle()),
+        damaged=DAMAGED,
+        silent=SILENT,
+        silence=math.ceil(silence_s),
+        mark=nonce[::-1],
+    )
+    interpreter = "~/" + shlex.quote(python[2:]) if python.startswith("~/") else shlex.quote(python)
+    return f'echo {login_mark(nonce)}; exec {interpreter} -I -c "{loader}"'
+
+
+def _gather(folder: Path, package: str, sources: dict[str, str]) -> None:
+    for entry in sorted(folder.iterdir(), key=lambda item: item.name):
+        if entry.is_dir() and (entry / "__init__.py").is_file():
+            _gather(entry, f"{package}.{entry.name}", sources)
+        elif entry.name.endswith(".py"):
+            sources[f"{package}.{entry.name[:-3]}"] = entry.read_text(encoding="utf-8")

@@ -1,0 +1,1 @@
+"""What hosts tell of themselves."""

@@ -1,0 +1,127 @@
+"""What the names of the hosts file mean: to this machine, and to hosts, each of which tells only where it differs."""
+
+from __future__ import annotations
+
+import base64
+import json
+import queue
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from nccl_doctor.model.cluster import Cluster, Node
+from nccl_doctor.snapshot import Names, ResolverAnswer, Unknown
+from nccl_doctor.snapshot.names import literal
+from nccl_doctor.snapshot.values import IpAddress, ip_address
+from nccl_doctor.text.inet import numeric
+from nccl_doctor.transport.ssh.settings import ssh_alias
+
+MOST = 8
+"""Answers that are learnt from: each a table of all names."""
+
+
+class CommonNames:
+    """A table that grows with the first hosts' answers; what a host makes of its own names is never learnt."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._wanted = dict.fromkeys(sorted({cluster.master_addr, *(node.address for node in cluster.nodes)}))
+        self._lock = threading.Lock()
+        self._tables: list[dict[str, ResolverAnswer]] = [{}]
+        self._asked: dict[str, tuple[dict[str, ResolverAnswer], str]] = {}
+        self._request = _packed(dict.fromkeys(self._wanted))
+
+    @property
+    def common(self) -> dict[str, ResolverAnswer]:
+        """As far as it is known."""
+        return self._tables[-1]
+
+    def known_to(self, node: Node) -> str:
+        """What a host is told of the names, packed (probe/facts/names.py); the same at every call."""
+        with self._lock:
+            return self._asked.setdefault(node.name, (self.common, self._request))[1]
+
+    def learn(self, node: Node, told: Names) -> None:
+        """Takes what a host made of the names; of an error and addresses, the addresses."""
+        with self._lock:
+            told.share(self._asked[node.name][0])
+            before = self.common
+            if len(self._tables) > MOST:
+                return
+            new = {
+                name: ResolverAnswer.model_construct(addresses=one.addresses, error=one.error)
+                for name, one in told.own.items()
+                if name in self._wanted and name not in (node.address, node.name) and literal(name) is None
+                if name not in before or (one.addresses and not before[name].addresses)
+                if not (one.error or "").startswith("no answer in ")
+            }
+            if new:
+                self._tables.append({**before, **new})
+                self._request = _packed({name: _row(self.common.get(name)) for name in self._wanted})
+
+    def final(self, told: Names | Unknown) -> Names | Unknown:
+        """What a host told, in terms of the last table."""
+        if isinstance(told, Unknown):
+            return told
+        return told.relative_to(self.common, _changed(told.common, self.common))
+
+
+def _changed(before: Mapping[str, ResolverAnswer], after: Mapping[str, ResolverAnswer]) -> list[str]:
+    return [] if before is after else [name for name, told in before.items() if after[name] != told]
+
+
+def _packed(names: dict[str, list[Any] | None]) -> str:
+    return base64.b64encode(zlib.compress(json.dumps(names).encode())).decode()
+
+
+def _row(told: ResolverAnswer | None) -> list[Any] | None:
+    return None if told is None else [list(told.addresses), told.error]
+
+
+_AT_ONCE = 64
+_Answers = dict[str, tuple[IpAddress, ...]]
+
+
+def look_up(names: Iterable[str], within_s: float) -> _Answers:
+    """Addresses by name, of getaddrinfo(3), or of ~/.ssh/config where only that knows the name; without the others.
+
+    The resolver has no deadline of ours, so it is left behind in its thread.
+    """
+    wanted = [name for name in dict.fromkeys(names) if numeric(name) is None]
+    left: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for name in wanted:
+        left.put(name)
+    answers: queue.SimpleQueue[tuple[str, tuple[IpAddress, ...]]] = queue.SimpleQueue()
+    for number in range(min(_AT_ONCE, len(wanted))):
+        threading.Thread(target=_work, args=(left, answers), name=f"name-{number}", daemon=True).start()
+    deadline = time.monotonic() + within_s
+    found: _Answers = {}
+    for _ in wanted:
+        try:
+            name, addresses = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            break
+        if addresses:
+            found[name] = addresses
+    return found
+
+
+def _work(left: queue.SimpleQueue[str], answers: queue.SimpleQueue[tuple[str, tuple[IpAddress, ...]]]) -> None:
+    while True:
+        try:
+            name = left.get_nowait()
+        except queue.Empty:
+            return
+        answers.put((name, _addresses(name) or _addresses(ssh_alias(name))))
+
+
+def _addresses(name: str | None) -> tuple[IpAddress, ...]:
+    if name is None:
+        return ()
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return ()  # a name that does not resolve confirms nothing
+    return tuple(dict.fromkeys(ip_address(str(place[0]).partition("%")[0]) for *_, place in found))

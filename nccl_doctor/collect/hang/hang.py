@@ -1,0 +1,316 @@
+"""Looks at a running job on all its hosts at once, as often as asked, and types what comes.
+
+It is the controller's own and nothing else: nothing is fetched for a host that could not run it. Its wheel for Linux
+holds one program that is linked statically, so that one file serves every Linux of its machine.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import partial
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from pydantic import TypeAdapter
+
+from nccl_doctor import __version__
+from nccl_doctor.collect import answers
+from nccl_doctor.collect.connect.asking import MOST, apart, ask_all, failure_of, fan_out
+from nccl_doctor.collect.connect.reach import Reach
+from nccl_doctor.collect.connect.session import ProbeSession
+from nccl_doctor.collect.hang.answers import LOOK, Reader, UnreadableError, host_look
+from nccl_doctor.collect.hang.jobs import choose, with_counted
+from nccl_doctor.errors import NotReachedError
+from nccl_doctor.model.cluster import Cluster, Node
+from nccl_doctor.snapshot import AnyAccessFailure, Fact, Phased, Unknown, unknown
+from nccl_doctor.snapshot.hang import HangHost, HangSnapshot, HostLook, Ras
+from nccl_doctor.snapshot.job_ranks import JobRank, JobRanks, Starter, StoreClient
+from nccl_doctor.text.once import once
+from nccl_doctor.transport.base import Transport
+
+if TYPE_CHECKING:
+    from nccl_doctor.collect.options import Progress
+
+
+ELF_MACHINES = {62: "x86_64", 183: "aarch64", 243: "riscv64", 21: "ppc64le"}
+"""e_machine of the ELF header (elf(5)) to what ``uname -m`` says."""
+REMEDY = "to have stacks there, install py-spy on that host, in root's PATH"
+
+
+@once
+def pack(machine: str) -> dict[str, Any]:
+    """``{"machine", "data": base64 of zlib}``, or ``{"missing": reason}``, which the hosts repeat.
+
+    Args:
+        machine: the hosts', as ``uname -m`` says.
+    """
+    program = own_program()
+    if program is None or not program.is_file():
+        return {"missing": "nccl-doctor's own py-spy has no program to send along"}
+    data = program.read_bytes()
+    own = built_for(data)
+    if own != machine:
+        return {"missing": f"nccl-doctor's own is for {own}; {REMEDY}"}
+    return {"machine": machine, "data": base64.b64encode(zlib.compress(data, 6)).decode()}
+
+
+def own_program() -> Path | None:
+    """The one that was installed with us."""
+    try:
+        files = distribution("py-spy").files or []
+    except PackageNotFoundError:
+        return None
+    return next((Path(str(one.locate())) for one in files if one.name == "py-spy"), None)
+
+
+def built_for(program: bytes) -> str:
+    """Returns the machine of a Linux program, as ``uname -m`` says; else what it is not."""
+    if not program.startswith(b"\x7fELF"):
+        return "another system than Linux"
+    number = int.from_bytes(program[18:20], "little")
+    return ELF_MACHINES.get(number, f"ELF machine {number}")
+
+
+ANSWER_S = 10.0
+"""For the ranks of a host to be found; with 8 of them it takes 10 ms."""
+LOOK_S = 12.0
+RAS_ANSWER_S = 12.0
+SHIP_S = 30.0
+RAS_HOSTS = 2
+
+Stacks = Literal["read", "pause", "native", "none"]
+Result = TypeVar("Result")
+
+_JOB = TypeAdapter(JobRanks)
+_PIDS = TypeAdapter(tuple[int, ...])
+_STARTERS: TypeAdapter[Fact[tuple[Starter, ...]]] = TypeAdapter(Fact[tuple[Starter, ...]])
+_RAS: TypeAdapter[Phased[Ras]] = TypeAdapter(Phased[Ras])
+
+
+@dataclass(frozen=True)
+class HangOptions:
+    """How to look.
+
+    Attributes:
+        looks: how many, ``interval_s`` apart.
+        pid: of a rank or of what started it: the job is this one's.
+        force: ask RAS also where its version can crash a job that starts.
+        dump: have ranks write their flight recorders first.
+    """
+
+    interval_s: float = 5.0
+    looks: int = 2
+    stacks: Stacks = "read"
+    pid: int | None = None
+    force: bool = False
+    dump: bool = False
+    connect_s: float | None = None
+    total_s: float = 120.0
+
+
+def take(cluster: Cluster, transport: Transport, options: HangOptions, progress: Progress) -> HangSnapshot:
+    """Looks; whatever happens, every host is left as it was.
+
+    Raises:
+        UsageError: several jobs run, and none was named.
+        NotReachedError: this machine stood still, and the hosts let go meanwhile.
+    """
+    watch = _Watch(cluster, transport, options, progress)
+    try:
+        watch.connect()
+        watch.find()
+        watch.look()
+        watch.look_at_starters()
+        watch.ask_ras()
+    finally:
+        watch.close()
+    return watch.snapshot()
+
+
+class _Watch:
+    def __init__(self, cluster: Cluster, transport: Transport, options: HangOptions, progress: Progress) -> None:
+        self._cluster, self._transport, self._options, self._progress = cluster, transport, options, progress
+        self._began = time.monotonic()
+        self._reader = Reader(self._began + options.total_s)
+        self._taken_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self._opened: dict[str, ProbeSession] = {}
+        self._sessions: list[ProbeSession] = []
+        self._failures: dict[str, AnyAccessFailure] = {}
+        self._jobs: dict[str, JobRanks] = {}
+        self._looks: dict[str, list[HostLook]] = {}
+        self._starters: dict[str, Fact[tuple[Starter, ...]]] = {}
+        self._ras: dict[str, tuple[Phased[Ras], ...]] = {}
+        self._others: tuple[str, ...] = ()
+        self._strays: dict[str, tuple[JobRank, ...]] = {}
+        self._rivals: dict[str, tuple[JobRank, ...]] = {}
+        self._timings: dict[str, float] = {}
+
+    def connect(self) -> None:
+        began = self._phase("connecting", [node.name for node in self._cluster.nodes])
+
+        until = self._began + self._options.total_s
+        reach = Reach(self._transport, self._options.connect_s, until, self._progress.done, opened=self._opened)
+        reach.all(self._cluster.nodes)
+        self._failures |= reach.failures
+        order = [node.name for node in self._cluster.nodes]
+        self._sessions = [self._opened[name] for name in order if name in self._opened]
+        self._timings["connect"] = time.monotonic() - began
+
+    def find(self) -> None:
+        began = self._phase("finding ranks", [session.node.name for session in self._sessions])
+
+        def find(session: ProbeSession) -> JobRanks:
+            found = _ask(session, _JOB, "ranks", ANSWER_S)
+            unnumbered = not isinstance(found.unnumbered, Unknown) and found.unnumbered
+            if (found.ranks or unnumbered) and not found.py_spy and self._options.stacks != "none":
+                bundle = pack(session.hello.machine)
+                _ask(session, answers.NOTHING, "py_spy", SHIP_S, bundle=bundle)
+            return found
+
+        told = with_counted(self._everywhere(find))
+        choice = choose(told, port=self._cluster.master_port, pid=self._options.pid)
+        for name, why in choice.liars.items():
+            self._fail(name, ValueError(why))
+        self._others, self._strays, self._rivals = choice.others, choice.strays, choice.rivals
+        self._jobs = {
+            name: one.model_copy(update={"ranks": choice.ranks[name], "unnumbered": _reason(one.unnumbered)})
+            for name, one in told.items()
+            if name not in choice.liars
+        }
+        self._timings["find"] = time.monotonic() - began
+
+    def look(self) -> None:
+        if not self._with_ranks():
+            return
+        began = self._phase("looking", [name for name, job in self._jobs.items() if job.ranks])
+        if self._options.dump:
+            self._everywhere(lambda session: _ask(session, _PIDS, "dump", ANSWER_S, pids=self._pids(session)))
+        for number in range(self._options.looks):
+            if number:
+                time.sleep(max(0.0, self._options.interval_s))
+            for name, look in self._everywhere(self._one_look, self._with_ranks()).items():
+                self._looks.setdefault(name, []).append(look)
+        self._timings["look"] = time.monotonic() - began
+
+    def look_at_starters(self) -> None:
+        """A second time, where there is no rank yet: one that still imports torch has worked in between."""
+        starting = [name for name, job in self._jobs.items() if not isinstance(job.starters, Unknown) and job.starters]
+        if self._with_ranks() or not starting:
+            return
+        began = self._phase("looking", starting)
+        time.sleep(max(0.0, self._options.interval_s))
+        self._starters = self._everywhere(lambda session: _ask(session, _STARTERS, "starters", ANSWER_S))
+        self._timings["look"] = time.monotonic() - began
+
+    def _one_look(self, session: ProbeSession) -> HostLook:
+        stacks = None if self._options.stacks == "none" else self._options.stacks
+        answer = _ask(session, LOOK, "look", LOOK_S + 2, pids=self._pids(session), stacks=stacks, deadline_s=LOOK_S)
+        return host_look(answer, self._jobs[session.node.name], partial(self._reader.dump, session.node.name))
+
+    def ask_ras(self) -> None:
+        """Each host's service knows the whole job; the second one is asked where the first does not answer."""
+        serving = [one for one in self._with_ranks() if self._serves_ras(one)][:RAS_HOSTS]
+        if not serving:
+            return
+        began = self._phase("asking NCCL's RAS", [session.node.name for session in serving])
+        for session in serving:
+            try:
+                told = apart(self._ras_of)(session)
+            except answers.ProbeError as error:
+                told = unknown(f"NCCL's RAS: {' '.join(str(error).split())}")
+            self._ras[session.node.name] = (told,)
+            if isinstance(told, Ras):
+                break
+        self._timings["ras"] = time.monotonic() - began
+
+    def _ras_of(self, session: ProbeSession) -> Phased[Ras]:
+        told = _ask(session, _RAS, "ras", RAS_ANSWER_S, pids=self._pids(session), force=self._options.force)
+        try:
+            for report in told.reports if isinstance(told, Ras) else ():
+                self._reader.look_through(session.node.name, report.text)
+        except UnreadableError as error:
+            return unknown(f"NCCL's RAS: {error}")
+        return told
+
+    def close(self) -> None:
+        self._reader.close()
+        fan_out(lambda session: session.close(), list(self._opened.values()))
+        self._transport.close()
+
+    def snapshot(self) -> HangSnapshot:
+        self._timings["total"] = time.monotonic() - self._began
+        return HangSnapshot(
+            version=__version__,
+            taken_at=self._taken_at,
+            interval_s=self._options.interval_s,
+            stacks=self._options.stacks,
+            cluster=self._cluster,
+            hosts=tuple(map(self._host, self._cluster.nodes)),
+            other_jobs=self._others,
+            timings={name: round(seconds, 3) for name, seconds in self._timings.items()},
+        )
+
+    def _host(self, node: Node) -> HangHost:
+        try:
+            return answers.attempt(lambda: self._whole(node))
+        except answers.OwnFaultError as error:
+            return HangHost(node=node, failure=failure_of(error, "hang", "what the probe told is not understood"))
+
+    def _whole(self, node: Node) -> HangHost:
+        return HangHost(
+            node=node,
+            job=self._jobs.get(node.name),
+            strays=self._strays.get(node.name, ()),
+            rivals=self._rivals.get(node.name, ()),
+            looks=tuple(self._looks.get(node.name, ())),
+            starters=self._starters.get(node.name, ()),
+            ras=self._ras.get(node.name, ()),
+            failure=self._failures.get(node.name),
+        )
+
+    def _serves_ras(self, session: ProbeSession) -> bool:
+        return any(look.serves_ras for look in self._looks.get(session.node.name, ()))
+
+    def _with_ranks(self) -> list[ProbeSession]:
+        return [one for one in self._sessions if one.node.name in self._jobs and self._jobs[one.node.name].ranks]
+
+    def _pids(self, session: ProbeSession) -> list[int]:
+        return [rank.pid for rank in self._jobs[session.node.name].ranks] if session.node.name in self._jobs else []
+
+    def _everywhere(
+        self, work: Callable[[ProbeSession], Result], sessions: list[ProbeSession] | None = None
+    ) -> dict[str, Result]:
+        """What each host answered, by name; one that fails is a failure of its own."""
+        asked = self._sessions if sessions is None else sessions
+        results = ask_all(work, asked, lambda session: self._progress.done(session.node.name), at_once=MOST)
+        found: dict[str, Result] = {}
+        for session, result in zip(asked, results, strict=True):
+            if isinstance(result, Exception):
+                self._fail(session.node.name, result)
+            else:
+                found[session.node.name] = result
+        return found
+
+    def _fail(self, name: str, error: Exception) -> None:
+        if isinstance(error, answers.StoodStillError):
+            raise NotReachedError(f"{error}; run it again")
+        self._failures.setdefault(name, failure_of(error, "hang", "the probe did not tell of the job"))
+
+    def _phase(self, name: str, hosts: list[str]) -> float:
+        self._progress.phase(name, hosts)
+        return time.monotonic()
+
+
+def _reason(unnumbered: Unknown | tuple[StoreClient, ...]) -> Unknown | tuple[()]:
+    """Why nobody could look for ranks without variables; those of other programs are nobody's business."""
+    return unnumbered if isinstance(unnumbered, Unknown) else ()
+
+
+def _ask(session: ProbeSession, kind: TypeAdapter[Result], what: str, seconds: float, **arguments: object) -> Result:
+    return session.ask(kind, "watch", time.monotonic() + seconds, what=what, **arguments)

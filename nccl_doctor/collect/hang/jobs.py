@@ -1,0 +1,334 @@
+"""Which job is meant, of all whose ranks the hosts told of; and who of them tells what can't be."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from itertools import combinations, islice
+from typing import NamedTuple
+
+from nccl_doctor.errors import UsageError
+from nccl_doctor.snapshot import Unknown
+from nccl_doctor.snapshot.job_ranks import MAX_RANKS, JobRank, JobRanks, StoreClient, User
+from nccl_doctor.text.hostlist import fold, grouped, plural
+
+MOST_TOLD = 8
+MOST_COMPARED = 64
+
+
+class HangingJob(NamedTuple):
+    """What the ranks of one job share; ``host`` only where its master is the host itself.
+
+    Attributes:
+        user: whose it is; what another user's processes say of themselves is another job's.
+        contained: its ranks are in containers, whose root is no root outside of them.
+    """
+
+    address: str
+    port: int
+    world_size: int
+    run_id: str
+    host: str
+    user: str
+    contained: bool
+
+    def __str__(self) -> str:
+        return f"{self.address}:{self.port} of {self.world_size} ranks" + (f" on {self.host}" if self.host else "")
+
+
+Jobs = dict[HangingJob, dict[str, list[JobRank]]]
+"""The ranks of each job, by host."""
+
+
+class Choice(NamedTuple):
+    """The job that is meant.
+
+    Attributes:
+        ranks: by host, those of this job, one process a rank.
+        rivals: by host, older processes of the job with the numbers of these.
+        strays: by host, ranks of unfinished jobs whose numbers this one lacks: they are its own, started otherwise.
+        others: the jobs that are not looked at, in words.
+        liars: hosts whose answer can't be, and why.
+    """
+
+    ranks: dict[str, tuple[JobRank, ...]]
+    rivals: dict[str, tuple[JobRank, ...]]
+    strays: dict[str, tuple[JobRank, ...]]
+    others: tuple[str, ...]
+    liars: dict[str, str]
+
+
+def choose(found: dict[str, JobRanks], *, port: int, pid: int | None) -> Choice:
+    """The job of ``pid``, else the one that runs on the most hosts; of several, the one at the hosts file's port.
+
+    Raises:
+        UsageError: it is not clear which.
+    """
+    jobs = _jobs(found)
+    meant = sorted(jobs) if pid is None else sorted(_of_process(pid, found, jobs))
+    if len(meant) > 1:
+        worth = {job: (len(jobs[job]), job.port == port) for job in meant}
+        meant = [job for job in meant if worth[job] == max(worth.values())]
+    if len(meant) > 1:
+        words = "; ".join(f"{_named(job, jobs)} ({_count(jobs[job])} ranks here)" for job in meant[:MOST_TOLD])
+        raise UsageError(f"{len(meant)} jobs run: {words}. Name one of its processes with --pid")
+    chosen = next(iter(meant), None)
+    own = {name: jobs[chosen].get(name, []) if chosen else [] for name in found}
+    ranks = {name: _latest(some) for name, some in own.items()}
+    rivals = {name: tuple(one for one in some if one not in ranks[name]) for name, some in own.items()}
+    strays: dict[str, list[JobRank]] = {name: [] for name in found}
+    looked_at = {chosen}
+    for job, name, rank in _strays(jobs, chosen) if chosen else ():
+        strays[name].append(rank)
+        looked_at.add(job)
+    others = tuple(
+        f"{_named(job, jobs)} ({plural(_count(some), 'rank')})"
+        for job, some in sorted(jobs.items())
+        if job not in looked_at
+    )
+    return Choice(ranks, rivals, {name: tuple(some) for name, some in strays.items()}, others, _contradicted(ranks))
+
+
+def _named(job: HangingJob, jobs: Jobs) -> str:
+    """The job in words; whose it is where that alone tells it from another."""
+    alike = [one for one in jobs if str(one) == str(job)]
+    words = [str(job)]
+    words += [f"of {job.user}"] if len({one.user for one in alike}) > 1 else []
+    both = len({one.contained for one in alike if one.user == job.user}) > 1
+    words += ["in a container" if job.contained else "in none"] if both else []
+    return " ".join(words)
+
+
+def _count(hosts: dict[str, list[JobRank]]) -> int:
+    return sum(map(len, hosts.values()))
+
+
+def _numbers(hosts: dict[str, list[JobRank]]) -> set[int]:
+    return {rank.rank for some in hosts.values() for rank in some}
+
+
+def _strays(jobs: Jobs, chosen: HangingJob) -> Iterator[tuple[HangingJob, str, JobRank]]:
+    """The ranks of jobs of the same user that lack others, with numbers that the chosen one lacks."""
+    there = _numbers(jobs[chosen])
+    for job, hosts in jobs.items():
+        numbers, alike = _numbers(hosts), (job.user, job.contained) == (chosen.user, chosen.contained)
+        if job != chosen and alike and len(numbers) < job.world_size and not numbers & there:
+            yield from (
+                (job, name, one) for name, some in hosts.items() for one in some if one.rank < chosen.world_size
+            )
+
+
+def _of_process(pid: int, found: dict[str, JobRanks], jobs: Jobs) -> set[HangingJob]:
+    """The jobs of a rank's own PID; else of its launcher's; none of a launcher that has no rank yet."""
+    below = {
+        name: {child for one in told.launchers if one.pid == pid for child in one.children}
+        for name, told in found.items()
+    }
+    meant = {job for job, hosts in jobs.items() for some in hosts.values() for rank in some if rank.pid == pid}
+    meant = meant or {
+        job for job, hosts in jobs.items() for name, some in hosts.items() for rank in some if rank.pid in below[name]
+    }
+    starts = any(
+        one.pid == pid for told in found.values() if not isinstance(told.starters, Unknown) for one in told.starters
+    )
+    if not meant and not starts:
+        raise UsageError(f"--pid {pid}: no rank of a job that we may look at, and no launcher of one")
+    return meant
+
+
+def _jobs(found: dict[str, JobRanks]) -> Jobs:
+    """All ranks by their jobs: the same variables, the same user, in containers or in none."""
+    alike = grouped((_job(name, rank), (name, rank)) for name, told in sorted(found.items()) for rank in told.ranks)
+    jobs: Jobs = {}
+    for job, some in alike.items():
+        names = _user_names([(name, rank.owner) for name, rank in some])
+        for name, rank in some:
+            jobs.setdefault(job._replace(user=names[rank.owner]), {}).setdefault(name, []).append(rank)
+    return jobs
+
+
+def _user_names(owners: list[tuple[str, User]]) -> dict[User, str]:
+    """Under which name each is known everywhere: hosts and containers may have none for the same number.
+
+    On one host several numbers are several users, whatever others say of them.
+    """
+    alike: list[set[User]] = []
+    for user in sorted({user for _, user in owners}, key=str):
+        touching = [some for some in alike if any(user.is_same(one) for one in some)]
+        alike = [*(some for some in alike if some not in touching), {user}.union(*touching)]
+    names: dict[User, str] = {}
+    for some in alike:
+        here = grouped((host, user) for host, user in owners if user in some)
+        one = all(len(set(users)) == 1 for users in here.values())
+        known = sorted(user.name for user in some if not user.is_nameless) or sorted(user.name for user in some)
+        names.update({user: known[0] if one else f"{user.name} ({user.uid})" for user in some})
+    return names
+
+
+def _job(host: str, rank: JobRank) -> HangingJob:
+    alone = rank.master_addr in ("localhost", "::1") or rank.master_addr.startswith("127.")
+    run_id = rank.told.get("TORCHELASTIC_RUN_ID", "")
+    where = host if alone else ""
+    return HangingJob(rank.master_addr, rank.master_port, rank.world_size, run_id, where, "", rank.contained)
+
+
+def _latest(ranks: list[JobRank]) -> tuple[JobRank, ...]:
+    """One process a rank: an orphan of an earlier start has the same number and is older."""
+    youngest: dict[int, JobRank] = {}
+    for rank in ranks:
+        if rank.rank not in youngest or rank.age_s < youngest[rank.rank].age_s:
+            youngest[rank.rank] = rank
+    return tuple(youngest[number] for number in sorted(youngest))
+
+
+def _contradicted(ranks: dict[str, tuple[JobRank, ...]]) -> dict[str, str]:
+    """Hosts that tell of ranks which others, who agree with each other, tell of as their own; the worst first.
+
+    Hosts that all tell of the same ones were started with the same numbers.
+    """
+    numbers = {name: {rank.rank for rank in some} for name, some in ranks.items()}
+    against = {name: [one for one in numbers if one != name and numbers[one] & numbers[name]] for name in numbers}
+    liars: dict[str, str] = {}
+    while against:
+        worst = max(against, key=lambda name: len(against[name]))
+        others = against.pop(worst)
+        if not any(numbers[one].isdisjoint(numbers[other]) for one, other in combinations(others[:MOST_COMPARED], 2)):
+            break
+        liars[worst] = f"it tells of ranks that run on {fold(others)}"
+        against = {name: [one for one in some if one != worst] for name, some in against.items()}
+    return liars
+
+
+End = tuple[str, int]
+MOST_LOCAL = 4096
+MOST_STORES = 256
+"""Of one host that are looked at; it has a few."""
+LEAST = 2
+"""One process that dials itself is no job: a notebook does it."""
+
+
+class _Store(NamedTuple):
+    """A port that a process serves and has dialled itself: torch's TCPStore, or one of NCCL's own services.
+
+    Attributes:
+        ends: its addresses, and how many connections came to each.
+        clients: host and process of each of its user's that dialled it.
+        strange: connections of other users' processes.
+    """
+
+    host: str
+    port: int
+    ends: dict[End, int]
+    clients: tuple[tuple[str, StoreClient], ...]
+    strange: int
+
+
+def with_counted(found: dict[str, JobRanks]) -> dict[str, JobRanks]:
+    """The hosts' answers with the ranks of these jobs, counted by the order of hosts and of their start."""
+    told: dict[str, tuple[StoreClient, ...]] = {
+        name: one.unnumbered for name, one in found.items() if not isinstance(one.unnumbered, Unknown)
+    }
+    counted: dict[str, list[JobRank]] = {name: [] for name in found}
+    taken: set[tuple[str, int]] = set()
+    # all ranks have dialled the store, and of NCCL's services only some
+    for store in sorted(_stores(told), key=lambda one: -len(one.clients)):
+        free = [(name, one) for name, one in store.clients if (name, one.pid) not in taken]
+        if len(free) >= LEAST or any((one.local_world_size or 0) >= LEAST for _, one in free):
+            taken |= {(name, one.pid) for name, one in free}
+            for name, rank in _ranks(store, free, list(told)):
+                counted[name].append(rank)
+    return {
+        name: one.model_copy(update={"ranks": (*one.ranks, *counted[name])[:MOST_LOCAL]}) if counted[name] else one
+        for name, one in found.items()
+    }
+
+
+def _stores(told: dict[str, tuple[StoreClient, ...]]) -> list[_Store]:
+    dialled = _dialled(told)
+    found = []
+    for host, clients in told.items():
+        served = (
+            (server, port, {_end(*one): one[2] for one in server.serves if one[1] == port})
+            for server in clients
+            for port in sorted({end[1] for end in server.serves} - {0})
+        )
+        for server, port, ends in islice(served, MOST_STORES):
+            mine = (place for end in ends for place in dialled.get(end, ()) if place[0] == host or not _is_own(end))
+            users = [(name, told[name][number]) for name, number in dict.fromkeys(mine)]
+            own = tuple((name, one) for name, one in users if one.is_alike(server))
+            strange = sum(_dials(one, ends) for _, one in users if not one.is_alike(server))
+            found.append(_Store(host, port, ends, own, strange))
+    return found
+
+
+def _dialled(told: dict[str, tuple[StoreClient, ...]]) -> dict[End, list[tuple[str, int]]]:
+    """Host and place there of the processes that dialled each end."""
+    return grouped(
+        (_end(*dial), (name, number))
+        for name, clients in told.items()
+        for number, one in enumerate(clients)
+        for dial in one.dials
+    )
+
+
+def _is_own(end: End) -> bool:
+    """What a loopback address leads to is on each host another."""
+    return ipaddress.ip_address(end[0]).is_loopback
+
+
+def _ranks(store: _Store, clients: list[tuple[str, StoreClient]], order: list[str]) -> list[tuple[str, JobRank]]:
+    hosts = sorted({name for name, _ in clients}, key=lambda name: (name != store.host, order.index(name)))
+    size = 0
+    numbered: list[tuple[str, StoreClient, int]] = []
+    for name in hosts:
+        mine, local = _local(sorted((one for host, one in clients if host == name), key=_start))
+        numbered += [(name, one, size + (one.local_rank or 0)) for one in mine]
+        size += local
+    size = min(size + _unseen(store, clients), MAX_RANKS)
+    address = min(store.ends, key=lambda end: (ipaddress.ip_address(end[0]).is_loopback, end))[0]
+    return [(name, _rank(one, number, size, address, store.port)) for name, one, number in numbered]
+
+
+def _local(clients: list[StoreClient]) -> tuple[list[StoreClient], int]:
+    """One host's with their numbers there, and how many there are: by their common parent, else by their start."""
+    told = [one for one in clients if one.local_rank is not None]
+    sizes, numbers = {one.local_world_size or 0 for one in told}, {one.local_rank for one in told}
+    size = max(sizes, default=0)
+    if (
+        len(sizes) == 1
+        and size <= MOST_LOCAL
+        and len(numbers) == len(told)
+        and all((one.local_rank or 0) < size for one in told)
+    ):
+        # what has lost its parent, beside those that have not, is what an ended one left: a data loader's worker
+        return told, size
+    return [one.model_copy(update={"local_rank": at, "local_world_size": None}) for at, one in enumerate(clients)], len(
+        clients
+    )
+
+
+def _start(one: StoreClient) -> tuple[int, int]:
+    return one.started, one.pid
+
+
+def _unseen(store: _Store, clients: list[tuple[str, StoreClient]]) -> int:
+    """Ranks on hosts that were not asked: connections came to the store that none of those seen has."""
+    held = [_dials(one, store.ends) for _, one in clients]
+    unseen = min(sum(store.ends.values()) - sum(held) - store.strange, MAX_RANKS // 2)
+    return max(0, -(-unseen // max(1, *held)))
+
+
+def _dials(one: StoreClient, ends: dict[End, int]) -> int:
+    """How many connections it has to these."""
+    return sum(dial[2] for dial in one.dials if _end(*dial) in ends)
+
+
+def _rank(one: StoreClient, number: int, size: int, address: str, port: int) -> JobRank:
+    told = one.model_dump(exclude={"dials", "serves"}, by_alias=True)
+    return JobRank.model_validate(
+        {**told, "rank": number, "world_size": size, "master_addr": address, "master_port": port, "counted": True}
+    )
+
+
+def _end(address: object, port: int, _count: int) -> End:
+    return str(address), port

@@ -1,0 +1,1 @@
+"""Every host dials every other one."""

@@ -1,0 +1,310 @@
+"""What else is asked where hosts don't reach each other: their kernels, other nets, and those beside them.
+
+The management net often isolates hosts from each other, and the data net is fine: then the setting is wrong, not the
+network. Few pairs are tried, once, on one port of the kernel's choice.
+
+Each host holds a port closed (bound, and nobody listens), and the one before it dials it. The kernel refuses that
+whatever the load is; a proxy takes the connection first and looks for its target afterwards. It is tried where the
+hosts are pods, or where a dial was taken and came to nothing.
+
+The dialling host is asked first, for the address that it sends from; then both, for the way back and what comes in.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+
+from nccl_doctor.collect import answers
+from nccl_doctor.collect.answers import Dialled, DialRow, MalformedError
+from nccl_doctor.collect.connect.asking import ask_once
+from nccl_doctor.collect.connect.session import ProbeSession
+from nccl_doctor.collect.facts.names import look_up
+from nccl_doctor.collect.mesh.dials import open_listeners
+from nccl_doctor.collect.mesh.plan import address_of, on_link, own_nonce
+from nccl_doctor.firewall.routing import interface_of
+from nccl_doctor.nccl.reach import LOST
+from nccl_doctor.snapshot import (
+    AnyAccessFailure,
+    Dial,
+    DialOutcome,
+    HostFacts,
+    Interception,
+    Interfaces,
+    Mesh,
+    SshUnreachable,
+    Way,
+)
+from nccl_doctor.text.inet import numeric
+
+PAIRS = 16
+"""Hosts that one host tries."""
+
+ADDRESSES = 4
+"""Of one host that another one tries."""
+
+ANSWER_S = 5.0
+LISTENER = {"address": "", "port": 0, "step": 0, "tries": 1}
+
+Met = dict[str, dict[str, tuple[str, ...]]]
+"""By host and its address, who met its listener there."""
+
+
+def find_other_nets(
+    sessions: list[ProbeSession], facts: dict[str, HostFacts], mesh: Mesh, failed: Iterable[Dial], dial_s: float
+) -> Met:
+    """Where the hosts of the dials that nothing on them explains can meet after all."""
+    wanted = _wanted(facts, mesh, list(failed))
+    if not wanted:
+        return {}
+    nonce = secrets.token_hex(16)
+    ends = wanted.keys() | {dst for told in wanted.values() for dst, _ in told}
+    concerned = [session for session in sessions if session.node.name in ends]
+
+    def listen(session: ProbeSession) -> int | None:
+        return open_listeners(session, own_nonce(nonce, session.node.name), [LISTENER]).ports[0]
+
+    def dial(session: ProbeSession) -> list[tuple[str, str]]:
+        told = [(dst, address) for dst, address in wanted.get(session.node.name, ()) if ports.get(dst)]
+        targets = [[address, [ports[dst]], own_nonce(nonce, dst)] for dst, address in told]
+        deadline = time.monotonic() + dial_s + ANSWER_S
+        answer = session.ask(answers.DIALLED, "dial", deadline, targets=targets, timeout_s=dial_s)
+        lost = {row.target for row in answer.failed}
+        return [pair for place, pair in enumerate(told) if place not in lost]
+
+    opened = ask_once(listen, concerned)
+    named = zip((session.node.name for session in concerned), opened, strict=True)
+    ports = {name: port for name, port in named if isinstance(port, int)}
+    dialled = ask_once(dial, concerned)
+    ask_once(lambda session: session.ask(answers.NOTHING, "unlisten", time.monotonic() + ANSWER_S), concerned)
+    met: dict[str, dict[str, list[str]]] = {}
+    for session, connected in zip(concerned, dialled, strict=True):
+        for dst, address in () if isinstance(connected, Exception) else connected:
+            met.setdefault(dst, {}).setdefault(address, []).append(session.node.name)
+    return {dst: {address: tuple(sources) for address, sources in told.items()} for dst, told in met.items()}
+
+
+def _wanted(facts: dict[str, HostFacts], mesh: Mesh, failed: list[Dial]) -> dict[str, list[tuple[str, str]]]:
+    """By host, whom it dials where: those of whom it reached no port at all."""
+    wanted: dict[str, list[tuple[str, str]]] = {}
+    for src, dst in dict.fromkeys((dial.src, dial.dst) for dial in failed if dial.src != dial.dst):
+        mine = [dial for dial in mesh.failures.get((src, dst), ()) if dial.outcome in LOST]
+        seen = {dial.address for dial in mine}
+        cut = any(all(_is_lost(mine, address, port) for port in mesh.ports.get(dst, ())) for address in seen)
+        if not cut or src not in facts or dst not in facts or len(wanted.get(src, ())) >= PAIRS * ADDRESSES:
+            continue
+        theirs = facts[dst].interfaces
+        others = [e.address for e in theirs.addresses] if isinstance(theirs, Interfaces) else []
+        fitting = [address for address in others if address not in seen and on_link(facts[src], address)]
+        if fitting:
+            wanted.setdefault(src, []).extend((dst, address) for address in fitting[:ADDRESSES])
+    return wanted
+
+
+def _is_lost(dials: list[Dial], address: str, port: int) -> bool:
+    return any((dial.address, dial.port) == (address, port) for dial in dials)
+
+
+CLOSED_DIAL_S = 1.0
+CLOSED = {"address": "", "port": 0, "step": 0, "tries": 1, "mute": True}
+
+
+def find_interceptions(
+    sessions: list[ProbeSession], facts: dict[str, HostFacts], mesh: Mesh, *, pods: bool
+) -> tuple[Interception, ...]:
+    """The dials to closed ports that somebody took."""
+    if len(sessions) < 2 or not (pods or any(was_accepted(dial) for dial in mesh.failed)):
+        return ()
+    nonce = secrets.token_hex(16)
+
+    def hold(session: ProbeSession) -> int | None:
+        return open_listeners(session, nonce, [CLOSED]).ports[0]
+
+    held = ask_once(hold, sessions)
+    first, *others = zip(sessions, held, strict=True)
+    after = {session.node.name: other for session, other in zip(sessions, (*others, first), strict=True)}
+
+    def dial(session: ProbeSession) -> Interception | None:
+        other, port = after[session.node.name]
+        if not isinstance(port, int):
+            return None
+        address = address_of(other.node, facts[other.node.name])
+        deadline = time.monotonic() + 2 * CLOSED_DIAL_S + ANSWER_S
+        targets = [[address, [port], nonce]]
+        told = session.ask(answers.DIALLED, "dial", deadline, targets=targets, timeout_s=CLOSED_DIAL_S)
+        names = {"src": session.node.name, "dst": other.node.name}
+        met = [Dial(**names, address=address, port=port, outcome=row.outcome, error=row.error) for row in told.failed]
+        is_taken = told.connected > 0 or any(was_accepted(one) for one in met)
+        return Interception(**names, address=address, port=port) if is_taken else None
+
+    found = ask_once(dial, sessions)
+    ask_once(lambda session: session.ask(answers.NOTHING, "unlisten", time.monotonic() + ANSWER_S), sessions)
+    return tuple(one for one in found if isinstance(one, Interception))
+
+
+def was_accepted(dial: Dial) -> bool:
+    """Whether the connection of a failed dial came about, with whomever."""
+    return dial.outcome in ("stranger", "intercepted", "reset") or dial.error == "SILENT"
+
+
+AT_MOST = 64
+"""Packets that a host is asked about: a host that is cut off from all others shows it with a few of them."""
+
+Packet = tuple[str, str | None, str | None]
+"""Where to, from which address, by which interface it comes in."""
+
+
+def look_up_routes(
+    sessions: list[ProbeSession], facts: dict[str, HostFacts], failed: Iterable[Dial]
+) -> dict[str, HostFacts]:
+    """The facts of the hosts at both ends of dials that failed, with their ways."""
+    pairs = list(dict.fromkeys((dial.src, dial.dst, dial.address) for dial in failed if _is_literal(dial.address)))
+    out: dict[str, dict[Packet, None]] = {}
+    for src, _, address in pairs:
+        out.setdefault(src, {})[address, None, None] = None
+    first = _ask(sessions, out)
+    back: dict[str, dict[Packet, None]] = {}
+    for src, dst, address in pairs:
+        way = next((way for way in first.get(src, ()) if way.to == address), None)
+        if way is None or way.prefers is None or way.dev is None or dst not in facts:
+            continue
+        # connect(2) looks the way up again once it has a source: a rule may ask for that one
+        back.setdefault(src, {})[address, way.prefers, None] = None
+        back.setdefault(dst, {})[way.prefers, address, None] = None
+        arrives = _between(facts[src], way.dev, facts[dst]) or interface_of(facts[dst], address)
+        if arrives is not None:
+            back[dst][address, way.prefers, arrives] = None
+        home = interface_of(facts[src], way.prefers)
+        returns = interface_of(facts[dst], address)
+        if home is not None and returns is not None:
+            back[src][way.prefers, address, _between(facts[dst], returns, facts[src]) or home] = None
+    second = _ask(sessions, back)
+    return {
+        name: facts[name].model_copy(update={"ways": (*first.get(name, ()), *second.get(name, ()))})
+        for name in first.keys() | second.keys()
+        if name in facts
+    }
+
+
+def _ask(sessions: list[ProbeSession], wanted: dict[str, dict[Packet, None]]) -> dict[str, tuple[Way, ...]]:
+    """The answers of the hosts that gave some; a host of which nothing is known explains nothing."""
+
+    def ask(session: ProbeSession) -> tuple[Way, ...]:
+        packets = list(wanted[session.node.name])[:AT_MOST]
+        asked = [{"to": to, "source": source, "iif": iif} for to, source, iif in packets]
+        told = session.ask(answers.WAYS, "ways", time.monotonic() + ANSWER_S, packets=asked)
+        if [(way.to, way.source, way.iif) for way in told] != packets:
+            raise session.gone(MalformedError("ways of packets that it was not asked about"))
+        return told
+
+    concerned = [session for session in sessions if session.node.name in wanted]
+    found = ask_once(ask, concerned)
+    named = zip((session.node.name for session in concerned), found, strict=True)
+    return {name: answer for name, answer in named if not isinstance(answer, Exception)}
+
+
+def _between(sender: HostFacts, dev: str, receiver: HostFacts) -> str | None:
+    """The receiver's interface in a network that the sender's interface is in."""
+    if not isinstance(sender.interfaces, Interfaces) or not isinstance(receiver.interfaces, Interfaces):
+        return None
+    nets = [
+        ipaddress.ip_network(f"{entry.address}/{entry.netmask}", strict=False)
+        for entry in sender.interfaces.addresses
+        if entry.interface.partition(":")[0] == dev and entry.family == "inet" and entry.netmask is not None
+    ]
+    for entry in receiver.interfaces.addresses:
+        if entry.family == "inet" and any(ipaddress.ip_address(entry.address) in net for net in nets):
+            return entry.interface.partition(":")[0]
+    return None
+
+
+def _is_literal(address: str) -> bool:
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return True
+
+
+WITNESSES = 2
+"""Hosts that look."""
+
+TARGETS = 64
+"""Addresses that each looks at."""
+
+WITNESS_DIAL_S = 2.0
+NAMES_S = 2.0
+WITNESS_ANSWER_S = 3.0
+TAKES_S = NAMES_S + 2 * WITNESS_DIAL_S + WITNESS_ANSWER_S
+"""What all of it may take: what is silent is spoken to, and waited for as long again."""
+
+WORTH_ASKING = ("timed-out", "no-route", "unreachable", "refused")
+"""Where nothing of the host's own was seen."""
+
+LOOKS: tuple[DialOutcome, ...] = (
+    "stranger", "intercepted", "reset", "refused", "timed-out", "no-route", "unreachable",
+)  # fmt: skip
+"""What a witness saw, the most telling first, as of a host's several addresses one counts; the others are no look:
+it could not open a socket, or had no address of its own to dial from."""
+
+
+def ask_witnesses(
+    sessions: list[ProbeSession], failures: Mapping[str, AnyAccessFailure], until: float
+) -> dict[str, SshUnreachable]:
+    """The failures of the hosts that were looked at, with what was seen: sshd greets all, so a stranger is up.
+
+    This machine itself, where it is one of the hosts, is no witness: it has looked already.
+    Nothing is looked at where it might not have ended by ``until`` (:func:`time.monotonic`).
+    """
+    latest = time.monotonic() + TAKES_S
+    chosen = [session for session in sessions if not session.node.local][:WITNESSES]
+    lost = {
+        name: failure
+        for name, failure in failures.items()
+        if isinstance(failure, SshUnreachable)
+        and failure.facts.reason in WORTH_ASKING
+        and failure.facts.jump_host is None
+    }
+    places = _places(lost)[:TARGETS] if chosen and latest <= until else []
+    if not places:
+        return {}
+    nonce = secrets.token_hex(16)
+    targets = [[address, [lost[name].facts.port], nonce] for name, address in places]
+
+    def look(session: ProbeSession) -> Dialled:
+        return session.ask(answers.DIALLED, "dial", latest, targets=targets, timeout_s=WITNESS_DIAL_S)
+
+    seen: dict[str, dict[str, DialOutcome]] = {}
+    for session, told in zip(chosen, ask_once(look, chosen), strict=True):
+        rows = () if isinstance(told, Exception) else told.failed
+        for row in sorted(filter(_is_look, rows), key=lambda row: LOOKS.index(row.outcome)):
+            if row.target < len(places):
+                seen.setdefault(places[row.target][0], {}).setdefault(session.node.name, row.outcome)
+    return {
+        name: lost[name].model_copy(update={"facts": lost[name].facts.model_copy(update={"others": others})})
+        for name, others in seen.items()
+    }
+
+
+def _places(lost: Mapping[str, SshUnreachable]) -> list[tuple[str, str]]:
+    """Hosts and their addresses as this machine resolves them: a witness may know the name as another's, or not at all.
+
+    An address that means another machine elsewhere is left out: 127.0.0.1 of a forward (ssh -L), a link's own.
+    """
+    if not lost:
+        return []
+    known = look_up((failure.facts.address for failure in lost.values()), NAMES_S)
+    found = []
+    for name, failure in lost.items():
+        for text in known.get(failure.facts.address, (failure.facts.address,)):
+            address = numeric(text)
+            if address and not (address.is_loopback or address.is_link_local or address.is_unspecified):
+                found.append((name, text))
+    return found
+
+
+def _is_look(row: DialRow) -> bool:
+    """Whether it shows anything of the host: nothing where somebody took the connection and was silent."""
+    return row.outcome in LOOKS and row.error != "SILENT"

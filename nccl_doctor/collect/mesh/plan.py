@@ -1,0 +1,281 @@
+"""Who dials whom on which ports, at which addresses: pure planning of the port mesh.
+
+A host claims the address of its NCCL interface, and often nothing else knows it: the plan has the name of another net.
+Each dialling host therefore judges a claim by what it knows itself. It dials what the plan names, what its own resolver
+makes of that, what lies in one of its own networks or behind a route of its own that is no default route, and what is
+in the same private block as an address of its own: a routed fabric gives every rack a net of 10.0.0.0/8 and its hosts
+a default route, clouds a /32. Nothing else, and never a loopback, multicast, broadcast or metadata address that the
+plan does not name: that pair is not tested, and the report says why.
+
+NCCL moves data over every interface that NCCL_SOCKET_IFNAME lets through, gloo over every one that GLOO_SOCKET_IFNAME
+names, the first with the first of each other host, the second with the second. Only what lies in a network of the
+dialling host is tried: of what lies behind gateways routes tell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import random
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from nccl_doctor.model.cluster import Node
+from nccl_doctor.nccl.exact_names import gloo_devices
+from nccl_doctor.nccl.gloo import dials
+from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl, nccl_interface
+from nccl_doctor.nccl.interfaces import Chosen, Failure
+from nccl_doctor.nccl.spec import is_read
+from nccl_doctor.snapshot import (
+    Host,
+    HostFacts,
+    Identity,
+    Interfaces,
+    Names,
+    PortRange,
+    Rail,
+    Resolution,
+    Sample,
+    Unknown,
+)
+from nccl_doctor.text import inet
+from nccl_doctor.text.fewest import groups
+
+MeshSize = Literal["auto", "full", "none"]
+
+ALL_PAIRS_UP_TO = 128
+"""Hosts up to which every pair is dialled."""
+
+RANDOM_PEERS = 14
+"""Beyond it, each host dials so many besides the master and its two neighbours in the ring of ranks."""
+
+MOST_SUSPECTS = 16
+"""Hosts that all others dial, after a dial failed that they explain."""
+
+RANDOM_PORTS = 1
+"""Besides both ends of a host's ephemeral range: three ports in all."""
+
+TRIES = 16
+"""How far a listener may step aside from a port that somebody holds."""
+
+FIRST_UNPRIVILEGED = 1024
+"""The kernel takes no range below net.ipv4.ip_unprivileged_port_start (ip-sysctl.rst), which this is by default."""
+
+WHOLE = PortRange(low=32768, high=60999)
+"""Linux' default for net.ipv4.ip_local_port_range, for hosts whose own could not be read."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where one host dials: a host's address, and the ports on it that are ours."""
+
+    dst: str
+    address: str
+    ports: tuple[int, ...]
+
+
+def own_nonce(nonce: str, name: str) -> str:
+    """What one host's listeners say: of this run, and of this host alone."""
+    return hashlib.sha256(f"{nonce} {name}".encode()).hexdigest()[:32]
+
+
+def sampled(order: Sequence[str], size: MeshSize) -> Sample | None:
+    """Which pairs of a job's hosts, by rank, are dialled; None for all of them.
+
+    The random ones are drawn as a circle with fixed distances, so that every host dials as many as dial it; the same
+    hosts draw the same.
+    """
+    count = len(order)
+    if size == "full" or count <= ALL_PAIRS_UP_TO:
+        return None
+    draw = random.Random(" ".join(order))  # noqa: S311 - no secret
+    return Sample(order=tuple(order), distances=(1, count - 1, *draw.sample(range(2, count - 1), RANDOM_PEERS)))
+
+
+def partners(names: Collection[str], sample: Sample | None) -> dict[str, list[str]]:
+    """For each host that takes part, whom it dials."""
+    if sample is None:
+        return {name: [other for other in names if other != name] for name in names}
+    order, count = sample.order, len(sample.order)
+    plan: dict[str, list[str]] = {}
+    for rank, name in enumerate(order):
+        wanted = order if rank == 0 else [order[0], *(order[(rank + far) % count] for far in sample.distances)]
+        if name in names:
+            plan[name] = [other for other in dict.fromkeys(wanted) if other in names and other != name]
+    return {name: plan[name] for name in names}
+
+
+def suspects(failed: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """The fewest hosts that explain the pairs that failed; none where they are so many that a sample shows enough."""
+    found = sorted(name for group in groups(failed) for name in group.guilty)
+    return tuple(found) if len(found) <= MOST_SUSPECTS else ()
+
+
+def listeners(facts: HostFacts, master_port: int | None, seed: str) -> list[dict[str, Any]]:
+    """The listeners that a host is asked for: the master port where it is given, and a sample of its ephemeral range.
+
+    NCCL and gloo bind port 0, so any port of the range may be theirs except the reserved ones; rules and cloud ACLs
+    often open a part of the range only, hence both ends. Each is ``{"address", "port", "step", "tries"}``: a port that
+    somebody holds is left for the next one in direction ``step``.
+    """
+    own = facts.port_range if isinstance(facts.port_range, PortRange) else WHOLE
+    draw = random.Random(seed)  # noqa: S311 - no secret
+    middle = draw.sample(range(own.low, own.high + 1), min(RANDOM_PORTS, own.high - own.low + 1))
+    wanted = [(own.low, 1), (own.high, -1), *((port, 1) for port in middle)]
+    taken = own.reserved_ports
+    found = [
+        {"address": "", "port": _unreserved(port, step, taken, own), "step": step, "tries": TRIES}
+        for port, step in wanted
+    ]
+    if master_port is not None:
+        found.insert(0, {"address": "", "port": master_port, "step": 0, "tries": 1})
+    return found
+
+
+def could_open(wanted: dict[str, Any], port: int) -> bool:
+    """Whether a listener that was asked for may have come to this port: a step aside, or the kernel's own choice."""
+    if wanted["port"] == 0:
+        return port >= FIRST_UNPRIVILEGED
+    return port in range(wanted["port"], wanted["port"] + (wanted["step"] or 1) * wanted["tries"], wanted["step"] or 1)
+
+
+def _unreserved(port: int, step: int, taken: frozenset[int], own: PortRange) -> int:
+    """The first port from here that may be given out; 0, the kernel's own choice, where none is left this way."""
+    while port in taken:
+        port += step
+    return port if own.low <= port <= own.high else 0
+
+
+PRIVATE = tuple(
+    map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"))
+)
+"""What an organisation numbers by itself: RFC 1918, the shared space of RFC 6598, unique local addresses (RFC 4193)."""
+
+METADATA = frozenset(
+    map(
+        ipaddress.ip_address,
+        ("169.254.169.254", "169.254.170.2", "100.100.100.200", "fd00:ec2::254", "fd20:ce::254"),
+    )
+)
+"""Where clouds serve credentials to whoever asks from a host: all of them; ECS; Alibaba; AWS and GCP by IPv6."""
+
+_BROADCAST = ipaddress.ip_address("255.255.255.255")
+
+
+def address_of(node: Node, facts: HostFacts) -> str:
+    """Where NCCL will listen on a host: its interface's address, else what the host itself makes of its name."""
+    chosen = nccl_interface(Host(node=node, facts=facts))
+    if chosen is not None:
+        return chosen.address
+    own = facts.resolution.get(node.address) if isinstance(facts.resolution, Names) else None
+    if isinstance(own, Resolution) and own.addresses and not own.addresses[0].startswith("127."):
+        return own.addresses[0]
+    return node.address
+
+
+def confirmed(address: str, dst: Node, source: HostFacts) -> bool:
+    """Whether a host that knows ``source`` may dial ``dst`` at the address that this one claims."""
+    if address == dst.address:
+        return True
+    known = source.resolution.get(dst.address) if isinstance(source.resolution, Names) else None
+    if known is not None and address in known.addresses:
+        return True
+    try:
+        there = inet.address_of(address)
+    except ValueError:
+        return False
+    there = getattr(there, "ipv4_mapped", None) or there
+    own = list(own_networks(source))
+    if there.is_loopback or there.is_multicast or there.is_unspecified or there in METADATA or _broadcast(there, own):
+        return False
+    return any(there in network for network in (*own, *_routes(source), *_private_blocks(own)))
+
+
+def own_networks(source: HostFacts) -> Iterator[inet.Network]:
+    """Those that a host is in."""
+    for entry in source.interfaces.addresses if isinstance(source.interfaces, Interfaces) else ():
+        address = entry.address.partition("%")[0]
+        yield inet.network_of(address if entry.netmask is None else f"{address}/{inet.prefix_length(entry.netmask)}")
+
+
+def _routes(source: HostFacts) -> Iterator[inet.Network]:
+    """Where a host's routes lead, the default routes left out."""
+    for route in () if isinstance(source.routes, Unknown) else source.routes:
+        network = inet.network_of(route.destination)
+        if network.prefixlen > 0:
+            yield network
+
+
+def _private_blocks(own: list[inet.Network]) -> Iterator[inet.Network]:
+    """The private blocks in which a host has an address."""
+    return (block for block in PRIVATE if any(net.network_address in block for net in own))
+
+
+def _broadcast(there: inet.Address, own: list[inet.Network]) -> bool:
+    """Whether all hosts of a net would hear it; nets of two addresses and of one have no such address (RFC 3021)."""
+    return there == _BROADCAST or any(
+        there == net.broadcast_address for net in own if net.version == 4 and net.prefixlen < 31
+    )
+
+
+@dataclass(frozen=True)
+class Rails:
+    """What one host's NCCL and gloo use; each of gloo's in its place."""
+
+    nccl: tuple[Chosen, ...] = ()
+    gloo: tuple[Chosen, ...] = ()
+
+    def of(self, address: str) -> Rail:
+        """What lies behind one of the addresses."""
+        users: list[tuple[Literal["NCCL", "gloo"], tuple[Chosen, ...]]] = [("NCCL", self.nccl), ("gloo", self.gloo)]
+        found = [(user, one.name) for user, used in users for one in used if one.address == address]
+        return Rail(interface=found[0][1], users=tuple(user for user, _ in found))
+
+
+def of_host(node: Node, facts: HostFacts) -> Rails:
+    """What is known of them; nothing where a fact that decides is not known."""
+    return Rails(_of_nccl(node, facts), _of_gloo(node, facts))
+
+
+def between(source: HostFacts, own: Rails, target: Rails) -> list[str]:
+    """The addresses that a host dials on another one, in the order in which they are used."""
+    wanted = [one.address for one in target.nccl]
+    wanted += [
+        there.address for here, there in zip(own.gloo, target.gloo, strict=False) if dials(here.address, there.address)
+    ]
+    return [address for address in dict.fromkeys(wanted) if on_link(source, address)]
+
+
+def on_link(source: HostFacts, address: str) -> bool:
+    """Whether an address lies in a network that the host is in, and is not its own."""
+    if not isinstance(source.interfaces, Interfaces) or any(e.address == address for e in source.interfaces.addresses):
+        return False
+    there = inet.address_of(address)
+    if there.is_loopback or there.is_link_local or there in METADATA:
+        return False
+    return any(there in net and there != net.broadcast_address for net in own_networks(source) if net.num_addresses > 1)
+
+
+def _of_nccl(node: Node, facts: HostFacts) -> tuple[Chosen, ...]:
+    """NET/Socket's: where RDMA devices are there it moves nothing, and without GPUs only who sets it means NCCL."""
+    seen = host_nccl(Host(node=node, facts=facts))
+    if not isinstance(seen, HostNccl):
+        return ()
+    wanted = seen.variables.get("NCCL_SOCKET_IFNAME")
+    is_meant = (wanted is not None and is_read(wanted.value)) or (
+        not isinstance(facts.gpus, Unknown) and bool(facts.gpus)
+    )
+    without_rdma = seen.variables.get("NCCL_IB_DISABLE")
+    by_socket = facts.rdma == () or (without_rdma is not None and without_rdma.value == "1")
+    return seen.choice.net_socket if is_meant and by_socket else ()
+
+
+def _of_gloo(node: Node, facts: HostFacts) -> tuple[Chosen, ...]:
+    if not isinstance(facts.interfaces, Interfaces) or isinstance(facts.env, Unknown):
+        return ()
+    names = facts.resolution if isinstance(facts.resolution, Names) else None
+    hostname = facts.identity.hostname if isinstance(facts.identity, Identity) else ""
+    resolution = names.get(hostname) if names is not None else None
+    devices = gloo_devices(facts.interfaces, {**facts.env, **node.env}, resolution)
+    return () if devices is None or isinstance(devices, Failure) else devices

@@ -1,0 +1,1 @@
+"""fix-port: who holds a port, and how it is freed."""

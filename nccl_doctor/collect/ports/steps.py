@@ -1,0 +1,368 @@
+"""One call of ``fix-port``: it looks, ends a job, waits for the kernel, finds a port that is free on all hosts.
+
+A port that is free is of no use where a firewall drops it; only what every host really connected to is suggested.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+from nccl_doctor.collect.ports.fleet import Fleet, Machine, sleep
+from nccl_doctor.errors import DoctorError, NotReachedError
+from nccl_doctor.model.ports import (
+    LAST_PORT,
+    Elsewhere,
+    GpuUse,
+    Holder,
+    HolderJob,
+    Identity,
+    Member,
+    PortReport,
+    Socket,
+    Suggestion,
+)
+from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.shell import script
+
+Tell = Callable[[str], None]
+"""Shows what is waited for; the next call replaces it."""
+
+POLL_S = 0.1
+KILL_S = 5.0
+"""What a process may take to go after SIGKILL: the kernel gives back its memory, a GPU's driver its own."""
+SETTLE_S = 1.0
+"""What sockets may take to go after their last process."""
+MOST_WAIT_S = 300.0
+"""For the kernel to give a port back, whatever a host says: a TIME_WAIT takes a minute."""
+MOST_PROCESSES = 1 << 15
+"""Of a job, with all that it started while it was ending."""
+FIRST = 1024
+FEW, MANY = 16, 512
+"""Ports that a host is asked for at once: the first ones are mostly free, and each costs a trial."""
+TRIALS = 2
+"""How often free ports are tried from the other hosts, until it is said that none can be reached."""
+WELL_KNOWN = frozenset(
+    {
+        *(2049, 2222, 3000, 3306, 4444, 5000, 5432, 5555, 6006, 6379, 6443, 6817, 6818, 6819, 7860, 8000, 8080, 8265),
+        *(8443, 8787, 8786, 8888, 8889, 9000, 9090, 9100, 9400, 10001, 10250, 11211, 11434, 19999, 27017, 28028, 29400),
+    }
+)
+"""Ports on which hosts of training clusters often run something, whether it runs now or not.
+
+Among them NFS, Slurm's daemons, Ray, Dask, Kubernetes' agent, notebooks and dashboards, NCCL's own RAS (28028) and
+torchrun's c10d rendezvous (29400).
+"""
+
+
+class Ended(NamedTuple):
+    """What became of a job: PIDs that are gone, PIDs that still live, and why some were not signalled."""
+
+    gone: tuple[int, ...]
+    left: tuple[int, ...]
+    denied: tuple[str, ...]
+
+
+def look(machine: Machine, port: int | None, process: Identity | None, grace_s: float) -> PortReport:
+    """Who holds a port on a machine, or what job a process of it belongs to."""
+    pid, started = process or (None, None)
+    told = machine.ask("port", port=port, pid=pid, started=started, grace_s=grace_s)
+    trial = told["trial"] or {"free": not told["jobs"]}
+    return PortReport(
+        host=machine.name or told["host"],
+        here=not machine.name,
+        port=port,
+        pid=pid,
+        gone=started is not None and not told["jobs"],
+        free=trial["free"],
+        cause=trial.get("cause"),
+        error=trial.get("error"),
+        hint=trial.get("hint"),
+        time_wait_s=trial.get("time_wait_s"),
+        jobs=tuple(map(_job, told["jobs"])),
+        sockets=tuple(Socket(**sock) for sock in trial.get("sockets", ())),
+        elsewhere=tuple(Elsewhere(**one) for one in told["elsewhere"]),
+        root=told["uid"] == 0,
+        reserved=(told["range"] or {}).get("reserved"),
+    )
+
+
+def end(machine: Machine, jobs: Iterable[HolderJob], grace_s: float, *, force: bool, tell: Tell) -> Ended:
+    """Ends whole jobs: SIGTERM, a grace period, SIGKILL; each process is looked at again right before each signal."""
+    named = [(member.pid, member.started) for job in jobs for member in job.members]
+    answer = machine.ask("signal", processes=named, signal="TERM", force=force)
+    denied = [why for _, why in answer["denied"]]
+    if denied and not answer["sent"]:  # then there is nothing to wait for
+        return Ended((), tuple(sorted(pid for pid, _ in _identities(answer))), tuple(dict.fromkeys(denied)))
+    known = dict.fromkeys([*named, *_identities(answer)])
+
+    def alive() -> list[tuple[int, int]]:
+        # what a launcher started while it was ending belongs to the job too
+        living = _identities(machine.ask("signal", processes=list(known), signal=None, force=force))
+        known.update(dict.fromkeys(living))
+        if len(known) > MOST_PROCESSES:
+            raise NotReachedError(f"{machine.name}: it tells of more than {MOST_PROCESSES} processes of one job")
+        return living
+
+    left = _wait(alive, grace_s, lambda pids, s: tell(f"SIGTERM sent; SIGKILL to pid {pids} in {s:.0f} s"))
+    if left:
+        answer = machine.ask("signal", processes=list(known), signal="KILL", force=force)
+        denied += [why for _, why in answer["denied"]]
+        left = _wait(alive, KILL_S, lambda pids, s: tell(f"SIGKILL sent; waiting for pid {pids}, {s:.0f} s"))
+    staying = {pid for pid, _ in left}
+    gone = tuple(pid for pid, _ in known if pid not in staying)
+    return Ended(gone, tuple(sorted(staying)), tuple(dict.fromkeys(denied)))
+
+
+def wait_until_free(machine: Machine, report: PortReport, tell: Tell, *, settle_s: float = SETTLE_S) -> PortReport:
+    """Tries the port again as long as waiting can help: the kernel ends a TIME_WAIT by itself, no process."""
+    settled = time.monotonic() + settle_s
+    began = time.monotonic()
+    while not report.free:
+        waiting = report.cause == "time-wait"
+        if waiting and time.monotonic() - began > min(2 * (report.time_wait_s or 60) + 60, MOST_WAIT_S):
+            return report
+        if not waiting and time.monotonic() > settled:
+            return report
+        if waiting and report.time_wait_s is not None:
+            tell(f"port {report.port}: TIME_WAIT, free in {report.time_wait_s:.0f} s")
+        sleep(min(1.0, (report.time_wait_s or 0) + 0.05) if waiting else POLL_S)
+        report = look(machine, report.port, None, 0)
+    return report
+
+
+def next_port(machines: Sequence[Machine], after: int, address: str | None = None) -> int | None:
+    """The first port behind ``after``, then from 1024 on, that is fit and free on all machines; None where none is.
+
+    Args:
+        machines: the one that will listen, and then the others of its job.
+        after: the port to move away from.
+        address: where the others will look for the first; they try it there. None where nobody else will.
+
+    Raises:
+        DoctorError: they reach none of those that were tried.
+        NotReachedError: a machine did not answer.
+    """
+    target, *others = machines
+    candidates = (port for port in chain(range(after + 1, LAST_PORT + 1), range(FIRST, after)) if port >= FIRST)
+    wanted = (port for port in candidates if port not in WELL_KNOWN)
+    tried: list[dict[str, set[int]]] = []
+    for batch in _batches(wanted):
+        free = set(batch)
+        for answer in _everywhere(partial(_free, batch), machines):
+            free &= answer
+        if free and others and address is not None:
+            tried.append(reached(target, others, address, [port for port in batch if port in free]))
+            free = set.intersection(*tried[-1].values())
+        if free:
+            return next(port for port in batch if port in free)
+        if len(tried) == TRIALS:
+            raise DoctorError(_out_of_reach(target, address, tried))
+    return None
+
+
+def _out_of_reach(target: Machine, address: str | None, tried: Sequence[dict[str, set[int]]]) -> str:
+    lost = [name for name in tried[0] if not any(answer[name] for answer in tried)]
+    return (
+        f"{fold(lost or list(tried[0]))} can't reach {target.name} ({address}) on any port that is free there; "
+        "`nccl-doctor check` with the same hosts finds what stops them"
+    )
+
+
+def suggestion(
+    machines: Sequence[Machine], after: int, address: str | None = None, master: str | None = None
+) -> Suggestion | None:
+    """The next port, and the line that sets it for what is started next from the same shell; see :func:`next_port`.
+
+    torchrun and torch.distributed.launch read PET_MASTER_PORT (torch/distributed/argparse_util.py), ``env://`` reads
+    MASTER_PORT (torch/distributed/rendezvous.py).
+    """
+    port = next_port(machines, after, address)
+    if port is None:
+        return None
+    command = script("export MASTER_PORT={port} PET_MASTER_PORT={port}", port=port)
+    return Suggestion(port, command.text, tuple(machine.name for machine in machines), master)
+
+
+def _everywhere(ask: Callable[[Machine], set[int]], machines: Sequence[Machine]) -> Iterator[set[int]]:
+    """The answers of all machines, asked at once; the first that fails is raised."""
+    if len(machines) == 1:
+        # without the import of threads and queues, which takes a tenth of the command's time
+        yield ask(machines[0])
+        return
+    from nccl_doctor.collect.connect.asking import fan_out
+
+    for answer in fan_out(ask, machines):
+        if isinstance(answer, Exception):
+            raise answer
+        yield answer
+
+
+def _free(ports: list[int], machine: Machine) -> set[int]:
+    return set(machine.ask("free", ports=ports)["free"])
+
+
+def _batches(ports: Iterator[int]) -> Iterator[list[int]]:
+    size = FEW
+    while batch := list(islice(ports, size)):
+        yield batch
+        size = MANY
+
+
+def _wait(
+    alive: Callable[[], list[tuple[int, int]]], seconds: float, tell: Callable[[str, float], None]
+) -> list[tuple[int, int]]:
+    """Those that still live after so many seconds; returns at once when nobody does."""
+    deadline = time.monotonic() + seconds
+    while (living := alive()) and (left := deadline - time.monotonic()) > 0:
+        tell(" ".join(str(pid) for pid, _ in living[:8]) + (" …" if len(living) > 8 else ""), left)
+        sleep(POLL_S)
+    return living
+
+
+def _identities(answer: dict[str, Any]) -> list[tuple[int, int]]:
+    return [(pid, started) for pid, started in answer["alive"]]
+
+
+def _job(told: dict[str, Any]) -> HolderJob:
+    members = tuple(
+        Member(**{**one, "gpus": tuple(GpuUse(use["gpu"], use["uuid"], use["memory_mib"]) for use in one["gpus"])})
+        for one in told["processes"]
+    )
+    return HolderJob(
+        root=told["root"],
+        orphan=told["orphan"],
+        unit=told["unit"],
+        holders=tuple(Holder(**{**one, "tree": tuple(one["tree"])}) for one in told["holders"]),
+        members=members,
+        refusal=told["refusal"],
+        final=told["final"],
+    )
+
+
+class Steps(NamedTuple):
+    """What is to be done besides looking.
+
+    Attributes:
+        kill: end the jobs of the holders.
+        force: those too that somebody attends to, and those of others.
+        wait: until the kernel gives the port back.
+        grace_s: seconds from SIGTERM to SIGKILL.
+        confirm: asked before a job is ended, with what would be; False leaves it.
+        tell: shows what is waited for.
+        say: says what stays.
+    """
+
+    kill: bool
+    force: bool
+    wait: bool
+    grace_s: float
+    confirm: Callable[[PortReport], bool]
+    tell: Tell
+    say: Tell
+
+
+def about_port(fleet: Fleet, port: int, process: Identity | None, steps: Steps) -> PortReport:
+    """What became of a port, or of what one process has on it."""
+    report = look(fleet.target, port, process, steps.grace_s)
+    if report.gone and not report.free:
+        report = look(fleet.target, port, None, steps.grace_s)._replace(gone=True, pid=report.pid)
+    if steps.kill and not report.free:
+        report = _kill(report, fleet.target, steps)
+    if steps.wait or report.ended:
+        waited = wait_until_free(fleet.target, report, steps.tell)
+        report = waited._replace(ended=report.ended, left=report.left, refused=report.refused)
+    return report if report.free else report._replace(suggestion=_suggestion(fleet, port, steps))
+
+
+def about_process(fleet: Fleet, process: Identity, steps: Steps) -> PortReport:
+    """What became of the job of a process, whatever port it has."""
+    report = look(fleet.target, None, process, steps.grace_s)
+    return _kill(report, fleet.target, steps) if steps.kill and report.jobs else report
+
+
+def moved(fleet: Fleet, port: int) -> PortReport:
+    """The next port that is free on every host, in place of this one.
+
+    Raises:
+        DoctorError: there is none.
+    """
+    found = suggestion(fleet.all(), port, fleet.address, fleet.master)
+    if found is None:
+        raise DoctorError("no port from 1024 to 65535 is free on every host and fit for a job")
+    name = fleet.target.name
+    host = name or socket.gethostname()
+    return PortReport(host=host, here=not name, port=found.port, free=True, suggestion=found, instead_of=port)
+
+
+def _kill(report: PortReport, machine: Machine, steps: Steps) -> PortReport:
+    """Ends the holders' jobs: all of them, or none where one may not be ended."""
+    refused = _why_not(report, force=steps.force)
+    if refused is None and not steps.confirm(report):
+        refused = "you said no"
+    if refused is not None:
+        return report._replace(refused=refused)
+    ended = end(machine, report.jobs, steps.grace_s, force=steps.force, tell=steps.tell)
+    report = report._replace(ended=ended.gone, left=ended.left, refused="; ".join(ended.denied) or None)
+    return report._replace(free=not ended.left, jobs=()) if report.port is None else report
+
+
+def _why_not(report: PortReport, *, force: bool) -> str | None:
+    if report.gone:
+        return f"the process that was meant is gone, and pid {report.pid} is another's now or nobody's"
+    if not report.jobs:
+        return report.hint or "nobody holds the port any more; only waiting helps (--wait)"
+    barred = [job for job in report.jobs if job.refusal and (job.final or not force)]
+    # what nothing lifts comes first: --force would not help
+    barred.sort(key=lambda job: not job.final)
+    return barred[0].refusal if barred else None
+
+
+def _suggestion(fleet: Fleet, port: int, steps: Steps) -> Suggestion | None:
+    try:
+        return suggestion(fleet.all(), port, fleet.address, fleet.master)
+    except DoctorError as error:
+        steps.say(f"no port to move to: {error}")
+        return None
+
+
+DIAL_S = 3.0
+AT_ONCE = 64
+"""Ports that are tried together: fewer than a host dials at once, so that one time-out is all that it costs."""
+
+
+def reached(target: Machine, others: Sequence[Machine], address: str, ports: Sequence[int]) -> dict[str, set[int]]:
+    """By host, those of the target's free ports, of which :data:`AT_ONCE` are tried, to which it connects.
+
+    Raises:
+        NotReachedError: a host did not answer.
+    """
+    from nccl_doctor.collect.connect.asking import fan_out
+
+    nonce = secrets.token_hex(16)
+    wanted = list(ports[:AT_ONCE])
+    sockets = [{"address": "", "port": port, "step": 0, "tries": 1} for port in wanted]
+
+    def dial(machine: Machine) -> set[int]:
+        machine.ask("listen", nonce=nonce, sockets=[])
+        told = machine.ask("dial", targets=[[address, good, nonce]], timeout_s=DIAL_S)
+        return set(good) - {port for _, port, *_ in told["failed"]}
+
+    try:
+        listening = target.ask("listen", nonce=nonce, sockets=sockets)
+        # what it was not asked for may be somebody else's
+        good = sorted({port for port in listening["ports"] if port is not None} & set(wanted))
+        found = fan_out(dial, others)
+    finally:
+        fan_out(lambda machine: machine.ask("unlisten"), [target, *others])
+    connected: dict[str, set[int]] = {}
+    for machine, answer in zip(others, found, strict=True):
+        if isinstance(answer, Exception):
+            raise answer
+        connected[machine.name] = answer
+    return connected

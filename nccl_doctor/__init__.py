@@ -8,10 +8,10 @@
 4. connect: transport/register.py reaches each host, collect/connect/session.py starts probe/main.py there and asks it.
    Facts follow at once, host by host: probe/facts/ looks, and collect/facts/host_facts.py types each answer as
    ``HostFacts`` (snapshot/hosts.py).
-5. mesh: collect/mesh/mesh.py has every host listen, and dial the others (probe/mesh.py). Dials that a busy machine may
-   have lost are made again (collect/mesh/dials.py), hosts that this machine can't reach are looked at from their peers
-   (collect/mesh/failed_dials.py), and checks/view.py ``FailedDials`` tells why the others failed.
-6. smoke: collect/smoke/ runs an all-reduce over all hosts (probe/allreduce.py) and notes how far each rank came.
+5. mesh: collect/mesh/mesh.py has every host listen, and dial the others (probe/mesh/mesh.py). Dials that a busy
+   machine may have lost are made again (collect/mesh/dials.py), hosts that this machine can't reach are looked at from
+   their peers (collect/mesh/failed_dials.py), and checks/view.py ``FailedDials`` tells why the others failed.
+6. smoke: collect/smoke/ runs an all-reduce over all hosts (probe/smoke/allreduce.py) and notes how far each rank came.
 7. judge/diagnose.py ``judge`` runs the checks of model/register.py (checks/CATEGORY/NAME.py) over the ``Snapshot``
    (judge/run_check.py); each gets a ``View`` (checks/view.py), with what nccl/ and firewall/ make of the facts;
    judge/consequences.py puts what merely follows under its cause. Where an all-reduce hung and nobody is to blame,

@@ -146,7 +146,7 @@ class Dialled(Observed):
 
 
 class PathMtuResult(Observed):
-    """What became of full-size packets to one target (probe/pmtu.py)."""
+    """What became of full-size packets to one target (probe/mesh/mesh.py)."""
 
     outcome: Literal["passed", "stalled", "reset", "not-connected"]
     sent: Count
@@ -156,7 +156,7 @@ class PathMtuResult(Observed):
 
 
 class RankEvent(Observed):
-    """What a rank reports, or the probe of it; see probe/allreduce_worker.py and probe/allreduce_ranks.py."""
+    """What a rank reports, or the probe of it; see probe/smoke/worker.py and probe/smoke/ranks.py."""
 
     local_rank: Count
     since: Seconds = 0.0

@@ -98,7 +98,7 @@ class MeshReport(FrozenModel):
 
 
 Reported = Literal["started", "torch", "store", "group", "allreduce", "sizes", "done"]
-"""What a rank of the all-reduce reports, in the order in which it gets there (probe/allreduce_worker.py)."""
+"""What a rank of the all-reduce reports, in the order in which it gets there (probe/smoke/worker.py)."""
 Stage = Literal["none", Reported]
 """The last that a rank reported; "none" before the first."""
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -108,7 +108,7 @@ class RankReport(FrozenModel):
     """How far one rank came.
 
     Attributes:
-        stage: the last that it reached, "none" before the first: see probe/allreduce_worker.py for their order.
+        stage: the last that it reached, "none" before the first: see probe/smoke/worker.py for their order.
         pid: on its host; the interpreter, torch and NCCL are those that it really loaded.
         times: seconds from its start to each stage.
         exit_code: of exit(3); ``signal``, the number, where it was killed.

@@ -6,8 +6,8 @@ import os
 import re
 from typing import Any, Sequence
 
+from nccl_doctor.probe.reading import Unavailable
 from nccl_doctor.probe.tools import output
-from nccl_doctor.probe.unavailable import Unavailable
 
 FIELDS = ("index", "name", "uuid", "memory.total", "memory.used", "driver_version")
 DEVICES = ("/dev/nvidia0", "/proc/driver/nvidia", "/dev/dxg")
@@ -17,14 +17,14 @@ NOT_FOUND = 6
 """nvidia-smi's exit status with those words (nvidia-smi(1), "RETURN VALUE")."""
 
 
-def collect(deadline: float) -> list[dict[str, Any]]:
+def list_gpus(deadline: float) -> list[dict[str, Any]]:
     """snapshot.Gpu of each; none where nothing of NVIDIA's is there at all.
 
     Raises:
         Unavailable: a driver without nvidia-smi, or nvidia-smi fails or says what can't be read, in its words.
     """
     try:
-        return parse(query("gpu", FIELDS, deadline))
+        return parse_gpus(query("gpu", FIELDS, deadline))
     except ValueError as error:
         raise Unavailable(f"nvidia-smi said: {error}") from None
 
@@ -45,7 +45,7 @@ def query(what: str, fields: Sequence[str], deadline: float) -> str:
     return ""
 
 
-def parse(text: str) -> list[dict[str, Any]]:
+def parse_gpus(text: str) -> list[dict[str, Any]]:
     """The rows of ``--format=csv,noheader,nounits``.
 
     Raises:
@@ -80,3 +80,53 @@ def _mib(text: str, line: str) -> int | None:
     if not re.fullmatch(r"[0-9]{1,15}", text):
         raise ValueError(line.strip())
     return int(text)
+
+
+SIGNS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg")
+"""A driver is there; without one nvidia-smi need not be started."""
+PROCESS_FIELDS = ("gpu_uuid", "pid", "used_memory")
+
+
+def list_gpu_processes(deadline: float) -> list[dict[str, Any]]:
+    """snapshot.GpuUse of each process and GPU; none where there is no NVIDIA driver.
+
+    Raises:
+        Unavailable: nvidia-smi is missing, fails or is too slow.
+    """
+    if not any(os.path.exists(path) for path in SIGNS):
+        return []
+    rows = query("compute-apps", PROCESS_FIELDS, deadline)
+    return parse_gpu_processes(rows, query("gpu", ("index", "uuid"), deadline) if rows.strip() else "")
+
+
+def parse_gpu_processes(text: str, numbers: str = "") -> list[dict[str, Any]]:
+    """The rows of ``--format=csv,noheader,nounits``; memory in MiB, None where the platform does not tell it.
+
+    Args:
+        text: a row for each process and GPU.
+        numbers: a row for each GPU: its index and UUID.
+
+    Raises:
+        Unavailable: a line is no row.
+    """
+    index = {uuid.strip(): int(number) for number, _, uuid in (row.partition(",") for row in numbers.splitlines())}
+    found = []
+    for line in text.splitlines():
+        parts = [part.strip() for part in line.split(",")]
+        if len(parts) == len(PROCESS_FIELDS) and parts[1].isdigit():
+            uuid, pid, memory = parts
+            mib = int(memory) if memory.isdigit() else None
+            found.append({"pid": int(pid), "gpu": index.get(uuid), "uuid": uuid, "memory_mib": mib})
+        elif line.strip() and not line.startswith("No "):  # "No running processes found", "No devices were found"
+            raise Unavailable(f"nvidia-smi said: {line.strip()[:200]}")
+    return found
+
+
+def utilization(deadline: float) -> dict[str, int | None]:
+    """Percent of the last second in which each GPU worked, by UUID; None where it does not tell.
+
+    Raises:
+        Unavailable: nvidia-smi is missing, fails or is too slow.
+    """
+    rows = (row.partition(",") for row in query("gpu", ("uuid", "utilization.gpu"), deadline).splitlines())
+    return {uuid.strip(): int(told) if told.strip().isdigit() else None for uuid, _, told in rows}

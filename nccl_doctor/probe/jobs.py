@@ -8,10 +8,107 @@ or an orphan of the same user that says of itself that it belongs to the same ru
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+import re
+from typing import NamedTuple, Sequence
 
-from nccl_doctor.probe import programs, units
+from nccl_doctor.probe import units
 from nccl_doctor.probe.procs import Proc, Table
+
+PYTHON = re.compile(r"(?:python|pypy)[0-9.]*[a-z]?")
+WITH_VALUE = frozenset({"-X", "-W", "--check-hash-based-pycs"})
+"""Options of the interpreter whose value is the next argument (python --help)."""
+
+LAUNCHERS = frozenset(
+    {
+        *("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "accelerate-launch"),
+        *("accelerate.commands.launch", "accelerate.commands.accelerate_cli", "deepspeed", "deepspeed.pt"),
+        *("deepspeed.launcher.launch", "deepspeed.launcher.runner", "mpirun", "mpiexec", "mpiexec.hydra", "orterun"),
+        *("prterun", "orted", "prted", "hydra_pmi_proxy", "pmi_proxy", "horovodrun", "horovod.runner", "colossalai"),
+    }
+)
+"""Programs and modules that start the ranks of a job and wait for them."""
+
+SERVICES = {
+    "http.server": "a web server",
+    "uvicorn": "a web server",
+    "gunicorn": "a web server",
+    "hypercorn": "a web server",
+    "waitress-serve": "a web server",
+    "flask": "a web server",
+    "manage.py": "a web server",
+    "streamlit": "a web server",
+    "tensorboard": "TensorBoard",
+    "tensorboard.main": "TensorBoard",
+    "jupyter": "a notebook server",
+    "jupyter-lab": "a notebook server",
+    "jupyter-notebook": "a notebook server",
+    "jupyter-server": "a notebook server",
+    "jupyterhub": "a notebook server",
+    "jupyterlab": "a notebook server",
+    "notebook": "a notebook server",
+    "ipykernel_launcher": "a notebook's kernel",
+    "ipykernel": "a notebook's kernel",
+    "ipython": "an interactive Python",
+    "IPython": "an interactive Python",
+    "ptpython": "an interactive Python",
+    "bpython": "an interactive Python",
+    "pdb": "a debugger",
+    "ipdb": "a debugger",
+    "pudb": "a debugger",
+    "debugpy": "a debugger",
+    "supervisord": "a supervisor of services",
+    "celery": "a task queue's worker",
+    "dask-scheduler": "Dask's scheduler",
+    "dask-worker": "a worker of Dask's",
+}
+"""Python programs that serve people or others and are no training, by what :func:`program` says of them."""
+
+HELPERS = frozenset({"wandb-core", "gpu_stats", "torch_shm_manager"})
+"""Programs that a rank's libraries start beside it, and that end with it: of wandb, and of torch (torch/bin)."""
+
+SPAWNED = ("multiprocessing.spawn", "multiprocessing.forkserver", "multiprocessing.resource_tracker")
+"""In the command line of what Python's multiprocessing starts (Lib/multiprocessing)."""
+
+
+def is_python(executable: str) -> bool:
+    """Whether the base name of a program is a Python interpreter's."""
+    return PYTHON.fullmatch(executable) is not None
+
+
+def program(argv: Sequence[str]) -> str:
+    """What runs: the module behind ``-m``, the base name of the script, or of the program itself; "-c" for a text."""
+    if not argv:
+        return ""
+    name = os.path.basename(argv[0].partition(" ")[0].rstrip(":"))
+    if not is_python(name):
+        return name
+    words = iter(argv[1:])
+    for word in words:
+        if word == "-c":
+            return word
+        if word == "-m" or (word.startswith("-") and not word.startswith("--") and word.endswith("m")):
+            return next(words, "")
+        if word in WITH_VALUE:
+            next(words, "")
+        elif not word.startswith("-"):
+            return os.path.basename(word)
+    return name
+
+
+def is_launcher(argv: Sequence[str]) -> bool:
+    """Whether a command line is that of a launcher, which starts ranks."""
+    return program(argv) in LAUNCHERS
+
+
+def service(argv: Sequence[str]) -> str | None:
+    """The service that a command line is of, "sshd"; None for none that is known."""
+    return SERVICES.get(program(argv))
+
+
+def is_spawned(argv: Sequence[str]) -> bool:
+    """Whether a command line is one that Python's multiprocessing starts."""
+    return any(mark in word for word in argv for mark in SPAWNED)
+
 
 RUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "GROUP_RANK")
 """Variables that torchrun gives to all ranks of a node alike (torch/distributed/elastic/agent/server)."""
@@ -70,7 +167,7 @@ def is_adopted(proc: Proc, table: Table) -> bool:
         return False
     mine, theirs = table.environ(proc.pid), table.environ(parent.pid)
     inherited = any(name in theirs and mine.get(name) == theirs[name] for name in RANK_VARIABLES)
-    return not inherited and not programs.is_launcher(table.argv(parent.pid))
+    return not inherited and not is_launcher(table.argv(parent.pid))
 
 
 def is_orphan(pid: int, table: Table) -> bool:
@@ -110,10 +207,10 @@ def _started(parent: Proc, child: Proc, table: Table) -> bool:
     if table.uid(parent.pid) != table.uid(child.pid):
         return False
     above, below = table.argv(parent.pid), table.argv(child.pid)
-    if programs.is_launcher(above):
+    if is_launcher(above):
         return True
     forked = above == below != ()
-    return programs.is_python(table.executable(parent.pid)) and (forked or programs.is_spawned(below))
+    return is_python(table.executable(parent.pid)) and (forked or is_spawned(below))
 
 
 def _orphans_of_the_same_run(root: Proc, table: Table) -> list[int]:
@@ -142,5 +239,5 @@ def _same_run(one: Proc, other: Proc, table: Table) -> bool:
     ranks = mine.get("LOCAL_RANK"), theirs.get("LOCAL_RANK")
     if None not in ranks and "MASTER_PORT" in mine:
         return (together or ranks[0] != ranks[1]) and all(mine.get(name) == theirs.get(name) for name in RUN)
-    spawned = programs.is_spawned(table.argv(one.pid)) and programs.is_spawned(table.argv(other.pid))
+    spawned = is_spawned(table.argv(one.pid)) and is_spawned(table.argv(other.pid))
     return together and spawned and table.argv(one.pid)[:1] == table.argv(other.pid)[:1]

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any, Callable, Dict
 from nccl_doctor.probe import children
 
 if TYPE_CHECKING:
-    from nccl_doctor.probe.allreduce import Launcher
+    from nccl_doctor.probe.smoke.allreduce import Launcher
 
 Handler = Callable[[Dict[str, Any]], Any]
 
 CHUNK = 1 << 16
-WORKER = "nccl_doctor.probe.allreduce_worker"
+WORKER = "nccl_doctor.probe.smoke.worker"
 """Handed on as source to the interpreter that imports torch."""
 
 
@@ -143,9 +143,9 @@ class Server:
         return collect(request)
 
     def _fix_port(self, request: dict[str, Any]) -> dict[str, Any]:
-        from nccl_doctor.probe import port_requests
+        from nccl_doctor.probe.ports.requests import HANDLERS
 
-        return port_requests.HANDLERS[request["do"]](request)  # type: ignore[no-any-return]  # imported late, for speed
+        return HANDLERS[request["do"]](request)  # type: ignore[no-any-return]  # imported late, for speed
 
     def _firewall(self, request: dict[str, Any]) -> dict[str, Any]:
         from nccl_doctor.probe import facts, firewall
@@ -161,13 +161,13 @@ class Server:
         return self._watch.handlers[request["what"]](request)
 
     def _listen(self, request: dict[str, Any]) -> dict[str, Any]:
-        from nccl_doctor.probe.mesh import MeshEnd
+        from nccl_doctor.probe.mesh.mesh import MeshEnd
 
         self._mesh = MeshEnd(request["nonce"])
         return self._mesh.listen(request["sockets"])  # type: ignore[no-any-return]  # imported late, for speed
 
     def _dial(self, request: dict[str, Any]) -> dict[str, Any]:
-        from nccl_doctor.probe.mesh import dial
+        from nccl_doctor.probe.mesh.mesh import dial
 
         return dial(request["targets"], request["timeout_s"])
 
@@ -177,21 +177,21 @@ class Server:
             self._mesh = None
 
     def _path_mtu(self, request: dict[str, Any]) -> list[dict[str, Any]]:
-        from nccl_doctor.probe import pmtu
+        from nccl_doctor.probe.mesh.mesh import try_all
 
         targets = [(address, port) for address, port in request["targets"]]
-        return pmtu.try_all(targets, request["deadline_s"])
+        return try_all(targets, request["deadline_s"])
 
     def _ways(self, request: dict[str, Any]) -> list[dict[str, Any]]:
-        from nccl_doctor.probe import ways
+        from nccl_doctor.probe.mesh.mesh import look_up
 
-        return ways.look_up(request["packets"])
+        return look_up(request["packets"])
 
     def _import_torch(self, request: dict[str, Any]) -> None:
-        from nccl_doctor.probe import allreduce
+        from nccl_doctor.probe.smoke.allreduce import early
 
         if self._launcher is None:
-            self._launcher = allreduce.early(request["env"], self._sources[WORKER])
+            self._launcher = early(request["env"], self._sources[WORKER])
 
     def _smoke(self, request: dict[str, Any]) -> dict[str, Any]:
         launcher = self._launch(request["env"])
@@ -205,7 +205,7 @@ class Server:
 
     def _launch(self, env: dict[str, str]) -> Launcher:
         """The process that forks ranks: the one that has imported torch already where it has these variables."""
-        from nccl_doctor.probe.allreduce import Launcher
+        from nccl_doctor.probe.smoke.allreduce import Launcher
 
         if self._launcher is not None and self._launcher.env != env:
             self._end_launcher()
@@ -230,7 +230,7 @@ class Server:
         return {"ok": self._launcher.run(request["order"], lambda _event: None, self._stop)["exit"] == 0}
 
     def _free_port(self, _request: dict[str, Any]) -> int:
-        from nccl_doctor.probe.ports import free_port
+        from nccl_doctor.probe.ports.trial import free_port
 
         return free_port()
 

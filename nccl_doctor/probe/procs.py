@@ -7,9 +7,42 @@ when the clock is set.
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from itertools import islice
+from typing import Iterator, NamedTuple
 
-from nccl_doctor.probe import holders
+MOST_FILES = 1 << 16
+"""Descriptors of one process that are looked at."""
+
+
+def pids_by_inode(inodes: set[int]) -> dict[int, list[int]]:
+    """All processes that hold each socket, as far as we may look; several where a socket was inherited.
+
+    All of them must go before the port is free.
+    """
+    wanted = {f"socket:[{inode}]": inode for inode in inodes if inode}
+    found: dict[int, list[int]] = {}
+    for pid, _, target in open_files() if wanted else ():
+        inode = wanted.get(target)
+        if inode is not None and pid not in found.setdefault(inode, []):
+            found[inode].append(pid)
+    return found
+
+
+def open_files(pids: set[int] | None = None) -> Iterator[tuple[int, str, str]]:
+    """(pid, link, target) of every /proc/PID/fd link that we may read, of all processes or of these."""
+    everybody = (int(entry) for entry in os.listdir("/proc") if entry.isdigit()) if pids is None else pids
+    for pid in sorted(everybody):
+        try:
+            with os.scandir(f"/proc/{pid}/fd") as entries:
+                links = [entry.path for entry in islice(entries, MOST_FILES)]
+        except OSError:  # gone, or another user's
+            continue
+        for link in links:
+            try:
+                yield pid, link, os.readlink(link)
+            except OSError:  # closed meanwhile
+                continue
+
 
 PF_KTHREAD = 0x00200000
 """include/linux/sched.h."""
@@ -168,7 +201,7 @@ class Table:
 
     def opened(self, pid: int) -> list[str]:
         """Where its descriptors lead, as far as we may look."""
-        return [target for _, _, target in holders.open_files({pid})]
+        return [target for _, _, target in open_files({pid})]
 
     def link(self, pid: int, name: str) -> str | None:
         """Where one of its links in /proc leads, such as "cwd" or "ns/pid"; None where it is gone or hidden."""

@@ -20,8 +20,8 @@ import subprocess
 import time
 from typing import Iterable, Sequence
 
-from nccl_doctor.probe import kernel_files
-from nccl_doctor.probe.unavailable import Unavailable
+from nccl_doctor.probe import reading as kernel_files
+from nccl_doctor.probe.reading import Unavailable
 
 PROGRAMS = {
     "nvidia-smi": "GPUs, their health, who uses them",

@@ -7,8 +7,8 @@ import re
 import socket
 from typing import Iterator
 
-from nccl_doctor.probe.kernel_files import read
 from nccl_doctor.probe.procs import Table
+from nccl_doctor.probe.reading import read
 
 SLURM = re.compile(r"/job_(?P<job>[0-9]+)(?:/step_(?P<step>[0-9A-Za-z_]+))?")
 """Slurm's plug-ins name a control group after the job: slurm/uid_1000/job_77/step_0, slurmstepd.scope/job_77/step_0."""

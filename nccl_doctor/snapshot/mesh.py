@@ -47,7 +47,7 @@ class Dial(Observed):
 
 
 class Stall(Observed):
-    """A connection that opened, and then swallowed segments of full size (see probe/pmtu.py).
+    """A connection that opened, and then swallowed segments of full size (see probe/mesh/mesh.py).
 
     Attributes:
         sent: bytes given to the kernel; ``unacked`` of them were never acknowledged.

@@ -46,7 +46,7 @@ class Process(Observed):
 
 
 class PortTrial(Observed):
-    """The bind that torch's TCPStore would make, tried on the host (see probe/ports.py).
+    """The bind that torch's TCPStore would make, tried on the host (see probe/ports/trial.py).
 
     Attributes:
         free: torch would get the port.

@@ -12,7 +12,7 @@ from tests.lab.cluster import MakeLab
 pytestmark = pytest.mark.lab
 
 STAGES = ("torch", "store", "group", "allreduce", "sizes")
-"""Of a rank that is a process of its own (probe/allreduce_worker.py), before its last, "done"."""
+"""Of a rank that is a process of its own (probe/smoke/worker.py), before its last, "done"."""
 
 
 @pytest.mark.parametrize(("name", "at"), [*(("SIGKILL", at) for at in STAGES), ("SIGSEGV", "sizes")])

@@ -15,7 +15,7 @@ from nccl_doctor.collect.ports import steps as fix_port
 from nccl_doctor.collect.ports.sessions import SessionMachine
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model.ports import HolderJob, Member, PortReport
-from nccl_doctor.probe import port_requests
+from nccl_doctor.probe.ports.requests import look
 from nccl_doctor.report import fix_port_json
 from nccl_doctor.report.fix_port import screen
 from nccl_doctor.report.render import RenderOptions
@@ -29,7 +29,7 @@ def told() -> dict[str, Any]:
     """What the probe really says of a port that a process of ours holds."""
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
-        answer = port_requests.look({"port": port, "pid": None, "started": None, "grace_s": 10})
+        answer = look({"port": port, "pid": None, "started": None, "grace_s": 10})
     said: dict[str, Any] = json.loads(json.dumps(answer))
     return said
 

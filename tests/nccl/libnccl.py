@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.probe import libnccl
+from nccl_doctor.probe.facts.torch_info import _ANSWER, call, understand
 from nccl_doctor.snapshot import Interfaces
 from tests.nccl.layouts import Layout
 
@@ -32,7 +32,7 @@ FLAGS = {0x1: "up", 0x2: "broadcast", 0x8: "loopback", 0x10: "pointopoint", 0x40
 
 @dataclass(frozen=True)
 class Observation:
-    """A host as the kernel showed it, and libnccl's answer under each setting (see probe/libnccl.py)."""
+    """A host as the kernel showed it, and libnccl's answer under each setting (see probe/facts/torch_info.py)."""
 
     interfaces: Interfaces
     answers: tuple[dict[str, Any], ...]
@@ -80,11 +80,11 @@ def _ask(library: str, env: dict[str, str]) -> dict[str, Any]:
     os.environ.update(env, NCCL_DEBUG="INFO")
     log = os.memfd_create("nccl")
     os.dup2(log, 1)
-    answer = libnccl.call(library)
+    answer = call(library)
     ctypes.CDLL(None).fflush(None)
     os.lseek(log, 0, os.SEEK_SET)
-    output = os.read(log, 1 << 20) + libnccl._ANSWER + json.dumps(answer).encode()
-    return libnccl.understand(output)
+    output = os.read(log, 1 << 20) + _ANSWER + json.dumps(answer).encode()
+    return understand(output)
 
 
 def _forked(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:

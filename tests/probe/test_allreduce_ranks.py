@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.probe.allreduce import _cpu_s
-from nccl_doctor.probe.allreduce_ranks import Ranks
+from nccl_doctor.probe.smoke.allreduce import _cpu_s
+from nccl_doctor.probe.smoke.ranks import Ranks
 from tests.patience import LONG_S
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.probe.dials import FULL, Dial, Place, Round, dial_all
+from nccl_doctor.probe.mesh.dials import FULL, Dial, Place, Round, dial_all
 from tests.patience import joined
 
 NONCE = b"0123456789abcdef"

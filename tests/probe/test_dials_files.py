@@ -15,7 +15,7 @@ from tests.patience import LONG_S, joined
 
 SCRIPT = """
 import os, resource, sys, threading, time
-from nccl_doctor.probe import dials
+from nccl_doctor.probe.mesh.dials import dial_all
 resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
 held = []
 try:
@@ -28,7 +28,7 @@ def free():
     for number in held:
         os.close(number)
 threading.Thread(target=free, daemon=True).start()
-print(dials.dial_all([[sys.argv[1], [int(sys.argv[2])], "nonce"]], 20.0)[0][2:4])
+print(dial_all([[sys.argv[1], [int(sys.argv[2])], "nonce"]], 20.0)[0][2:4])
 """
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from nccl_doctor.collect.facts.names import _packed
-from nccl_doctor.probe import facts, ports
-from nccl_doctor.probe.facts import sockets
-from nccl_doctor.probe.unavailable import Unavailable
+from nccl_doctor.probe import facts
+from nccl_doctor.probe.facts import network as sockets
+from nccl_doctor.probe.ports import trial as ports
+from nccl_doctor.probe.reading import Unavailable
 from nccl_doctor.snapshot import HostFacts, Skipped, Unknown
 from tests.patience import crowd
 

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.probe import gpus, tools
-from nccl_doctor.probe.facts import gpu_health, pci, rdma
+from nccl_doctor.probe.facts import gpu_health, pci
+from nccl_doctor.probe.facts.network import parse_rate, parse_state, read_rdma
 from tests.patience import LONG_S
 
 GENERATIONS = Path(__file__).parent / "generations"
@@ -65,7 +66,7 @@ EXPECTED = {
 @pytest.mark.parametrize("generation", ALL)
 def test_gpus_and_their_health(generation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(generation, tmp_path, monkeypatch)
-    found = gpus.collect(time.monotonic() + LONG_S)
+    found = gpus.list_gpus(time.monotonic() + LONG_S)
     health = gpu_health.collect(time.monotonic() + LONG_S)
     assert [gpu["index"] for gpu in found] == [gpu["index"] for gpu in health]
     if generation != "no_devices":
@@ -98,10 +99,10 @@ def test_without_a_driver_there_is_nothing(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(tools, "SYSTEM", (str(tmp_path),))
     monkeypatch.setattr(tools, "MORE", ())
     monkeypatch.setattr(gpus, "DEVICES", (str(tmp_path / "nvidia0"),))
-    assert gpus.collect(time.monotonic() + LONG_S) == []
+    assert gpus.list_gpus(time.monotonic() + LONG_S) == []
     assert gpu_health.collect(time.monotonic() + LONG_S) == []
     assert gpu_health.xids() == []
-    assert rdma.collect(str(tmp_path / "infiniband")) == []
+    assert read_rdma(str(tmp_path / "infiniband")) == []
 
 
 PORTS = {
@@ -113,7 +114,7 @@ PORTS = {
 
 @pytest.mark.parametrize("generation", WITH_RDMA)
 def test_rdma_devices(generation: str, tree: Any) -> None:
-    found = rdma.collect(tree(generation))
+    found = read_rdma(tree(generation))
     seen = {
         (device["model"], port["state"], port["rate_gbps"], port["link_layer"])
         for device in found
@@ -125,7 +126,7 @@ def test_rdma_devices(generation: str, tree: Any) -> None:
 
 
 def test_gids_of_roce_keep_their_index_type_and_interface(tree: Any) -> None:
-    (port,) = rdma.collect(tree("h100"))[0]["ports"]
+    (port,) = read_rdma(tree("h100"))[0]["ports"]
     kinds = {gid["index"]: (gid["type"], gid["interface"]) for gid in port["gids"]}
     assert kinds == {
         0: ("IB/RoCE v1", "rdma0"),
@@ -136,7 +137,7 @@ def test_gids_of_roce_keep_their_index_type_and_interface(tree: Any) -> None:
 
 
 def test_a_device_of_two_ports(tree: Any) -> None:
-    device = next(one for one in rdma.collect(tree("gb200")) if one["name"] == "mlx5_2")
+    device = next(one for one in read_rdma(tree("gb200")) if one["name"] == "mlx5_2")
     assert [port["number"] for port in device["ports"]] == [1, 2]
 
 
@@ -172,7 +173,7 @@ def test_switches_modules_and_iommu_are_read_from_sys(tmp_path: Path, monkeypatc
         iommu="DMA-FQ",
     )
     (tmp_path / "sys/module/nvidia_peermem").mkdir(parents=True)
-    assert pci.collect(time.monotonic() + LONG_S, root) == {
+    assert pci.read_pci(time.monotonic() + LONG_S, root) == {
         "nvswitches": 2,
         "fabric_manager": "active",
         "peermem": True,
@@ -264,7 +265,7 @@ def test_no_damage_breaks_the_parser_of_lspci(generation: str, data: st.DataObje
 
 @given(st.text())
 def test_no_text_breaks_the_small_parsers(said: str) -> None:
-    state, rate = rdma.parse_state(said), rdma.parse_rate(said)
+    state, rate = parse_state(said), parse_rate(said)
     assert state is None or state in said
     assert rate is None or rate >= 0
     pci.parse_service(said)
@@ -281,5 +282,5 @@ def test_no_content_of_sys_breaks_the_devices(files: dict[str, str]) -> None:
         (port / "gids").mkdir(parents=True)
         for name, content in files.items():
             (port / name).write_text(content, encoding="utf-8", errors="replace")
-        (device,) = rdma.collect(folder)
+        (device,) = read_rdma(folder)
         assert [one["number"] for one in device["ports"]] == [1]

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.probe.facts import host, settings
-from nccl_doctor.probe.unavailable import Unavailable
+from nccl_doctor.probe.facts import host
+from nccl_doctor.probe.facts.environment import SIZE_LIMIT, file_text, read_config_files, read_environment
+from nccl_doctor.probe.reading import Unavailable, port_range
 from nccl_doctor.snapshot import ResourceLimits
 
 
@@ -59,10 +60,10 @@ def test_shared_memory_that_is_not_there_is_said(tmp_path: Path) -> None:
 
 def test_the_port_range_and_its_reserved_ports(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="ip_local_port_range can't be read"):
-        host.port_range(str(tmp_path))
+        port_range(str(tmp_path))
     (tmp_path / "ip_local_port_range").write_text("1024\t65535\n")
     (tmp_path / "ip_local_reserved_ports").write_text("29500,30000-30010\n")
-    assert host.port_range(str(tmp_path)) == {"low": 1024, "high": 65535, "reserved": "29500,30000-30010"}
+    assert port_range(str(tmp_path)) == {"low": 1024, "high": 65535, "reserved": "29500,30000-30010"}
 
 
 def test_only_variables_that_bear_on_training_are_told() -> None:
@@ -74,7 +75,7 @@ def test_only_variables_that_bear_on_training_are_told() -> None:
         "AWS_SECRET_ACCESS_KEY": "secret",
         "RANKING": "1",
     }
-    assert sorted(settings.environment(environ)) == ["LD_LIBRARY_PATH", "MASTER_ADDR", "NCCL_SOCKET_IFNAME", "RANK"]
+    assert sorted(read_environment(environ)) == ["LD_LIBRARY_PATH", "MASTER_ADDR", "NCCL_SOCKET_IFNAME", "RANK"]
 
 
 def test_the_places_of_nccls_files_are_read_in_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,23 +84,23 @@ def test_the_places_of_nccls_files_are_read_in_its_order(tmp_path: Path, monkeyp
     monkeypatch.setenv("HOME", "/nowhere/else")  # NCCL does not go by it
     monkeypatch.setenv("NCCL_CONF_FILE", str(tmp_path / "ssh.conf"))
     (tmp_path / ".nccl.conf").write_text("NCCL_DEBUG=INFO\n")
-    found = settings.config_files({"NCCL_CONF_FILE": str(tmp_path / "job.conf")})
+    found = read_config_files({"NCCL_CONF_FILE": str(tmp_path / "job.conf")})
     assert [(Path(row["path"]).name, row["text"]) for row in found[:2]] == [
         ("job.conf", None),
         (".nccl.conf", "NCCL_DEBUG=INFO\n"),
     ]
     assert found[2]["path"] == "/etc/nccl.conf"
-    assert Path(settings.config_files({})[0]["path"]).name == "ssh.conf"
+    assert Path(read_config_files({})[0]["path"]).name == "ssh.conf"
 
 
 def test_a_file_is_bounded_and_anything_else_is_unknown(tmp_path: Path) -> None:
-    (tmp_path / "long").write_bytes(b"#" * (settings.SIZE_LIMIT + 9))
-    assert len(settings.file_text(str(tmp_path / "long")) or "") == settings.SIZE_LIMIT
+    (tmp_path / "long").write_bytes(b"#" * (SIZE_LIMIT + 9))
+    assert len(file_text(str(tmp_path / "long")) or "") == SIZE_LIMIT
     os.mkfifo(tmp_path / "fifo")
     for other in (tmp_path / "fifo", tmp_path):
         with pytest.raises(Unavailable, match=f"{other.name} is no regular file"):
-            settings.file_text(str(other))
+            file_text(str(other))
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(Unavailable, match="loop can't be read: Too many levels of symbolic links"):
-        settings.file_text(str(tmp_path / "loop"))
-    assert settings.file_text(str(tmp_path / "long" / "below")) is None
+        file_text(str(tmp_path / "loop"))
+    assert file_text(str(tmp_path / "long" / "below")) is None

@@ -20,9 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.probe import netlink, sock_diag
-from nccl_doctor.probe.facts import interfaces, names, routes, sockets
-from nccl_doctor.probe.side_by_side import side_by_side
-from nccl_doctor.probe.unavailable import Unavailable
+from nccl_doctor.probe.facts import names
+from nccl_doctor.probe.facts import network as interfaces
+from nccl_doctor.probe.facts import network as routes
+from nccl_doctor.probe.facts.network import list_sockets
+from nccl_doctor.probe.reading import Unavailable, side_by_side
 from nccl_doctor.snapshot import Interfaces, Names, Resolution
 from tests.patience import LONG_S, crowd
 
@@ -114,7 +116,7 @@ def test_one_that_changes_all_the_time_is_unknown(monkeypatch: pytest.MonkeyPatc
     kernel = Kernel(*[CHANGED] * 100)
     monkeypatch.setattr(socket, "socket", kernel)
     with pytest.raises(Unavailable, match="gives no answer here: the table changes while it is read"):
-        interfaces.collect(soon())
+        interfaces.read_interfaces(soon())
     assert kernel.dumps == netlink.ATTEMPTS
 
 
@@ -151,7 +153,7 @@ def test_the_driver_tells_the_kind(driver: str, bus: str, expected: str) -> None
 
 LAB = """
 import json, subprocess, time
-from nccl_doctor.probe.facts import interfaces
+from nccl_doctor.probe.facts import network as interfaces
 def ip(*words): subprocess.run(["ip", *words], check=True)
 ip("link", "add", "v0", "type", "veth", "peer", "name", "v1")
 ip("link", "add", "br0", "type", "bridge")
@@ -162,7 +164,7 @@ ip("-6", "addr", "add", "fd00::a/64", "dev", "v1", "nodad")
 ip("addr", "add", "10.1.0.1/24", "dev", "v0")
 ip("addr", "add", "10.2.0.1/24", "dev", "v0", "label", "v0:1")
 ip("addr", "add", "10.3.0.1/16", "dev", "br0")
-print(json.dumps(interfaces.collect(time.monotonic() + 60)))
+print(json.dumps(interfaces.read_interfaces(time.monotonic() + 60)))
 """
 
 
@@ -201,7 +203,7 @@ def test_real_links_have_their_kinds_flags_and_order() -> None:
 COMPARED = """
 import json, random, subprocess, sys, time
 import netifaces, psutil
-from nccl_doctor.probe.facts import interfaces
+from nccl_doctor.probe.facts import network as interfaces
 from tests.nccl.libnccl import read_interfaces
 
 draw = random.Random(int(sys.argv[1]))
@@ -246,7 +248,7 @@ def of_netifaces():
 until = time.monotonic() + 60
 while True:
     before = read_interfaces()
-    ours, theirs, third = interfaces.collect(until), of_psutil(), of_netifaces()
+    ours, theirs, third = interfaces.read_interfaces(until), of_psutil(), of_netifaces()
     if read_interfaces() == before:
         break
     assert time.monotonic() < until
@@ -291,9 +293,10 @@ filters = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program) // 8,
 libc = ctypes.CDLL(None, use_errno=True)
 assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, filters) == 0, os.strerror(ctypes.get_errno())
 from nccl_doctor.probe import facts
-from nccl_doctor.probe.facts import interfaces, sockets
+from nccl_doctor.probe.facts.network import list_sockets
+from nccl_doctor.probe.facts import network as interfaces
 port = server.getsockname()[1]
-found = facts.run({"interfaces": lambda: interfaces.collect(time.monotonic() + 60), "sockets": lambda: sockets.collect({port})}, 60)
+found = facts.run({"interfaces": lambda: interfaces.read_interfaces(time.monotonic() + 60), "sockets": lambda: list_sockets({port})}, 60)
 holders = [row["pid"] for row in found["sockets"] if row["local_port"] == port]
 print(json.dumps([found["interfaces"], holders == [os.getpid()], libc.getifaddrs(ctypes.byref(ctypes.c_void_p()))]))
 """
@@ -349,8 +352,8 @@ def test_listeners_are_listed_and_of_the_others_those_on_the_ports() -> None:
         port = server.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)) as client, server.accept()[0]:
             client_port = client.getsockname()[1]
-            plain = {(row["local_port"], row["state"]): row for row in sockets.collect(set())}
-            watched = {(row["local_port"], row["state"]): row for row in sockets.collect({client_port})}
+            plain = {(row["local_port"], row["state"]): row for row in list_sockets(set())}
+            watched = {(row["local_port"], row["state"]): row for row in list_sockets({client_port})}
     assert plain[port, "LISTEN"]["pid"] == os.getpid()
     assert plain[port, "LISTEN"]["remote_address"] is None
     assert (client_port, "ESTABLISHED") not in plain
@@ -369,7 +372,7 @@ def test_proc_lists_what_the_kernel_tells_by_netlink() -> None:
         told = {one._replace(expires_s=None) for one in sock_diag.find_sockets(ports)}
         listed = {one._replace(expires_s=None) for one in sock_diag.read_table() if one.local_port in ports}
         by_psutil = {one for one in psutil.net_connections(kind="tcp") if one.laddr and one.laddr.port in ports}
-        rows = [row for row in sockets.collect(ports) if row["local_port"] in ports]
+        rows = [row for row in list_sockets(ports) if row["local_port"] in ports]
     assert told == listed
     assert len(told) == 9
     assert {(row["local_address"], row["local_port"], row["remote_address"], row["remote_port"], row["state"], row["pid"]) for row in rows} == {
@@ -389,7 +392,7 @@ def test_without_ipv6_there_is_one_table_and_without_proc_no_answer(
 
     monkeypatch.setattr(sock_diag, "find_sockets", refuse)
     with pytest.raises(Unavailable, match="neither sock_diag nor /proc/net/tcp can be read: No such file"):
-        sockets.collect({29500})
+        list_sockets({29500})
 
 
 # --- names --------------------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from nccl_doctor.probe import gpu_processes, progress
+from nccl_doctor.probe import gpus as gpu_processes
+from nccl_doctor.probe import progress
 from nccl_doctor.probe.facts import processes
 from nccl_doctor.probe.procs import Table
 from nccl_doctor.snapshot import GpuProcess, TrainingJob

@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.probe.facts import login_shell, plugins, same
-from nccl_doctor.probe.unavailable import Unavailable
+from nccl_doctor.probe.facts import environment as login_shell
+from nccl_doctor.probe.facts import pci as plugins
+from nccl_doctor.probe.facts import same
+from nccl_doctor.probe.reading import Unavailable
 from tests.patience import LONG_S
 
 
@@ -102,7 +104,7 @@ def test_plugins_are_found_where_ld_so_looks_and_once(tmp_path: Path, monkeypatc
     (tmp_path / "vendor" / "libnccl-net-ofi.so").symlink_to("libnccl-net.so")
     (tmp_path / "mine" / "libnccl-tuner-example.so").write_bytes(b"tuner")
     (tmp_path / "mine" / "libnccl.so.2").write_bytes(b"no plugin")
-    found = plugins.collect({"LD_LIBRARY_PATH": f"{tmp_path}/mine:{tmp_path}/gone"})
+    found = plugins.find_plugins({"LD_LIBRARY_PATH": f"{tmp_path}/mine:{tmp_path}/gone"})
     assert [(one["name"], one["version"]) for one in found] == [
         ("libnccl-tuner-example.so", None),
         ("libnccl-net-ofi.so", "1.16.3"),
@@ -138,7 +140,7 @@ def test_an_interactive_login_shell_is_asked(home: Path, monkeypatch: pytest.Mon
     monkeypatch.delenv("NCCL_DEBUG", raising=False)
     agent = f"(sleep 60 & echo $! > {home}/agent)\n"  # holds on to the output that it was born with
     (home / ".bash_profile").write_text(f"echo hello\n{agent}export NCCL_DEBUG=INFO CONDA_PREFIX=/opt/conda\n")
-    found = login_shell.collect("python3", soon())
+    found = login_shell.read_login_shell("python3", soon())
     assert found is not None
     os.kill(int((home / "agent").read_text()), signal.SIGKILL)
     assert found["differing"]["NCCL_DEBUG"] == (None, "INFO")
@@ -146,7 +148,7 @@ def test_an_interactive_login_shell_is_asked(home: Path, monkeypatch: pytest.Mon
     assert found["python"].startswith("/")
     assert not (home / ".bash_history").exists()
     (home / ".bash_profile").unlink()
-    named = login_shell.collect("/usr/bin/python3", soon())
+    named = login_shell.read_login_shell("/usr/bin/python3", soon())
     assert named is not None
     assert named["python"] is None
 
@@ -157,6 +159,6 @@ def test_one_that_hangs_is_ended_and_one_that_can_not_be_asked_is_none(
     shell_of(monkeypatch, "/bin/bash")
     (home / ".bash_profile").write_text("sleep 60\n")
     with pytest.raises(Unavailable, match="the login shell gave no answer in time"):
-        login_shell.collect("python3", time.monotonic() + 0.5)
+        login_shell.read_login_shell("python3", time.monotonic() + 0.5)
     shell_of(monkeypatch, "/bin/tcsh")
-    assert login_shell.collect("python3", soon()) is None
+    assert login_shell.read_login_shell("python3", soon()) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from nccl_doctor.probe.facts.step import collect
+from nccl_doctor.probe.facts.host import read_step
 
 CPUS = len(os.sched_getaffinity(0))
 JOB = {"SLURM_JOB_ID": "7"}
@@ -20,7 +20,7 @@ def write(root: Path, **files: str) -> None:
 
 def test_outside_a_job_nothing_is_said(tmp_path: Path) -> None:
     write(tmp_path, **{"proc/self/cgroup": "0::/user.slice/user-1000.slice/session-3.scope"})
-    assert collect(str(tmp_path), {}) is None
+    assert read_step(str(tmp_path), {}) is None
 
 
 def test_version_2_the_least_of_all_above(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_version_2_the_least_of_all_above(tmp_path: Path) -> None:
             f"{scope}/job_7/cpu.max": "50000 100000",
         },
     )
-    assert collect(str(tmp_path), {}) == {"cpus": 1, "memory_bytes": 8000000000}
+    assert read_step(str(tmp_path), {}) == {"cpus": 1, "memory_bytes": 8000000000}
 
 
 def test_version_1_no_limit_is_a_huge_number(tmp_path: Path) -> None:
@@ -51,9 +51,9 @@ def test_version_1_no_limit_is_a_huge_number(tmp_path: Path) -> None:
             "sys/fs/cgroup/cpu/slurm/cpu.cfs_period_us": "100000",
         },
     )
-    assert collect(str(tmp_path), JOB) == {"cpus": CPUS, "memory_bytes": 4294967296}
+    assert read_step(str(tmp_path), JOB) == {"cpus": CPUS, "memory_bytes": 4294967296}
 
 
 def test_a_job_that_nothing_bounds(tmp_path: Path) -> None:
     write(tmp_path, **{"proc/self/cgroup": "0::/"})
-    assert collect(str(tmp_path), JOB) == {"cpus": CPUS, "memory_bytes": None}
+    assert read_step(str(tmp_path), JOB) == {"cpus": CPUS, "memory_bytes": None}

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.probe import neighbours
-from nccl_doctor.probe.facts import sysctls
+from nccl_doctor.probe.facts import host as neighbours
+from nccl_doctor.probe.facts import host as sysctls
 
 
 def test_this_kernel_tells_of_all_and_of_each_interface() -> None:
-    found = sysctls.collect()
+    found = sysctls.read_sysctls()
     for interface in ("all", "default", "lo"):
         for key in sysctls.KEYS:
             assert found[f"net.ipv4.conf.{interface}.{key}"].isdigit()
@@ -28,7 +28,7 @@ def test_the_limits_of_the_neighbour_table_are_those_of_the_files() -> None:
         capture_output=True,
         text=True,
     )
-    for told in (sysctls.collect(), ast.literal_eval(elsewhere.stdout)):
+    for told in (sysctls.read_sysctls(), ast.literal_eval(elsewhere.stdout)):
         assert [told[name] for name in names] == shown
 
 
@@ -39,4 +39,4 @@ def test_an_interface_that_goes_away_meanwhile_is_left_out(tmp_path: Path, monke
         (tmp_path / "all" / key).write_text("1\n")
     monkeypatch.setattr(sysctls, "ROOT", str(tmp_path))
     monkeypatch.setattr(neighbours, "thresholds", dict)
-    assert sysctls.collect() == {f"net.ipv4.conf.all.{key}": "1" for key in sysctls.KEYS}
+    assert sysctls.read_sysctls() == {f"net.ipv4.conf.all.{key}": "1" for key in sysctls.KEYS}

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.probe import interpreter
 from nccl_doctor.probe.facts import torch_info
-from nccl_doctor.probe.interpreter import Interpreter
-from nccl_doctor.probe.unavailable import Unavailable
+from nccl_doctor.probe.facts import torch_info as interpreter
+from nccl_doctor.probe.facts.torch_info import Interpreter
+from nccl_doctor.probe.reading import Unavailable
 from nccl_doctor.snapshot import TorchInfo
 from tests.patience import LONG_S
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.probe import as_root, firewall, tools
-from nccl_doctor.probe.unavailable import Unavailable
+from nccl_doctor.probe import firewall, tools
+from nccl_doctor.probe.firewall import find
+from nccl_doctor.probe.reading import Unavailable
 from nccl_doctor.snapshot import Firewalld, FirewallFacts, IptablesSave, Unknown
 from tests.patience import LONG_S, crowd
 
@@ -214,15 +215,15 @@ def test_what_hangs_where_no_wrapper_is_allowed_is_left_at_the_deadline(
 
 def test_programs_are_root_s_own_or_not_there(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host.program("nft", f"echo '{LISTING}'")
-    assert as_root.find("nft") == str(host.folder / "nft")
+    assert find("nft") == str(host.folder / "nft")
     (host.folder / "nft").chmod(0o777)
-    assert as_root.find("nft") is None
+    assert find("nft") is None
     (host.folder / "nft").chmod(0o755)
     os.chown(host.folder / "nft", 1000, 1000)
-    assert as_root.find("nft") is None
+    assert find("nft") is None
     os.chown(host.folder / "nft", 0, 0)
     host.folder.chmod(0o777)
-    assert as_root.find("nft") is None
+    assert find("nft") is None
 
 
 def test_bytes_that_are_no_text_do_no_harm(host: Host) -> None:

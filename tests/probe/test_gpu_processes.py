@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.probe import gpu_processes
-from nccl_doctor.probe.unavailable import Unavailable
+from nccl_doctor.probe.gpus import parse_gpu_processes
+from nccl_doctor.probe.reading import Unavailable
 
 
 def test_rows_are_read_with_the_index_of_each_gpu() -> None:
     text = "GPU-aa, 48112, 21074\nGPU-bb, 48113, [N/A]\nGPU-cc, 48114, 12\n"
     numbers = "0, GPU-aa\n1, GPU-bb\n"
-    assert gpu_processes.parse(text, numbers) == [
+    assert parse_gpu_processes(text, numbers) == [
         {"pid": 48112, "gpu": 0, "uuid": "GPU-aa", "memory_mib": 21074},
         {"pid": 48113, "gpu": 1, "uuid": "GPU-bb", "memory_mib": None},
         {"pid": 48114, "gpu": None, "uuid": "GPU-cc", "memory_mib": 12},
@@ -18,9 +18,9 @@ def test_rows_are_read_with_the_index_of_each_gpu() -> None:
 
 @pytest.mark.parametrize("text", ["", "\n", "No running processes found\n", "No devices were found\n"])
 def test_no_processes_are_none(text: str) -> None:
-    assert gpu_processes.parse(text) == []
+    assert parse_gpu_processes(text) == []
 
 
 def test_what_is_no_row_is_said() -> None:
     with pytest.raises(Unavailable, match="Failed to initialize NVML"):
-        gpu_processes.parse("Failed to initialize NVML: Driver/library version mismatch\n")
+        parse_gpu_processes("Failed to initialize NVML: Driver/library version mismatch\n")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.probe import guard, jobs, kernel_files, units
+from nccl_doctor.probe import guard, jobs, units
+from nccl_doctor.probe import reading as kernel_files
 from nccl_doctor.probe.procs import Table
 from tests.patience import LONG_S
 from tests.probe.tables import RUN, Fake, FakeTable, rank

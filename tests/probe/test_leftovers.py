@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.probe import gpu_processes, guard, jobs, port_requests, procs, progress
+from nccl_doctor.probe import gpus as gpu_processes
+from nccl_doctor.probe import guard, jobs, procs, progress
+from nccl_doctor.probe.ports.requests import look, send
 from nccl_doctor.probe.procs import Table
 
 RANK = {"LOCAL_RANK": "0", "RANK": "0", "MASTER_PORT": "29500"}
@@ -81,16 +83,16 @@ def test_a_rank_that_lost_its_launcher_and_does_nothing_is_a_leftover_and_ends(s
     pid = start()
     assert refusal(pid) is None
     proc = Table().procs[pid]
-    seen = port_requests.look({"port": None, "pid": pid, "started": proc.started, "grace_s": 0})
+    seen = look({"port": None, "pid": pid, "started": proc.started, "grace_s": 0})
     assert [job["refusal"] for job in seen["jobs"]] == [None]
     other = {"processes": [[pid, proc.started - 1]], "signal": "KILL", "force": False}
-    assert port_requests.send(other) == {"alive": [], "sent": [], "denied": []}
-    assert port_requests.send({**other, "processes": [[pid, proc.started]]})["sent"] == [pid]
+    assert send(other) == {"alive": [], "sent": [], "denied": []}
+    assert send({**other, "processes": [[pid, proc.started]]})["sent"] == [pid]
 
 
 def test_a_pid_with_another_start_names_nobody(start: Start) -> None:
     pid = start()
-    seen = port_requests.look({"port": None, "pid": pid, "started": 1, "grace_s": 0})
+    seen = look({"port": None, "pid": pid, "started": 1, "grace_s": 0})
     assert seen["jobs"] == []
 
 
@@ -252,7 +254,7 @@ def test_a_real_tmux_with_an_idle_shell_keeps_all_of_its_run(start: Start, tmp_p
         members = jobs.job_of(rank, Table()).pids
         assert server in members
         named = [[pid, Table().procs[pid].started] for pid in members]
-        answer = port_requests.send({"processes": named, "signal": "TERM", "force": False})
+        answer = send({"processes": named, "signal": "TERM", "force": False})
         assert (answer["sent"], [pid for pid, _ in answer["denied"]][:1]) == ([], [server])
         assert {pid for pid, _ in answer["alive"]} == set(members)
     finally:
@@ -278,9 +280,9 @@ def test_a_shell_that_came_after_the_look_keeps_all_from_the_signal(start: Start
     while Table().executable(below[0]).startswith("python"):  # between fork and exec
         time.sleep(0.01)
     for number in ("TERM", "KILL"):
-        answer = port_requests.send({"processes": named, "signal": number, "force": False})
+        answer = send({"processes": named, "signal": number, "force": False})
         assert (answer["sent"], [one for one, _ in answer["denied"]]) == ([], below)
-    forced = port_requests.send({"processes": named, "signal": "KILL", "force": True})
+    forced = send({"processes": named, "signal": "KILL", "force": True})
     assert (forced["denied"], forced["sent"][0]) == ([], pid)  # the shell may go by itself then
 
 

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.probe import libnccl
-from nccl_doctor.probe.interpreter import Interpreter
-from nccl_doctor.probe.unavailable import Unavailable
+from nccl_doctor.probe.facts.torch_info import _ANSWER, Interpreter, __file__, address_in, spell, understand
+from nccl_doctor.probe.reading import Unavailable
 from tests.patience import LONG_S, crowd
 
 PACKAGE = "nvidia-nccl-cu13"
@@ -89,14 +88,14 @@ def test_the_deadline_ends_it() -> None:
     ],
 )
 def test_the_line_in_every_form(line: str, interface: str, address: str) -> None:
-    output = f"host:1:1 [0] NCCL INFO {line}\n".encode() + libnccl._ANSWER + OK
-    answer = libnccl.understand(output)
+    output = f"host:1:1 [0] NCCL INFO {line}\n".encode() + _ANSWER + OK
+    answer = understand(output)
     assert (answer["interface"], answer["address"]) == (interface, address)
 
 
 def test_a_child_that_died_is_told_with_its_last_words() -> None:
-    assert "Illegal instruction" in libnccl.understand(b"noise\nIllegal instruction\n")["error"]
-    assert "no output" in libnccl.understand(b"")["error"]
+    assert "Illegal instruction" in understand(b"noise\nIllegal instruction\n")["error"]
+    assert "no output" in understand(b"")["error"]
 
 
 def test_the_address_in_the_id_by_version() -> None:
@@ -107,27 +106,27 @@ def test_the_address_in_the_id_by_version() -> None:
         + bytes(4)
         + socket.inet_pton(socket.AF_INET6, "2001:db8::5")
     )
-    assert libnccl.address_in(plain, 21505) == "10.0.0.5"
-    assert libnccl.address_in(bytes(range(8)) + plain, 21602) == "10.0.0.5"
-    assert libnccl.address_in(bytes(8) + six + bytes(92), 22809) == "2001:db8::5"
-    assert libnccl.address_in(bytes(128), 22809) is None
+    assert address_in(plain, 21505) == "10.0.0.5"
+    assert address_in(bytes(range(8)) + plain, 21602) == "10.0.0.5"
+    assert address_in(bytes(8) + six + bytes(92), 22809) == "2001:db8::5"
+    assert address_in(bytes(128), 22809) is None
 
 
 @pytest.mark.parametrize(("number", "text"), [(2708, "2.7.8"), (20806, "2.8.6"), (22809, "2.28.9"), (21201, "2.12.1")])
 def test_versions_are_spelt_out(number: int, text: str) -> None:
-    assert libnccl.spell(number) == text
+    assert spell(number) == text
 
 
 def test_it_also_runs_from_memory_as_on_a_host() -> None:
-    folder = Path(libnccl.__file__).parent
+    folder = Path(__file__).parent
     names = ("libnccl", "children", "interpreter", "kernel_files", "tools", "unavailable")
     sources = {"nccl_doctor.__init__": "", "nccl_doctor.probe.__init__": ""}
     sources |= {f"nccl_doctor.probe.{name}": (folder / f"{name}.py").read_text() for name in names}
     code = f"""{(folder / "bootstrap.py").read_text()}
 import time
 sys.meta_path.insert(0, MemoryImporter({sources!r}))
-from nccl_doctor.probe.interpreter import Interpreter
-from nccl_doctor.probe.unavailable import Unavailable
+from nccl_doctor.probe.facts.torch_info import Interpreter
+from nccl_doctor.probe.reading import Unavailable
 child = Interpreter({{"NCCL_SOCKET_IFNAME": "=lo"}}, time.monotonic() + 300)
 child.decide({LIBRARY!r})
 print(json.dumps(child.nccl()))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.probe import programs
+from nccl_doctor.probe import jobs as programs
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.probe import shared_memory
-from nccl_doctor.probe.shared_memory import Segments
+from nccl_doctor.probe.smoke import allreduce as shared_memory
+from nccl_doctor.probe.smoke.allreduce import Segments
 
 MAKER = """
 import mmap, sys

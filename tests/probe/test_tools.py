@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor import probe
-from nccl_doctor.probe import kernel_files, tools
-from nccl_doctor.probe.unavailable import Unavailable
+from nccl_doctor.probe import reading as kernel_files
+from nccl_doctor.probe import tools
+from nccl_doctor.probe.reading import Unavailable
 from tests.patience import LONG_S
 
 PROBE = Path(probe.__file__).parent

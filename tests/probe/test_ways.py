@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.probe import ways
+from nccl_doctor.probe.mesh.mesh import look_up, request
 
 
 def asked(to: str, source: str | None = None, iif: str | None = None) -> dict[str, Any]:
-    [answer] = ways.look_up([{"to": to, "source": source, "iif": iif}])
+    [answer] = look_up([{"to": to, "source": source, "iif": iif}])
     return {key: value for key, value in answer.items() if value is not None}
 
 
@@ -23,5 +23,5 @@ def test_this_machine_reaches_itself() -> None:
 
 @pytest.mark.parametrize("family", ["10.1.2.3", "fd00::1"])
 def test_a_request_is_as_long_as_it_says(family: str) -> None:
-    message = ways.request(7, family, family, "lo")
+    message = request(7, family, family, "lo")
     assert int.from_bytes(message[:4], "little") == len(message)

@@ -74,7 +74,7 @@ def test_commands_and_lines_are_made_in_one_place_and_templates_are_constants() 
 
 QUOTING = {
     "collect/connect/start.py": "the program that starts the probe",
-    "probe/facts/login_shell.py": "the program that a login shell is asked to run",
+    "probe/facts/environment.py": "the program that a login shell is asked to run",
     "transport/inside_options.py": "the program that a container's shell runs",
     "transport/openssh.py": "ssh's own ProxyCommand",
 }
@@ -84,9 +84,9 @@ PROSE = {
     "checks/access/ssh_host_key_unknown.py": "named in a sentence, of a closed set of key types",
     "collect/answers.py": "a sentence that begins with our name",
     "inventory/last_check.py": "named in a sentence, with the user's own file",
-    "probe/as_root.py": "a sentence that begins with sudo",
+    "probe/firewall.py": "a sentence that begins with sudo",
     "probe/guard.py": "a sentence that begins with our name",
-    "probe/ports.py": "named in a sentence, with a port as a number",
+    "probe/ports/trial.py": "named in a sentence, with a port as a number",
 }
 """Where a text with something put into it begins like a command, and is none to paste."""
 

@@ -29,7 +29,7 @@ echo {mark} hosts; cat /etc/hosts
 echo {mark} end
 exit
 """
-"""For /bin/sh; the devices are those of probe/facts/surroundings.py."""
+"""For /bin/sh; the devices are those of probe/facts/host.py."""
 
 _MOST = 8 << 20
 """Bytes that it may print: a cluster's /etc/hosts has a line for each host."""

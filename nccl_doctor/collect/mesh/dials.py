@@ -116,7 +116,7 @@ def _instead(answer: Dialled, rows: list[DialRow], second: Dialled) -> Dialled:
 
 
 AT_ONCE = 256
-"""Dials that a host makes at once (probe/mesh.py)."""
+"""Dials that a host makes at once (probe/mesh/mesh.py)."""
 
 AGAIN = 2.0
 """A dial's time when it is tried again, as a multiple of the first."""

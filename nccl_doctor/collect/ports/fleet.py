@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.probe import port_requests
+from nccl_doctor.probe.ports.requests import HANDLERS
 from nccl_doctor.text import own_limits
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class ThisMachine:
 
     def ask(self, do: str, **arguments: Any) -> Any:  # noqa: ANN401 - JSON
         """The answer to a request."""
-        return port_requests.HANDLERS[do](arguments)
+        return HANDLERS[do](arguments)
 
     def close(self) -> None:
         """Nothing is open."""

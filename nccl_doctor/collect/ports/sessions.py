@@ -140,7 +140,7 @@ ANSWERS: dict[str, TypeAdapter[Any]] = {
     "dial": answers.DIALLED,
     "unlisten": answers.NOTHING,
 }
-"""By the request's name (probe/port_requests.py, and of the port mesh)."""
+"""By the request's name (probe/ports/requests.py, and of the port mesh)."""
 
 
 ANSWER_S = 20.0

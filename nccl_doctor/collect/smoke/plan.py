@@ -68,7 +68,7 @@ class Plan:
     reason: str
 
     def request(self, node: Node) -> dict[str, Any]:
-        """What a host's probe is asked for; see probe/allreduce.py."""
+        """What a host's probe is asked for; see probe/smoke/allreduce.py."""
         limits, cluster = self.limits, self.cluster
         place = next(place for place, name in enumerate(self.counts) if name == node.name)
         order = {

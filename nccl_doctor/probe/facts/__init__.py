@@ -14,28 +14,14 @@ import traceback
 from functools import partial
 from typing import Any, Callable, Dict
 
-from nccl_doctor.probe import firewall, gpus, ports
-from nccl_doctor.probe.facts import (
-    gpu_health,
-    host,
-    interfaces,
-    login_shell,
-    names,
-    pci,
-    plugins,
-    processes,
-    rdma,
-    routes,
-    same,
-    settings,
-    sockets,
-    step,
-    surroundings,
-    sysctls,
-    torch_info,
-)
-from nccl_doctor.probe.interpreter import Interpreter
-from nccl_doctor.probe.unavailable import Unavailable
+from nccl_doctor.probe import firewall, gpus
+from nccl_doctor.probe.facts import environment, gpu_health, host, names, pci, processes, same, torch_info
+from nccl_doctor.probe.facts.host import read_step, read_surroundings, read_sysctls
+from nccl_doctor.probe.facts.network import list_sockets, read_interfaces, read_rdma, read_routes
+from nccl_doctor.probe.facts.pci import find_plugins
+from nccl_doctor.probe.facts.torch_info import Interpreter
+from nccl_doctor.probe.ports.trial import bind_error, explain
+from nccl_doctor.probe.reading import Unavailable, port_range
 
 Collector = Callable[[], object]
 MARGIN_S = 0.3
@@ -63,7 +49,7 @@ def collect(request: dict[str, Any]) -> dict[str, object]:
     facts["login_shell"] = None
     if facts["torch"] is None or facts["gpus"] or facts["rdma"]:
         # A login shell takes 100 ms. What it has besides matters where torch is not found, or where NCCL will run.
-        ask = partial(login_shell.collect, request.get("python") or "python3", deadline)
+        ask = partial(environment.read_login_shell, request.get("python") or "python3", deadline)
         facts.update(run({"login_shell": ask}, max(began + deadline_s - time.monotonic(), MARGIN_S)))
     return facts
 
@@ -80,36 +66,34 @@ def collectors(request: dict[str, Any], interpreter: Interpreter, deadline: floa
     trial_port = request.get("trial_port")
     watched = {port for port in (trial_port, request.get("master_port")) if port is not None}
     # Tried before any collector runs, so that none takes the trial's own socket for a holder.
-    trial = (
-        (lambda: NO_TRIAL) if trial_port is None else partial(ports.explain, trial_port, ports.bind_error(trial_port))
-    )
+    trial = (lambda: NO_TRIAL) if trial_port is None else partial(explain, trial_port, bind_error(trial_port))
     return {
         "torch": partial(torch_info.collect, env, interpreter, deadline),
         "libnccl": interpreter.nccl,
-        "gpus": partial(gpus.collect, deadline),
+        "gpus": partial(gpus.list_gpus, deadline),
         "firewall": partial(firewall.collect, deadline, bool(request.get("sudo"))),
         "gpu_processes": partial(processes.on_gpus, deadline),
         "gpu_health": partial(gpu_health.collect, deadline),
         "same": partial(same.collect, request.get("same") or [], deadline),
-        "pci": partial(pci.collect, deadline),
+        "pci": partial(pci.read_pci, deadline),
         "resolution": partial(names.collect, names.unpacked(request["names"]), deadline),
         "identity": host.identity,
-        "interfaces": partial(interfaces.collect, deadline),
-        "routes": routes.collect,
-        "sockets": partial(sockets.collect, watched),
+        "interfaces": partial(read_interfaces, deadline),
+        "routes": read_routes,
+        "sockets": partial(list_sockets, watched),
         "python": partial(host.python, interpreter.failure),
         "limits": host.limits,
         "shm": host.shm,
-        "port_range": host.port_range,
-        "rdma": rdma.collect,
+        "port_range": port_range,
+        "rdma": read_rdma,
         "xids": gpu_health.xids,
-        "plugins": partial(plugins.collect, env),
+        "plugins": partial(find_plugins, env),
         "processes": processes.collect,
-        "sysctls": sysctls.collect,
-        "surroundings": partial(surroundings.collect, bool(request.get("inside"))),
-        "step": step.collect,
-        "env": settings.environment,
-        "config_files": partial(settings.config_files, env),
+        "sysctls": read_sysctls,
+        "surroundings": partial(read_surroundings, bool(request.get("inside"))),
+        "step": read_step,
+        "env": environment.read_environment,
+        "config_files": partial(environment.read_config_files, env),
         "master_port": trial,
     }
 

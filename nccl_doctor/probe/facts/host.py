@@ -1,22 +1,29 @@
-"""The machine, whom we are there, its interpreter and its limits."""
+"""The machine: whom we are there, its interpreter, limits and kernel settings, and what holds it.
+
+The files below /proc/sys/net/ipv4/neigh show it in the machine's first network namespace alone; the kernel tells it to
+everybody, in containers too, for the table is one for all of them (net/core/neighbour.c, neightbl_dump_info).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import glob
 import os
 import pwd
 import resource
 import socket
+import struct
 import sys
-from typing import Any, Callable
+from typing import Any, Callable, Iterable, Iterator, Mapping
 
-from nccl_doctor.probe import kernel_files
+from nccl_doctor.probe import netlink
+from nccl_doctor.probe.reading import read
+from nccl_doctor.probe.units import SLURM
 
 RUNTIME_MARKS = (("/run/.containerenv", "podman"), ("/.dockerenv", "docker"), ("/.singularity.d", "apptainer"))
 CGROUP_MARKS = (("kubepods", "kubernetes"), ("libpod", "podman"), ("docker", "docker"), ("/lxc", "lxc"))
 """What the path of pid 1's control group names, where the runtime does not hide it in a cgroup namespace."""
-
-read = kernel_files.read
-port_range = kernel_files.port_range
 
 
 def identity() -> dict[str, Any]:
@@ -81,3 +88,124 @@ def shm(path: str = "/dev/shm") -> dict[str, Any]:  # noqa: S108 - POSIX shared 
         return {"total_bytes": 0, "free_bytes": 0, "problem": "missing"}
     sizes = {"total_bytes": found.f_frsize * found.f_blocks, "free_bytes": found.f_frsize * found.f_bavail}
     return {**sizes, "problem": None if os.access(path, os.W_OK | os.X_OK) else "forbidden"}
+
+
+RTM_GETNEIGHTBL = 66
+NDTA_NAME, NDTA_THRESH1, NDTA_THRESH2, NDTA_THRESH3 = 1, 2, 3, 4
+TIMEOUT_S = 2.0
+
+_NDTMSG = struct.Struct("=BBH")
+_SETTINGS = (("gc_thresh1", NDTA_THRESH1), ("gc_thresh2", NDTA_THRESH2), ("gc_thresh3", NDTA_THRESH3))
+
+
+def thresholds() -> dict[str, str]:
+    """gc_thresh1 to 3 of the IPv4 table (arp(7)), by the full names of the kernel's settings.
+
+    Raises:
+        OSError: the kernel does not tell.
+    """
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
+        kernel.settimeout(TIMEOUT_S)
+        for body in netlink.dump(kernel, RTM_GETNEIGHTBL, _NDTMSG.pack(socket.AF_INET, 0, 0)):
+            if found := parse_thresholds(body):
+                return found
+    return {}
+
+
+def parse_thresholds(body: bytes) -> dict[str, str]:
+    """The settings in one struct ndtmsg and its attributes; empty where it is another table, or a single device's."""
+    told = netlink.attributes(body[_NDTMSG.size :])
+    if told.get(NDTA_NAME, b"").rstrip(b"\0") != b"arp_cache":
+        return {}
+    return {
+        f"net.ipv4.neigh.default.{name}": str(netlink.NUMBER.unpack(told[kind])[0])
+        for name, kind in _SETTINGS
+        if kind in told
+    }
+
+
+ROOT = "/proc/sys/net/ipv4/conf"
+KEYS = ("rp_filter", "arp_ignore", "arp_announce")
+
+
+def read_sysctls() -> dict[str, str]:
+    """The settings by full name: "net.ipv4.conf.all.rp_filter", for "all" and each interface (ip-sysctl.rst)."""
+    found: dict[str, str] = {}
+    with contextlib.suppress(OSError):  # a sandbox whose kernel is its own has no such table: its limits stay unknown
+        found.update(thresholds())
+    for interface in sorted(os.listdir(ROOT)):
+        for key in KEYS:
+            try:
+                with open(f"{ROOT}/{interface}/{key}") as file:
+                    found[f"net.ipv4.conf.{interface}.{key}"] = file.read().strip()
+            except FileNotFoundError:  # the interface went away meanwhile
+                continue
+    return found
+
+
+UNBOUNDED = 1 << 60
+"""Control groups v1 write the largest number of pages for "no limit", some 2^63 bytes."""
+
+
+def read_step(root: str = "", environ: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
+    """snapshot.StepLimits; None outside any job. ``root`` stands before every path."""
+    groups = read(root + "/proc/self/cgroup") or ""
+    if "SLURM_JOB_ID" not in environ and not SLURM.search(groups):
+        return None
+    folders = dict(_folders(groups, root))
+    memory = [
+        int(told)
+        for folder in _upwards(folders.get("memory") or folders.get("", ""))
+        for name in ("memory.max", "memory.limit_in_bytes")
+        if (told := read(f"{folder}/{name}") or "").isdigit() and int(told) < UNBOUNDED
+    ]
+    quotas = [_quota(folder) for folder in _upwards(folders.get("cpu") or folders.get("", ""))]
+    cpus = [len(os.sched_getaffinity(0)), *(quota for quota in quotas if quota is not None)]
+    return {"cpus": min(cpus), "memory_bytes": min(memory, default=None)}
+
+
+def _folders(groups: str, root: str) -> Iterator[tuple[str, str]]:
+    """Each controller's folder, v2's under ""; a line is "NUMBER:CONTROLLERS:PATH" (cgroups(7))."""
+    for line in groups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            yield controller, f"{root}/sys/fs/cgroup/{controller}{path}".replace("//", "/")
+
+
+def _upwards(folder: str) -> Iterator[str]:
+    """The folder and those above it up to the controller's own: each bounds what is below."""
+    while folder.rpartition("/")[0].count("/sys/fs/cgroup"):
+        yield folder
+        folder = folder.rpartition("/")[0]
+    if folder:
+        yield folder
+
+
+def _quota(folder: str) -> int | None:
+    """CPUs' worth of time, rounded up; None where nothing bounds it."""
+    words = (read(f"{folder}/cpu.max") or "").split()
+    if not words:
+        words = [read(f"{folder}/cpu.cfs_quota_us") or "", read(f"{folder}/cpu.cfs_period_us") or ""]
+    if len(words) != 2 or not all(word.isdigit() for word in words) or not int(words[1]):
+        return None
+    return max(1, -(-int(words[0]) // int(words[1])))
+
+
+PATTERNS = ("/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/infiniband/uverbs*")
+
+
+def read_surroundings(wanted: bool, patterns: Iterable[str] = PATTERNS) -> dict[str, Any] | None:
+    """snapshot.Surroundings; None where nobody wants it: opening a GPU wakes it."""
+    if not wanted:
+        return None
+    found = sorted(path for pattern in patterns for path in glob.glob(pattern))
+    return {"network": os.readlink("/proc/self/ns/net"), "devices": {path: problem(path) for path in found}}
+
+
+def problem(path: str) -> str | None:
+    """Why a device can't be opened as CUDA and libibverbs open it, by errno's name; None where it opens."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
+    except OSError as error:
+        return errno.errorcode.get(error.errno or 0, str(error.errno))
+    return None

@@ -10,7 +10,7 @@ import zlib
 from collections import Counter
 from typing import Any
 
-from nccl_doctor.probe.side_by_side import side_by_side
+from nccl_doctor.probe.reading import side_by_side
 
 
 def unpacked(text: str) -> dict[str, list[Any] | None]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from nccl_doctor.probe import gpu_processes, guard, jobs, programs, progress, units, watchers
-from nccl_doctor.probe.jobs import JobProcesses
+from nccl_doctor.probe import guard, jobs, progress, units
+from nccl_doctor.probe.gpus import list_gpu_processes
+from nccl_doctor.probe.guard import watcher
+from nccl_doctor.probe.jobs import JobProcesses, is_launcher, is_python, program
 from nccl_doctor.probe.procs import Proc, Table
 
 MEETING = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
@@ -39,7 +41,7 @@ def on_gpus(deadline: float) -> list[dict[str, Any]]:
     Raises:
         Unavailable: nvidia-smi does not tell.
     """
-    uses = gpu_processes.collect(deadline)
+    uses = list_gpu_processes(deadline)
     table = Table()
     return [{**use, **_whose(use["pid"], table)} for use in uses]
 
@@ -60,9 +62,9 @@ def _trains(pid: int, table: Table) -> bool:
     if proc.kernel or proc.state == "Z":
         return False
     argv = table.argv(pid)
-    if programs.is_launcher(argv):
+    if is_launcher(argv):
         return True
-    return programs.is_python(table.executable(pid)) and jobs.is_rank(pid, table)
+    return is_python(table.executable(pid)) and jobs.is_rank(pid, table)
 
 
 def _is_zombie(proc: Proc) -> bool:
@@ -79,7 +81,7 @@ def _ours(table: Table) -> set[int]:
 
 def _left_behind(found: list[JobProcesses], table: Table) -> list[bool]:
     """Whether each job is shown to be watched by nobody, and to make no progress."""
-    alone = [jobs.is_orphan(job.root, table) and watchers.watcher(job, table) is None for job in found]
+    alone = [jobs.is_orphan(job.root, table) and watcher(job, table) is None for job in found]
     signs = iter(progress.watch([job.pids for job, is_alone in zip(found, alone) if is_alone]))
     return [is_alone and next(signs) is None for is_alone in alone]
 
@@ -102,7 +104,7 @@ def _row(kind: str, job: JobProcesses, table: Table, *, left: bool) -> dict[str,
         "ticks": root.started,
         "pids": list(job.pids),
         "ranks": len(ranks),
-        "launcher": programs.program(argv) if programs.is_launcher(argv) else None,
+        "launcher": program(argv) if is_launcher(argv) else None,
         "left_behind": left,
         "refusal": refused and refused.reason,
         "user": guard.user(table.uid(job.root)),

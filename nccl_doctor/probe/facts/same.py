@@ -8,8 +8,8 @@ import stat
 import time
 from typing import Any, Iterator
 
+from nccl_doctor.probe.reading import Unavailable
 from nccl_doctor.probe.tools import output
-from nccl_doctor.probe.unavailable import Unavailable
 
 MAX_FILES = 5000
 BLOCK = 1024 * 1024

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from typing import Any, Iterator
 
-from nccl_doctor.probe import kernel_files, sock_diag
+from nccl_doctor.probe import reading as kernel_files
+from nccl_doctor.probe import sock_diag
 
 CONNECTED = ("ESTABLISHED", "FIN_WAIT1", "FIN_WAIT2", "CLOSE_WAIT", "LAST_ACK", "CLOSING", "SYN_SENT")
 MOST = 2048

@@ -7,11 +7,123 @@ topmost Python process with a rank's variables is the rank.
 from __future__ import annotations
 
 import os
-from typing import Any, Iterable
+import re
+from collections import Counter
+from itertools import islice
+from typing import Any, Dict, Iterable, Iterator, Mapping, Sequence
 
-from nccl_doctor.probe import guard, programs, units
-from nccl_doctor.probe.hang import library, stores
+from nccl_doctor.probe import guard, units
+from nccl_doctor.probe import jobs as programs
+from nccl_doctor.probe import progress as rank_state
+from nccl_doctor.probe.hang import flows
+from nccl_doctor.probe.jobs import is_python
 from nccl_doctor.probe.procs import Proc, Table
+
+IN_MAP = re.compile(r"^(?:\S+ ){5} *(/[^\n]*/lib(?:nccl|torch_cuda)\.so[.0-9]*)(?: \(deleted\))?$", re.MULTILINE)
+"""A torch that links NCCL statically has it in libtorch_cuda.so."""
+MOST_MAP = 8 << 20
+MOST_ENTRIES = 20_000
+"""Of a folder that the process names."""
+TORCH = "/libtorch_cpu.so"
+"""Every build of torch has it."""
+FILE = re.compile(r"\.so\.([0-9]+\.[0-9]+\.[0-9]+)$")
+WHEEL = re.compile(r"nvidia_nccl_cu[0-9]+-([0-9]+\.[0-9]+\.[0-9]+)[^/]*\.dist-info")
+
+
+def loaded_nccl(pid: int) -> dict[str, str | None] | None:
+    """``{"path", "version"}`` of the libnccl in a process, None where it has none; no name may tell the version."""
+    try:
+        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
+            found = [match[1] for match in IN_MAP.finditer(file.read(MOST_MAP))]
+    except OSError:
+        return None
+    path = next((one for one in found if "libnccl" in one), found[0] if found else None)
+    return None if path is None else {"path": path[-300:], "version": _version(pid, path)}
+
+
+def has_torch(pid: int) -> bool:
+    """Whether the process has torch's libraries mapped."""
+    try:
+        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
+            return TORCH in file.read(MOST_MAP)
+    except OSError:  # gone, or another user's
+        return False
+
+
+def _version(pid: int, path: str) -> str | None:
+    seen = f"/proc/{pid}/root{path}"
+    named = FILE.search(os.path.realpath(seen)) or FILE.search(path)
+    if named:
+        return named[1]
+    # site-packages/nvidia/nccl/lib/libnccl.so.2 belongs to site-packages/nvidia_nccl_cu13-2.28.9.dist-info
+    packages = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(seen))))
+    try:
+        with os.scandir(packages) as entries:
+            wheels = [match[1] for one in islice(entries, MOST_ENTRIES) if (match := WHEEL.fullmatch(one.name))]
+    except OSError:
+        return None
+    return wheels[0] if len(wheels) == 1 else None
+
+
+CHILD = ("python", "pt_main")
+"""How the kernel's names of ranks begin; of one that has ended no more is left."""
+MOST_CLIENTS = 512
+Ends = Dict[str, Any]
+
+
+def clients(table: Table, pids: list[int]) -> list[dict[str, Any]]:
+    """Those of the processes that have loaded torch and dialled something, and what of them tells a job's ranks.
+
+    Returns:
+        ``{"pid", "dials": [[address, port, connections]], "serves": the same, "local_rank", "local_world_size"}``:
+        ``serves`` are the ends at ports that it dialled and answers itself, with all that came there; the last two
+        count the children of one Python process in the order of their start, and are None for others.
+
+    Raises:
+        OSError: the kernel does not tell of connections.
+    """
+    held = flows.by_rank([pid for pid in pids if has_torch(pid)])
+    found = []
+    for pid, rows in held.items():
+        # what a data loader's worker inherited belongs to the rank above it
+        above = [row for one in table.ancestors(pid) for row in held.get(one, [])]
+        own = [row for row in rows if row not in above]
+        dialled = _counted(own, "remote")
+        came = _counted(own, "local")
+        ports = {end[1] for end in came if end in dialled}
+        serves = [[*end, count] for end, count in sorted(came.items()) if end[1] in ports]
+        if dialled:
+            found.append(
+                {"pid": pid, "dials": _count_ends(dialled), "serves": serves[:MOST_CLIENTS], **_place(pid, table)}
+            )
+    return found
+
+
+def _counted(rows: list[Ends], side: str) -> Counter[tuple[str, int]]:
+    return Counter((row[side][0], row[side][1]) for row in rows)
+
+
+def _count_ends(ends: Counter[tuple[str, int]]) -> list[list[Any]]:
+    return [[*end, count] for end, count in sorted(ends.items())[:MOST_CLIENTS]]
+
+
+def _place(pid: int, table: Table) -> dict[str, int | None]:
+    """Its number among the children of the Python process that started it, with those that have ended."""
+    parent = table.procs[pid].ppid
+    if parent not in table.procs or not is_python(table.executable(parent)):
+        return {"local_rank": None, "local_world_size": None}
+    below = (table.procs[one] for one in table.descendants(parent))
+    alike = [one for one in below if one.ppid == parent and one.name.startswith(CHILD) and _works(one, table)]
+    order = sorted(alike, key=lambda one: (one.started, one.pid))
+    number = next((at for at, one in enumerate(order) if one.pid == pid), None)
+    return {"local_rank": number, "local_world_size": None if number is None else len(order)}
+
+
+def _works(proc: Proc, table: Table) -> bool:
+    """Whether it is no helper of multiprocessing's own; one that has ended has no command line any more."""
+    line = table.command(proc.pid)
+    return not any(helper in line for helper in ("resource_tracker", "semaphore_tracker", "forkserver import main"))
+
 
 NUMBERS = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
@@ -29,7 +141,7 @@ MOST = 1024
 TEXT = 300
 
 
-def find(table: Table) -> dict[str, Any]:
+def find_ranks(table: Table) -> dict[str, Any]:
     """snapshot.JobRank of each rank that is ours to look at, and how many may be that are not."""
     ours = _ours(table)
     numbered = {pid: told for pid in table.procs if pid not in ours and (told := _numbers(table.environ(pid)))}
@@ -65,7 +177,7 @@ def unnumbered(table: Table) -> list[dict[str, Any]]:
         and programs.is_python(table.executable(pid))
         and not programs.is_launcher(table.argv(pid))
     ]
-    found = stores.clients(table, may)
+    found = clients(table, may)
     return [{**_told(one["pid"], table), **one} for one in found[:MOST]]
 
 
@@ -124,7 +236,7 @@ def _row(pid: int, numbers: tuple[int, int, int | None, int | None], table: Tabl
 
 
 def _told(pid: int, table: Table) -> dict[str, Any]:
-    environ, nccl = table.environ(pid), library.loaded_nccl(pid)
+    environ, nccl = table.environ(pid), loaded_nccl(pid)
     return {
         "pid": pid,
         "inner_pid": inner_pid(pid),
@@ -161,3 +273,73 @@ def inner_pid(pid: int) -> int:
     except OSError:  # gone: asked for again at the look
         return pid
     return pid
+
+
+LAUNCHERS = frozenset(
+    {"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "accelerate-launch"}
+    | {"accelerate.commands.launch", "accelerate.commands.accelerate_cli"}
+)
+OPTIONS = {
+    "nnodes": ("nnodes", "num_machines"),
+    "node_rank": ("node_rank", "machine_rank"),
+    "master_addr": ("master_addr", "main_process_ip"),
+    "master_port": ("master_port", "main_process_port"),
+    "rdzv_backend": ("rdzv_backend",),
+    "rdzv_endpoint": ("rdzv_endpoint",),
+    "rdzv_id": ("rdzv_id",),
+}
+"""What a node is told of the others, by torchrun's name: torchrun's option and accelerate's."""
+MOST_LAUNCHERS = 64
+OPTION_TEXT = 200
+
+
+def find_launchers(table: Table) -> list[dict[str, Any]]:
+    """snapshot.Starter of each that is ours to look at.
+
+    Raises:
+        OSError: the kernel does not tell of connections.
+    """
+    some = [pid for pid in sorted(table.procs) if _starts(pid, table)][:MOST_LAUNCHERS]
+    if not some:
+        return []
+    connections = flows.by_rank(some)
+    return [
+        {
+            "pid": pid,
+            "program": programs.program(table.argv(pid)),
+            "age_s": guard.age_s(pid, table),
+            "state": rank_state.look(pid, table.procs[pid].started, table),
+            "asked": asked(table.argv(pid), table.environ(pid)),
+            "dials": [[*flow["remote"], flow["state"]] for flow in connections[pid]][:MOST_LAUNCHERS],
+        }
+        for pid in some
+    ]
+
+
+def asked(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """What a launcher was told, by options or by torchrun's variables (PET_NNODES, torch's argparse_util.py)."""
+    given = dict(reversed(list(_options(argv))))
+    found = {}
+    for name, options in OPTIONS.items():
+        value = next((given[one] for one in options if one in given), environ.get(f"PET_{name.upper()}"))
+        if value:
+            found[name] = value[:OPTION_TEXT]
+    return found
+
+
+def _options(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each option and its value, in their order: the script's own come behind the launcher's."""
+    for word, after in zip(argv, [*argv[1:], ""]):
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            yield name.replace("-", "_"), value if equals else after
+
+
+def _starts(pid: int, table: Table) -> bool:
+    """Whether it is such a launcher of ours, and below it runs no rank of any language, nor what it was put into."""
+    if table.procs[pid].state == "Z" or os.getuid() not in (0, table.uid(pid)):
+        return False
+    if programs.program(table.argv(pid)) not in LAUNCHERS:
+        return False
+    below = table.descendants(pid)
+    return not any(programs.is_python(table.executable(one)) or "LOCAL_RANK" in table.environ(one) for one in below)

@@ -9,18 +9,196 @@ TORCH_WORKER_SERVER_SOCKET begins with; no other socket is asked, for a stranger
 from __future__ import annotations
 
 import base64
+import ctypes
 import json
 import os
+import select
+import signal
 import socket
 import stat
+import struct
+import sys
 import time
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator, NamedTuple
 
-from nccl_doctor.probe import kernel_files
-from nccl_doctor.probe.hang import as_rank
-from nccl_doctor.probe.hang.as_rank import RankFiles
+from nccl_doctor.probe import children, procs
 from nccl_doctor.probe.hang.flows import inodes_of
-from nccl_doctor.probe.unavailable import Unavailable
+from nccl_doctor.probe.reading import Unavailable, read
+
+ERROR_TEXT = 300
+REAP_S = 1.0
+CAPABILITIES = 0x20080522, 0, 0, 0, 0, 0, 0, 0
+"""capset(2)'s header, version 3 and the calling thread, and its data: none effective, permitted or inheritable."""
+PEER = struct.Struct("3i")
+"""struct ucred (unix(7)): PID, user and group of who called listen(2)."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class RankFiles(NamedTuple):
+    """The places from which a rank's paths are resolved, as descriptors; of use in the child alone."""
+
+    root: int
+    folder: int
+    own: int
+
+    def open(self, path: str, kind: int, flags: int) -> int:
+        """Opens a file of a kind, without waiting.
+
+        Args:
+            path: as the rank would write it; a link is followed on the way, and is no file at its end.
+            kind: of stat(2), such as S_IFREG.
+            flags: of open(2).
+
+        Raises:
+            OSError: it is not there, of another kind, or not to be opened by the rank.
+        """
+        found = self._look(path, kind)
+        return os.open(str(found), flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=self.own)
+
+    def connect(self, path: str, pid: int, timeout_s: float) -> socket.socket:
+        """Connects to a unix socket on which the rank itself listens.
+
+        Raises:
+            OSError: it is none, or somebody else's.
+        """
+        found = self._look(path, stat.S_IFSOCK)
+        os.fchdir(self.own)
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        server.settimeout(timeout_s)
+        server.connect(str(found))
+        if PEER.unpack(server.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))[0] != pid:
+            raise OSError("another process listens there")
+        return server
+
+    def _look(self, path: str, kind: int) -> int:
+        """A descriptor of the file, that opens nothing: what it is of is the same at each later use."""
+        start = self.root if path.startswith("/") else self.folder
+        found = os.open(path.lstrip("/"), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=start)
+        if stat.S_IFMT(os.fstat(found).st_mode) != kind:
+            raise OSError("it is of another kind")
+        return found
+
+
+def ask(pid: int, started: int, work: Callable[[RankFiles], bytes], deadline: float, most: int) -> bytes:
+    """The answer of a piece of work that is done as a rank.
+
+    Args:
+        pid: of the rank.
+        started: in ticks since boot; another process by now is not looked at.
+        work: imports nothing, and looks nothing up by name.
+        deadline: on the clock of ``time.monotonic``.
+        most: bytes of the answer.
+
+    Raises:
+        Unavailable: it failed, or did not end in time.
+    """
+    reading, writing = os.pipe()
+    parent, child = os.getpid(), os.fork()
+    if not child:
+        _serve(lambda: _enter(pid, started, writing), work, writing, parent)
+    os.close(writing)
+    answer, whole, limit = bytearray(), False, most + 4 * ERROR_TEXT
+    try:
+        while len(answer) <= limit and select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            block = os.read(reading, 1 << 18)
+            whole = not block
+            if whole:
+                break
+            answer += block
+    finally:
+        os.close(reading)
+        _end(child)
+    if not whole or not answer:
+        raise Unavailable("no answer in time" if len(answer) <= limit else f"more than {most >> 20} MiB")
+    if answer[:1] != b"+":
+        raise Unavailable(answer[1:].decode("utf-8", "replace")[:ERROR_TEXT])
+    return bytes(answer[1:])
+
+
+def _end(child: int) -> None:
+    """Ends the child; one that the kernel holds, as a dead file server does, is left to it."""
+    os.kill(child, signal.SIGKILL)
+    until = time.monotonic() + REAP_S
+    while os.waitpid(child, os.WNOHANG)[0] == 0 and time.monotonic() < until:
+        time.sleep(0.001)
+
+
+def _serve(enter: Callable[[], RankFiles], work: Callable[[RankFiles], bytes], writing: int, parent: int) -> None:
+    """The child's whole life."""
+    try:
+        try:
+            files = enter()
+            children.die_with(parent)
+            answer = b"+" + work(files)
+        except Exception as error:  # noqa: BLE001 - told to the parent
+            answer = b"-" + str(error).encode("utf-8", "replace")[:ERROR_TEXT]
+        while answer:
+            answer = answer[os.write(writing, answer) :]
+    finally:
+        os._exit(0)
+
+
+def _enter(pid: int, started: int, writing: int) -> RankFiles:
+    """Takes the rank's place, for good.
+
+    Raises:
+        OSError: the kernel refuses, or the process is gone.
+        Unavailable: it is another process by now, or has the rights of several users.
+    """
+    sys.meta_path.clear()
+    sys.path_hooks.clear()
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):  # a child that the kernel holds must not hold the connection
+        os.dup2(null, number)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number > 2 and number != writing:
+            try:
+                os.close(number)
+            except OSError:  # the one with which they were listed
+                continue
+    place = os.open(f"/proc/{pid}", os.O_PATH | os.O_DIRECTORY)  # of this very process, whoever has its number later
+    now = procs.read(pid)
+    if now is None or now.started != started:
+        raise Unavailable("the rank has ended")
+    user, group, groups = _rights(place)
+    files = RankFiles(
+        root=os.open("root", os.O_PATH | os.O_DIRECTORY, dir_fd=place),
+        folder=os.open("cwd", os.O_PATH | os.O_DIRECTORY, dir_fd=place),
+        own=os.open("/proc/self/fd", os.O_PATH | os.O_DIRECTORY),
+    )
+    if os.geteuid() == 0:
+        if not _shares_root(place):
+            os.fchdir(files.root)
+            os.chroot(".")
+        _become(user, group, groups)
+    return files
+
+
+def _rights(place: int) -> tuple[int, int, list[int]]:
+    """User, group and further groups of a process (proc_pid_status(5))."""
+    file = os.open("status", os.O_RDONLY, dir_fd=place)
+    lines = os.read(file, 1 << 16).decode("utf-8", "replace").splitlines()
+    told = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
+    if len({*told["Uid"]}) > 1 or len({*told["Gid"]}) > 1:
+        raise Unavailable("it has the rights of several users")
+    return int(told["Uid"][0]), int(told["Gid"][0]), [int(one) for one in told["Groups"]]
+
+
+def _shares_root(place: int) -> bool:
+    same_mounts = os.readlink("ns/mnt", dir_fd=place) == os.readlink("/proc/self/ns/mnt")
+    return same_mounts and os.path.samestat(os.stat("root", dir_fd=place), os.stat("/"))
+
+
+def _become(user: int, group: int, groups: list[int]) -> None:
+    if sorted(os.getgroups()) != sorted(groups):
+        os.setgroups(groups)
+    os.setresgid(group, group, group)
+    os.setresuid(user, user, user)
+    header, data = (ctypes.c_uint32 * 2)(*CAPABILITIES[:2]), (ctypes.c_uint32 * 6)(*CAPABILITIES[2:])
+    if _libc.capset(header, data):
+        raise OSError(ctypes.get_errno(), "capset")
+
 
 REQUEST = b"POST /handler/fr_trace_json HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
 MOST_BYTES = 16 << 20
@@ -60,7 +238,7 @@ def live(row: dict[str, Any], deadline: float) -> dict[str, Any] | None:
         return _post(files.connect(path, pid, max(0.1, deadline - time.monotonic())), deadline)
 
     try:
-        return cut(json.loads(as_rank.ask(pid, row["started"], post, deadline, MOST_BYTES).decode("utf-8", "replace")))
+        return cut(json.loads(ask(pid, row["started"], post, deadline, MOST_BYTES).decode("utf-8", "replace")))
     except (Unavailable, ValueError) as error:
         raise Unavailable(f"torch's worker server did not tell its flight recorder: {error}"[:TEXT]) from error
 
@@ -92,7 +270,7 @@ def dumped(row: dict[str, Any], age_s: float, deadline: float) -> dict[str, Any]
         head = {"name": os.path.basename(path), "age_s": max(0.0, time.time() - written)}
         return json.dumps(head).encode() + b"\n" + _content(file)
 
-    answer = as_rank.ask(row["pid"], row["started"], newest, deadline, MOST_DUMP_BYTES + (1 << 16))
+    answer = ask(row["pid"], row["started"], newest, deadline, MOST_DUMP_BYTES + (1 << 16))
     head, _, data = answer.partition(b"\n")
     told: dict[str, Any] = json.loads(head.decode())
     return {**told, "data": base64.b64encode(data).decode()} if told else None
@@ -109,7 +287,7 @@ def ask_for_dump(row: dict[str, Any], deadline: float) -> bool:
         return b""
 
     try:
-        as_rank.ask(row["pid"], row["started"], write, deadline, 1)
+        ask(row["pid"], row["started"], write, deadline, 1)
     except Unavailable:  # no such pipe, nobody reads it, or it is not the rank's to write
         return False
     return True
@@ -140,7 +318,7 @@ def _content(file: int) -> bytes:
 def _servers(pid: int, prefix: str) -> Iterator[str]:
     """Paths at which the process itself bound unix sockets that listen, and that begin as the variable says."""
     own = set(inodes_of(pid))
-    for line in (kernel_files.read(f"/proc/{pid}/net/unix") or "").splitlines()[1:]:
+    for line in (read(f"/proc/{pid}/net/unix") or "").splitlines()[1:]:
         fields = line.split(None, 7)
         listens = len(fields) == 8 and fields[3:5] == [LISTENING, STREAM] and int(fields[6]) in own
         if listens and fields[7].startswith(prefix):

@@ -7,12 +7,14 @@ import time
 from functools import partial
 from typing import Any, Callable
 
-from nccl_doctor.probe import rank_state
+from nccl_doctor.probe import progress as rank_state
 from nccl_doctor.probe.facts import gpu_health, run
-from nccl_doctor.probe.hang import flows, kernel_log, library, ranks, ras, recorder, starters
+from nccl_doctor.probe.facts import gpu_health as kernel_log
+from nccl_doctor.probe.hang import flows, ranks, ras, recorder
+from nccl_doctor.probe.hang.ranks import find_launchers, loaded_nccl
 from nccl_doctor.probe.hang.stacks import Spy
 from nccl_doctor.probe.procs import Table
-from nccl_doctor.probe.unavailable import Unavailable
+from nccl_doctor.probe.reading import Unavailable
 
 ASK_S = 3.0
 """For one rank's recorder; the ranks of a host are asked one after the other within the look's own deadline."""
@@ -42,7 +44,7 @@ class Watch:
     def _find(self, _request: dict[str, Any]) -> dict[str, Any]:
         """snapshot.JobRanks, and whether there is a py-spy."""
         table = Table()
-        found = ranks.find(table)
+        found = ranks.find_ranks(table)
         self._found_at = time.monotonic()
         told = run({"unnumbered": partial(ranks.unnumbered, table)}, ASK_S)
         some = told["unnumbered"] if isinstance(told["unnumbered"], list) else []
@@ -120,7 +122,7 @@ class Watch:
         """
         deadline = time.monotonic() + RAS_S
         pids = [pid for pid in request["pids"] if pid in self._ranks]
-        loaded = {pid: found for pid in pids if (found := library.loaded_nccl(pid)) is not None}
+        loaded = {pid: found for pid in pids if (found := loaded_nccl(pid)) is not None}
         versions = sorted({found["version"] or "unknown" for found in loaded.values()})
         where = {at for pid in pids if (at := ras.address(self._ranks[pid]["told"])) is not None}
         answer = {"versions": versions, "reports": []}
@@ -139,7 +141,7 @@ class Watch:
 
 
 def _starters(table: Table) -> Any:
-    return run({"starters": partial(starters.find, table)}, ASK_S)["starters"]
+    return run({"starters": partial(find_launchers, table)}, ASK_S)["starters"]
 
 
 def _safe(version: str) -> bool:

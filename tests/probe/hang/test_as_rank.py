@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.probe.hang import as_rank, recorder
-from nccl_doctor.probe.hang.as_rank import RankFiles
-from nccl_doctor.probe.unavailable import Unavailable
+from nccl_doctor.probe.hang import recorder
+from nccl_doctor.probe.hang.recorder import RankFiles, ask
+from nccl_doctor.probe.reading import Unavailable
 from tests.lab import kernel
 from tests.patience import LONG_S
 from tests.probe.hang.test_recorder import row, soon
@@ -134,7 +134,7 @@ def test_what_is_no_file_is_not_even_opened(folder: Path, kind: int, monkeypatch
 
     monkeypatch.setattr(os, "open", recorded)
     with rank() as pid:
-        told = as_rank.ask(pid, row(pid=pid)["started"], open_it, soon(), 1000)
+        told = ask(pid, row(pid=pid)["started"], open_it, soon(), 1000)
     assert eval(told) == [(f"{folder}/rank/trace_0".lstrip("/"), os.O_PATH)]
 
 
@@ -237,7 +237,7 @@ def test_the_child_is_the_rank_without_any_capability_and_can_load_nothing(folde
         return b"loaded"
 
     with rank() as pid:
-        said = as_rank.ask(pid, row(pid=pid)["started"], look, soon(), 10_000)
+        said = ask(pid, row(pid=pid)["started"], look, soon(), 10_000)
     told = {name: values for name, *values in eval(said)}
     assert told["Uid:"] == told["Gid:"] == [str(USER)] * 4
     assert {int(told[name][0], 16) for name in ("CapEff:", "CapPrm:", "CapInh:", "CapAmb:")} == {0}
@@ -245,7 +245,7 @@ def test_the_child_is_the_rank_without_any_capability_and_can_load_nothing(folde
 
 def test_a_process_that_is_another_by_now_is_left_alone() -> None:
     with rank() as pid, pytest.raises(Unavailable, match="has ended"):
-        as_rank.ask(pid, row(pid=pid)["started"] + 1, lambda _files: b"", soon(), 1)
+        ask(pid, row(pid=pid)["started"] + 1, lambda _files: b"", soon(), 1)
 
 
 def test_what_does_not_end_or_says_too_much_is_ended() -> None:
@@ -257,6 +257,6 @@ def test_what_does_not_end_or_says_too_much_is_ended() -> None:
             return b""
 
         with pytest.raises(Unavailable, match="in time"):
-            as_rank.ask(pid, started, waits, 0.0, 1)
+            ask(pid, started, waits, 0.0, 1)
         with pytest.raises(Unavailable, match="more than 1 MiB"):
-            as_rank.ask(pid, started, lambda _files: bytes(2 << 20), soon(), 1 << 20)
+            ask(pid, started, lambda _files: bytes(2 << 20), soon(), 1 << 20)

@@ -16,9 +16,12 @@ from typing import Any
 import pytest
 
 from nccl_doctor.collect.hang.hang import own_program, pack
-from nccl_doctor.probe import procs, rank_state, tools
-from nccl_doctor.probe.hang import flows, kernel_log, library, stacks, watch
+from nccl_doctor.probe import procs, tools
+from nccl_doctor.probe.facts.gpu_health import parse_killed
+from nccl_doctor.probe.hang import flows, stacks, watch
+from nccl_doctor.probe.hang import ranks as library
 from nccl_doctor.probe.procs import Table
+from nccl_doctor.probe.progress import look
 from tests.patience import LONG_S
 from tests.ras_server import Service, serving
 
@@ -63,16 +66,16 @@ def seen(spy: stacks.Spy, pid: int, letter: str = "S", mode: str = "read") -> li
 
 
 def test_a_sleeping_process(sleeper: int) -> None:
-    told = rank_state.look(sleeper, started(sleeper), Table())
+    told = look(sleeper, started(sleeper), Table())
     assert told is not None
     assert (told["state"], told["threads"], told["workers"]) == ("S", 1, [])
     assert told["cpu_s"] > 0
     assert told["wanted_s"][str(sleeper)] > 0
     assert told["io_bytes"] > 1000
-    again = rank_state.look(sleeper, started(sleeper), Table())
+    again = look(sleeper, started(sleeper), Table())
     assert again is not None
     assert again["switches"] == told["switches"]
-    assert rank_state.look(sleeper, started(sleeper) + 1, Table()) is None
+    assert look(sleeper, started(sleeper) + 1, Table()) is None
 
 
 def test_its_connection_waits_for_a_reader(sleeper: int) -> None:
@@ -168,7 +171,7 @@ def test_the_kernels_kills() -> None:
         "4,1,x,-;Out of memory: Killed process 79 (python)",
         "4,1,90000000,-;nothing",
     ]
-    assert kernel_log.parse(records, 100, 50) == [{"pid": 78, "name": "pt_main_thread", "age_s": 10.0}]
+    assert parse_killed(records, 100, 50) == [{"pid": 78, "name": "pt_main_thread", "age_s": 10.0}]
 
 
 def test_which_nccl_a_process_has_loaded() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.probe.hang import memory_file
+from nccl_doctor.probe.hang import stacks as memory_file
 
 
 @pytest.mark.parametrize("how", ["memfd_create", "by number"])

@@ -21,7 +21,7 @@ def as_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def found(*fakes: Fake) -> dict[str, Any]:
     table = FakeTable(*fakes)
-    return {**ranks.find(table), "launchers": ranks.launchers(table)}
+    return {**ranks.find_ranks(table), "launchers": ranks.launchers(table)}
 
 
 def test_a_rank_its_loaders_and_its_wrapper_are_one_rank() -> None:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from nccl_doctor.probe.hang import starters
+from nccl_doctor.probe.hang.ranks import _starts, asked
 from tests.probe.tables import Fake, FakeTable
 
 MEET = "--nnodes=2 --rdzv-endpoint node1:29400 --rdzv_id=7"
@@ -18,7 +18,7 @@ def as_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def found(*fakes: Fake) -> list[int]:
-    return [pid for pid in range(60) if pid in (table := FakeTable(*fakes)).procs and starters._starts(pid, table)]
+    return [pid for pid in range(60) if pid in (table := FakeTable(*fakes)).procs and _starts(pid, table)]
 
 
 def test_launchers_without_ranks() -> None:
@@ -49,4 +49,4 @@ def test_a_launcher_that_has_started_ranks_waits_no_more() -> None:
     ],
 )
 def test_what_it_was_told(line: str, environ: dict[str, str], told: dict[str, str]) -> None:
-    assert starters.asked(line.split(), environ) == told
+    assert asked(line.split(), environ) == told

@@ -1,4 +1,4 @@
-"""The host's interfaces and addresses, in the kernel's order, by which NCCL chooses.
+"""Interfaces, addresses, routes, RDMA devices and TCP sockets, as the kernel tells of them.
 
 Both are read as getifaddrs(3) reads them for NCCL, by netlink (rtnetlink(7)): the order of the addresses is that of the
 kernel's dump, all IPv4 before all IPv6. What the drivers tell comes by ioctl(2). All of it is asked of the kernel for
@@ -11,12 +11,14 @@ import array
 import errno
 import fcntl
 import os
+import re
 import socket
 import struct
 from typing import Any
 
-from nccl_doctor.probe import netlink
-from nccl_doctor.probe.unavailable import Unavailable
+from nccl_doctor.probe import netlink, sock_diag
+from nccl_doctor.probe.procs import pids_by_inode
+from nccl_doctor.probe.reading import Unavailable, read
 
 RTM_GETLINK, RTM_GETADDR = 18, 22
 IFLA_IFNAME, IFLA_MTU, IFLA_EXT_MASK = 3, 4, 29
@@ -39,7 +41,7 @@ _LINK = struct.Struct("=BxHiII")
 _ADDRESS = struct.Struct("=BBBBI")
 
 
-def collect(deadline: float) -> dict[str, Any]:
+def read_interfaces(deadline: float) -> dict[str, Any]:
     """Returns the JSON form of snapshot.Interfaces.
 
     Args:
@@ -155,3 +157,148 @@ def _is_link_local(address: bytes) -> bool:
 
 def _text(field: bytes) -> str:
     return os.fsdecode(field.partition(b"\0")[0])
+
+
+RTF_UP = 0x1
+RTF_GATEWAY = 0x2
+RTF_REJECT = 0x200
+RTF_CACHE = 0x01000000
+RTF_LOCAL = 0x80000000
+RTF_ANYCAST = 0x00100000
+
+
+def read_routes() -> list[dict[str, Any]]:
+    """snapshot.Route of every route that could carry a packet to a peer."""
+    with open("/proc/net/route") as file:
+        found = parse_inet(file.read())
+    try:
+        with open("/proc/net/ipv6_route") as file:
+            return found + parse_inet6(file.read())
+    except FileNotFoundError:  # a kernel without IPv6
+        return found
+
+
+def parse_inet(text: str) -> list[dict[str, Any]]:
+    """The routes of /proc/net/route, whose addresses are hexadecimal in the machine's byte order."""
+    found = []
+    for line in text.splitlines()[1:]:
+        interface, destination, gateway, flag_text, _, _, metric, mask, *_ = line.split()
+        flags = int(flag_text, 16)
+        if not flags & RTF_UP or flags & RTF_REJECT:
+            continue
+        length = bin(int(mask, 16)).count("1")
+        via = _inet(gateway) if flags & RTF_GATEWAY else None
+        found.append(_route("inet", f"{_inet(destination)}/{length}", via, interface, int(metric)))
+    return found
+
+
+def parse_inet6(text: str) -> list[dict[str, Any]]:
+    """The routes of /proc/net/ipv6_route, without the host's own, multicast, anycast and loopback ones."""
+    found = []
+    for line in text.splitlines():
+        destination, length, _, _, gateway, metric, _, _, flag_text, interface = line.split()
+        flags = int(flag_text, 16)
+        noise = RTF_REJECT | RTF_CACHE | RTF_LOCAL | RTF_ANYCAST
+        if not flags & RTF_UP or flags & noise or interface == "lo" or destination.startswith("ff"):
+            continue
+        via = _inet6(gateway) if flags & RTF_GATEWAY else None
+        found.append(_route("inet6", f"{_inet6(destination)}/{int(length, 16)}", via, interface, int(metric, 16)))
+    return found
+
+
+def _route(family: str, destination: str, gateway: str | None, interface: str, metric: int) -> dict[str, Any]:
+    return {
+        "family": family,
+        "destination": destination,
+        "gateway": gateway,
+        "interface": interface,
+        "metric": metric,
+    }
+
+
+def _inet(text: str) -> str:
+    return socket.inet_ntop(socket.AF_INET, struct.pack("=I", int(text, 16)))
+
+
+def _inet6(text: str) -> str:
+    return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(text))
+
+
+FOLDER = "/sys/class/infiniband"
+EMPTY_GID = re.compile(r"[0:]*")
+"""An unused entry is all zeros, and one that only holds the link-local prefix is used by nobody."""
+STATE = re.compile(r"\d+: *(.+)")
+RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) *Gb/sec")
+
+
+def read_rdma(folder: str = FOLDER) -> list[dict[str, Any]]:
+    """snapshot.RdmaDevice of each; none where the kernel has no RDMA."""
+    return [_device(f"{folder}/{name}", name) for name in entries(folder)]
+
+
+def entries(folder: str) -> list[str]:
+    """The names in a folder, numbers in their order; none where there is no such folder."""
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+    # Text and digits take turns in what re.split gives, so that like is compared with like.
+    return sorted(names, key=lambda name: [int(p) if p.isdecimal() else p for p in re.split(r"([0-9]+)", name)])
+
+
+def parse_state(text: str | None) -> str | None:
+    """``4: ACTIVE`` without its number; None for what has another form."""
+    match = STATE.fullmatch(text or "")
+    return match.group(1) if match else None
+
+
+def parse_rate(text: str | None) -> float | None:
+    """Gigabits a second of ``400 Gb/sec (4X NDR)``."""
+    match = RATE.match(text or "")
+    return float(match.group(1)) if match else None
+
+
+def _device(folder: str, name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "model": read(f"{folder}/hca_type"),
+        "firmware": read(f"{folder}/fw_ver"),
+        "ports": [
+            _port(f"{folder}/ports/{number}", int(number)) for number in entries(f"{folder}/ports") if number.isdigit()
+        ],
+    }
+
+
+def _port(folder: str, number: int) -> dict[str, Any]:
+    return {
+        "number": number,
+        "state": parse_state(read(f"{folder}/state")) or "unknown",
+        "physical_state": parse_state(read(f"{folder}/phys_state")),
+        "rate_gbps": parse_rate(read(f"{folder}/rate")),
+        "link_layer": read(f"{folder}/link_layer") or None,
+        "gids": [gid for index in entries(f"{folder}/gids") if index.isdigit() for gid in _gid(folder, int(index))],
+    }
+
+
+def _gid(folder: str, index: int) -> list[dict[str, Any]]:
+    """The entry, where it is used. The kernel answers EINVAL for the type of one that is not."""
+    gid = read(f"{folder}/gids/{index}") or ""
+    if EMPTY_GID.fullmatch(gid) or gid == "fe80:" + ":0000" * 7:
+        return []
+    kind = read(f"{folder}/gid_attrs/types/{index}") or None
+    return [{"index": index, "gid": gid, "type": kind, "interface": read(f"{folder}/gid_attrs/ndevs/{index}") or None}]
+
+
+def list_sockets(ports: set[int]) -> list[dict[str, Any]]:
+    """snapshot.TcpSocket of every listener and of every socket whose local port is among ``ports``.
+
+    Raises:
+        Unavailable: the kernel tells of no socket here.
+    """
+    try:
+        found = sock_diag.find_sockets(ports, listeners=True)
+    except OSError as error:
+        raise Unavailable(f"neither sock_diag nor /proc/net/tcp can be read: {error.strerror or error}") from error
+    pids = pids_by_inode({one.inode for one in found})
+    rows = [sock_diag.describe(one, min(pids.get(one.inode, ()), default=None)) for one in found]
+    return sorted(rows, key=lambda row: (row["local_port"], row["local_address"], row["remote_port"] or 0))

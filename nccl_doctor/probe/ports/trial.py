@@ -1,4 +1,4 @@
-"""Would torch's TCPStore get a port? The bind it would make, tried, and what the socket tables say where it fails.
+"""Would torch's TCPStore get a port? The bind it would make, tried, and what the socket tables say of who has it.
 
 No reading of a table replaces the trial: whether a TIME_WAIT or an accepted connection is in the way depends on
 SO_REUSEADDR of a socket that may be gone, which no table shows. The table then explains the answer.
@@ -9,10 +9,39 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from typing import Any
+import time
+from typing import Any, Sequence
 
-from nccl_doctor.probe import guard, holders, process_rows, sock_diag
+from nccl_doctor.probe import guard, jobs, sock_diag
+from nccl_doctor.probe.procs import Table, open_files, pids_by_inode
 from nccl_doctor.probe.sock_diag import DiagSocket
+
+
+def describe(pid: int, table: Table) -> dict[str, Any]:
+    """A process in the JSON form of snapshot.Process, but for its refusal."""
+    proc = table.procs[pid]
+    age = guard.age_s(pid, table)
+    return {
+        "pid": pid,
+        "ppid": proc.ppid,
+        "user": guard.user(table.uid(pid)),
+        "command": table.command(pid),
+        "started": time.time() - age,
+        "ticks": proc.started,
+        "age_s": age,
+        "orphan": jobs.is_orphan(pid, table),
+        "own": guard.is_own(pid, table),
+    }
+
+
+def judged(pids: Sequence[int]) -> list[dict[str, Any]]:
+    """snapshot.Process of each that is still there, with the reason for which its job is not ended."""
+    table = Table()
+    found = jobs.jobs_of(list(pids), table)
+    refusals = guard.refusals(found, pids, table, guard.GRACE_S)
+    reasons = {pid: one and one.reason for job, one in zip(found, refusals) for pid in job.pids}
+    return [{**describe(pid, table), "refusal": reasons[pid]} for pid in pids if pid in table.procs]
+
 
 CLOSING = frozenset({"TIME_WAIT", "FIN_WAIT1", "FIN_WAIT2", "LAST_ACK", "CLOSING"})
 """States in which a socket may have lost its process; the kernel ends it by itself."""
@@ -94,7 +123,7 @@ def _in_use(port: int, *, described: bool) -> dict[str, Any]:
     nobody: list[int | None] = [None]
     rows = [sock_diag.describe(one, pid) for one in found for pid in pids.get(one.inode, nobody)]
     everybody = sorted({pid for some in pids.values() for pid in some})
-    processes = process_rows.judged(everybody) if described else [{"pid": pid} for pid in everybody]
+    processes = judged(everybody) if described else [{"pid": pid} for pid in everybody]
     explained: dict[str, Any] = {"cause": cause, "sockets": rows, "holders": processes}
     if cause == "time-wait":
         explained["time_wait_s"] = max((one.expires_s for one in found if one.expires_s is not None), default=None)
@@ -109,7 +138,7 @@ def _look(port: int) -> tuple[list[DiagSocket], dict[int, list[int]]]:
         found = sock_diag.find_sockets({port})
     except OSError:
         return [], {}
-    return found, holders.pids_by_inode({one.inode for one in found})
+    return found, pids_by_inode({one.inode for one in found})
 
 
 def _hint(port: int, found: list[DiagSocket]) -> str:
@@ -135,7 +164,7 @@ def unlisted_holders() -> list[int]:
     except OSError:
         return []
     found = set()
-    for pid, link, target in holders.open_files():
+    for pid, link, target in open_files():
         if target.startswith("socket:") and target not in listed and _protocol(link) in (b"TCP", b"TCPv6"):
             found.add(pid)
     return sorted(found)

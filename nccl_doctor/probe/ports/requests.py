@@ -5,17 +5,85 @@ They run in the probe on a host, and in nccl-doctor's own process for this machi
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
 import time
 from typing import Any, Callable, Dict
 
-from nccl_doctor.probe import gpu_processes, guard, jobs, ports, process_rows, programs, signals, units
-from nccl_doctor.probe.jobs import JobProcesses
-from nccl_doctor.probe.kernel_files import port_range
+from nccl_doctor.probe import guard, jobs, procs, units
+from nccl_doctor.probe.gpus import list_gpu_processes
+from nccl_doctor.probe.jobs import JobProcesses, is_launcher, program
+from nccl_doctor.probe.ports.trial import bind_error, describe, try_port
 from nccl_doctor.probe.procs import Table
-from nccl_doctor.probe.unavailable import Unavailable
+from nccl_doctor.probe.reading import Unavailable, port_range
+
+PIDFD_SEND_SIGNAL, PIDFD_OPEN = 424, 434
+"""System calls' numbers on every machine that Linux 5.1 and later gave new calls (all but alpha)."""
+
+
+def send_signal(pid: int, started: int, number: signal.Signals) -> bool:
+    """Signals a process if it is still the one that began at ``started``, in ticks since boot.
+
+    Returns:
+        Whether it was signalled; False where it is gone or a zombie.
+
+    Raises:
+        PermissionError: it is somebody else's.
+    """
+    try:
+        descriptor = _open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        proc = procs.read(pid)
+        if proc is None or proc.started != started or proc.state == "Z":
+            return False
+        _deliver(pid, descriptor, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+    return True
+
+
+def _open(pid: int) -> int | None:
+    """A pidfd; None where there are none here.
+
+    Raises:
+        ProcessLookupError: the process is gone.
+    """
+    own = getattr(os, "pidfd_open", None)  # Python 3.9
+    try:
+        descriptor: int = own(pid) if own else _call(PIDFD_OPEN, pid, 0)
+    except ProcessLookupError:
+        raise
+    except OSError:  # ENOSYS before Linux 5.3, EPERM from a container's seccomp filter
+        return None
+    return descriptor
+
+
+def _deliver(pid: int, descriptor: int | None, number: signal.Signals) -> None:
+    own = getattr(signal, "pidfd_send_signal", None)  # Python 3.9
+    if descriptor is None:
+        os.kill(pid, number)
+    elif own:
+        own(descriptor, number)
+    else:
+        _call(PIDFD_SEND_SIGNAL, descriptor, number, None, 0)
+
+
+def _call(number: int, *arguments: int | None) -> int:
+    import ctypes
+
+    result: int = ctypes.CDLL(None, use_errno=True).syscall(number, *arguments)
+    if result < 0:
+        code = ctypes.get_errno() or errno.EIO
+        raise OSError(code, os.strerror(code))
+    return result
+
 
 GPU_PATIENCE_S = 5.0
 """nvidia-smi takes seconds where no daemon keeps the driver loaded."""
@@ -36,7 +104,7 @@ def look(request: dict[str, Any]) -> dict[str, Any]:
     """
     port, pid = request["port"], request["pid"]
     # Tried first, so that no thread of ours is taken for a holder.
-    trial = None if port is None else ports.try_port(port, described=False)
+    trial = None if port is None else try_port(port, described=False)
     named = [pid] if pid is not None else [one["pid"] for one in (trial or {}).get("holders", ())]
     gpus = _Gpus() if named else None
     table = Table()
@@ -76,7 +144,7 @@ def send(request: dict[str, Any]) -> dict[str, Any]:
     denied = [(pid, why) for pid, why in judged if why is not None]
     for pid in family if request["signal"] and not denied else []:
         try:
-            if signals.send(pid, table.procs[pid].started, _SIGNALS[request["signal"]]):
+            if send_signal(pid, table.procs[pid].started, _SIGNALS[request["signal"]]):
                 sent.append(pid)
         except PermissionError:
             denied.append((pid, f"pid {pid} belongs to {guard.user(table.uid(pid))}; root could end it"))
@@ -96,7 +164,7 @@ def free(request: dict[str, Any]) -> dict[str, Any]:
     told = _range() or {"low": 1, "high": 0, "reserved": ""}
     taken = _numbers(told["reserved"]) | _known_services()
     fit = (port for port in request["ports"] if not told["low"] <= port <= told["high"] and port not in taken)
-    return {"free": [port for port in fit if ports.bind_error(port) is None]}
+    return {"free": [port for port in fit if bind_error(port) is None]}
 
 
 HANDLERS: Dict[str, Callable[[Dict[str, Any]], Any]] = {"port": look, "signal": send, "free": free}
@@ -114,7 +182,7 @@ class _Gpus:
 
     def _ask(self) -> None:
         try:
-            self._uses = gpu_processes.collect(self._deadline)
+            self._uses = list_gpu_processes(self._deadline)
         except Unavailable:  # the port can be judged without
             return
 
@@ -149,7 +217,7 @@ def _holder(pid: int, tree: list[int], orphan: bool, table: Table) -> dict[str, 
     """A snapshot.Process with its parent, working directory and job."""
     proc = table.procs[pid]
     return {
-        **process_rows.describe(pid, table),
+        **describe(pid, table),
         "orphan": orphan,
         "parent": table.command(proc.ppid) if proc.ppid in table.procs else None,
         "cwd": table.link(pid, "cwd"),
@@ -176,7 +244,7 @@ def _is_rank(pid: int, table: Table) -> bool:
 
 def _launcher(pid: int, table: Table) -> str | None:
     argv = table.argv(pid)
-    return programs.program(argv) if programs.is_launcher(argv) else None
+    return program(argv) if is_launcher(argv) else None
 
 
 def _lives(pid: int, started: int, table: Table) -> bool:

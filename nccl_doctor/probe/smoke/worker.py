@@ -5,7 +5,7 @@ then (torch/cuda/__init__.py, "Cannot re-initialize CUDA in forked subprocess").
 all ranks of one all-reduce; what happens goes to stdout behind a mark. A rank reports each stage as it is reached, so
 that a hang can be told by the last one:
 
-    started     the interpreter runs (the probe says so, for all ranks: probe/allreduce.py)
+    started     the interpreter runs (the probe says so, for all ranks: probe/smoke/allreduce.py)
     torch       torch is imported, and the rank is a process of its own
     store       the master's TCPStore answers
     group       the process group is up: all ranks met

@@ -18,9 +18,70 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Iterable
 
-from nccl_doctor.probe import allreduce_ranks, children, kernel_files, shared_memory
+from nccl_doctor.probe import children
+from nccl_doctor.probe import reading as kernel_files
+from nccl_doctor.probe.smoke import ranks as allreduce_ranks
+
+FOLDER = "/dev/shm"  # noqa: S108 - shared memory lies nowhere else
+OURS = re.compile(r"nccl-\w{6}|torch_\d+_\d+_\d+|sem\.mp-\w{8}|psm_\w{8}")
+PAUSE_S = 1.0
+"""Between two looks where the folder shows no new name; each reads the mappings of all ranks."""
+
+
+class Segments:
+    """The segments that our descendants have had since this was made; those that were there before are not ours."""
+
+    def __init__(self) -> None:
+        self._before = _names()
+        self._listed = set(self._before)
+        self._seen: set[str] = set()
+        self._next = 0.0
+
+    def look(self, *, at_once: bool = False) -> None:
+        """Remembers what descendants have mapped or open now; does nothing right after the look before.
+
+        A new name is looked at without delay: NCCL's stand there for no longer than the peer takes to attach.
+        """
+        names = _names()
+        fresh = not names <= self._listed
+        self._listed |= names
+        if not (at_once or fresh) and time.monotonic() < self._next:
+            return
+        self._seen |= _held(children.descendants(os.getpid())) - self._before
+        self._next = time.monotonic() + PAUSE_S
+
+    def sweep(self) -> list[str]:
+        """Removes what was seen, is still there, and no process has any more; the names."""
+        left = {name for name in self._seen & _names() if OURS.fullmatch(name)}
+        gone = sorted(left - _held(int(entry) for entry in os.listdir("/proc") if entry.isdigit())) if left else []
+        for name in gone:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(FOLDER, name))
+        return gone
+
+
+def _names() -> set[str]:
+    try:
+        return set(os.listdir(FOLDER))
+    except OSError:
+        return set()
+
+
+def _held(pids: Iterable[int]) -> set[str]:
+    """Names below the folder that these processes have mapped or open."""
+    used: set[str] = set()
+    for pid in pids:
+        # it has ended, or is another user's, who could not have opened our segments (they have mode 0600)
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{pid}/maps") as file:
+                used.update(os.path.basename(line.split()[-1]) for line in file if FOLDER + "/" in line)
+            folder = f"/proc/{pid}/fd"
+            links = (os.readlink(os.path.join(folder, fd)) for fd in os.listdir(folder))
+            used.update(os.path.basename(link) for link in links if link.startswith(FOLDER + "/"))
+    return used
+
 
 HEAD_LINES = 4000
 TAIL_LINES = 16000
@@ -116,7 +177,7 @@ class Launcher:
         self._ranks: allreduce_ranks.Ranks | None = None
         self._mark = f"@{os.urandom(8).hex()} "
         self._output = Output(self._mark, self._take)
-        self._segments = shared_memory.Segments()
+        self._segments = Segments()
         with contextlib.ExitStack() as held:
             program = os.memfd_create("nccl-doctor-allreduce", 0)
             self._stack = os.memfd_create("nccl-doctor-stack", 0)

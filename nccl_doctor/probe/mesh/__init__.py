@@ -1,0 +1,1 @@
+"""The port mesh on one host."""

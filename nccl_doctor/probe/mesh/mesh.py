@@ -1,0 +1,238 @@
+"""One host's end of the port mesh: listeners that prove they are ours, dials, and what the kernel says of both.
+
+A listener writes its host's own nonce to whoever connects, so that "connected" means "to that host": not to whatever
+else listens there, nor to the dialling host itself, which may have the same address on a bridge.
+
+TCP sends every segment with the DF bit (net.ipv4.ip_no_pmtu_disc=0, ip(7)). Where a link on the way is narrower than
+both ends and the router's "fragmentation needed" is lost, the handshake passes and the first full segment vanishes: the
+connection stalls for ever. So: connect, send a few full segments, and watch the kernel's count of bytes that the other
+kernel has not acknowledged (SIOCOUTQ, tcp(7)); nobody need read them.
+
+Policy rules, all tables, and strict reverse-path filtering are in the answer, which the main table alone does not show:
+the kernel itself looks the packet up. It needs no root, and sends nothing.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import fcntl
+import socket
+import struct
+import termios
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from nccl_doctor.probe import netlink
+from nccl_doctor.probe.mesh.dials import dial_all, endpoints
+from nccl_doctor.probe.mesh.listeners import Listeners
+
+
+class MeshEnd:
+    """The listeners of one host."""
+
+    def __init__(self, nonce: str) -> None:
+        self._listeners = Listeners(nonce.encode())
+
+    def listen(self, sockets: list[dict[str, Any]]) -> dict[str, Any]:
+        """Opens listeners, once.
+
+        Args:
+            sockets: ``{"address": "" or a local address, "port", "step", "tries"}`` each; a port that is held is left
+                for the next one in direction ``step``, up to ``tries`` of them. With "mute" the port is held closed.
+
+        Returns:
+            ``{"ports": [the port or None, in the same order], "errors": {index: errno name}}``.
+        """
+        ports: list[int | None] = []
+        errors: dict[str, str] = {}
+        for index, wanted in enumerate(sockets):
+            try:
+                sock = _bound_near(wanted)
+                ports.append(self._listeners.hold(sock) if wanted.get("mute") else self._listeners.listen(sock))
+            except OSError as error:
+                ports.append(None)
+                errors[str(index)] = errno.errorcode.get(error.errno or 0, str(error))
+        self._listeners.start()
+        return {"ports": ports, "errors": errors}
+
+    def close(self) -> None:
+        """Closes every listener."""
+        self._listeners.close()
+
+
+def dial(targets: list[list[Any]], timeout_s: float) -> dict[str, Any]:
+    """Dials every target at once, as :func:`dial_all`.
+
+    Returns:
+        ``{"connected": count, "failed": [[target's index, port, outcome, error, seconds], …]}``.
+    """
+    results = dial_all(targets, timeout_s)
+    failed = [row for row in results if row[2] != "connected"]
+    return {"connected": len(results) - len(failed), "failed": failed}
+
+
+def _bound_near(wanted: dict[str, Any]) -> socket.socket:
+    """A bound socket on the wanted port, or on the nearest free one that the request allows."""
+    port = wanted["port"]
+    for left in range(wanted["tries"], 0, -1):
+        try:
+            return _bound(wanted["address"], port)
+        except OSError as error:
+            if left == 1 or error.errno != errno.EADDRINUSE:
+                raise
+        port += wanted["step"]
+    raise ValueError("no tries were allowed")
+
+
+def _bound(address: str, port: int) -> socket.socket:
+    """A bound socket: the address given, or as torch's TCPStore: both families, or where that fails, IPv4 alone.
+
+    It fails without IPv6, and where somebody listens on one of its addresses, as ``ssh -L`` does on [::1].
+    """
+    if address:
+        ((family, place),) = endpoints(address, port)
+        return _bound_to(family, place)
+    try:
+        return _bound_to(socket.AF_INET6, ("::", port))
+    except OSError:
+        return _bound_to(socket.AF_INET, ("", port))
+
+
+def _bound_to(family: int, place: Any) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(place)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+PAYLOAD = bytes(32 * 1024)
+"""A few segments of 9,000 bytes, and less than a receive buffer takes unread (net.ipv4.tcp_rmem: 128 KiB)."""
+
+AT_ONCE = 32
+STEP_S = 0.01
+TCP_MAXSEG = 2  # linux/tcp.h
+
+
+def try_large(address: str, port: int, deadline_s: float) -> dict[str, Any]:
+    """Sends full segments to a listener of ours.
+
+    Args:
+        address: IPv4, or IPv6 with its zone where link-local.
+        port: of any TCP listener there; it is best one of our own.
+        deadline_s: seconds for everything; give it more than a second, the kernel's first retransmission is at 0.2 s.
+
+    Returns:
+        ``{"outcome": "passed" | "stalled" | "not-connected" | "reset", "sent": bytes, "unacked": bytes,
+        "segment": bytes, "error": errno text or None}``. Only "stalled" is a fault: "reset" means that
+        something answered, and "not-connected" is the port mesh's to judge.
+    """
+    deadline = time.monotonic() + deadline_s
+    try:
+        connection = socket.create_connection((address, port), timeout=deadline_s)
+    except OSError as error:
+        return _result("not-connected", 0, 0, 0, str(error))
+    with connection:
+        connection.setblocking(False)
+        try:
+            sent = connection.send(PAYLOAD)
+            left = unacked(connection)
+            while left and time.monotonic() < deadline:
+                time.sleep(STEP_S)
+                left = unacked(connection)
+            error_number = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            segment = connection.getsockopt(socket.IPPROTO_TCP, TCP_MAXSEG)
+        except OSError as error:
+            return _result("reset", 0, 0, 0, str(error))
+        if error_number:
+            return _result("reset", sent, left, segment, str(OSError(error_number, "SO_ERROR")))
+        return _result("stalled" if left else "passed", sent, left, segment, None)
+
+
+def try_all(targets: list[tuple[str, int]], deadline_s: float) -> list[dict[str, Any]]:
+    """:func:`try_large` for every target, side by side; in their order."""
+    if not targets:
+        return []
+    with ThreadPoolExecutor(min(AT_ONCE, len(targets))) as pool:
+        return list(pool.map(lambda target: try_large(target[0], target[1], deadline_s), targets))
+
+
+def unacked(connection: socket.socket) -> int:
+    """Bytes sent or waiting to be sent that the peer's kernel has not acknowledged (SIOCOUTQ is TIOCOUTQ)."""
+    count = array.array("i", [0])
+    fcntl.ioctl(connection, termios.TIOCOUTQ, count)
+    return count[0]
+
+
+def _result(outcome: str, sent: int, left: int, segment: int, error: str | None) -> dict[str, Any]:
+    return {"outcome": outcome, "sent": sent, "unacked": left, "segment": segment, "error": error}
+
+
+RTM_GETROUTE = 26
+RTM_F_LOOKUP_TABLE = 0x1000
+RTA_DST, RTA_SRC, RTA_IIF, RTA_OIF, RTA_GATEWAY, RTA_PREFSRC, RTA_TABLE = 1, 2, 3, 4, 5, 7, 15
+TIMEOUT_S = 2.0
+
+_ROUTE = struct.Struct("=BBBBBBBBI")
+
+
+def look_up(wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """snapshot.Way of each packet, in their order.
+
+    Args:
+        wanted: ``{"to", "source", "iif"}`` each: addresses, ``source`` None where the kernel shall choose; ``iif`` the
+            interface by which the packet comes in, None for one of the host's own.
+    """
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
+        kernel.settimeout(TIMEOUT_S)
+        kernel.bind((0, 0))
+        return [_way(kernel, number, packet) for number, packet in enumerate(wanted, 1)]
+
+
+def _way(kernel: socket.socket, number: int, packet: dict[str, Any]) -> dict[str, Any]:
+    told: dict[str, Any] = {**packet, "dev": None, "gateway": None, "prefers": None, "table": None, "error": None}
+    try:
+        kernel.send(request(number, packet["to"], packet["source"], packet["iif"]))
+        return {**told, **parse(kernel.recv(1 << 16))}
+    except OSError as error:
+        return {**told, "error": errno.errorcode.get(error.errno or 0, str(error))}
+
+
+def request(number: int, to: str, source: str | None, iif: str | None) -> bytes:
+    """The message that asks for one way.
+
+    Raises:
+        OSError: no interface has this name, or this is no address.
+    """
+    family = socket.AF_INET6 if ":" in to else socket.AF_INET
+    bits = 128 if family == socket.AF_INET6 else 32
+    body = _ROUTE.pack(family, bits, bits if source else 0, 0, 0, 0, 0, 0, RTM_F_LOOKUP_TABLE)
+    body += netlink.attribute(RTA_DST, socket.inet_pton(family, to))
+    if source is not None:
+        body += netlink.attribute(RTA_SRC, socket.inet_pton(family, source))
+    if iif is not None:
+        body += netlink.attribute(RTA_IIF, netlink.NUMBER.pack(socket.if_nametoindex(iif)))
+    return netlink.request(RTM_GETROUTE, 0, number, body)
+
+
+def parse(message: bytes) -> dict[str, Any]:
+    """The way in an answer, whose addresses are text; the errno's name where there is none."""
+    _, kind, *_ = netlink.HEADER.unpack_from(message)
+    body = message[netlink.HEADER.size :]
+    if kind == netlink.NLMSG_ERROR:
+        raise netlink.refusal(body)
+    family, found = body[0], netlink.attributes(body[_ROUTE.size :])
+    gateway, source = found.get(RTA_GATEWAY), found.get(RTA_PREFSRC)
+    return {
+        "dev": socket.if_indextoname(netlink.NUMBER.unpack(found[RTA_OIF])[0]) if RTA_OIF in found else None,
+        "gateway": socket.inet_ntop(family, gateway) if gateway else None,
+        "prefers": socket.inet_ntop(family, source) if source else None,
+        "table": netlink.NUMBER.unpack(found[RTA_TABLE])[0] if RTA_TABLE in found else None,
+    }

@@ -1,0 +1,1 @@
+"""fix-port on one host."""

@@ -1,0 +1,1 @@
+"""The all-reduce on one host."""

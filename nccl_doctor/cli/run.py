@@ -18,7 +18,7 @@ from nccl_doctor.cli.progress import progress
 from nccl_doctor.cli.report_options import KeepOptions, SelectOptions
 from nccl_doctor.cli.selection import Codes, among, refuse_nothing_to_judge, selection
 from nccl_doctor.cli.snapshots import keep, of_snapshot, read_snapshot, save_logs, write_hosts
-from nccl_doctor.collect.facts import host_facts as facts
+from nccl_doctor.collect.facts import host_facts
 from nccl_doctor.collect.mesh.mesh import MeshLimits
 from nccl_doctor.collect.mesh.plan import MeshSize
 from nccl_doctor.collect.options import RunOptions
@@ -152,7 +152,7 @@ def _looking(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
     bounds = RunOptions(
         connect_s=request.reached.connect_timeout,
         total_s=total_s(request.timeout_s, request.smoke_limits),
-        facts_limits=facts.FactLimits(sudo=request.sudo),
+        facts_limits=host_facts.FactLimits(sudo=request.sudo),
         mesh_limits=MeshLimits(size=request.mesh if "mesh" in needs else "none"),
         smoke=request.smoke and "smoke" in needs,
         smoke_limits=request.smoke_limits,

@@ -1,7 +1,7 @@
 """The packet filters of this host, as their own tools print them: snapshot.FirewallFacts in JSON form.
 
 Nothing is changed, no kernel module is loaded: iptables is asked only for tables that exist already. Only root may read
-rules (:mod:`nccl_doctor.probe.as_root`).
+rules.
 """
 
 from __future__ import annotations

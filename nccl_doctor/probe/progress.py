@@ -11,9 +11,7 @@ import os
 import time
 from typing import Any, NamedTuple, Sequence
 
-from nccl_doctor.probe import gpus as gpu_processes
-from nccl_doctor.probe import procs, sock_diag
-from nccl_doctor.probe import reading as kernel_files
+from nccl_doctor.probe import gpus, procs, reading, sock_diag
 from nccl_doctor.probe.procs import Proc, Table, open_files
 from nccl_doctor.probe.reading import Unavailable
 from nccl_doctor.probe.sock_diag import Flow
@@ -46,7 +44,7 @@ def look(pid: int, started: int, table: Table) -> dict[str, Any] | None:
 
 def cpu_s(pid: int) -> float | None:
     """Seconds of CPU that all threads had, utime and stime of proc_pid_stat(5)."""
-    text = kernel_files.read(f"/proc/{pid}/stat")
+    text = reading.read(f"/proc/{pid}/stat")
     if text is None:
         return None
     fields = text.rpartition(")")[2].split()
@@ -65,7 +63,7 @@ def _threads(pid: int) -> tuple[int, dict[str, float]]:
         return 0, {}
     found = {}
     for number in numbers[:MOST_THREADS]:
-        text = kernel_files.read(f"/proc/{pid}/task/{number}/schedstat")
+        text = reading.read(f"/proc/{pid}/task/{number}/schedstat")
         if text:
             ran, waited, _ = text.split()
             found[number] = (int(ran) + int(waited)) / 1e9
@@ -75,14 +73,14 @@ def _threads(pid: int) -> tuple[int, dict[str, float]]:
 
 def _switches(pid: int) -> int | None:
     """How often the main thread was taken from a CPU or left it: unchanged, it has not moved at all."""
-    text = kernel_files.read(f"/proc/{pid}/task/{pid}/status") or ""
+    text = reading.read(f"/proc/{pid}/task/{pid}/status") or ""
     found = [int(line.split()[1]) for line in text.splitlines() if "ctxt_switches" in line]
     return sum(found) if found else None
 
 
 def io_bytes(pid: int) -> int | None:
     """Bytes that it read and wrote by whatever way; proc_pid_io(5)."""
-    text = kernel_files.read(f"/proc/{pid}/io")
+    text = reading.read(f"/proc/{pid}/io")
     if text is None:
         return None
     fields = dict(line.split(": ", 1) for line in text.splitlines())
@@ -91,13 +89,13 @@ def io_bytes(pid: int) -> int | None:
 
 def _wchan(pid: int) -> str | None:
     """The kernel function that it sleeps in; None where it runs, or may not be told."""
-    text = kernel_files.read(f"/proc/{pid}/wchan")
+    text = reading.read(f"/proc/{pid}/wchan")
     return text[:80] if text not in (None, "", "0") else None
 
 
 def _kernel_stack(pid: int) -> list[str]:
     """Innermost first; for root of the machine alone, and then worth gold."""
-    text = kernel_files.read(f"/proc/{pid}/stack") or ""
+    text = reading.read(f"/proc/{pid}/stack") or ""
     return [line.partition("] ")[2][:120] for line in text.splitlines()[:STACK_LINES]]
 
 
@@ -204,8 +202,8 @@ def _on_gpu(pids: Sequence[int]) -> str | None:
     """Work of a GPU in the last second (nvidia-smi(1), utilization.gpu), where it holds memory of that."""
     try:
         deadline = time.monotonic() + GPU_S
-        held = {use["uuid"] for use in gpu_processes.list_gpu_processes(deadline) if use["pid"] in pids}
-        busy = gpu_processes.utilization(deadline) if held else {}
+        held = {use["uuid"] for use in gpus.list_gpu_processes(deadline) if use["pid"] in pids}
+        busy = gpus.utilization(deadline) if held else {}
     except Unavailable as error:
         return f"whether a GPU works for it is not known: {error}"
     for uuid in sorted(held):

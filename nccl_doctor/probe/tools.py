@@ -6,10 +6,10 @@ anybody else could have put there or could change; so nothing can be swapped bet
 user has the programs that their own shell would run.
 
 Besides these the probe starts, by no name that is looked up: the interpreter that runs it, as the hosts file names it
-(interpreter.py, allreduce.py); the login's own shell (facts/login_shell.py); /bin/sh (children.py, relay.py), with rm
-and sleep; and the py-spy sent along, out of memory (hang/stacks.py). Before it, the login's shell has started that
-interpreter, and a container's runtime, where the hosts file names one; around a container /bin/sh runs cat, df and
-readlink (collect/facts/outside.py).
+(facts/torch_info.py, smoke/allreduce.py); the login's own shell (facts/environment.py); /bin/sh (children.py,
+relay.py), with rm and sleep; and the py-spy sent along, out of memory (hang/stacks.py). Before it, the login's shell
+has started that interpreter, and a container's runtime, where the hosts file names one; around a container /bin/sh
+runs cat, df and readlink (collect/facts/outside.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import subprocess
 import time
 from typing import Iterable, Sequence
 
-from nccl_doctor.probe import reading as kernel_files
+from nccl_doctor.probe import reading
 from nccl_doctor.probe.reading import Unavailable
 
 PROGRAMS = {
@@ -163,6 +163,6 @@ def _parts(path: str) -> list[str]:
 
 def _trusted_owners() -> frozenset[int]:
     """Root; in a user namespace also whoever has no number there, such as the host's root (user_namespaces(7))."""
-    whole = (kernel_files.read("/proc/self/uid_map") or "").split() == ["0", "0", "4294967295"]
-    outside = None if whole else kernel_files.read("/proc/sys/kernel/overflowuid")
+    whole = (reading.read("/proc/self/uid_map") or "").split() == ["0", "0", "4294967295"]
+    outside = None if whole else reading.read("/proc/sys/kernel/overflowuid")
     return frozenset({0, int(outside)}) if outside and outside.isdigit() else frozenset({0})

@@ -34,7 +34,7 @@ HOME = re.compile(r"/(?:home|homes|users|Users)/([A-Za-z_][\w.-]{0,63})")
 OTHER_HOME = re.compile(r"(/(?:scratch|fsx|u)/)([A-Za-z_][\w.-]{0,63})")
 """Folders that hold users' ones beside others: there, a name is no word to be looked for elsewhere."""
 OUR_SENTENCE = re.compile(r"let the user ([\w.@-]{1,64}) in")
-"""transport/login_failures.py on a login that was refused."""
+"""transport/ssh/refusals.py on a login that was refused."""
 WORD = re.compile(r"(?<![A-Za-z0-9_])[A-Za-z_][\w.-]{0,255}")
 PROSE = re.compile(r"[\s/@'\"=]")
 """Betrays a text or path. What has none of these is one word, which a check may know by heart: no part of it goes."""

@@ -24,7 +24,7 @@ from nccl_doctor.cli.main import GARBAGE
 from nccl_doctor.cli.progress import Silent
 from nccl_doctor.collect import answers
 from nccl_doctor.collect.connect.session import ProbeSession
-from nccl_doctor.collect.facts import host_facts as facts
+from nccl_doctor.collect.facts import host_facts
 from nccl_doctor.collect.options import RunOptions
 from nccl_doctor.collect.run import looked
 from nccl_doctor.judge.diagnose import judge
@@ -82,7 +82,7 @@ def record() -> Recorded:
     open_ = timed(
         "open", lambda: ProbeSession.open(LocalTransport(), node, time.monotonic() + DEADLINE_S, 4 * DEADLINE_S)
     )
-    asking = facts.Asking(cluster(1), facts.FactLimits(), float("inf"))
+    asking = host_facts.Asking(cluster(1), host_facts.FactLimits(), float("inf"))
     told: list[dict[str, Any]] = []
     ask = open_.ask
 

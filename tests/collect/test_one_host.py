@@ -14,11 +14,9 @@ from nccl_doctor.cli.output import exit_code
 from nccl_doctor.cli.progress import Silent
 from nccl_doctor.collect.answers import MalformedError, ProbeError, SmokeEnd
 from nccl_doctor.collect.connect.session import ProbeSession
-from nccl_doctor.collect.facts import host_facts as facts
+from nccl_doctor.collect.facts import host_facts
 from nccl_doctor.collect.hang.hang import HangOptions, take
-from nccl_doctor.collect.mesh import dials as mesh_dials
-from nccl_doctor.collect.mesh import failed_dials as elsewhere
-from nccl_doctor.collect.mesh import mesh
+from nccl_doctor.collect.mesh import dials, mesh
 from nccl_doctor.collect.options import RunOptions
 from nccl_doctor.collect.run import looked
 from nccl_doctor.collect.smoke import outcome
@@ -26,7 +24,7 @@ from nccl_doctor.collect.smoke.outcome import AllReduceRun
 from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.judge.hang_report import report as hang_report
-from nccl_doctor.logs import facts as log_facts
+from nccl_doctor.logs import facts
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.render import render
@@ -133,14 +131,14 @@ def test_errors_of_listeners_without_end() -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
 def test_our_own_fault_over_its_facts(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    typed = facts.typed
+    typed = host_facts.typed
 
     def tripped(answer: dict[str, Any]) -> Any:
         if answer["env"] == {"trips": "us"}:
             raise fault
         return typed(answer)
 
-    monkeypatch.setattr(facts, "typed", tripped)
+    monkeypatch.setattr(host_facts, "typed", tripped)
 
     def bend(do: str, message: dict[str, Any]) -> dict[str, Any]:
         return {**message, "ok": {**message["ok"], "env": {"trips": "us"}}} if do == "facts" else message
@@ -156,7 +154,7 @@ def test_our_own_fault_over_its_facts(fault: Exception, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
 def test_our_own_fault_over_its_listeners(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    listen = mesh_dials.open_listeners
+    listen = dials.open_listeners
 
     def tripped(session: ProbeSession, *arguments: Any) -> Any:
         if session.node.name == LIAR:
@@ -178,7 +176,7 @@ def test_a_host_that_is_lost_in_the_last_look_at_the_ports_is_named(monkeypatch:
         session.gone(MalformedError("nothing that was asked"))
         return {}
 
-    monkeypatch.setattr(elsewhere, "run", lost)
+    monkeypatch.setattr("nccl_doctor.collect.run.find_other_nets", lost)
     snapshot = seen(lambda _do, message: message)
     assert "it answered what the probe never says" in failure(snapshot).detail
     assert isinstance(snapshot.mesh, Mesh)
@@ -206,14 +204,14 @@ def test_an_error_over_a_running_job(request_: str, words: str) -> None:
 
 
 def test_our_own_fault_over_the_output_of_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    understand = log_facts.facts_of
+    understand = facts.facts_of
 
     def tripped(lines: tuple[str, ...]) -> Any:
         if "trips us" in lines:
             raise RecursionError(LONG)
         return understand(lines)
 
-    monkeypatch.setattr(log_facts, "facts_of", tripped)
+    monkeypatch.setattr(facts, "facts_of", tripped)
     plan = Plan(patched({}).cluster, SmokeLimits(), {LIAR: 2, "node1": 2}, "nccl", "of the test")
     run = AllReduceRun(plan, 1e12)
     run.end(LIAR, SmokeEnd(exit=0, output=("trips us",)))

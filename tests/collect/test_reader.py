@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.collect.hang import answers as reader
-from nccl_doctor.collect.hang.answers import Reader, UnreadableError
+from nccl_doctor.collect.hang import reader
+from nccl_doctor.collect.hang.reader import Reader, UnreadableError
 from nccl_doctor.logs import flight
 from tests.hostile.dumps import call, doubled, dump
 from tests.patience import LONG_S

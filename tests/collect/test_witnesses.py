@@ -10,7 +10,7 @@ import pytest
 
 from nccl_doctor.collect.answers import DIALLED, Dialled
 from nccl_doctor.collect.connect.session import ProbeSession
-from nccl_doctor.collect.mesh import failed_dials as witnesses
+from nccl_doctor.collect.mesh import failed_dials
 from nccl_doctor.snapshot import SshUnreachable, UnreachableFacts
 from tests.collect.nodes import node
 
@@ -37,7 +37,7 @@ def unreachable(address: str) -> SshUnreachable:
 
 def others(witness: Witness, address: str = "10.0.0.3", left_s: float = 60.0) -> dict[str, str]:
     sessions = cast("list[ProbeSession]", [witness])
-    found = witnesses.ask_witnesses(sessions, {"node3": unreachable(address)}, time.monotonic() + left_s)
+    found = failed_dials.ask_witnesses(sessions, {"node3": unreachable(address)}, time.monotonic() + left_s)
     return {name: outcome for failure in found.values() for name, outcome in failure.facts.others.items()}
 
 
@@ -72,7 +72,7 @@ def test_an_address_that_is_another_machine_there_is_not_dialled(address: str) -
 
 def test_a_name_is_dialled_at_the_addresses_that_it_has_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several the one that tells most counts."""
-    monkeypatch.setattr(witnesses, "look_up", lambda names, _within: dict.fromkeys(names, ("fd00::3", "10.0.0.3")))
+    monkeypatch.setattr(failed_dials, "look_up", lambda names, _within: dict.fromkeys(names, ("fd00::3", "10.0.0.3")))
     witness = Witness((0, "unreachable", "ENETUNREACH"), (1, "stranger", None))
     assert others(witness, "node3") == {"a": "stranger"}
     assert [address for address, *_ in witness.targets or []] == ["fd00::3", "10.0.0.3"]
@@ -80,8 +80,8 @@ def test_a_name_is_dialled_at_the_addresses_that_it_has_here(monkeypatch: pytest
 
 def test_nobody_is_asked_who_might_answer_after_the_end() -> None:
     witness = Witness((0, "timed-out", None))
-    assert others(witness, left_s=witnesses.TAKES_S - 1) == {}
+    assert others(witness, left_s=failed_dials.TAKES_S - 1) == {}
     assert witness.targets is None
-    until = time.monotonic() + witnesses.TAKES_S + 5
-    assert others(witness, left_s=witnesses.TAKES_S + 5) == {"a": "timed-out"}
+    until = time.monotonic() + failed_dials.TAKES_S + 5
+    assert others(witness, left_s=failed_dials.TAKES_S + 5) == {"a": "timed-out"}
     assert witness.deadline <= until

@@ -22,7 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.collect.hang.answers import Reader, UnreadableError, recorded
+from nccl_doctor.collect.hang.answers import recorded
+from nccl_doctor.collect.hang.reader import Reader, UnreadableError
 from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.verdict import report
 from nccl_doctor.nccl import ras

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.probe.facts.torch_info import _ANSWER, call, understand
+from nccl_doctor.probe.facts.libnccl import _ANSWER, call, understand
 from nccl_doctor.snapshot import Interfaces
 from tests.nccl.layouts import Layout
 

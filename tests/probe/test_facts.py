@@ -11,8 +11,6 @@ import pytest
 
 from nccl_doctor.collect.facts.names import _packed
 from nccl_doctor.probe import facts
-from nccl_doctor.probe.facts import network as sockets
-from nccl_doctor.probe.ports import trial as ports
 from nccl_doctor.probe.reading import Unavailable
 from nccl_doctor.snapshot import HostFacts, Skipped, Unknown
 from tests.patience import crowd
@@ -39,8 +37,8 @@ def test_the_answer_is_all_of_a_hosts_facts_and_all_are_known() -> None:
 
 def test_the_trial_is_over_before_the_sockets_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     order = []
-    monkeypatch.setattr(ports, "bind_error", lambda port: order.append(f"trial {port}"))
-    monkeypatch.setattr(sockets, "collect", lambda watched: order.append(f"list {sorted(watched)}"))
+    monkeypatch.setattr(facts, "bind_error", lambda port: order.append(f"trial {port}"))
+    monkeypatch.setattr(facts, "list_sockets", lambda watched: order.append(f"list {sorted(watched)}"))
     facts.collect({**REQUEST, "trial_port": 29517, "master_port": 29500})
     assert order == ["trial 29517", "list [29500, 29517]"]
 

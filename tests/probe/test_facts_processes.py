@@ -9,7 +9,6 @@ import sys
 
 import pytest
 
-from nccl_doctor.probe import gpus as gpu_processes
 from nccl_doctor.probe import progress
 from nccl_doctor.probe.facts import processes
 from nccl_doctor.probe.procs import Table
@@ -69,7 +68,7 @@ def test_a_zombie_whose_parent_lives_is_left_behind() -> None:
 
 def test_gpu_processes_are_told_with_their_owner_or_that_they_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     uses = [{"pid": pid, "gpu": 0, "uuid": "GPU-a", "memory_mib": 5} for pid in (os.getpid(), 4_000_000)]
-    monkeypatch.setattr(gpu_processes, "collect", lambda _deadline: uses)
+    monkeypatch.setattr(processes, "list_gpu_processes", lambda _deadline: uses)
     mine, gone = (GpuProcess.model_validate(row) for row in processes.on_gpus(0.0))
     assert (mine.alive, mine.own) == (True, True)
     assert (gone.alive, gone.user, gone.command) == (False, None, None)

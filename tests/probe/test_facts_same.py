@@ -13,9 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.probe.facts import environment as login_shell
-from nccl_doctor.probe.facts import pci as plugins
-from nccl_doctor.probe.facts import same
+from nccl_doctor.probe.facts import environment, pci, same
 from nccl_doctor.probe.reading import Unavailable
 from tests.patience import LONG_S
 
@@ -97,14 +95,14 @@ def test_a_checkout_that_git_can_not_read_is_told(home: Path) -> None:
 
 
 def test_plugins_are_found_where_ld_so_looks_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "FOLDERS", (str(tmp_path / "vendor"),))
+    monkeypatch.setattr(pci, "FOLDERS", (str(tmp_path / "vendor"),))
     for folder in ("vendor", "mine"):
         (tmp_path / folder).mkdir()
     (tmp_path / "vendor" / "libnccl-net.so").write_bytes(b"\x7fELF NET/OFI Initializing aws-ofi-nccl 1.16.3\0")
     (tmp_path / "vendor" / "libnccl-net-ofi.so").symlink_to("libnccl-net.so")
     (tmp_path / "mine" / "libnccl-tuner-example.so").write_bytes(b"tuner")
     (tmp_path / "mine" / "libnccl.so.2").write_bytes(b"no plugin")
-    found = plugins.find_plugins({"LD_LIBRARY_PATH": f"{tmp_path}/mine:{tmp_path}/gone"})
+    found = pci.find_plugins({"LD_LIBRARY_PATH": f"{tmp_path}/mine:{tmp_path}/gone"})
     assert [(one["name"], one["version"]) for one in found] == [
         ("libnccl-tuner-example.so", None),
         ("libnccl-net-ofi.so", "1.16.3"),
@@ -113,21 +111,21 @@ def test_plugins_are_found_where_ld_so_looks_and_once(tmp_path: Path, monkeypatc
 
 @given(st.binary())
 def test_no_file_breaks_the_version(data: bytes) -> None:
-    version = plugins.parse_version(data)
+    version = pci.parse_version(data)
     assert version is None or version.encode() in data
 
 
 def test_the_answer_of_a_login_shell_stands_behind_its_mark() -> None:
-    said = b"Welcome!\n" + login_shell.MARK + b"/opt/conda/bin/python3\0/opt/conda\0\0NCCL_DEBUG=INFO\0A=1\n2\0"
-    assert login_shell.parse(said) == ("/opt/conda/bin/python3", "/opt/conda", {"NCCL_DEBUG": "INFO", "A": "1\n2"})
-    assert login_shell.parse(login_shell.MARK + b"\0\0HOME=/root\0") == (None, None, {"HOME": "/root"})
+    said = b"Welcome!\n" + environment.MARK + b"/opt/conda/bin/python3\0/opt/conda\0\0NCCL_DEBUG=INFO\0A=1\n2\0"
+    assert environment.parse(said) == ("/opt/conda/bin/python3", "/opt/conda", {"NCCL_DEBUG": "INFO", "A": "1\n2"})
+    assert environment.parse(environment.MARK + b"\0\0HOME=/root\0") == (None, None, {"HOME": "/root"})
     with pytest.raises(Unavailable):
-        login_shell.parse(b"This account is currently not available.\n")
+        environment.parse(b"This account is currently not available.\n")
 
 
 @given(st.binary())
 def test_no_answer_breaks_the_login_shell(said: bytes) -> None:
-    executable, _, _ = login_shell.parse(login_shell.MARK + said)
+    executable, _, _ = environment.parse(environment.MARK + said)
     assert executable is None or executable.startswith("/")
 
 
@@ -140,7 +138,7 @@ def test_an_interactive_login_shell_is_asked(home: Path, monkeypatch: pytest.Mon
     monkeypatch.delenv("NCCL_DEBUG", raising=False)
     agent = f"(sleep 60 & echo $! > {home}/agent)\n"  # holds on to the output that it was born with
     (home / ".bash_profile").write_text(f"echo hello\n{agent}export NCCL_DEBUG=INFO CONDA_PREFIX=/opt/conda\n")
-    found = login_shell.read_login_shell("python3", soon())
+    found = environment.read_login_shell("python3", soon())
     assert found is not None
     os.kill(int((home / "agent").read_text()), signal.SIGKILL)
     assert found["differing"]["NCCL_DEBUG"] == (None, "INFO")
@@ -148,7 +146,7 @@ def test_an_interactive_login_shell_is_asked(home: Path, monkeypatch: pytest.Mon
     assert found["python"].startswith("/")
     assert not (home / ".bash_history").exists()
     (home / ".bash_profile").unlink()
-    named = login_shell.read_login_shell("/usr/bin/python3", soon())
+    named = environment.read_login_shell("/usr/bin/python3", soon())
     assert named is not None
     assert named["python"] is None
 
@@ -159,6 +157,6 @@ def test_one_that_hangs_is_ended_and_one_that_can_not_be_asked_is_none(
     shell_of(monkeypatch, "/bin/bash")
     (home / ".bash_profile").write_text("sleep 60\n")
     with pytest.raises(Unavailable, match="the login shell gave no answer in time"):
-        login_shell.read_login_shell("python3", time.monotonic() + 0.5)
+        environment.read_login_shell("python3", time.monotonic() + 0.5)
     shell_of(monkeypatch, "/bin/tcsh")
-    assert login_shell.read_login_shell("python3", soon()) is None
+    assert environment.read_login_shell("python3", soon()) is None

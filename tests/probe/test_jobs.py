@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.probe import guard, jobs, units
-from nccl_doctor.probe import reading as kernel_files
+from nccl_doctor.probe import guard, jobs, reading, units
 from nccl_doctor.probe.procs import Table
 from tests.patience import LONG_S
 from tests.probe.tables import RUN, Fake, FakeTable, rank
@@ -168,6 +167,6 @@ def test_ports_of_another_namespace_are_read_from_its_table(tmp_path: Path, monk
 def test_a_file_of_the_kernel_is_read_up_to_a_bound(tmp_path: Path) -> None:
     """And in pieces: for a sysctl the kernel takes no buffer of megabytes."""
     big = tmp_path / "tcp"
-    big.write_bytes(b"x" * (kernel_files.LIMIT + kernel_files.PIECE + 1))
-    assert len(kernel_files.read(str(big)) or "") == kernel_files.LIMIT
-    assert kernel_files.port_range()["low"] > 0
+    big.write_bytes(b"x" * (reading.LIMIT + reading.PIECE + 1))
+    assert len(reading.read(str(big)) or "") == reading.LIMIT
+    assert reading.port_range()["low"] > 0

@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.probe import gpus as gpu_processes
-from nccl_doctor.probe import guard, jobs, procs, progress
+from nccl_doctor.probe import gpus, guard, jobs, procs, progress
 from nccl_doctor.probe.ports.requests import look, send
 from nccl_doctor.probe.procs import Table
 
@@ -144,10 +143,10 @@ def test_a_gpu_at_work_is_progress_and_one_that_nobody_can_ask_is_no_proof(
 ) -> None:
     pid = start()
     uses = [{"pid": pid, "gpu": 0, "uuid": "GPU-a", "memory_mib": 5}]
-    monkeypatch.setattr(gpu_processes, "collect", lambda _deadline: uses)
+    monkeypatch.setattr(gpus, "list_gpu_processes", lambda _deadline: uses)
     reasons = []
     for share in (97, None, 0):
-        monkeypatch.setattr(gpu_processes, "utilization", lambda _, share=share: {"GPU-a": share})
+        monkeypatch.setattr(gpus, "utilization", lambda _, share=share: {"GPU-a": share})
         found = refusal(pid)
         reasons.append(found and found.reason.partition("was at work for ")[2])
     assert reasons == ["97 % of the last second", "an unknown part of the last second", None]

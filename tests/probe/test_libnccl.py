@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.probe.facts.torch_info import _ANSWER, Interpreter, __file__, address_in, spell, understand
+from nccl_doctor import probe
+from nccl_doctor.probe.facts.libnccl import _ANSWER, address_in, spell, understand
+from nccl_doctor.probe.facts.torch_info import Interpreter
 from nccl_doctor.probe.reading import Unavailable
 from tests.patience import LONG_S, crowd
 
@@ -118,10 +120,10 @@ def test_versions_are_spelt_out(number: int, text: str) -> None:
 
 
 def test_it_also_runs_from_memory_as_on_a_host() -> None:
-    folder = Path(__file__).parent
-    names = ("libnccl", "children", "interpreter", "kernel_files", "tools", "unavailable")
-    sources = {"nccl_doctor.__init__": "", "nccl_doctor.probe.__init__": ""}
-    sources |= {f"nccl_doctor.probe.{name}": (folder / f"{name}.py").read_text() for name in names}
+    folder = Path(probe.__file__).parent
+    names = ("facts.libnccl", "facts.torch_info", "children", "reading", "tools")
+    sources = {"nccl_doctor.__init__": "", "nccl_doctor.probe.__init__": "", "nccl_doctor.probe.facts.__init__": ""}
+    sources |= {f"nccl_doctor.probe.{name}": (folder / f"{name.replace('.', '/')}.py").read_text() for name in names}
     code = f"""{(folder / "bootstrap.py").read_text()}
 import time
 sys.meta_path.insert(0, MemoryImporter({sources!r}))

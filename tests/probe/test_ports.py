@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from nccl_doctor.probe import procs as holders
 from nccl_doctor.probe import sock_diag
 from nccl_doctor.probe.ports import trial as ports
 from nccl_doctor.probe.sock_diag import DiagSocket
@@ -230,7 +229,7 @@ def test_what_blocks_most_surely_is_the_cause(found: list[DiagSocket], cause: st
 
 
 def test_a_hint_says_whose_socket_it_is_where_the_process_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holders, "pids_by_inode", lambda _inodes: {})
+    monkeypatch.setattr(ports, "pids_by_inode", lambda _inodes: {})
     hints = []
     with port_in("listener") as port:
         for uid in (1000, 0):

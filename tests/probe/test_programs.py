@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.probe import jobs as programs
+from nccl_doctor.probe import jobs
 
 
 @pytest.mark.parametrize(
@@ -23,18 +23,18 @@ from nccl_doctor.probe import jobs as programs
     ],
 )
 def test_what_runs_is_told_by_the_command_line(line: str, program: str, launcher: bool) -> None:
-    assert programs.program(line.split()) == program
-    assert programs.is_launcher(line.split()) is launcher
+    assert jobs.program(line.split()) == program
+    assert jobs.is_launcher(line.split()) is launcher
 
 
 @pytest.mark.parametrize("name", ["python", "python3", "python3.11", "pypy3", "python3.13t"])
 def test_interpreters_are_known(name: str) -> None:
-    assert programs.is_python(name)
-    assert not programs.is_python(f"my{name}")
+    assert jobs.is_python(name)
+    assert not jobs.is_python(f"my{name}")
 
 
 def test_services_in_python_are_no_training() -> None:
-    assert programs.service(["python", "-m", "http.server", "29500"]) == "a web server"
-    assert programs.service(["python", "/usr/bin/uvicorn", "app:app"]) == "a web server"
-    assert programs.service(["python", "-m", "ipykernel_launcher", "-f", "kernel.json"]) == "a notebook's kernel"
-    assert programs.service(["python", "train.py"]) is None
+    assert jobs.service(["python", "-m", "http.server", "29500"]) == "a web server"
+    assert jobs.service(["python", "/usr/bin/uvicorn", "app:app"]) == "a web server"
+    assert jobs.service(["python", "-m", "ipykernel_launcher", "-f", "kernel.json"]) == "a notebook's kernel"
+    assert jobs.service(["python", "train.py"]) is None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.probe.smoke import allreduce as shared_memory
+from nccl_doctor.probe.smoke import allreduce
 from nccl_doctor.probe.smoke.allreduce import Segments
 
 MAKER = """
@@ -28,7 +28,7 @@ input()
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(shared_memory, "FOLDER", str(tmp_path))
+    monkeypatch.setattr(allreduce, "FOLDER", str(tmp_path))
     return tmp_path
 
 
@@ -85,7 +85,7 @@ def test_what_another_process_has_by_now_stays(folder: Path, rank: subprocess.Po
 
 
 def test_a_host_without_the_folder_has_no_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "FOLDER", "/nonexistent")
+    monkeypatch.setattr(allreduce, "FOLDER", "/nonexistent")
     segments = Segments()
     segments.look()
     assert segments.sweep() == []

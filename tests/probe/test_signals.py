@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.probe import procs
-from nccl_doctor.probe.ports import requests as signals
+from nccl_doctor.probe.ports import requests
 from tests.patience import LONG_S
 
 
@@ -28,7 +28,7 @@ def pidfd(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         def refuse(*_: object) -> int:
             raise OSError(errno.ENOSYS, "Function not implemented")
 
-        monkeypatch.setattr(signals, "_call", refuse)
+        monkeypatch.setattr(requests, "_call", refuse)
 
 
 @pytest.fixture
@@ -49,13 +49,13 @@ def open_descriptors() -> int:
 
 
 def test_the_named_process_is_signalled(pidfd: None, child: subprocess.Popen[bytes]) -> None:
-    assert signals.send_signal(child.pid, started(child.pid), signal.SIGTERM)
+    assert requests.send_signal(child.pid, started(child.pid), signal.SIGTERM)
     assert child.wait(LONG_S) == -signal.SIGTERM
-    assert not signals.send_signal(child.pid, 1, signal.SIGKILL)
+    assert not requests.send_signal(child.pid, 1, signal.SIGKILL)
 
 
 def test_another_process_under_its_pid_is_not(pidfd: None, child: subprocess.Popen[bytes]) -> None:
-    assert not signals.send_signal(child.pid, started(child.pid) - 1, signal.SIGKILL)
+    assert not requests.send_signal(child.pid, started(child.pid) - 1, signal.SIGKILL)
     with pytest.raises(subprocess.TimeoutExpired):
         child.wait(0.1)
 
@@ -64,5 +64,5 @@ def test_a_zombie_is_not_and_no_descriptor_stays_open(pidfd: None) -> None:
     before = open_descriptors()
     with subprocess.Popen(["true"]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert not signals.send_signal(process.pid, started(process.pid), signal.SIGKILL)
+        assert not requests.send_signal(process.pid, started(process.pid), signal.SIGKILL)
     assert open_descriptors() == before

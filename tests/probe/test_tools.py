@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor import probe
-from nccl_doctor.probe import reading as kernel_files
-from nccl_doctor.probe import tools
+from nccl_doctor.probe import reading, tools
 from nccl_doctor.probe.reading import Unavailable
 from tests.patience import LONG_S
 
@@ -19,17 +18,16 @@ PROBE = Path(probe.__file__).parent
 STARTING = {"Popen", "run", "call", "check_call", "check_output", "system", "popen", "fork", "forkpty"}
 STARTERS = {
     "tools.py": "a program of the list, for its output",
-    "as_root.py": "a program of the list, as root",
+    "firewall.py": "a program of the list, as root",
     "children.py": "what its callers start, and a folder's keeper by /bin/sh",
     "relay.py": "/bin/sh with the controller's own line, in a Slurm step",
-    "dial_back.py": "/bin/sh with the controller's own line",
-    "facts/login_shell.py": "the login's own shell, by passwd(5)",
-    "hang/as_rank.py": "forks, and runs nothing",
-    "allreduce_worker.py": "forks ranks of the all-reduce, and runs nothing",
+    "facts/environment.py": "the login's own shell, by passwd(5)",
+    "hang/recorder.py": "forks, and runs nothing",
+    "smoke/worker.py": "forks ranks of the all-reduce, and runs nothing",
 }
 CALLERS = {
-    "interpreter.py": "the interpreter that runs the probe",
-    "allreduce.py": "the same, for torchrun",
+    "facts/torch_info.py": "the interpreter that runs the probe",
+    "smoke/allreduce.py": "the same, for torchrun",
     "hang/stacks.py": "py-spy, of the list or out of memory",
 }
 """Who calls children.start."""
@@ -62,7 +60,7 @@ def test_programs_are_started_in_these_places_alone() -> None:
         assert not imported, f"{name} must call them by their module's name, or this test does not see it"
         for call in calls(tree):
             found.setdefault("children.start" if call == "children.start" else "process", set()).add(name)
-    assert found["process"] == {name for name in STARTERS if (PROBE / name).exists()}
+    assert found["process"] == set(STARTERS)
     assert found["children.start"] == set(CALLERS)
 
 
@@ -168,5 +166,5 @@ def test_in_a_user_namespace_the_hosts_root_is_nobody(tmp_path: Path, monkeypatc
     os.chown(path, 65534, 65534)
     assert tools.weak_place(str(path)) == str(path)
     told = {"/proc/self/uid_map": "0 1000 1\n1 100000 65536", "/proc/sys/kernel/overflowuid": "65534"}
-    monkeypatch.setattr(kernel_files, "read", told.get)
+    monkeypatch.setattr(reading, "read", told.get)
     assert tools.weak_place(str(path)) is None

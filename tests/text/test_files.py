@@ -197,10 +197,13 @@ def test_what_is_open_already_is_written_to_as_it_is(tmp_path: Path) -> None:
 WRITES = re.compile(
     r"\.write_(?:text|bytes)\(|mk[sd]temp\(|NamedTemporaryFile\(|TemporaryDirectory\(|open\([^)\n]*[\"'][wax]b?[\"']"
 )
-OTHERS = {"transport/openssh.py": "a log, where /proc can not name it", "probe/children.py": "a folder with a keeper"}
+OTHERS = {
+    "transport/ssh/openssh.py": "a log, where /proc can not name it",
+    "probe/children.py": "a folder with a keeper",
+}
 
 
 def test_files_are_written_in_one_place() -> None:
     package = Path(nccl_doctor.__file__).parent
     writers = {str(path.relative_to(package)) for path in package.rglob("*.py") if WRITES.search(path.read_text())}
-    assert writers == {"files.py", *OTHERS}
+    assert writers == {"text/files.py", *OTHERS}

@@ -52,7 +52,7 @@ def test_of_a_command_line_program_script_and_options_stay(command: str) -> None
 def test_users_are_numbered_alike_everywhere_and_root_stays() -> None:
     patch = holder("python x.py")
     patch["hosts"]["node2"] = {"facts": {"identity": {"user": "alice"}, "python": {"prefix": "/home/alice/venv"}}}
-    patch["hosts"]["node3"] = {"facts": {"identity": {"user": "root"}}, "node": {"ssh": {"user": "bob"}}}
+    patch["hosts"]["node3"] = {"facts": {"identity": {"user": "root"}}, "node": {"access": {"ssh": {"user": "bob"}}}}
     kept, done = redact(patched(patch))
     assert done.users == {"alice": "user1", "bob": "user2", "ubuntu": "user3"}
     users = [host["facts"]["identity"]["user"] for host in kept.model_dump()["hosts"]]

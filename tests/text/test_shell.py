@@ -75,15 +75,15 @@ def test_commands_and_lines_are_made_in_one_place_and_templates_are_constants() 
 QUOTING = {
     "collect/connect/start.py": "the program that starts the probe",
     "probe/facts/environment.py": "the program that a login shell is asked to run",
-    "transport/inside_options.py": "the program that a container's shell runs",
-    "transport/openssh.py": "ssh's own ProxyCommand",
+    "transport/containers/options.py": "the program that a container's shell runs",
+    "transport/ssh/openssh.py": "ssh's own ProxyCommand",
 }
 """Who quotes for a shell that nobody pastes into."""
 
 PROSE = {
     "checks/access/ssh_host_key_unknown.py": "named in a sentence, of a closed set of key types",
     "collect/answers.py": "a sentence that begins with our name",
-    "inventory/last_check.py": "named in a sentence, with the user's own file",
+    "launch/last_check.py": "named in a sentence, with the user's own file",
     "probe/firewall.py": "a sentence that begins with sudo",
     "probe/guard.py": "a sentence that begins with our name",
     "probe/ports/trial.py": "named in a sentence, with a port as a number",
@@ -102,7 +102,7 @@ def test_no_command_is_put_together_by_hand() -> None:
         name = str(path.relative_to(PACKAGE))
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and _called(node.func) in (("join", "shlex"), ("quote", "shlex")):
-                found["quoted"] += [] if name == "shell.py" else [name]
+                found["quoted"] += [] if name == "text/shell.py" else [name]
             if isinstance(node, ast.JoinedStr | ast.BinOp) and COMMAND.match(_written(node)):
                 found["formatted"].append(name)
     assert {how: set(names) for how, names in found.items()} == {"quoted": set(QUOTING), "formatted": set(PROSE)}

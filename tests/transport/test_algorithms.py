@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.transport.register import Kind
-from nccl_doctor.transport.ssh import config as ssh_config
+from nccl_doctor.transport.ssh import config
 from nccl_doctor.transport.ssh.settings import OPENSSH_ALGORITHMS
 from tests.patience import LONG_S
 from tests.transport.conftest import Make, failure, run
@@ -62,7 +62,7 @@ def test_what_ssh_is_told_to_take_again_is_taken(make: Make, controller: Control
 def test_nothing_is_offered_that_the_real_client_knows_and_does_not(sort: str) -> None:
     query, option = SORTS[sort]
     known = subprocess.run(["ssh", "-Q", query], capture_output=True, text=True, check=True).stdout.split()
-    offered = ssh_config.compiled_in()[option][0].split(",")
+    offered = config.compiled_in()[option][0].split(",")
     ours = [name for name in OPENSSH_ALGORITHMS[sort] if name in known]
     assert ours
     assert set(ours) <= set(offered)

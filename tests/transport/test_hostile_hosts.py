@@ -21,7 +21,7 @@ from nccl_doctor.transport.kube.transport import KubeTransport
 from nccl_doctor.transport.process import LocalTransport
 from nccl_doctor.transport.register import Kind
 from nccl_doctor.transport.slurm.steps import SlurmTransport
-from nccl_doctor.transport.ssh import session as ssh_session
+from nccl_doctor.transport.ssh import session
 from tests.patience import LONG_S
 from tests.transport.conftest import Make, failure
 from tests.transport.servers import LOOPBACK, Controller, doors, for_ever, misbehaving, node, public, sshd
@@ -147,10 +147,10 @@ def test_a_server_that_passes_over_the_window_is_left() -> None:
     data.add_string(b"x" * 1000)
 
     def feed(times: int) -> None:
-        feeding = ssh_session.SshSession._channel_handler_table[paramiko.common.MSG_CHANNEL_DATA]
+        feeding = session.SshSession._channel_handler_table[paramiko.common.MSG_CHANNEL_DATA]
         for _ in range(times):
             feeding(channel, paramiko.Message(data.asbytes()))
 
     feed(1)
     with pytest.raises(paramiko.SSHException, match="more data than the channel's window"):
-        feed(2 * ssh_session.MAX_PACKET // 1000)
+        feed(2 * session.MAX_PACKET // 1000)

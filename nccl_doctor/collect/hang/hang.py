@@ -24,8 +24,9 @@ from nccl_doctor.collect import answers
 from nccl_doctor.collect.connect.asking import MOST, apart, ask_all, failure_of, fan_out
 from nccl_doctor.collect.connect.reach import Reach
 from nccl_doctor.collect.connect.session import ProbeSession
-from nccl_doctor.collect.hang.answers import LOOK, Reader, UnreadableError, host_look
+from nccl_doctor.collect.hang.answers import LOOK, host_look
 from nccl_doctor.collect.hang.jobs import choose, with_counted
+from nccl_doctor.collect.hang.reader import Reader, UnreadableError
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.snapshot import AnyAccessFailure, Fact, Phased, Unknown, unknown

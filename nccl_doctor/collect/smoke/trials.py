@@ -1,4 +1,4 @@
-"""Runs the all-reduce over groups of hosts, over and over, for :mod:`nccl_doctor.collect.bisect`."""
+"""Runs the all-reduce over groups of hosts, over and over, until one host or one pair is left."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any, Iterator
 
-from nccl_doctor.probe import reading as kernel_files
-from nccl_doctor.probe import sock_diag
+from nccl_doctor.probe import reading, sock_diag
 
 CONNECTED = ("ESTABLISHED", "FIN_WAIT1", "FIN_WAIT2", "CLOSE_WAIT", "LAST_ACK", "CLOSING", "SYN_SENT")
 MOST = 2048
@@ -85,7 +84,7 @@ def _namespace(pid: str) -> str | None:
 
 def _table(pid: int) -> Iterator[tuple[int, dict[str, Any]]]:
     for name in ("tcp", "tcp6"):
-        for line in (kernel_files.read(f"/proc/{pid}/net/{name}") or "").splitlines()[1:]:
+        for line in (reading.read(f"/proc/{pid}/net/{name}") or "").splitlines()[1:]:
             fields = line.split()
             state = sock_diag.STATES[int(fields[3], 16)] if len(fields) >= sock_diag.TABLE_FIELDS else ""
             if state in CONNECTED:

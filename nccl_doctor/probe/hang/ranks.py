@@ -12,9 +12,8 @@ from collections import Counter
 from itertools import islice
 from typing import Any, Dict, Iterable, Iterator, Mapping, Sequence
 
-from nccl_doctor.probe import guard, units
+from nccl_doctor.probe import guard, progress, units
 from nccl_doctor.probe import jobs as programs
-from nccl_doctor.probe import progress as rank_state
 from nccl_doctor.probe.hang import flows
 from nccl_doctor.probe.jobs import is_python
 from nccl_doctor.probe.procs import Proc, Table
@@ -308,7 +307,7 @@ def find_launchers(table: Table) -> list[dict[str, Any]]:
             "pid": pid,
             "program": programs.program(table.argv(pid)),
             "age_s": guard.age_s(pid, table),
-            "state": rank_state.look(pid, table.procs[pid].started, table),
+            "state": progress.look(pid, table.procs[pid].started, table),
             "asked": asked(table.argv(pid), table.environ(pid)),
             "dials": [[*flow["remote"], flow["state"]] for flow in connections[pid]][:MOST_LAUNCHERS],
         }

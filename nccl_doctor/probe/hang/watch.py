@@ -7,7 +7,7 @@ import time
 from functools import partial
 from typing import Any, Callable
 
-from nccl_doctor.probe import progress as rank_state
+from nccl_doctor.probe import progress
 from nccl_doctor.probe.facts import gpu_health, run
 from nccl_doctor.probe.facts import gpu_health as kernel_log
 from nccl_doctor.probe.hang import flows, ranks, ras, recorder
@@ -60,7 +60,7 @@ class Watch:
         deadline = time.monotonic() + request["deadline_s"]
         pids = [pid for pid in request["pids"] if pid in self._ranks]
         table = Table()
-        states = {pid: rank_state.look(pid, self._ranks[pid]["started"], table) for pid in pids}
+        states = {pid: progress.look(pid, self._ranks[pid]["started"], table) for pid in pids}
         alive = {pid: told["state"] for pid, told in states.items() if told is not None}
         at = time.clock_gettime(time.CLOCK_BOOTTIME)
         stacks = self._spy.dump(alive, request["stacks"], deadline) if request["stacks"] else {}

@@ -18,8 +18,7 @@ import pytest
 from nccl_doctor.collect.hang.hang import own_program, pack
 from nccl_doctor.probe import procs, tools
 from nccl_doctor.probe.facts.gpu_health import parse_killed
-from nccl_doctor.probe.hang import flows, stacks, watch
-from nccl_doctor.probe.hang import ranks as library
+from nccl_doctor.probe.hang import flows, ranks, stacks, watch
 from nccl_doctor.probe.procs import Table
 from nccl_doctor.probe.progress import look
 from tests.patience import LONG_S
@@ -180,15 +179,15 @@ def test_which_nccl_a_process_has_loaded() -> None:
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        assert library.loaded_nccl(process.pid) == {"path": str(path), "version": "2.28.9"}
+        assert ranks.loaded_nccl(process.pid) == {"path": str(path), "version": "2.28.9"}
         process.kill()
-    assert library.loaded_nccl(os.getpid()) is None
+    assert ranks.loaded_nccl(os.getpid()) is None
 
 
 def test_an_old_nccl_is_asked_only_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
     looker = watch.Watch()
     looker._ranks = {7: {"told": {"NCCL_RAS_ADDR": "127.0.0.1:1"}}}
-    monkeypatch.setattr(library, "loaded_nccl", lambda _pid: {"path": "x", "version": "2.26.2"})
+    monkeypatch.setattr(watch, "loaded_nccl", lambda _pid: {"path": "x", "version": "2.26.2"})
     told = looker.handlers["ras"]({"pids": [7], "force": False})
     assert "2.26.2" in told["refused"]
     assert "--force" in told["refused"]
@@ -198,7 +197,7 @@ def test_an_old_nccl_is_asked_only_by_force(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_two_jobs_on_one_port_are_both_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "loaded_nccl", lambda _pid: {"path": "x", "version": "2.28.9"})
+    monkeypatch.setattr(watch, "loaded_nccl", lambda _pid: {"path": "x", "version": "2.28.9"})
     texts = [f"NCCL version 2.28.{number} compiled with CUDA 13.0" for number in range(2)]
     with serving(*(Service(text, '{"nccl_version": "2.28.9", "communicators": []}') for text in texts)) as port:
         looker = watch.Watch()

@@ -1,0 +1,223 @@
+"""What hosts wrote themselves, read in a process of its own: dumps of the flight recorder, and answers of RAS.
+
+The process may take little memory and time, and costs nothing until something is to be read. Where it ends, what it was
+reading is not known, and the next document gets a new one. It holds nothing but that document, and ends when its
+standard input does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from nccl_doctor.logs import flight
+from nccl_doctor.nccl.ras_answer import MalformedAnswerError
+from nccl_doctor.text.json_bounds import CrowdedError
+
+MEMORY = 768 << 20
+"""Bytes of address space: the readers' own bounds, and an interpreter with pydantic."""
+CPU_S = 10
+"""Seconds of a processor for one document, and for all of one host; torch's largest take one."""
+MOST_CALLS = 64
+"""Of a dump that are told: where ranks part is among the last that they issued."""
+_MOST_GROUPS = 1024
+_MOST_TEXT = 200
+_LONGEST_ANSWER = 4 << 20
+_BLOCK = 1 << 16
+
+_ENTRY = (
+    "import json, sys; sys.path = json.loads(sys.argv[1]); from nccl_doctor.collect.hang.reader import serve; serve()"
+)
+
+_LATE = "no time was left to read it"
+_ENDED = f"reading it takes more than {MEMORY >> 20} MiB of memory, or {CPU_S} s"
+
+Kind = Literal["dump", "ras"]
+
+
+class UnreadableError(ValueError):
+    """What a host wrote could not be read; the message is a phrase."""
+
+
+class Reader:
+    """Starts the process when it is needed first; several threads may ask, and wait for one another.
+
+    Args:
+        until: when the run ends; nothing is waited for any longer.
+    """
+
+    def __init__(self, until: float) -> None:
+        self._until = until
+        self._turn = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._spent: Counter[str] = Counter()
+        self._closed = False
+
+    def dump(self, host: str, name: str, data: bytes) -> flight.Dump | None:
+        """A dump's last calls, and the last of each group; None where it is none.
+
+        Raises:
+            UnreadableError: it asks for too much, or the time is over.
+        """
+        told = self._ask(host, "dump", name, data)
+        if told is None:
+            return None
+        return flight.Dump(told["rank"], tuple(flight.Record(**record) for record in told["records"]), {})
+
+    def look_through(self, host: str, answer: str) -> None:
+        """Parses an answer of RAS, for what comes of it: who parses it again stays within bounds.
+
+        Raises:
+            UnreadableError: it asks for too much, or the time is over.
+        """
+        self._ask(host, "ras", "", answer.encode(errors="replace"))
+
+    def close(self) -> None:
+        """Ends the process, whatever it does."""
+        self._closed = True
+        if self._process is not None:
+            self._process.kill()
+        if self._turn.acquire(timeout=1.0):  # else a thread is about to learn of it, and tidies up
+            self._end()
+            self._turn.release()
+
+    def _ask(self, host: str, kind: Kind, name: str, data: bytes) -> Any:  # noqa: ANN401 - JSON
+        if self._spent[host] >= CPU_S:
+            raise UnreadableError(f"the host's other ones took {CPU_S} s to read")
+        if not self._turn.acquire(timeout=max(0.0, self._until - time.monotonic())):
+            raise UnreadableError(_LATE)
+        try:
+            answer = self._exchange(kind, name, data)
+            self._spent[host] += answer["seconds"]
+        except (OSError, EOFError) as error:
+            self._spent[host] += CPU_S
+            self._end()
+            raise UnreadableError(str(error) if isinstance(error, TimeoutError) else _ENDED) from error
+        except BaseException:
+            self._end()
+            raise
+        finally:
+            self._turn.release()
+        if "refused" in answer:
+            raise UnreadableError(answer["refused"])
+        return answer["read"]
+
+    def _exchange(self, kind: Kind, name: str, data: bytes) -> dict[str, Any]:
+        """Sends a document and returns the answer to it."""
+        process = self._started()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        rest = memoryview(json.dumps({"kind": kind, "name": name, "size": len(data)}).encode() + b"\n" + data)
+        answer = bytearray()
+        with selectors.DefaultSelector() as waiting:
+            waiting.register(process.stdin, selectors.EVENT_WRITE)
+            waiting.register(process.stdout, selectors.EVENT_READ)
+            while not answer.endswith(b"\n"):
+                ready = waiting.select(max(0.0, self._until - time.monotonic()))
+                if not ready:
+                    raise TimeoutError(_LATE)
+                for key, _ in ready:
+                    if key.fileobj is process.stdin:
+                        rest = rest[os.write(key.fd, rest[:_BLOCK]) :]
+                        if not rest:
+                            waiting.unregister(process.stdin)
+                    else:
+                        block = os.read(key.fd, _BLOCK)
+                        answer += block
+                        if not block or len(answer) > _LONGEST_ANSWER:
+                            raise EOFError
+        told: dict[str, Any] = json.loads(answer)
+        return told
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._closed:
+            raise EOFError
+        if self._process is None:
+            places = [str(Path(__file__).parents[2]), *filter(None, sys.path)]
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-c", _ENTRY, json.dumps(places)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                start_new_session=True,  # Ctrl-C is ours to answer
+            )
+            assert self._process.stdin is not None
+            os.set_blocking(self._process.stdin.fileno(), False)
+        return self._process
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            for stream in (process.stdin, process.stdout):
+                assert stream is not None
+                stream.close()
+            process.wait()
+
+
+def serve() -> None:
+    """Answers documents on standard input until it ends: in a process of its own alone, which it binds."""
+    from resource import RLIMIT_AS, RLIMIT_CORE
+
+    _bind(RLIMIT_AS, MEMORY)
+    _bind(RLIMIT_CORE, 0)
+    source, answers = sys.stdin.buffer, sys.stdout.buffer
+    while header := source.readline(1 << 16):
+        told = json.loads(header)
+        answers.write(json.dumps(_answer(told["kind"], told["name"], source, told["size"])).encode() + b"\n")
+        answers.flush()
+
+
+def _bind(limit: int, most: int) -> None:
+    import resource
+
+    hard = resource.getrlimit(limit)[1]
+    soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    with contextlib.suppress(ValueError, OSError):  # macOS knows the limit, and refuses to set it
+        resource.setrlimit(limit, (soft, hard))
+
+
+def _answer(kind: Kind, name: str, source: BinaryIO, size: int) -> dict[str, Any]:
+    from resource import RLIMIT_CPU
+
+    began = time.process_time()
+    _bind(RLIMIT_CPU, int(began) + 1 + CPU_S)
+    readers: dict[Kind, Callable[[str, bytes], Any]] = {"dump": _read_dump, "ras": _read_ras}
+    try:
+        told = {"read": readers[kind](name, source.read(size))}
+    except CrowdedError as error:
+        told = {"refused": str(error)}
+    except MemoryError:
+        told = {"refused": _ENDED}
+    return told | {"seconds": time.process_time() - began}
+
+
+def _read_dump(name: str, data: bytes) -> dict[str, Any] | None:
+    dump = flight.read(name, data)
+    if dump is None:
+        return None
+    last: dict[str, flight.Record] = {}
+    for record in dump.records[:-MOST_CALLS]:
+        if record.group in last or len(last) < _MOST_GROUPS:
+            last[record.group] = max(last.get(record.group, record), record, key=lambda one: one.seq)
+    records = [*last.values(), *dump.records[-MOST_CALLS:]]
+    return {"rank": dump.rank, "records": [{**asdict(one), "sizes": one.sizes[:_MOST_TEXT]} for one in records]}
+
+
+def _read_ras(_name: str, data: bytes) -> None:
+    from nccl_doctor.nccl import ras
+
+    with contextlib.suppress(MalformedAnswerError):  # who reads it again meets the same
+        ras.parse(data.decode())

@@ -1,0 +1,131 @@
+"""Asks a libnccl on the host which interface it would use.
+
+``ncclGetUniqueId`` opens the bootstrap's listener and says where, without a GPU or a driver (NCCL 2.14 to 2.32 tried).
+It does so once per process, from the environment it finds, and leaves a thread behind: so a child process asks, and
+ends by ``os._exit``. Nothing is written on the host; the child dies with the probe and after its deadline.
+
+This module is its own child: probe/facts/torch_info.py hands its source to the interpreter that training would run,
+which then runs :func:`main`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import socket
+import sys
+from typing import Any
+
+UNIQUE_ID_BYTES = 128
+"""NCCL_UNIQUE_ID_BYTES (src/nccl.h.in)."""
+
+MAGIC_SINCE = 21602
+"""From NCCL 2.16.2 on eight bytes of magic stand before the address in the id (src/include/bootstrap.h)."""
+
+HIDES_THE_LINE = ("NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_TIMESTAMP_FORMAT")
+"""Would move the line out of our sight, hide it, or change its form."""
+
+_USING = re.compile(rb"NCCL INFO Bootstrap ?: Using (?:\[0\])?(?:(\S+?):(\d+(?:\.\d+){3})|([^\s:]+):(\S+?))<\d+>")
+"""``Bootstrap : Using eth0:10.0.0.5<0>`` (2.8 to 2.23), without the blank (from 2.24.3), ``[0]eth0:…`` (to 2.7).
+
+Only an alias has a colon in its name, and only IPv4 has aliases."""
+
+_ANSWER = b"\nnccl-doctor-libnccl "
+
+
+class _UniqueId(ctypes.Structure):
+    _fields_ = (("internal", ctypes.c_ubyte * UNIQUE_ID_BYTES),)
+
+
+def variables(job: dict[str, str]) -> dict[str, str]:
+    """The environment of the child: the process's, the job's own over it, and the line that we read on stdout."""
+    merged = {**os.environ, **job}
+    return {**{name: value for name, value in merged.items() if name not in HIDES_THE_LINE}, "NCCL_DEBUG": "INFO"}
+
+
+def program(library: str) -> str:
+    """The text that an interpreter with :func:`variables` runs to ask a libnccl.so.2, by its path."""
+    source = __loader__.get_source(__name__)  # type: ignore[name-defined]  # every module has it; typeshed lacks it
+    return f"{source}\nmain({library!r})\n"
+
+
+def failed(error: str) -> dict[str, Any]:
+    """The answer where none came."""
+    return _answer(error=error)
+
+
+def understand(output: bytes) -> dict[str, Any]:
+    """The answer, out of all that the child printed.
+
+    Returns:
+        ``{"version": "2.27.7" | None, "interface": name | None, "address": str | None, "error": str | None}``:
+        the error is NCCL's own words, or why it could not be asked.
+    """
+    log, found, answer = output.rpartition(_ANSWER)
+    if not found:
+        lines = output.decode(errors="replace").strip().splitlines()
+        return _answer(error=f"the child that asked libnccl ended early: {lines[-1] if lines else 'no output'}")
+    result: dict[str, Any] = json.loads(answer.decode())
+    using = _USING.search(log)
+    if result["error"] is None and using is not None:
+        # the id holds NCCL_COMM_ID's address where that is set; the log line tells the local one
+        name, address = using.group(1, 2) if using.group(1) else using.group(3, 4)
+        result["interface"] = name.decode(errors="replace")
+        result["address"] = address.decode(errors="replace").partition("%")[0]
+    return result
+
+
+def main(library: str) -> None:
+    """The child: asks, prints the answer on stdout after NCCL's own lines, and ends without further ado."""
+    answer = json.dumps(call(library)).encode()
+    ctypes.CDLL(None).fflush(None)  # NCCL prints through C's stdout, which os._exit would not flush
+    data = _ANSWER + answer
+    while data:
+        data = data[os.write(1, data) :]
+    os._exit(0)
+
+
+def call(library: str) -> dict[str, Any]:
+    """Asks in this process, whose environment and file descriptor 1 NCCL then uses; once per process."""
+    try:
+        nccl = ctypes.CDLL(library)
+    except OSError as error:
+        return _answer(error=f"libnccl can't be loaded: {error}")
+    number = ctypes.c_int()
+    nccl.ncclGetVersion(ctypes.byref(number))
+    version = spell(number.value)
+    unique_id = _UniqueId()
+    result = nccl.ncclGetUniqueId(ctypes.byref(unique_id))
+    if result == 0:
+        return _answer(version, address=address_in(bytes(unique_id.internal), number.value))
+    nccl.ncclGetErrorString.restype = ctypes.c_char_p
+    words = nccl.ncclGetErrorString(result)
+    if hasattr(nccl, "ncclGetLastError"):  # from 2.13
+        nccl.ncclGetLastError.restype = ctypes.c_char_p
+        words = nccl.ncclGetLastError(None) or words
+    return _answer(version, error=words.decode(errors="replace"))
+
+
+def spell(number: int) -> str:
+    """NcclGetVersion's number as text: 21805 is 2.18.5; before 2.9 it was 2708 for 2.7.8 (src/nccl.h.in)."""
+    thousand = 10000 if number >= 10000 else 1000
+    return f"{number // thousand}.{number % thousand // 100}.{number % 100}"
+
+
+def address_in(unique_id: bytes, number: int) -> str | None:
+    """The address in a unique id (src/include/bootstrap.h ``ncclBootstrapHandle``), by the version that made it."""
+    at = unique_id[8 if number >= MAGIC_SINCE else 0 :]
+    family = int.from_bytes(at[:2], sys.byteorder)
+    if family == socket.AF_INET:
+        return socket.inet_ntop(socket.AF_INET, at[4:8])
+    if family == socket.AF_INET6:
+        return socket.inet_ntop(socket.AF_INET6, at[8:24])
+    return None
+
+
+def _answer(
+    version: str | None = None, interface: str | None = None, address: str | None = None, error: str | None = None
+) -> dict[str, Any]:
+    return {"version": version, "interface": interface, "address": address, "error": error}

@@ -51,17 +51,19 @@ class UnreachableFacts(SshTarget):
 
     Attributes:
         via: it was a jump host or a proxy that dialled, not this machine.
+        late: what this machine itself does for it took too long, such as a look into the configuration.
         others: what became of dials of its SSH port from hosts that were reached.
     """
 
     reason: Reason
     via: bool = False
+    late: bool = False
     others: dict[str, DialOutcome] = Field(default_factory=dict)
 
     @property
     def ran_out_of_time(self) -> bool:
         """No answer, an unfinished handshake, or a server that dropped us for it had too many others."""
-        return self.reason in ("timed-out", "no-banner", "stalled", "dropped")
+        return self.late or self.reason in ("timed-out", "no-banner", "stalled", "dropped")
 
 
 class LoginFacts(SshTarget):

@@ -9,8 +9,9 @@ import time
 import pytest
 
 from nccl_doctor.collect.answers import GoneError, NoAnswerError
+from nccl_doctor.collect.connect import reach as reaching
 from nccl_doctor.collect.connect.reach import LoadWatch, Reach
-from nccl_doctor.collect.connect.session import ProbeSession
+from nccl_doctor.collect.connect.session import PULSE_S, ProbeSession
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.measured import Load, MachineLoad
 from nccl_doctor.transport.process import LocalTransport, ProcessChannel
@@ -63,6 +64,38 @@ def test_one_host_alone_is_asked_twice_only_where_this_machine_had_no_time(
     reach, _ = reached(transport := Slow({"node0": 1}), 1)
     assert list(reach.failures) == ([] if lag_s else ["node0"])
     assert transport.tries == ["node0"] * (2 if lag_s else 1)
+
+
+@pytest.mark.parametrize("stood_s", [1.0, 9.0])
+def test_what_failed_while_this_machine_stood_still_counts_only_where_it_fails_again(
+    stood_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a host may have hung up on us; of one that fails again, the second try's words are told."""
+
+    class HungUp(LocalTransport):
+        def __init__(self) -> None:
+            self.tries: list[str] = []
+
+        def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> ProcessChannel:
+            self.tries.append(node.name)
+            target, first = Target(node.name, node.address, 22, "root"), self.tries.count(node.name) == 1
+            if node.name == "node1" or first:
+                raise failures.broken(target, "the SSH handshake" if first else "the login", "it closed the connection")
+            return super().open(node, command, deadline, latest)
+
+    monkeypatch.setattr(reaching, "longest_standstill", lambda _: stood_s)
+    transport = HungUp()
+    reach = Reach(transport, LONG_S, time.monotonic() + 3 * LONG_S, lambda _: None)
+    load = reach.all([node(name=f"node{rank}", rank=rank) for rank in range(2)])
+    for session in reach.opened.values():
+        session.close()
+    details = {name: failure.detail for name, failure in reach.failures.items()}
+    if stood_s > 2 * PULSE_S:
+        assert (details, load.second_try) == ({"node1": "answered but the login failed"}, ("node0",))
+        assert sorted(transport.tries) == ["node0", "node0", "node1", "node1"]
+    else:
+        assert details == dict.fromkeys(("node0", "node1"), "answered but the SSH handshake failed")
+        assert load.second_try == ()
 
 
 @pytest.mark.parametrize(

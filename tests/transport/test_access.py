@@ -297,6 +297,16 @@ def test_configuration_that_ssh_rejects(transport: Transport, controller: Contro
     found = failure(transport, node(22))
     assert (found.kind, found.facts.reason) == ("ssh-unreachable", "ssh-config")
     assert "line 1" in " ".join(found.evidence)
+    assert not found.facts.ran_out_of_time
+
+
+def test_configuration_that_takes_too_long_is_asked_again(transport: Transport, controller: Controller) -> None:
+    """As on a machine that has too much to do, or that stood still: no host is accused of it at the first try."""
+    controller.configure('Match exec "sleep 5"\n')
+    found = failure(transport, node(22), 0.3)
+    assert (found.kind, found.facts.reason) == ("ssh-unreachable", "ssh-config")
+    assert found.detail == "could not be looked up: ssh -G took too long"
+    assert found.facts.ran_out_of_time
 
 
 def test_alias_and_host_key_alias(transport: Transport, server: Sshd, controller: Controller) -> None:

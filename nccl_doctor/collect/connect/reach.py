@@ -11,7 +11,7 @@ import psutil
 
 from nccl_doctor.collect.answers import NoAnswerError, OwnFaultError, ProbeError
 from nccl_doctor.collect.connect.asking import Stage, Window, apart, failure_of, in_turns
-from nccl_doctor.collect.connect.session import SILENCE_S, ProbeSession
+from nccl_doctor.collect.connect.session import PULSE_S, SILENCE_S, ProbeSession, begin, longest_standstill
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.measured import Load, MachineLoad
 from nccl_doctor.snapshot import AnyAccessFailure
@@ -93,16 +93,19 @@ class Reach:
 
     def all(self, nodes: Sequence[Node]) -> Load:
         """Tries each, and says how busy this machine and they were meanwhile."""
-        self._began, watch = time.monotonic(), LoadWatch()
+        self._began, watch, since = time.monotonic(), LoadWatch(), begin()
         usual = self._try(nodes, 1.0)
-        late = [node for node in nodes if self._ran_out_of_time(node)]
+        # whatever failed meanwhile is no host's fault: its time ran, and the host may have hung up on us
+        stood_still = longest_standstill(since) > 2 * PULSE_S
+        late = [node for node in nodes if self._ran_out_of_time(node) or (stood_still and node.name in self.failures)]
         load = watch.now()  # busy is a machine that slept meanwhile, too
-        if late and (len(nodes) > 1 or load.busy) and time.monotonic() < self.until:
+        if late and (len(nodes) > 1 or load.busy or stood_still) and time.monotonic() < self.until:
             first = {node.name: self.failures.pop(node.name) for node in late if node.name in self.failures}
-            self._try(late, self._quiet_share(usual, load))
-            # the first try's words stay: it had the longer wait
-            self.failures |= {name: first[name] for name in first.keys() & self.failures.keys()}
-            self.again = tuple(node.name for node in late if not self._ran_out_of_time(node))
+            self._try(late, max(self._quiet_share(usual, load), 1.0 if stood_still else 0.0))
+            if not stood_still:  # the first try's words stay: it had the longer wait
+                self.failures |= {name: first[name] for name in first.keys() & self.failures.keys()}
+            failed = {node.name for node in late if self._ran_out_of_time(node)} | self.failures.keys()
+            self.again = tuple(node.name for node in late if node.name not in failed)
         controller = watch.stop()
         if controller.busy:
             self._say(controller.words)

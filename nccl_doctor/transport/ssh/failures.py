@@ -73,9 +73,14 @@ _DETAIL: dict[Reason, str] = {
 }
 
 
-def unreachable(target: Target, reason: Reason, detail: str = "", evidence: tuple[str, ...] = ()) -> AccessError:
-    """No SSH session came about; ``detail`` words it where the reason alone does not."""
-    facts = UnreachableFacts(**dict(target.facts), reason=reason, via=target.via)
+def unreachable(
+    target: Target, reason: Reason, detail: str = "", evidence: tuple[str, ...] = (), *, late: bool = False
+) -> AccessError:
+    """No SSH session came about; ``detail`` words it where the reason alone does not.
+
+    What was ``late`` on this machine is tried again; a reason that speaks of time needs no such word.
+    """
+    facts = UnreachableFacts(**dict(target.facts), reason=reason, via=target.via, late=late)
     words = detail or _DETAIL[reason]
     return AccessError(SshUnreachable(detail=words, evidence=bounded(evidence), facts=facts))
 

@@ -175,7 +175,8 @@ def resolve(name: str, options: SshOptions, deadline: float, config: Path | None
         detail = "could not be looked up in the SSH configuration"
         raise failures.unreachable(target, "ssh-config", detail, tuple(error.said[-5:])) from None
     except TimeoutError as error:
-        raise failures.unreachable(target, "ssh-config", "could not be looked up: ssh -G took too long") from error
+        detail = "could not be looked up: ssh -G took too long"
+        raise failures.unreachable(target, "ssh-config", detail, late=True) from error
 
 
 def ssh_alias(name: str) -> str | None:

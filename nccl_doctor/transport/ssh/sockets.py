@@ -124,7 +124,7 @@ def look_up(target: Target, deadline: float) -> list[tuple[Any, ...]]:
         result = answer.get(timeout=remaining(deadline))
     except (queue.Empty, TimeoutError):
         detail = "has a name that no name server resolved in time"
-        raise failures.unreachable(target, "name-unresolved", detail) from None
+        raise failures.unreachable(target, "name-unresolved", detail, late=True) from None
     if isinstance(result, list):
         return result
     said = result.strerror if isinstance(result, OSError) else str(result)

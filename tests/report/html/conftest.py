@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
@@ -23,7 +22,7 @@ class Opened:
     noises: list[str] = field(default_factory=list)
 
 
-Open = Callable[..., Opened]
+Open = Callable[[str], Opened]
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +38,12 @@ def chromium() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
+def context(chromium: Browser) -> BrowserContext:
+    """For all pages that ask for nothing of their own: each context more is a whole browser window to start."""
+    return chromium.new_context(viewport={"width": 1024, "height": 900})
+
+
+@pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every situation's report as a file, as people get it."""
     folder = tmp_path_factory.mktemp("reports")
@@ -48,35 +53,42 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def read_page(chromium: Browser, folder: Path) -> Callable[[str], Opened]:
+def read_page(context: BrowserContext, folder: Path) -> Callable[[str], Opened]:
     """A situation's report, opened once for all tests that leave it as it is."""
     pages: dict[str, Opened] = {}
 
     def opened(name: str) -> Opened:
         if name not in pages:
-            pages[name] = _opened(chromium, folder / f"{name}.html")
+            pages[name] = _opened(context, folder / f"{name}.html")
         return pages[name]
 
     return opened
 
 
 @pytest.fixture
-def open_page(chromium: Browser, folder: Path) -> Iterator[Open]:
+def open_page(context: BrowserContext, folder: Path) -> Iterator[Open]:
     """Opens a situation's report for one test, which may do with it what it likes."""
-    contexts: list[BrowserContext] = []
+    pages: list[Page] = []
 
-    def opened(name: str, **options: Any) -> Opened:
-        one = _opened(chromium, folder / f"{name}.html", **options)
-        contexts.append(one.page.context)
+    def opened(name: str) -> Opened:
+        one = _opened(context, folder / f"{name}.html")
+        pages.append(one.page)
         return one
 
     yield opened
-    for context in contexts:
-        context.close()
+    for page in pages:
+        page.close()
 
 
-def _opened(chromium: Browser, path: Path, **options: Any) -> Opened:
-    context = chromium.new_context(viewport={"width": 1024, "height": 900}, **options)
+@pytest.fixture
+def without_a_script(chromium: Browser, folder: Path) -> Iterator[Open]:
+    """Opens a situation's report where no script runs."""
+    context = chromium.new_context(viewport={"width": 1024, "height": 900}, java_script_enabled=False)
+    yield lambda name: _opened(context, folder / f"{name}.html")
+    context.close()
+
+
+def _opened(context: BrowserContext, path: Path) -> Opened:
     context.set_default_timeout(LONG_S * 1000)
     context.grant_permissions(["clipboard-read", "clipboard-write"])
     page = context.new_page()

@@ -9,32 +9,34 @@ import io
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 from PIL import Image, ImageChops, ImageStat
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import BrowserContext, sync_playwright
 
 from tests.report.html.situations import files
 
 KEPT = Path(__file__).with_name("pictures")
 SITUATIONS = ("healthy", "firewall", "dead-port", "sampled", "smoke", "hostile")
 WIDTHS = (390, 1024, 1600)
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 _HEIGHT = 2400
 """CSS pixels of a page that are shown."""
 _THUMB = (150, 225)
 
 
-def sheet(browser: Browser, path: Path) -> Image.Image:
+def sheet(context: BrowserContext, path: Path) -> Image.Image:
     """The sheet of one report."""
     made = Image.new("RGB", (_THUMB[0] * len(WIDTHS), _THUMB[1] * 2), "white")
-    for down, scheme in enumerate(("light", "dark")):
-        context = browser.new_context(color_scheme="dark" if scheme == "dark" else "light")
-        page = context.new_page()
-        page.goto(path.as_uri())
-        for across, width in enumerate(WIDTHS):
-            page.set_viewport_size({"width": width, "height": _HEIGHT})
+    page = context.new_page()
+    page.goto(path.as_uri())
+    for across, width in enumerate(WIDTHS):
+        page.set_viewport_size({"width": width, "height": _HEIGHT})
+        for down, scheme in enumerate(SCHEMES):
+            page.emulate_media(color_scheme=scheme)
             shot = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
             made.paste(shot.resize(_THUMB, Image.Resampling.BOX), (_THUMB[0] * across, _THUMB[1] * down))
-        context.close()
+    page.close()
     return made
 
 
@@ -49,11 +51,12 @@ def main() -> None:
     KEPT.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        context = browser.new_context()
         for name, text in files().items():
             if name in SITUATIONS:
                 path = Path(folder, f"{name}.html")
                 path.write_text(text)
-                sheet(browser, path).quantize(64).save(KEPT / f"{name}.png", optimize=True)
+                sheet(context, path).quantize(64).save(KEPT / f"{name}.png", optimize=True)
         browser.close()
 
 

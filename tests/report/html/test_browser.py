@@ -14,6 +14,7 @@ from nccl_doctor.model.report import Report
 from nccl_doctor.report.safe import clean, pasteable
 from tests.patience import crowd
 from tests.report.html.conftest import Open, Opened
+from tests.report.html.pictures import SCHEMES
 from tests.report.html.situations import REPORTS
 
 pytestmark = pytest.mark.browser
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.browser
 Read = Callable[[str], Opened]
 EVERY = [*REPORTS, "hang"]
 WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+CONTRAST = "color-contrast"
 LARGEST = 1.5e6
 """Bytes of a report of 256 hosts."""
 
@@ -91,15 +93,33 @@ def test_every_pair_is_found_by_name(read_page: Read, name: str) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_axe_finds_nothing_against_wcag(read_page: Read, name: str) -> None:
     page = read_page(name).page
-    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
-    assert violations(page, WCAG) == []
-    page.emulate_media(color_scheme="dark")
-    assert violations(page, ["color-contrast"]) == []
+    closed = page.evaluate_handle("[...document.querySelectorAll('details:not([open])')]")
+    closed.evaluate("all => all.forEach(one => { one.open = true })")
+    assert violations(page, {"runOnly": WCAG, "rules": {CONTRAST: {"enabled": False}}}) == []
+    for scheme in SCHEMES:
+        page.emulate_media(color_scheme=scheme)
+        assert contrasts(page) == []
     page.emulate_media(color_scheme="light")
+    closed.evaluate("all => all.forEach(one => { one.open = false })")
 
 
-def violations(page: Page, rules: list[str]) -> list[tuple[str, list[str]]]:
-    found = Axe().run(page, options={"runOnly": rules, "resultTypes": ["violations"]}).response["violations"]
+def contrasts(page: Page) -> list[tuple[str, list[str]]]:
+    """Texts that are hard to read. Of the rows of a table that look the same, in all but words, one is looked at."""
+    page.evaluate(r"""() => document.querySelectorAll("tbody").forEach(table => {
+        const looks = new Set()
+        for (const row of table.rows) {
+            const look = row.outerHTML.replace(/>[^<]*/g, ">").replace(/ (?!class=)[\w-]+="[^"]*"/g, "")
+            row.toggleAttribute("data-like-another", looks.has(look))
+            looks.add(look)
+        }
+    })""")
+    return violations(page, {"runOnly": [CONTRAST]}, {"exclude": [["[data-like-another]"]]})
+
+
+def violations(
+    page: Page, options: dict[str, Any], context: dict[str, Any] | None = None
+) -> list[tuple[str, list[str]]]:
+    found = Axe().run(page, context, {**options, "resultTypes": ["violations"]}).response["violations"]
     return [(one["id"], [node["target"] for node in one["nodes"]][:3]) for one in found]
 
 
@@ -160,18 +180,22 @@ def test_256_hosts_are_small_quick_and_do_not_move(open_page: Open, folder: Path
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_on_paper_nothing_is_cut_off_at_the_right_and_titles_stay(open_page: Open, name: str) -> None:
-    page = open_page(name).page
+def test_on_paper_nothing_is_cut_off_at_the_right_and_titles_stay(read_page: Read, name: str) -> None:
+    page = read_page(name).page
+    screen = page.viewport_size
+    assert screen
     page.emulate_media(media="print")
     page.set_viewport_size({"width": 794, "height": 1123})  # A4 at 96 dots an inch
     assert page.evaluate("document.documentElement.scrollWidth") <= 794
     for title in page.locator("#host-table thead th").all():
         assert title.inner_text().strip()
         assert title.locator("button").is_visible()
+    page.emulate_media(media="screen")
+    page.set_viewport_size(screen)
 
 
-def test_all_is_readable_without_a_script(open_page: Open) -> None:
-    page = open_page("dead-port", java_script_enabled=False).page
+def test_all_is_readable_without_a_script(without_a_script: Open) -> None:
+    page = without_a_script("dead-port").page
     assert page.get_by_role("heading", level=1).inner_text() == "1 error on gpu037"
     assert page.get_by_role("row", name="gpu037 to gpu100").is_visible()
     assert page.get_by_role("grid", name="Who reaches whom").is_visible()

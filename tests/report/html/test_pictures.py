@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser
+from playwright.sync_api import BrowserContext
 
 from tests.report.html.pictures import KEPT, SITUATIONS, difference, sheet
 
@@ -15,9 +15,9 @@ TOLERATED = 4.0
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
-def test_a_report_looks_as_it_was_looked_at(chromium: Browser, folder: Path, name: str) -> None:
+def test_a_report_looks_as_it_was_looked_at(context: BrowserContext, folder: Path, name: str) -> None:
     kept = Image.open(KEPT / f"{name}.png").convert("RGB")
-    assert difference(sheet(chromium, folder / f"{name}.html"), kept) < TOLERATED
+    assert difference(sheet(context, folder / f"{name}.html"), kept) < TOLERATED
 
 
 def test_another_report_looks_different() -> None:

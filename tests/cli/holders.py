@@ -12,9 +12,9 @@ from textwrap import dedent
 from types import MappingProxyType
 from typing import Any
 
+from tests.cli.program import run_in
 from tests.lab.host import LabHost
 from tests.lab.warm_torch import interpreter
-from tests.patience import LONG_S
 
 DOCTOR = str(Path(sys.executable).parent / "nccl-doctor")
 TORCHRUN = str(Path(sys.executable).parent / "torchrun")
@@ -53,10 +53,9 @@ def new_port() -> int:
     return next(_ports)
 
 
-def fix_port(host: LabHost, *words: str | int, user: str | None = None, timeout: float = LONG_S) -> Answer:
+def fix_port(host: LabHost, *words: str | int, user: str = "root") -> Answer:
     """``nccl-doctor fix-port WORDS -o json`` on a host."""
-    argv = [DOCTOR, "fix-port", *map(str, words), "-o", "json"]
-    done = host.run(argv, check=False, user=user, timeout=timeout)
+    done = run_in(host, "fix-port", *map(str, words), "-o", "json", user=user)
     assert "Traceback" not in done.stderr, done.stderr
     return Answer(done.returncode, json.loads(done.stdout), done.stderr)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.cli.doctor import Run
-from tests.cli.program import run_in
+from tests.cli.program import Started, run_in, start_in
 from tests.lab.slurm import Slurm
 from tests.lab.warm_torch import interpreter
 
@@ -24,12 +23,11 @@ def check(slurm: Slurm, *words: str, command: str = "check") -> Run:
 
 
 @contextmanager
-def started(slurm: Slurm, job: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+def started(slurm: Slurm, job: str, *words: str) -> Iterator[Started]:
     """A check whose probes all answer."""
     python = sys.executable if "--tree" in words else interpreter()  # the relay looks after its own children
-    argv = ["nccl-doctor", "check", "--slurm-job", job, "--python", python, "-o", "json", *words]
-    with slurm.lab.controller.popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stderr is not None
+    argv = ("check", "--slurm-job", job, "--python", python, "-o", "json", *words)
+    with start_in(slurm.lab.controller, *argv) as process:
         for line in process.stderr:
             if line.startswith("dialling"):
                 break

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from tests.cli.holders import (
     new_port,
     torch_binds,
 )
+from tests.cli.program import run_in, start_in
 from tests.lab.cluster import Lab, MakeLab
 from tests.lab.host import LabHost
 from tests.patience import LONG_S
@@ -94,11 +94,10 @@ def test_wait_waits_for_a_time_wait(node: LabHost) -> None:
     seen = fix_port(node, port)
     assert (seen.code, seen.document["cause"], seen.document["holders"]) == (1, "time-wait", [])
     assert 0 < seen.document["time_wait_s"] <= 60
-    with node.popen([DOCTOR, "fix-port", str(port), "--wait"], stdout=-1, stderr=-1) as waiting:
-        assert waiting.stderr is not None
+    with start_in(node, "fix-port", str(port), "--wait") as waiting:
         assert "TIME_WAIT, free in" in waiting.stderr.readline()
         node.run(["ss", "-K", "state", "time-wait", "sport", "=", f":{port}"])
-        assert waiting.wait(LONG_S) == 0
+        assert waiting.wait() == 0
 
 
 def test_a_real_store_is_ended_and_torch_gets_the_port(node: LabHost) -> None:
@@ -289,7 +288,7 @@ def test_who_pretends_to_be_of_the_run_is_neither_believed_nor_signalled_nor_exe
 def test_a_holder_that_ignores_sigterm_is_killed_after_the_grace_period(node: LabHost) -> None:
     port = new_port()
     pid = hold(node, "signal.signal(signal.SIGTERM, signal.SIG_IGN); keep = listen()", port)
-    done = node.run([DOCTOR, "fix-port", str(port), *AT_ONCE, "--grace", "1"], check=False)
+    done = run_in(node, "fix-port", str(port), *AT_ONCE, "--grace", "1")
     assert done.returncode == 0
     assert f"SIGTERM sent; SIGKILL to pid {pid}" in done.stderr
     assert alive(node, {pid}) == set()
@@ -367,7 +366,7 @@ def test_what_was_just_started_is_refused_and_named(node: LabHost) -> None:
 def test_nothing_lifts_the_refusal_of_sshd_of_pid_1_and_of_ourselves(node: LabHost) -> None:
     sshd = {pid for pid, line in node.processes() if line.startswith("sshd")}
     unharmed(node, fix_port(node, 22, *AT_ONCE), sshd)
-    init = node.run([DOCTOR, "fix-port", "--pid", "1", *AT_ONCE], check=False)
+    init = run_in(node, "fix-port", "--pid", "1", *AT_ONCE)
     assert (init.returncode, "pid 1 is the system's own" in init.stdout) == (1, True)
     code = (
         f"{HEAD}keep = listen()\nsys.exit(subprocess.run({[DOCTOR, 'fix-port', *AT_ONCE]!r} + [str(PORT)]).returncode)"
@@ -391,16 +390,16 @@ def test_on_a_terminal_it_asks_first(node: LabHost, answer: str, gone: bool) -> 
     pid = hold(node, "keep = listen()", port)
     ours, theirs = os.openpty()
     try:
-        command = [DOCTOR, "fix-port", str(port), "--kill", "--force"]
-        with node.popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        with start_in(node, "fix-port", str(port), "--kill", "--force", stdin=theirs) as process:
             os.write(ours, answer.encode())
-            out, err = process.communicate(timeout=LONG_S)
+            out, err = process.communicate()
+            code = process.wait()
     finally:
         os.close(ours)
         os.close(theirs)
     assert f"End this process ({pid})? [y/N]" in err
     assert alive(node, {pid}) == (set() if gone else {pid})
-    assert (process.returncode, "you said no" in out) == ((0, False) if gone else (1, True))
+    assert (code, "you said no" in out) == ((0, False) if gone else (1, True))
 
 
 CHURN = """
@@ -464,26 +463,25 @@ def test_next_is_free_on_all_hosts_and_write_changes_that_value_alone(make_lab: 
     ctl.write("/root/hosts.yaml", f"python: {sys.executable}\n{HOSTS}")
     before = ctl.read("/root/hosts.yaml")
     # all that is left behind 29504 is ephemeral on node5 up to 60999
-    done = ctl.run(["nccl-doctor", "fix-port", "--hosts", "hosts.yaml", "--next", "--write"])
+    done = run_in(ctl, "fix-port", "--hosts", "hosts.yaml", "--next", "--write")
     port = int(done.stdout)
-    assert port >= 61000
+    assert (done.returncode, port >= 61000) == (0, True)
     assert ctl.read("/root/hosts.yaml") == before.replace("29500", str(port))
-    document = json.loads(ctl.run(["nccl-doctor", "fix-port", "--hosts", "hosts.yaml", "--next", "-o", "json"]).stdout)
+    document = json.loads(run_in(ctl, "fix-port", "--hosts", "hosts.yaml", "--next", "-o", "json").stdout)
     assert document["free"]
     assert document["instead_of"] == port
     assert document["suggestion"]["port"] == document["port"] != port
-    away = ctl.run(["nccl-doctor", "fix-port", "--host", "nowhere"], check=False)
+    away = run_in(ctl, "fix-port", "--host", "nowhere")
     assert (away.returncode, "nowhere: ssh-unreachable" in away.stderr) == (3, True)
-    held = ctl.run(["nccl-doctor", "fix-port", "29501", "--hosts", "hosts.yaml"], check=False)
+    held = run_in(ctl, "fix-port", "29501", "--hosts", "hosts.yaml")
     assert held.returncode == 1
     assert "free on all 5 hosts" in held.stdout
-    other = ctl.run(["nccl-doctor", "fix-port", "29502", "--hosts", "hosts.yaml", "--host", "node2"], check=False)
+    on_node2 = ("fix-port", "29502", "--hosts", "hosts.yaml", "--host", "node2")
+    other = run_in(ctl, *on_node2)
     assert "\ninit_method=tcp://node1:" in other.stdout
-    pid = json.loads(
-        ctl.run(
-            ["nccl-doctor", "fix-port", "29502", "--hosts", "hosts.yaml", "--host", "node2", *AT_ONCE, "-o", "json"]
-        ).stdout
-    )["ended"]
+    ended = run_in(ctl, *on_node2, *AT_ONCE, "-o", "json")
+    assert ended.returncode == 0
+    pid = json.loads(ended.stdout)["ended"]
     assert alive(lab.host("node2"), set(pid)) == set()
     assert len(pid) == 1
 
@@ -516,9 +514,7 @@ def test_a_leftover_goes_by_the_command_that_check_prints_and_a_live_one_has_non
     assert ctl.run(command["command"]).returncode == 0
     assert alive(node, {pid, busy}) == {busy}
     assert doctor(lab, *look).names == []
-    refused = ctl.run(
-        ["nccl-doctor", "fix-port", "--host", "node2", "--pid", str(busy), "--kill", "--yes"], check=False
-    )
+    refused = run_in(ctl, "fix-port", "--host", "node2", "--pid", str(busy), "--kill", "--yes")
     assert (refused.returncode, "it makes progress" in refused.stdout) == (1, True)
     assert alive(node, {busy}) == {busy}
 
@@ -526,11 +522,9 @@ def test_a_leftover_goes_by_the_command_that_check_prints_and_a_live_one_has_non
 def test_ctrl_c_while_it_waits_ends_with_130(node: LabHost) -> None:
     port = new_port()
     pid = hold(node, "signal.signal(signal.SIGTERM, signal.SIG_IGN); keep = listen()", port)
-    command = [DOCTOR, "fix-port", str(port), *AT_ONCE, "--grace", "30"]
-    with node.popen(command, stdout=-1, stderr=-1, start_new_session=True) as process:
-        assert process.stderr is not None
+    with start_in(node, "fix-port", str(port), *AT_ONCE, "--grace", "30") as process:
         assert "SIGTERM sent" in process.stderr.readline()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(LONG_S) == 130
+        process.signal(signal.SIGINT)
+        assert process.wait() == 130
     assert alive(node, {pid}) == {pid}
     assert fix_port(node, port, *AT_ONCE, "--grace", "0").code == 0

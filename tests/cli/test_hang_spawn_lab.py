@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ from tests.hang.faults import unnoticed
 from tests.hang.running import hang
 from tests.lab.cluster import Lab, MakeLab
 from tests.lab.host import LabHost
+from tests.lab.warm_torch import interpreter
 
 pytestmark = pytest.mark.lab
 
@@ -25,7 +25,7 @@ def lab() -> Iterator[Lab]:
     with Lab.up(2) as lab:
         for number, host in enumerate(lab.hosts):
             host.write("/root/spawn.py", SCRIPT.read_text())
-            host.background([sys.executable, "spawn.py", str(number), "2", lab.hosts[0].address])
+            host.background([interpreter(), "spawn.py", str(number), "2", lab.hosts[0].address])
         for number, host in enumerate(lab.hosts):
             there = " && ".join(f"test -e /run/spawned-{number * 2 + local}" for local in (0, 1))
             host.wait_until(partial(_holds, host, there), "ranks", timeout=240)
@@ -76,7 +76,7 @@ def test_a_job_in_a_container(make_lab: MakeLab) -> None:
     lab = make_lab(1)
     (host,) = lab.hosts
     host.write("/root/spawn.py", SCRIPT.read_text())
-    inside = f"ip link set lo up; exec {sys.executable} spawn.py 0 1 127.0.0.1"
+    inside = f"ip link set lo up; exec {interpreter()} spawn.py 0 1 127.0.0.1"
     apart = ["unshare", "--pid", "--mount", "--net", "--ipc", "--fork", "--mount-proc", "sh", "-c", inside]
     host.background(apart)
     host.wait_until(partial(_holds, host, "test -e /run/spawned-0 && test -e /run/spawned-1"), "ranks", timeout=240)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import metadata
@@ -16,11 +15,11 @@ from typing import Any
 import pytest
 
 from tests.cli.doctor import Run, doctor, files, ours
-from tests.cli.program import run_in
+from tests.cli.program import run_in, start_in
 from tests.cli.smoking import all_reduce_processes
 from tests.lab.cluster import Lab
 from tests.lab.containers import end, feign_gpu, prepare, start
-from tests.patience import LONG_S, crowd
+from tests.patience import crowd
 
 pytestmark = pytest.mark.lab
 
@@ -74,8 +73,9 @@ def test_a_healthy_container_is_silent_and_nothing_stays_in_it(boxes: Lab) -> No
     before = [files(host) for host in boxes.hosts]
     is_healthy(check(boxes, "train"))
     boxes.controller.write("/root/hosts.yaml", boxes.hosts_file())
-    port = boxes.controller.run("nccl-doctor fix-port --hosts hosts.yaml --host node1 --inside podman:train -o json")
-    assert json.loads(port.stdout)["free"]
+    words = ("fix-port", "--hosts", "hosts.yaml", "--host", "node1", "--inside", "podman:train", "-o", "json")
+    port = run_in(boxes.controller, *words)
+    assert (port.returncode, json.loads(port.stdout)["free"]) == (0, True)
     pids = [host.run(["podman", "inspect", "-f", "{{.State.Pid}}", "train"]).stdout.strip() for host in boxes.hosts]
     is_healthy(check(boxes, [{"enter": int(pid)} for pid in pids], "--transport", "openssh"))
     gone(boxes)
@@ -93,8 +93,7 @@ def test_this_machines_own_container(boxes: Lab) -> None:
 def test_a_controller_that_is_killed_leaves_nothing_inside(boxes: Lab) -> None:
     two = boxes.hosts[1]
     boxes.controller.write("/root/hosts.yaml", boxes.hosts_file(inside={"podman": "train"}))
-    null = subprocess.DEVNULL
-    with boxes.controller.popen(["nccl-doctor", "check", "hosts.yaml"], stdout=null, stderr=null) as running:
+    with start_in(boxes.controller, "check", "hosts.yaml") as running:
         two.wait_until(lambda: len(all_reduce_processes(two)) > 1, "the all-reduce")
         running.kill()
     gone(boxes)
@@ -214,14 +213,13 @@ def test_a_container_that_stops_in_the_middle_is_named(boxes: Lab, phase: str) -
     inside = [{"podman": "train"}, {"podman": phase}, {"podman": "train"}]
     hosts = [{"name": host.name, "inside": its} for host, its in zip(boxes.hosts, inside, strict=True)]
     boxes.controller.write("/root/stopping.yaml", boxes.hosts_file(hosts=hosts))
-    command = ["nccl-doctor", "check", "stopping.yaml", "-o", "json"]
-    with boxes.controller.popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as running:
+    with start_in(boxes.controller, "check", "stopping.yaml", "-o", "json") as running:
         if phase == "facts":
             two.wait_until(lambda: any("zlib.decompress" in line for _, line in two.processes()), "the probe")
         else:
             one.wait_until(lambda: len(all_reduce_processes(one)) > 1, "the ranks of another host")
         two.run(["podman", "stop", "-t", "0", phase])
-        report = json.loads(running.communicate(timeout=LONG_S)[0])
+        report = json.loads(running.communicate()[0])
     (found,) = report["diagnoses"]
     assert found["hosts"] == ["node2"]
     assert f"the podman container {phase} does not run; there run train" in json.dumps(found)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cli.doctor import doctor
+from tests.cli.program import run_in
 from tests.cli.training import launch, printed, run_here, run_lines
 from tests.lab.cluster import Lab
 from tests.lab.warm_torch import interpreter
@@ -38,8 +39,8 @@ FORMS = {
     "tcp": (nodes(1, 1, 1), ("--launcher", "tcp")),
 }
 
-PLAIN = ("torchrun-one-machine-as-two-nodes", "launch")
-"""Forms that the interpreter runs which people have: each of their processes imports torch."""
+PLAIN = ("launch",)
+"""Forms that the interpreter runs which people have: each of their processes imports torch. It goes by way of torchrun."""
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -78,17 +79,18 @@ def test_one_line_trains_over_ssh_and_ctrl_c_ends_it_everywhere(lab: Lab) -> Non
 def test_a_check_makes_the_counts_known_and_its_failure_is_told(lab: Lab) -> None:
     lab.controller.run("rm -rf /root/.local/state/nccl-doctor")
     lab.controller.write("/root/hosts.yaml", lab.hosts_file(master_port=29511))
-    command = ["nccl-doctor", "launch", "hosts.yaml", "--", "train.py"]
-    before = lab.controller.run(command, check=False)
+    command = ("launch", "hosts.yaml", "--", "train.py")
+    before = run_in(lab.controller, *command)
     assert before.returncode == 2
     assert "nccl-doctor check" in before.stderr
 
     assert doctor(lab, "check", "--no-smoke", hosts=lab.hosts_file(master_port=29511)).code == 0
-    after = lab.controller.run(command)
-    assert after.stderr == ""
+    after = run_in(lab.controller, *command)
+    assert (after.returncode, after.stderr) == (0, "")
     assert "# on node3, rank 2:" in after.stdout
     assert lab.controller.run("stat -c %a .local/state/nccl-doctor/*.json").stdout.split() == ["600"]
 
     assert doctor(lab, "check", "--no-smoke", hosts=lab.hosts_file(master_addr="node2")).code == 1
-    failed = lab.controller.run(command)
+    failed = run_in(lab.controller, *command)
+    assert failed.returncode == 0
     assert "master-addr-not-local (node1)" in failed.stderr

@@ -11,11 +11,12 @@ from tests.checks.in_the_lab import check, is_healthy, only, paste
 from tests.cli import gloo_job
 from tests.cli.doctor import Run
 from tests.cli.holders import hold
+from tests.cli.program import run_in
 from tests.lab.cluster import Lab
 
 pytestmark = pytest.mark.lab
 
-NEXT = ["nccl-doctor", "fix-port", "--hosts", "hosts.yaml", "--next"]
+NEXT = ("fix-port", "--hosts", "hosts.yaml", "--next")
 USUAL = "ct state established,related accept; iif lo accept; meta l4proto icmp accept; tcp dport 22 accept;"
 PORT = 29500
 
@@ -35,15 +36,15 @@ def closed_but(lab: Lab, ports: str) -> None:
 
 def test_next_is_a_port_that_the_firewall_lets_through(two: Lab) -> None:
     two.controller.write("/root/hosts.yaml", two.hosts_file())
-    assert two.controller.run(NEXT).stdout == "29501\n"
+    assert run_in(two.controller, *NEXT).stdout == "29501\n"
     assert gloo_job.works(two, 29501)
     try:
         closed_but(two, "tcp dport { 29503, 32768-60999 } accept;")
         assert gloo_job.fails(two, 29501)
-        assert two.controller.run(NEXT).stdout == "29503\n"
+        assert run_in(two.controller, *NEXT).stdout == "29503\n"
         assert gloo_job.works(two, 29503)
         closed_but(two, "")
-        none = two.controller.run(NEXT, check=False)
+        none = run_in(two.controller, *NEXT)
         assert (none.returncode, none.stdout) == (2, "")
         assert "node2 can't reach node1 (node1) on any port that is free there" in none.stderr
     finally:
@@ -125,7 +126,7 @@ def test_a_rule_for_a_port_that_is_held_is_told_beside_its_holder(two: Lab) -> N
         assert run.report["mesh"]["failed"] == []
         rule = next(found for found in run.report["diagnoses"] if found["name"] == "firewall-blocks-port")
         assert any("not dialled, for the port is held" in line for line in rule["evidence"])
-        screen = two.controller.run("nccl-doctor check hosts.yaml --no-smoke --color never", check=False).stdout
+        screen = run_in(two.controller, "check", "hosts.yaml", "--no-smoke", "--color", "never").stdout
         assert "master port 29500 was not dialled" in " ".join(screen.split())
         master.run(["kill", str(pid)])
         master.wait_until(lambda: PORT not in {port for _, port in master.listeners()}, "the end of the holder")

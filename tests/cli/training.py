@@ -6,6 +6,7 @@ import json
 import subprocess
 from typing import Any
 
+from tests.cli.program import run_in
 from tests.lab.cluster import Lab
 from tests.patience import LONG_S
 
@@ -64,8 +65,9 @@ def launch(lab: Lab, hosts: str, *options: str) -> dict[str, Any]:
 def printed(lab: Lab, hosts: str, *options: str, form: str) -> str:
     """What ``nccl-doctor launch`` prints in one of its forms."""
     lab.controller.write("/root/hosts.yaml", hosts)
-    command = ["nccl-doctor", "launch", "hosts.yaml", *options, "--format", form, "--", "train.py", *NOTE]
-    return lab.controller.run(command).stdout
+    done = run_in(lab.controller, "launch", "hosts.yaml", *options, "--format", form, "--", "train.py", *NOTE)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def run_lines(lab: Lab, document: dict[str, Any], machines: dict[str, str], spawn: int = 1) -> dict[int, list[str]]:

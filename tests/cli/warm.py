@@ -2,20 +2,24 @@
 
 A call is a process of its own, with the arguments, variables, folder and streams it was given, on a host of a lab where
 its init is named; only the start of the interpreter and its imports, most of what a call on the command line costs, are
-shared. It ends with the socket on its standard input.
+shared. A call with a fourth stream, a socket, is answered at once, and what becomes of it is told there. The process
+ends with the socket on its standard input.
 """
 
+import contextlib
+import gc
 import json
 import os
 import socket
 import sys
 import traceback
-from typing import Any
+from typing import Any, NoReturn
 
 from nccl_doctor.cli import app, main, run
 from nccl_doctor.model.register import all_checks
 from nccl_doctor.report import human
 from nccl_doctor.transport.ssh import openssh, paramiko_transport
+from tests.lab import kernel
 from tests.lab.host import enter
 
 IMPORTED = (app.app(), main, run, human, openssh, paramiko_transport, all_checks())
@@ -23,27 +27,49 @@ IMPORTED = (app.app(), main, run, human, openssh, paramiko_transport, all_checks
 
 def serve(calls: socket.socket) -> None:
     """Takes a call, forks, and answers with its wait status, until the other end is closed."""
+    gc.collect()
+    gc.freeze()  # what was imported is no fork's to look through
     while True:
-        text, streams, _, _ = socket.recv_fds(calls, 1 << 20, 3)
+        text, streams, _, _ = socket.recv_fds(calls, 1 << 20, 4)
         if not text:
             return
         pid = os.fork()
         if pid == 0:
             calls.close()
+            if len(streams) > 3 and os.fork() != 0:
+                os._exit(0)
             become(json.loads(text), streams)
         for stream in streams:
             os.close(stream)
         calls.send(json.dumps(os.waitpid(pid, 0)[1]).encode())
 
 
+def watch(caller: socket.socket, pid: int) -> NoReturn:
+    """Tells the PID of a call that nobody waits for yet, and its wait status once it has one."""
+    caller.send(json.dumps(pid).encode())
+    status = os.waitpid(pid, 0)[1]
+    with contextlib.suppress(BrokenPipeError):  # nobody asks any more
+        caller.send(json.dumps(status).encode())
+    os._exit(0)
+
+
 def become(call: dict[str, Any], streams: list[int]) -> None:
     """Runs the tool and leaves, as the console script does."""
-    for number, stream in enumerate(streams):
+    more = streams[3:]
+    for number, stream in enumerate(streams[:3]):
         os.dup2(stream, number)
     if call["init"] is not None:
         enter(call["init"])
         if (pid := os.fork()) != 0:  # in a PID namespace are those who are born into it
+            if more:
+                watch(socket.socket(fileno=more[0]), pid)
             os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF)
+        if call["user"] != 0:
+            kernel.become(call["user"])
+    # of those that are there it was asked once whether they are files or pipes
+    sys.stdin = open(0, encoding=sys.stdin.encoding, errors=sys.stdin.errors, closefd=False)  # noqa: SIM115 - the process's own, as those below
+    sys.stdout = open(1, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding=sys.stderr.encoding, errors=sys.stderr.errors, closefd=False)  # noqa: SIM115
     os.environ.clear()
     os.environ.update(call["env"])
     os.chdir(call["cwd"])

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.cli.program import run_in
 from tests.lab.cluster import Lab
 from tests.lab.host import LabHost
 from tests.lab.warm_torch import interpreter
@@ -147,11 +148,10 @@ def release(job: Training, name: str) -> None:
         job.signal(0 if name == "validate" else BAD, signal.SIGUSR1)
 
 
-def hang(lab: Lab, *arguments: str, hosts: str | None = None, timeout: float = 60) -> tuple[int, dict[str, Any]]:
+def hang(lab: Lab, *arguments: str, hosts: str | None = None) -> tuple[int, dict[str, Any]]:
     """Exit code and JSON of ``nccl-doctor hang`` on the controller, with all hosts or those of a hosts file's text."""
     lab.controller.write("/root/hosts.yaml", hosts or lab.hosts_file())
-    command = ["nccl-doctor", "hang", "hosts.yaml", "--interval", "2", "-o", "json", *arguments]
-    done = lab.controller.run(command, check=False, timeout=timeout)
+    done = run_in(lab.controller, "hang", "hosts.yaml", "--interval", "2", "-o", "json", *arguments)
     assert "Traceback" not in done.stderr, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
     return done.returncode, document

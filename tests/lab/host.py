@@ -28,7 +28,8 @@ Stream = int | IO[Any] | None
 NETWORK = kernel.CLONE_NEWNET
 WHOLE_HOST = NETWORK | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWUTS | kernel.CLONE_NEWIPC
 
-_IDS = {"root": 0, "alice": ALICE}
+IDS = {"root": 0, "alice": ALICE}
+"""The users of a host, who are their groups as well."""
 
 
 def enter(pid: int, flags: int = WHOLE_HOST) -> None:
@@ -128,7 +129,7 @@ class LabHost:
         user = user or "root"
         credentials: dict[str, Any] = {}
         if user != "root":
-            credentials = {"user": _IDS[user], "group": _IDS[user], "extra_groups": []}
+            credentials = {"user": IDS[user], "group": IDS[user], "extra_groups": []}
         environment = {**self.environment(user), **(env or {})}
 
         def start() -> Program:

@@ -18,7 +18,7 @@ MS_MOVE = 0x2000
 MS_REC = 0x4000
 MS_PRIVATE = 0x40000
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -47,3 +47,11 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str
 def die_with_parent(signal_number: int) -> None:
     """Have the kernel send this process the signal as soon as its parent ends (prctl(2), `PR_SET_PDEATHSIG`)."""
     _call("prctl", "PR_SET_PDEATHSIG", _PR_SET_PDEATHSIG, ctypes.c_ulong(signal_number), 0, 0, 0)
+
+
+def become(user: int) -> None:
+    """Be a user and its group alone, with the files of this process in /proc its own as after an exec."""
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+    _call("prctl", "PR_SET_DUMPABLE", _PR_SET_DUMPABLE, ctypes.c_ulong(1), 0, 0, 0)

@@ -71,9 +71,8 @@ def answer(call: socket.socket) -> None:
     kernel.die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     text, streams, _, _ = socket.recv_fds(call, 1 << 20, 3)
-    caller, _, _ = struct.unpack("3i", call.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    caller, user, _ = struct.unpack("3i", call.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     what = json.loads(text)
-    limits = {number: resource.prlimit(caller, number) for number in range(16)}
     os.sched_setaffinity(0, os.sched_getaffinity(caller))
     os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, caller))
     enter(caller)
@@ -81,14 +80,16 @@ def answer(call: socket.socket) -> None:
     if pid == 0:
         call.close()
         os.setsid()
-        kernel.die_with_parent(signal.SIGKILL)
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
         os.closerange(3, max(streams) + 1)
-        for number, limit in limits.items():
+        for number, limit in enumerate(what["limits"]):
             resource.setrlimit(number, limit)
         os.umask(what["umask"])
         os.chdir(what["folder"])
+        if user != 0:
+            kernel.become(user)
+        kernel.die_with_parent(signal.SIGKILL)  # another user's process would have forgotten it
         become([PATH, *what["arguments"]], what["environment"])
     for stream in streams:
         os.close(stream)

@@ -2,8 +2,8 @@
 
 To import torch takes longer than all the rest of an all-reduce, and each of its processes imports it. The file that
 `interpreter` makes is a ``python`` like any other to who starts it: the program runs on the caller's host, with its
-arguments, variables, folder, limits and streams (tests/lab/warm_server.py). What is no fork's to have is left to the
-plain interpreter: other users than root, and most of Python's own variables.
+user, arguments, variables, folder, limits and streams (tests/lab/warm_server.py). What is no fork's to have is left to
+the plain interpreter: most of Python's own variables.
 
 One thing differs: the program's parent is no process of that host. The caller waits beside it, without a command line.
 """
@@ -26,16 +26,16 @@ KNOWN = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
 _PROJECT = Path(__file__).resolve().parents[2]
 _CALLER = """\
 #!{python} -IS
-import json, os, signal, socket, sys
+import json, os, resource, signal, socket, sys
 own = [name for name in os.environ if name.startswith("PYTHON") and name not in {known!r}]
-if own or os.geteuid() != 0:
+if own:
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 with open("/proc/self/stat") as file:
     begin, end = map(int, file.read().rpartition(")")[2].split()[45:47])
 calls = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 calls.connect({place!r})
-mask = os.umask(0)
-call = {{"arguments": sys.argv[1:], "environment": dict(os.environ), "folder": os.getcwd(), "umask": mask}}
+call = {{"arguments": sys.argv[1:], "environment": dict(os.environ), "folder": os.getcwd(), "umask": os.umask(0)}}
+call["limits"] = [resource.getrlimit(number) for number in range(16)]
 socket.send_fds(calls, [json.dumps(call).encode()], [0, 1, 2])
 with open("/proc/self/mem", "r+b", buffering=0) as memory:
     memory.seek(begin)
@@ -67,6 +67,7 @@ def interpreter() -> str:
     path.chmod(0o755)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as calls:
         calls.bind(str(place))
+        place.chmod(0o666)
         calls.listen(100)
         server = subprocess.Popen(
             [sys.executable, "-m", "tests.lab.warm_server", str(path)],

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from tests.cli.doctor import Run, doctor
-from tests.lab.cluster import Lab
+from tests.cli.program import run_in
+from tests.lab.cluster import Lab, MakeLab
 from tests.lab.faults import fault
 
 pytestmark = pytest.mark.lab
@@ -38,13 +40,15 @@ class Rules:
         seen: a piece of the evidence's line about the rule.
         outcome: of the dials.
         sources: whose dials they reject.
+        hosts: how many there are, on a lab of their own where they are more than two.
     """
 
     script: str
     seen: str
     outcome: str = "refused"
     manager: str = "nftables"
-    sources: tuple[str, ...] = ("node2", "node3")
+    sources: tuple[str, ...] = ("node2",)
+    hosts: int = 2
 
 
 def nft(rules: str, *, more: str = "", table: str = "inet filter", priority: int = 0, policy: str = "accept") -> str:
@@ -81,6 +85,8 @@ REJECTS = {
         f"{CHAIN} -j REJECT --reject-with tcp-reset; iptables-legacy -w -A INPUT ! -i lo -j GUARD",
         "rule 1: -A GUARD",
         manager="iptables",
+        sources=("node2", "node3"),
+        hosts=3,  # the tables of its own that the kernel then has are no other test's
     ),
     "iptables-nft-ipset": Rules(f"{IPSET} {TO_MASTER} tcp-reset", "--match-set peers src", manager="iptables"),
     "iptables-one-peer": Rules(
@@ -89,6 +95,7 @@ REJECTS = {
         outcome="no-route",
         manager="iptables",
         sources=("node3",),
+        hosts=3,
     ),
 }
 DOCKER = """\
@@ -118,6 +125,42 @@ HEALTHY = {
 }
 
 
+@pytest.fixture(scope="module")
+def _two() -> Iterator[Lab]:
+    with Lab.up(2) as lab:
+        yield lab
+
+
+@pytest.fixture
+def pair(_two: Lab) -> Iterator[Lab]:
+    """Two hosts that these tests share; the rules of nft that one has made go with it."""
+    yield _two
+    for host in _two.hosts:
+        host.run("nft flush ruleset; ipset destroy")
+    _two.switch(["nft", "flush", "ruleset"])
+
+
+@pytest.fixture(scope="module")
+def firewalled() -> Iterator[Lab]:
+    """Two hosts, on the first of which firewalld is started once: its faults make it anew what it was."""
+    with Lab.up(2) as lab:
+        yield lab
+
+
+@pytest.fixture
+def two(make_lab: MakeLab) -> Lab:
+    """Two hosts of a test's own."""
+    return make_lab(2)
+
+
+def lab_for(broken: str, request: pytest.FixtureRequest) -> Lab:
+    """Two hosts to break so: what a test makes of ufw and of bridges is not undone."""
+    kind = broken.partition("-")[0]
+    shared = {"nftables": "pair", "iptables": "pair", "firewalld": "firewalled"}
+    lab: Lab = request.getfixturevalue(shared.get(kind, "two"))
+    return lab
+
+
 def check(lab: Lab) -> Run:
     return doctor(lab, "check", "--no-smoke")
 
@@ -140,31 +183,33 @@ def rules(lab: Lab, name: str) -> str:
 
 @pytest.mark.parametrize(("broken", "name", "host", "manager", "outcome"), SCENES, ids=[scene[0] for scene in SCENES])
 def test_the_rule_is_named_and_the_pasted_commands_open_the_way(
-    fresh_lab: Lab, broken: str, name: str, host: str, manager: str, outcome: str
+    request: pytest.FixtureRequest, broken: str, name: str, host: str, manager: str, outcome: str
 ) -> None:
-    fault(broken)(fresh_lab, fresh_lab.host(host))
-    run = check(fresh_lab)
+    lab = lab_for(broken, request)
+    fault(broken)(lab, lab.host(host))
+    run = check(lab)
     assert run.names == [name], json.dumps(run.report["diagnoses"], indent=1)
     assert run.first["hosts"] == [host]
     assert run.first["facts"]["manager"].startswith(manager)
     assert {dial["outcome"] for dial in run.report["mesh"]["failed"]} == {outcome}
     assert {dial["dst"] for dial in run.report["mesh"]["failed"]} == {host}
     assert run.code == 1
-    paste(fresh_lab, run.first)
-    once = rules(fresh_lab, host)
-    assert check(fresh_lab).names == []
-    paste(fresh_lab, run.first)
-    assert rules(fresh_lab, host) == once
+    paste(lab, run.first)
+    once = rules(lab, host)
+    assert check(lab).names == []
+    paste(lab, run.first)
+    assert rules(lab, host) == once
     if manager in RELOAD:
-        fresh_lab.host(host).run(RELOAD[manager])
-        assert check(fresh_lab).names == []
+        lab.host(host).run(RELOAD[manager])
+        assert check(lab).names == []
 
 
 @pytest.mark.parametrize("name", REJECTS)
-def test_each_kind_of_rule_is_named_and_opened(fresh_lab: Lab, name: str) -> None:
+def test_each_kind_of_rule_is_named_and_opened(pair: Lab, make_lab: MakeLab, name: str) -> None:
     case = REJECTS[name]
-    fresh_lab.host("node1").run(case.script)
-    run = check(fresh_lab)
+    lab = pair if case.hosts == 2 else make_lab(case.hosts)
+    lab.host("node1").run(case.script)
+    run = check(lab)
     assert run.names == [PORT], json.dumps(run.report["diagnoses"], indent=1)
     assert (run.first["hosts"], run.first["facts"]["manager"]) == (["node1"], case.manager)
     assert any(line.startswith("rule") and case.seen in line for line in run.first["evidence"]), run.first["evidence"]
@@ -173,90 +218,89 @@ def test_each_kind_of_rule_is_named_and_opened(fresh_lab: Lab, name: str) -> Non
     assert {(dial["src"], dial["dst"], dial["outcome"]) for dial in failed} == {
         (source, "node1", case.outcome) for source in case.sources
     }
-    paste(fresh_lab, run.first)
-    assert check(fresh_lab).names == []
+    paste(lab, run.first)
+    assert check(lab).names == []
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_rules_that_let_the_cluster_through_are_no_fault(fresh_lab: Lab, name: str) -> None:
+def test_rules_that_let_the_cluster_through_are_no_fault(request: pytest.FixtureRequest, name: str) -> None:
     before, opened = HEALTHY[name]
-    fault(before)(fresh_lab, fresh_lab.host("node1"))
-    fresh_lab.host("node1").run(opened)
-    run = check(fresh_lab)
+    lab = lab_for(before, request)
+    fault(before)(lab, lab.host("node1"))
+    lab.host("node1").run(opened)
+    run = check(lab)
     assert (run.names, run.report["mesh"]["failed"]) == ([], [])
     assert {run.check(name)["outcome"] for name in (PORT, EPHEMERAL)} == {"pass"}
 
 
 @pytest.mark.parametrize("rolled_out", ["nftables-policy-drop", "ufw-deny", "firewalld-public"])
-def test_one_rule_on_all_hosts_is_one_fault_with_one_remedy(fresh_lab: Lab, rolled_out: str) -> None:
-    for host in fresh_lab.hosts:
-        fault(rolled_out)(fresh_lab, host)
-    run = check(fresh_lab)
+def test_one_rule_on_all_hosts_is_one_fault_with_one_remedy(two: Lab, rolled_out: str) -> None:
+    for host in two.hosts:
+        fault(rolled_out)(two, host)
+    run = check(two)
     assert run.names == [PORT], json.dumps(run.report["diagnoses"], indent=1)
-    assert run.first["hosts"] == ["node1", "node2", "node3"]
-    commands: dict[str, list[str]] = {host.name: [] for host in fresh_lab.hosts}
+    assert run.first["hosts"] == ["node1", "node2"]
+    commands: dict[str, list[str]] = {host.name: [] for host in two.hosts}
     for command in run.first["fix"]["commands"]:
         commands[command["host"]].append(command["command"])
-    assert commands["node1"] == commands["node2"] == commands["node3"]
+    assert commands["node1"] == commands["node2"]
     assert sum(line.startswith("rule") for line in run.first["evidence"]) == 1
-    paste(fresh_lab, run.first)
-    assert check(fresh_lab).names == []
+    paste(two, run.first)
+    assert check(two).names == []
 
 
-def test_a_rule_on_the_sender_is_the_senders_fault(fresh_lab: Lab) -> None:
-    fault("nftables-output-drop")(fresh_lab, fresh_lab.host("node3"))
-    run = check(fresh_lab)
+def test_a_rule_on_the_sender_is_the_senders_fault(pair: Lab) -> None:
+    fault("nftables-output-drop")(pair, pair.host("node2"))
+    run = check(pair)
     assert run.names == [PORT]
-    assert run.first["hosts"] == ["node3"]
-    paste(fresh_lab, run.first)
-    assert check(fresh_lab).names == []
+    assert run.first["hosts"] == ["node2"]
+    paste(pair, run.first)
+    assert check(pair).names == []
 
 
-def test_what_no_rule_explains_lies_between_the_hosts(fresh_lab: Lab) -> None:
-    fault("switch-drops-port")(fresh_lab, fresh_lab.host("node1"))
-    run = check(fresh_lab)
+def test_what_no_rule_explains_lies_between_the_hosts(pair: Lab) -> None:
+    fault("switch-drops-port")(pair, pair.host("node1"))
+    run = check(pair)
     assert run.names == ["port-unreachable"]
     assert "the firewall rules of both ends let it through" in run.first["evidence"]
     assert run.check(PORT)["outcome"] == "pass"
 
 
-def test_without_root_the_rules_are_unknown_only_where_a_dial_failed(fresh_lab: Lab) -> None:
-    hosts = fresh_lab.hosts_file(ssh={"user": "alice"})
-    healthy = doctor(fresh_lab, "check", "--no-smoke", hosts=hosts)
+def test_without_root_the_rules_are_unknown_only_where_a_dial_failed(pair: Lab) -> None:
+    hosts = pair.hosts_file(ssh={"user": "alice"})
+    healthy = doctor(pair, "check", "--no-smoke", hosts=hosts)
     assert healthy.names == []
     assert healthy.code == 0
     assert healthy.check(PORT)["outcome"] == "pass"
-    fault("nftables-drop-port")(fresh_lab, fresh_lab.host("node1"))
-    run = doctor(fresh_lab, "check", "--no-smoke", hosts=hosts)
+    fault("nftables-drop-port")(pair, pair.host("node1"))
+    run = doctor(pair, "check", "--no-smoke", hosts=hosts)
     assert run.names == ["port-unreachable"]
-    assert "the firewall rules of node[1-3] could not be judged" in run.first["evidence"]
+    assert "the firewall rules of node[1-2] could not be judged" in run.first["evidence"]
     assert run.check(PORT)["outcome"] == "unknown"
     assert "root" in (run.check(PORT)["reason"] or "")
 
 
-def test_counters_before_and_after_are_shown(fresh_lab: Lab) -> None:
+def test_counters_before_and_after_are_shown(pair: Lab) -> None:
     rule = "add table ip f; add chain ip f in { type filter hook input priority 0; }; add rule ip f in tcp dport 29500 counter drop"
-    fresh_lab.host("node1").run(["nft", rule])
-    run = check(fresh_lab)
+    pair.host("node1").run(["nft", rule])
+    run = check(pair)
     assert run.names == [PORT]
     assert any("counter 0 -> " in line for line in run.first["evidence"]), run.first["evidence"]
 
 
-def test_hostile_comments_and_names_do_no_harm(fresh_lab: Lab) -> None:
+def test_hostile_comments_and_names_do_no_harm(pair: Lab) -> None:
     hostile = "$(touch /tmp/pwned) \x1b[31m `id` ';'"
     rule = f'add rule ip f in tcp dport 29500 drop comment "{hostile}"'
     base = "add table ip f; add chain ip f in { type filter hook input priority 0; }"
-    node = fresh_lab.host("node1")
+    node = pair.host("node1")
     node.run(["nft", base])
     node.run(["nft", rule])
-    fresh_lab.controller.write("/root/hosts.yaml", fresh_lab.hosts_file())
-    screen = fresh_lab.controller.run(
-        ["nccl-doctor", "check", "hosts.yaml", "--no-smoke", "--color", "never"], check=False
-    )
+    run = doctor(pair, "check", "--no-smoke", "--save", "seen.json")
+    screen = run_in(pair.controller, "check", "--from", "seen.json", "--color", "never")
+    assert PORT in screen.stdout
     assert "\x1b" not in screen.stdout
-    run = check(fresh_lab)
     assert run.names == [PORT]
-    paste(fresh_lab, run.first)
-    assert check(fresh_lab).names == []
-    for host in (*fresh_lab.hosts, fresh_lab.controller):
+    paste(pair, run.first)
+    assert check(pair).names == []
+    for host in (*pair.hosts, pair.controller):
         assert host.run("ls /tmp/pwned", check=False).returncode != 0

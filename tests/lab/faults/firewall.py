@@ -72,14 +72,16 @@ def enable_ufw(lab: Lab, host: LabHost) -> None:
 
 @register("firewalld-public")
 def start_firewalld(lab: Lab, host: LabHost) -> None:
-    """firewalld as installed: eth0 is in zone public, which has SSH and rejects the rest."""
+    """firewalld as installed: eth0 is in zone public, which has SSH and rejects the rest; one that runs is so again."""
     find_tool("firewall-cmd")
-    host.run("mkdir -p /run/dbus /etc/firewalld && rm -rf /etc/firewalld/zones/*")
+    host.run("mkdir -p /run/dbus /etc/firewalld/zones && rm -rf /etc/firewalld/zones/* /etc/firewalld/direct.xml*")
+    host.write("/etc/firewalld/zones/public.xml", _with_eth0(host.read("/usr/lib/firewalld/zones/public.xml")))
+    if _firewalld_runs(host):
+        host.run(["firewall-cmd", "--reload"])
+        return
     host.run([find_tool("dbus-daemon"), "--system", "--fork"])
     host.run([find_tool("firewalld")])
-    host.wait_until(lambda: _firewalld_state(host) == "running", "firewalld's start")
-    host.run(["firewall-cmd", "--permanent", "--zone=public", "--add-interface=eth0"])
-    host.run(["firewall-cmd", "--reload"])
+    host.wait_until(lambda: _firewalld_runs(host), "firewalld's start")
 
 
 @register("firewalld-master-port")
@@ -90,5 +92,13 @@ def open_the_master_port(lab: Lab, host: LabHost) -> None:
     host.run(["firewall-cmd", "--reload"])
 
 
-def _firewalld_state(host: LabHost) -> str:
-    return host.run(["firewall-cmd", "--state"], check=False).stdout.strip()
+def _with_eth0(zone: str) -> str:
+    """As ``firewall-cmd --permanent --add-interface=eth0`` leaves the zone's file."""
+    return zone.replace("</zone>", '  <interface name="eth0"/>\n</zone>')
+
+
+def _firewalld_runs(host: LabHost) -> bool:
+    """The rules come before its answer; to ask costs a hundred times as much as to look at them."""
+    if "table inet firewalld" not in host.run(["nft", "list", "tables"]).stdout:
+        return False
+    return host.run(["firewall-cmd", "--state"], check=False).stdout.strip() == "running"

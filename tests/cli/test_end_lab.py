@@ -13,7 +13,7 @@ import pytest
 from tests.cli.doctor import doctor, files, ours
 from tests.cli.injected import inject
 from tests.cli.smoking import all_reduce_processes, with_env
-from tests.lab.cluster import Lab
+from tests.lab.cluster import Lab, MakeLab
 from tests.lab.faults import fault
 from tests.lab.warm_torch import interpreter
 from tests.patience import LONG_S, crowd
@@ -23,6 +23,12 @@ pytestmark = pytest.mark.lab
 PHASES = ("connecting", "dialling", "all-reduce")
 PAUSE = "/run/pause"
 """On node1; its rank waits for the end of this file before the first all-reduce."""
+
+
+@pytest.fixture
+def fresh_lab(make_lab: MakeLab) -> Lab:
+    """Two hosts for one test: each more is looked at as these are."""
+    return make_lab(2)
 
 
 def start_and_wait_for(lab: Lab, phase: str, *options: str, python: str | None = None) -> subprocess.Popen[str]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.lab.cluster import Lab
+from tests.cli.program import run_in
+from tests.lab.cluster import Lab, MakeLab
 from tests.lab.faults import fault
 
 pytestmark = pytest.mark.lab
@@ -18,7 +19,7 @@ def ifname(
     lab: Lab, *arguments: str, python: str = sys.executable, env: dict[str, str] | None = None
 ) -> tuple[int, dict[str, dict[str, Any]]]:
     lab.controller.write("/root/hosts.yaml", lab.hosts_file(python=python, env=env))
-    done = lab.controller.run(["nccl-doctor", "ifname", "hosts.yaml", "-q", "-o", "json", *arguments], check=False)
+    done = run_in(lab.controller, "ifname", "hosts.yaml", "-q", "-o", "json", *arguments)
     return done.returncode, {host["name"]: host for host in json.loads(done.stdout)["hosts"]}
 
 
@@ -76,7 +77,7 @@ def test_where_names_differ_each_host_gets_its_own_setting(fresh_lab: Lab) -> No
     assert {name: host["set"]["NCCL_SOCKET_IFNAME"] for name, host in hosts.items()} == {
         name: f"={interface}" for name, interface in right.items()
     }
-    screen = fresh_lab.controller.run(["nccl-doctor", "ifname", "hosts.yaml", "-q"], check=False).stdout
+    screen = run_in(fresh_lab.controller, "ifname", "hosts.yaml", "-q").stdout
     blocks = [line for line in screen.splitlines() if line.startswith(("Set on", "export NCCL"))]
     assert [line.partition(",")[0] if line.startswith("Set") else line for line in blocks] == [
         *("Set on node[1-2]", "export NCCL_SOCKET_IFNAME='=eth0'"),
@@ -84,32 +85,35 @@ def test_where_names_differ_each_host_gets_its_own_setting(fresh_lab: Lab) -> No
     ]
     settings = [{"name": name, "env": host["set"]} for name, host in hosts.items()]
     fresh_lab.controller.write("/root/hosts.yaml", fresh_lab.hosts_file(hosts=settings))
-    done = fresh_lab.controller.run(["nccl-doctor", "ifname", "hosts.yaml", "-q", "-o", "json"])
+    done = run_in(fresh_lab.controller, "ifname", "hosts.yaml", "-q", "-o", "json")
+    assert done.returncode == 0
     chosen = {host["name"]: host["nccl_interface"]["name"] for host in json.loads(done.stdout)["hosts"]}
     assert chosen == right
 
 
-def test_an_unknown_version_is_a_gap_only_where_versions_differ(fresh_lab: Lab, bare_python: str) -> None:
-    fault("interface-down")(fresh_lab, fresh_lab.host("node2"))
-    code, hosts = ifname(fresh_lab, python=bare_python, env={"NCCL_SOCKET_IFNAME": "=eth1"})
+def test_an_unknown_version_is_a_gap_only_where_versions_differ(make_lab: MakeLab, bare_python: str) -> None:
+    lab = make_lab(2)
+    fault("interface-down")(lab, lab.host("node2"))
+    code, hosts = ifname(lab, python=bare_python, env={"NCCL_SOCKET_IFNAME": "=eth1"})
     assert code == 3
     assert hosts["node1"]["nccl_interface"]["source"] == "model"
     assert hosts["node2"]["nccl_interface"] is None
     assert "before 2.28.3" in hosts["node2"]["reason"]
-    old = ifname(fresh_lab, "--nccl-version", "2.27.7", python=bare_python, env={"NCCL_SOCKET_IFNAME": "=eth1"})
-    new = ifname(fresh_lab, "--nccl-version", "2.28.9", python=bare_python, env={"NCCL_SOCKET_IFNAME": "=eth1"})
+    old = ifname(lab, "--nccl-version", "2.27.7", python=bare_python, env={"NCCL_SOCKET_IFNAME": "=eth1"})
+    new = ifname(lab, "--nccl-version", "2.28.9", python=bare_python, env={"NCCL_SOCKET_IFNAME": "=eth1"})
     assert (old[0], old[1]["node2"]["nccl_interface"]["name"]) == (1, "eth1")
     assert (new[0], new[1]["node2"]["nccl_interface"]) == (1, None)
 
 
-def test_a_snapshot_is_answered_again_for_another_version(fresh_lab: Lab) -> None:
-    fault("interface-down")(fresh_lab, fresh_lab.host("node2"))
-    ctl = fresh_lab.controller
-    ctl.write("/root/hosts.yaml", fresh_lab.hosts_file(env={"NCCL_SOCKET_IFNAME": "=eth1"}))
-    ctl.run(["nccl-doctor", "check", "hosts.yaml", "--no-smoke", "-q", "--save", "seen.json"], check=False)
-    again = ["nccl-doctor", "ifname", "--from", "seen.json", "-o", "json", "--output-file", "answer.json"]
+def test_a_snapshot_is_answered_again_for_another_version(make_lab: MakeLab) -> None:
+    lab = make_lab(2)
+    fault("interface-down")(lab, lab.host("node2"))
+    ctl = lab.controller
+    ctl.write("/root/hosts.yaml", lab.hosts_file(env={"NCCL_SOCKET_IFNAME": "=eth1"}))
+    run_in(ctl, "check", "hosts.yaml", "--no-smoke", "-q", "--save", "seen.json")
+    again = ["ifname", "--from", "seen.json", "-o", "json", "--output-file", "answer.json"]
     for version, chosen in (("2.27.7", "eth1"), ("2.28.9", None)):
-        done = ctl.run([*again, "--nccl-version", version], check=False)
+        done = run_in(ctl, *again, "--nccl-version", version)
         assert (done.returncode, done.stdout) == (1, "")
         answer = json.loads(ctl.read("/root/answer.json"))["hosts"][1]["nccl_interface"]
         assert (answer and answer["name"]) == chosen
@@ -131,7 +135,7 @@ def test_without_hosts_this_process_is_looked_at(lab: Lab) -> None:
 
 @pytest.mark.parametrize("version", ["two", "2", "1.0.0", ""])
 def test_a_version_that_is_none_gets_one_sentence(lab: Lab, version: str) -> None:
-    done = lab.controller.run(["nccl-doctor", "ifname", "--nccl-version", version], check=False)
+    done = run_in(lab.controller, "ifname", "--nccl-version", version)
     assert done.returncode == 2
     assert "--nccl-version" in done.stderr
     assert "Traceback" not in done.stderr

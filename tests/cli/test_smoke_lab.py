@@ -17,6 +17,7 @@ from tests.cli.smoking import SMALL, all_reduce_processes, leaves_nothing, pair,
 from tests.lab.cluster import Lab, MakeLab
 from tests.lab.faults import fault
 from tests.lab.faults.ssh import stop_sshd
+from tests.lab.warm_torch import interpreter
 from tests.patience import LONG_S, crowd
 
 pytestmark = pytest.mark.lab
@@ -47,7 +48,7 @@ def test_two_healthy_hosts_one_of_them_with_four_megabytes_of_shared_memory(make
 
 def test_the_bandwidth_is_that_of_a_stop_watch(lab: Lab) -> None:
     (env, *_) = [inject(host, "timed", "sizes") for host in lab.hosts]
-    run = doctor(lab, "smoke", "--max-bytes", str(1 << 20), hosts=lab.hosts_file(env=env))
+    run = doctor(lab, "smoke", "--max-bytes", str(1 << 20), hosts=lab.hosts_file(python=interpreter(), env=env))
     *_, size = run.report["smoke"]["sizes"]
     assert size["busbw"] == pytest.approx(_by_hand(lab, size["bytes"]), rel=0.03)
 
@@ -121,7 +122,7 @@ def test_torch_missing_on_one_host(lab: Lab, bare_python: str) -> None:
 def started(lab: Lab) -> subprocess.Popen[str]:
     """A run whose ranks sit in the first all-reduce, because one of them hangs there."""
     env = inject(lab.host("node1"), "hang", "group")
-    lab.controller.write("/root/hosts.yaml", lab.hosts_file(hosts=pair(env, 0)))
+    lab.controller.write("/root/hosts.yaml", lab.hosts_file(python=interpreter(), hosts=pair(env, 0)))
     arguments = [
         "nccl-doctor",
         "smoke",
@@ -224,7 +225,7 @@ def test_one_bad_host_of_five_is_isolated(make_lab: MakeLab) -> None:
 def test_ctrl_c_while_groups_are_tried(make_lab: MakeLab) -> None:
     lab = make_lab(3)
     part(lab, "node2", "node3")
-    lab.controller.write("/root/hosts.yaml", lab.hosts_file())
+    lab.controller.write("/root/hosts.yaml", lab.hosts_file(python=interpreter()))
     with leaves_nothing(lab):
         arguments = ["nccl-doctor", "smoke", "hosts.yaml", *SMALL, *soon(), "--isolate"]
         process = lab.controller.popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nccl_doctor.model.cluster import Cluster, Node
-from nccl_doctor.model.commands import on
-from nccl_doctor.model.finding import Command
+from nccl_doctor.model.finding import Command, on
 from nccl_doctor.model.ports import GRACE_S, age_words
 from nccl_doctor.model.source import ClusterSource
 from nccl_doctor.snapshot import Process, TrainingJob

@@ -13,18 +13,18 @@ from pydantic_core import from_json
 from nccl_doctor.cli.output import write_file
 from nccl_doctor.cli.report_options import KeepOptions
 from nccl_doctor.errors import DoctorError, SnapshotError
-from nccl_doctor.inventory.reading import read_bytes
+from nccl_doctor.inventory.parsed import read_bytes
 from nccl_doctor.inventory.this_machine import this_machine
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.safe import clean
 from nccl_doctor.snapshot import Snapshot
-from nccl_doctor.text.json_bounds import refuse_crowded
+from nccl_doctor.text.bounds import refuse_crowded
 
 if TYPE_CHECKING:
     from nccl_doctor.judge.from_file import Judged
     from nccl_doctor.model.cluster import Node
-    from nccl_doctor.snapshot.hang import HangSnapshot
+    from nccl_doctor.snapshot.rank_look import HangSnapshot
 
 MOST_BYTES = 256 << 20
 """Of a snapshot's file; that of 4,096 hosts has 22 MB."""

@@ -8,14 +8,12 @@ from functools import cache
 from ipaddress import ip_address
 from typing import TypeVar
 
-from nccl_doctor.firewall.connection import Objection, handshake
-from nccl_doctor.firewall.describe import growth, printable
+from nccl_doctor.firewall.connection import Objection, growth, handshake, printable
 from nccl_doctor.firewall.manager import Manager, manager_of
-from nccl_doctor.firewall.opening import Opening, Remedy, merged
 from nccl_doctor.firewall.packet import Direction, Packet, RuleRef
-from nccl_doctor.firewall.remedy import remedy
-from nccl_doctor.firewall.routing import Path, dialled_address, ephemeral, path_of, source_address
+from nccl_doctor.firewall.remedy import Opening, Remedy, merged, remedy
 from nccl_doctor.firewall.ruleset import Ruleset, compile_rules
+from nccl_doctor.firewall.ways import Path, dialled_address, ephemeral, path_of, source_address
 from nccl_doctor.snapshot import Dial, FirewallFacts, Host, Mesh, Snapshot, Unknown, confirmed, known
 
 NOT_DIALLED = "not dialled"

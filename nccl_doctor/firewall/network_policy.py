@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, Literal
 
-from nccl_doctor.firewall.tri import Tri, every, some
+from nccl_doctor.firewall.packet import Tri, every, some
 from nccl_doctor.snapshot import Dial, Unknown
-from nccl_doctor.snapshot.pods import KubeFacts, PodFacts
-from nccl_doctor.snapshot.policies import Block, Peer, Policy, PolicyPort, Rule, Selector
+from nccl_doctor.snapshot.pods import Block, KubeFacts, Peer, PodFacts, Policy, PolicyPort, Rule, Selector
 from nccl_doctor.text.inet import network_of, numeric
 
 Way = Literal["ingress", "egress"]

@@ -1,14 +1,37 @@
-"""The packet in question, what becomes of it, and the rule that decided."""
+"""A packet, what the kernel compares of it, and what may be told of that: yes, no, or nobody can say."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Literal
 
-from nccl_doctor.firewall.tri import Tri
 from nccl_doctor.text.inet import Address
+
+Tri = bool | None
+
+
+def negate(value: Tri) -> Tri:
+    """NOT; unsure stays unsure."""
+    return None if value is None else not value
+
+
+def every(values: Iterable[Tri]) -> Tri:
+    """AND: one False decides."""
+    answer: Tri = True
+    for value in values:
+        if value is False:
+            return False
+        if value is None:
+            answer = None
+    return answer
+
+
+def some(values: Iterable[Tri]) -> Tri:
+    """OR: one True decides."""
+    return negate(every(negate(value) for value in values))
+
 
 Span = tuple[int, int]
 """Both ends included. A port that is drawn when the program runs is the whole range it is drawn from."""

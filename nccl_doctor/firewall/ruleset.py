@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
-from nccl_doctor.firewall import ipset, iptables_save, nft_load
-from nccl_doctor.firewall.ipset import Ipsets
+from nccl_doctor.firewall import iptables_match, nft_load
+from nccl_doctor.firewall.iptables_match import Ipsets
+from nccl_doctor.firewall.iptables_rule import load, table_names
 from nccl_doctor.firewall.packet import Journey, Origin, Packet, PacketVerdict, RuleRef
-from nccl_doctor.firewall.rules import Accept, BaseChain, Branch, Jump, Return, Rule, Step, When
-from nccl_doctor.firewall.walk import through
+from nccl_doctor.firewall.rules import Accept, BaseChain, Branch, Jump, Return, Rule, Step, When, through
 from nccl_doctor.snapshot import FirewallFacts, IptablesSave, Unknown
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ def compile_rules(facts: FirewallFacts) -> Ruleset:
     """Parses what was captured; what can't be parsed is missing."""
     missing: list[str] = []
     saves = _known(facts.iptables, missing) or ()
-    sets = ipset.load(_known(facts.ipsets, missing) or "")
+    sets = iptables_match.load(_known(facts.ipsets, missing) or "")
     bases = [base for save in saves if save.backend == "legacy" for base in _iptables(save, sets)]
     ruleset = _known(facts.nft, missing)
     if ruleset is None:
@@ -78,14 +78,14 @@ def _known(fact: Unknown | T | None, missing: list[str]) -> T | None:
 
 def _iptables(save: IptablesSave, sets: Ipsets) -> tuple[BaseChain, ...]:
     origin: Origin = "iptables-legacy" if save.backend == "legacy" else "iptables-nft"
-    return iptables_save.load(save.text, 4 if save.family == "ip" else 6, origin, sets)
+    return load(save.text, 4 if save.family == "ip" else 6, origin, sets)
 
 
 def _nft(facts: FirewallFacts, ruleset: str, saves: list[IptablesSave], sets: Ipsets) -> list[BaseChain]:
     """The chains of nftables; the tables whose matches nft hides behind ``xt`` are taken from iptables-save."""
     listing = nft_load.objects(ruleset)
     hidden = nft_load.xtables(listing)
-    read = {(save.family, table) for save in saves for table in iptables_save.table_names(save.text)}
+    read = {(save.family, table) for save in saves for table in table_names(save.text)}
     text = facts.nft_text if isinstance(facts.nft_text, str) else ""
     elsewhere = hidden & read
     return [

@@ -6,12 +6,12 @@ from collections import Counter
 from dataclasses import dataclass
 
 from nccl_doctor.hang.observed_rank import ObservedRank
-from nccl_doctor.logs import flight, flight_compare
+from nccl_doctor.logs import flight
+from nccl_doctor.logs.flight import compare
 from nccl_doctor.nccl import ras
 from nccl_doctor.nccl.ras_answer import Communicator, MalformedAnswerError, RasAnswer
-from nccl_doctor.snapshot.hang import HangSnapshot, Ras
-from nccl_doctor.snapshot.rank_look import Call, Recorded
-from nccl_doctor.text.json_bounds import CrowdedError
+from nccl_doctor.snapshot.rank_look import Call, HangSnapshot, Ras, Recorded
+from nccl_doctor.text.bounds import CrowdedError
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,7 @@ def parting(ranks: dict[int, ObservedRank]) -> Parting | None:
     chosen = live if len(live) >= 2 else known
     # what a group did that no rank stands in now is over, however it ended
     groups = {one.calls[-1].group for one in chosen.values() if one.calls}
-    found = (
-        flight_compare.compare(_dump(number, one, groups) for number, one in chosen.items())
-        if len(chosen) >= 2
-        else None
-    )
+    found = compare(_dump(number, one, groups) for number, one in chosen.items()) if len(chosen) >= 2 else None
     if found is None or not (found.odd or found.behind):
         return _apart({number: one.calls[-1] for number, one in chosen.items() if one.calls}, len(ranks))
     where = f"number {found.seq} of group {found.group}"

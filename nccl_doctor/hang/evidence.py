@@ -10,7 +10,7 @@ from nccl_doctor.hang.lost import Lost
 from nccl_doctor.hang.observed_rank import Link, ObservedRank
 from nccl_doctor.hang.rendezvous import Rendezvous
 from nccl_doctor.hang.unmet import Unmet
-from nccl_doctor.snapshot.hang import HangSnapshot
+from nccl_doctor.snapshot.rank_look import HangSnapshot
 
 CHATTER = 1 << 20
 """Bytes between two looks that NCCL's own services (RAS) may exchange while the job stands still."""

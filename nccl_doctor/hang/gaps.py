@@ -8,7 +8,7 @@ from itertools import chain
 from nccl_doctor.hang.evidence import HangEvidence
 from nccl_doctor.logs.words import ranks_of
 from nccl_doctor.snapshot import Unknown
-from nccl_doctor.snapshot.hang import HangSnapshot, Ras
+from nccl_doctor.snapshot.rank_look import HangSnapshot, Ras
 from nccl_doctor.text.hostlist import fold, grouped
 
 MOST_RIVALS = 4

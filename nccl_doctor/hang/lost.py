@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from nccl_doctor.hang.observed_rank import ObservedRank
 from nccl_doctor.snapshot import Unknown
-from nccl_doctor.snapshot.hang import HangHost, HangSnapshot
+from nccl_doctor.snapshot.rank_look import HangHost, HangSnapshot
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from nccl_doctor.hang.folds import MOST_LINES
 from nccl_doctor.hang.observed_rank import worked
 from nccl_doctor.hang.unmet import Unmet
 from nccl_doctor.snapshot import Unknown
-from nccl_doctor.snapshot.hang import HangSnapshot
-from nccl_doctor.snapshot.job_ranks import Starter
+from nccl_doctor.snapshot.rank_look import HangSnapshot, Starter
 from nccl_doctor.text.hostlist import fold, grouped, plural
 
 STATIC, C10D = "static", "c10d"

@@ -10,8 +10,7 @@ from nccl_doctor.hang.observed_rank import ObservedRank
 from nccl_doctor.logs.words import ranks_of
 from nccl_doctor.model.finding import Finding, Fix
 from nccl_doctor.snapshot import Unknown
-from nccl_doctor.snapshot.hang import HangSnapshot
-from nccl_doctor.snapshot.job_ranks import JobRank
+from nccl_doctor.snapshot.rank_look import HangSnapshot, JobRank
 from nccl_doctor.text.hostlist import capital, fold, grouped
 
 

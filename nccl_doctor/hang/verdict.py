@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from nccl_doctor.hang.evidence import HangEvidence, see
 from nccl_doctor.hang.folds import doing, folded, named
-from nccl_doctor.hang.observed_rank import ObservedRank
-from nccl_doctor.hang.stack_place import Kind
+from nccl_doctor.hang.observed_rank import Kind, ObservedRank
 from nccl_doctor.model.hang import HangVerdict
-from nccl_doctor.snapshot.hang import HangSnapshot
+from nccl_doctor.snapshot.rank_look import HangSnapshot
 from nccl_doctor.text.hostlist import grouped
 
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from nccl_doctor.inventory import reading
 from nccl_doctor.inventory.ansible import Inventory, Variables
 from nccl_doctor.inventory.ansible_yaml import wanted
-from nccl_doctor.inventory.parsed import SourceLocation
-from nccl_doctor.inventory.yaml_parse import parse
-from nccl_doctor.inventory.yaml_tree import as_mapping
+from nccl_doctor.inventory.parsed import SourceLocation, read_text
+from nccl_doctor.inventory.yaml_tree import as_mapping, parse
 
 _ENDINGS = (".yml", ".yaml", ".json")
 _ENCRYPTED = "$ANSIBLE_VAULT;"
@@ -66,7 +64,7 @@ def _files(entry: Path) -> list[Path]:
 
 
 def _variables(file: Path) -> Variables:
-    text = reading.read_text(str(file)) if file.stat().st_size else ""
+    text = read_text(str(file)) if file.stat().st_size else ""
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     if text.startswith(_ENCRYPTED) or not [line for line in lines if line.strip() != "---"]:
         return {}

@@ -7,8 +7,7 @@ import re
 from nccl_doctor.inventory import ansible_files, ansible_ini, ansible_yaml, hostfiles, hosts_yaml
 from nccl_doctor.inventory.ansible import Inventory
 from nccl_doctor.inventory.parsed import ParsedInventory, SourceLocation
-from nccl_doctor.inventory.yaml_parse import parse
-from nccl_doctor.inventory.yaml_tree import Mapping, Scalar, Tree
+from nccl_doctor.inventory.yaml_tree import Mapping, Scalar, Tree, parse
 
 _KEYS = "|".join(sorted({*hosts_yaml.TOP_KEYS, "all"}))
 _YAML_START = re.compile(rf"---|%|-(?:\s|$)|[{{\[\"'&!*?|>]|(?:{_KEYS})\s*:|[^\s#]+\s*:(?:\s|$)")

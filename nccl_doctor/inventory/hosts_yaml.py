@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from nccl_doctor.errors import DoctorError
 from nccl_doctor.inventory import values
+from nccl_doctor.inventory.hostfiles import expanded, named
 from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
-from nccl_doctor.inventory.patterns import expanded, named
 from nccl_doctor.inventory.yaml_tree import Mapping, Tree, as_list, as_mapping, as_text
 from nccl_doctor.text.hostlist import MAX_HOSTS, quoted
 from nccl_doctor.transport.containers.options import RUNTIMES, InsideOptions

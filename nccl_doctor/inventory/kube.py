@@ -8,16 +8,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.inventory import kube_namespace, kube_order, values
+from nccl_doctor.inventory import kube_facts, kube_namespace, values
 from nccl_doctor.inventory.kube_api import POD_LIST, Container, Pod, typed
-from nccl_doctor.inventory.kube_facts import facts, training_container
-from nccl_doctor.inventory.kube_request import KubeRequest
-from nccl_doctor.inventory.kube_state import not_ready
+from nccl_doctor.inventory.kube_facts import facts, not_ready, training_container
+from nccl_doctor.inventory.kube_namespace import KubeRequest
 from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
 from nccl_doctor.snapshot.pods import KubeFacts
 from nccl_doctor.text.hostlist import quoted
-from nccl_doctor.transport.kube.kubectl import KubectlError, kubectl
-from nccl_doctor.transport.kube.options import KubeOptions
+from nccl_doctor.transport.kube.kubectl import KubectlError, KubeOptions, kubectl
 
 SECONDS = 30.0
 """For one question to the API server: 10,000 pods take 3 s, and a link may be slow."""
@@ -45,7 +43,7 @@ def read(wanted: KubeRequest) -> ParsedInventory:
         UsageError: in one sentence: no kubectl, no right, no such job, no pods.
     """
     pods, what = _pods_of(wanted)
-    if kube_order.over(pods):
+    if kube_facts.over(pods):
         raise UsageError(f"--kube: all pods of {what} have ended; check while they run")
     told = kube_namespace.told(pods[0].metadata.namespace)
     place = SourceLocation(f"--kube {what}", is_file=False)
@@ -64,7 +62,7 @@ def _pods_of(wanted: KubeRequest) -> tuple[list[Pod], str]:
     if not pods:
         raise UsageError(_nothing(kind, name, what, where))
     _refuse_groups(pods, what)
-    return kube_order.current(pods), what
+    return kube_facts.current(pods), what
 
 
 def _split(wanted: KubeRequest) -> tuple[str, str]:
@@ -141,10 +139,10 @@ def _words(error: KubectlError, right: str, what: str) -> str:
 
 def _refuse_groups(pods: Sequence[Pod], what: str) -> None:
     """Each group of a LeaderWorkerSet is a job of its own."""
-    groups = sorted({pod.metadata.labels.get(kube_order.GROUP, "") for pod in pods})
+    groups = sorted({pod.metadata.labels.get(kube_facts.GROUP, "") for pod in pods})
     if len(groups) > 1:
         raise UsageError(
-            f"--kube: {what} has {len(groups)} groups, each a job of its own; add -l {kube_order.GROUP}={groups[0]}"
+            f"--kube: {what} has {len(groups)} groups, each a job of its own; add -l {kube_facts.GROUP}={groups[0]}"
         )
 
 

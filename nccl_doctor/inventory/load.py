@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory import detect, values
 from nccl_doctor.inventory.build import build
+from nccl_doctor.inventory.hostfiles import expanded, named
 from nccl_doctor.inventory.overrides import Overrides
-from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
-from nccl_doctor.inventory.patterns import expanded, named
-from nccl_doctor.inventory.reading import STDIN, read_text
+from nccl_doctor.inventory.parsed import STDIN, Entry, ParsedInventory, Settings, Sourced, SourceLocation, read_text
 from nccl_doctor.inventory.slurm import SlurmRequest
 from nccl_doctor.inventory.slurm import read as nodes_of
 from nccl_doctor.inventory.this_machine import ThisMachine, own_name, this_machine, training_python
 from nccl_doctor.model.cluster import ENVIRONMENT, Cluster
 
 if TYPE_CHECKING:
-    from nccl_doctor.inventory.kube_request import KubeRequest
+    from nccl_doctor.inventory.kube_namespace import KubeRequest
 
 SLURM_NODELIST = "SLURM_JOB_NODELIST"
 

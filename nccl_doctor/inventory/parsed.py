@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import select
+import stat
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, TypeVar
@@ -114,3 +118,99 @@ class ParsedInventory:
     master_port: Sourced[int] | None = None
     same: tuple[Sourced[str], ...] = ()
     access: tuple[NodeOptions, ...] = ()
+
+
+MAX_BYTES = 1 << 20
+"""A line a host for 65,536 hosts fits in; more is some other file."""
+
+STDIN = "/dev/stdin"
+"""What ``-`` means; the name, for messages and because it can't be read again."""
+
+_PIPE_SECONDS = 10.0
+
+
+def read_text(path: str) -> str:
+    """The text of a file or of a pipe, such as ``<(command)``.
+
+    Raises:
+        HostsFileError: where it can't be read, is no text in UTF-8, is empty or too big.
+    """
+    try:
+        data = read_bytes(path)
+    except FileNotFoundError:
+        hint = "; to name hosts directly, write them behind -w" if "/" not in path and "." not in path else ""
+        raise HostsFileError(path, None, f"no such file{hint}") from None
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+        raise HostsFileError(path, None, f"can't be read: {getattr(error, 'strerror', None) or error}") from None
+    return decode(data, path)
+
+
+def decode(data: bytes, path: str) -> str:
+    """The text of ``data``, without a byte order mark.
+
+    Raises:
+        HostsFileError: as :func:`read_text`.
+    """
+    if len(data) > MAX_BYTES:
+        raise HostsFileError(path, None, f"bigger than {MAX_BYTES >> 20} MiB, too big for a hosts file")
+    if b"\0" in data:
+        raise HostsFileError(path, data[: data.index(b"\0")].count(b"\n") + 1, "a NUL byte: no text file in UTF-8")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        wrong = f"the byte 0x{data[error.start]:02x} is no UTF-8; save the file as UTF-8"
+        raise HostsFileError(path, line, wrong) from None
+    if not text.strip():
+        raise HostsFileError(path, None, 'empty; a hosts file has at least "hosts:" and below it "- node1"')
+    return text
+
+
+def read_bytes(path: str, what: str = "a hosts file", most: int = MAX_BYTES, patience_s: float = 0.0) -> bytes:
+    """A plain file or a pipe, up to one byte more than ``most``.
+
+    Args:
+        path: the file.
+        what: it ought to be.
+        most: bytes of it that are wanted.
+        patience_s: seconds that a pipe may take in all, where that is more than for a hosts file.
+
+    Raises:
+        OSError, ValueError: it can't be opened or read.
+        HostsFileError: it is neither, or a pipe took too long.
+    """
+    if path == STDIN:
+        return _of_stdin(what, most, max(patience_s, _PIPE_SECONDS))
+    # O_NONBLOCK: opening a named pipe that nobody writes to would block for ever.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+            kind = "a directory" if stat.S_ISDIR(mode) else "a device or socket"
+            raise HostsFileError(path, None, f"is {kind}; {what} is a plain file")
+        return _drain(descriptor, path, most, max(patience_s, _PIPE_SECONDS))
+    finally:
+        os.close(descriptor)
+
+
+def _of_stdin(what: str, most: int, patience_s: float) -> bytes:
+    """Read where it is: behind ssh it may be a socket, which can't be opened by name."""
+    if os.isatty(0):
+        raise HostsFileError(STDIN, None, f"is a terminal; {what} is piped in or named")
+    return _drain(0, STDIN, most, patience_s)
+
+
+def _drain(descriptor: int, path: str, most: int, patience_s: float) -> bytes:
+    """All that the descriptor gives, or one byte more than allowed."""
+    deadline = time.monotonic() + patience_s
+    chunks: list[bytes] = []
+    wanted = most + 1
+    while wanted > 0:
+        if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            raise HostsFileError(path, None, f"nothing came through the pipe in {patience_s:g} s")
+        chunk = os.read(descriptor, wanted)
+        if not chunk:
+            break
+        chunks.append(chunk)
+        wanted -= len(chunk)
+    return b"".join(chunks)

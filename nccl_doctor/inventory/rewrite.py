@@ -17,10 +17,8 @@ from ruamel.yaml.events import (
 
 from nccl_doctor.errors import DoctorError, HostsFileError
 from nccl_doctor.inventory import detect
-from nccl_doctor.inventory.parsed import SourceLocation
-from nccl_doctor.inventory.reading import decode
-from nccl_doctor.inventory.yaml_parse import parse
-from nccl_doctor.inventory.yaml_tree import Listing, Mapping, Scalar, Tree
+from nccl_doctor.inventory.parsed import SourceLocation, decode
+from nccl_doctor.inventory.yaml_tree import Listing, Mapping, Scalar, Tree, parse
 from nccl_doctor.text.files import write_atomically
 
 KEY = "master_port"

@@ -15,11 +15,11 @@ from typing import Any
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory import values
+from nccl_doctor.inventory.hostfiles import expanded
 from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
-from nccl_doctor.inventory.patterns import expanded
 from nccl_doctor.inventory.this_machine import training_python
 from nccl_doctor.launch.slurm_script import master_port
-from nccl_doctor.snapshot.slurm import SlurmOptions
+from nccl_doctor.snapshot.container import SlurmOptions
 from nccl_doctor.text.hostlist import expand, fold, quoted
 
 JOB_ID = "SLURM_JOB_ID"

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import (
+    AliasEvent,
+    CollectionEndEvent,
+    DocumentStartEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceStartEvent,
+)
+
+from nccl_doctor.errors import DoctorError
 from nccl_doctor.inventory.parsed import SourceLocation
 from nccl_doctor.text.hostlist import quoted
 
@@ -103,3 +116,93 @@ def _kind(tree: Tree) -> str:
     if isinstance(tree, Scalar):
         return f"the single value {quoted(tree.text, 30)}"
     return "a list" if isinstance(tree, Listing) else "a mapping"
+
+
+MAX_DEPTH = 32
+
+_HINTS = {
+    "that cannot start any token": "put the value in quotes",
+    "mapping values are not allowed here": 'write each "key: value" on a line of its own, all of one level indented '
+    "alike, and a value with a colon in quotes",
+    "could not find expected ':'": 'write "key: value", with a space behind the colon',
+    "expected ',' or": "between [ ] or { } a value that holds brackets or a comma needs quotes",
+    "expected <block end>": "indent all lines of one level alike",
+}
+
+
+@dataclass
+class _Open:
+    """A collection whose end has not come yet."""
+
+    is_list: bool
+    place: SourceLocation
+    tag: str | None
+    items: list[Tree]
+
+    def place_of_empty(self, here: SourceLocation) -> SourceLocation:
+        """Where a value that is not there stands: beside its key. The parser says where the next word begins."""
+        return self.items[-1].place if not self.is_list and len(self.items) % 2 else here
+
+    def close(self) -> Tree:
+        if self.is_list:
+            return Listing(self.items, self.place, self.tag)
+        return Mapping(list(zip(self.items[::2], self.items[1::2], strict=True)), self.place, self.tag)
+
+
+def parse(text: str, place: SourceLocation) -> Tree:
+    """The tree of the one document in ``text``.
+
+    Raises:
+        HostsFileError: where it is no YAML, holds none or several documents, or is nested too deep.
+    """
+    try:
+        return _build(text, place)
+    except MarkedYAMLError as error:
+        raise _invalid(error, text, place) from None
+    except (YAMLError, AssertionError, ValueError) as error:  # the latter two: a "%YAML" line that ruamel.yaml dislikes
+        position = getattr(error, "position", None)
+        where = place if position is None else place.at(text.count("\n", 0, position) + 1)
+        reason = getattr(error, "reason", None) or str(error).partition("\n")[0]
+        raise where.error(f"not valid YAML: {quoted(reason, 200)[1:-1]}") from None
+
+
+def _build(text: str, place: SourceLocation) -> Tree:
+    root: list[Tree] = []
+    stack = [_Open(is_list=True, place=place, tag=None, items=root)]
+    documents = 0
+    for event in YAML(typ="safe", pure=True).parse(io.StringIO(text)):
+        here = place.at(event.start_mark.line + 1)
+        if isinstance(event, DocumentStartEvent):
+            documents += 1
+            if documents > 1:
+                raise here.error('a second document begins; one is allowed, so leave out the "---" between them')
+        elif isinstance(event, ScalarEvent):
+            here = here if event.value or event.style else stack[-1].place_of_empty(here)
+            stack[-1].items.append(Scalar(event.value, event.style is None, here, event.tag))
+        elif isinstance(event, AliasEvent):
+            stack[-1].items.append(Alias(here))
+        elif isinstance(event, (MappingStartEvent, SequenceStartEvent)):
+            if len(stack) > MAX_DEPTH:
+                raise here.error(f"nested deeper than {MAX_DEPTH} levels")
+            stack.append(_Open(isinstance(event, SequenceStartEvent), here, event.tag, []))
+        elif isinstance(event, CollectionEndEvent):
+            done = stack.pop().close()
+            stack[-1].items.append(done)
+    if not root:
+        raise place.error("no YAML in it; comments alone are no document")
+    return root[0]
+
+
+def _invalid(error: MarkedYAMLError, text: str, place: SourceLocation) -> DoctorError:
+    mark = error.problem_mark or error.context_mark
+    if mark is None:
+        return place.error(f"not valid YAML: {error.problem}")
+    lines = text.splitlines()
+    line = lines[mark.line] if mark.line < len(lines) else ""
+    if "\t" in line[: mark.column + 1] and not line[: mark.column].strip():
+        return place.at(mark.line + 1).error("a tab stands where YAML allows only spaces; indent with spaces")
+    problem = quoted(error.problem or "", 200)[1:-1]
+    hint = next((f"; {hint}" for part, hint in _HINTS.items() if part in problem), "")
+    opened = error.context_mark
+    since = f" {error.context} that begins in line {opened.line + 1}" if opened and opened.line != mark.line else ""
+    return place.at(min(mark.line, max(len(lines) - 1, 0)) + 1).error(f"not valid YAML: {problem}{since}{hint}")

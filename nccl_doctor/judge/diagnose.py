@@ -8,10 +8,9 @@ from dataclasses import replace
 from nccl_doctor.checks.allreduce.output_causes import causes_from_output
 from nccl_doctor.checks.view import Derived, FailedDials
 from nccl_doctor.judge import summary
-from nccl_doctor.judge.consequences import attach_consequences
 from nccl_doctor.judge.host_words import describe_host
 from nccl_doctor.judge.rows import NOT_SELECTED
-from nccl_doctor.judge.run_check import CheckYield, run_check
+from nccl_doctor.judge.run_check import CheckYield, attach_consequences, run_check
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import Check, all_checks

@@ -20,7 +20,7 @@ from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.frozen import FrozenModel
 from nccl_doctor.model.report import Diagnosis, Report
 from nccl_doctor.model.source import ClusterSource
-from nccl_doctor.nccl.recorder import release
+from nccl_doctor.nccl.versions import release
 from nccl_doctor.snapshot import Snapshot, TorchInfo, Unknown
 from nccl_doctor.snapshot.ranks import counts
 from nccl_doctor.snapshot.values import Version

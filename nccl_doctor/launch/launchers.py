@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.plan import LaunchPlan, Start
-from nccl_doctor.model.commands import on
-from nccl_doctor.model.finding import Command
-from nccl_doctor.nccl.recorder import release
+from nccl_doctor.model.finding import Command, on
+from nccl_doctor.nccl.versions import release
 from nccl_doctor.text import shell
 from nccl_doctor.text.inet import endpoint, is_loopback
 from nccl_doctor.text.shell import Line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.plan import LaunchPlan
-from nccl_doctor.snapshot.slurm import SlurmOptions
+from nccl_doctor.snapshot.container import SlurmOptions
 from nccl_doctor.text import shell
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.inet import numeric

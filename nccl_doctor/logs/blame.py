@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from nccl_doctor.logs.context import Log, in_context
 from nccl_doctor.logs.event import Event
-from nccl_doctor.logs.flight import Dump
-from nccl_doctor.logs.flight_compare import compare
+from nccl_doctor.logs.flight import Dump, compare
 from nccl_doctor.logs.marks import EXITED, RECORDED
 from nccl_doctor.logs.register import echoes
 from nccl_doctor.logs.rule import SCRIPT, Grade

@@ -13,8 +13,7 @@ from nccl_doctor.logs.event import Address, Event
 from nccl_doctor.logs.rank_process import Interface, Process
 from nccl_doctor.logs.rank_progress import rank_progress
 from nccl_doctor.logs.words import ranks_of
-from nccl_doctor.model.commands import on
-from nccl_doctor.model.finding import Command, LogLine
+from nccl_doctor.model.finding import Command, LogLine, on
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import line
 

@@ -7,22 +7,30 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from nccl_doctor.logs import first_failure
 from nccl_doctor.logs.collectives import mismatch
-from nccl_doctor.logs.endings import accused, broken_off_after, given_up, on_the_way_out, sources_left
+from nccl_doctor.logs.endings import (
+    CONNECTION,
+    RETRIED,
+    accused,
+    blamed,
+    broken_off_after,
+    given_up,
+    last_run,
+    never_resolved,
+    on_the_way_out,
+    sources_left,
+    within_one_host,
+)
 from nccl_doctor.logs.event import Event
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.flight import Dump
-from nccl_doctor.logs.last_run import last_run
-from nccl_doctor.logs.loopback import within_one_host
 from nccl_doctor.logs.marks import KILLED_FOR_MEMORY, RETURN_CODE
+from nccl_doctor.logs.prefix import number
 from nccl_doctor.logs.ras_events import from_text
 from nccl_doctor.logs.register import echoes, signs
 from nccl_doctor.logs.rule import SCRIPT, Grade
 from nccl_doctor.logs.source import Reading
 from nccl_doctor.logs.stall import apart, came_together, complaints, interrupts, stalled
-from nccl_doctor.logs.text import number
-from nccl_doctor.logs.unresolved import CONNECTION, RETRIED, never_resolved
 from nccl_doctor.text.inet import numeric
 
 _BARRIER = re.compile(r"world_size=(?P<size>\d+), worker_count=(?P<workers>\d+)")
@@ -92,7 +100,7 @@ def in_context(log: Log) -> list[Event]:
     events = [event for event in events if not broken_off_after(event, ended[event.file])]
     left = sources_left(events)
     events = [accused(event, source[event.file], left) for event in events]
-    events = first_failure.blamed(events, source, facts)
+    events = blamed(events, source, facts)
     stuck = set() if facts.ended_well else _stuck_retries(log)
     if given_up(log.readings, events, joined=log.joined):
         stuck.add(SCRIPT)

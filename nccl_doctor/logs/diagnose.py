@@ -6,21 +6,20 @@ import codecs
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from nccl_doctor.logs import flight, unwrap
+from nccl_doctor.logs import flight
 from nccl_doctor.logs.blame import Cause, causes
 from nccl_doctor.logs.context import Log
 from nccl_doctor.logs.event import Event
-from nccl_doctor.logs.fact_rules import CHANNEL_RULES
-from nccl_doctor.logs.facts import Facts, facts_of
+from nccl_doctor.logs.facts import CHANNEL_RULES, Facts, facts_of
 from nccl_doctor.logs.marks import RAS_LINE
+from nccl_doctor.logs.prefix import decode, flow, join, wide, width
 from nccl_doctor.logs.ras_events import from_answer
 from nccl_doctor.logs.reader import Reader
 from nccl_doctor.logs.rule import Grade
 from nccl_doctor.logs.source import Reading
-from nccl_doctor.logs.text import decode, wide
 from nccl_doctor.nccl.ras_answer import MalformedAnswerError, RasAnswer
-from nccl_doctor.nccl.ras_json import parse_json
-from nccl_doctor.text.json_bounds import CrowdedError
+from nccl_doctor.nccl.ras_text import parse_json
+from nccl_doctor.text.bounds import CrowdedError
 
 SMALL = 1 << 20
 """Logs up to this size together are read again, with their lines joined, where the first reading shows no cause."""
@@ -136,7 +135,7 @@ class Investigation:
         if is_one_record(head[:_SAMPLE]):
             self._dump = []
         elif not self._live:
-            self._width = unwrap.width(head[:_SAMPLE])
+            self._width = width(head[:_SAMPLE])
         return self._take(head)
 
     def _take(self, data: bytes) -> list[Event]:
@@ -153,7 +152,7 @@ class Investigation:
         if self._width is None:
             return self._reader.feed(data)
         whole, end, self._held = (self._held + data).rpartition(b"\n")
-        return self._reader.feed(unwrap.join(whole, self._width) + end) if end else []
+        return self._reader.feed(join(whole, self._width) + end) if end else []
 
     def _no_record(self) -> list[Event]:
         """Takes what began as a record, and is longer than any, as lines: memory must not grow with a log."""
@@ -206,7 +205,7 @@ class Investigation:
         }
         for glue in (b"", b" "):
             again = Log(Facts(), dumps=self.log.dumps, joined=True)
-            joined = {name: unwrap.flow(data, glue) for name, data in sources.items()}
+            joined = {name: flow(data, glue) for name, data in sources.items()}
             if joined == sources:
                 break
             for name, data in joined.items():

@@ -1,16 +1,74 @@
-"""How processes end: exceptions that nobody caught, kills that a launcher announced, and the noise on the way out."""
+"""Ends of logs: what follows from what comes last, and what was there before."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from nccl_doctor.logs import first_failure
+from nccl_doctor.logs import marks
 from nccl_doctor.logs.event import Event
+from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.marks import EXITED, INTERRUPTED, MEETING, TALKING, TERMINATING
 from nccl_doctor.logs.rule import SCRIPT, Grade
-from nccl_doctor.logs.source import Reading
+from nccl_doctor.logs.source import Reading, label
+from nccl_doctor.text.inet import numeric
+
+_FIRST = re.compile(r"failed \(exitcode: (?P<torchrun>-?\d{1,3})\)|exits with return code = (?P<deepspeed>-?\d{1,3})\b")
+"""torch/distributed/elastic/multiprocessing/api.py; deepspeed/launcher/launch.py."""
+
+_PID = re.compile(r"(?:\(pid: |received by PID )(\d{1,9})\b")
+
+_ABORTED = -6
+
+
+def exit_code(event: Event) -> int | None:
+    """How the process ended that failed first, negative for a signal; None for lines that do not say so."""
+    first = _FIRST.search(event.text)
+    return int(first["torchrun"] or first["deepspeed"]) if first else None
+
+
+def killed(event: Event) -> bool:
+    """Whether a signal ended the process that failed first; by SIGABRT it ends itself, after a fault of its own."""
+    code = exit_code(event)
+    return code is not None and code < 0 and code != _ABORTED
+
+
+def blamed(events: Sequence[Event], source: Mapping[str, Reading], facts: Facts) -> list[Event]:
+    """The events, with the rank and the host that torchrun's summary gives a process, where that one is the cause.
+
+    An exit code tells of the cause where its process said nothing, and the others only that it was gone.
+    """
+    others = [one for one in events if one.grade >= Grade.SYMPTOM and (exit_code(one) is None or killed(one))]
+    lost = bool(others) and all(one.name == "peer-died" for one in others)
+    losers: set[int | None] = {_rank(one, facts) for one in others} if lost else {None}
+    return [_blamed(event, source[event.file], losers) for event in events]
+
+
+def _blamed(event: Event, reading: Reading, losers: set[int | None]) -> Event:
+    rank, host = _place(event, reading)
+    alone = event.grade is Grade.GENERIC and exit_code(event) is not None and losers.isdisjoint({None, rank})
+    if rank is None or not (alone or event.name == "killed"):
+        return event
+    host = event.prefix.host or (None if host == "localhost" else host)
+    grade = Grade.LIKELY if alone else event.grade
+    return replace(event, rank=rank, grade=grade, prefix=replace(event.prefix, host=host))
+
+
+def _place(event: Event, reading: Reading) -> tuple[int | None, str | None]:
+    """The rank and the host of the process that an event names; None where several may be meant."""
+    pid, code = _PID.search(event.text), exit_code(event)
+    found = [one for one in reading.summary if pid and one.pid == pid[1] and code in (None, one.code)]
+    own = [one for one in found if one.label == label(event.prefix)] or found
+    places = {(one.rank, one.host) for one in own}
+    return places.pop() if len(places) == 1 else (None, None)
+
+
+def _rank(event: Event, facts: Facts) -> int | None:
+    process = facts.process(event.prefix)
+    return event.rank if event.rank is not None or process is None else process.rank
+
 
 _LAST_WORDS = 1
 """Lines that may stand behind the one that names an exception at the end of a source, frames of stacks apart."""
@@ -45,7 +103,7 @@ def accused(event: Event, reading: Reading, left: set[str]) -> Event:
         exited = any(one.wording == EXITED and one.line < event.line for one in reading.events)
         grade = Grade.CLUE if exited and event.name == "killed" else event.grade
         return replace(event, grade=min(grade, Grade.GENERIC))
-    if first_failure.killed(event):
+    if killed(event):
         return replace(event, grade=max(event.grade, Grade.LIKELY))
     notices = [one.line for one in reading.events if one.wording == TERMINATING or _aborted(one)]
     if event.name == "killed" and not _aborted(event):
@@ -133,3 +191,77 @@ def given_up(readings: list[Reading], events: list[Event], *, joined: bool) -> b
         for file, line in exceptions.items()
     )
     return at_the_end or any(event.name == SCRIPT and event.grade > Grade.HINT for event in events)
+
+
+CONNECTION = frozenset({"connection-refused", "connection-timed-out", "no-route-to-host"})
+"""A connection that failed, to a name or an address that was known."""
+
+RETRIED = CONNECTION | {"rendezvous-timeout"}
+"""What processes that look for the master say."""
+
+_AGAIN = 3
+"""A name of an address is asked for once for each kind of address, and then dialled (c10d/socket.cpp, tryConnect)."""
+
+
+def never_resolved(events: Sequence[Event]) -> list[Event]:
+    """The events; a name that was asked for until the time ran out, and never dialled, is the cause."""
+    dialled = {event.address.host for event in events if event.name in CONNECTION}
+    given_up = {event.address.host for event in events if event.name == "rendezvous-timeout"}
+    asked = Counter(event.address.host for event in events if _asks(event))
+    unknown = {host for host, times in asked.items() if times >= _AGAIN and host in given_up - dialled}
+    return [replace(e, grade=Grade.ROOT) if _asks(e) and e.address.host in unknown else e for e in events]
+
+
+def _asks(event: Event) -> bool:
+    return event.name == "hostname-unresolvable" and event.grade is Grade.HINT and event.address.host is not None
+
+
+_BEGINNINGS = frozenset({marks.CHOSEN, marks.STARTED, marks.TABLE})
+
+
+def last_run(readings: Sequence[Reading], facts: Facts) -> tuple[list[Reading], Facts]:
+    """The readings without what stands before the good end of an earlier run, and the facts of what came after."""
+    begun = {reading.name for reading in readings if _begins_again(reading)}
+    if not begun:
+        return [*readings], facts
+    left = [replace(one, events=_later(one), well=0) if one.name in begun else one for one in readings]
+    alive = {(event.prefix.host, event.prefix.pid) for reading in left for event in reading.events}
+    processes = {key: process for key, process in facts.processes.items() if key in alive}
+    rows = sum(reading.row > reading.well for reading in readings)
+    torn = any(line > reading.well for reading in readings for line in reading.torn.values())
+    return left, replace(facts, processes=processes, rows=rows, ended_well=False, torn_down=torn)
+
+
+def _later(reading: Reading) -> list[Event]:
+    return [event for event in reading.events if event.line > reading.well]
+
+
+def _begins_again(reading: Reading) -> bool:
+    """Whether processes that had no word before a good end begin after it, or look for each other, or a table does."""
+    if not reading.well:
+        return False
+    old = {event.prefix.pid for event in reading.events if event.line <= reading.well and event.prefix.pid}
+    return any(
+        event.prefix.pid not in old
+        and (event.wording in _BEGINNINGS or (event.grade is Grade.HINT and event.name in RETRIED))
+        for event in _later(reading)
+    )
+
+
+def within_one_host(events: Sequence[Event]) -> list[Event]:
+    """The events; where ranks had met at 127.x and then lost each other, a later dial there was but refused."""
+    lost = min((e.order for e in events if e.name == "peer-died" and _of_gloo(e)), default=None)
+    first = min((e.order for e in events if e.name == "hostname-loopback"), default=0)
+    if lost is None or lost > first:
+        return [*events]
+    return [
+        replace(event, name="connection-refused", grade=Grade.SYMPTOM)
+        if event.name == "hostname-loopback" and _of_gloo(event)
+        else event
+        for event in events
+    ]
+
+
+def _of_gloo(event: Event) -> bool:
+    address = numeric(event.address.ip or "")
+    return address is not None and address.is_loopback and "loo" in event.text

@@ -5,6 +5,8 @@ A hang has no error line. NCCL: src/init.cc and src/bootstrap.cc; the table's he
 
 from __future__ import annotations
 
+from nccl_doctor.logs.rule import Grade, LogRule, benign, hint
+
 CHOSEN = r"Bootstrap ?: Using (?:\[0\])?(?P<iface>[A-Za-z][A-Za-z0-9_.-]*):(?P<ip>[0-9a-fA-F.:]+)"
 """A process chose its interface."""
 
@@ -86,3 +88,80 @@ RAS_LINE = (
 
 RECORDED = "flight recorder"
 """Stands for the wording where no line but a dump of torch's flight recorder tells."""
+
+
+C10D_CLIENT = r"client socket has failed to connect to .*"
+"""torch's store (torch/csrc/distributed/c10d/socket.cpp); the errno follows."""
+
+
+def failed_connects(grade: Grade, errno: str, text: str) -> tuple[LogRule, ...]:
+    """A failed connect of NCCL; while it is only retried it is a hint.
+
+    ``errno`` is the pattern of strerror's text, ``text`` one that it fits.
+    """
+    warn = f"n1:1:2 [0] misc/socket.cc:534 NCCL WARN socketStartConnect: Connect to 10.0.0.2<4242> failed : {text}"
+    last = f"Last error:  socketPollConnect: connect to 10.0.0.2<4242> returned {text}, exceeded error retry count"
+    retry = f"n1:1:2 [0] NCCL INFO Call to connect returned {text}, retrying"
+    return (
+        LogRule(grade, f"WARN .*[Cc]onnect to .*(?:failed|returned).*{errno}", warn),
+        LogRule(grade, f"onnect (?:to .* )?returned .*{errno}.*exceeded error retry", last),
+        hint(f"INFO .*connect.* returned .*{errno}.*retrying", retry),
+    )
+
+
+def failed_pairs(grade: Grade, errno: str, text: str) -> tuple[LogRule, ...]:
+    """A failed connect of gloo (gloo/transport/tcp): the peer's address stands behind ``remote=``."""
+    full = f"RuntimeError: [enforce fail at gloo/transport/tcp/pair.cc:799] connect [10.0.0.2]:31337: {text}"
+    return (
+        LogRule(
+            grade,
+            rf"SO_ERROR: .*{errno}",
+            f"RuntimeError: timed out connecting: SO_ERROR: {text}, remote=[10.0.0.2]:9",
+        ),
+        LogRule(grade, rf"connect \[\S+\]:\d+: {errno}", full),
+    )
+
+
+BENIGN: tuple[LogRule, ...] = (
+    benign(r"NCCL DIAG (?:\[OK\]|=== )", "n1:4242 NCCL DIAG [OK] ECC: no errors on 16 ranks"),
+    benign(
+        r"errno: 97 - ",
+        "[W socket.cpp:601] [c10d] The client socket cannot be initialized to connect to [head]:29500 (errno: 97 - "
+        "Address family not supported by protocol).",
+    ),
+    benign(
+        C10D_CLIENT + r"errno: (?:99|101) - ",
+        "[W socket.cpp:663] [c10d] The client socket has failed to connect to [::1]:29500 (errno: 101 - Network is "
+        "unreachable).",
+    ),
+    # events of a subnet manager at work, as ibv_event_type_str names them; transfers go on after them
+    benign(
+        r"NET/IB ?: .{0,40}Got async event : (?:client reregistration|port active|SM change|LID change|P_Key change)",
+        "n1:1:2 [0] NCCL WARN NET/IB : mlx5_0:1 Got async event : client reregistration",
+    ),
+    benign(
+        r"NCCL INFO .*Cuda failure",
+        "n1:1:2 [0] NCCL INFO misc/cudawrap.cc:36 Cuda failure 'initialization error'",
+    ),
+    benign(
+        r"NET/OFI .{0,80}ncclGetVersion",
+        "n1:1:2 [0] NCCL WARN NET/OFI Failed to find ncclGetVersion symbol, can not get NCCL version",
+    ),
+    benign(
+        r"WARN NET/OFI (?:Failed to open libcudart|.*(?:using default|not set|Setting ))",
+        "n1:1:2 [0] configure_x:9 NCCL WARN NET/OFI Failed to open libcudart.so",
+    ),
+    benign(
+        r"fastsocket\S* NCCL WARN (?:Cannot get incoming CPU|Maximum retry reached for)",
+        "n1:1:2 [0] net_fastsocket.cc:765 NCCL WARN Cannot get incoming CPU.",
+    ),
+    benign(
+        r"WARN .*(?:Missing \"?(?:iommu=|amd_iommu)|NUMA auto balancing enabled|HSA_FORCE_FINE_GRAIN_PCIE)",
+        'n1:1:2 [0] init.cc:1 NCCL WARN Missing "iommu=pt" from kernel command line which can lead to system '
+        "instablity or hang!",
+    ),
+    benign(
+        r"INFO .*\[Service thread\] Connection closed by localRank",
+        "n1:1:2 [0] NCCL INFO [Service thread] Connection closed by localRank 0",
+    ),
+)

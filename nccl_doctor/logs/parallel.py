@@ -15,15 +15,14 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
-from nccl_doctor.logs import unwrap
 from nccl_doctor.logs.diagnose import is_one_record
 from nccl_doctor.logs.event import Event
 from nccl_doctor.logs.facts import Facts
+from nccl_doctor.logs.prefix import wide, width
 from nccl_doctor.logs.reader import TAIL, Reader
 from nccl_doctor.logs.reading import BLOCK, compressed
 from nccl_doctor.logs.rule import Grade
 from nccl_doctor.logs.source import KEPT, LAST, Reading
-from nccl_doctor.logs.text import wide
 
 LONG = 32 << 20
 """Less than this is read before the processes have started."""
@@ -88,7 +87,7 @@ def _read(part: Part) -> Reading | None:
 def _read_part(part: Part) -> Reading | None:
     with part.path.open("rb", buffering=0) as file:
         head = file.read(_HEAD)
-        if compressed(head) or wide(head) or is_one_record(head) or unwrap.width(head):
+        if compressed(head) or wide(head) or is_one_record(head) or width(head):
             return None
         reader = Reader(str(part.path), Facts())
         for block in _owned(file.read, file.seek, part):

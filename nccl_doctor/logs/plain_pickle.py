@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-from nccl_doctor.text.json_bounds import CrowdedError
+from nccl_doctor.text.bounds import CrowdedError
 
 MOST_MEMORY = 200 << 20
 """Bytes that the values may take: 20,000 calls, ten times torch's own choice, with stacks of 20 lines take 170 MiB."""

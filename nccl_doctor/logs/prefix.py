@@ -10,12 +10,68 @@ Each is peeled off and used: host, rank, process, time. NCCL's own (src/debug.cc
 
 from __future__ import annotations
 
+import codecs
 import re
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 
-from nccl_doctor.logs.text import number
-from nccl_doctor.text.linear import compiled
+from nccl_doctor.text.bounds import compiled
+from nccl_doctor.text.secrets import part
+
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[@-_]|\x9b[0-?]*[ -/]*[@-~]")
+"""Control sequences of ECMA-48 (colours, cursor), and the titles that terminals set."""
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\u200b-\u200f\ufeff]")
+
+MOST_DIGITS = 9
+
+QUOTED = 600
+"""Characters of a line that are quoted at most."""
+
+
+_ESCAPES_IN_BYTES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
+
+
+def plain(block: bytes) -> bytes:
+    """The block without colours, which would stand between the letters of a word."""
+    return _ESCAPES_IN_BYTES.sub(b"", block) if b"\x1b" in block else block
+
+
+_UTF_16 = {"utf-16-le": rb"(?:[^\0]\0){16}", "utf-16-be": rb"(?:\0[^\0]){16}", "utf-16": rb"\xff\xfe|\xfe\xff"}
+
+
+def wide(head: bytes) -> codecs.IncrementalDecoder | None:
+    """A decoder for a log that begins as UTF-16, which PowerShell's ``>`` writes; None for any other."""
+    name = next((name for name, pattern in _UTF_16.items() if re.match(pattern, head)), None)
+    return codecs.getincrementaldecoder(name)("replace") if name else None
+
+
+def number(text: str | None) -> int | None:
+    """A rank, a size or a sequence number; None where the digits are so many that it is none."""
+    return int(text) if text and len(text) <= MOST_DIGITS else None
+
+
+def decode(line: bytes) -> str:
+    """A line as text: damaged UTF-8 replaced, escape sequences and control characters gone."""
+    text = line.decode("utf-8", "replace").rstrip("\r\n")
+    return text if text.isprintable() else tidy(text)
+
+
+def tidy(text: str) -> str:
+    """The text without escape sequences; tabs and other controls become a space."""
+    return _CONTROLS.sub(" ", _ESCAPES.sub("", text)).replace("\t", " ")
+
+
+def quote(text: str, start: int, end: int) -> str:
+    """The line, or of a long one the part around what stands from ``start`` to ``end``."""
+    text = text.rstrip()
+    if len(text) <= QUOTED:
+        return text
+    first = max(0, min(start - QUOTED // 3, len(text) - QUOTED))
+    last = max(min(first + QUOTED, len(text)), min(end, first + 2 * QUOTED))
+    return ("… " if first else "") + part(text, first, last).strip() + (" …" if last < len(text) else "")
+
 
 _LEVELS = r"(?:NCCL|RCCL) (?:INFO|WARN|VERSION|CALL|TRACE|ABORT|DIAG)(?: |$)"
 _LEVEL = re.compile(_LEVELS)
@@ -202,3 +258,58 @@ def _time(found: dict[str, str]) -> tuple[int, int, int] | None:
     else:
         month, day = int(found["monthday"][:-2]), int(found["monthday"][-2:])
     return month, day, hours * 3600 + minutes * 60 + seconds
+
+
+_BEGINS = re.compile(
+    rb"(?:\[|\(|\{|#|\||[IWEF]\d{4} |\d{4}[-/]\d\d|[A-Z][\w.]*(?:Error|Exception|Warning)\b|Traceback| +File \"|"
+    rb"INFO|WARN|ERROR|DEBUG|NCCL|"
+    rb"[\w.-]+:\d+:\d+ |[\w.-]+: [\w.-]+:\d+|(?:\d+|[\w.-]{2,}): |\s*$)"
+)
+"""How lines of a log begin: a line that begins so is no continuation."""
+
+_NARROW, _WIDE = 40, 512
+_ENOUGH = 2
+"""So many cut lines of one width make a wrapped log; one may be the longest line by chance."""
+
+
+def width(sample: bytes) -> int | None:
+    """The width at which ``sample`` was cut, None for a log that was not."""
+    lines = sample.split(b"\n")
+    lengths = Counter(len(line.rstrip(b"\r")) for line in lines)
+    widest = max(lengths, default=0)
+    if not _NARROW <= widest <= _WIDE or lengths[widest] < _ENOUGH:
+        return None
+    pairs = list(pairwise(lines))
+    cut = [not _BEGINS.match(after) for line, after in pairs if len(line.rstrip(b"\r")) == widest]
+    return widest if cut and sum(cut) * 5 >= len(cut) * 4 else None
+
+
+def join(block: bytes, cut_at: int, glue: bytes = b"") -> bytes:
+    """The block with lines of ``cut_at`` characters joined to their continuations by ``glue``."""
+    cut = False
+    pieces: list[tuple[bytes, bool]] = []
+    for line in block.split(b"\n"):
+        bare = line.rstrip(b"\r")
+        pieces.append((bare, cut and not _BEGINS.match(line)))
+        cut = len(bare) == cut_at
+    return _glued(pieces, glue)
+
+
+def flow(block: bytes, glue: bytes) -> bytes:
+    """The block with every line that begins like none of a log joined to the one before it."""
+    pieces: list[tuple[bytes, bool]] = []
+    begun = b""
+    for line in block.split(b"\n"):
+        goes_on = begun != b"" and not _BEGINS.match(line)
+        begun = begun if goes_on else line
+        pieces.append((line.strip() if goes_on else line, goes_on))
+    return _glued(pieces, glue)
+
+
+def _glued(pieces: list[tuple[bytes, bool]], glue: bytes) -> bytes:
+    """Lines of (piece, whether it goes on from the one before), with an empty line for each that was swallowed."""
+    lines: list[bytes] = []
+    begins = [at for at, (_, goes_on) in enumerate(pieces) if not goes_on]
+    for at, end in pairwise([*begins, len(pieces)]):
+        lines += [glue.join(piece for piece, _ in pieces[at:end]), *[b""] * (end - at - 1)]
+    return b"\n".join(lines)

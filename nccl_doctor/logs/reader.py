@@ -7,16 +7,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from nccl_doctor.logs import fact_rules
+from nccl_doctor.logs.collectives import address_of, rank_of
 from nccl_doctor.logs.event import Event
-from nccl_doctor.logs.facts import Facts
-from nccl_doctor.logs.mentions import address_of, rank_of
-from nccl_doctor.logs.prefix import Prefix, peel, records, without_bars
+from nccl_doctor.logs.facts import RULES, Facts
+from nccl_doctor.logs.prefix import QUOTED, Prefix, decode, peel, quote, records, without_bars
 from nccl_doctor.logs.register import rules
 from nccl_doctor.logs.rule import Grade, LogRule
 from nccl_doctor.logs.scan import QUOTA, Line, Scanner, Table, table
 from nccl_doctor.logs.source import KEPT, LAST, Reading
-from nccl_doctor.logs.text import QUOTED, decode, quote
 from nccl_doctor.nccl.messages import meaning
 
 TAIL = 32 << 10
@@ -98,7 +96,7 @@ class Reader:
         prefix: Prefix | None = None
         for index in line.rules:
             if index >= len(wordings):
-                fact = fact_rules.RULES[index - len(wordings)]
+                fact = RULES[index - len(wordings)]
                 stated = fact.compiled.search(part)
                 if stated is not None:
                     prefix = prefix or peel(part)
@@ -151,4 +149,4 @@ class Reader:
 
 def _table() -> Table:
     """What the first pass looks for: all wordings, then all facts."""
-    return table((*(rule.pattern for rule in rules()), *(rule.pattern for rule in fact_rules.RULES)))
+    return table((*(rule.pattern for rule in rules()), *(rule.pattern for rule in RULES)))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
-from nccl_doctor.logs.benign import BENIGN
+from nccl_doctor.logs.marks import BENIGN
 from nccl_doctor.logs.rule import LogRule, LogSigns
 
 PACKAGES = ("nccl_doctor.checks.seen_in_logs", "nccl_doctor.logs.signs")

@@ -9,7 +9,7 @@ from enum import IntEnum
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from nccl_doctor.text.linear import compiled
+from nccl_doctor.text.bounds import compiled
 
 if TYPE_CHECKING:
     from nccl_doctor.logs.case import Case
@@ -50,7 +50,7 @@ class LogRule:
     """One wording that logs hold.
 
     Attributes:
-        pattern: a regular expression that doesn't look around (:mod:`nccl_doctor.text.linear`). Named groups ``host``,
+        pattern: a regular expression that doesn't look around (:mod:`nccl_doctor.text.bounds`). Named groups ``host``,
             ``ip``, ``port``, ``iface`` and ``rank`` become entities.
         sample: a line that it is meant for; the tests hold every rule against its own sample.
         unless: a line that this is found in is not meant.

@@ -12,9 +12,9 @@ from typing import BinaryIO
 from nccl_doctor.errors import UsageError
 from nccl_doctor.logs import parallel
 from nccl_doctor.logs.diagnose import CutOffError, Investigation, LogSource, LogVerdict
+from nccl_doctor.logs.prefix import decode
 from nccl_doctor.logs.reading import file_blocks, files, size, sources, stdin_blocks
 from nccl_doctor.logs.rule import Grade
-from nccl_doctor.logs.text import decode
 
 GRACE_S = 2.0
 """So long after a fatal line the lines of the other ranks are awaited before the report."""

@@ -18,7 +18,7 @@ from functools import cache
 import hyperscan
 
 from nccl_doctor.logs.anchors import anchor
-from nccl_doctor.logs.text import plain
+from nccl_doctor.logs.prefix import plain
 
 MAX_LINE = 1 << 20
 """A longer line is read in pieces of this size, so that a file without line ends needs no more memory than others."""

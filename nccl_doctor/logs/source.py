@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 from nccl_doctor.logs.event import Event
 from nccl_doctor.logs.facts import Facts
-from nccl_doctor.logs.prefix import Prefix
+from nccl_doctor.logs.prefix import Prefix, number
 from nccl_doctor.logs.rule import Grade
-from nccl_doctor.logs.text import number
 
 KEPT = 512
 """Events of one diagnosis and grade that are kept of one source; further ones are counted."""

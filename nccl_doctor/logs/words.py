@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nccl_doctor.model.commands import on
-from nccl_doctor.model.finding import Command, Fix
+from nccl_doctor.model.finding import Command, Fix, on
 from nccl_doctor.text.hostlist import fold_numbers, nouns
 from nccl_doctor.text.shell import line
 

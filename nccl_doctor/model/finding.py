@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, Literal
@@ -9,6 +10,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from nccl_doctor.model.frozen import FrozenModel
+from nccl_doctor.text.shell import Line, line
 
 
 class Severity(str, Enum):
@@ -25,7 +27,7 @@ class Severity(str, Enum):
 
 
 class Command(FrozenModel):
-    """A line that can be pasted as it is into a shell on ``host``; made by :mod:`nccl_doctor.model.commands` alone.
+    """A line that can be pasted as it is into a shell on ``host``; made in one place alone.
 
     ``host`` is None for the machine that nccl-doctor runs on. Where the job runs in a container there, ``place`` says
     on which side of its wall: "in the docker container train", "outside the docker container train". Where nothing but
@@ -93,3 +95,17 @@ class Finding(FrozenModel):
     severity: Severity | None = None
     explains: tuple[str, ...] | None = None
     entities: dict[str, Any] | None = None
+
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def on(host: str | None, *lines: Line | None) -> tuple[Command, ...]:
+    """The lines as commands for a host, None for this machine; no command at all where one of them can't be pasted."""
+    made = [one for one in lines if one is not None]
+    return tuple(Command(host=host, command=one.text) for one in made) if len(made) == len(lines) else ()
+
+
+def export(name: str, value: str) -> Line | None:
+    """The line that sets a variable for what is started next from the same shell."""
+    return line("export {assignment}", assignment=f"{name}={value}") if _VARIABLE.fullmatch(name) else None

@@ -108,7 +108,7 @@ class RankReport(FrozenModel):
     """How far one rank came.
 
     Attributes:
-        stage: the last that it reached, "none" before the first: see probe/smoke/worker.py for their order.
+        stage: the last that it reached, "none" before the first, in the order of ``times``.
         pid: on its host; the interpreter, torch and NCCL are those that it really loaded.
         times: seconds from its start to each stage.
         exit_code: of exit(3); ``signal``, the number, where it was killed.
@@ -159,7 +159,7 @@ class TrialReport(FrozenModel):
 
 
 class IsolationReport(FrozenModel):
-    """Who breaks the all-reduce, found by repeating it over groups of hosts (collect/smoke/trials.py).
+    """Who breaks the all-reduce, found by repeating it over groups of hosts.
 
     Attributes:
         culprit: "host": each of ``hosts`` fails with hosts that work with others; "pair": these two fail together

@@ -7,10 +7,8 @@ from functools import cached_property
 
 from nccl_doctor.model.report import NcclInterface
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
-from nccl_doctor.nccl.interfaces import Chosen
-from nccl_doctor.nccl.peers import Peers
-from nccl_doctor.nccl.reach import Reachability, reachability
-from nccl_doctor.nccl.spec import is_read
+from nccl_doctor.nccl.interfaces import Chosen, is_read
+from nccl_doctor.nccl.reach import Peers, Reachability, reachability
 from nccl_doctor.nccl.suggest import Suggestion, suggest
 from nccl_doctor.snapshot import Mesh, Snapshot, Unknown
 

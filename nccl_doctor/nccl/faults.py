@@ -9,9 +9,8 @@ from enum import Enum
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.host_nccl import HostNccl
-from nccl_doctor.nccl.interfaces import Chosen, Failure
+from nccl_doctor.nccl.interfaces import Chosen, Failure, parse_spec
 from nccl_doctor.nccl.reach import Cause, Reachable, is_private
-from nccl_doctor.nccl.spec import parse_spec
 from nccl_doctor.text.inet import address_of
 
 

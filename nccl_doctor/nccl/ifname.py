@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nccl_doctor.model.commands import export
 from nccl_doctor.model.documents import Exports, InterfaceAnswer, InterfaceAnswers
+from nccl_doctor.model.finding import export
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
 from nccl_doctor.nccl.interfaces import Failure

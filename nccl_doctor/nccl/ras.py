@@ -7,9 +7,8 @@ small groups and never who is well; JSON names all ranks, but not the processes 
 from __future__ import annotations
 
 from nccl_doctor.nccl.ras_answer import MalformedAnswerError, RasAnswer
-from nccl_doctor.nccl.ras_json import parse_json
-from nccl_doctor.nccl.ras_text import parse_lines
-from nccl_doctor.text.json_bounds import CrowdedError
+from nccl_doctor.nccl.ras_text import parse_json, parse_lines
+from nccl_doctor.text.bounds import CrowdedError
 
 _MOST_LINES = 200_000
 """Of a report: more than fit into the 8 MiB of it that are taken from a host."""

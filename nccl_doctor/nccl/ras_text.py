@@ -1,12 +1,22 @@
-"""The text form of an answer of RAS (NCCL 2.24 on), line by line."""
+"""The answers of NCCL's RAS service, read from its text and from its JSON.
+
+It comes from a host: numbers in range and short plain words alone are believed.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Annotated
 
-from nccl_doctor.nccl.ras_answer import Communicator, RankGroup, RasAnswer, RasProcess, RasRank
+from pydantic import BaseModel, FailFast, Field, StringConstraints, ValidationError
+from pydantic_core import from_json
+
+from nccl_doctor.nccl.ras_answer import Communicator, MalformedAnswerError, RankGroup, RasAnswer, RasProcess, RasRank
+from nccl_doctor.text.bounds import CrowdedError, refuse_crowded
+from nccl_doctor.text.hostlist import grouped
 
 _GROUP_ROW = re.compile(r"^(?:\d+ +){3}[\d-]+ +\d+ +\d+ +(NOCOMM|INIT|RUNNING|FINALIZE|ABORT) +[A-Z,]+$")
 _COMMUNICATOR = re.compile(r"^#\d+-\d+ \(([0-9a-f]{1,16})\) [A-Z]+$")
@@ -121,3 +131,150 @@ def parse_lines(lines: Iterable[str]) -> RasAnswer:
     for line in lines:
         reader.take(line[:400].strip())
     return reader.answer()
+
+
+_ERRORS = {
+    1: "Unhandled CUDA error",
+    2: "System error",
+    3: "Internal error",
+    4: "Invalid argument",
+    5: "Invalid usage",
+    6: "Remote process error",
+    8: "Timeout",
+}
+"""ncclResult_t in the words of the text form."""
+
+_IN_PROGRESS = 7
+_MISSING_COMMA = re.compile(r"\}(\s*)\{")
+"""Between missing ranks, NCCL 2.28.7 to 2.28.9."""
+
+_MOST_VALUES, _MOST_CONTAINERS, _DEEPEST = 2_000_000, 200_000, 8
+"""Of an answer: a rank has three objects and some thirty values, and RAS sends no more than 8 MiB of them."""
+_MOST_TOPICS = 64
+"""Collectives by name, of all ranks together: NCCL knows a dozen."""
+
+_Count = Annotated[int, Field(ge=0, lt=1 << 64)]
+_Small = Annotated[int, Field(ge=-1, lt=1 << 31)]
+_Word = Annotated[str, StringConstraints(max_length=64, pattern=r"^[\w.:%+-]*$")]
+
+
+class _Status(BaseModel):
+    init_state: _Small = 0
+    async_error: _Small = 0
+    finalize_called: bool = False
+    destroy_flag: bool = False
+    abort_flag: bool = False
+    considered_dead: bool = False
+
+    def word(self) -> str:
+        if self.abort_flag:
+            return "ABORT"
+        if self.finalize_called or self.destroy_flag:
+            return "FINALIZE"
+        return "RUNNING" if self.init_state == 0 else "INIT"
+
+    def error(self) -> str:
+        codes = (code for code in (self.async_error, self.init_state) if code not in (0, _IN_PROGRESS))
+        return next((_ERRORS.get(code, f"error {code}") for code in codes), "")
+
+
+class _Rank(BaseModel):
+    rank: _Small
+    host: _Word = ""
+    pid: _Small = -1
+    cuda_dev: _Small = -1
+    status: _Status = _Status()
+    collective_counts: dict[_Word, _Count] = Field(default_factory=dict, max_length=64)
+
+    def rank_of_ras(self, *, missing: bool) -> RasRank:
+        return RasRank(
+            rank=self.rank,
+            host=None if self.host in ("", "unknown") else self.host,
+            pid=None if self.pid < 0 else self.pid,
+            gpu=self.cuda_dev,
+            status="" if missing else self.status.word(),
+            error="" if missing else self.status.error(),
+            counts=self.collective_counts,
+            dead=self.status.considered_dead,
+        )
+
+
+class _Communicator(BaseModel):
+    hash: Annotated[str, StringConstraints(pattern=r"^(0x)?[0-9a-fA-F]{1,16}$")]
+    size: _Small
+    missing_ranks_count: _Small = 0
+    ranks: Annotated[tuple[_Rank, ...], FailFast()] = ()
+    missing_ranks: Annotated[tuple[_Rank, ...], FailFast()] = ()
+
+    def communicator(self) -> Communicator:
+        ranks = tuple(rank.rank_of_ras(missing=False) for rank in self.ranks)
+        return Communicator(
+            hash=f"{int(self.hash, 16):016x}",
+            size=self.size,
+            ranks=ranks,
+            missing=tuple(rank.rank_of_ras(missing=True) for rank in self.missing_ranks),
+            missing_count=max(self.missing_ranks_count, len(self.missing_ranks)),
+            groups=tuple(_groups(ranks)),
+        )
+
+
+class _Ras(BaseModel):
+    timeouts_count: _Count = 0
+
+
+class _Answer(BaseModel):
+    nccl_version: _Word
+    communicators: Annotated[tuple[_Communicator, ...], FailFast()]
+    ras: _Ras = _Ras()
+
+
+def parse_json(text: str) -> RasAnswer:
+    """The answer to ``STATUS`` after ``SET FORMAT json``.
+
+    Raises:
+        CrowdedError: it asks for more than an answer holds.
+        MalformedAnswerError: it holds what RAS never says.
+    """
+    try:
+        refuse_crowded(text.encode(errors="replace"), values=_MOST_VALUES, containers=_MOST_CONTAINERS, depth=_DEEPEST)
+        try:
+            tree = from_json(text)
+        except ValueError:
+            tree = from_json(_MISSING_COMMA.sub(r"},\1{", text))
+        answer = _Answer.model_validate(tree)
+    except CrowdedError:
+        raise
+    except ValueError as error:
+        where = error.errors()[0]["loc"] if isinstance(error, ValidationError) else "not JSON"
+        raise MalformedAnswerError(f"RAS answered what it never says: {where}") from error
+    communicators = tuple(one.communicator() for one in answer.communicators)
+    dead = {
+        (rank.host, rank.pid): RasProcess(
+            host=rank.host, pid=rank.pid, gpus=(rank.gpu,) if rank.gpu is not None else ()
+        )
+        for one in communicators
+        for rank in one.missing
+        if rank.dead and rank.host is not None and rank.pid is not None
+    }
+    return RasAnswer(
+        nccl_version=answer.nccl_version,
+        communicators=communicators,
+        dead=tuple(dead.values()),
+        dead_count=len(dead),
+        timeouts=answer.ras.timeouts_count,
+    )
+
+
+def _groups(ranks: tuple[RasRank, ...]) -> Iterator[RankGroup]:
+    """How the ranks differ; errors are told even where all have the same."""
+    topics = list(islice(dict.fromkeys(name for rank in ranks for name in rank.counts), _MOST_TOPICS))
+    values: dict[str, list[int | str]] = {topic: [rank.counts.get(topic, 0) for rank in ranks] for topic in topics}
+    values |= {"status": [rank.status for rank in ranks], "error": [rank.error for rank in ranks]}
+    for topic, found in values.items():
+        groups = grouped((value, rank) for rank, value in zip(ranks, found, strict=True))
+        if topic == "error":
+            groups.pop("", None)
+        elif len(groups) < 2:
+            continue
+        for value, members in sorted(groups.items(), key=lambda item: -len(item[1])):
+            yield RankGroup(topic, value, len(members), tuple(members))

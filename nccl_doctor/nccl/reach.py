@@ -5,12 +5,14 @@ No list of bad names: docker0 is as good as any interface whose address the othe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.snapshot import Dial, Mesh, Route, Unknown
+from nccl_doctor.text.hostlist import grouped
 from nccl_doctor.text.inet import Network, address_of, network_of
 
 PRIVATE_KINDS = ("bridge", "dummy", "loopback")
@@ -192,3 +194,73 @@ def is_private(target: HostNccl, interface: str) -> bool:
         return False
     routes = () if isinstance(target.routes, Unknown) else target.routes
     return all(route.gateway is None or route.interface != link.name for route in routes)
+
+
+EVERYBODY_UP_TO = 128
+"""Hosts; as many as the port mesh dials all pairs of."""
+
+MOST_KINDS = 16
+"""Sets of routes, the rarest first, of which one host each is asked about every address."""
+
+MOST_OWNERS = 8
+"""Of one address, which are told apart from everybody else."""
+
+
+class Peers:
+    """The hosts of a cluster, to be asked about each other's addresses.
+
+    Args:
+        by_host: by host, in the order of their ranks.
+        mesh: where it was run.
+    """
+
+    def __init__(self, by_host: Mapping[str, HostNccl], mesh: Mesh | None) -> None:
+        self._by_host, self._mesh = by_host, mesh
+        self._names = list(by_host)
+
+    def of(self, host: str, address: str) -> Iterator[HostNccl]:
+        """Whom to ask about an address of a host; never itself.
+
+        In a large cluster: the master, its neighbours by rank, one host for each set of routes, those that have the
+        address too or know no way to it, and those whose dials to the host failed.
+        """
+        wanted = self._names if len(self._names) <= EVERYBODY_UP_TO else self._some(host, address)
+        return (self._by_host[name] for name in wanted if name != host)
+
+    def _some(self, host: str, address: str) -> Iterator[str]:
+        names, rank = self._names, self._ranks[host]
+        near = (names[0], names[rank - 1], names[(rank + 1) % len(names)])
+        lost = self._lost.get(host, ())
+        owners = self._owners.get(address, ())[:MOST_OWNERS]
+        cut_off = self._cut_off.get(address, ())
+        yield from dict.fromkeys((*near, *self._kinds, *owners, *cut_off, *lost))
+
+    @cached_property
+    def _ranks(self) -> dict[str, int]:
+        return {name: rank for rank, name in enumerate(self._names)}
+
+    @cached_property
+    def _kinds(self) -> list[str]:
+        """One host for each set of routes."""
+        found: dict[object, list[str]] = {}
+        for name, one in self._by_host.items():
+            routes = one.routes.reason if isinstance(one.routes, Unknown) else tuple(map(str, one.routes))
+            found.setdefault(routes, []).append(name)
+        return [names[0] for names in sorted(found.values(), key=len)[:MOST_KINDS]]
+
+    @cached_property
+    def _owners(self) -> dict[str, list[str]]:
+        """Hosts by their addresses."""
+        own = {name: {entry.address for entry in one.interfaces.addresses} for name, one in self._by_host.items()}
+        return grouped((str(address), name) for name, addresses in own.items() for address in addresses)
+
+    @cached_property
+    def _cut_off(self) -> dict[str, list[str]]:
+        """By address, the hosts whose kernel knows no way to it."""
+        return grouped((address, name) for name, one in self._by_host.items() for address in one.unreachable)
+
+    @cached_property
+    def _lost(self) -> dict[str, list[str]]:
+        """By host, those whose dials to it failed."""
+        failures = self._mesh.failures if self._mesh is not None else ()
+        return grouped((dst, src) for src, dst in failures if src in self._by_host)

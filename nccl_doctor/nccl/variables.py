@@ -7,9 +7,16 @@ and ``setEnvFile``, in 2.3 to 2.30; src/param/param.cc beside it from 2.29.7).
 
 from __future__ import annotations
 
+import difflib
+import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from typing import Literal
 
+from nccl_doctor.nccl.interfaces import MAX_TOKENS
 from nccl_doctor.nccl.versions import CONF_FILE, Version, behaviour, show
 from nccl_doctor.snapshot import ConfigFile, Unknown, unknown
 
@@ -103,3 +110,213 @@ def _with_files(
         for line in parse_config(file.text or ""):
             found.setdefault(line.name, Variable(line.name, line.value, f"{file.path}:{line.line}"))
     return found
+
+
+PLUGIN_PREFIXES = (
+    "NCCL_OFI_",  # aws-ofi-nccl
+    "NCCL_FASTRAK_",  # Google's net plugins
+    "NCCL_GPUDIRECTTCPX_",
+    "NCCL_TUNER_",
+    "NCCL_INSPECTOR_",  # NCCL's inspector profiler plugin
+    "NCCL_PROFILE",
+    "NCCL_SHARP_",  # nccl-rdma-sharp-plugins
+    "NCCL_UCX_",
+    "NCCL_PLUGIN_",
+    "NCCL_IBEXT_",
+    "NCCL_TESTS",
+)
+"""Names that begin so belong to a plugin or a tool, which may know any number of them."""
+
+BUILD_NAMES = frozenset(
+    f"NCCL_{part}"
+    for part in ("ROOT", "ROOT_DIR", "HOME", "DIR", "PATH", "VERSION", "INCLUDE_DIR", "INCLUDE_DIRS", "LIB_DIR")
+) | {"NCCL_LIBRARY", "NCCL_LIBRARIES", "NCCL_LIB", "NCCL_VER"}
+"""Read by builds and container images, not by the library."""
+
+PYTORCH_NAMES = frozenset(
+    f"NCCL_{part}"
+    for part in ("BLOCKING_WAIT", "ASYNC_ERROR_HANDLING", "DESYNC_DEBUG", "ENABLE_TIMING", "USE_COMM_NONBLOCKING")
+)
+"""torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp; from torch 2.2 on called TORCH_NCCL_…."""
+
+CLOSE = 0.8
+"""difflib's ratio from which a name counts as misspelt; NCCL_SOCKET_IFNAMES is 0.97 from its model."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A variable of NCCL's own; ``last`` and ``removed`` as in the register."""
+
+    name: str
+    type: Literal["int", "text"] | None
+    since: str
+    last: str | None = None
+    removed: str | None = None
+
+    def absent(self, version: Version) -> str | None:
+        """Why this version does not know the variable, None if it does."""
+        if version[:2] < _pair(self.since):
+            return f"NCCL knows it from {self.since} on"
+        if self.removed is not None and version[:2] >= _pair(self.removed):
+            return f"NCCL knows it no more since {self.removed}"
+        if self.last is not None and version[:2] > _pair(self.last):
+            return f"NCCL knew it up to {self.last}"
+        return None
+
+
+def _pair(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int("".join(c for c in minor if c.isdigit()))
+
+
+@cache
+def register() -> dict[str, Known]:
+    """NCCL's own variables by name."""
+    text = resources.files(__package__).joinpath("known_variables.json").read_text(encoding="utf-8")
+    return {
+        name: Known(name, row.get("type"), row["since"], row.get("last"), row.get("removed"))
+        for name, row in json.loads(text).items()
+    }
+
+
+def is_known(name: str) -> bool:
+    """Whether NCCL, a plugin, PyTorch or a build reads this variable; true for all that is not called NCCL_…."""
+    return (
+        not name.startswith("NCCL_")
+        or name in register()
+        or name in BUILD_NAMES
+        or name in PYTORCH_NAMES
+        or name.startswith(PLUGIN_PREFIXES)
+    )
+
+
+def nearest(name: str) -> str | None:
+    """The known name this one looks like, None where none is close."""
+    upper = name.upper()
+    found = difflib.get_close_matches(upper, register(), n=1, cutoff=CLOSE)
+    return found[0] if found else None
+
+
+_NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)?")
+_INT64 = range(-(2**63), 2**63)
+
+PATHS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS", "DIS")
+"""src/graph/topo.cc ``topoPathTypeStr``; a digit in front means the old numbering."""
+
+WORDS: dict[str, tuple[str, ...]] = {
+    "NCCL_DEBUG": ("NONE", "VERSION", "WARN", "INFO", "ABORT", "TRACE"),
+    "NCCL_LAUNCH_MODE": ("PARALLEL", "GROUP"),
+    "NCCL_PROTO": ("LL", "LL128", "Simple"),
+    "NCCL_ALGO": ("Ring", "Tree", "CollNet", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT"),
+}
+"""Case does not count; NCCL_PROTO and NCCL_ALGO are lists with commas and an optional "^" (src/graph/tuning.cc)."""
+
+EXACT_WORDS: dict[str, tuple[str, ...]] = {
+    "NCCL_SOCKET_FAMILY": ("AF_INET", "AF_INET6"),
+    "NCCL_IB_ADDR_FAMILY": ("AF_INET", "AF_INET6"),
+    "NCCL_P2P_LEVEL": PATHS,
+    "NCCL_NET_GDR_LEVEL": PATHS,
+}
+"""Case counts (``strcmp``)."""
+
+RANGES: dict[str, tuple[int, int]] = {
+    "NCCL_IB_TIMEOUT": (0, 31),  # five bits of the queue pair (ibv_modify_qp(3))
+    "NCCL_IB_RETRY_CNT": (0, 7),  # three bits, likewise
+    "NCCL_IB_SL": (0, 15),
+    "NCCL_IB_TC": (0, 255),
+    "NCCL_IB_GID_INDEX": (-1, 255),
+    "NCCL_SOCKET_NTHREADS": (1, 16),  # src/transport/net_socket.cc
+    "NCCL_NSOCKS_PERTHREAD": (1, 64),
+    "NCCL_CROSS_NIC": (0, 2),
+}
+"""Smallest and largest value that has a meaning; -2, NCCL's "not set", is always one."""
+
+TRUTH = ("true", "false", "yes", "no", "on", "off", "enable", "enabled", "disable", "disabled")
+"""Words that are meant for a number."""
+
+_IFNAME = f"[^][=]name[,name…], the signs once and in front, at most {MAX_TOKENS} names, without blanks or quotes"
+
+
+@dataclass(frozen=True)
+class BadValue:
+    """A value that NCCL reads otherwise than meant: how it reads it, and what is allowed.
+
+    Attributes:
+        may_change: a later version may know the word, or give the number a meaning.
+    """
+
+    reads: str
+    allowed: str
+    may_change: bool = False
+
+
+def check_value(name: str, value: str) -> BadValue | None:
+    """What is wrong with the value of one variable; None where nothing is, or nothing is known of it."""
+    if not value:
+        return None
+    if name == "NCCL_SOCKET_IFNAME":
+        return _judge_ifname(value)
+    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" and name in register():
+        return BadValue("takes the quotes for a part of the value", "the value without quotes")
+    if name in EXACT_WORDS:
+        return _judge_words(name, value, EXACT_WORDS[name])
+    if name in WORDS:
+        return _judge_words(name, value, WORDS[name])
+    known = register().get(name)
+    return _judge_number(name, value) if known is not None and known.type == "int" else None
+
+
+def strtoll(value: str) -> tuple[int, str]:
+    """The number that C reads with base 0, and the rest it leaves; 0 and the whole text where there is none."""
+    found = _NUMBER.match(value)
+    if found is None or found.group(2) is None:
+        return 0, value
+    sign, digits = found.groups()
+    base = 16 if digits[:2].lower() == "0x" else 8 if digits.startswith("0") else 10
+    number = int(digits, base)
+    return (-number if sign == "-" else number), value[found.end() :]
+
+
+def _judge_number(name: str, value: str) -> BadValue | None:
+    number, rest = strtoll(value)
+    low, high = RANGES.get(name, (_INT64.start, _INT64.stop - 1))
+    allowed = f"a number from {low} to {high}" if name in RANGES else "a number"
+    if value.strip().lower() in TRUTH:
+        allowed += ": 1 for yes, 0 for no"
+    if number not in _INT64:
+        return BadValue("uses its default, for the number is too large", allowed)
+    if rest.strip():
+        return BadValue(f"reads {number}", allowed)
+    if number != -2 and not low <= number <= high:
+        return BadValue(f"reads {number}, which has no meaning", allowed, may_change=True)
+    return None
+
+
+def _judge_words(name: str, value: str, words: tuple[str, ...]) -> BadValue | None:
+    allowed = "one of " + ", ".join(words)
+    if name in EXACT_WORDS:
+        numbered = words is PATHS and value[0].isdigit()
+        return None if value in words or numbered else BadValue("passes it over", allowed, may_change=True)
+    if name not in ("NCCL_PROTO", "NCCL_ALGO"):
+        return None if value.upper() in words else BadValue("passes it over", allowed, may_change=True)
+    if ":" in value or ";" in value:  # from 2.24: a list for each collective
+        return None
+    known = {word.lower() for word in words}
+    strange = [token for token in value.removeprefix("^").split(",") if token.lower() not in known]
+    return BadValue(f"does not know {strange[0]!r}", allowed, may_change=True) if strange else None
+
+
+def _judge_ifname(value: str) -> BadValue | None:
+    if len(value) == 1:
+        return BadValue("takes a single character for unset", _IFNAME)
+    tokens = re.sub(r"\A\^?=?", "", value).split(",")
+    signed = [token for token in tokens if token.startswith(("^", "="))]
+    named = any(token.partition(":")[0] for token in tokens)
+    misread = (
+        (any(token != token.strip() for token in tokens), "takes the blanks for a part of the names"),
+        (value[0] in "'\"" or value[-1] in "'\"", "takes the quotes for a part of the names"),
+        (bool(signed), f"looks for an interface called {signed[0]!r}" if signed else ""),
+        (not named, "lets no interface through" if value[0] == "^" else "lets every interface through"),
+        (len(tokens) > MAX_TOKENS, f"reads the first {MAX_TOKENS} names only"),
+    )
+    return next((BadValue(reads, _IFNAME) for wrong, reads in misread if wrong), None)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.model.report import Phase, PhaseOutcome, Report
-from nccl_doctor.report.details import details, matrix
-from nccl_doctor.report.diagnosis import diagnosis
+from nccl_doctor.report.diagnosis import details, diagnosis, matrix
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean
 from nccl_doctor.report.smoke import smoke

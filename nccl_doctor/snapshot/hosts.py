@@ -10,24 +10,25 @@ from pydantic import Field, model_validator
 
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot.access import AnyAccessFailure
-from nccl_doctor.snapshot.container import Outside, Surroundings
-from nccl_doctor.snapshot.firewall import FirewallFacts
+from nccl_doctor.snapshot.container import Outside, StepLimits, Surroundings
 from nccl_doctor.snapshot.hardware import GpuHealth, LoginShell, NcclPlugin, PciPaths, RdmaDevice, SameEntry, Xid
 from nccl_doctor.snapshot.names import Names
-from nccl_doctor.snapshot.network import Interfaces, Route, Way
-from nccl_doctor.snapshot.ports import PortRange, PortTrial, TcpSocket
-from nccl_doctor.snapshot.processes import GpuProcess, TrainingJob
-from nccl_doctor.snapshot.slurm import StepLimits
+from nccl_doctor.snapshot.network import FirewallFacts, Interfaces, Route, Way
 from nccl_doctor.snapshot.system import (
     Clock,
     ConfigFile,
     Gpu,
+    GpuProcess,
     Identity,
     LibncclAnswer,
+    PortRange,
+    PortTrial,
     PythonInfo,
     ResourceLimits,
     Shm,
+    TcpSocket,
     TorchInfo,
+    TrainingJob,
 )
 from nccl_doctor.snapshot.unknown import Fact, Phased, unknown
 from nccl_doctor.snapshot.values import EnvValue, Observed, SysctlNumber

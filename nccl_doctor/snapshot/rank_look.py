@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
+from nccl_doctor.model.cluster import Cluster, Node
+from nccl_doctor.model.frozen import FrozenModel
+from nccl_doctor.snapshot.access import AnyAccessFailure
+from nccl_doctor.snapshot.hardware import Xid
 from nccl_doctor.snapshot.unknown import Fact, Phased, skipped
-from nccl_doctor.snapshot.values import Count, IpAddress, Observed, Pid, Seconds, SocketPort
+from nccl_doctor.snapshot.values import Count, HostAddress, IpAddress, Observed, Output, Pid, Port, Seconds, SocketPort
 
 Letter = Annotated[str, Field(pattern=r"^[A-Za-z]$")]
 """A process's state, proc_pid_stat(5): "S" sleeps, "D" sits in the kernel, "T" is stopped, "Z" has ended."""
@@ -136,3 +140,206 @@ class RankLook(Observed):
     stack: Phased[tuple[Thread, ...]] = skipped("the process was gone")
     recorder: Fact[Recorded | None] = None
     flows: Fact[tuple[Flow, ...]] = ()
+
+
+MAX_RANKS = 1 << 20
+
+
+class User(NamedTuple):
+    """A user as a host knows them; the number is None in snapshots from before it was told."""
+
+    name: str
+    uid: int | None
+
+    @property
+    def is_nameless(self) -> bool:
+        """Whether the host knows no name for the number, as with a container's users."""
+        return self.name == f"uid {self.uid}"
+
+    def is_same(self, other: User) -> bool:
+        """Whether two hosts mean one user: by the name, or by the number where one of them knows no name."""
+        unnamed = self.uid is not None and (self.is_nameless or other.is_nameless)
+        return self.name == other.name or (unnamed and self.uid == other.uid)
+
+
+class JobProcess(Observed):
+    """A process of a job.
+
+    Attributes:
+        inner_pid: its PID inside of its container, as NCCL tells it.
+        started: in the kernel's clock ticks; with the PID it means this process and no later one.
+        uid: the user's number there.
+        unit: its Slurm job or container.
+        contained: it is in a container, as seen from the probe.
+        nccl: the version that it has loaded, "unknown" where that is not told; None without NCCL.
+        told: of its variables those that say what can be asked of it.
+    """
+
+    pid: Pid
+    inner_pid: Pid
+    started: Count
+    age_s: Seconds
+    user: Short
+    uid: Count | None = None
+    command: Short
+    unit: Short | None
+    contained: bool = False
+    nccl: Short | None
+    told: dict[Short, Short]
+    local_rank: Count | None
+    local_world_size: Count | None
+
+    @property
+    def owner(self) -> User:
+        """Whose it is."""
+        return User(self.user, self.uid)
+
+    def is_alike(self, other: JobProcess) -> bool:
+        """Whether both are of one user, and both in containers or in none."""
+        return self.owner.is_same(other.owner) and self.contained == other.contained
+
+
+class JobRank(JobProcess):
+    """A rank as its launcher started it; ``counted`` where that gave it no number, and we did."""
+
+    rank: Count
+    world_size: Annotated[int, Field(ge=1, le=MAX_RANKS)]
+    master_addr: HostAddress
+    master_port: Port
+    counted: bool = False
+
+
+class StoreClient(JobProcess):
+    """A process that may be a rank, though no variable of it says so.
+
+    Attributes:
+        dials: address and port of each end that it dialled, and how many connections it has to it.
+        serves: those of them that it answers itself, and how many connections came to it: a job's store is one.
+    """
+
+    dials: tuple[tuple[IpAddress, SocketPort, Count], ...]
+    serves: tuple[tuple[IpAddress, SocketPort, Count], ...]
+
+
+class Launcher(Observed):
+    """A launcher of ranks; ``defunct`` are children that have ended and that it did not ask for."""
+
+    pid: Pid
+    state: Letter
+    program: Short
+    children: tuple[Pid, ...]
+    defunct: tuple[Pid, ...]
+
+
+class Starter(Observed):
+    """A launcher of torch's that has no rank yet; ``state`` None where it ended meanwhile.
+
+    Attributes:
+        asked: what it was told of the other nodes, by torchrun's names: "nnodes", "node_rank", "rdzv_endpoint".
+        dials: the far ends of its connections, and their states.
+    """
+
+    pid: Pid
+    state: RankState | None
+    program: Short
+    age_s: Seconds
+    asked: Annotated[dict[Short, Short], Field(max_length=16)]
+    dials: Annotated[tuple[tuple[IpAddress, SocketPort, Short], ...], Field(max_length=64)]
+
+
+class JobRanks(Observed):
+    """The ranks on one host; ``hidden`` are Python processes that are not shown to us, of which nobody can tell."""
+
+    ranks: Annotated[tuple[JobRank, ...], Field(max_length=4096)]
+    launchers: tuple[Launcher, ...]
+    unnumbered: Fact[Annotated[tuple[StoreClient, ...], Field(max_length=4096)]] = ()
+    starters: Fact[Annotated[tuple[Starter, ...], Field(max_length=64)]] = ()
+    hidden: Count
+    py_spy: bool
+    machine: Short
+
+
+class OomKill(Observed):
+    """A process that the kernel killed for want of memory."""
+
+    pid: Pid
+    name: Short
+    age_s: Seconds
+
+
+class HostLook(Observed):
+    """The ranks of one host at one moment.
+
+    Attributes:
+        at_s: on the host's clock since boot.
+        serves_ras: a rank listens where NCCL's RAS service would.
+    """
+
+    at_s: Seconds
+    ranks: tuple[RankLook, ...]
+    launchers: tuple[Launcher, ...]
+    serves_ras: bool
+    killed: Fact[tuple[OomKill, ...]]
+    xids: Fact[tuple[Xid, ...]]
+
+
+class RasReport(Observed):
+    """One answer of NCCL's RAS service; ``whole`` is False where it was cut."""
+
+    protocol: Count
+    form: Short
+    text: Output
+    whole: bool
+
+
+class Ras(Observed):
+    """What the RAS service answered on one host; ``refused`` says why it was not asked."""
+
+    versions: tuple[Short, ...]
+    reports: tuple[RasReport, ...]
+    refused: Short | None = None
+
+
+class HangHost(Observed):
+    """One host: its ranks and the looks at them, or why there are none.
+
+    Attributes:
+        rivals: older processes of the same user with numbers of the job's ranks.
+        strays: ranks with the numbers of missing ones that were told to meet others, or elsewhere.
+        starters: where no host has a rank, its launchers once more, a look's interval later.
+    """
+
+    node: Node
+    job: JobRanks | None = None
+    strays: Annotated[tuple[JobRank, ...], Field(max_length=4096)] = ()
+    rivals: Annotated[tuple[JobRank, ...], Field(max_length=4096)] = ()
+    looks: tuple[HostLook, ...] = ()
+    starters: Fact[Annotated[tuple[Starter, ...], Field(max_length=64)]] = ()
+    ras: tuple[Phased[Ras], ...] = ()
+    failure: AnyAccessFailure | None = None
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return self.node.name
+
+
+class HangSnapshot(FrozenModel):
+    """All that was seen of one job; judged now, or again from a file.
+
+    Attributes:
+        interval_s: between two looks.
+        stacks: how they were read: "read" without a pause, "pause", "native", or "none".
+        other_jobs: ranks of jobs that were not looked at, as "ADDRESS:PORT (8 ranks)".
+    """
+
+    schema_: Literal[1] = Field(default=1, alias="schema", serialization_alias="schema")
+    kind: str = "hang"
+    version: str
+    taken_at: str
+    interval_s: Seconds
+    stacks: str
+    cluster: Cluster
+    hosts: tuple[HangHost, ...]
+    other_jobs: tuple[str, ...] = ()
+    timings: dict[str, Seconds] = Field(default_factory=dict)

@@ -14,19 +14,19 @@ import sys
 import time
 from pathlib import Path
 
-from nccl_doctor.logs import fact_rules
+from nccl_doctor.logs import facts
 from nccl_doctor.logs.anchors import anchor
 from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.register import rules
 from nccl_doctor.logs.rule import LogRule
 from nccl_doctor.logs.verdict import report
 
-RULES: tuple[LogRule | fact_rules.FactRule, ...] = (*rules(), *fact_rules.RULES)
+RULES: tuple[LogRule | facts.FactRule, ...] = (*rules(), *facts.RULES)
 SIZE = 60_000
 DOCTOR = str(Path(sys.executable).parent / "nccl-doctor")
 
 
-def units(rule: LogRule | fact_rules.FactRule) -> tuple[str, str, str]:
+def units(rule: LogRule | facts.FactRule) -> tuple[str, str, str]:
     """What a hostile log repeats of one rule: its sample, the words of its pattern, one string of the first pass."""
     return rule.sample, re.sub(r"[\\^$()|?*+{}]+", " ", rule.pattern), min(anchor(rule.pattern).strings)
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from nccl_doctor.firewall.network_policy import blame, opening
 from nccl_doctor.inventory.kube_namespace import _policies
 from nccl_doctor.snapshot import Dial
-from nccl_doctor.snapshot.pods import KubeFacts, PodFacts
-from nccl_doctor.snapshot.policies import Policy
+from nccl_doctor.snapshot.pods import KubeFacts, PodFacts, Policy
 
 SPACE = {"team": "ml"}
 

@@ -29,7 +29,7 @@ from nccl_doctor.logs.verdict import report
 from nccl_doctor.nccl import ras
 from nccl_doctor.nccl.ras_answer import MalformedAnswerError
 from nccl_doctor.snapshot import Unknown
-from nccl_doctor.text.json_bounds import CrowdedError
+from nccl_doctor.text.bounds import CrowdedError
 
 ADDRESS_SPACE = 1 << 30
 """Bytes that the whole run may take: what is beyond ends it."""

@@ -17,7 +17,7 @@ from nccl_doctor.inventory import kube, kube_namespace
 from nccl_doctor.inventory.build import build
 from nccl_doctor.inventory.kube_api import POD_LIST, typed
 from nccl_doctor.inventory.kube_facts import quantity
-from nccl_doctor.inventory.kube_request import KubeRequest
+from nccl_doctor.inventory.kube_namespace import KubeRequest
 from nccl_doctor.inventory.parsed import SourceLocation
 from nccl_doctor.inventory.this_machine import ThisMachine
 from nccl_doctor.model.cluster import Cluster
@@ -25,8 +25,7 @@ from nccl_doctor.model.source import ClusterSource
 from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.pods import KubeFacts
 from nccl_doctor.text.shell import script
-from nccl_doctor.transport.kube.kubectl import KubectlError
-from nccl_doctor.transport.kube.options import KubeOptions
+from nccl_doctor.transport.kube.kubectl import KubectlError, KubeOptions
 from tests.each import each
 
 HERE = Path(__file__).parent / "pods"

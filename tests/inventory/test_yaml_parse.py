@@ -4,8 +4,7 @@ import pytest
 
 from nccl_doctor.errors import HostsFileError
 from nccl_doctor.inventory.parsed import SourceLocation
-from nccl_doctor.inventory.yaml_parse import parse
-from nccl_doctor.inventory.yaml_tree import Listing, Mapping, Scalar
+from nccl_doctor.inventory.yaml_tree import Listing, Mapping, Scalar, parse
 from tests.inventory.conftest import Refusal
 
 

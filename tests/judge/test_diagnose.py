@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from nccl_doctor.checks.view import View
-from nccl_doctor.judge import consequences, diagnose
+from nccl_doctor.judge import diagnose
+from nccl_doctor.judge.run_check import attach_consequences
 from nccl_doctor.model.cluster import access
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Check, Unjudged, all_checks, find
@@ -28,7 +29,7 @@ def finding(*hosts: str, **change: Any) -> Finding:
 
 def test_what_follows_stands_under_its_cause() -> None:
     cause, effect = finding("node1"), finding("node3")
-    (only,) = consequences.attach_consequences([(entry("allreduce-timeout"), effect), (entry("port-in-use"), cause)])
+    (only,) = attach_consequences([(entry("allreduce-timeout"), effect), (entry("port-in-use"), cause)])
     assert only.name == "port-in-use"
     assert [(row.name, row.hosts) for row in only.explains] == [("allreduce-timeout", ("node3",))]
 
@@ -40,14 +41,14 @@ def test_a_chain_hangs_under_its_first_cause() -> None:
         (entry("port-in-use"), second),
         (entry("master-addr-not-local"), first),
     ]
-    (only,) = consequences.attach_consequences(rows)
+    (only,) = attach_consequences(rows)
     assert only.name == "master-addr-not-local"
     assert {row.name for row in only.explains} == {"port-in-use", "allreduce-timeout"}
 
 
 def test_a_fault_of_another_host_does_not_swallow_one_that_is_no_all_reduce() -> None:
     rows = [(entry("port-in-use"), finding("node2")), (entry("master-addr-not-local"), finding("node1"))]
-    assert len(consequences.attach_consequences(rows)) == 2
+    assert len(attach_consequences(rows)) == 2
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ def test_a_cause_that_names_dials_explains_those_alone(named: list[dict[str, str
     elsewhere = finding("node1", facts={"failed": [{"src": "node2", "dst": "node1"}]})
     for one in (effect, elsewhere):
         rows = [(entry("port-unreachable"), one), (entry("hostname-mismatch"), cause)]
-        assert [row.name for row in consequences.attach_consequences(rows)] == standing
+        assert [row.name for row in attach_consequences(rows)] == standing
 
 
 def test_a_cause_is_as_grave_as_what_it_causes() -> None:
@@ -72,7 +73,7 @@ def test_a_cause_is_as_grave_as_what_it_causes() -> None:
         (entry("version-mismatch"), finding("node2", severity=Severity.WARNING)),
         (entry("allreduce-failed"), finding("node2")),
     ]
-    (only,) = consequences.attach_consequences(rows)
+    (only,) = attach_consequences(rows)
     assert only.severity is Severity.ERROR
 
 
@@ -81,7 +82,7 @@ def test_unlike_faults_stand_apart_gravest_first() -> None:
         (entry("port-privileged"), finding("node1", severity=Severity.WARNING)),
         (entry("torch-missing"), finding("node2")),
     ]
-    assert [row.name for row in consequences.attach_consequences(rows)] == ["torch-missing", "port-privileged"]
+    assert [row.name for row in attach_consequences(rows)] == ["torch-missing", "port-privileged"]
 
 
 def test_a_crash_of_one_check_is_its_outcome_and_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.logs import first_failure
 from nccl_doctor.logs.diagnose import LogSource, diagnose
+from nccl_doctor.logs.endings import blamed
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.prefix import Prefix
 from nccl_doctor.logs.rank_process import Process
@@ -138,7 +138,7 @@ def test_each_rank_that_lost_one_is_looked_up_once(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Facts, "process", noted)
     reader = Reader("run.log", Facts())
     reader.feed("".join(GONE.format(2 * n) for n in range(200)).encode() + (ended(1) * 100).encode())
-    first_failure.blamed(reader.reading.events, {"run.log": reader.reading}, reader.reading.facts)
+    blamed(reader.reading.events, {"run.log": reader.reading}, reader.reading.facts)
     assert len(reader.reading.events) > 300
     assert 0 < len(asked) <= len(reader.reading.events)
 

@@ -9,8 +9,9 @@ import random
 
 import pytest
 
-from nccl_doctor.logs import reader, scan, unwrap
+from nccl_doctor.logs import reader, scan
 from nccl_doctor.logs.diagnose import LogSource, diagnose
+from nccl_doctor.logs.prefix import flow
 from tests.bench.hostile_logs import RULES, SIZE, harmless, hostile, seconds, start_seconds, units
 
 TIMES = 400
@@ -54,7 +55,7 @@ def test_random_logs_take_the_command_at_most_three_times_as_long() -> None:
 
 def test_a_line_that_goes_on_and_on(allowed: float) -> None:
     assert not slow(b"x\n" * (SIZE // 2), allowed)
-    assert len(unwrap.flow(b"x\n" * 200_000, b"")) == 400_000
+    assert len(flow(b"x\n" * 200_000, b"")) == 400_000
 
 
 def test_a_word_said_too_often_is_heard_again_at_the_end() -> None:

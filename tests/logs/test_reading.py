@@ -16,9 +16,10 @@ import pytest
 import zstandard
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.logs import flight, parallel, reading, unwrap
+from nccl_doctor.logs import flight, parallel, reading
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.diagnose import Investigation, LogSource, LogVerdict, diagnose
+from nccl_doctor.logs.prefix import join, width
 from nccl_doctor.logs.rule import Grade
 from nccl_doctor.logs.run import LogsRun
 from nccl_doctor.logs.source import KEPT, LAST
@@ -278,14 +279,14 @@ def test_what_can_not_be_read_beside_long_logs_is_one_sentence(tmp_path: Path, m
 
 def test_wrapped_lines_are_joined_and_keep_their_numbers() -> None:
     wrapped = b"ab\n" + b"x" * 60 + b"\nrest\nnext: " + b"y" * 54 + b"\nmore\nend\n"
-    assert unwrap.width(wrapped) == 60
-    assert unwrap.join(wrapped, 60).split(b"\n") == [
+    assert width(wrapped) == 60
+    assert join(wrapped, 60).split(b"\n") == [
         b"ab", b"x" * 60 + b"rest", b"", b"next: " + b"y" * 54 + b"more", b"", b"end", b"",
     ]  # fmt: skip
 
 
 def test_equal_long_lines_of_ranks_are_no_wrapping() -> None:
-    assert unwrap.width(b"".join(b"[rank%d]: " % n + b"z" * 70 + b"\n" for n in range(9))) is None
+    assert width(b"".join(b"[rank%d]: " % n + b"z" * 70 + b"\n" for n in range(9))) is None
 
 
 @each(["utf-16", "utf-16-le", "utf-16-be"], lambda encoding: encoding)

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from nccl_doctor.logs import fact_rules, marks
+from nccl_doctor.logs import marks
 from nccl_doctor.logs.anchors import anchor
 from nccl_doctor.logs.diagnose import LogSource, diagnose
-from nccl_doctor.logs.facts import Facts
+from nccl_doctor.logs.facts import CHANNEL_RULES, RULES, FactRule, Facts
 from nccl_doctor.logs.register import rules, signs
 from nccl_doctor.logs.rule import Grade, LogRule
 from nccl_doctor.logs.verdict import report
@@ -17,7 +17,7 @@ from nccl_doctor.model.register import all_checks
 from tests.each import each
 
 ALL = rules()
-TABLES: list[LogRule | fact_rules.FactRule] = [*ALL, *fact_rules.RULES]
+TABLES: list[LogRule | FactRule] = [*ALL, *RULES]
 
 NEAR_MISSES = """\
 [W socket.cpp:601] [c10d] The client socket cannot be initialized to connect to [h]:29500 (errno: 97 - \
@@ -60,14 +60,14 @@ def test_fits_the_line_beside_it(rule: LogRule) -> None:
 
 
 @each(TABLES, lambda rule: rule.pattern[:40])
-def test_its_sample_passes_the_first_pass(rule: LogRule | fact_rules.FactRule) -> None:
+def test_its_sample_passes_the_first_pass(rule: LogRule | FactRule) -> None:
     found = anchor(rule.pattern)
     assert found.worth >= 4 or rule.pattern == marks.BROKE_OFF
     assert any(string.lower() in rule.sample.lower() for string in found.strings)
 
 
-@each(fact_rules.RULES + fact_rules.CHANNEL_RULES, lambda rule: rule.pattern[:40])
-def test_fact_fits_the_line_beside_it(rule: fact_rules.FactRule) -> None:
+@each(RULES + CHANNEL_RULES, lambda rule: rule.pattern[:40])
+def test_fact_fits_the_line_beside_it(rule: FactRule) -> None:
     match = rule.compiled.search(rule.sample)
     assert match
     assert hasattr(Facts, f"_{rule.kind}")
@@ -81,7 +81,7 @@ def test_alone_it_yields_its_own_diagnosis(rule: LogRule) -> None:
 
 
 @each(TABLES, lambda rule: rule.sample[-30:])
-def test_its_sample_goes_through_the_whole_verdict(rule: LogRule | fact_rules.FactRule) -> None:
+def test_its_sample_goes_through_the_whole_verdict(rule: LogRule | FactRule) -> None:
     """Alone, and with each of its numbers longer than Python reads a number."""
     for text in (rule.sample, re.sub(r"\d+", "9" * 5000, rule.sample)):
         document = report(diagnose([LogSource("x.log", [text.encode() + b"\n"])]), 0.0).model_dump_json()

@@ -10,7 +10,7 @@ from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.model.cluster import Cluster, Node, access
 from nccl_doctor.model.source import ClusterSource
-from nccl_doctor.snapshot.slurm import SlurmOptions
+from nccl_doctor.snapshot.container import SlurmOptions
 from nccl_doctor.text.shell import line
 from tests.checks.snapshots import patched
 

@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nccl_doctor.nccl.comm_id import INVALID
-from nccl_doctor.nccl.interfaces import Choice, Chosen, Failure, choose, choose_all
-from nccl_doctor.nccl.spec import is_read, parse_spec
+from nccl_doctor.nccl.interfaces import INVALID, Choice, Chosen, Failure, choose, choose_all, is_read, parse_spec
 from nccl_doctor.nccl.versions import CLASSES, behaviour, parse_version
 from nccl_doctor.snapshot import InterfaceAddress, Interfaces, Link, Resolution, Unknown
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from nccl_doctor.nccl.peers import EVERYBODY_UP_TO, Peers
+from nccl_doctor.nccl.reach import EVERYBODY_UP_TO, Peers
 from nccl_doctor.snapshot import Mesh, unknown
 
 MANY = 1000

@@ -17,7 +17,7 @@ from nccl_doctor.logs.source import KEPT
 from nccl_doctor.nccl.ras import parse
 from nccl_doctor.nccl.ras_answer import MalformedAnswerError, RasAnswer, RasProcess
 from nccl_doctor.nccl.ras_text import parse_lines
-from nccl_doctor.text.json_bounds import CrowdedError
+from nccl_doctor.text.bounds import CrowdedError
 
 ANSWERS = Path(__file__).parent / "ras"
 NODE_2, NODE_3 = RasProcess("10.88.0.2", 18, (1,)), RasProcess("10.88.0.3", 18, (2,))

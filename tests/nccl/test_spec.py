@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.nccl.spec import MAX_TOKENS, Spec, is_read, parse_spec
+from nccl_doctor.nccl.interfaces import MAX_TOKENS, Spec, is_read, parse_spec
 
 
 @pytest.mark.parametrize(

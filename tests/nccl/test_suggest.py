@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.judge.diagnose import judge
-from nccl_doctor.model.commands import export
+from nccl_doctor.model.finding import export
 from nccl_doctor.model.report import Outcome
 from nccl_doctor.nccl.cluster_nccl import cluster_nccl
 from nccl_doctor.snapshot import Snapshot

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.nccl.known_variables import is_known, nearest, register
-from nccl_doctor.nccl.values import check_value, strtoll
+from nccl_doctor.nccl.variables import check_value, is_known, nearest, register, strtoll
 
 libc = ctypes.CDLL(None)
 libc.strtoll.restype = ctypes.c_longlong

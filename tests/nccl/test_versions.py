@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from nccl_doctor.nccl.known_variables import register
+from nccl_doctor.nccl.variables import register
 from nccl_doctor.nccl.versions import CLASSES, NEWEST, OLDEST, Behaviour, behaviour, oldest_with, parse_version, show
 
 

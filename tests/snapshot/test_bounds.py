@@ -12,7 +12,7 @@ from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.frozen import _MOST_FIELDS
 from nccl_doctor.model.report import NcclInterface
 from nccl_doctor.snapshot import HostFacts, Mesh, RankResult, Snapshot
-from nccl_doctor.snapshot.hang import HangHost, HangSnapshot
+from nccl_doctor.snapshot.rank_look import HangHost, HangSnapshot
 from nccl_doctor.snapshot.values import Observed
 from tests.checks.snapshots import healthy
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from nccl_doctor.judge.diagnose import judge
-from nccl_doctor.logs.text import QUOTED, quote
+from nccl_doctor.logs.prefix import QUOTED, quote
 from nccl_doctor.model.documents import Change, Launch
 from nccl_doctor.model.finding import Command, Fix, LogLine
 from nccl_doctor.model.register import all_checks

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nccl_doctor
-from nccl_doctor.model.commands import export, on
+from nccl_doctor.model.finding import export, on
 from nccl_doctor.text.shell import line, script, word
 
 PLAIN = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1).filter(lambda text: not text.startswith("-"))

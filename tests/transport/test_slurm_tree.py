@@ -21,7 +21,7 @@ from nccl_doctor.inventory.slurm import request
 from nccl_doctor.model.cluster import Cluster, Node, access
 from nccl_doctor.probe import relay
 from nccl_doctor.probe.relay import CHUNK, PIECE, Relay
-from nccl_doctor.snapshot.slurm import SlurmOptions
+from nccl_doctor.snapshot.container import SlurmOptions
 from nccl_doctor.transport.register import make_transport
 from nccl_doctor.transport.slurm import member
 from nccl_doctor.transport.slurm.group import Group

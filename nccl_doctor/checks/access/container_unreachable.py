@@ -19,8 +19,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.access._failures import FOLLOWS, of_engine
 from nccl_doctor.checks.view import View, check
-from nccl_doctor.model.commands import on
-from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.model.finding import Finding, Severity, on
 from nccl_doctor.snapshot.values import CONTAINER_NAME
 from nccl_doctor.text.shell import line
 

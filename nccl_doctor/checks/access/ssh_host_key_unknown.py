@@ -26,8 +26,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.checks.view import View, check
-from nccl_doctor.model.commands import on
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.snapshot import HostKeyUnknown
 from nccl_doctor.text.shell import line
 

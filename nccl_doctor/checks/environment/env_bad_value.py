@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.evidence_lines import folded
 from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.wording import folded
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.interfaces import Failure
-from nccl_doctor.nccl.values import BadValue, check_value
+from nccl_doctor.nccl.variables import BadValue, check_value
 from nccl_doctor.nccl.versions import newer
 from nccl_doctor.text.hostlist import fold, quoted
 

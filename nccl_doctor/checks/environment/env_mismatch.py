@@ -19,8 +19,7 @@ from collections.abc import Iterator
 from nccl_doctor.checks.view import View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.nccl.known_variables import is_known
-from nccl_doctor.nccl.variables import Variable
+from nccl_doctor.nccl.variables import Variable, is_known
 from nccl_doctor.text.hostlist import fold, grouped, quoted
 
 MAY_DIFFER = frozenset(

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 
-from nccl_doctor.checks.job_labels import common_labels
-from nccl_doctor.model.commands import on
-from nccl_doctor.model.finding import Fix
+from nccl_doctor.checks.wording import common_labels
+from nccl_doctor.model.finding import Fix, on
 from nccl_doctor.snapshot import Unknown
-from nccl_doctor.snapshot.pods import KubeFacts
-from nccl_doctor.snapshot.policies import Service
+from nccl_doctor.snapshot.pods import KubeFacts, Service
 from nccl_doctor.text.shell import line
 
 _EARLY = '{"spec":{"publishNotReadyAddresses":true}}'

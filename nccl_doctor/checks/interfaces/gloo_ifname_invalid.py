@@ -15,14 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.evidence_lines import folded
 from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.wording import folded
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
-from nccl_doctor.nccl.exact_names import gloo_devices
 from nccl_doctor.nccl.interfaces import Failure
-from nccl_doctor.nccl.suggest import setting
+from nccl_doctor.nccl.suggest import gloo_devices, setting
 from nccl_doctor.snapshot import known
 from nccl_doctor.text.hostlist import fold, quoted
 

@@ -17,13 +17,11 @@ import re
 from collections.abc import Iterator
 from ipaddress import IPv4Address
 
-from nccl_doctor.checks.evidence_lines import folded
-from nccl_doctor.checks.failed_pairs import failed_where
 from nccl_doctor.checks.interfaces._services import why
 from nccl_doctor.checks.own_names import CHANCE, finding, is_without_gpus, own_names
 from nccl_doctor.checks.view import View, check
-from nccl_doctor.model.commands import on
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.checks.wording import failed_where, folded
+from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import HostFacts, Names, Snapshot, confirmed, deviations, known
 from nccl_doctor.text.hostlist import fold, quoted

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.failed_pairs import failed_by
 from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.wording import failed_by
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import HostFacts, known

@@ -18,10 +18,9 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Iterator
 
-from nccl_doctor.checks.failed_pairs import failed_where
 from nccl_doctor.checks.view import View, check
-from nccl_doctor.model.commands import on
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.checks.wording import failed_where
+from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import HostFacts, known
 from nccl_doctor.text.inet import Network, address_of

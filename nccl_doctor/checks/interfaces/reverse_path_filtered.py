@@ -20,8 +20,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.interfaces._ways import Hindered, hindered
 from nccl_doctor.checks.view import View, check
-from nccl_doctor.model.commands import on
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import line

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from nccl_doctor.checks.own_networks import is_unreached
+from nccl_doctor.checks.own_names import is_unreached
 from nccl_doctor.checks.ports.port_unreachable import MEANS
 from nccl_doctor.checks.view import View
 from nccl_doctor.firewall.blame import NOT_DIALLED, Blame, ExplainedDials, compiled, opening, remedies, unconfirmed
-from nccl_doctor.firewall.describe import counted, describe
-from nccl_doctor.firewall.opening import Opening, port_words
+from nccl_doctor.firewall.connection import counted, describe
 from nccl_doctor.firewall.packet import RuleRef
+from nccl_doctor.firewall.remedy import Opening, port_words
 from nccl_doctor.firewall.ruleset import Ruleset
-from nccl_doctor.model.commands import on
-from nccl_doctor.model.finding import Finding, Fix
+from nccl_doctor.model.finding import Finding, Fix, on
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Dial, Snapshot
 from nccl_doctor.text.hostlist import fold

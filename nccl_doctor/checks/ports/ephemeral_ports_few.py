@@ -25,8 +25,7 @@ from collections.abc import Iterable, Iterator
 
 from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving
 from nccl_doctor.checks.view import View, check
-from nccl_doctor.model.commands import on
-from nccl_doctor.model.finding import Command, Finding, Fix, Severity
+from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Dial, Host, Mesh, known, ranks
 from nccl_doctor.text.hostlist import fold

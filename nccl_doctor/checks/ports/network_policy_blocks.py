@@ -19,12 +19,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from nccl_doctor.checks.job_labels import common_labels
 from nccl_doctor.checks.ports.port_unreachable import MEANS
 from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.wording import common_labels
 from nccl_doctor.firewall.network_policy import PolicyBlame, opening
-from nccl_doctor.model.commands import on
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.snapshot import Dial
 from nccl_doctor.snapshot.pods import KubeFacts
 from nccl_doctor.text.hostlist import fold, grouped

@@ -18,8 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.view import View, check
-from nccl_doctor.model.commands import on
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import PortRange, known
 from nccl_doctor.text.shell import line

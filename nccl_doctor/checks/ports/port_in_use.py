@@ -27,8 +27,7 @@ from collections.abc import Iterator
 from nccl_doctor.checks.format_job import endable, ending, fix_port
 from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving
 from nccl_doctor.checks.view import View, check
-from nccl_doctor.model.commands import on
-from nccl_doctor.model.finding import Command, Finding, Fix, Severity
+from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
 from nccl_doctor.model.ports import age_words
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Host, PortRange, PortTrial, Process, known

@@ -22,8 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from nccl_doctor.checks.evidence_lines import folded
-from nccl_doctor.checks.own_networks import has_own_network
+from nccl_doctor.checks.own_names import has_own_network
 from nccl_doctor.checks.processes._container_aspects import (
     ALLREDUCE,
     NETWORK,
@@ -33,8 +32,8 @@ from nccl_doctor.checks.processes._container_aspects import (
     shm_gib,
 )
 from nccl_doctor.checks.view import View, check
-from nccl_doctor.model.commands import on
-from nccl_doctor.model.finding import Command, Finding, Fix, Severity
+from nccl_doctor.checks.wording import folded
+from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import PENDING, Identity, Skipped, known
 from nccl_doctor.text.hostlist import fold, grouped

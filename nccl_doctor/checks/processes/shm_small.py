@@ -18,10 +18,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nccl_doctor.checks.evidence_lines import folded
 from nccl_doctor.checks.view import View, check
-from nccl_doctor.model.commands import on
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.checks.wording import folded
+from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import HostFacts, Shm, Unknown, known
 from nccl_doctor.snapshot.ranks import nproc

@@ -25,8 +25,8 @@ from nccl_doctor.checks.view import View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import known
+from nccl_doctor.snapshot.container import SlurmOptions
 from nccl_doctor.snapshot.ranks import nproc
-from nccl_doctor.snapshot.slurm import SlurmOptions
 from nccl_doctor.text.hostlist import fold, grouped, plural
 
 GIB = 1 << 30

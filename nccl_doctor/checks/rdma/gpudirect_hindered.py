@@ -19,8 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.view import View, check
-from nccl_doctor.model.commands import on
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import HostFacts, known
 from nccl_doctor.text.hostlist import fold

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.majority import Difference, difference, ordered
 from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.wording import Difference, difference, ordered
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Host, HostFacts, Unknown, known

@@ -26,7 +26,7 @@ from nccl_doctor.logs.rank_progress import rank_progress
 from nccl_doctor.logs.rule import LogSigns, clue, generic, hint, symptom
 from nccl_doctor.logs.words import Advice, advise, by_rank, ranks_of
 from nccl_doctor.model.register import from_logs
-from nccl_doctor.nccl.recorder import recorder
+from nccl_doctor.nccl.versions import recorder
 from nccl_doctor.text.hostlist import fold
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from nccl_doctor.logs.prefix import number
 from nccl_doctor.logs.rule import LogSigns, hint, root, symptom
-from nccl_doctor.logs.text import number
 from nccl_doctor.logs.words import Advice, advise
 from nccl_doctor.model.register import from_logs
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nccl_doctor.logs.first_failure import exit_code
+from nccl_doctor.logs.endings import exit_code
 from nccl_doctor.logs.marks import EXITED, TERMINATING
 from nccl_doctor.logs.rule import WEB, LogSigns, clue, generic, hint, likely
 from nccl_doctor.logs.words import Advice, advise

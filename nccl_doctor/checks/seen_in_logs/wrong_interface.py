@@ -17,9 +17,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nccl_doctor.logs.marks import CHOSEN
+from nccl_doctor.logs.marks import CHOSEN, failed_connects
 from nccl_doctor.logs.rule import Grade, LogSigns, clue, hint, root
-from nccl_doctor.logs.wordings import failed_connects
 from nccl_doctor.logs.words import Advice, advise, ifname_command
 from nccl_doctor.model.register import from_logs
 

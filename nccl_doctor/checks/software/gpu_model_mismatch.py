@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from nccl_doctor.checks.majority import difference, ordered
 from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.wording import difference, ordered
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Gpu, known

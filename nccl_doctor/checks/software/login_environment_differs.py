@@ -26,8 +26,8 @@ from nccl_doctor.checks.view import View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Host, PythonInfo, Unknown, known
+from nccl_doctor.snapshot.container import SlurmOptions
 from nccl_doctor.snapshot.hardware import LoginShell
-from nccl_doctor.snapshot.slurm import SlurmOptions
 from nccl_doctor.text.hostlist import fold, quoted
 
 SEARCHED = frozenset({"LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH"})

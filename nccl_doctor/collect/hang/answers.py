@@ -12,10 +12,19 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from nccl_doctor.collect.hang.reader import MOST_CALLS
 from nccl_doctor.logs import flight
 from nccl_doctor.snapshot import Fact, Phased, Unknown, unknown
-from nccl_doctor.snapshot.hang import HostLook, OomKill
 from nccl_doctor.snapshot.hardware import Xid
-from nccl_doctor.snapshot.job_ranks import JobRanks, Launcher
-from nccl_doctor.snapshot.rank_look import Call, Flow, RankLook, RankState, Recorded, Thread
+from nccl_doctor.snapshot.rank_look import (
+    Call,
+    Flow,
+    HostLook,
+    JobRanks,
+    Launcher,
+    OomKill,
+    RankLook,
+    RankState,
+    Recorded,
+    Thread,
+)
 from nccl_doctor.snapshot.values import Count, Seconds
 
 _TEXT = 200

@@ -30,8 +30,16 @@ from nccl_doctor.collect.hang.reader import Reader, UnreadableError
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.snapshot import AnyAccessFailure, Fact, Phased, Unknown, unknown
-from nccl_doctor.snapshot.hang import HangHost, HangSnapshot, HostLook, Ras
-from nccl_doctor.snapshot.job_ranks import JobRank, JobRanks, Starter, StoreClient
+from nccl_doctor.snapshot.rank_look import (
+    HangHost,
+    HangSnapshot,
+    HostLook,
+    JobRank,
+    JobRanks,
+    Ras,
+    Starter,
+    StoreClient,
+)
 from nccl_doctor.text.once import once
 from nccl_doctor.transport.base import Transport
 

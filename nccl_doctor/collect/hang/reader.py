@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Literal
 
 from nccl_doctor.logs import flight
 from nccl_doctor.nccl.ras_answer import MalformedAnswerError
-from nccl_doctor.text.json_bounds import CrowdedError
+from nccl_doctor.text.bounds import CrowdedError
 
 MEMORY = 768 << 20
 """Bytes of address space: the readers' own bounds, and an interpreter with pydantic."""

@@ -22,11 +22,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from nccl_doctor.model.cluster import Node
-from nccl_doctor.nccl.exact_names import gloo_devices
-from nccl_doctor.nccl.gloo import dials
-from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl, nccl_interface
-from nccl_doctor.nccl.interfaces import Chosen, Failure
-from nccl_doctor.nccl.spec import is_read
+from nccl_doctor.nccl.host_nccl import HostNccl, dials, host_nccl, nccl_interface
+from nccl_doctor.nccl.interfaces import Chosen, Failure, is_read
+from nccl_doctor.nccl.suggest import gloo_devices
 from nccl_doctor.snapshot import (
     Host,
     HostFacts,

@@ -12,7 +12,7 @@ from nccl_doctor.probe.ports.requests import HANDLERS
 from nccl_doctor.text import own_limits
 
 if TYPE_CHECKING:
-    from nccl_doctor.inventory.kube_request import KubeRequest
+    from nccl_doctor.inventory.kube_namespace import KubeRequest
     from nccl_doctor.inventory.slurm import SlurmRequest
     from nccl_doctor.model.cluster import Cluster, Node
     from nccl_doctor.transport.base import Transport
@@ -134,10 +134,10 @@ class Fleet:
         job: KubeRequest | SlurmRequest | None,
         inside: str | None,
     ) -> None:
+        from nccl_doctor.inventory.hostfiles import named
         from nccl_doctor.inventory.load import load
         from nccl_doctor.inventory.overrides import Overrides
         from nccl_doctor.inventory.parsed import Settings, SourceLocation
-        from nccl_doctor.inventory.patterns import named
         from nccl_doctor.transport.register import make_transport
 
         alone = hosts is None and job is None

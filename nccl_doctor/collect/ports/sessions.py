@@ -20,7 +20,7 @@ from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.ports import Cause
-from nccl_doctor.snapshot.ports import PortRange, TcpSocket
+from nccl_doctor.snapshot.system import PortRange, TcpSocket
 from nccl_doctor.snapshot.values import Count, Observed, Pid, Port, Seconds
 from nccl_doctor.transport.base import Transport
 

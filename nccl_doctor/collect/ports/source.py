@@ -70,7 +70,7 @@ def _from_log(source: str, *, must: bool) -> PortError | None:
 
 
 def _read(source: str) -> str:
-    from nccl_doctor.inventory.reading import read_bytes
+    from nccl_doctor.inventory.parsed import read_bytes
 
     try:
         if source == STDIN:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.marks import failed_connects
 from nccl_doctor.logs.rule import Grade, LogSigns, root
-from nccl_doctor.logs.wordings import failed_connects
 from nccl_doctor.logs.words import Advice, advise
 
 

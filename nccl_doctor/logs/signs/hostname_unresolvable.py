@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.marks import C10D_CLIENT
 from nccl_doctor.logs.rule import WEB, LogSigns, hint, root
-from nccl_doctor.logs.wordings import C10D_CLIENT
 from nccl_doctor.logs.words import Advice, advise
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.marks import C10D_CLIENT, failed_connects, failed_pairs
 from nccl_doctor.logs.rule import WEB, Grade, LogSigns, hint, root
-from nccl_doctor.logs.wordings import C10D_CLIENT, failed_connects, failed_pairs
 from nccl_doctor.logs.words import Advice, advise
 
 _ERRNO = r"(?:No route to host|[Hh]ost is unreachable|[Nn]etwork is unreachable)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import LogSigns, likely, root
 from nccl_doctor.logs.words import Advice, advise
-from nccl_doctor.model.commands import on
+from nccl_doctor.model.finding import on
 from nccl_doctor.text.shell import line
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from nccl_doctor.model.finding import Fix, LogLine
 from nccl_doctor.model.report import Consequence, Diagnosis
 from nccl_doctor.report.diagnosis import LABELLED, by_host, place_of, plain, where
-from nccl_doctor.report.html.views.cards import Card, CommandGroup, Evidence, Follows
+from nccl_doctor.report.html.page_views import Card, CommandGroup, Evidence, Follows
 from nccl_doctor.report.safe import clean, pasteable
 from nccl_doctor.text.hostlist import fold
 

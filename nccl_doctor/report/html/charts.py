@@ -7,8 +7,7 @@ from math import ceil, floor, log10
 from typing import NamedTuple
 
 from nccl_doctor.model.measured import AllReduceReport, SizeReport
-from nccl_doctor.report.html.views.charts import Chart, Series, Tick
-from nccl_doctor.report.html.views.common import Table
+from nccl_doctor.report.html.page_views import Chart, Series, Table, Tick
 from nccl_doctor.report.smoke import rate_words, size_rows, size_words, time_words
 from nccl_doctor.text.hostlist import grouped
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from nccl_doctor.model.documents import Difference
 from nccl_doctor.report.html.cards import cards
 from nccl_doctor.report.html.document import document
+from nccl_doctor.report.html.page_views import Count, Table
 from nccl_doctor.report.html.report import head, pages
-from nccl_doctor.report.html.views.common import Count, Table
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.text.hostlist import fold, plural
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from nccl_doctor.model.hang import STANDS_STILL, HangRank, HangReport
 from nccl_doctor.report.html.cards import cards
 from nccl_doctor.report.html.document import document
+from nccl_doctor.report.html.page_views import Count, Stand, Table
 from nccl_doctor.report.html.report import head, pages
-from nccl_doctor.report.html.views.common import Count, Table
-from nccl_doctor.report.html.views.ranks import Stand
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped
 

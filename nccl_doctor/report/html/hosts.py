@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from nccl_doctor.model.report import HostSummary, Report
-from nccl_doctor.report.html.views.hosts import HostCell, HostRow, HostTable
+from nccl_doctor.report.html.page_views import HostCell, HostRow, HostTable
 
 _LEFT_OUT = frozenset({"routes"})
 """Of what hosts tell; too long for a cell, and the diagnoses judge them."""

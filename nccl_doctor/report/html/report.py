@@ -13,9 +13,9 @@ from nccl_doctor.report.html.charts import charts, size_table
 from nccl_doctor.report.html.document import document
 from nccl_doctor.report.html.hosts import host_table
 from nccl_doctor.report.html.matrix import matrix
+from nccl_doctor.report.html.page_views import Count
 from nccl_doctor.report.html.text import short
 from nccl_doctor.report.html.timeline import timeline
-from nccl_doctor.report.html.views.common import Count
 from nccl_doctor.report.html.waterfall import waterfall
 from nccl_doctor.report.html.ways import nets, ring
 from nccl_doctor.report.render import RenderOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nccl_doctor.model.report import LogEvent
-from nccl_doctor.report.html.views.ranks import Moment, Timeline
+from nccl_doctor.report.html.page_views import Moment, Timeline
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped
 
 MOST = 120

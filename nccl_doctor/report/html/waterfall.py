@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from nccl_doctor.model.report import HostSummary, Report
-from nccl_doctor.report.html.views.hosts import Bar, Spent, Waterfall
+from nccl_doctor.report.html.page_views import Bar, Spent, Waterfall
 
 MOST = 40
 """Hosts that are shown, the slowest first."""

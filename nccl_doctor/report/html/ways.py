@@ -8,8 +8,8 @@ from math import cos, pi, sin
 
 from nccl_doctor.model.measured import AllReduceReport
 from nccl_doctor.model.report import Diagnosis, HostSummary, Report
+from nccl_doctor.report.html.page_views import Chosen, Hop, Net, Ring, Stop
 from nccl_doctor.report.html.text import short
-from nccl_doctor.report.html.views.ways import Chosen, Hop, Net, Ring, Stop
 from nccl_doctor.report.smoke import link_words, rate_words, ring_words
 from nccl_doctor.text.hostlist import fold, grouped
 

@@ -6,8 +6,10 @@ import os
 import re
 import time
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
+from nccl_doctor.model.cluster import NodeOptions
+from nccl_doctor.model.frozen import FrozenModel
 from nccl_doctor.transport.process import ProcessChannel
 
 MAX_OUTPUT = 256 << 20
@@ -102,3 +104,29 @@ def _run(argv: list[str], deadline: float, text: str) -> _Ended:
         return _Ended(b"\n".join(lines), channel.exit_status(deadline), channel.stderr_tail())
     finally:
         channel.close()
+
+
+class NotReady(FrozenModel):
+    """Why a pod can't be entered, as the pod list says.
+
+    Attributes:
+        detail: goes on behind the pod's name.
+        evidence: the cluster's own words.
+        remedy: prose.
+    """
+
+    detail: str
+    evidence: tuple[str, ...] = ()
+    remedy: str
+
+
+class KubeOptions(NodeOptions):
+    """A pod and the container in which the job runs; the names are as the API server takes them (RFC 1123)."""
+
+    engine: ClassVar[str] = "kube"
+
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    machine: str | None = None
+    not_ready: NotReady | None = None

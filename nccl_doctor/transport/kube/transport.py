@@ -10,8 +10,7 @@ from pathlib import Path
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.snapshot import EngineFacts, EngineFailure
 from nccl_doctor.transport.base import AccessError, Greeting
-from nccl_doctor.transport.kube.kubectl import Trouble, environment, last_line, trouble
-from nccl_doctor.transport.kube.options import KubeOptions, NotReady
+from nccl_doctor.transport.kube.kubectl import KubeOptions, NotReady, Trouble, environment, last_line, trouble
 from nccl_doctor.transport.process import ProcessChannel
 
 _LATER = "See what has become of the pod (kubectl describe pod), and check again when it runs."

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.probe import relay
-from nccl_doctor.snapshot.slurm import SlurmOptions
+from nccl_doctor.snapshot.container import SlurmOptions
 from nccl_doctor.text import shell
 from nccl_doctor.text.once import once
 from nccl_doctor.transport.base import Channel

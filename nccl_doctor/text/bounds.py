@@ -1,9 +1,30 @@
-"""JSON looked through before it is parsed: what parsers build takes up to 150 times its bytes."""
+"""What bounds the time and memory that a text of anybody's takes.
+
+Regular expressions are RE2's, whose time grows with the text alone; JSON is looked through before it is parsed, for
+what parsers build takes up to 150 times its bytes.
+
+A pattern of three gaps takes :mod:`re` twelve seconds on one line of 4 kB that was made for it. What RE2 leaves out for
+its promise: looking around and references back.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import accumulate
+from typing import cast
+
+
+def compiled(pattern: str) -> re.Pattern[str]:
+    """The pattern, with the interface of :mod:`re`; its classes of characters know ASCII alone.
+
+    Raises:
+        re2.error: it looks around, refers back, or is no pattern.
+    """
+    import re2  # ten milliseconds that most commands need not spend
+
+    return cast("re.Pattern[str]", re2.compile(pattern))
+
 
 _BLOCK = 1 << 18
 _STRUCTURE = b"[]{},"

@@ -1,0 +1,92 @@
+"""The words that many checks use alike: whom the most agree with, which pairs failed, what a job is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from nccl_doctor.checks.view import View
+from nccl_doctor.snapshot import Dial
+from nccl_doctor.snapshot.pods import KubeFacts
+from nccl_doctor.text.hostlist import fold, grouped
+
+
+def folded(seen: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Pairs of a host and what was seen there, as lines ``node[1-3]: what was seen``, in their order."""
+    hosts: dict[str, dict[str, None]] = {}
+    for host, text in seen:
+        hosts.setdefault(text, {})[host] = None
+    return tuple(f"{fold(those)}: {text}" for text, those in hosts.items())
+
+
+_IDENTITY = (
+    "training.kubeflow.org/job-name",
+    "jobset.sigs.k8s.io/jobset-name",
+    "leaderworkerset.sigs.k8s.io/name",
+    "batch.kubernetes.io/job-name",
+    "job-name",
+    "app.kubernetes.io/instance",
+    "app",
+)
+
+
+def common_labels(kube: KubeFacts) -> dict[str, str]:
+    """The first of those that controllers set, or people, and that all pods of the job share; empty without one."""
+    for key in _IDENTITY:
+        values = {pod.labels.get(key) for pod in kube.pods.values()}
+        value = values.pop() if len(values) == 1 else None
+        if value:
+            return {key: value}
+    return {}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A subject in which hosts differ.
+
+    Attributes:
+        groups: hosts by value, the most common value first.
+        outliers: hosts that have not the most common value, in the hosts' order. Of two values that are as common,
+            the one that comes first is taken for right.
+    """
+
+    subject: str
+    groups: dict[str, list[str]]
+
+    @property
+    def outliers(self) -> tuple[str, ...]:
+        """The hosts that differ from most."""
+        _, *others = self.groups.values()
+        return tuple(host for hosts in others for host in hosts)
+
+    def __str__(self) -> str:
+        return f"{self.subject}: " + ", ".join(f"{value} on {fold(hosts)}" for value, hosts in self.groups.items())
+
+
+def difference(subject: str, values: Mapping[str, str]) -> Difference | None:
+    """The difference among hosts' values; None where there is none."""
+    groups = grouped((value, host) for host, value in values.items())
+    if len(groups) < 2:
+        return None
+    return Difference(subject, dict(sorted(groups.items(), key=lambda item: -len(item[1]))))
+
+
+def ordered(order: Mapping[str, object], hosts: set[str]) -> tuple[str, ...]:
+    """These hosts in the order of the hosts file."""
+    return tuple(name for name in order if name in hosts)
+
+
+def failed_by(view: View, address: str, sources: Collection[str]) -> list[dict[str, str]]:
+    """As :func:`failed_where`, of the dials that these hosts made to this address."""
+    return failed_where(view, lambda dial: dial.src in sources and dial.address == address)
+
+
+def failed_where(view: View, follows: Callable[[Dial], bool]) -> list[dict[str, str]]:
+    """The pairs between which only such dials failed as may follow, as {"src", "dst"}.
+
+    A dial that a packet filter or a route explains is told of there, and says nothing against it.
+    """
+    dials = view.unexplained
+    following = {(dial.src, dial.dst) for dial in dials if follows(dial)}
+    otherwise = {(dial.src, dial.dst) for dial in dials if not follows(dial)}
+    return [{"src": src, "dst": dst} for src, dst in sorted(following - otherwise)]

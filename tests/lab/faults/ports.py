@@ -72,3 +72,6 @@ def leave_time_wait(lab: Lab, host: LabHost) -> None:
         host.wait_until(lambda: host.run(listens, check=False).returncode == 0, "the server's start")
         peer.run([sys.executable, "-c", dial])
         server.wait(LONG_S)
+    # until the peer's last segment has come, which may be after its end, the connection is in FIN-WAIT-2
+    left = f"ss -Htan state time-wait sport = :{MASTER_PORT}"
+    host.wait_until(lambda: host.run(left).stdout.count("\n") == 1, "TIME_WAIT")

@@ -10,6 +10,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from nccl_doctor import __version__
 from nccl_doctor.cli.app import COMMANDS, app
 from nccl_doctor.transport.register import MODULES
 
@@ -54,3 +55,10 @@ def test_a_check_reads_nothing_that_only_other_commands_need() -> None:
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     others = ("snapshot.hang", "hang", "documents", "redact", "logs", "report.human", "report.html")
     assert {f"nccl_doctor.{name}" for name in others}.isdisjoint(told.stdout.split())
+
+
+def test_the_module_starts_the_tool_too() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "nccl_doctor", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"nccl-doctor {__version__}\n"

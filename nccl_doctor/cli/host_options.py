@@ -22,7 +22,7 @@ from nccl_doctor.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from nccl_doctor.inventory.kube_namespace import KubeRequest
+    from nccl_doctor.inventory.kube_request import KubeRequest
     from nccl_doctor.inventory.overrides import Overrides
     from nccl_doctor.model.cluster import Cluster
 
@@ -72,7 +72,7 @@ class NameOptions:
         )
 
     def _kube(self) -> KubeRequest | None:
-        from nccl_doctor.inventory.kube_namespace import request
+        from nccl_doctor.inventory.kube_request import request
 
         return request(self.kube, self.selector, self.namespace)
 

@@ -11,8 +11,8 @@ from nccl_doctor.collect.ports.fleet import Fleet
 from nccl_doctor.collect.ports.source import wanted_port
 from nccl_doctor.collect.ports.steps import Steps, about_port, about_process, moved
 from nccl_doctor.errors import UsageError
-from nccl_doctor.inventory import kube_namespace
-from nccl_doctor.inventory.kube_namespace import KubeRequest
+from nccl_doctor.inventory import kube_request
+from nccl_doctor.inventory.kube_request import KubeRequest
 from nccl_doctor.model.ports import GRACE_S, Identity, PortReport, as_identity
 from nccl_doctor.report.fix_port import confirmation, screen
 from nccl_doctor.report.safe import clean
@@ -56,7 +56,7 @@ class Request(NamedTuple):
     def arguments(self, port: int | None) -> tuple[str, ...]:
         """The words that name the port and the host again."""
         words = [] if port is None else [str(port)]
-        pods = kube_namespace.request(self.kube, self.selector, self.namespace)
+        pods = kube_request.request(self.kube, self.selector, self.namespace)
         words += () if pods is None else pods.words
         named = {"--hosts": self.hosts, "--slurm-job": self.slurm_job, "--host": self.host, "--inside": self.inside}
         for option, value in named.items():
@@ -68,7 +68,7 @@ class Request(NamedTuple):
 
         Inside an allocation that is its own, where a host is named; else this machine is meant.
         """
-        pods = kube_namespace.request(self.kube, self.selector, self.namespace)
+        pods = kube_request.request(self.kube, self.selector, self.namespace)
         if pods is not None:
             return pods
         if self.host is None and self.slurm_job is None:

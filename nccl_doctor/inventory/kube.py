@@ -11,7 +11,7 @@ from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory import kube_facts, kube_namespace, values
 from nccl_doctor.inventory.kube_api import POD_LIST, Container, Pod, typed
 from nccl_doctor.inventory.kube_facts import facts, not_ready, training_container
-from nccl_doctor.inventory.kube_namespace import KubeRequest
+from nccl_doctor.inventory.kube_request import KubeRequest
 from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
 from nccl_doctor.snapshot.pods import KubeFacts
 from nccl_doctor.text.hostlist import quoted

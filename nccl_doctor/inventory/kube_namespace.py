@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import Field, TypeAdapter
@@ -120,30 +119,3 @@ def _policy(one: _Policy) -> Policy:
 
 def _labels(answer: bytes) -> dict[str, str]:
     return typed(TypeAdapter(_Namespace), answer, "namespace").metadata.labels
-
-
-@dataclass(frozen=True)
-class KubeRequest:
-    """What the options say: ``job`` is KIND/NAME or empty, ``selector`` labels as ``kubectl -l`` takes them."""
-
-    job: str = ""
-    selector: str | None = None
-    namespace: str | None = None
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """The same on a command line."""
-        said = (("-n", self.namespace), ("-l", self.selector))
-        job = (self.job,) if self.job else ()
-        return ("--kube", *job, *(word for option, value in said if value is not None for word in (option, value)))
-
-
-def request(kube: str | None, selector: str | None, namespace: str | None) -> KubeRequest | None:
-    """What ``--kube``, ``-l`` and ``-n`` mean together; None where none was given.
-
-    Raises:
-        UsageError: -n or -l without --kube.
-    """
-    if kube is None and (namespace is not None or selector is not None):
-        raise UsageError("-n and -l choose pods; say --kube with them")
-    return None if kube is None else KubeRequest(kube, selector, namespace)

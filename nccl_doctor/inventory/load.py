@@ -19,7 +19,7 @@ from nccl_doctor.inventory.this_machine import ThisMachine, own_name, this_machi
 from nccl_doctor.model.cluster import ENVIRONMENT, Cluster
 
 if TYPE_CHECKING:
-    from nccl_doctor.inventory.kube_namespace import KubeRequest
+    from nccl_doctor.inventory.kube_request import KubeRequest
 
 SLURM_NODELIST = "SLURM_JOB_NODELIST"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -76,7 +77,7 @@ def test_a_job_in_a_container(make_lab: MakeLab) -> None:
     lab = make_lab(1)
     (host,) = lab.hosts
     host.write("/root/spawn.py", SCRIPT.read_text())
-    inside = f"ip link set lo up; exec {interpreter()} spawn.py 0 1 127.0.0.1"
+    inside = f"ip link set lo up; exec {sys.executable} spawn.py 0 1 127.0.0.1"
     apart = ["unshare", "--pid", "--mount", "--net", "--ipc", "--fork", "--mount-proc", "sh", "-c", inside]
     host.background(apart)
     host.wait_until(partial(_holds, host, "test -e /run/spawned-0 && test -e /run/spawned-1"), "ranks", timeout=240)

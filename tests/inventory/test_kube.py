@@ -17,7 +17,7 @@ from nccl_doctor.inventory import kube, kube_namespace
 from nccl_doctor.inventory.build import build
 from nccl_doctor.inventory.kube_api import POD_LIST, typed
 from nccl_doctor.inventory.kube_facts import quantity
-from nccl_doctor.inventory.kube_namespace import KubeRequest
+from nccl_doctor.inventory.kube_request import KubeRequest
 from nccl_doctor.inventory.parsed import SourceLocation
 from nccl_doctor.inventory.this_machine import ThisMachine
 from nccl_doctor.model.cluster import Cluster

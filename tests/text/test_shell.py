@@ -51,7 +51,7 @@ def test_lines_and_numbers_fill_a_hole_as_they_are() -> None:
 
 
 PACKAGE = Path(nccl_doctor.__file__).parent
-OWN = {"line": "shell.py", "script": "shell.py", "Line": "shell.py", "Command": "commands.py"}
+OWN = {"line": "shell.py", "script": "shell.py", "Line": "shell.py", "Command": "finding.py"}
 """Who makes these: nobody else calls a constructor, and a template is a text of the source."""
 
 

@@ -12,7 +12,7 @@ from nccl_doctor.probe.ports.requests import HANDLERS
 from nccl_doctor.text import own_limits
 
 if TYPE_CHECKING:
-    from nccl_doctor.inventory.kube_namespace import KubeRequest
+    from nccl_doctor.inventory.kube_request import KubeRequest
     from nccl_doctor.inventory.slurm import SlurmRequest
     from nccl_doctor.model.cluster import Cluster, Node
     from nccl_doctor.transport.base import Transport

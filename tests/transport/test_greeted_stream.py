@@ -55,6 +55,22 @@ def test_our_own_deadline_is_not_the_server_hanging_up() -> None:
     assert not stream.ended
 
 
+@pytest.mark.parametrize(
+    ("error", "ended"), [(OSError("Socket is closed"), True), (TimeoutError(), False), (BlockingIOError(), False)]
+)
+def test_a_channel_that_the_other_side_has_closed_is_a_hang_up(error: OSError, ended: bool) -> None:
+    """paramiko's Channel.send has an OSError of its own for that, and a time-out of its window is none."""
+
+    class Closed(Waiting):
+        def send(self, _data: bytes) -> int:
+            raise error
+
+    stream = Closed().around
+    with pytest.raises(type(error)):
+        stream.send(b"x")
+    assert stream.ended == ended
+
+
 def test_a_farewell_that_a_lost_jump_host_does_not_take_is_no_fault() -> None:
     """What paramiko's Channel.close does in the moment in which the connection beneath it has gone."""
 

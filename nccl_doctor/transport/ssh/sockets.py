@@ -68,8 +68,9 @@ class GreetedStream:
         """Sends what the stream takes at once."""
         try:
             return self.inner.send(data)
-        except ConnectionError:
-            self._note_end()
+        except OSError as error:  # of a channel through a jump host no ConnectionError, where it was closed
+            if not isinstance(error, TimeoutError | BlockingIOError | InterruptedError):
+                self._note_end()
             raise
 
     def recv(self, size: int) -> bytes:

@@ -1,4 +1,7 @@
-"""What hosts make of their own names, which gloo listens on; three diagnoses share this."""
+"""What hosts make of their own names, which gloo listens on; three diagnoses share this.
+
+Containers with a network of their own, and whether other hosts reach them there.
+"""
 
 from __future__ import annotations
 

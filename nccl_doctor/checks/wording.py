@@ -1,4 +1,13 @@
-"""The words that many checks use alike: whom the most agree with, which pairs failed, what a job is called."""
+"""The words that many checks use alike: whom the most agree with, which pairs failed, what a job is called.
+
+Lines of evidence: what is true of several hosts is said once.
+
+The label by which the pods of a job are known, for objects that choose them.
+
+What hosts should share: the majority's value, and who has another.
+
+What follows from a fault that stops some dials: what those dials failed at, and nothing else.
+"""
 
 from __future__ import annotations
 

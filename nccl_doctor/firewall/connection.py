@@ -1,4 +1,7 @@
-"""A TCP connection across two hosts: every packet of the handshake past every rule, and what the dialler then sees."""
+"""A TCP connection across two hosts: every packet of the handshake past every rule, and what the dialler then sees.
+
+A rule in words, for the evidence: its place, its text, its counter. All text of the host's is made printable.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""iptables' match options: each name with what its values mean for a TCP packet."""
+"""iptables' match options: each name with what its values mean for a TCP packet.
+
+``ipset save``: sets of addresses, nets, ports and interfaces, and whether a packet is in one (ipset(8)).
+"""
 
 from __future__ import annotations
 

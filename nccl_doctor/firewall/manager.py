@@ -1,4 +1,7 @@
-"""Who manages a rule: whoever wrote it would write over what another tool changes there."""
+"""Who manages a rule: whoever wrote it would write over what another tool changes there.
+
+firewalld's direct rules: iptables rules that it keeps and loads, in the words in which somebody gave them to it.
+"""
 
 from __future__ import annotations
 

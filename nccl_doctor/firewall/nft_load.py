@@ -1,4 +1,7 @@
-"""``nft -j list ruleset`` as base chains (libnftables-json(5); checked against nftables 1.0.6)."""
+"""``nft -j list ruleset`` as base chains (libnftables-json(5); checked against nftables 1.0.6).
+
+nftables statements (libnftables-json(5)) as the steps of a rule: what it matches, and what it does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Values of nftables expressions, and whether a set, a range or a prefix holds them (libnftables-json(5))."""
+"""Values of nftables expressions, and whether a set, a range or a prefix holds them (libnftables-json(5)).
+
+The left sides of nftables matches: what a TCP packet, on this host and this hook, has in the field.
+"""
 
 from __future__ import annotations
 

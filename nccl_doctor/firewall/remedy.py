@@ -3,6 +3,10 @@
 Each may be pasted twice and changes nothing more, and holds after its manager reloads. What stands in a command is
 ours, or has been checked letter by letter: where a host's own name for a table, a chain or a zone is no plain word,
 there is advice in its place.
+
+What is to be let through, and a remedy that does it.
+
+What firewalld understands: sources of the zone "trusted", or rich rules where a zone already claims the peers.
 """
 
 from __future__ import annotations

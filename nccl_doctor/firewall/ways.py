@@ -1,4 +1,7 @@
-"""Failed dials against what both kernels say of their packets: routes that lead elsewhere, a filter of the way back."""
+"""Failed dials against what both kernels say of their packets: routes that lead elsewhere, a filter of the way back.
+
+Which addresses and interfaces a dial runs over, out of what the two hosts told.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A verdict as findings: the fault by its name, what was seen, what to do."""
+"""A verdict as findings: the fault by its name, what was seen, what to do.
+
+The findings of a job whose ranks wait for data that does not arrive.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Each rank as the looks at it show it: whether it is there, where it stands, whether it moved or worked."""
+"""Each rank as the looks at it show it: whether it is there, where it stands, whether it moved or worked.
+
+Where in its program a rank stands: the user's line, and what of a library it has called there.
+"""
 
 from __future__ import annotations
 

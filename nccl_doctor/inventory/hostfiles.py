@@ -2,6 +2,8 @@
 
 Open MPI (orte_hosts(7)): ``node1 slots=8 max_slots=16``; MPICH (hydra): ``node1:8``; DeepSpeed (launcher/runner.py):
 ``worker-0 slots=4``; PBS ($PBS_NODEFILE) repeats the name for each rank.
+
+Hosts named by a pattern, as behind ``-w``, in Slurm's list, and in a line of a file.
 """
 
 from __future__ import annotations

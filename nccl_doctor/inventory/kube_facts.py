@@ -1,4 +1,9 @@
-"""From a pod of the API to what is kept of it, and to how it is entered."""
+"""From a pod of the API to what is kept of it, and to how it is entered.
+
+Why nobody can enter a pod yet, or no more, in a sentence of its own for each reason.
+
+In which order the pods of a job are its nodes, and which pods of a list are the job.
+"""
 
 from __future__ import annotations
 

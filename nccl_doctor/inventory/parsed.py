@@ -1,4 +1,7 @@
-"""What a source of hosts says, before it is judged as a whole: values, each with the place where it was said."""
+"""What a source of hosts says, before it is judged as a whole: values, each with the place where it was said.
+
+Reading a hosts file, or another document: bounded in size and time. A hosts file is text or refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Runs one check over a snapshot: what it found, or why it could not judge."""
+"""Runs one check over a snapshot: what it found, or why it could not judge.
+
+From findings to diagnoses: what merely follows stands under its cause.
+"""
 
 from __future__ import annotations
 

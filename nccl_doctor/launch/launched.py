@@ -1,4 +1,7 @@
-"""What ``nccl-doctor launch`` answers: the lines that start a job, and what speaks against them."""
+"""What ``nccl-doctor launch`` answers: the lines that start a job, and what speaks against them.
+
+Batch sizes that the script's own arguments name.
+"""
 
 from __future__ import annotations
 

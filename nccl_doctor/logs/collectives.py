@@ -1,4 +1,7 @@
-"""What torch's watchdog tells about collectives: who waits in which one, and whether all wait in the same."""
+"""What torch's watchdog tells about collectives: who waits in which one, and whether all wait in the same.
+
+The address and the rank that a line of a log is about.
+"""
 
 from __future__ import annotations
 

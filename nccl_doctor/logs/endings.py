@@ -1,4 +1,13 @@
-"""Ends of logs: what follows from what comes last, and what was there before."""
+"""Ends of logs: what follows from what comes last, and what was there before.
+
+Of logs that hold several runs, the last one: a good end says nothing of a run that began after it.
+
+The process that a launcher saw fail first: torchrun and DeepSpeed name it, never one that they ended.
+
+gloo's connections to 127.x: between hosts their names are the fault, within one host they are as they should be.
+
+Names that torch asked for in vain: it warns alike of one without an IPv6 address and of one without any.
+"""
 
 from __future__ import annotations
 

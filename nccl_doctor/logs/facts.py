@@ -1,6 +1,8 @@
 """What NCCL and torch tell about a run that is not a fault: versions, interfaces, ranks, how far each one came.
 
 The same reader serves the all-reduce, whose ranks run with ``NCCL_DEBUG=INFO``: :func:`facts_of`.
+
+Wordings of what is no fault, each beside a line that it is meant for; ``facts.Facts`` takes them.
 """
 
 from __future__ import annotations

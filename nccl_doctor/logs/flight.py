@@ -4,6 +4,8 @@
 dictionaries; others store the same as JSON (torch/csrc/distributed/c10d/FlightRecorder.cpp, version 2.x). Gloo leaves
 every collective "scheduled": what has ended there is ``retired``, and so is what ``pg_status`` counts as completed.
 JSON has no stacks and writes some numbers as strings.
+
+Where the flight recorders of ranks part: the first collective that not all called alike, or that did not end.
 """
 
 from __future__ import annotations

@@ -1,6 +1,12 @@
 """Wordings that code asks for by name: where a run stood, who says that it stood, and what ended it.
 
 A hang has no error line. NCCL: src/init.cc and src/bootstrap.cc; the table's head: nccl-tests, src/common.cu.
+
+Lines that look like faults and are none, whatever wording fits them.
+
+Wordings that several diagnoses share: one line of a program, another errno in it.
+
+NCCL's sockets: src/include/socket.h to 2.11, src/misc/socket.cc from 2.12, src/os/linux.cc from 2.29.
 """
 
 from __future__ import annotations

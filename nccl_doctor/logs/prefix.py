@@ -6,6 +6,12 @@ Each is peeled off and used: host, rank, process, time. NCCL's own (src/debug.cc
 - 2.26 on: WARN behind ``[2025-03-01 10:00:33] ``; any level and format with NCCL_DEBUG_TIMESTAMP_FORMAT and _LEVELS
 - 2.30.7 on: ``file.cc:12 (function) NCCL WARN text``; plugins put a C++ signature there
 - 2.31 on: ``host:pid NCCL DIAG [OK] text``, without thread and device
+
+Lines of a log as text that can be read, quoted and shown.
+
+Joins what a terminal or a mail has cut: lines of one width, each continued by the next.
+
+A joined line is followed by as many empty ones as it has swallowed, so that line numbers stay true.
 """
 
 from __future__ import annotations

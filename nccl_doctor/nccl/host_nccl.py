@@ -1,4 +1,11 @@
-"""One host's side of the question: its addresses, its variables, and which interface NCCL uses there."""
+"""One host's side of the question: its addresses, its variables, and which interface NCCL uses there.
+
+Which of two hosts connects to the other in gloo, and whether that can work.
+
+Of two ranks the one with the higher address connects to the lower one's, the bytes compared as memcmp(3) does, the port
+where they are equal: gloo/transport/tcp/device.cc, ``Device::isInitiator``. So 127.0.0.1 is never dialled where it is
+the higher of the two: a single host that gives it out still meets peers in 10.0.0.0/8, and none in 192.168.0.0/16.
+"""
 
 from __future__ import annotations
 

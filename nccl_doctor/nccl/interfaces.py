@@ -2,6 +2,16 @@
 
 NCCL takes interfaces in the order of getifaddrs(3), all IPv4 addresses before all IPv6 ones. The bootstrap listens on
 the first that passes; NET/Socket uses all that pass, at most 16.
+
+NCCL_COMM_ID, which moves NCCL's bootstrap to the interface on the subnet of the address it names.
+
+Rules of NCCL 2.4 to 2.30: src/misc/socket.cc ``ncclSocketGetAddrFromString`` and ``ncclFindInterfaceMatchSubnet``
+(src/include/socket.h before 2.12.7).
+
+The language of NCCL_SOCKET_IFNAME.
+
+``[^][=]TOKEN[,TOKEN…]``: "^" turns the list into what to avoid, "=" asks for whole names instead of prefixes, and both
+hold for the whole list. Blanks count, case counts, the order of the list does not.
 """
 
 from __future__ import annotations

@@ -1,6 +1,10 @@
 """Whether hosts can reach the addresses that NCCL chose, as routes and the port mesh show.
 
 No list of bad names: docker0 is as good as any interface whose address the other hosts reach.
+
+Whose word on an address of a host is asked: everybody's, or in a large cluster of those whose word may differ.
+
+One verdict a pair would be 16 million among 4,096 hosts. What a host's routes say, all hosts with the same routes say.
 """
 
 from __future__ import annotations

@@ -2,6 +2,11 @@
 
 A suggestion is proven before anybody sees it: the model answers as if it stood in the hosts file, and every address
 that NCCL would then use must be reachable from every other host.
+
+GLOO_SOCKET_IFNAME: whole names only, unlike NCCL's prefixes.
+
+gloo: gloo/transport/tcp/device.cc ``lookupAddrForIface``; its list and its default are torch's
+(torch/csrc/distributed/c10d/ProcessGroupGloo.cpp and init.cpp).
 """
 
 from __future__ import annotations

@@ -3,6 +3,18 @@
 NCCL reads ``$NCCL_CONF_FILE`` (from 2.23.4) or else ``~/.nccl.conf``, then ``/etc/nccl.conf``, and sets what is not set
 yet: so the process environment wins over both, and the first definition over later ones (src/misc/param.cc ``initEnv``
 and ``setEnvFile``, in 2.3 to 2.30; src/param/param.cc beside it from 2.29.7).
+
+The register of the variables that NCCL and its company know.
+
+``known_variables.json`` holds NCCL's own: the parameters and ``getenv`` calls of NVIDIA/nccl's source at its tags 2.3.5
+to 2.30.7, and the strings of the nvidia-nccl wheels 2.31.2 and 2.32.3. "type" is "int" for what ``strtoll`` reads;
+"since" the first version that has it, "last" the last one, "removed" the first one without it.
+
+Values that NCCL reads otherwise than they were meant.
+
+Numbers go through ``strtoll(value, NULL, 0)``, which reads as far as it can and never complains: "true" is 0, "1M" is
+1, "010" is 8; only an overflow gives the default (src/misc/param.cc ``ncclLoadParam``). Words that NCCL does not know
+are passed over.
 """
 
 from __future__ import annotations

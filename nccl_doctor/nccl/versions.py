@@ -2,6 +2,11 @@
 
 A rule that changed is a field of :class:`Behaviour`; :data:`CLASSES` holds every combination there ever was, so that a
 version nobody knows can be answered by asking them all.
+
+What makes a job's next failure readable: torch's flight recorder, NCCL's own log, Python's stacks of a crash.
+
+torch 2.2 brought the recorder (torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, TORCH_NCCL_TRACE_BUFFER_SIZE), 2.9 the
+names that begin with TORCH_FR (FlightRecorder.hpp), since when the older ones are told to be deprecated.
 """
 
 from __future__ import annotations

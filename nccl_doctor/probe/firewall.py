@@ -2,6 +2,11 @@
 
 Nothing is changed, no kernel module is loaded: iptables is asked only for tables that exist already. Only root may read
 rules.
+
+Runs the system's own programs as root.
+
+Otherwise than as root they run under ``sudo -n``, which never asks for a password. They are looked for only in the
+system's own folders, since root is handed their paths.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The host's GPUs, as nvidia-smi's query mode tells."""
+"""The host's GPUs, as nvidia-smi's query mode tells.
+
+Which processes hold memory on the GPUs, as nvidia-smi's query mode tells.
+"""
 
 from __future__ import annotations
 

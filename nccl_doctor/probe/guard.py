@@ -1,4 +1,10 @@
-"""Who may be ended: what protects a process for good, and what only ``--force`` lifts."""
+"""Who may be ended: what protects a process for good, and what only ``--force`` lifts.
+
+Who looks after a process: a job that somebody still watches over is no leftover, however idle it is.
+
+Names are what a process likes to be called. So each of its names counts, its own, its title's and its program's, and
+counts only against ending it: a name never shows that nobody watches.
+"""
 
 from __future__ import annotations
 

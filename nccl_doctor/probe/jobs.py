@@ -3,6 +3,8 @@
 Up from a process to its launcher or to the Python process that forked or spawned it; down to all descendants; and where
 the launcher is gone, to the orphans that it had started with it. No step goes by a guess: each member is a descendant,
 or an orphan of the same user that says of itself that it belongs to the same run.
+
+What a process runs, as its command line tells: Python, a launcher of training jobs, one of its ranks, a service.
 """
 
 from __future__ import annotations

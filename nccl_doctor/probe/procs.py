@@ -2,6 +2,8 @@
 
 The start in clock ticks since boot, with the PID, is what a process is known by: as a time of day it would move
 when the clock is set.
+
+Which processes hold a socket: the links of /proc/PID/fd, as far as we may read them.
 """
 
 from __future__ import annotations

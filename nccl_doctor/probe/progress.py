@@ -3,6 +3,8 @@
 A job that computes or talks to its peers is alive, whoever its parent is. Progress is CPU time, bytes that files and
 pipes gave or took, bytes that peers sent or acknowledged, or work of a GPU whose memory it holds. A rank that waits in
 a collective which never ends has none of these; NCCL's own spins, and passes for alive: it is refused, not ended.
+
+What the kernel tells of one rank at one moment: its state, the CPU it had and wanted, its files, its workers.
 """
 
 from __future__ import annotations

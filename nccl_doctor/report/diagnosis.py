@@ -1,4 +1,7 @@
-"""One diagnosis on the screen: what, where, how it was seen, what follows from it, and what to do."""
+"""One diagnosis on the screen: what, where, how it was seen, what follows from it, and what to do.
+
+What ``-v`` adds: hosts, checks, failed dials and ranks, timings.
+"""
 
 from __future__ import annotations
 

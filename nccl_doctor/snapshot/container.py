@@ -1,4 +1,7 @@
-"""The container that a host's job runs in, and the host around it: what may differ between the two and matters."""
+"""The container that a host's job runs in, and the host around it: what may differ between the two and matters.
+
+A Slurm job: how its steps are entered, and what they may use.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A host's network: links, addresses, routes."""
+"""A host's network: links, addresses, routes.
+
+The packet filters of a host, as raw as their tools print them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a cluster's API tells of the pods of a job; of each what the judgement of its host hangs on."""
+"""What a cluster's API tells of the pods of a job; of each what the judgement of its host hangs on.
+
+Services and NetworkPolicies of a Kubernetes namespace, as far as a job's pods hang on them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""How a rank of a running job stood at one moment: what the kernel, its stack and its recorder told."""
+"""How a rank of a running job stood at one moment: what the kernel, its stack and its recorder told.
+
+A running job as it was seen at a few moments: one document, judged by :mod:`nccl_doctor.hang`.
+
+Who the ranks of a running job are, and what launched them.
+"""
 
 from __future__ import annotations
 

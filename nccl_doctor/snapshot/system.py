@@ -1,4 +1,9 @@
-"""The host itself: who it is, its software, its limits."""
+"""The host itself: who it is, its software, its limits.
+
+Training jobs that run on a host, or are left there, and what they hold.
+
+Ports and who holds them.
+"""
 
 from __future__ import annotations
 

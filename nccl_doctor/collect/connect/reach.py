@@ -1,4 +1,7 @@
-"""Connects to every host and asks it; whoever ran out of time is tried again, alone, before anything is said of it."""
+"""Connects to every host and asks it; whoever ran out of time is tried again, alone, before anything is said of it.
+
+How busy this machine is: what a host that answers late may owe to us.
+"""
 
 from __future__ import annotations
 

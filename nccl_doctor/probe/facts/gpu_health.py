@@ -1,4 +1,7 @@
-"""The GPUs' health: nvidia-smi's counters, and the errors (Xid) that the driver wrote into the kernel's log."""
+"""The GPUs' health: nvidia-smi's counters, and the errors (Xid) that the driver wrote into the kernel's log.
+
+What the kernel wrote about processes that it killed for want of memory, since the job began.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,17 @@
 
 A rank's own children (data loaders) inherit its variables, and a wrapper script stands above it with the same ones: the
 topmost Python process with a rank's variables is the rank.
+
+Which NCCL a running process has loaded, from its memory map and the name of its wheel: nothing is started.
+
+Ranks whose launcher gave them no variables, by the store that they share.
+
+What torch.multiprocessing.spawn, Ray or a notebook starts learns its rank after it began, where /proc does not tell it.
+But each rank keeps a connection to the job's TCPStore, and the one that serves the store is its own client too.
+
+Launchers of torch's that have no rank yet: how they were started, and with whom they are connected.
+
+torchrun starts its ranks when as many nodes have met as it was told; until then it prints nothing.
 """
 
 from __future__ import annotations

@@ -4,6 +4,14 @@ The server (torch/distributed/elastic/control_plane.py) speaks HTTP on a unix so
 TORCH_WORKER_SERVER_SOCKET begins with; no other socket is asked, for a stranger's request can end a program. A pipe
 (TORCH_NCCL_DEBUG_INFO_PIPE_FILE) makes a rank write a dump: only when asked to. All of it is done as the rank
 (as_rank.py).
+
+A rank's own files, opened as the rank would open them: in a child with its root, its user and no privilege.
+
+Root that opens a path for somebody follows that one's links with root's rights, and between a look and an open the
+path can come to lead elsewhere. So the child takes the rank's root and folder, its user and its groups, gives up every
+capability, and only then resolves a path: what it reaches is what the rank reaches itself. It opens nothing before it
+has seen of which kind it is, and nothing that would wait. It loads nothing either: below a container's root that would
+be the container's code.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 By default py-spy only reads the process's memory and never stops it. A pause, or native frames, which need one, are
 asked for; a process that is stopped already or sits in the kernel is never attached to: it could not be let go again.
+
+Programs without a file on disk: memfd_create(2).
 """
 
 from __future__ import annotations

@@ -1,6 +1,11 @@
 """The requests of ``fix-port``: what holds a port, a signal to named processes, and which ports are free.
 
 They run in the probe on a host, and in nccl-doctor's own process for this machine.
+
+A signal to one process and no other, however quickly PIDs are used again.
+
+A pidfd (Linux 5.3, pidfd_open(2)) stays with the process it was opened for; its start is compared after opening and
+right before the signal. Where the kernel has none or a container's filter refuses it, the comparison stands alone.
 """
 
 from __future__ import annotations

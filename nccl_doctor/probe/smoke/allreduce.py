@@ -4,6 +4,12 @@ The worker (allreduce_worker.py) comes in memory and is handed to the training's
 may be started long before it is needed, and serves one all-reduce after the other: importing torch takes longer than
 all else. Scratch files lie where we put them and are removed with the processes, and so is shared memory that killed
 ranks could not remove. Ranks report by marked lines; everything else that they print is kept.
+
+What our own ranks leave in /dev/shm when they are killed, and its removal.
+
+NCCL makes ``nccl-XXXXXX`` by mkstemp and unlinks it once the peer has attached (2.30.7, src/misc/shmutils.cc), so a
+rank that is killed between the two leaves it behind. A name tells nothing of its maker, and one that nobody has open
+may still be somebody's: only segments that a descendant of ours was seen to have are removed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Runs kubectl: with a deadline of ours, for a link of the cluster may stay silent for minutes, and never asking."""
+"""Runs kubectl: with a deadline of ours, for a link of the cluster may stay silent for minutes, and never asking.
+
+What ``kubectl exec`` is told of a node.
+"""
 
 from __future__ import annotations
 

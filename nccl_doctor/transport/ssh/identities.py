@@ -1,4 +1,7 @@
-"""The keys to log in with, in the order in which they are tried. Nothing is ever asked of a person."""
+"""The keys to log in with, in the order in which they are tried. Nothing is ever asked of a person.
+
+Certificates of the user's keys that no server takes at this time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What SSH wants to know of a node, as far as ``~/.ssh/config`` does not say it."""
+"""What SSH wants to know of a node, as far as ``~/.ssh/config`` does not say it.
+
+Jump hosts as ssh_config(5)'s ProxyJump writes them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""A channel over a paramiko session."""
+"""A channel over a paramiko session.
+
+Whether the large packets of a host vanish on their way to us: the host's own kernel knows.
+
+An MTU black hole lets small packets through, so the host hears us and its acknowledgements come, while what it answers
+is sent again and again. A host that is merely slow has sent nothing yet, a path that is cut lets no acknowledgement
+through, and a connection that a firewall forgot neither. The kernel is asked over a second connection, on which the
+host sends small packets only, for we tell it so in our SYN. No time is compared.
+"""
 
 from __future__ import annotations
 

@@ -44,6 +44,7 @@ class Server:
 
     def __init__(self, nonce: str, lifetime_s: float, silence_s: float, sources: dict[str, str]) -> None:
         self._nonce, self._silence_s = nonce.encode(), silence_s
+        self._leaving = False
         self._sources = sources
         self._requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._stop = threading.Event()
@@ -115,6 +116,7 @@ class Server:
             self._requests.put(request)
 
     def _leave(self, last_word: dict[str, Any] | None = None) -> None:
+        self._leaving = True
         try:
             children.end_all()
             children.remove_scratch()
@@ -131,6 +133,8 @@ class Server:
     def _send(self, message: dict[str, Any]) -> None:
         data = self._framed(message)
         with self._writing:
+            if self._leaving:  # it tells what we end ourselves, as if it had happened here
+                return
             try:
                 while data:
                     data = data[os.write(self._out, data) :]

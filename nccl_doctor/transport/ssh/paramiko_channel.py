@@ -205,7 +205,7 @@ class ParamikoChannel:
         message.add_string("HUP")
         try:
             if not self._channel.closed:
-                self._session._send_user_message(message)  # type: ignore[attr-defined]  # noqa: SLF001 - it has no other
+                self._session._send_user_message(message)  # noqa: SLF001 - it has no other
             self._channel.close()
         except (OSError, EOFError, paramiko.SSHException):
             return

@@ -11,13 +11,16 @@ from contextlib import contextmanager
 from typing import ClassVar, cast
 
 import paramiko
-from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA
+from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_DATA, MSG_CHANNEL_EOF, MSG_CHANNEL_EXTENDED_DATA
 from paramiko.packet import Packetizer
 
 from nccl_doctor.transport.ssh.sockets import GreetedStream, Stream
 
 MAX_PACKET = 256 * 1024
 """Bytes of a packet: OpenSSH's PACKET_MAX_SIZE. paramiko believes a server's word, which has 32 bits."""
+
+_OF_A_CHANNEL = (MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA, MSG_CHANNEL_EOF, MSG_CHANNEL_CLOSE)
+"""What may not be sent to a channel any more once it was closed (RFC 4254, section 5.3)."""
 
 _MAX_VERSIONS = 64 * 1024
 """Bytes of the version that a server tells, and of the lines that it may send before (RFC 4253, section 4.2)."""
@@ -78,6 +81,8 @@ class SshSession(paramiko.Transport):
         super().__init__(cast("socket.socket", stream), packetizer_class=_Packets)
         self._wanted: dict[int, int] = {}  # by thread, the channel that it is opening
         self._refusals: dict[int, paramiko.ChannelException] = {}  # by channel
+        self._order = threading.Lock()
+        self._closed: set[int] = set()  # the server's numbers of channels that we have closed
         self.farewell = ""
         self.offers: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
@@ -85,6 +90,28 @@ class SshSession(paramiko.Transport):
         number: int = super()._next_channel()  # type: ignore[misc]  # not in the stubs
         self._wanted[threading.get_ident()] = number
         return number
+
+    def _send_user_message(self, data: paramiko.Message) -> None:
+        """Sends no data behind a channel's end: OpenSSH ends the whole session for it, and with it all other channels.
+
+        paramiko looks whether a channel is closed, and sends later, without a lock (Channel.send; sshd's channels.c,
+        channel_from_packet_id). Of a jump host's session that would be every host behind it.
+        """
+        text = data.asbytes()
+        number = int.from_bytes(text[1:5], "big") if text[0] in _OF_A_CHANNEL else -1
+        with self._order:
+            if number in self._closed:
+                return
+            if text[0] == MSG_CHANNEL_CLOSE:
+                self._closed.add(number)
+            super()._send_user_message(data)  # type: ignore[misc]  # not in the stubs
+
+    def _parse_channel_open_success(self, message: paramiko.Message) -> None:
+        """Another channel may have the number of one that was closed."""
+        words = paramiko.Message(message.get_remainder())
+        words.get_int()
+        self._closed.discard(words.get_int())
+        super()._parse_channel_open_success(message)  # type: ignore[misc]  # not in the stubs
 
     def _parse_channel_open_failure(self, message: paramiko.Message) -> None:
         words = paramiko.Message(message.get_remainder())

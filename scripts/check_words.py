@@ -1,0 +1,67 @@
+"""Words that ``scripts/check`` refuses, so that the code stays in the field's own: ``python scripts/check_words.py [PATH…]``.
+
+In names of functions, classes, parameters and attributes: participles and pronouns that say nothing of what a thing is. In
+docstrings' first lines: openings that ask instead of saying what a function returns or does. Local variables are free.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1] / "nccl_doctor"
+WORDS = frozenset({"told", "seen", "met", "said", "one", "nobody", "taken", "odd"})
+OPENINGS = frozenset({"What", "Whether", "Whom", "Who", "Which", "One"})
+
+
+def faults(path: Path, text: str) -> Iterator[str]:
+    """A line for each name and docstring opening that is refused in a module."""
+    for node in ast.walk(ast.parse(text)):
+        for name, line in _names(node):
+            words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().split("_")
+            for word in WORDS.intersection(words):
+                yield f"{path}:{line}: {name}: a name says what a thing is or does; not “{word}”"
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = (ast.get_docstring(node) or "").split(maxsplit=1)[:1]
+            if OPENINGS.intersection(first):
+                line = getattr(node, "lineno", 1)
+                yield f"{path}:{line}: a docstring says what is returned or done; not “{first[0]} …”"
+
+
+def _names(node: ast.AST) -> Iterator[tuple[str, int]]:
+    """Names that a node gives to a function, a class, its parameters and its attributes."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        arguments = node.args
+        yield node.name, node.lineno
+        for argument in (
+            *arguments.posonlyargs,
+            *arguments.args,
+            *arguments.kwonlyargs,
+            arguments.vararg,
+            arguments.kwarg,
+        ):
+            if argument is not None:
+                yield argument.arg, argument.lineno
+    elif isinstance(node, ast.ClassDef):
+        yield node.name, node.lineno
+        for statement in node.body:
+            targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+            yield from ((target.id, target.lineno) for target in targets if isinstance(target, ast.Name))
+    elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        yield node.attr, node.lineno
+
+
+def main() -> None:
+    """Prints what is refused, and exits 1 where there is any."""
+    roots = [Path(argument) for argument in sys.argv[1:]] or [ROOT]
+    files = sorted(file for root in roots for file in ([root] if root.is_file() else root.rglob("*.py")))
+    found = [line for file in files for line in faults(file, file.read_text(encoding="utf-8"))]
+    sys.stdout.write("".join(f"{line}\n" for line in found))
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,7 @@
-"""Words that ``scripts/check`` refuses, so that the code stays in the field's own: ``python scripts/check_words.py [PATH…]``.
+"""Words that ``scripts/check`` refuses in names and docstrings: ``python scripts/check_words.py [PATH…]``.
 
-In names of functions, classes, parameters and attributes: participles and pronouns that say nothing of what a thing is. In
-docstrings' first lines: openings that ask instead of saying what a function returns or does. Local variables are free.
+In names of functions, classes, parameters and attributes: participles and pronouns, which don't say what a thing is.
+In docstrings' first lines: openings that ask instead of saying what is returned or done. Local variables are free.
 """
 
 from __future__ import annotations
@@ -34,15 +34,10 @@ def faults(path: Path, text: str) -> Iterator[str]:
 def _names(node: ast.AST) -> Iterator[tuple[str, int]]:
     """Names that a node gives to a function, a class, its parameters and its attributes."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        arguments = node.args
         yield node.name, node.lineno
-        for argument in (
-            *arguments.posonlyargs,
-            *arguments.args,
-            *arguments.kwonlyargs,
-            arguments.vararg,
-            arguments.kwarg,
-        ):
+        given = node.args
+        named = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+        for argument in named:
             if argument is not None:
                 yield argument.arg, argument.lineno
     elif isinstance(node, ast.ClassDef):

@@ -61,5 +61,5 @@ def ending(
 
 
 def endable(process: TrainingJob | Process) -> bool:
-    """Whether ``fix-port --kill`` was seen to end it without ``--force``, and its start is known."""
+    """Tells whether ``fix-port --kill`` was seen to end it without ``--force``, and its start is known."""
     return process.own and process.refusal is None and process.ticks is not None and process.age_s >= GRACE_S

@@ -29,7 +29,7 @@ OTHERWISE = (
 
 
 def findings(view: View, kind: Kind) -> Iterator[Finding | Unjudged]:
-    """One finding for all hosts that share a setting and an interface; the hosts that can't be judged."""
+    """Yields one finding for all hosts that share a setting and an interface; the hosts that can't be judged."""
     nccl = view.nccl
     judged = {host.name for host in view.hosts}
     groups: dict[tuple[str | None, str | None, Severity], list[Fault]] = {}
@@ -85,7 +85,7 @@ def _lack_family(nccl: ClusterNccl, group: list[Fault]) -> bool:
 
 
 def _lacks_family(one: HostNccl) -> bool:
-    """Whether NCCL finds nothing because it is told to use IPv4 or IPv6 alone."""
+    """Tells whether NCCL finds nothing because it is told to use IPv4 or IPv6 alone."""
     wanted = one.variables.get("NCCL_SOCKET_FAMILY")
     family = FAMILIES.get(wanted.value) if wanted is not None else None
     local = (entry for entry in one.interfaces.addresses if entry.family == family and entry.interface != "lo")

@@ -50,12 +50,12 @@ class OwnName:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether the name itself gives gloo a loopback address."""
+        """True where the name itself gives gloo a loopback address."""
         return self.gloo in self.resolution.addresses and is_loopback(self.gloo)
 
     @property
     def is_stale(self) -> bool:
-        """Whether the name gives addresses of which the host has none, so that gloo falls back to 127.0.0.1."""
+        """True where the name gives addresses of which the host has none, so that gloo falls back to 127.0.0.1."""
         return bool(self.resolution.addresses) and self.gloo not in self.resolution.addresses
 
 
@@ -89,18 +89,18 @@ def _own_names(view: View) -> Iterator[OwnName]:
     spread = list(addresses)[:: max(0, len(addresses) - 1) // ENOUGH + 1]
     for host_name, (name, resolution) in named.items():
         lost: tuple[str, ...] = ()
-        if not _is_well(view, host_name, addresses[host_name], usual=usual):
+        if not _matches_nccl(view, host_name, addresses[host_name], usual=usual):
             rivals = {
                 other: addresses[other]
                 for other in dict.fromkeys((host_name, *spread))
-                if other == host_name or not _is_innocent(view, host_name, other, addresses, usual=usual)
+                if other == host_name or not _cannot_conflict(view, host_name, other, addresses, usual=usual)
             }
             lost = lost_to(host_name, rivals, partial(_reaches, view, host_name))
         yield OwnName(host_name, name, resolution, addresses[host_name], lost)
 
 
-def _is_well(view: View, host: str, address: str, *, usual: bool) -> bool:
-    """Whether gloo's address is NCCL's, of the others' family: then nobody is lost by what the host's name gives."""
+def _matches_nccl(view: View, host: str, address: str, *, usual: bool) -> bool:
+    """Tells whether gloo's address is NCCL's, of the others' family: then the host's name loses nobody."""
     one = view.nccl.by_host.get(host)
     if one is None or one.chosen is None or one.chosen.address != address:
         return False
@@ -111,8 +111,8 @@ def _is_v4(address: str) -> bool:
     return ":" not in address
 
 
-def _is_innocent(view: View, host: str, other: str, addresses: Mapping[str, str], *, usual: bool) -> bool:
-    """Whether nothing that ``host`` says can be wrong between the two.
+def _cannot_conflict(view: View, host: str, other: str, addresses: Mapping[str, str], *, usual: bool) -> bool:
+    """Tells whether nothing that ``host`` says can be wrong between the two.
 
     They are one machine; or of two families, and the other one's is the odd one.
     """
@@ -125,7 +125,7 @@ def _is_innocent(view: View, host: str, other: str, addresses: Mapping[str, str]
 
 
 def _reaches(view: View, host: str, source: str, address: str) -> bool:
-    """Whether it may; NCCL's own address of the host is the matter of others."""
+    """Tells whether it may; NCCL's own address of the host is the matter of others."""
     by_host = view.nccl.by_host
     if host not in by_host or source not in by_host:
         return True
@@ -178,12 +178,12 @@ def _severity(view: View, caught: list[OwnName]) -> Severity | None:
 
 
 def is_without_gpus(view: View) -> bool:
-    """Whether the job can't be NCCL's: no host shows a GPU."""
+    """Tells whether the job can't be NCCL's: no host shows a GPU."""
     return all(facts.gpus == () for _, facts in view.facts)
 
 
 def has_own_network(facts: HostFacts) -> bool:
-    """Whether all that a host told was found in a container whose network is not the host's."""
+    """Tells whether all that a host told was found in a container whose network is not the host's."""
     inside, outside = facts.surroundings, facts.outside
     if not isinstance(inside, Surroundings) or not isinstance(outside, Outside):
         return False
@@ -191,7 +191,7 @@ def has_own_network(facts: HostFacts) -> bool:
 
 
 def is_unreached(snapshot: Snapshot, host: Host) -> bool:
-    """Whether no other host reaches it there: a macvlan, an overlay and published ports do no harm."""
+    """Tells whether no other host reaches it there: a macvlan, an overlay and published ports do no harm."""
     if host.facts is None or not has_own_network(host.facts) or len(snapshot.cluster.nodes) == 1:
         return False
     mesh, name = snapshot.mesh, host.name
@@ -202,7 +202,7 @@ def is_unreached(snapshot: Snapshot, host: Host) -> bool:
 
 
 def _is_known_by_own_address(host: Host, facts: HostFacts) -> bool:
-    """Whether the address that the hosts file means is one of the container's interfaces."""
+    """Tells whether the address that the hosts file means is one of the container's interfaces."""
     if isinstance(facts.interfaces, Unknown) or isinstance(facts.resolution, Unknown):
         return True
     address = host.node.address

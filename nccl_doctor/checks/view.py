@@ -68,7 +68,7 @@ class FailedDials:
 
 
 class Derived:
-    """One for a snapshot, shared by all of its checks; ``dials`` where they are known already."""
+    """Yields one for a snapshot, shared by all of its checks; ``dials`` where they are known already."""
 
     def __init__(self, snapshot: Snapshot, dials: FailedDials | None = None) -> None:
         self.snapshot = snapshot

@@ -1,4 +1,4 @@
-"""What ranks called, by torch's flight recorder and NCCL's RAS: who called something else, and who is behind."""
+"""Collectives that ranks called, by torch's flight recorder and NCCL's RAS: where they differ, who is behind."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from nccl_doctor.text.bounds import CrowdedError
 
 
 @dataclass(frozen=True)
-class Parting:
+class Divergence:
     """Where ranks part.
 
     Attributes:
         where: "number 17 of group 0".
-        odd: the ranks that did not do as most did, or came less far.
+        outliers: the ranks that did not do as most did, or came less far.
         did: what each rank did there, in words.
-        differs: they called different things; else ``odd`` have not come there.
+        differs: they called different things; else ``outliers`` have not come there.
         crossed: those that have not come wait in a call of another group, as where two groups are used in two orders.
     """
 
     where: str
-    odd: tuple[int, ...]
+    outliers: tuple[int, ...]
     did: dict[int, str]
     differs: bool
     crossed: bool = False
 
 
-def parting(ranks: dict[int, ObservedRank]) -> Parting | None:
+def divergence(ranks: dict[int, ObservedRank]) -> Divergence | None:
     """By the recorders: the first call in which ranks differ or that some have not come to; None where there is none.
 
     A recorder that was dumped long ago tells of the past, and is compared with its like alone.
@@ -53,14 +53,14 @@ def parting(ranks: dict[int, ObservedRank]) -> Parting | None:
         for rank, record in found.did.items()
     }
     if found.odd:
-        return Parting(where, found.odd, did, differs=True)
+        return Divergence(where, found.odd, did, differs=True)
     last = {rank: chosen[rank].calls[-1] for rank in found.behind if chosen[rank].calls}
     crossed = len(last) == len(found.behind) and not any(one.done for one in last.values())
     did |= {rank: f"{one.name} number {one.seq} of group {one.group}" for rank, one in last.items() if crossed}
-    return Parting(where, tuple(found.behind), did, differs=False, crossed=crossed)
+    return Divergence(where, tuple(found.behind), did, differs=False, crossed=crossed)
 
 
-def _apart(last: dict[int, Call], ranks: int) -> Parting | None:
+def _apart(last: dict[int, Call], ranks: int) -> Divergence | None:
     """Where every rank waits in its last call, and these are of several groups: whoever is in a group, they cross."""
     places = Counter((call.group, call.seq) for call in last.values())
     if len(places) < 2 or len(last) < ranks or any(call.done for call in last.values()):
@@ -68,7 +68,7 @@ def _apart(last: dict[int, Call], ranks: int) -> Parting | None:
     (group, seq), _ = places.most_common(1)[0]
     did = {rank: f"{call.name} number {call.seq} of group {call.group}" for rank, call in last.items()}
     odd = tuple(sorted(rank for rank, call in last.items() if (call.group, call.seq) != (group, seq)))
-    return Parting(f"number {seq} of group {group}", odd, did, differs=False, crossed=True)
+    return Divergence(f"number {seq} of group {group}", odd, did, differs=False, crossed=True)
 
 
 def _dump(number: int, recorded: Recorded, groups: set[str]) -> flight.Dump:
@@ -82,7 +82,7 @@ def _dump(number: int, recorded: Recorded, groups: set[str]) -> flight.Dump:
 
 @dataclass(frozen=True)
 class RasView:
-    """What RAS says of the job's ranks.
+    """RAS' view of the job's ranks.
 
     Attributes:
         behind: rank to how it is behind, in words.
@@ -123,7 +123,7 @@ def ras_view(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> RasView 
 
 
 def _even(communicators: list[Communicator]) -> bool:
-    """Whether every rank is known to have launched the same; text names only those that differ, and proves nothing."""
+    """Tells whether every rank is known to have launched the same; RAS' text names only those that differ."""
     counted = [one for one in communicators if one.ranks]
     whole = all(one.size == len(one.ranks) and all(rank.counts for rank in one.ranks) for one in counted)
     differ = any(one.launched() or one.missing_count for one in communicators)
@@ -145,7 +145,7 @@ def _answers(snapshot: HangSnapshot) -> list[RasAnswer]:
 
 
 def _ours(answer: RasAnswer, ranks: dict[int, ObservedRank]) -> bool:
-    """Whether it tells of a process of this job; an answer that names no process may be anybody's."""
+    """Tells whether it tells of a process of this job; an answer that names no process may be anybody's."""
     pids = {one.job_rank.inner_pid for one in ranks.values()}
     named = {rank.pid for one in answer.communicators for rank in (*one.ranks, *one.missing)}
     named |= {rank.pid for one in answer.communicators for group in one.groups for rank in group.ranks}

@@ -1,16 +1,15 @@
-"""What a snapshot of a job shows of its ranks, in the form that the verdict needs."""
+"""Evidence of a job's ranks in the form that the verdict needs, and the ranks that can't take part."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nccl_doctor.hang import calls, lost, observed_rank, rendezvous, unmet
-from nccl_doctor.hang.calls import Parting, RasView
-from nccl_doctor.hang.lost import Lost
-from nccl_doctor.hang.observed_rank import Link, ObservedRank
-from nccl_doctor.hang.rendezvous import Rendezvous
-from nccl_doctor.hang.unmet import Unmet
-from nccl_doctor.snapshot.rank_look import HangSnapshot
+from nccl_doctor.hang import calls, observed_rank, rendezvous
+from nccl_doctor.hang.calls import Divergence, RasView
+from nccl_doctor.hang.observed_rank import Link, ObservedRank, world_size
+from nccl_doctor.hang.rendezvous import Rendezvous, RendezvousFault
+from nccl_doctor.snapshot import Unknown
+from nccl_doctor.snapshot.rank_look import HangHost, HangSnapshot
 
 CHATTER = 1 << 20
 """Bytes between two looks that NCCL's own services (RAS) may exchange while the job stands still."""
@@ -24,8 +23,8 @@ class HangEvidence:
         ranks: those that were found, by number; ``world_size`` counts all.
         lost: ranks that can't take part; ``unseen`` those for which nobody could look.
         links: between ranks.
-        parting: where the recorders part; None where they don't, or there are none.
-        rendezvous: where there is no rank, the launchers that have none yet; ``unmet`` why ranks did not meet.
+        divergence: where the recorders part; None where they don't, or there are none.
+        rendezvous: where there is no rank, the launchers without any; ``rendezvous_fault`` why ranks did not meet.
     """
 
     ranks: dict[int, ObservedRank]
@@ -33,11 +32,11 @@ class HangEvidence:
     lost: tuple[Lost, ...]
     unseen: tuple[int, ...]
     links: tuple[Link, ...]
-    parting: Parting | None
+    divergence: Divergence | None
     ras: RasView | None
     serves_ras: bool
     rendezvous: Rendezvous
-    unmet: Unmet | None
+    rendezvous_fault: RendezvousFault | None
 
     @property
     def present(self) -> list[ObservedRank]:
@@ -62,31 +61,103 @@ class HangEvidence:
 
     @property
     def nccl(self) -> bool:
-        """Whether a rank has loaded NCCL, whose ranks go on in Python while their GPUs wait."""
+        """True where a rank has loaded NCCL, whose ranks go on in Python while their GPUs wait."""
         return any(one.job_rank.nccl for one in self.ranks.values())
 
     @property
     def moves(self) -> bool:
-        """Whether the job came further between the looks: calls, bytes between ranks, or lines of waiting ranks."""
+        """True where the job came further between the looks: calls, bytes between ranks, or lines of waiting ranks."""
         moved = sum(link.moved for link in self.links)
         if any(one.calls_moved for one in self.present) or moved > (CHATTER if self.serves_ras or self.nccl else 0):
             return True
         return any(one.stepped and one.waits for one in self.present)
 
 
-def see(snapshot: HangSnapshot) -> HangEvidence:
-    """What a snapshot of a job shows of each rank, in the form that the verdict needs."""
+def gather_evidence(snapshot: HangSnapshot) -> HangEvidence:
+    """Gathers all that a snapshot of a job shows of each rank."""
     ranks = observed_rank.observed_ranks(snapshot)
-    gone, unseen = lost.lost(snapshot, ranks) if ranks else ((), ())
+    gone, unseen = lost(snapshot, ranks) if ranks else ((), ())
     return HangEvidence(
         ranks=ranks,
-        world_size=lost.world_size(ranks),
+        world_size=observed_rank.world_size(ranks),
         lost=gone,
         unseen=unseen,
         links=tuple(observed_rank.links(ranks)),
-        parting=calls.parting(ranks),
+        divergence=calls.divergence(ranks),
         ras=calls.ras_view(snapshot, ranks),
         serves_ras=any(look.serves_ras for host in snapshot.hosts for look in host.looks),
-        rendezvous=rendezvous.see(snapshot),
-        unmet=unmet.unmet(snapshot, ranks) if ranks else None,
+        rendezvous=rendezvous.find_launchers(snapshot),
+        rendezvous_fault=rendezvous.find_ranks_fault(snapshot, ranks) if ranks else None,
     )
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A rank that can't take part.
+
+    Attributes:
+        hosts: where it belongs; several where only that is known.
+        why: what became of it, to stand behind its name.
+        stopped: it can go on.
+        evidence: lines that show it.
+    """
+
+    rank: int
+    hosts: tuple[str, ...]
+    pid: int | None
+    why: str
+    evidence: tuple[str, ...] = ()
+    stopped: bool = False
+
+
+def lost(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> tuple[tuple[Lost, ...], tuple[int, ...]]:
+    """The ranks that are gone, and those that nobody could look for, as their host was not reached or not named."""
+    here = [
+        Lost(one.rank, (one.host,), one.job_rank.pid, one.gone, stopped=one.stopped)
+        for one in ranks.values()
+        if one.gone
+    ]
+    absent = sorted(set(range(world_size(ranks))) - set(ranks))
+    hosts = {host.name: host for host in snapshot.hosts}
+    homes = _homes(ranks)
+    gone = [_absent(rank, hosts[homes[rank]]) for rank in absent if rank in homes]
+    homeless = [rank for rank in absent if rank not in homes]
+    empty = tuple(host.name for host in snapshot.hosts if host.job is not None and not host.job.ranks)
+    # a counted rank was counted because it holds a connection: it is somewhere else
+    counted = any(one.job_rank.counted for one in ranks.values())
+    if empty and not counted and not any(host.failure for host in snapshot.hosts):
+        words = "no rank of this job runs there"
+        gone += [
+            Lost(rank, empty, None, "has no process", (f"{name}: {words}",)) for rank in homeless for name in empty
+        ]
+        gone = list({one.rank: one for one in gone}.values())
+        homeless = []
+    return tuple(sorted([*here, *gone], key=lambda one: one.rank)), tuple(homeless)
+
+
+def _homes(ranks: dict[int, ObservedRank]) -> dict[int, str]:
+    """The host of every rank whose node is known by one that was found there: a node's ranks are numbered in a row."""
+    homes: dict[int, str] = {}
+    for one in ranks.values():
+        if one.job_rank.local_rank is not None and one.job_rank.local_world_size is not None:
+            first = one.job_rank.rank - one.job_rank.local_rank
+            homes.update(dict.fromkeys(range(first, first + min(one.job_rank.local_world_size, 4096)), one.host))
+    return homes
+
+
+def _absent(rank: int, host: HangHost) -> Lost:
+    launchers = host.looks[-1].launchers if host.looks else ()
+    defunct = [pid for one in launchers for pid in one.defunct]
+    evidence = [
+        f"{one.program} (pid {one.pid}) on {host.name} is itself stopped" for one in launchers if one.state in "Tt"
+    ]
+    killed = host.looks[-1].killed if host.looks else ()
+    if not isinstance(killed, Unknown):
+        evidence += [
+            f"the kernel on {host.name} killed {one.name} (pid {one.pid}) for want of memory, {one.age_s:.0f} s ago"
+            for one in killed
+        ]
+    if defunct:
+        pid = defunct[0] if len(defunct) == 1 else None
+        return Lost(rank, (host.name,), pid, "has ended, and its launcher has not noticed (a zombie)", tuple(evidence))
+    return Lost(rank, (host.name,), None, "has no process any more", tuple(evidence))

@@ -6,27 +6,39 @@ The findings of a job whose ranks wait for data that does not arrive.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from nccl_doctor.hang import rendezvous
 from nccl_doctor.hang.evidence import HangEvidence
-from nccl_doctor.hang.folds import MOST_LINES, doing, folded, named, places, rank_words
-from nccl_doctor.hang.observed_rank import Link, ObservedRank
+from nccl_doctor.hang.observed_rank import (
+    MOST_LINES,
+    Kind,
+    Link,
+    ObservedRank,
+    doing,
+    folded,
+    named,
+    places,
+    rank_words,
+)
 from nccl_doctor.hang.verdict import Judgement
 from nccl_doctor.logs.words import ranks_of
 from nccl_doctor.model.finding import Finding, Fix, on
-from nccl_doctor.text.hostlist import capital, grouped, plural
+from nccl_doctor.snapshot import Unknown
+from nccl_doctor.snapshot.rank_look import HangSnapshot, Ras
+from nccl_doctor.text.hostlist import capital, fold, grouped, plural
 from nccl_doctor.text.shell import line
 
 
 def stalled(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     """Connections between ranks with data that nobody acknowledges."""
-    seen = judged.seen
-    links = seen.stalled if judged.verdict == "transport" else [one for one in seen.links if one.stalled]
+    evidence = judged.evidence
+    links = evidence.stalled if judged.verdict == "transport" else [one for one in evidence.links if one.stalled]
     if not links:
         return
-    hosts = _ends(seen, links)
+    hosts = _ends(evidence, links)
     lines = [
-        f"{_end(seen, one.source)} -> {_end(seen, one.target)} {one.last.remote[0]}:{one.last.remote[1]}: "
+        f"{_end(evidence, one.source)} -> {_end(evidence, one.target)} {one.last.remote[0]}:{one.last.remote[1]}: "
         f"{one.last.unsent} bytes not acknowledged, {_tries(one)}"
         for one in links
     ]
@@ -35,9 +47,9 @@ def stalled(judged: Judgement) -> Iterator[tuple[str, Finding]]:
         "link-stalled",
         Finding(
             hosts=hosts,
-            message=f"The network swallows what {_end(seen, first.source)} sends to {_end(seen, first.target)} "
+            message=f"The network swallows what {_end(evidence, first.source)} sends to {_end(evidence, first.target)} "
             f"({first.last.remote[0]}): the connection stands, and nothing is acknowledged.",
-            evidence=(*lines[:MOST_LINES], *places(seen.present)),
+            evidence=(*lines[:MOST_LINES], *places(evidence.present)),
             facts={"pairs": [[one.source, one.target] for one in links[:64]], "unsent": first.last.unsent},
             fix=Fix(summary="Test the path between these hosts; the job itself will not recover before its time-out."),
         ),
@@ -52,27 +64,28 @@ def _tries(link: Link) -> str:
 
 def even(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     """All wait in the same collective, and no rank or connection is to blame."""
-    seen = judged.seen
-    if seen.stalled or judged.culprits:
+    evidence = judged.evidence
+    if evidence.stalled or judged.culprits:
         return
     yield (
         "link-stalled",
         Finding(
-            hosts=tuple(dict.fromkeys(one.host for one in seen.present)),
+            hosts=tuple(dict.fromkeys(one.host for one in evidence.present)),
             message="All ranks have launched the same collectives and wait in the last: its data does not arrive.",
-            evidence=(*places(seen.present),),
+            evidence=(*places(evidence.present),),
             facts={"by": "RAS"},
             fix=Fix(summary="Test the paths between the hosts, and look at the GPUs' and network cards' logs."),
         ),
     )
 
 
-def _ends(seen: HangEvidence, links: list[Link]) -> tuple[str, ...]:
+def _ends(evidence: HangEvidence, links: list[Link]) -> tuple[str, ...]:
     """The hosts of the pairs; where one host is in all of them and there are several pairs, that one alone."""
     pairs = {
         tuple(
             sorted(
-                {seen.ranks[one.source].host} | ({seen.ranks[one.target].host} if one.target in seen.ranks else set())
+                {evidence.ranks[one.source].host}
+                | ({evidence.ranks[one.target].host} if one.target in evidence.ranks else set())
             )
         )
         for one in links
@@ -83,8 +96,12 @@ def _ends(seen: HangEvidence, links: list[Link]) -> tuple[str, ...]:
     return tuple(sorted({host for pair in pairs for host in pair}))
 
 
-def _end(seen: HangEvidence, rank: int | None) -> str:
-    return f"rank {rank} on {seen.ranks[rank].host}" if rank is not None and rank in seen.ranks else "a rank unseen"
+def _end(evidence: HangEvidence, rank: int | None) -> str:
+    return (
+        f"rank {rank} on {evidence.ranks[rank].host}"
+        if rank is not None and rank in evidence.ranks
+        else "a rank unseen"
+    )
 
 
 FRAMES = 6
@@ -109,8 +126,8 @@ def findings(judged: Judgement) -> list[tuple[str, Finding]]:
 
 def sentence(judged: Judgement) -> str:
     """The verdict in one sentence."""
-    seen = judged.seen
-    culprits = [seen.ranks[rank] for rank in judged.culprits if rank in seen.ranks]
+    evidence = judged.evidence
+    culprits = [evidence.ranks[rank] for rank in judged.culprits if rank in evidence.ranks]
     if judged.verdict == "slow":
         work = "; ".join(f"{named([one])} {doing(one)}" for one in culprits[:4])
         return f"The job moves, slowly: {_waiting(judged, 'rank')} for {work}, which works."
@@ -122,36 +139,36 @@ def sentence(judged: Judgement) -> str:
 
 
 def _unknown(judged: Judgement) -> str:
-    seen = judged.seen
-    if not seen.ranks and seen.rendezvous.works:
-        one = seen.rendezvous.works[0]
+    evidence = judged.evidence
+    if not evidence.ranks and evidence.rendezvous.works:
+        one = evidence.rendezvous.works[0]
         return f"No rank runs yet: {one.program} on {one.host} (pid {one.starter.pid}) is starting."
-    if not seen.ranks:
+    if not evidence.ranks:
         return (
             "No running job was found: no process of yours with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, "
             "and no two that share a store of torch's."
         )
-    if seen.unseen:
-        return f"The job stands still; {ranks_of(list(seen.unseen))} could not be looked at."
+    if evidence.unseen:
+        return f"The job stands still; {ranks_of(list(evidence.unseen))} could not be looked at."
     hint = f"; {judged.hint}" if judged.hint else ""
     return f"The job stands still, and what was seen does not say for whom it waits{hint}."
 
 
 def _not_started(judged: Judgement) -> Iterator[tuple[str, Finding]]:
-    reason = judged.seen.unmet or rendezvous.unmet(judged.seen.rendezvous)
+    reason = judged.evidence.rendezvous_fault or rendezvous.find_launchers_fault(judged.evidence.rendezvous)
     if reason is not None:
         yield reason.finding
 
 
 def _gone(judged: Judgement) -> Iterator[tuple[str, Finding]]:
-    seen = judged.seen
-    groups = grouped(((one.why, one.hosts), one.rank) for one in seen.lost)
-    pids = {one.rank: one.pid for one in seen.lost}
+    evidence = judged.evidence
+    groups = grouped(((one.why, one.hosts), one.rank) for one in evidence.lost)
+    pids = {one.rank: one.pid for one in evidence.lost}
     parts = [
         f"{ranks_of(ranks)} on {', '.join(hosts)}{_pids(ranks, pids)} {why}" for (why, hosts), ranks in groups.items()
     ]
-    stopped = any(one.why == "is stopped" for one in seen.lost)
-    waits = f", and {_waiting(judged)} for it in a collective" if seen.waiting else ""
+    stopped = any(one.stopped for one in evidence.lost)
+    waits = f", and {_waiting(judged)} for it in a collective" if evidence.waiting else ""
     advice = (
         "Let it go on, unless somebody holds it in a debugger:"
         if stopped
@@ -160,17 +177,17 @@ def _gone(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     yield (
         "rank-gone",
         Finding(
-            hosts=tuple(dict.fromkeys(host for one in seen.lost for host in one.hosts)),
+            hosts=tuple(dict.fromkeys(host for one in evidence.lost for host in one.hosts)),
             message=f"{capital('; '.join(parts[:3]))}{waits}.",
-            evidence=(*(line for one in seen.lost for line in one.evidence), *places(seen.present)),
-            facts={"ranks": [one.rank for one in seen.lost], "pids": [one.pid for one in seen.lost if one.pid]},
+            evidence=(*(line for one in evidence.lost for line in one.evidence), *places(evidence.present)),
+            facts={"ranks": [one.rank for one in evidence.lost], "pids": [one.pid for one in evidence.lost if one.pid]},
             fix=Fix(
                 summary=advice,
                 risk="disruptive" if stopped else "manual",
                 commands=tuple(
                     command
-                    for one in seen.lost
-                    if one.why == "is stopped" and one.pid
+                    for one in evidence.lost
+                    if one.stopped and one.pid
                     for command in on(one.hosts[0], line("kill -CONT {pid}", pid=one.pid))
                 ),
             ),
@@ -179,7 +196,7 @@ def _gone(judged: Judgement) -> Iterator[tuple[str, Finding]]:
 
 
 def _waiting(judged: Judgement, noun: str = "other") -> str:
-    count = len(judged.seen.waiting)
+    count = len(judged.evidence.waiting)
     return f"{plural(count, noun)} wait{'s' if count == 1 else ''}"
 
 
@@ -189,55 +206,59 @@ def _pids(ranks: list[int], pids: dict[int, int | None]) -> str:
 
 
 def _outside(judged: Judgement) -> Iterator[tuple[str, Finding]]:
-    seen = judged.seen
-    culprits = [seen.ranks[rank] for rank in judged.culprits]
-    waiting = f" while {_waiting(judged)} in a collective" if seen.waiting else ""
+    evidence = judged.evidence
+    culprits = [evidence.ranks[rank] for rank in judged.culprits]
+    waiting = f" while {_waiting(judged)} in a collective" if evidence.waiting else ""
     where = "; ".join(
-        f"{named([seen.ranks[rank] for rank in ranks])} stands {words}" for words, ranks in _few(culprits)
+        f"{named([evidence.ranks[rank] for rank in ranks])} stands {words}" for words, ranks in _few(culprits)
     )
     yield (
         "rank-outside-nccl",
         Finding(
             hosts=tuple(dict.fromkeys(one.host for one in culprits)),
             message=f"{capital(where)}{waiting}.",
-            evidence=(*(line for one in culprits[:2] for line in _stack(one)), *places(seen.waiting)),
+            evidence=(*(line for one in culprits[:2] for line in _stack(one)), *places(evidence.waiting)),
             facts={"ranks": list(judged.culprits), "frames": [one.place.frame for one in culprits if one.place]},
             fix=Fix(summary=_advice(culprits[0])),
         ),
     )
 
 
-def _advice(one: ObservedRank) -> str:
-    workers = [worker for worker in one.states[-1].workers if worker.state in "DZT"] if one.states else []
-    if one.in_kernel:
+def _advice(rank: ObservedRank) -> str:
+    workers = [worker for worker in rank.states[-1].workers if worker.state in "DZT"] if rank.states else []
+    if rank.in_kernel:
         return (
             "It waits in the kernel, where no signal reaches it: for a file system or a driver that does not answer. "
             "Look at the mounts of that host (a dead NFS server) and at its kernel log."
         )
-    if one.place is not None and one.place.called and "data" in one.place.kind.value:
+    if rank.place is not None and rank.place.called and rank.place.kind is Kind.LOADER:
         state = f" Its worker {workers[0].pid} is in state {workers[0].state}." if workers else ""
         return f"Its data loader gives no batch.{state} Look at what its workers read, and try num_workers=0."
     return "Look at that line: the other ranks wait until this one comes to their collective."
 
 
 def _different(judged: Judgement) -> Iterator[tuple[str, Finding]]:
-    seen = judged.seen
-    told_by = seen.parting
-    parting = told_by if told_by is not None and (told_by.differs or told_by.crossed) else None
-    culprits = [seen.ranks[rank] for rank in judged.culprits if rank in seen.ranks]
-    if parting is not None:
-        groups = grouped((words, rank) for rank, words in parting.did.items())
+    evidence = judged.evidence
+    divergence_shown = evidence.divergence
+    divergence = (
+        divergence_shown
+        if divergence_shown is not None and (divergence_shown.differs or divergence_shown.crossed)
+        else None
+    )
+    culprits = [evidence.ranks[rank] for rank in judged.culprits if rank in evidence.ranks]
+    if divergence is not None:
+        groups = grouped((words, rank) for rank, words in divergence.did.items())
         calls = "; ".join(f"{ranks_of(ranks)} called {words}" for words, ranks in list(groups.items())[:4])
-        message = f"Ranks called different collectives as {parting.where}: {calls}."
+        message = f"Ranks called different collectives as {divergence.where}: {calls}."
     else:
-        message = f"Ranks wait for each other in different collectives: {rank_words(seen.waiting, 4)}."
+        message = f"Ranks wait for each other in different collectives: {rank_words(evidence.waiting, 4)}."
     yield (
         "collective-mismatch",
         Finding(
             hosts=tuple(dict.fromkeys(one.host for one in culprits)),
             message=message,
-            evidence=(*places(seen.present), *(line for one in culprits[:1] for line in _stack(one))),
-            facts={"ranks": list(judged.culprits), "by": "flight recorder" if parting else "stacks"},
+            evidence=(*places(evidence.present), *(line for one in culprits[:1] for line in _stack(one))),
+            facts={"ranks": list(judged.culprits), "by": "flight recorder" if divergence else "stacks"},
             fix=Fix(
                 summary="Compare these lines: every rank must make the same calls in the same order, with the same "
                 "sizes. A condition on the rank or on its data is the usual reason. TORCH_DISTRIBUTED_DEBUG=DETAIL "
@@ -248,13 +269,13 @@ def _different(judged: Judgement) -> Iterator[tuple[str, Finding]]:
 
 
 def _behind(judged: Judgement) -> Iterator[tuple[str, Finding]]:
-    seen = judged.seen
+    evidence = judged.evidence
     words: dict[int, str] = {}
-    if seen.parting is not None and not seen.parting.differs:
-        words = dict.fromkeys(seen.parting.odd, f"has not come to {seen.parting.where}")
-    elif seen.ras is not None:
-        words = {**seen.ras.lost, **{rank: f"has launched {count}" for rank, count in seen.ras.behind.items()}}
-    culprits = [seen.ranks[rank] for rank in sorted(words) if rank in seen.ranks]
+    if evidence.divergence is not None and not evidence.divergence.differs:
+        words = dict.fromkeys(evidence.divergence.outliers, f"has not come to {evidence.divergence.where}")
+    elif evidence.ras is not None:
+        words = {**evidence.ras.lost, **{rank: f"has launched {count}" for rank, count in evidence.ras.behind.items()}}
+    culprits = [evidence.ranks[rank] for rank in sorted(words) if rank in evidence.ranks]
     if not culprits:
         return
     first = culprits[0]
@@ -266,7 +287,7 @@ def _behind(judged: Judgement) -> Iterator[tuple[str, Finding]]:
             message=f"{capital(named(culprits))} {words[first.rank]}{where}; the others wait for it.",
             evidence=(
                 *(f"rank {rank}: {what}" for rank, what in list(words.items())[:MOST_LINES]),
-                *places(seen.present),
+                *places(evidence.present),
             ),
             facts={"ranks": [one.rank for one in culprits]},
             fix=Fix(summary="Look at what this rank does: it is the one that the others wait for."),
@@ -278,12 +299,98 @@ def _few(ranks: list[ObservedRank]) -> list[tuple[str, tuple[int, ...]]]:
     return list(folded(ranks).items())[:3]
 
 
-def _stack(one: ObservedRank) -> Iterator[str]:
+def _stack(rank: ObservedRank) -> Iterator[str]:
     """The user's lines, innermost first."""
-    if one.place is not None:
-        files = [f"{file.rpartition('/')[2]}:{line}" for file, line in one.place.path[:FRAMES]]
-        yield f"stack   rank {one.rank}: {' < '.join(files)}"
-    elif one.no_stack:
-        yield f"stack   rank {one.rank}: {one.no_stack}"
-    if one.states and one.states[-1].kernel_stack:
-        yield f"kernel  {' < '.join(one.states[-1].kernel_stack[:4])}"
+    if rank.place is not None:
+        files = [f"{file.rpartition('/')[2]}:{line}" for file, line in rank.place.path[:FRAMES]]
+        yield f"stack   rank {rank.rank}: {' < '.join(files)}"
+    elif rank.no_stack:
+        yield f"stack   rank {rank.rank}: {rank.no_stack}"
+    if rank.states and rank.states[-1].kernel_stack:
+        yield f"kernel  {' < '.join(rank.states[-1].kernel_stack[:4])}"
+
+
+MOST_RIVALS = 4
+
+
+def gaps(snapshot: HangSnapshot, evidence: HangEvidence) -> tuple[str, ...]:
+    """Phrases of all that could not be looked at and the verdict may hang on, gravest first."""
+    some = (
+        _numbers(snapshot, evidence),
+        _hosts(snapshot, evidence),
+        _rivals(snapshot),
+        _stacks(evidence),
+        _recorders(evidence),
+    )
+    return tuple(chain(*some, _ras(snapshot, evidence), _flows(evidence)))
+
+
+def _numbers(snapshot: HangSnapshot, evidence: HangEvidence) -> Iterator[str]:
+    if any(one.job_rank.counted for one in evidence.ranks.values()):
+        yield "the ranks' own numbers, which no variable tells: they are counted here by hosts and by their start"
+    jobs = {host.name: host.job for host in snapshot.hosts if host.job is not None}
+    blind = {name: job.unnumbered.reason for name, job in jobs.items() if isinstance(job.unnumbered, Unknown)}
+    if blind and not evidence.ranks:
+        yield f"ranks without variables on {fold(blind)}: {next(iter(blind.values()))}"
+    unknown = {name: job.starters.reason for name, job in jobs.items() if isinstance(job.starters, Unknown)}
+    if unknown and not evidence.ranks:
+        yield f"launchers without ranks on {fold(unknown)}: {next(iter(unknown.values()))}"
+
+
+def _hosts(snapshot: HangSnapshot, evidence: HangEvidence) -> Iterator[str]:
+    if evidence.unseen:
+        yield f"{ranks_of(list(evidence.unseen))}: not on a host that answered"
+    failed = [host.name for host in snapshot.hosts if host.failure is not None]
+    if failed:
+        yield f"{fold(failed)}: {next(host.failure.detail for host in snapshot.hosts if host.failure is not None)}"
+    hidden = {host.name: host.job.hidden for host in snapshot.hosts if host.job and host.job.hidden}
+    if hidden and (not evidence.ranks or evidence.lost or evidence.unseen):
+        yield f"Python processes on {fold(hidden)} are hidden from you: other users', or ptrace is restricted there"
+
+
+def _rivals(snapshot: HangSnapshot) -> Iterator[str]:
+    """Processes that are the same rank as one that was looked at: both are said, for either may be the left over."""
+    found = [(host, one) for host in snapshot.hosts for one in host.rivals]
+    for host, one in found[:MOST_RIVALS]:
+        other = next((rank.pid for rank in host.job.ranks if rank.rank == one.rank), None) if host.job else None
+        yield f"pid {one.pid} on {host.name}, which is rank {one.rank} as well and older than pid {other}, looked at"
+    if len(found) > MOST_RIVALS:
+        yield f"{len(found) - MOST_RIVALS} more such processes"
+
+
+def _stacks(evidence: HangEvidence) -> Iterator[str]:
+    reasons = grouped((one.no_stack, one.rank) for one in evidence.present if one.place is None and one.no_stack)
+    for reason, ranks in list(reasons.items())[:3]:
+        yield f"no stack of {ranks_of(ranks)}: {reason}"
+
+
+def _recorders(evidence: HangEvidence) -> Iterator[str]:
+    problems: dict[str, list[int]] = {}
+    for one in evidence.present:
+        last = one.looks[-1].recorder if one.looks else None
+        if last is None or isinstance(last, Unknown):
+            reason = "the job does not serve it" if last is None else last.reason
+            problems.setdefault(reason, []).append(one.rank)
+    for reason, ranks in list(problems.items())[:2]:
+        yield f"no flight recorder of {ranks_of(ranks)}: {reason}"
+
+
+def _ras(snapshot: HangSnapshot, evidence: HangEvidence) -> Iterator[str]:
+    if not evidence.nccl or evidence.ras is not None:
+        return
+    told = [one for host in snapshot.hosts for one in host.ras]
+    if not told:
+        yield "no NCCL RAS: no rank listens for it (NCCL before 2.24, or NCCL_RAS_ENABLE=0)"
+    for one in told[:1]:
+        if isinstance(one, Ras):
+            yield f"no NCCL RAS: {one.refused or 'its answer tells nothing of this job'}"
+        else:
+            yield f"no NCCL RAS: {one.reason}"
+
+
+def _flows(evidence: HangEvidence) -> Iterator[str]:
+    reasons = {
+        one.looks[-1].flows.reason for one in evidence.present if one.looks and isinstance(one.looks[-1].flows, Unknown)
+    }
+    for reason in sorted(reasons)[:1]:
+        yield f"no connections: {reason}"

@@ -6,11 +6,12 @@ Where in its program a rank stands: the user's line, and what of a library it ha
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import PurePosixPath
 
+from nccl_doctor.logs.words import ranks_of
 from nccl_doctor.snapshot import Skipped, Unknown
 from nccl_doctor.snapshot.rank_look import (
     Flow,
@@ -23,6 +24,7 @@ from nccl_doctor.snapshot.rank_look import (
     Recorded,
     Thread,
 )
+from nccl_doctor.text.hostlist import grouped
 
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3|^<frozen |\.so[.0-9]*$|^(?!.*\.py$)[^/<]*$")
 """What the user did not write; a native frame has a library for its file, or none."""
@@ -39,7 +41,7 @@ _WRAPPER = re.compile(r"wrapper|decorate|inner$")
 
 
 class Kind(Enum):
-    """What a rank does there; in BACKWARD and SYNC it may wait for the others or compute: the line can't say."""
+    """A rank's work at a place; in BACKWARD and SYNC it may wait for the others or compute: the line can't say."""
 
     COLLECTIVE = "collective"
     BACKWARD = "backward"
@@ -54,27 +56,36 @@ class StackPlace:
 
     Attributes:
         called: the function of a library that the user's line called, as "all_reduce"; "" where it stands there itself.
-        frame: "train.py:212 in step"; None where no line of the user's is on the stack.
+        own: the innermost frame of the user's; None where none is on the stack.
         starts: it waits for all ranks to meet, in ``init_process_group``.
         path: file and line of the user's frames, innermost first: they change when the rank moves on.
     """
 
     kind: Kind
     called: str
-    frame: str | None
+    own: Frame | None
     path: tuple[tuple[str, int], ...]
     starts: bool = False
 
     @property
+    def line(self) -> str:
+        """The user's file and line, "train.py:212"; empty where there is none."""
+        return "" if self.own is None else f"{PurePosixPath(self.own.file).name}:{self.own.line}"
+
+    @property
+    def frame(self) -> str | None:
+        """The user's line with its function, "train.py:212 in step"; None where there is none."""
+        return None if self.own is None else f"{self.line} in {self.own.function}"
+
+    @property
     def waits(self) -> bool:
-        """Whether a rank that does nothing there may wait for the others."""
+        """True where a rank that does nothing there may wait for the others."""
         return self.kind in (Kind.COLLECTIVE, Kind.BACKWARD, Kind.SYNC)
 
     def __str__(self) -> str:
-        where, _, function = (self.frame or "").partition(" in ")
-        if self.called and where:
-            return f"in {self.called} at {where}"
-        return f"at {where} in {function}" if where else f"in {self.called or 'unknown code'}"
+        if self.own is None:
+            return f"in {self.called or 'unknown code'}"
+        return f"in {self.called} at {self.line}" if self.called else f"at {self.line} in {self.own.function}"
 
 
 def place(threads: Sequence[Thread], pid: int) -> StackPlace | None:
@@ -88,7 +99,7 @@ def place(threads: Sequence[Thread], pid: int) -> StackPlace | None:
     return StackPlace(
         kind=_kind(inner),
         called=_called(inner),
-        frame=_named(main.frames[users[0]]) if users else None,
+        own=main.frames[users[0]] if users else None,
         path=tuple((main.frames[index].file, main.frames[index].line) for index in users)
         or tuple((frame.file, frame.line) for frame in main.frames),
         starts=any(frame.function == "init_process_group" and _COLLECTIVE.search(frame.file) for frame in inner),
@@ -115,10 +126,6 @@ def _called(frames: Sequence[Frame]) -> str:
     return next((function for function in named if function not in _BARE), named[0] if named else "")
 
 
-def _named(frame: Frame) -> str:
-    return f"{PurePosixPath(frame.file).name}:{frame.line} in {frame.function}"
-
-
 BUSY = 0.2
 """Share of a CPU that a rank has who works; below it are wake-ups of helpers."""
 WANTING = 0.6
@@ -134,7 +141,7 @@ Ends = tuple[tuple[str, int], tuple[str, int]]
 
 @dataclass(frozen=True)
 class ObservedRank:
-    """One rank, as all looks at it show it.
+    """A rank, as all looks at it show it.
 
     Attributes:
         job_rank: what its process told when it was found.
@@ -162,13 +169,17 @@ class ObservedRank:
         return self.places[-1] if self.places else None
 
     @property
+    def stopped(self) -> bool:
+        """True where its process stood still by a signal at every look, and has not ended."""
+        ended = self.looks and self.looks[-1].state is None
+        return not ended and bool(self.states) and all(state.state in STOPPED for state in self.states)
+
+    @property
     def gone(self) -> str | None:
         """Why it can't take part: its process ended or is stopped; None where it can."""
         if self.looks and self.looks[-1].state is None:
             return "ended while it was looked at"
-        if self.states and all(state.state in STOPPED for state in self.states):
-            return "is stopped"
-        return None
+        return "is stopped" if self.stopped else None
 
     @property
     def in_kernel(self) -> str | None:
@@ -196,18 +207,18 @@ class ObservedRank:
 
     @property
     def stepped(self) -> bool:
-        """Whether it stood at another line of the user's at the last look than at the first."""
+        """True where it stood at another line of the user's at the last look than at the first."""
         known = [one for one in self.places if one is not None]
         return len(known) > 1 and known[0].path != known[-1].path
 
     @property
     def works(self) -> bool:
-        """Whether it, or a process below it, wanted a CPU, or read and wrote, for a good part of the time."""
+        """True where it, or a process below it, wanted a CPU, or read and wrote, for a good part of the time."""
         return len(self.states) > 1 and worked(self.states[0], self.states[-1], self.interval_s)
 
     @property
     def waits(self) -> bool | None:
-        """Whether it stands in a collective: by its stack, else by its recorder; None where neither tells."""
+        """True where it stands in a collective: by its stack, else by its recorder; None where neither tells."""
         recorded = self.recorded
         pending = recorded is not None and recorded.live and recorded.pending
         if pending and (self.place is None or self.place.waits or not self.place.called):
@@ -216,7 +227,7 @@ class ObservedRank:
 
 
 def worked(first: RankState, last: RankState, interval_s: float) -> bool:
-    """Whether a process, or one below it, wanted a CPU, or read and wrote, for a good part of that time."""
+    """Tells whether a process, or one below it, wanted a CPU, or read and wrote, for a good part of that time."""
     if interval_s <= 0:
         return False
     used = [_less(last.cpu_s, first.cpu_s)]
@@ -235,6 +246,11 @@ def observed_ranks(snapshot: HangSnapshot) -> dict[int, ObservedRank]:
     """Every rank that was found, by its number."""
     found = (_observed(host, rank) for host in snapshot.hosts if host.job for rank in host.job.ranks)
     return {one.rank: one for one in sorted(found, key=lambda one: one.rank)}
+
+
+def world_size(ranks: dict[int, ObservedRank]) -> int:
+    """The number of ranks of the job; 0 where no rank was found."""
+    return max((one.job_rank.world_size for one in ranks.values()), default=0)
 
 
 def _observed(host: HangHost, rank: JobRank) -> ObservedRank:
@@ -273,7 +289,7 @@ class Link:
 
     @property
     def stalled(self) -> bool:
-        """Whether data was sent again and again, or room for it asked for, and nothing was acknowledged.
+        """True where data was sent again and again, or room for it asked for, and nothing was acknowledged.
 
         A peer that merely does not read has its kernel answer the questions.
         """
@@ -295,8 +311,8 @@ def links(ranks: dict[int, ObservedRank]) -> list[Link]:
     return found
 
 
-def _ends(one: ObservedRank, look: int) -> Iterator[tuple[Ends, Flow]]:
-    flows = one.looks[look].flows if one.looks else ()
+def _ends(rank: ObservedRank, look: int) -> Iterator[tuple[Ends, Flow]]:
+    flows = rank.looks[look].flows if rank.looks else ()
     if not isinstance(flows, Unknown):
         for flow in flows:
             yield ((str(flow.local[0]), flow.local[1]), (str(flow.remote[0]), flow.remote[1])), flow
@@ -304,3 +320,64 @@ def _ends(one: ObservedRank, look: int) -> Iterator[tuple[Ends, Flow]]:
 
 def _less(after: float | None, before: float | None) -> float:
     return 0 if after is None or before is None else after - before
+
+
+MOST_LINES = 8
+"""Of evidence of one kind."""
+
+KERNEL_WORDS = {
+    "futex": "waits for another thread",
+    "hrtimer_nanosleep": "sleeps",
+    "pipe": "waits at a pipe",
+    "wait_for_partner": "opens a FIFO",
+    "nfs": "waits for NFS",
+    "ep_poll": "waits for a connection",
+    "poll": "waits for a connection or a pipe",
+    "inet_csk_accept": "waits for a connection",
+    "do_wait": "waits for a child process",
+    "wait_for_vfork": "waits for a child process to start",
+}
+"""Beginnings of kernel functions to what a process does in them."""
+
+
+def doing(rank: ObservedRank) -> str:
+    """Describes the rank's state in words that can stand behind its name."""
+    if rank.gone:
+        return rank.gone
+    if rank.place is not None:
+        kernel = f", in the kernel ({rank.in_kernel})" if rank.in_kernel else ""
+        return f"{rank.place}{kernel}"
+    if not rank.states:
+        return "was not looked at"
+    state = rank.states[-1]
+    known = next((words for mark, words in KERNEL_WORDS.items() if mark in (state.wchan or "")), None)
+    if known:
+        return f"{known} (kernel: {state.wchan})"
+    return f"in state {state.state}" + (f" (kernel: {state.wchan})" if state.wchan else "")
+
+
+def folded(ranks: Iterable[ObservedRank]) -> dict[str, tuple[int, ...]]:
+    """Groups ranks by what they do, the largest group first."""
+    found = grouped((doing(one), one.rank) for one in ranks)
+    return {words: tuple(numbers) for words, numbers in sorted(found.items(), key=lambda item: -len(item[1]))}
+
+
+def rank_words(ranks: Iterable[ObservedRank], most: int = 6) -> str:
+    """``ranks 0-2,4-7 in all_reduce at train.py:26; rank 3 at train.py:17 in step``."""
+    found = folded(ranks)
+    parts = [f"{ranks_of(numbers)} {words}" for words, numbers in list(found.items())[:most]]
+    return "; ".join(parts) + (f"; and {len(found) - most} more places" if len(found) > most else "")
+
+
+def places(ranks: Iterable[ObservedRank]) -> Iterator[str]:
+    """The same a line each, for evidence."""
+    for words, numbers in list(folded(ranks).items())[:MOST_LINES]:
+        yield f"{ranks_of(numbers)} {words}"
+
+
+def named(ranks: Iterable[ObservedRank]) -> str:
+    """``rank 3 (node2, pid 4711)``; of many, the numbers alone."""
+    some = list(ranks)
+    if len(some) <= 4:
+        return ", ".join(f"rank {one.rank} ({one.host}, pid {one.job_rank.pid})" for one in some)
+    return ranks_of([one.rank for one in some])

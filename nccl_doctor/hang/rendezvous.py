@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from nccl_doctor.hang.folds import MOST_LINES
-from nccl_doctor.hang.observed_rank import worked
-from nccl_doctor.hang.unmet import Unmet
+from nccl_doctor.hang.observed_rank import MOST_LINES, ObservedRank, worked, world_size
+from nccl_doctor.logs.words import ranks_of
+from nccl_doctor.model.finding import Finding, Fix
 from nccl_doctor.snapshot import Unknown
-from nccl_doctor.snapshot.rank_look import HangSnapshot, Starter
-from nccl_doctor.text.hostlist import fold, grouped, plural
+from nccl_doctor.snapshot.rank_look import HangSnapshot, JobRank, Starter
+from nccl_doctor.text.hostlist import capital, fold, grouped, plural
 
 STATIC, C10D = "static", "c10d"
 PORTS = {STATIC: "29500", C10D: "29400"}
@@ -31,8 +31,8 @@ class Waiting:
     host: str
     starter: Starter
 
-    def told(self, name: str, default: str = "") -> str:
-        """What it was told, by torchrun's name of the option."""
+    def option(self, name: str, default: str = "") -> str:
+        """Returns the value that it was started with, by torchrun's name of the option."""
         return self.starter.asked.get(name, default)
 
     @property
@@ -44,36 +44,36 @@ class Waiting:
     @property
     def backend(self) -> str:
         """Of its rendezvous."""
-        return self.told("rdzv_backend", STATIC)
+        return self.option("rdzv_backend", STATIC)
 
     @property
     def place(self) -> tuple[str, str]:
         """Address and port at which the nodes meet."""
-        address, colon, port = self.told("rdzv_endpoint").rpartition(":")
+        address, colon, port = self.option("rdzv_endpoint").rpartition(":")
         if colon and port.isdigit():
             return address, port
-        address = self.told("rdzv_endpoint") or self.told("master_addr")
-        return address, self.told("master_port") or PORTS.get(self.backend, "")
+        address = self.option("rdzv_endpoint") or self.option("master_addr")
+        return address, self.option("master_port") or PORTS.get(self.backend, "")
 
     @property
     def meeting(self) -> tuple[str, ...]:
-        """What all nodes of a job have in common; addresses may be names of one machine."""
-        return self.told("nnodes", "1"), self.backend, self.told("rdzv_id", "none"), self.place[1]
+        """All that a job's nodes have in common; addresses may be names of one machine."""
+        return self.option("nnodes", "1"), self.backend, self.option("rdzv_id", "none"), self.place[1]
 
     @property
     def nodes(self) -> int:
-        """How many it waits for, of "MIN:MAX" the first; 0 where nobody can tell."""
-        least = self.told("nnodes", "1").partition(":")[0]
+        """The number it waits for, of "MIN:MAX" the first; 0 where nobody can tell."""
+        least = self.option("nnodes", "1").partition(":")[0]
         return int(least) if least.isascii() and least.isdigit() and int(least[:8]) <= MOST_NODES else 0
 
     @property
     def meets(self) -> bool:
-        """Whether it waits for others at all: a static start of one node does not."""
+        """True where it waits for others at all: a static start of one node does not."""
         return self.nodes != 1 or self.backend != STATIC
 
     @property
     def connected(self) -> bool:
-        """Whether it has reached the store."""
+        """True where it has reached the store."""
         return any(str(port) == self.place[1] and state == "ESTABLISHED" for _, port, state in self.starter.dials)
 
     @property
@@ -85,7 +85,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """What the launchers without ranks show.
+    """All that launchers without ranks show.
 
     Attributes:
         waiting: those that waited; ``works`` those that were still at it: starting, importing torch.
@@ -98,7 +98,7 @@ class Rendezvous:
     unseen: tuple[str, ...]
 
 
-def see(snapshot: HangSnapshot) -> Rendezvous:
+def find_launchers(snapshot: HangSnapshot) -> Rendezvous:
     """The launchers without ranks; one that came or went between the looks was starting, or has started its ranks."""
     waiting: list[Waiting] = []
     works: list[Waiting] = []
@@ -116,13 +116,13 @@ def see(snapshot: HangSnapshot) -> Rendezvous:
                 (waiting if still else works).append(launcher)
         if not first and not last:
             absent.append(host.name)
-    some = _one_job(waiting)
+    some = _largest_job(waiting)
     if _last_call(some):
         some, works = (), [*works, *some]
     return Rendezvous(some, tuple(works), tuple(absent), tuple(unseen))
 
 
-def _one_job(waiting: list[Waiting]) -> tuple[Waiting, ...]:
+def _largest_job(waiting: list[Waiting]) -> tuple[Waiting, ...]:
     """Without those of other jobs: they have all their nodes, or a launcher on a host that has one of the largest."""
     groups = sorted(grouped((one.meeting, one) for one in waiting).values(), key=lambda some: -len(some))
     found: list[Waiting] = []
@@ -138,90 +138,90 @@ def _all_there(some: Sequence[Waiting]) -> bool:
 
 
 def _last_call(some: Sequence[Waiting]) -> bool:
-    """Whether enough are there, and "MIN:MAX" lets them wait a while for more."""
-    if not some or not _all_there(some) or not any(":" in one.told("nnodes") for one in some):
+    """Tells whether enough are there, and "MIN:MAX" lets them wait a while for more."""
+    if not some or not _all_there(some) or not any(":" in one.option("nnodes") for one in some):
         return False
     return min(one.starter.age_s for one in some) < LAST_CALL_S
 
 
 def _works(first: Starter, last: Starter, interval_s: float) -> bool:
-    """Whether it was at something between the looks: importing torch, from a slow file system too."""
+    """Tells whether it was at something between the looks: importing torch, from a slow file system too."""
     if first.state is None or last.state is None:
         return True
     return "D" in (first.state.state, last.state.state) or worked(first.state, last.state, interval_s)
 
 
-def unmet(seen: Rendezvous) -> Unmet | None:
+def find_launchers_fault(rendezvous: Rendezvous) -> RendezvousFault | None:
     """The one reason for which no rank is started, the surest first."""
-    some = seen.waiting
-    if not some or seen.works:
+    some = rendezvous.waiting
+    if not some or rendezvous.works:
         return None
-    reason = _different(some) or _same_number(some) or _too_few(seen) or _not_connected(some) or _each_other(some)
+    reason = _different(some) or _same_number(some) or _too_few(rendezvous) or _not_connected(some) or _each_other(some)
     lines, pids = tuple(one.line for one in some[:MOST_LINES]), tuple(one.starter.pid for one in some)
     return replace(reason, evidence=lines, pids=pids)
 
 
-def _different(some: tuple[Waiting, ...]) -> Unmet | None:
+def _different(some: tuple[Waiting, ...]) -> RendezvousFault | None:
     """Launchers that can't meet; addresses may be names of one machine and are not compared."""
-    told: dict[str, Callable[[Waiting], str]] = {
-        "--nnodes": lambda one: one.told("nnodes", "1"),
+    options: dict[str, Callable[[Waiting], str]] = {
+        "--nnodes": lambda one: one.option("nnodes", "1"),
         "--rdzv_backend": lambda one: one.backend,
-        "--rdzv_id": lambda one: one.told("rdzv_id", "none"),
+        "--rdzv_id": lambda one: one.option("rdzv_id", "none"),
         "the port": lambda one: one.place[1],
     }
-    for option, value in told.items():
+    for option, value in options.items():
         groups = grouped((value(one), one.host) for one in some)
         if len(groups) > 1:
             by_size = sorted(groups.items(), key=lambda item: -len(item[1]))
             words = ", ".join(f"{value} on {fold(hosts)}" for value, hosts in by_size[:4])
             odd = tuple(dict.fromkeys(host for _, hosts in by_size[1:] for host in hosts))
             advice = "End it everywhere, and start it with the same options on every node."
-            return Unmet(odd, f"The nodes can't meet: {option} is {words}.", advice)
+            return RendezvousFault(odd, f"The nodes can't meet: {option} is {words}.", advice)
     return None
 
 
-def _same_number(some: tuple[Waiting, ...]) -> Unmet | None:
+def _same_number(some: tuple[Waiting, ...]) -> RendezvousFault | None:
     """Two with one number; without ``--node_rank`` every node is the first."""
     if any(one.backend != STATIC for one in some):
         return None
-    groups = grouped((one.told("node_rank", "0"), one.host) for one in some)
+    groups = grouped((one.option("node_rank", "0"), one.host) for one in some)
     for number, hosts in groups.items():
         if len(hosts) > 1:
-            given = all("node_rank" in one.starter.asked for one in some if one.told("node_rank", "0") == number)
+            given = all("node_rank" in one.starter.asked for one in some if one.option("node_rank", "0") == number)
             words = "" if given else ", the default where none is given"
             where = tuple(dict.fromkeys(hosts))
             who = f"{fold(where)} all" if len(where) > 1 else f"{len(hosts)} launchers on {where[0]}"
             message = f"{who} have --node_rank {number}{words}."
-            return Unmet(where, message, "Give every node its own --node_rank, 0 on the master.")
+            return RendezvousFault(where, message, "Give every node its own --node_rank, 0 on the master.")
     return None
 
 
-def _too_few(seen: Rendezvous) -> Unmet | None:
-    some, nodes = seen.waiting, seen.waiting[0].nodes
+def _too_few(rendezvous: Rendezvous) -> RendezvousFault | None:
+    some, nodes = rendezvous.waiting, rendezvous.waiting[0].nodes
     if len(some) >= nodes:
         return None
     program, where = some[0].program, fold(dict.fromkeys(one.host for one in some))
     message = f"{program} on {where} waits for {nodes} nodes"
-    if seen.absent:
-        message += f"; none runs on {fold(seen.absent)}"
-    if seen.unseen:
-        message += f"; {fold(seen.unseen)} could not be looked at"
-    if not seen.absent and not seen.unseen:
+    if rendezvous.absent:
+        message += f"; none runs on {fold(rendezvous.absent)}"
+    if rendezvous.unseen:
+        message += f"; {fold(rendezvous.unseen)} could not be looked at"
+    if not rendezvous.absent and not rendezvous.unseen:
         message += f", and {plural(len(some), 'node')} {'was' if len(some) == 1 else 'were'} started on the hosts here"
     start = f"Start it there too{_missing_number(some)}. If it was: its own output says why it ended."
-    advice = start if seen.absent else f"Start the others too{_missing_number(some)}, or lower --nnodes."
-    hosts = seen.absent or seen.unseen or tuple(dict.fromkeys(one.host for one in some))
-    return Unmet(hosts, f"{message}.", advice)
+    advice = start if rendezvous.absent else f"Start the others too{_missing_number(some)}, or lower --nnodes."
+    hosts = rendezvous.absent or rendezvous.unseen or tuple(dict.fromkeys(one.host for one in some))
+    return RendezvousFault(hosts, f"{message}.", advice)
 
 
 def _missing_number(some: tuple[Waiting, ...]) -> str:
     if any(one.backend != STATIC for one in some) or some[0].nodes > len(some) + 1:
         return ""
-    missing = set(map(str, range(some[0].nodes))) - {one.told("node_rank", "0") for one in some}
+    missing = set(map(str, range(some[0].nodes))) - {one.option("node_rank", "0") for one in some}
     return f", with --node_rank {next(iter(missing))}" if len(missing) == 1 else ""
 
 
-def _not_connected(some: tuple[Waiting, ...]) -> Unmet | None:
+def _not_connected(some: tuple[Waiting, ...]) -> RendezvousFault | None:
     away = [one for one in some if not one.connected]
     # other stores, as etcd, are spoken to now and then
     if not away or len(away) == len(some) or any(one.backend not in PORTS for one in some):
@@ -229,11 +229,144 @@ def _not_connected(some: tuple[Waiting, ...]) -> Unmet | None:
     hosts = tuple(dict.fromkeys(one.host for one in away))
     address, port = away[0].place
     message = f"{fold(hosts)} {'does' if len(hosts) == 1 else 'do'} not reach the nodes' store at {address}:{port}."
-    return Unmet(hosts, message, f"`nccl-doctor check` with --master-port {port} names what is in the way.")
+    return RendezvousFault(hosts, message, f"`nccl-doctor check` with --master-port {port} names what is in the way.")
 
 
-def _each_other(some: tuple[Waiting, ...]) -> Unmet:
+def _each_other(some: tuple[Waiting, ...]) -> RendezvousFault:
     hosts = tuple(dict.fromkeys(one.host for one in some))
     address, port = some[0].place
     message = f"{some[0].program} on {fold(hosts)} waits for the other nodes at {address}:{port}."
-    return Unmet(hosts, message, f"`nccl-doctor check` with --master-port {port} tells whether they reach each other.")
+    return RendezvousFault(
+        hosts, message, f"`nccl-doctor check` with --master-port {port} tells whether they reach each other."
+    )
+
+
+@dataclass(frozen=True)
+class RendezvousFault:
+    """Why ranks, or launchers without any, wait for each other in vain: where it is, in words, and what to do.
+
+    Attributes:
+        ranks: those that it is about; none where no rank is started.
+        pids: of the launchers that wait.
+    """
+
+    hosts: tuple[str, ...]
+    message: str
+    advice: str
+    evidence: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    pids: tuple[int, ...] = ()
+
+    @property
+    def finding(self) -> tuple[str, Finding]:
+        """As a finding, by its diagnosis's name."""
+        facts = {"ranks": list(self.ranks)} if self.ranks else {"pids": list(self.pids)}
+        fix = Fix(summary=self.advice)
+        return "rendezvous-waits", Finding(
+            hosts=self.hosts, message=self.message, evidence=self.evidence, facts=facts, fix=fix
+        )
+
+
+def find_ranks_fault(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> RendezvousFault | None:
+    """Why the ranks have not met, as far as it shows."""
+    missing = set(range(world_size(ranks))) - set(ranks)
+    return _elsewhere(snapshot, ranks, missing) or _twice(snapshot, missing) or _without_store(ranks)
+
+
+def _elsewhere(snapshot: HangSnapshot, ranks: dict[int, ObservedRank], missing: set[int]) -> RendezvousFault | None:
+    """Missing ranks that were told to meet others, or at another place; where ranks have met, it is another job's."""
+    if any(one.place is not None and not one.place.starts for one in ranks.values() if not one.gone):
+        return None
+    one = next(iter(ranks.values())).job_rank
+    misnumbered_ranks = [
+        (host.name, stray) for host in snapshot.hosts for stray in host.misnumbered_ranks if stray.rank in missing
+    ]
+    groups = grouped(
+        (words, (name, stray)) for name, stray in misnumbered_ranks if (words := _differing_variables(stray, one))
+    )
+    if not groups:
+        return None
+    words, some = max(groups.items(), key=lambda item: len(item[1]))
+    hosts = tuple(dict.fromkeys(name for name, _ in some))
+    numbers = tuple(sorted(stray.rank for _, stray in some))
+    verb = "was" if len(numbers) == 1 else "were"
+    return RendezvousFault(
+        ranks=numbers,
+        hosts=hosts,
+        message=f"{capital(ranks_of(list(numbers)))} on {fold(hosts)} {verb} started with {words}.",
+        advice="End the job everywhere, and start it with the same values on every host.",
+        evidence=tuple(_line(name, stray) for name, stray in some[:MOST_LINES]),
+    )
+
+
+def _differing_variables(stray: JobRank, rank: JobRank) -> str:
+    variables = {
+        "MASTER_ADDR": (stray.master_addr, rank.master_addr),
+        "MASTER_PORT": (stray.master_port, rank.master_port),
+        "WORLD_SIZE": (stray.world_size, rank.world_size),
+    }
+    return " and ".join(
+        f"{name} {its}, the others with {theirs}" for name, (its, theirs) in variables.items() if its != theirs
+    )
+
+
+def _twice(snapshot: HangSnapshot, missing: set[int]) -> RendezvousFault | None:
+    """Finds one number on two hosts, and another nowhere."""
+    found = grouped((rank.rank, (host.name, rank)) for host in snapshot.hosts if host.job for rank in host.job.ranks)
+    double = {number: some for number, some in found.items() if len(some) > 1}
+    if not double or len(missing) < len(double) or any(host.failure for host in snapshot.hosts):
+        return None
+    first = min(double)
+    where = " and on ".join(f"{name} (pid {rank.pid})" for name, rank in double[first])
+    lines = [_line(name, rank) for some in double.values() for name, rank in some]
+    return RendezvousFault(
+        ranks=tuple(sorted(double)),
+        hosts=tuple(dict.fromkeys(name for some in double.values() for name, _ in some)),
+        message=f"Rank {first} runs on {where}, and {ranks_of(sorted(missing))} nowhere.",
+        advice="Every process needs its own RANK: torchrun gives them by --node_rank.",
+        evidence=tuple(lines[:MOST_LINES]),
+    )
+
+
+def _without_store(ranks: dict[int, ObservedRank]) -> RendezvousFault | None:
+    """All wait for the others to come, and some are not connected to the store at which they meet."""
+    some = [one for one in ranks.values() if not one.gone]
+    if not all(one.place is not None and one.place.starts and one.looks for one in some):
+        return None
+    reached = {one.rank: _reaches_store(one) for one in some}
+    away = [one for one in some if reached[one.rank] is False]
+    if not away or len(away) == len(some) or None in reached.values():
+        return None
+    at = f"{away[0].job_rank.master_addr}:{away[0].job_rank.master_port}"
+    home = {one.host for one in some if reached[one.rank]}
+    hosts = tuple(dict.fromkeys(one.host for one in away))
+    if len(home) == 1 and len(hosts) > 1:
+        subject, hosts = f"None but those on {fold(home)} reach", tuple(home)
+    else:
+        numbers = ranks_of([one.rank for one in away])
+        subject = f"{capital(numbers)} on {fold(hosts)} {'does' if len(away) == 1 else 'do'} not reach"
+    return RendezvousFault(
+        ranks=tuple(one.rank for one in away),
+        hosts=hosts,
+        message=f"{subject} the ranks' store at {at}: all wait in init_process_group.",
+        advice=f"`nccl-doctor check` with --master-port {away[0].job_rank.master_port} names what is in the way.",
+        evidence=tuple(_line(one.host, one.job_rank) for one in away[:MOST_LINES]),
+    )
+
+
+def _reaches_store(rank: ObservedRank) -> bool | None:
+    """Tells whether it had a connection to the store at either look; None where nobody can tell."""
+    port, flows = rank.job_rank.master_port, [look.flows for look in rank.looks]
+    if any(isinstance(some, Unknown) for some in flows):
+        return None
+    return any(
+        flow.remote[1] == port and flow.state == "ESTABLISHED"
+        for some in flows
+        if not isinstance(some, Unknown)
+        for flow in some
+    )
+
+
+def _line(host: str, rank: JobRank) -> str:
+    where = f"{rank.master_addr}:{rank.master_port}"
+    return f"{host}: rank {rank.rank} of {rank.world_size} (pid {rank.pid}), master {where}"

@@ -10,7 +10,7 @@ from nccl_doctor.checks.view import Derived, FailedDials
 from nccl_doctor.judge import summary
 from nccl_doctor.judge.host_words import describe_host
 from nccl_doctor.judge.rows import NOT_SELECTED
-from nccl_doctor.judge.run_check import CheckYield, attach_consequences, run_check
+from nccl_doctor.judge.run_check import CheckRun, attach_consequences, run_check
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import Check, all_checks
@@ -46,7 +46,7 @@ def judge(
     """
     derived = Derived(snapshot, dials)
     judged = [
-        run_check(check, derived) if selected(check) else CheckYield(check, Outcome.SKIP, NOT_SELECTED)
+        run_check(check, derived) if selected(check) else CheckRun(check, Outcome.SKIP, NOT_SELECTED)
         for check in all_checks()
         if check.function is not None
     ]
@@ -70,8 +70,8 @@ def judge(
 
 
 def _with_what_nobody_explains(
-    judged: list[CheckYield], snapshot: Snapshot, diagnoses: Iterable[Diagnosis]
-) -> list[CheckYield]:
+    judged: list[CheckRun], snapshot: Snapshot, diagnoses: Iterable[Diagnosis]
+) -> list[CheckRun]:
     """An all-reduce that a fault spared is unknown where no diagnosis tells the fault: its check was left out."""
     smoke = snapshot.smoke
     told = any(diagnosis.severity is Severity.ERROR for diagnosis in diagnoses)
@@ -91,7 +91,7 @@ def _placed(diagnosis: Diagnosis, cluster: Cluster) -> Diagnosis:
     return diagnosis.model_copy(update={"fix": fix.model_copy(update={"commands": commands})})
 
 
-def _with_causes_from_output(judged: list[CheckYield], derived: Derived) -> list[CheckYield]:
+def _with_causes_from_output(judged: list[CheckRun], derived: Derived) -> list[CheckRun]:
     """The same with what the output of a failed all-reduce shows as its cause.
 
     A cause that a live check has found takes that as its consequence, as it takes the all-reduce's failure.
@@ -109,7 +109,7 @@ def _with_causes_from_output(judged: list[CheckYield], derived: Derived) -> list
             continue
         cause = replace(entry, explains=(*entry.explains, *failed))
         by_name = {n: replace(j, check=_explaining(j.check, failed, name)) for n, j in by_name.items()}
-        by_name[name] = CheckYield(cause, Outcome.FOUND, None, [finding])
+        by_name[name] = CheckRun(cause, Outcome.FOUND, None, [finding])
     return sorted(by_name.values(), key=lambda j: j.check.code)
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from nccl_doctor.hang.evidence import HangEvidence
-from nccl_doctor.hang.findings import NEXT_TIME, findings, sentence
-from nccl_doctor.hang.folds import doing, folded
-from nccl_doctor.hang.gaps import gaps
-from nccl_doctor.hang.observed_rank import ObservedRank
+from nccl_doctor.hang.findings import NEXT_TIME, findings, gaps, sentence
+from nccl_doctor.hang.observed_rank import ObservedRank, doing, folded
 from nccl_doctor.hang.verdict import Judgement, judge_hang
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.judge.run_check import attach_consequences
@@ -25,32 +23,32 @@ MOST_PLACES = 12
 def report(snapshot: HangSnapshot) -> HangReport:
     """The document of ``hang`` from what was seen of a job."""
     judged = judge_hang(snapshot)
-    missing = gaps(snapshot, judged.seen)
+    missing = gaps(snapshot, judged.evidence)
     sure = judged.verdict in STANDS_STILL or judged.verdict in ("slow", "not-hanging")
     return HangReport(
         verdict=judged.verdict,
         complete=sure and not any(host.failure for host in snapshot.hosts),
         message=sentence(judged),
-        job=_job(judged.seen),
+        job=_job(judged.evidence),
         ranks=tuple(_ranks(judged)),
         looks=_looks(snapshot),
         diagnoses=(
             *attach_consequences((entry(name), finding) for name, finding in findings(judged)),
             *_access(snapshot),
         ),
-        places=_places(judged.seen),
+        places=_places(judged.evidence),
         not_seen=missing,
         other_jobs=snapshot.other_jobs,
         hosts=sum(1 for host in snapshot.hosts if host.job is not None and host.job.ranks),
         interval_s=snapshot.interval_s,
         stacks=snapshot.stacks,
-        next_time=NEXT_TIME if judged.verdict == "unknown" and judged.seen.ranks else None,
+        next_time=NEXT_TIME if judged.verdict == "unknown" and judged.evidence.ranks else None,
         timings=snapshot.timings,
     )
 
 
-def _job(seen: HangEvidence) -> HangJob | None:
-    first = next(iter(seen.ranks.values()), None)
+def _job(evidence: HangEvidence) -> HangJob | None:
+    first = next(iter(evidence.ranks.values()), None)
     if first is None:
         return None
     told = first.job_rank
@@ -58,38 +56,39 @@ def _job(seen: HangEvidence) -> HangJob | None:
 
 
 def _ranks(judged: Judgement) -> list[HangRank]:
-    seen = judged.seen
+    evidence = judged.evidence
     blamed = set(judged.culprits) if judged.verdict in STANDS_STILL or judged.verdict == "slow" else set()
-    rows = [_rank(one, behind=one.rank in blamed) for one in seen.ranks.values()]
+    rows = [_rank(one, behind=one.rank in blamed) for one in evidence.ranks.values()]
     rows += [
         HangRank(rank=one.rank, host=one.hosts[0], pid=one.pid, state="gone", doing=one.why, behind=one.rank in blamed)
-        for one in seen.lost
-        if one.rank not in seen.ranks
+        for one in evidence.lost
+        if one.rank not in evidence.ranks
     ]
     rows += [
-        HangRank(rank=rank, host=None, pid=None, state="unseen", doing="could not be looked at") for rank in seen.unseen
+        HangRank(rank=rank, host=None, pid=None, state="unseen", doing="could not be looked at")
+        for rank in evidence.unseen
     ]
     return sorted(rows, key=lambda row: row.rank)
 
 
-def _rank(one: ObservedRank, *, behind: bool) -> HangRank:
-    recorded = one.recorded
-    there = one.looks and one.looks[-1].state is not None
+def _rank(rank: ObservedRank, *, behind: bool) -> HangRank:
+    recorded = rank.recorded
+    there = rank.looks and rank.looks[-1].state is not None
     return HangRank(
-        rank=one.rank,
-        host=one.host,
-        pid=one.job_rank.pid,
-        state=one.states[-1].state if one.states and there else "gone",
+        rank=rank.rank,
+        host=rank.host,
+        pid=rank.job_rank.pid,
+        state=rank.states[-1].state if rank.states and there else "gone",
         collectives=dict(recorded.issued) if recorded else {},
-        frame=one.place.frame if one.place else None,
-        called=(one.place.called or None) if one.place else None,
-        doing=doing(one),
+        frame=rank.place.frame if rank.place else None,
+        called=(rank.place.called or None) if rank.place else None,
+        doing=doing(rank),
         behind=behind,
     )
 
 
-def _places(seen: HangEvidence) -> tuple[str, ...]:
-    found = [f"{ranks_of(numbers)} {words}" for words, numbers in folded(seen.ranks.values()).items()]
+def _places(evidence: HangEvidence) -> tuple[str, ...]:
+    found = [f"{ranks_of(numbers)} {words}" for words, numbers in folded(evidence.ranks.values()).items()]
     more = (f"and {len(found) - MOST_PLACES} more places",) if len(found) > MOST_PLACES else ()
     return (*found[:MOST_PLACES], *more)
 

@@ -38,7 +38,7 @@ SUBJECTS = {
 
 
 @dataclass
-class CheckYield:
+class CheckRun:
     """What one check came to: its outcome, why, and its findings."""
 
     check: Check
@@ -49,7 +49,7 @@ class CheckYield:
     gaps: tuple[Gap, ...] = ()
 
 
-def run_check(check: Check, derived: Derived) -> CheckYield:
+def run_check(check: Check, derived: Derived) -> CheckRun:
     """One check over all hosts; a crash is its outcome and nobody else's."""
     snapshot = derived.snapshot
     phase_reason = _phase_reason(check, snapshot)
@@ -57,7 +57,7 @@ def run_check(check: Check, derived: Derived) -> CheckYield:
         phase_reason = Outcome.UNKNOWN, UNREACHED
     if phase_reason is not None:
         outcome, reason = phase_reason
-        return CheckYield(check, outcome, reason)
+        return CheckRun(check, outcome, reason)
     hosts, gaps = _known(check, snapshot)
     findings: list[Finding] = []
     try:
@@ -68,17 +68,17 @@ def run_check(check: Check, derived: Derived) -> CheckYield:
             else:
                 findings.append(result)
     except Exception as error:  # noqa: BLE001 - a fault of one check must not silence the others
-        return CheckYield(check, Outcome.CRASH, f"{type(error).__name__}: {error}", findings)
+        return CheckRun(check, Outcome.CRASH, f"{type(error).__name__}: {error}", findings)
     if findings:
-        return CheckYield(check, Outcome.FOUND, None, findings)
+        return CheckRun(check, Outcome.FOUND, None, findings)
     absent = _nothing_to_judge(check, snapshot, hosts)
     if gaps or (absent is None and not snapshot.reached):  # whom one fault of access keeps away shows no other
         merged = _merged(gaps)
         told = "; ".join(f"{fold(gap.hosts)}: {gap.reason}" if gap.hosts else gap.reason for gap in merged)
-        return CheckYield(check, Outcome.UNKNOWN, told or UNREACHED, gaps=merged)
+        return CheckRun(check, Outcome.UNKNOWN, told or UNREACHED, gaps=merged)
     if absent is not None:
-        return CheckYield(check, Outcome.NOT_APPLICABLE, absent)
-    return CheckYield(check, Outcome.PASS, looked_at=_looked_at(check, hosts))
+        return CheckRun(check, Outcome.NOT_APPLICABLE, absent)
+    return CheckRun(check, Outcome.PASS, looked_at=_looked_at(check, hosts))
 
 
 def _looked_at(check: Check, hosts: list[Host]) -> str:
@@ -190,7 +190,7 @@ def _explains(cause: tuple[Check, Finding], effect: tuple[Check, Finding]) -> bo
 
 
 def _same_processes(cause: Finding, effect: Finding) -> bool:
-    """Whether two findings can be about one process: a host has many, and each finding may name its own ("pids")."""
+    """Tells whether two findings can be about the same process: a host has many, each finding may name its own."""
     mine, theirs = cause.facts.get("pids"), effect.facts.get("pids")
     return mine is None or theirs is None or bool(set(mine) & set(theirs))
 

@@ -310,13 +310,13 @@ class HangHost(Observed):
 
     Attributes:
         rivals: older processes of the same user with numbers of the job's ranks.
-        strays: ranks with the numbers of missing ones that were told to meet others, or elsewhere.
+        misnumbered_ranks: ranks with the numbers of missing ones that were told to meet others, or elsewhere.
         starters: where no host has a rank, its launchers once more, a look's interval later.
     """
 
     node: Node
     job: JobRanks | None = None
-    strays: Annotated[tuple[JobRank, ...], Field(max_length=4096)] = ()
+    misnumbered_ranks: Annotated[tuple[JobRank, ...], Field(max_length=4096)] = ()
     rivals: Annotated[tuple[JobRank, ...], Field(max_length=4096)] = ()
     looks: tuple[HostLook, ...] = ()
     starters: Fact[Annotated[tuple[Starter, ...], Field(max_length=64)]] = ()

@@ -20,12 +20,12 @@ class Group:
     """
 
     hosts: frozenset[str]
-    guilty: frozenset[str]
+    minimal_cover: frozenset[str]
 
     @property
     def is_certain(self) -> bool:
         """Whether some hosts explain the others' failures."""
-        return self.guilty != self.hosts
+        return self.minimal_cover != self.hosts
 
 
 def groups(pairs: Iterable[tuple[str, str]]) -> Iterator[Group]:
@@ -41,10 +41,10 @@ def groups(pairs: Iterable[tuple[str, str]]) -> Iterator[Group]:
             hosts |= fresh
             fresh = set().union(*(peers[name] for name in fresh)) - hosts
         left -= hosts
-        yield Group(frozenset(hosts), _guilty({name: peers[name] for name in hosts}))
+        yield Group(frozenset(hosts), _minimal_cover({name: peers[name] for name in hosts}))
 
 
-def _guilty(peers: dict[str, set[str]]) -> frozenset[str]:
+def _minimal_cover(peers: dict[str, set[str]]) -> frozenset[str]:
     if len(peers) > EXACT_UP_TO:
         return _by_number(peers)
     for size in range(1, len(peers)):
@@ -63,10 +63,10 @@ def _by_number(peers: dict[str, set[str]]) -> frozenset[str]:
     if len({len(others) for others in peers.values()}) == 1:
         return frozenset(peers)
     left = {name: set(others) for name, others in peers.items()}
-    guilty: set[str] = set()
+    minimal_cover: set[str] = set()
     while any(left.values()):
         worst = max(sorted(left), key=lambda name: len(left[name]))
-        guilty.add(worst)
+        minimal_cover.add(worst)
         for other in left.pop(worst):
             left[other].discard(worst)
-    return frozenset(guilty)
+    return frozenset(minimal_cover)

@@ -33,7 +33,7 @@ def test_a_second_job_on_one_host_is_not_looked_at() -> None:
         f"node{number + 1}": [2 * number, 2 * number + 1] for number in range(4)
     }
     assert choice.others == ("node1:29777 of 8 ranks (2 ranks)",)
-    assert choice.liars == {}
+    assert choice.contradictory_hosts == {}
 
 
 def test_two_jobs_on_the_same_hosts_are_told_apart_by_the_port_or_by_the_user() -> None:
@@ -50,14 +50,16 @@ def test_a_host_that_tells_of_the_ranks_of_all_others_is_not_believed() -> None:
     found = answers()
     everybody = tuple(rank for told in found.values() for rank in told.ranks)
     found["node2"] = found["node2"].model_copy(update={"ranks": everybody})
-    assert choose(found, port=PORT, pid=None).liars == {"node2": "it tells of ranks that run on node[1,3-4]"}
+    assert choose(found, port=PORT, pid=None).contradictory_hosts == {
+        "node2": "it tells of ranks that run on node[1,3-4]"
+    }
 
 
 def test_ranks_that_were_told_to_meet_elsewhere_belong_to_the_job_that_lacks_them() -> None:
     found = answers()
     found["node4"] = elsewhere(found["node4"], master_port=29501)
     choice = choose(found, port=PORT, pid=None)
-    assert [rank.rank for rank in choice.strays["node4"]] == [6, 7]
+    assert [rank.rank for rank in choice.misnumbered_ranks["node4"]] == [6, 7]
     assert (choice.others, choice.ranks["node4"]) == ((), ())
 
 
@@ -65,7 +67,7 @@ def test_a_whole_job_of_its_own_is_none_of_them() -> None:
     found = answers()
     found["node4"] = elsewhere(found["node4"], master_port=29501, world_size=2, first=0)
     choice = choose(found, port=PORT, pid=None)
-    assert not any(choice.strays.values())
+    assert not any(choice.misnumbered_ranks.values())
     assert choice.others == ("node1:29501 of 2 ranks (2 ranks)",)
 
 
@@ -136,7 +138,7 @@ def test_another_users_ranks_are_no_missing_ones() -> None:
     found = answers()
     found["node4"] = elsewhere(found["node4"], master_port=29501, **BOB)
     choice = choose(found, port=PORT, pid=None)
-    assert not any(choice.strays.values())
+    assert not any(choice.misnumbered_ranks.values())
     assert choice.others == ("node1:29501 of 8 ranks (2 ranks)",)
 
 
@@ -179,7 +181,7 @@ def test_users_of_one_host_are_never_one(claims: list[tuple[str, str, int]]) -> 
 def test_hosts_with_the_same_numbers_were_started_so_and_do_not_lie() -> None:
     found = {name: elsewhere(told, first=0) for name, told in answers().items()}
     choice = choose(found, port=PORT, pid=None)
-    assert (choice.liars, [len(ranks) for ranks in choice.ranks.values()]) == ({}, [2, 2, 2, 2])
+    assert (choice.contradictory_hosts, [len(ranks) for ranks in choice.ranks.values()]) == ({}, [2, 2, 2, 2])
 
 
 def test_two_such_hosts_are_no_reason_to_doubt_the_honest() -> None:
@@ -187,7 +189,7 @@ def test_two_such_hosts_are_no_reason_to_doubt_the_honest() -> None:
     everybody = tuple(rank for told in found.values() for rank in told.ranks)
     for name in ("node2", "node3"):
         found[name] = found[name].model_copy(update={"ranks": everybody})
-    assert set(choose(found, port=PORT, pid=None).liars) == {"node2", "node3"}
+    assert set(choose(found, port=PORT, pid=None).contradictory_hosts) == {"node2", "node3"}
 
 
 def client(pid: int, number: int | None, size: int | None, **change: Any) -> StoreClient:

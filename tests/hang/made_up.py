@@ -82,7 +82,7 @@ class Job:
         self.present = set(range(self.world))
         self.failed: dict[str, dict[str, Any]] = {}
         self.ras: dict[str, list[Any]] = {}
-        self.strays: dict[str, list[dict[str, Any]]] = {}
+        self.misnumbered_ranks: dict[str, list[dict[str, Any]]] = {}
         self.rivals: dict[str, list[dict[str, Any]]] = {}
         self.told: dict[int, dict[str, Any]] = {}
         self.nccl: str | None = None
@@ -176,7 +176,7 @@ class Job:
                 "py_spy": True,
                 "machine": "x86_64",
             },
-            "strays": self.strays.get(name, []),
+            "misnumbered_ranks": self.misnumbered_ranks.get(name, []),
             "rivals": self.rivals.get(name, []),
             "looks": looks,
             "ras": self.ras.get(name, []),

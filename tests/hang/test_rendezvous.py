@@ -72,7 +72,7 @@ class Start:
 
     @property
     def finding(self) -> Finding:
-        reason = rendezvous.unmet(rendezvous.see(self.snapshot))
+        reason = rendezvous.find_launchers_fault(rendezvous.find_launchers(self.snapshot))
         assert reason is not None
         return reason.finding[1]
 

@@ -44,7 +44,7 @@ def told(job: Job) -> tuple[str, list[str], tuple[str, ...], str]:
 def test_a_missing_rank_that_was_told_otherwise(change: dict[str, Any], words: str) -> None:
     job = meeting(0, 1, 2, 3, 4, 5)
     job.present -= {6, 7}
-    job.strays = {"node4": [{**job.row(rank), **change} for rank in (6, 7)]}
+    job.misnumbered_ranks = {"node4": [{**job.row(rank), **change} for rank in (6, 7)]}
     message = f"Ranks 6-7 on node4 were started with {words}."
     assert told(job) == ("not-started", ["rendezvous-waits"], ("node4",), message)
 
@@ -52,7 +52,7 @@ def test_a_missing_rank_that_was_told_otherwise(change: dict[str, Any], words: s
 def test_ranks_that_have_met_miss_none_that_was_told_otherwise() -> None:
     job = Job()
     job.present -= {7}
-    job.strays = {"node4": [{**job.row(7), "master_port": 29501}]}
+    job.misnumbered_ranks = {"node4": [{**job.row(7), "master_port": 29501}]}
     assert report(job.snapshot).verdict == "gone"
 
 
@@ -74,7 +74,7 @@ def test_one_number_twice_and_another_nowhere() -> None:
 
 def test_a_leftover_of_an_earlier_start_takes_no_number_away() -> None:
     job = Job()
-    job.strays = {"node1": [{**job.row(3), "master_port": 29501}]}
+    job.misnumbered_ranks = {"node1": [{**job.row(3), "master_port": 29501}]}
     assert report(job.snapshot).verdict != "not-started"
 
 

@@ -12,7 +12,7 @@ from nccl_doctor.text.fewest import EXACT_UP_TO, groups
 
 
 @pytest.mark.parametrize(
-    ("pairs", "guilty"),
+    ("pairs", "minimal_cover"),
     [
         pytest.param([("c", other) for other in "abde"] + [(other, "c") for other in "abde"], "c", id="cut-off"),
         pytest.param([("a", "b"), ("b", "a")], "ab", id="a-pair"),
@@ -22,18 +22,18 @@ from nccl_doctor.text.fewest import EXACT_UP_TO, groups
         pytest.param([(f"n{n:02}", "z") for n in range(40)], ["z"], id="large"),
     ],
 )
-def test_the_fewest_that_explain_all(pairs: list[tuple[str, str]], guilty: str) -> None:
+def test_the_fewest_that_explain_all(pairs: list[tuple[str, str]], minimal_cover: str) -> None:
     [group] = groups(pairs)
-    assert group.guilty == set(guilty)
+    assert group.minimal_cover == set(minimal_cover)
 
 
 def test_faults_that_share_no_host_are_apart() -> None:
     found = list(groups([("a", "b"), ("c", "d"), ("c", "e")]))
-    assert [group.guilty for group in found] == [{"a", "b"}, {"c"}]
+    assert [group.minimal_cover for group in found] == [{"a", "b"}, {"c"}]
 
 
 @given(st.lists(st.tuples(st.integers(0, 2 * EXACT_UP_TO), st.integers(0, 2 * EXACT_UP_TO))))
 def test_every_pair_has_a_guilty_end(numbers: list[tuple[int, int]]) -> None:
     pairs = [(str(one), str(other)) for one, other in numbers if one != other]
-    guilty = {name for group in groups(pairs) for name in group.guilty}
-    assert all(guilty & set(pair) for pair in pairs)
+    minimal_cover = {name for group in groups(pairs) for name in group.minimal_cover}
+    assert all(minimal_cover & set(pair) for pair in pairs)

@@ -24,7 +24,7 @@ def findings(
     joint: str = "",
     seen: Callable[[Failure], str] = lambda _failure: "",
 ) -> Iterator[Finding]:
-    """One finding for all hosts that failed in the same words and are mended in the same words.
+    """Yields one finding for all hosts that failed in the same words and are mended in the same words.
 
     Args:
         view: what the check sees.

@@ -23,5 +23,5 @@ from nccl_doctor.model.finding import Finding, Severity
 
 @check("NCD108", severity=Severity.ERROR, explains=FOLLOWS, scope="kube")
 def pod_unreachable(view: View) -> Iterator[Finding]:
-    """One finding for the pods that could not be entered for the same reason."""
+    """Yields one finding for the pods that could not be entered for the same reason."""
     return of_engine(view, "pod-unreachable")

@@ -55,7 +55,7 @@ _SAID = {
 
 @check("NCD106", severity=Severity.ERROR, explains=FOLLOWS)
 def probe_failed(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding for the hosts that failed alike; no verdict on a host of which a fact is malformed."""
+    """Yields one finding for the hosts that failed alike; no verdict on a host of which a fact is malformed."""
     yield from findings(view, ProbeFailed, _remedy, joint=":")
     for host, facts in view.facts:
         told = [(field, value) for field, value in facts if isinstance(value, Unknown) and value.malformed]

@@ -30,7 +30,7 @@ from nccl_doctor.text.secrets import part
 
 @check("NCD105", severity=Severity.ERROR, explains=FOLLOWS)
 def python_missing(view: View) -> Iterator[Finding]:
-    """One finding for the hosts that miss the same interpreter, and one for those where it fails alike."""
+    """Yields one finding for the hosts that miss the same interpreter, and one for those where it fails alike."""
     yield from findings(view, PythonMissing, _remedy, joint=":")
     failing: dict[tuple[str, str], list[str]] = {}
     for host, facts in view.facts:

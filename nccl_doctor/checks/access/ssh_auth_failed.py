@@ -67,7 +67,7 @@ _PASSWORDS = {"password", "keyboard-interactive"}
 
 @check("NCD102", severity=Severity.ERROR, explains=FOLLOWS, scope="ssh")
 def ssh_auth_failed(view: View) -> Iterator[Finding]:
-    """One finding for the hosts that failed alike."""
+    """Yields one finding for the hosts that failed alike."""
     return findings(view, SshAuthFailed, _remedy)
 
 

@@ -27,7 +27,7 @@ from nccl_doctor.snapshot import HostKeyChanged
 
 @check("NCD104", severity=Severity.ERROR, explains=FOLLOWS, scope="ssh")
 def ssh_host_key_changed(view: View) -> Iterator[Finding]:
-    """One finding for each known_hosts line that does not agree."""
+    """Yields one finding for each known_hosts line that does not agree."""
     return findings(view, HostKeyChanged, _remedy)
 
 

@@ -36,7 +36,7 @@ _LINE = re.compile(r"[\w.:\[\]-]+ (?P<type>[a-z0-9@.-]+) (?P<key>[A-Za-z0-9+/]+=
 
 @check("NCD103", severity=Severity.ERROR, explains=FOLLOWS, scope="ssh")
 def ssh_host_key_unknown(view: View) -> Iterator[Finding]:
-    """One finding, and one command, for all hosts with keys of the same type."""
+    """Yields one finding, and one command, for all hosts with keys of the same type."""
     return findings(view, HostKeyUnknown, _remedy)
 
 
@@ -65,7 +65,7 @@ def _remedy(failures: tuple[HostKeyUnknown, ...]) -> Fix:
 
 
 def _is_of(known: str, fingerprint: str) -> bool:
-    """Whether the line holds the key whose fingerprint people compare."""
+    """Tells whether the line holds the key whose fingerprint people compare."""
     found = _LINE.fullmatch(known)
     if found is None:
         return False

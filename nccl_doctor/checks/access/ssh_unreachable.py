@@ -68,7 +68,7 @@ _OTHER = "See whether ssh with the host's name works; its -v shows where it stop
 
 @check("NCD101", severity=Severity.ERROR, explains=FOLLOWS, scope="ssh")
 def ssh_unreachable(view: View) -> Iterator[Finding]:
-    """One finding for the hosts that failed alike."""
+    """Yields one finding for the hosts that failed alike."""
     return findings(view, SshUnreachable, _remedy, seen=_seen)
 
 

@@ -26,5 +26,5 @@ from nccl_doctor.model.finding import Finding, Severity
 
 @check("NCD110", severity=Severity.ERROR, explains=FOLLOWS, scope="slurm")
 def step_not_started(view: View) -> Iterator[Finding]:
-    """One finding for the nodes that failed alike."""
+    """Yields one finding for the nodes that failed alike."""
     return of_engine(view, "step-not-started")

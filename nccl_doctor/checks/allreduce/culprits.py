@@ -90,7 +90,7 @@ def culprits(smoke: Smoke) -> Culprits:
 
 
 def _left(rank: RankResult) -> bool:
-    """Whether it ended by itself, or in a way that nobody could tell."""
+    """Tells whether it ended by itself, or in a way that nobody could tell."""
     return rank.exit_code is not None or (rank.state == "X" and rank.signal is None)
 
 

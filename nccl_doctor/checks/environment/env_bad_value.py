@@ -35,7 +35,7 @@ from nccl_doctor.text.hostlist import fold, quoted
     explains=("allreduce-failed", "allreduce-timeout"),
 )
 def env_bad_value(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding a name and value; an error for NCCL_COMM_ID, without which NCCL does not start."""
+    """Yields one finding a name and value; an error for NCCL_COMM_ID, without which NCCL does not start."""
     nccl = view.nccl
     found: dict[tuple[str, str, str | None], tuple[BadValue, dict[str, str]]] = {}
     for host in view.hosts:

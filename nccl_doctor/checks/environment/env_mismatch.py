@@ -47,7 +47,7 @@ MUST_AGREE = frozenset(
     explains=("allreduce-failed", "allreduce-timeout", "allreduce-wrong-result"),
 )
 def env_mismatch(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding a variable; the hosts at fault are those that differ from most."""
+    """Yields one finding a variable; the hosts at fault are those that differ from most."""
     nccl = view.nccl
     judged = [host.name for host in view.hosts if host.name in nccl.by_host]
     for host in view.hosts:
@@ -72,7 +72,7 @@ def _values(column: dict[str, Variable | None]) -> dict[str, str | None]:
 
 
 def _matters(name: str) -> bool:
-    """Whether NCCL's behaviour hangs on it; of names that nobody knows env-unknown-variable tells."""
+    """Tells whether NCCL's behaviour hangs on it; of names that nobody knows env-unknown-variable tells."""
     return (
         name.startswith("NCCL_") and is_known(name) and name not in MAY_DIFFER and not name.startswith(MAY_DIFFER_WITH)
     )

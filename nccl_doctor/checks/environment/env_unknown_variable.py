@@ -27,7 +27,7 @@ from nccl_doctor.text.hostlist import fold, quoted
 
 @check("NCD801", severity=Severity.WARNING, needs=("env", "config_files", "interfaces"))
 def env_unknown_variable(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding a name; info where only this version of NCCL does not know it, or a newer one than we know may."""
+    """Yields one finding a name; info where another version of NCCL knows it, or a newer one may."""
     nccl = view.nccl
     found: dict[tuple[str, str | None, str | None], dict[str, str]] = {}
     for host in view.hosts:

@@ -32,7 +32,7 @@ from nccl_doctor.text.hostlist import fold, quoted
 
 @check("NCD804", severity=Severity.WARNING, needs=("env",), explains=("allreduce-failed", "allreduce-timeout"))
 def job_variable_conflict(view: View) -> Iterator[Finding]:
-    """One finding for what the hosts file says, one for what the hosts do, one for jobs that run on the same master."""
+    """Yields findings for the hosts file's variables, for the hosts' own, and for jobs on the same master."""
     places = dict(_places(view.snapshot))
     said: dict[bool, dict[str, list[str]]] = {True: {}, False: {}}
     for host, facts in view.facts:

@@ -31,7 +31,7 @@ from nccl_doctor.text.hostlist import fold, grouped
     explains=(*EXPLAINS, "ssh-host-key-changed", "ssh-host-key-unknown", "ssh-auth-failed", "ssh-unreachable"),
 )
 def duplicate_address(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding an address that several machines have, or that a host has although it is another node's."""
+    """Yields one finding an address that several machines have, or that a host has although it is another node's."""
     nccl = view.nccl
     by_host = {host.name: nccl.by_host[host.name] for host in view.hosts if host.name in nccl.by_host}
     nodes = known_addresses(view)

@@ -35,7 +35,7 @@ VARIABLE = "GLOO_SOCKET_IFNAME"
     explains=("allreduce-failed", "allreduce-timeout"),
 )
 def gloo_ifname_invalid(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding for each value that is no list of interface names on the hosts that have it."""
+    """Yields one finding for each value that is no list of interface names on the hosts that have it."""
     nccl = view.nccl
     failed: dict[str, dict[str, str]] = {}
     names: dict[str, str] = {}

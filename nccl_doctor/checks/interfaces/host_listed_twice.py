@@ -27,7 +27,7 @@ from nccl_doctor.text.hostlist import fold
 
 @check("NCD221", severity=Severity.WARNING, needs=(*NEEDS, "identity"))
 def host_listed_twice(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding a machine that the list names more than once without saying why."""
+    """Yields one finding a machine that the list names more than once without saying why."""
     machines: dict[str, list[Node]] = {}
     for host in view.hosts:
         one = view.nccl.by_host.get(host.name)
@@ -43,7 +43,7 @@ def host_listed_twice(view: View) -> Iterator[Finding | Unjudged]:
 
 
 def _meant(one: Node, other: Node) -> bool:
-    """Whether the list says by itself that the two are one machine."""
+    """Tells whether the list says by itself that the two are one machine."""
     return one.address == other.address or None not in (one.cuda_visible_devices, other.cuda_visible_devices)
 
 

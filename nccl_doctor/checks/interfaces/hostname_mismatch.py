@@ -38,7 +38,7 @@ from nccl_doctor.text.hostlist import fold, grouped, quoted
     explains=("port-unreachable", "allreduce-failed", "allreduce-timeout", "master-addr-not-local"),
 )
 def hostname_mismatch(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding for each name with its column of the matrix, an error for the master's; one for all own names."""
+    """Yields one finding a name, an error for the master's, and one for all own names."""
     stale = [own for own in own_names(view) if own.is_stale]
     master = view.snapshot.cluster.master_addr
     if stale:
@@ -81,7 +81,7 @@ def _lost_words(one: OwnName, given: list[str | None]) -> str:
 
 
 def _reached(view: View, host: str, name: str) -> bool:
-    """Whether a host met our listener on the master port by the name of the master, whatever it makes of that."""
+    """Tells whether a host met our listener on the master port by the name of the master, whatever it makes of that."""
     cluster, mesh = view.snapshot.cluster, view.snapshot.mesh
     master = cluster.nodes[0].name
     if not isinstance(mesh, Mesh) or name != cluster.master_addr or host == master:

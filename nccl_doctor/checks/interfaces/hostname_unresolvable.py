@@ -39,7 +39,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
     in_logs=("port-in-use", "ssh-unreachable"),
 )
 def hostname_unresolvable(view: View) -> Iterator[Finding | Unjudged]:
-    """One for the names that the same hosts lack: an error with the master's, or an own one that gloo needs."""
+    """Yields one for the names that the same hosts lack: an error with the master's, or an own one that gloo needs."""
     cluster = view.snapshot.cluster
     resolved = {host.name: known(facts.resolution) for host, facts in view.facts}
     common = next(iter(resolved.values())).common if resolved else {}

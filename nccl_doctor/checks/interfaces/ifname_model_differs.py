@@ -24,7 +24,7 @@ from nccl_doctor.text.hostlist import fold
 
 @check("NCD218", severity=Severity.INFO)
 def ifname_model_differs(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding for all hosts."""
+    """Yields one finding for all hosts."""
     differing = {
         name: picture.disagreement for name, picture in view.nccl.by_host.items() if picture.disagreement is not None
     }

@@ -26,7 +26,7 @@ from nccl_doctor.text.hostlist import fold, grouped
 
 @check("NCD214", severity=Severity.ERROR, needs=("mesh",), explains=("allreduce-failed", "allreduce-timeout"))
 def mtu_blackhole(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding for each host that takes part in most of the stalled pairs that are left; one where that is most."""
+    """Yields one finding for each host of most stalled pairs that are left; a single one where that is most hosts."""
     mesh = view.mesh
     if isinstance(mesh.stalls, Skipped):
         return

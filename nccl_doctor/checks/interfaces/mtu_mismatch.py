@@ -23,7 +23,7 @@ from nccl_doctor.text.inet import Network
 
 @check("NCD213", severity=Severity.WARNING, needs=NEEDS)
 def mtu_mismatch(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding a subnet; the hosts at fault are those that differ from most."""
+    """Yields one finding a subnet; the hosts at fault are those that differ from most."""
     nccl = view.nccl
     by_network: dict[Network, dict[str, tuple[str, int]]] = {}
     for host in view.hosts:

@@ -42,7 +42,7 @@ ROOM = 4
     explains=("port-unreachable", "allreduce-timeout", "allreduce-failed"),
 )
 def neighbour_table_small(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding for all hosts with the same limit; an error where dials of theirs timed out besides."""
+    """Yields one finding for all hosts with the same limit; an error where dials of theirs timed out besides."""
     short: dict[tuple[int, int], list[str]] = {}
     names = frozenset(node.address for node in view.snapshot.cluster.nodes)
     cache: _Cache = {}

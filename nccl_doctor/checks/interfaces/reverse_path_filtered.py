@@ -33,7 +33,7 @@ from nccl_doctor.text.shell import line
     explains=("allreduce-failed", "allreduce-timeout"),
 )
 def reverse_path_filtered(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding for each host that drops packets so."""
+    """Yields one finding for each host that drops packets so."""
     for one in hindered(view, "filtered"):
         yield _finding(one)
 

@@ -35,7 +35,7 @@ from nccl_doctor.text.shell import line
     explains=("allreduce-failed", "allreduce-timeout"),
 )
 def route_diverted(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding for each host that does so."""
+    """Yields one finding for each host that does so."""
     for one in hindered(view, "diverted"):
         yield _finding(one)
 

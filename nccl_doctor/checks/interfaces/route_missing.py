@@ -32,7 +32,7 @@ from nccl_doctor.text.inet import address_of
 
 @check("NCD215", severity=Severity.ERROR, needs=(*NEEDS, "routes"), explains=EXPLAINS)
 def route_missing(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding for each host that lacks routes to addresses which are not at fault themselves."""
+    """Yields one finding for each host that lacks routes to addresses which are not at fault themselves."""
     nccl = view.nccl
     judged = {host.name for host in view.hosts}
     blamed = {fault.host for fault in faults(nccl)}
@@ -115,6 +115,6 @@ def _remedy(one: HostNccl, targets: Iterable[str], seen: tuple[str, ...]) -> str
 
 
 def is_local(address: str) -> bool:
-    """Whether it can't lead to another subnet: loopback or link-local."""
+    """Tells whether it can't lead to another subnet: loopback or link-local."""
     ip = address_of(address)
     return ip.is_loopback or ip.is_link_local

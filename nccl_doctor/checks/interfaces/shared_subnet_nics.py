@@ -33,7 +33,7 @@ KEYS = ("rp_filter", "arp_ignore", "arp_announce")
 
 @check("NCD212", severity=Severity.WARNING, needs=NEEDS, explains=("port-unreachable", "allreduce-timeout"))
 def shared_subnet_nics(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding a host and subnet, unless the sysctls show that it is meant so."""
+    """Yields one finding a host and subnet, unless the sysctls show that it is meant so."""
     nccl = view.nccl
     for host, facts in view.facts:
         one = nccl.by_host.get(host.name)
@@ -65,12 +65,12 @@ def effective(sysctls: dict[str, str], key: str, link: str) -> int:
 
 
 def is_meant(values: dict[str, int]) -> bool:
-    """Whether the settings keep two interfaces on one subnet apart."""
+    """Tells whether the settings keep two interfaces on one subnet apart."""
     return values["rp_filter"] != 1 and values["arp_ignore"] >= 1 and values["arp_announce"] == 2
 
 
 def _meets_some(mesh: Phased[Mesh], host: str) -> bool:
-    """Whether a peer and the host reach each other: what goes out and comes in by the wrong link gets there, then."""
+    """Tells whether a peer and the host reach each other: packets by the wrong link get there, then."""
     if not isinstance(mesh, Mesh):
         return False
     return any(not {(host, peer), (peer, host)} & mesh.failures.keys() for peer in mesh.ports.keys() - {host})

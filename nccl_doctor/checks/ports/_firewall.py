@@ -27,13 +27,13 @@ EXPLAINS = ("port-unreachable", *ALLREDUCE)
 
 
 def to_master(dial: Dial, snapshot: Snapshot) -> bool:
-    """Whether the dial went to the master port on the master."""
+    """Tells whether the dial went to the master port on the master."""
     cluster = snapshot.cluster
     return dial.port == cluster.master_port and dial.dst == cluster.nodes[0].name
 
 
 def stops_master(blame: Blame, snapshot: Snapshot) -> bool:
-    """Whether the host stops dials to the master port."""
+    """Tells whether the host stops dials to the master port."""
     return any(to_master(dial, snapshot) for dial in blame.dials)
 
 

@@ -44,7 +44,7 @@ WIDE = (15000, 65000)
     explains=("port-unreachable", *ANYWAY),
 )
 def ephemeral_ports_few(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding for all hosts with the same range that is too small."""
+    """Yields one finding for all hosts with the same range that is too small."""
     world = ranks.world_size(view.snapshot)
     local = ranks.counts(view.snapshot)
     short: dict[tuple[int, int, int, int], list[Host]] = {}

@@ -30,7 +30,7 @@ from nccl_doctor.text.hostlist import fold
     explains=EXPLAINS,
 )
 def firewall_blocks_ephemeral(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding for all hosts that stop these ports alike, unless that rule stops the master port too."""
+    """Yields one finding for all hosts that stop these ports alike, unless that rule stops the master port too."""
     snapshot = view.snapshot
     judged = view.firewall
     for blames in by_rule(judged, snapshot, master=False):

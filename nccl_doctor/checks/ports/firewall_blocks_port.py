@@ -36,7 +36,7 @@ from nccl_doctor.text.hostlist import fold
     explains=EXPLAINS,
 )
 def firewall_blocks_port(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding for all hosts that have the same rule, where it stops the master port on one of them."""
+    """Yields one finding for all hosts that have the same rule, where it stops the master port on one of them."""
     snapshot = view.snapshot
     judged = view.firewall
     for blames in by_rule(judged, snapshot, master=True):

@@ -39,7 +39,7 @@ SHOWN = 4
     explains=("allreduce-failed", "allreduce-timeout"),
 )
 def network_policy_blocks(view: View) -> Iterator[Finding]:
-    """One finding for each set of policies that drops dials."""
+    """Yields one finding for each set of policies that drops dials."""
     dropped = [(dial, one) for dial in view.mesh.failed for one in view.policies.get(id(dial), ())]
     for policies, group in grouped((one.names, (dial, one)) for dial, one in dropped).items():
         yield _finding(view, policies, group)

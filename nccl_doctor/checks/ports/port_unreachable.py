@@ -61,7 +61,7 @@ MEANS = {
     explains=("allreduce-failed", "allreduce-timeout"),
 )
 def port_unreachable(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding for each of the fewest hosts that explain the failed pairs; for all where none is likelier."""
+    """Yields one finding for each of the fewest hosts that explain the failed pairs; for all where none is likelier."""
     mesh = view.mesh
     for name, reason in mesh.not_listening.items():
         yield Unjudged((name,), reason)
@@ -88,9 +88,9 @@ def _among(view: View, dials: list[Dial]) -> Iterator[Finding]:
 
 
 def _each(view: View, group: Group, dials: list[Dial]) -> Iterator[Finding]:
-    """One finding for each host that explains why pairs failed."""
+    """Yields one finding for each host that explains why pairs failed."""
     count = len(view.mesh.ports)
-    for name in sorted(group.guilty, key=lambda one: -sum(one in (dial.src, dial.dst) for dial in dials)):
+    for name in sorted(group.minimal_cover, key=lambda one: -sum(one in (dial.src, dial.dst) for dial in dials)):
         mine = [dial for dial in dials if name in (dial.src, dial.dst)]
         dials = [dial for dial in dials if name not in (dial.src, dial.dst)]
         if mine:

@@ -49,7 +49,7 @@ OTHERWISE = (
     ),
 )
 def proxy_intercepts(view: View) -> Iterator[Finding]:
-    """One finding for all pairs between which somebody takes the connections; an error where dials fail of it."""
+    """Yields one finding for all pairs between which connections are intercepted; an error where dials fail of it."""
     mesh = view.mesh
     spoken = [dial for dial in mesh.failed if dial.outcome == "intercepted"]
     pairs = {(one.src, one.dst) for one in mesh.intercepted} | {(dial.src, dial.dst) for dial in spoken}

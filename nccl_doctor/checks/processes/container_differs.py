@@ -58,7 +58,7 @@ _RUN = ("docker", "podman", "nerdctl")
     ),
 )
 def container_differs(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding for the containers of one name that differ from their hosts in the same way."""
+    """Yields one finding for the containers of one name that differ from their hosts in the same way."""
     told = [
         Sides(view, host, facts, inside, outside)
         for host, facts in view.facts

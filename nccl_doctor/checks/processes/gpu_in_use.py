@@ -41,7 +41,7 @@ UNSEEN_MIB = 2048
     explains=("out-of-memory", "allreduce-failed", "allreduce-timeout"),
 )
 def gpu_in_use(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding a host whose needed GPUs are taken."""
+    """Yields one finding a host whose needed GPUs are taken."""
     for host, facts in view.facts:
         gpus = known(facts.gpus)
         gpu_processes = known(facts.gpu_processes)

@@ -37,7 +37,7 @@ ENOUGH = 1024 * MIB
     in_logs=("ib-fault", "out-of-memory", "plugin-fault"),
 )
 def memlock_low(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding a limit, folded over hosts."""
+    """Yields one finding a limit, folded over hosts."""
     for limit, hosts in view.hosts_by(too_low).items():
         yield Finding(
             hosts=tuple(hosts),
@@ -61,5 +61,5 @@ def too_low(facts: HostFacts) -> int | None:
 
 
 def _is_exempt(facts: HostFacts) -> bool:
-    """Whether the kernel does not count: root outside a container has CAP_IPC_LOCK."""
+    """Tells whether the kernel does not count: root outside a container has CAP_IPC_LOCK."""
     return not isinstance(facts.identity, Unknown) and facts.identity.uid == 0 and facts.identity.container is None

@@ -40,7 +40,7 @@ CERTAIN = 2
     in_logs=("plugin-fault", "port-in-use", "shm-attach-failed", "shm-exhausted"),
 )
 def nofile_low(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding a pair of limits, folded over hosts."""
+    """Yields one finding a pair of limits, folded over hosts."""
     world = world_size(view.snapshot)
     need = BASE + PER_RANK * world
     limits = view.hosts_by(lambda facts: (known(facts.limits).nofile_soft, known(facts.limits).nofile_hard))

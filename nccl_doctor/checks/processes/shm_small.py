@@ -46,7 +46,7 @@ class _Lack:
 
 @check("NCD605", severity=Severity.WARNING, needs=("shm",), explains=("allreduce-failed", "allreduce-timeout"))
 def shm_small(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding for the hosts that lack room alike; how much is free there may differ."""
+    """Yields one finding for the hosts that lack room alike; how much is free there may differ."""
     lacks: dict[_Lack, dict[str, int]] = {}
     for host, facts in view.facts:
         shm = known(facts.shm)

@@ -39,7 +39,7 @@ from nccl_doctor.snapshot import GpuProcess, Host, HostFacts, TrainingJob, Unkno
 
 @check("NCD601", severity=Severity.WARNING, needs=("processes",), explains=("gpu-in-use",))
 def stale_process(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding a host: all that was left there."""
+    """Yields one finding a host: all that was left there."""
     for host, facts in view.facts:
         processes = known(facts.processes)
         left = [job for job in processes if job.left_behind]

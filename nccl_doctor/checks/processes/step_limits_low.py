@@ -42,7 +42,7 @@ FATAL = GIB // 2
     explains=("gpu-count-low", "allreduce-failed", "allreduce-timeout", "allreduce-slow"),
 )
 def step_limits_low(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding for each thing that is too little, folded over nodes that have as much of it."""
+    """Yields one finding for each thing that is too little, folded over nodes that have as much of it."""
     alone = len(view.snapshot.cluster.nodes) == 1
     low: list[tuple[tuple[str, int, int], str]] = []
     for host, facts in view.facts:

@@ -31,7 +31,7 @@ NO_WAY = "neither nvidia_peermem is loaded nor DMA-BUF to be had"
 
 @check("NCD402", severity=Severity.WARNING, needs=("rdma", "pci", "gpus"))
 def gpudirect_hindered(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding a set of hindrances, folded over hosts."""
+    """Yields one finding a set of hindrances, folded over hosts."""
     for lines, hosts in view.hosts_by(lambda facts: tuple(_hindrances(facts)) or None).items():
         loads = lines == (NO_WAY,)
         yield Finding(

@@ -36,7 +36,7 @@ MAPPED = "0000:0000:0000:0000:0000:ffff:"
 
 @check("NCD401", severity=Severity.WARNING, needs=("rdma",), explains=("allreduce-failed", "allreduce-timeout"))
 def rdma_mismatch(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding for all that differs; an error where NCCL_IB_GID_INDEX means different things."""
+    """Yields one finding for all that differs; an error where NCCL_IB_GID_INDEX means different things."""
     profiles = {host.name: dict(_profile(host, facts)) for host, facts in view.facts}
     if not any(profile["RDMA devices"] != "none" for profile in profiles.values()):
         return

@@ -29,7 +29,7 @@ SHOWN = 8
 
 @check("NCD508", severity=Severity.ERROR, needs=("same",), explains=("allreduce-failed", "allreduce-timeout"))
 def code_mismatch(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding a path."""
+    """Yields one finding a path."""
     for path in view.snapshot.cluster.same:
         found: dict[str, SameEntry] = {}
         for host, facts in view.facts:

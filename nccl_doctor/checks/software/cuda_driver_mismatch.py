@@ -46,7 +46,7 @@ TWO_VERSIONS = "version mismatch"
     in_logs=("cuda-error", "gpu-count-low", "torch-missing"),
 )
 def cuda_driver_mismatch(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding a pair of versions that do not fit, folded over hosts."""
+    """Yields one finding a pair of versions that do not fit, folded over hosts."""
     old: dict[tuple[str, str, str], list[str]] = {}
     broken: dict[str, list[str]] = {}
     for host, facts in view.facts:
@@ -93,6 +93,6 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _lifted(host: Host, facts: HostFacts) -> bool:
-    """Whether a forward-compatibility package may stand in for the driver's own library."""
+    """Tells whether a forward-compatibility package may stand in for the driver's own library."""
     env = {} if isinstance(facts.env, Unknown) else facts.env
     return "compat" in {**env, **host.node.env}.get("LD_LIBRARY_PATH", "")

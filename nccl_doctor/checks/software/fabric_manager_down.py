@@ -35,7 +35,7 @@ STARTABLE = ("inactive", "failed")
     in_logs=("cuda-driver-mismatch", "cuda-error", "gpu-count-low"),
 )
 def fabric_manager_down(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding a state of the service, folded over hosts."""
+    """Yields one finding a state of the service, folded over hosts."""
     down: dict[str, list[str]] = {}
     for host, facts in view.facts:
         pci = known(facts.pci)
@@ -65,6 +65,6 @@ def fabric_manager_down(view: View) -> Iterator[Finding | Unjudged]:
 
 
 def _registered(facts: HostFacts) -> bool:
-    """Whether every GPU says that it is part of the fabric."""
+    """Tells whether every GPU says that it is part of the fabric."""
     health = () if isinstance(facts.gpu_health, Unknown) else facts.gpu_health
     return bool(health) and all(gpu.fabric == "Completed" for gpu in health)

@@ -35,7 +35,7 @@ from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
     in_logs=("cuda-error", "local-rank-invalid"),
 )
 def gpu_count_low(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding a node that can't serve its ranks; one for all that have fewer GPUs than most."""
+    """Yields one finding a node that can't serve its ranks; one for all that have fewer GPUs than most."""
     if all(facts.gpus == () for _, facts in view.facts):
         return
     uneven: dict[str, int] = {}
@@ -58,7 +58,7 @@ def _missing(node: Node, gpus: tuple[Gpu, ...]) -> list[str]:
 
 
 def _parts(node: Node) -> bool:
-    """Whether the node names parts of GPUs, whose number nvidia-smi's list does not tell."""
+    """Tells whether the node names parts of GPUs, whose number nvidia-smi's list does not tell."""
     return any(part.startswith("MIG-") for part in devices(node))
 
 

@@ -31,7 +31,7 @@ LOST = frozenset({79, 119, 120, 140, 154})
 
 @check("NCD510", severity=Severity.WARNING, needs=("gpu_health",), in_logs=("cuda-error",))
 def gpu_errors(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding a host."""
+    """Yields one finding a host."""
     for host, facts in view.facts:
         gpu_health = known(facts.gpu_health)
         counted = [line for gpu in gpu_health for line in _health(gpu)]

@@ -28,7 +28,7 @@ GIB = 1024
 
 @check("NCD509", severity=Severity.WARNING, needs=("gpus",))
 def gpu_model_mismatch(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding: hosts whose GPUs are not the others', or unlike among themselves."""
+    """Yields one finding: hosts whose GPUs are not the others', or unlike among themselves."""
     kinds = {}
     for host, facts in view.facts:
         gpus = known(facts.gpus)

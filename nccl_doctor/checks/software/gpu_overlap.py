@@ -32,7 +32,7 @@ from nccl_doctor.text.hostlist import grouped
     explains=("host-listed-twice", "allreduce-failed", "allreduce-timeout"),
 )
 def gpu_overlap(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding a pair of nodes that share GPUs."""
+    """Yields one finding a pair of nodes that share GPUs."""
     used: dict[str, dict[str, str]] = {}
     for host, facts in view.facts:
         gpus = known(facts.gpus)

@@ -35,7 +35,7 @@ SEARCHED = frozenset({"LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH"}
 
 @check("NCD511", severity=Severity.WARNING, needs=("python",))
 def login_environment_differs(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding a set of differences, folded over hosts."""
+    """Yields one finding a set of differences, folded over hosts."""
     groups: dict[tuple[str, ...], list[str]] = {}
     matters: set[tuple[str, ...]] = set()
     for host, facts in view.facts:
@@ -67,7 +67,7 @@ def login_environment_differs(view: View) -> Iterator[Finding | Unjudged]:
 
 
 def _matters(host: Host, judged: PythonInfo, login: LoginShell) -> bool:
-    """Whether more differs than where libraries and modules are looked for, which torch's own wheels don't need."""
+    """Tells whether more differs than search paths of libraries and modules, which torch's own wheels don't need."""
     names = set(login.differing) - set(host.node.env) - SEARCHED
     return bool(names) or (login.prefix is not None and login.prefix != judged.prefix)
 

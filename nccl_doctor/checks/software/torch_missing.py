@@ -23,7 +23,7 @@ from nccl_doctor.snapshot import known
 
 @check("NCD501", severity=Severity.ERROR, needs=("torch", "python"), explains=("allreduce-failed", "allreduce-timeout"))
 def torch_missing(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding an interpreter that lacks torch, folded over its hosts."""
+    """Yields one finding an interpreter that lacks torch, folded over its hosts."""
     present = view.hosts_by(lambda facts: known(facts.python).executable if known(facts.torch) else None)
     lacking = view.hosts_by(lambda facts: None if known(facts.torch) else known(facts.python).executable)
     for executable, hosts in lacking.items():

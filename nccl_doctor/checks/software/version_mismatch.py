@@ -53,7 +53,7 @@ MATTERS = {
     in_logs=("collective-mismatch", "cuda-error", "torch-missing"),
 )
 def version_mismatch(view: View) -> Iterator[Finding | Unjudged]:
-    """One finding for all that differs: the outliers against the majority."""
+    """Yields one finding for all that differs: the outliers against the majority."""
     versions = {host.name: {**_versions(facts), **_in_the_all_reduce(view, host.name)} for host, facts in view.facts}
     found = [
         (one, severity)

@@ -156,7 +156,7 @@ class _Watch:
         self._starters: dict[str, Fact[tuple[Starter, ...]]] = {}
         self._ras: dict[str, tuple[Phased[Ras], ...]] = {}
         self._others: tuple[str, ...] = ()
-        self._strays: dict[str, tuple[JobRank, ...]] = {}
+        self._misnumbered_ranks: dict[str, tuple[JobRank, ...]] = {}
         self._rivals: dict[str, tuple[JobRank, ...]] = {}
         self._timings: dict[str, float] = {}
 
@@ -184,13 +184,13 @@ class _Watch:
 
         told = with_counted(self._everywhere(find))
         choice = choose(told, port=self._cluster.master_port, pid=self._options.pid)
-        for name, why in choice.liars.items():
+        for name, why in choice.contradictory_hosts.items():
             self._fail(name, ValueError(why))
-        self._others, self._strays, self._rivals = choice.others, choice.strays, choice.rivals
+        self._others, self._misnumbered_ranks, self._rivals = choice.others, choice.misnumbered_ranks, choice.rivals
         self._jobs = {
             name: one.model_copy(update={"ranks": choice.ranks[name], "unnumbered": _reason(one.unnumbered)})
             for name, one in told.items()
-            if name not in choice.liars
+            if name not in choice.contradictory_hosts
         }
         self._timings["find"] = time.monotonic() - began
 
@@ -275,7 +275,7 @@ class _Watch:
         return HangHost(
             node=node,
             job=self._jobs.get(node.name),
-            strays=self._strays.get(node.name, ()),
+            misnumbered_ranks=self._misnumbered_ranks.get(node.name, ()),
             rivals=self._rivals.get(node.name, ()),
             looks=tuple(self._looks.get(node.name, ())),
             starters=self._starters.get(node.name, ()),

@@ -46,16 +46,16 @@ class Choice(NamedTuple):
     Attributes:
         ranks: by host, those of this job, one process a rank.
         rivals: by host, older processes of the job with the numbers of these.
-        strays: by host, ranks of unfinished jobs whose numbers this one lacks: they are its own, started otherwise.
+        misnumbered_ranks: by host, ranks of unfinished jobs whose numbers this one lacks: its own, started otherwise.
         others: the jobs that are not looked at, in words.
-        liars: hosts whose answer can't be, and why.
+        contradictory_hosts: hosts whose answer can't be, and why.
     """
 
     ranks: dict[str, tuple[JobRank, ...]]
     rivals: dict[str, tuple[JobRank, ...]]
-    strays: dict[str, tuple[JobRank, ...]]
+    misnumbered_ranks: dict[str, tuple[JobRank, ...]]
     others: tuple[str, ...]
-    liars: dict[str, str]
+    contradictory_hosts: dict[str, str]
 
 
 def choose(found: dict[str, JobRanks], *, port: int, pid: int | None) -> Choice:
@@ -76,17 +76,19 @@ def choose(found: dict[str, JobRanks], *, port: int, pid: int | None) -> Choice:
     own = {name: jobs[chosen].get(name, []) if chosen else [] for name in found}
     ranks = {name: _latest(some) for name, some in own.items()}
     rivals = {name: tuple(one for one in some if one not in ranks[name]) for name, some in own.items()}
-    strays: dict[str, list[JobRank]] = {name: [] for name in found}
+    misnumbered_ranks: dict[str, list[JobRank]] = {name: [] for name in found}
     looked_at = {chosen}
-    for job, name, rank in _strays(jobs, chosen) if chosen else ():
-        strays[name].append(rank)
+    for job, name, rank in _misnumbered_ranks(jobs, chosen) if chosen else ():
+        misnumbered_ranks[name].append(rank)
         looked_at.add(job)
     others = tuple(
         f"{_named(job, jobs)} ({plural(_count(some), 'rank')})"
         for job, some in sorted(jobs.items())
         if job not in looked_at
     )
-    return Choice(ranks, rivals, {name: tuple(some) for name, some in strays.items()}, others, _contradicted(ranks))
+    return Choice(
+        ranks, rivals, {name: tuple(some) for name, some in misnumbered_ranks.items()}, others, _contradicted(ranks)
+    )
 
 
 def _named(job: HangingJob, jobs: Jobs) -> str:
@@ -107,7 +109,7 @@ def _numbers(hosts: dict[str, list[JobRank]]) -> set[int]:
     return {rank.rank for some in hosts.values() for rank in some}
 
 
-def _strays(jobs: Jobs, chosen: HangingJob) -> Iterator[tuple[HangingJob, str, JobRank]]:
+def _misnumbered_ranks(jobs: Jobs, chosen: HangingJob) -> Iterator[tuple[HangingJob, str, JobRank]]:
     """The ranks of jobs of the same user that lack others, with numbers that the chosen one lacks."""
     there = _numbers(jobs[chosen])
     for job, hosts in jobs.items():
@@ -188,15 +190,15 @@ def _contradicted(ranks: dict[str, tuple[JobRank, ...]]) -> dict[str, str]:
     """
     numbers = {name: {rank.rank for rank in some} for name, some in ranks.items()}
     against = {name: [one for one in numbers if one != name and numbers[one] & numbers[name]] for name in numbers}
-    liars: dict[str, str] = {}
+    contradictory_hosts: dict[str, str] = {}
     while against:
         worst = max(against, key=lambda name: len(against[name]))
         others = against.pop(worst)
         if not any(numbers[one].isdisjoint(numbers[other]) for one, other in combinations(others[:MOST_COMPARED], 2)):
             break
-        liars[worst] = f"it tells of ranks that run on {fold(others)}"
+        contradictory_hosts[worst] = f"it tells of ranks that run on {fold(others)}"
         against = {name: [one for one in some if one != worst] for name, some in against.items()}
-    return liars
+    return contradictory_hosts
 
 
 End = tuple[str, int]

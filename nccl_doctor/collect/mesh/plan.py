@@ -106,7 +106,7 @@ def partners(names: Collection[str], sample: Sample | None) -> dict[str, list[st
 
 def suspects(failed: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """The fewest hosts that explain the pairs that failed; none where they are so many that a sample shows enough."""
-    found = sorted(name for group in groups(failed) for name in group.guilty)
+    found = sorted(name for group in groups(failed) for name in group.minimal_cover)
     return tuple(found) if len(found) <= MOST_SUSPECTS else ()
 
 

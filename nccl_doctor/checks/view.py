@@ -16,7 +16,7 @@ from typing import Literal, get_args
 from nccl_doctor.firewall import blame
 from nccl_doctor.firewall.blame import ExplainedDials
 from nccl_doctor.firewall.network_policy import PolicyBlame, blames
-from nccl_doctor.firewall.ways import Hindrance, hindrances
+from nccl_doctor.firewall.route_lookup import RouteFault, find_route_faults
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import CheckFunction, Scope, enter, make_entry
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl, cluster_nccl
@@ -41,14 +41,14 @@ class FailedDials:
         return blame.judge_dials(self._snapshot, self._nccl.addresses)
 
     @cached_property
-    def hindrances(self) -> dict[int, Hindrance]:
-        """By id of a dial that no packet filter explains, what the hosts' kernels do with its packets."""
+    def route_faults(self) -> dict[Dial, RouteFault]:
+        """By dial that no packet filter explains, what the hosts' kernels do with its packets."""
         mesh = self._snapshot.mesh
-        return hindrances(self._snapshot, self.firewall.unexplained(mesh)) if isinstance(mesh, Mesh) else {}
+        return find_route_faults(self._snapshot, self.firewall.unexplained(mesh)) if isinstance(mesh, Mesh) else {}
 
     @cached_property
-    def policies(self) -> dict[int, tuple[PolicyBlame, ...]]:
-        """By id of a dial that no packet filter explains, the NetworkPolicies that drop it."""
+    def policies(self) -> dict[Dial, tuple[PolicyBlame, ...]]:
+        """By dial that no packet filter explains, the NetworkPolicies that drop it."""
         mesh = self._snapshot.mesh
         kube = self._snapshot.cluster.options(KubeFacts)
         return blames(kube, self.firewall.unexplained(mesh)) if isinstance(mesh, Mesh) and kube.pods else {}
@@ -59,11 +59,9 @@ class FailedDials:
         mesh = self._snapshot.mesh
         if not isinstance(mesh, Mesh):
             return ()
-        explained = self.hindrances.keys() | self.policies.keys()
+        explained = self.route_faults.keys() | self.policies.keys()
         return tuple(
-            dial
-            for dial in self.firewall.unexplained(mesh)
-            if id(dial) not in explained and dial.outcome != "intercepted"
+            dial for dial in self.firewall.unexplained(mesh) if dial not in explained and dial.outcome != "intercepted"
         )
 
 
@@ -118,13 +116,13 @@ class View:
         return self.derived.dials.firewall
 
     @property
-    def hindrances(self) -> dict[int, Hindrance]:
-        """By id of a failed dial, the route or the filter of the way back that explains it; needs the mesh."""
-        return self.derived.dials.hindrances
+    def route_faults(self) -> dict[Dial, RouteFault]:
+        """By failed dial, the route or the filter of the way back that explains it; needs the mesh."""
+        return self.derived.dials.route_faults
 
     @property
-    def policies(self) -> dict[int, tuple[PolicyBlame, ...]]:
-        """By id of a failed dial, the NetworkPolicies that drop it; needs the mesh."""
+    def policies(self) -> dict[Dial, tuple[PolicyBlame, ...]]:
+        """By failed dial, the NetworkPolicies that drop it; needs the mesh."""
         return self.derived.dials.policies
 
     @property

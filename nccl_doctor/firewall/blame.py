@@ -12,8 +12,8 @@ from nccl_doctor.firewall.connection import Objection, growth, handshake, printa
 from nccl_doctor.firewall.manager import Manager, manager_of
 from nccl_doctor.firewall.packet import Direction, Packet, RuleRef
 from nccl_doctor.firewall.remedy import Opening, Remedy, merged, remedy
+from nccl_doctor.firewall.route_lookup import Path, dialled_address, ephemeral, path_of, source_address
 from nccl_doctor.firewall.ruleset import Ruleset, compile_rules
-from nccl_doctor.firewall.ways import Path, dialled_address, ephemeral, path_of, source_address
 from nccl_doctor.snapshot import Dial, FirewallFacts, Host, Mesh, Snapshot, Unknown, confirmed, known
 
 NOT_DIALLED = "not dialled"
@@ -69,8 +69,8 @@ class ExplainedDials:
 
     def unexplained(self, mesh: Mesh) -> tuple[Dial, ...]:
         """The failed dials of the mesh that no rule of either host is known to stop."""
-        stopped = {id(dial) for blame in self.blames for dial in blame.dials}
-        return tuple(dial for dial in mesh.failed if id(dial) not in stopped)
+        stopped = {dial for blame in self.blames for dial in blame.dials}
+        return tuple(dial for dial in mesh.failed if dial not in stopped)
 
 
 def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDials:

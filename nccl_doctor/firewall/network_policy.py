@@ -33,13 +33,13 @@ class PolicyBlame:
         return tuple(one.name for one in self.policies)
 
 
-def blames(kube: KubeFacts, dials: Iterable[Dial]) -> dict[int, tuple[PolicyBlame, ...]]:
-    """By id of a failed dial, what surely drops it; nothing for those that are let through, or may be."""
+def blames(kube: KubeFacts, dials: Iterable[Dial]) -> dict[Dial, tuple[PolicyBlame, ...]]:
+    """By failed dial, what surely drops it; nothing for those that are let through, or may be."""
     policies = kube.policies
     if isinstance(policies, Unknown):
         return {}
-    found = ((id(dial), tuple(blame(kube, policies, dial))) for dial in dials if dial.outcome != "failed")
-    return {key: those for key, those in found if those}
+    found = ((dial, tuple(blame(kube, policies, dial))) for dial in dials if dial.outcome != "failed")
+    return {dial: those for dial, those in found if those}
 
 
 def blame(kube: KubeFacts, policies: Sequence[Policy], dial: Dial) -> Iterator[PolicyBlame]:

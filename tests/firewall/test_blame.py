@@ -10,8 +10,8 @@ from nccl_doctor.firewall.blame import Blame, ExplainedDials, opening, remedies
 from nccl_doctor.firewall.connection import Ends, handshake, reject_outcome
 from nccl_doctor.firewall.packet import syn
 from nccl_doctor.firewall.remedy import Opening
+from nccl_doctor.firewall.route_lookup import path_of, route_to
 from nccl_doctor.firewall.ruleset import Ruleset, compile_rules
-from nccl_doctor.firewall.ways import path_of, route_to
 from nccl_doctor.judge import diagnose
 from nccl_doctor.model.finding import Finding
 from nccl_doctor.model.report import Diagnosis

@@ -1,4 +1,4 @@
-"""What the checks of hosts' own routes share: the failed dials that one kind of hindrance explains, by host."""
+"""What the checks of hosts' own routes share: the failed dials that one kind of route fault explains, by host."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from nccl_doctor.checks.view import View
-from nccl_doctor.firewall.ways import Hindrance, Kind
+from nccl_doctor.firewall.route_lookup import Kind, RouteFault
 
 
 @dataclass
@@ -14,13 +14,13 @@ class Hindered:
     """One host whose kernel stops dials, or answers to them.
 
     Attributes:
-        hindrances: each kind of packet once.
+        route_faults: each kind of packet once.
         pairs: the ways between hosts that fail by it, "src" and "dst".
         peers: the hosts at the other ends.
     """
 
     host: str
-    hindrances: dict[Hindrance, None] = field(default_factory=dict)
+    route_faults: dict[RouteFault, None] = field(default_factory=dict)
     pairs: list[dict[str, str]] = field(default_factory=list)
     peers: set[str] = field(default_factory=set)
 
@@ -29,13 +29,13 @@ def hindered(view: View, kind: Kind) -> Iterator[Hindered]:
     """The hosts whose routes or filters hinder dials, in the order of the failed dials."""
     found: dict[str, Hindered] = {}
     for dial in view.mesh.failed:
-        hindrance = view.hindrances.get(id(dial))
-        if hindrance is None or hindrance.kind != kind:
+        fault = view.route_faults.get(dial)
+        if fault is None or fault.kind != kind:
             continue
-        one = found.setdefault(hindrance.host, Hindered(hindrance.host))
+        one = found.setdefault(fault.host, Hindered(fault.host))
         pair = {"src": dial.src, "dst": dial.dst}
         peer = dial.dst if dial.src == one.host else dial.src
-        one.hindrances[hindrance] = None
+        one.route_faults[fault] = None
         one.peers.add(peer)
         if pair not in one.pairs:
             one.pairs.append(pair)

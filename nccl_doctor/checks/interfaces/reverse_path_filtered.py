@@ -39,7 +39,7 @@ def reverse_path_filtered(view: View) -> Iterator[Finding | Unjudged]:
 
 
 def _finding(one: Hindered) -> Finding:
-    interfaces = list(dict.fromkeys(hindrance.usual for hindrance in one.hindrances if hindrance.usual))
+    interfaces = list(dict.fromkeys(fault.usual for fault in one.route_faults if fault.usual))
     settings = [_loose(name) for name in interfaces]
     peers = fold(sorted(one.peers))
     return Finding(
@@ -48,7 +48,7 @@ def _finding(one: Hindered) -> Finding:
         "would not answer, and rp_filter is strict there.",
         evidence=tuple(
             f"{one.host}: ip route get {way.to} from {way.source} iif {way.iif}: {way.error}; rp_filter=1"
-            for way in dict.fromkeys(hindrance.way for hindrance in one.hindrances)
+            for way in dict.fromkeys(fault.way for fault in one.route_faults)
         ),
         facts={"interfaces": interfaces, "to": sorted(one.peers), "failed": one.pairs},
         fix=Fix(

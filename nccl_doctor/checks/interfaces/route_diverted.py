@@ -21,7 +21,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.interfaces._ways import Hindered, hindered
 from nccl_doctor.checks.view import View, check
-from nccl_doctor.firewall.ways import MAIN_TABLES, Hindrance
+from nccl_doctor.firewall.route_lookup import MAIN_TABLES, RouteFault
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.text.hostlist import fold
@@ -41,35 +41,35 @@ def route_diverted(view: View) -> Iterator[Finding | Unjudged]:
 
 
 def _finding(one: Hindered) -> Finding:
-    ways = " and ".join(dict.fromkeys(_words(hindrance) for hindrance in one.hindrances))
+    ways = " and ".join(dict.fromkeys(_words(fault) for fault in one.route_faults))
     return Finding(
         hosts=(one.host,),
         message=f"{one.host} sends packets for {fold(sorted(one.peers))} {ways}, not into the network they share.",
-        evidence=tuple(dict.fromkeys(_evidence(hindrance) for hindrance in one.hindrances)),
+        evidence=tuple(dict.fromkeys(_evidence(fault) for fault in one.route_faults)),
         facts={"to": sorted(one.peers), "failed": one.pairs},
         fix=_fix(one),
     )
 
 
-def _words(hindrance: Hindrance) -> str:
-    way = hindrance.way
+def _words(fault: RouteFault) -> str:
+    way = fault.way
     where = f"by {way.dev}" if way.gateway is None else f"to {way.gateway} by {way.dev}"
     return f"{where} (table {way.table})" if way.table not in MAIN_TABLES else where
 
 
-def _evidence(hindrance: Hindrance) -> str:
-    way = hindrance.way
+def _evidence(fault: RouteFault) -> str:
+    way = fault.way
     source = f" from {way.source}" if way.source else ""
     via = f" via {way.gateway}" if way.gateway else ""
     return (
-        f"{hindrance.host}: ip route get {way.to}{source}: dev {way.dev}{via}, table {way.table}; "
-        f"{way.to} lies in {hindrance.network} on {hindrance.usual}"
+        f"{fault.host}: ip route get {way.to}{source}: dev {way.dev}{via}, table {way.table}; "
+        f"{way.to} lies in {fault.network} on {fault.usual}"
     )
 
 
 def _fix(one: Hindered) -> Fix:
-    networks = dict.fromkeys(hindrance.network for hindrance in one.hindrances if hindrance.network is not None)
-    by_rule = all(hindrance.way.table not in MAIN_TABLES for hindrance in one.hindrances)
+    networks = dict.fromkeys(fault.network for fault in one.route_faults if fault.network is not None)
+    by_rule = all(fault.way.table not in MAIN_TABLES for fault in one.route_faults)
     if not by_rule:
         return Fix(
             summary="Take out the route that leads there (`ip route` shows it), or leave the cluster's network out of "

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from nccl_doctor.checks.interfaces._ways import Hindered, hindered
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS
 from nccl_doctor.checks.view import View, check
-from nccl_doctor.firewall.ways import NO_WAY, Hindrance
+from nccl_doctor.firewall.route_lookup import NO_WAY, RouteFault
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
@@ -49,11 +49,11 @@ def route_missing(view: View) -> Iterator[Finding | Unjudged]:
     for one in bare.values():
         yield _unaddressed(one)
     for one in hindered(view, "no-way") if has_mesh else ():
-        for hindrance in one.hindrances:
-            owners = (name for name in one.peers if name in nccl.by_host and nccl.by_host[name].owns(hindrance.way.to))
+        for fault in one.route_faults:
+            owners = (name for name in one.peers if name in nccl.by_host and nccl.by_host[name].owns(fault.way.to))
             peer = next(owners, min(one.peers))
-            lacking.setdefault(one.host, {})[peer] = hindrance.way.to
-            seen.setdefault(one.host, {})[f"no route to {hindrance.way.to} ({hindrance.way.error})"] = None
+            lacking.setdefault(one.host, {})[peer] = fault.way.to
+            seen.setdefault(one.host, {})[f"no route to {fault.way.to} ({fault.way.error})"] = None
     for source, targets in lacking.items():
         if source in judged and source in nccl.by_host and source not in bare:
             yield _finding(nccl, source, targets, tuple(seen[source]))
@@ -75,16 +75,14 @@ def _finding(nccl: ClusterNccl, source: str, targets: dict[str, str], seen: tupl
 
 def _unaddressed(one: Hindered) -> Finding:
     """The finding for a host on which an interface has no address of the network that it is in."""
-    lacking = dict.fromkeys((hindrance.usual, hindrance.network) for hindrance in one.hindrances)
+    lacking = dict.fromkeys((fault.usual, fault.network) for fault in one.route_faults)
     nets = " and ".join(f"{interface} has no address in {network}" for interface, network in lacking)
-    targets = [hindrance.way.to for hindrance in one.hindrances]
-    way = "way" if all(hindrance.way.error for hindrance in one.hindrances) else "direct way"
+    targets = [fault.way.to for fault in one.route_faults]
+    way = "way" if all(fault.way.error for fault in one.route_faults) else "direct way"
     return Finding(
         hosts=(one.host,),
         message=f"{one.host} has no {way} to {fold(sorted(one.peers))} ({', '.join(targets)}): its {nets}.",
-        evidence=tuple(
-            f"{one.host}: ip route get {hindrance.way.to}: {_answer(hindrance)}" for hindrance in one.hindrances
-        ),
+        evidence=tuple(f"{one.host}: ip route get {fault.way.to}: {_answer(fault)}" for fault in one.route_faults),
         facts={"to": targets},
         fix=Fix(
             summary=f"Give it one on {one.host}, as the other hosts have it (`ip address add ADDRESS/PREFIX dev NAME`; "
@@ -94,8 +92,8 @@ def _unaddressed(one: Hindered) -> Finding:
     )
 
 
-def _answer(hindrance: Hindrance) -> str:
-    way = hindrance.way
+def _answer(fault: RouteFault) -> str:
+    way = fault.way
     return way.error or f"dev {way.dev}{f' via {way.gateway}' if way.gateway else ''}"
 
 

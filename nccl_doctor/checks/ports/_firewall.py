@@ -58,7 +58,7 @@ def gaps(view: View, *, master: bool) -> Iterator[Unjudged]:
     snapshot = view.snapshot
     apart = {host.name for host in snapshot.hosts if is_unreached(snapshot, host)}
     mine = [gap for gap in view.firewall.gaps if to_master(gap.dial, snapshot) is master]
-    mine = [gap for gap in mine if not {gap.dial.src, gap.dial.dst} & apart and id(gap.dial) not in view.policies]
+    mine = [gap for gap in mine if not {gap.dial.src, gap.dial.dst} & apart and gap.dial not in view.policies]
     for hosts, reason in dict.fromkeys((gap.hosts, gap.reason) for gap in mine):
         yield Unjudged(hosts, reason)
 

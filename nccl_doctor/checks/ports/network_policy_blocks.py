@@ -40,7 +40,7 @@ SHOWN = 4
 )
 def network_policy_blocks(view: View) -> Iterator[Finding]:
     """Yields one finding for each set of policies that drops dials."""
-    dropped = [(dial, one) for dial in view.mesh.failed for one in view.policies.get(id(dial), ())]
+    dropped = [(dial, one) for dial in view.mesh.failed for one in view.policies.get(dial, ())]
     for policies, group in grouped((one.names, (dial, one)) for dial, one in dropped).items():
         yield _finding(view, policies, group)
 

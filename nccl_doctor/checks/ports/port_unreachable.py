@@ -139,8 +139,8 @@ def _finding(view: View, hosts: tuple[str, ...], message: str, dials: Sequence[D
     judged = {
         host.name for host in view.snapshot.reached if host.facts and isinstance(host.facts.firewall, FirewallFacts)
     }
-    shown = set(map(id, dials))
-    doubtful = {name for gap in view.firewall.gaps if id(gap.dial) in shown for name in gap.hosts}
+    shown = set(dials)
+    doubtful = {name for gap in view.firewall.gaps if gap.dial in shown for name in gap.hosts}
     unread = (ends - judged) | (ends & doubtful)
     evidence.append(
         f"the firewall rules of {fold(sorted(unread))} could not be judged"

@@ -24,7 +24,7 @@ from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.facts.names import look_up
 from nccl_doctor.collect.mesh.dials import open_listeners
 from nccl_doctor.collect.mesh.plan import address_of, on_link, own_nonce
-from nccl_doctor.firewall.ways import interface_of
+from nccl_doctor.firewall.route_lookup import interface_of
 from nccl_doctor.nccl.reach import LOST
 from nccl_doctor.snapshot import (
     AnyAccessFailure,

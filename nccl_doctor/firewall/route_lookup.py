@@ -129,7 +129,7 @@ Kind = Literal["no-way", "no-address", "diverted", "filtered"]
 
 
 @dataclass(frozen=True)
-class Hindrance:
+class RouteFault:
     """Why packets of a dial do not arrive.
 
     Attributes:
@@ -146,12 +146,12 @@ class Hindrance:
     network: Network | None = None
 
 
-def hindrances(snapshot: Snapshot, dials: Iterable[Dial]) -> dict[int, Hindrance]:
-    """By id of a dial, the first thing that its packets meet; nothing for those that all kernels pass on."""
+def find_route_faults(snapshot: Snapshot, dials: Iterable[Dial]) -> dict[Dial, RouteFault]:
+    """By dial, the first thing that its packets meet; nothing for those that all kernels pass on."""
     hosts = {host.name: host for host in snapshot.reached}
-    known: dict[tuple[str, str, str], Hindrance | None] = {}
-    found: dict[int, Hindrance] = {}
-    of_pair: dict[tuple[str, str], Hindrance] = {}
+    known: dict[tuple[str, str, str], RouteFault | None] = {}
+    found: dict[Dial, RouteFault] = {}
+    of_pair: dict[tuple[str, str], RouteFault] = {}
     dials = list(dials)
     for dial in dials:
         if dial.src not in hosts or dial.dst not in hosts:
@@ -159,21 +159,21 @@ def hindrances(snapshot: Snapshot, dials: Iterable[Dial]) -> dict[int, Hindrance
         key = dial.src, dial.dst, dial.address
         if key not in known:
             known[key] = _likeliest([*_along(hosts[dial.src], hosts[dial.dst], dial.address)])
-        hindrance = known[key]
-        if hindrance is not None:
-            found[id(dial)] = of_pair[dial.src, dial.dst] = hindrance
+        fault = known[key]
+        if fault is not None:
+            found[dial] = of_pair[dial.src, dial.dst] = fault
     # of a name the kernels were not asked: what stops the same hosts by address stops it, too
     for dial in dials:
         if (dial.src, dial.dst) in of_pair and dialled_address(hosts[dial.src], dial.address) != dial.address:
-            found.setdefault(id(dial), of_pair[dial.src, dial.dst])
+            found.setdefault(dial, of_pair[dial.src, dial.dst])
     return found
 
 
-def _likeliest(met: list[Hindrance]) -> Hindrance | None:
+def _likeliest(met: list[RouteFault]) -> RouteFault | None:
     """What surely stops the dial before what may; a filter that follows from the host's own diverted route is that."""
     diverted = {one.host for one in met if one.kind == "diverted"}
 
-    def merit(one: Hindrance) -> int:
+    def merit(one: RouteFault) -> int:
         if one.kind in ("no-way", "no-address"):
             return 0 if one.way.error is None else 3
         return 2 if one.kind == "filtered" and one.host not in diverted else one.kind == "diverted"
@@ -181,7 +181,7 @@ def _likeliest(met: list[Hindrance]) -> Hindrance | None:
     return max(met, key=merit, default=None)
 
 
-def _along(source: Host, target: Host, address: str) -> Iterator[Hindrance]:
+def _along(source: Host, target: Host, address: str) -> Iterator[RouteFault]:
     """What stands in the way of a dial, in the order of its packets: out, in, back out, back in."""
     assert source.facts is not None
     assert target.facts is not None
@@ -190,7 +190,7 @@ def _along(source: Host, target: Host, address: str) -> Iterator[Hindrance]:
         return
     bare = _unaddressed(source.facts, target.facts, out)
     if bare is not None:
-        yield Hindrance(source.name, "no-address", out, *bare)
+        yield RouteFault(source.name, "no-address", out, *bare)
     yield from _leaving(source, (out.prefers and _asked(source.facts, address, out.prefers)) or out)
     if out.prefers is None or not _owns(target.facts, address):
         return  # of packets to another machine's address, or to one that is translated, its kernel can tell nothing
@@ -211,19 +211,19 @@ def _asked(facts: HostFacts, to: str, source: str | None) -> Way | None:
     return next((way for way in ways if (way.to, way.source, way.iif) == (to, source, None)), None)
 
 
-def _leaving(host: Host, way: Way) -> Iterator[Hindrance]:
+def _leaving(host: Host, way: Way) -> Iterator[RouteFault]:
     assert host.facts is not None
     name, network = _attached(host.facts, way.to)
     if way.error in (*NO_WAY, NO_ROUTE) and not address_of(way.to).is_link_local:
-        yield Hindrance(host.name, "no-way", way, name, network)
+        yield RouteFault(host.name, "no-way", way, name, network)
     elif way.error is None and way.dev != "lo" and name is not None:
         elsewhere = way.dev != name and not _is_on(host.facts, way.dev, network)
         by_rule = way.gateway is not None and way.table not in (*MAIN_TABLES, None)
         if elsewhere or by_rule:
-            yield Hindrance(host.name, "diverted", way, name, network)
+            yield RouteFault(host.name, "diverted", way, name, network)
 
 
-def _coming(host: Host, to: str, source: str) -> Iterator[Hindrance]:
+def _coming(host: Host, to: str, source: str) -> Iterator[RouteFault]:
     assert host.facts is not None
     ways = host.facts.ways if isinstance(host.facts.ways, tuple) else ()
     settings = host.facts.sysctls if isinstance(host.facts.sysctls, dict) else {}
@@ -231,7 +231,7 @@ def _coming(host: Host, to: str, source: str) -> Iterator[Hindrance]:
         if (way.to, way.source) == (to, source) and way.iif is not None and way.error in FILTERED:
             values = [int(settings.get(f"net.ipv4.conf.{where}.rp_filter", "0")) for where in ("all", way.iif)]
             if max(values) == STRICT:
-                yield Hindrance(host.name, "filtered", way, way.iif)
+                yield RouteFault(host.name, "filtered", way, way.iif)
 
 
 def _attached(facts: HostFacts, address: str) -> tuple[str | None, Network | None]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.firewall.ways import hindrances
+from nccl_doctor.firewall.route_lookup import find_route_faults
 from nccl_doctor.snapshot import Mesh
 from tests.checks.snapshots import patched
 
@@ -47,7 +47,7 @@ def kind(
         }
     )
     assert isinstance(snapshot.mesh, Mesh)
-    return next((found.kind for found in hindrances(snapshot, snapshot.mesh.failed).values()), None)
+    return next((found.kind for found in find_route_faults(snapshot, snapshot.mesh.failed).values()), None)
 
 
 @pytest.mark.parametrize("way", [BY_GATEWAY, NO_ROUTE], ids=["by a gateway", "no route"])

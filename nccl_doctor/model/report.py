@@ -150,3 +150,8 @@ class Report(Document):
     events: tuple[LogEvent, ...] = ()
     timings: dict[str, float] = Field(default_factory=dict)
     next_step: str | None = None
+
+    def of_category(self, category: str) -> tuple[Diagnosis, ...]:
+        """The diagnoses whose checks are of this category."""
+        codes = {check.code for check in self.checks if check.category == category}
+        return tuple(diagnosis for diagnosis in self.diagnoses if diagnosis.code in codes)

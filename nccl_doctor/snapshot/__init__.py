@@ -11,7 +11,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, TypeAdapter, model_validator
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationInfo, field_validator, model_validator
 
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.measured import Load
@@ -118,14 +118,19 @@ class Snapshot(Observed):
     version: str
     taken_at: Annotated[str, AfterValidator(_time)]
     cluster: Cluster
+    names: dict[str, ResolverAnswer] = Field(default_factory=dict)
     hosts: tuple[Host, ...]
     mesh: Phased[Mesh]
     smoke: Phased[Smoke]
     timings: dict[str, Seconds] = Field(default_factory=dict)
     resolved: dict[str, tuple[IpAddress, ...]] = Field(default_factory=dict)
-    names: dict[str, ResolverAnswer] = Field(default_factory=dict)
     load: Load | None = None
     spent: dict[str, dict[str, tuple[Seconds, Seconds]]] = Field(default_factory=dict)
+
+    @field_validator("hosts")
+    @classmethod
+    def _beside_names(cls, hosts: tuple[Host, ...], info: ValidationInfo) -> tuple[Host, ...]:
+        return tuple(host.beside(info.data.get("names", {})) for host in hosts)
 
     @model_validator(mode="after")
     def _fits(self) -> Snapshot:
@@ -139,9 +144,6 @@ class Snapshot(Observed):
         load = {*self.load.hosts, *self.load.second_try} if self.load else set()
         if not mesh | smoke | load | self.spent.keys() <= set(names):
             raise ValueError("the mesh, the all-reduce, the load or the times name hosts that are not there")
-        for host in self.hosts:
-            if host.facts is not None and isinstance(host.facts.resolution, Names):
-                host.facts.resolution.share(self.names)
         return self
 
     @property

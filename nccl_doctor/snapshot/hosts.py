@@ -12,7 +12,7 @@ from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot.access import AnyAccessFailure
 from nccl_doctor.snapshot.container import Outside, StepLimits, Surroundings
 from nccl_doctor.snapshot.hardware import GpuHealth, LoginShell, NcclPlugin, PciPaths, RdmaDevice, SameEntry, Xid
-from nccl_doctor.snapshot.names import Names
+from nccl_doctor.snapshot.names import Common, Names
 from nccl_doctor.snapshot.network import FirewallFacts, Interfaces, Route, Way
 from nccl_doctor.snapshot.system import (
     Clock,
@@ -129,3 +129,10 @@ class Host(Observed):
     def name(self) -> str:
         """The node's name."""
         return self.node.name
+
+    def beside(self, names: Common) -> Host:
+        """The same host with its names in terms of these common answers."""
+        if self.facts is None or not isinstance(self.facts.resolution, Names):
+            return self
+        facts = self.facts.model_copy(update={"resolution": self.facts.resolution.beside(names)})
+        return self.model_copy(update={"facts": facts})

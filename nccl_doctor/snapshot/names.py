@@ -73,9 +73,9 @@ class Names(Observed):
         """What holds for the names that are not in ``own``; an address of the list is itself."""
         return self._common
 
-    def share(self, common: Common) -> None:
-        """Takes the common answers (:attr:`Snapshot.names`) that these are relative to."""
-        self._common = common
+    def beside(self, common: Common) -> Names:
+        """The same in terms of these common answers (:attr:`Snapshot.names`)."""
+        return self._made(self.own, common)
 
     def get(self, name: str) -> Resolution | None:
         """What the host makes of a name; None where it was not asked."""
@@ -95,9 +95,12 @@ class Names(Observed):
         """The same in terms of another common answer, which differs in these names alone."""
         before = {name: told for name in changed if (told := self.get(name)) is not None}
         own = {name: told for name, told in (before | self.own).items() if not self._follows(name, told, common)}
-        after = Names.model_construct(own=own, source=self.source)
-        after.share(common)
-        return after
+        return self._made(own, common)
+
+    def _made(self, own: dict[str, Resolution], common: Common) -> Names:
+        made = Names.model_construct(own=own, source=self.source)
+        made._common = common  # noqa: SLF001 - of the same class
+        return made
 
     def _follows(self, name: str, told: Resolution, common: Common) -> bool:
         shared = common.get(name) or (None if self.source is None else literal(name))
@@ -118,11 +121,11 @@ def literal(name: str) -> ResolverAnswer | None:
 def told_of(names: Iterable[Names]) -> dict[str, set[str]]:
     """By name, all addresses that any of these hosts makes of it."""
     found: dict[str, set[str]] = {}
-    seen: set[int] = set()
+    common: Common = {}
     for one in names:
-        if id(one.common) not in seen:
-            seen.add(id(one.common))
-            for name, answer in one.common.items():
+        if one.common is not common:  # all hosts of a snapshot share one table
+            common = one.common
+            for name, answer in common.items():
                 found.setdefault(name, set()).update(answer.addresses)
         for name, told in one.own.items():
             found.setdefault(name, set()).update(told.addresses)

@@ -33,8 +33,6 @@ HOME = re.compile(r"/(?:home|homes|users|Users)/([A-Za-z_][\w.-]{0,63})")
 """Whose folder it is, after the names that sites give to the folder of homes."""
 OTHER_HOME = re.compile(r"(/(?:scratch|fsx|u)/)([A-Za-z_][\w.-]{0,63})")
 """Folders that hold users' ones beside others: there, a name is no word to be looked for elsewhere."""
-OUR_SENTENCE = re.compile(r"let the user ([\w.@-]{1,64}) in")
-"""transport/ssh/refusals.py on a login that was refused."""
 WORD = re.compile(r"(?<![A-Za-z0-9_])[A-Za-z_][\w.-]{0,255}")
 PROSE = re.compile(r"[\s/@'\"=]")
 """Betrays a text or path. What has none of these is one word, which a check may know by heart: no part of it goes."""
@@ -96,7 +94,6 @@ def _users(tree: Any) -> Iterator[str]:  # noqa: ANN401 - JSON
             yield from _users(value)
     elif isinstance(tree, str):
         yield from HOME.findall(tree)
-        yield from OUR_SENTENCE.findall(tree)
 
 
 def _walk(tree: Any, done: Redacted, key: str) -> Any:  # noqa: ANN401 - JSON

@@ -57,7 +57,7 @@ def taken(hosts: list[dict[str, Any]], order: list[int]) -> tuple[list[Names], C
             sent[place] = deviating(hosts[place], unpacked(asked[place]))
             names[place] = Names.model_validate(sent[place])
             common.learn(whole.nodes[place], names[place])
-    done = {place: common.final(told) for place, told in names.items()}
+    done = {place: common.final(whole.nodes[place].name, told) for place, told in names.items()}
     return [one for place in sorted(done) if isinstance(one := done[place], Names)], common, sent
 
 
@@ -100,7 +100,7 @@ def test_a_first_host_that_knows_no_names_is_the_only_one_to_say_so() -> None:
 
 
 def test_an_unknown_fact_stays_one() -> None:
-    assert isinstance(CommonNames(cluster()).final(unknown("no answer in 8 s")), Unknown)
+    assert isinstance(CommonNames(cluster()).final("n0", unknown("no answer in 8 s")), Unknown)
 
 
 def test_older_snapshots_have_every_name() -> None:

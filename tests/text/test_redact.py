@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.text.redact import redact
 from nccl_doctor.text.secrets import LEFT_OUT, without_secrets
-from tests.checks.snapshots import UNREACHABLE, patched
+from nccl_doctor.transport.ssh.failures import Target
+from nccl_doctor.transport.ssh.refusals import Login, auth_failed
+from tests.checks.snapshots import patched
 
 
 def text(patch: dict[str, Any]) -> str:
@@ -162,11 +164,20 @@ def test_a_known_user_goes_wherever_the_name_stands(line: str) -> None:
     assert SENTENCES[line].replace("user1", "USER") in re.sub(r"user[0-9]+", "USER", kept.model_dump_json())
 
 
-def test_a_user_that_only_our_own_sentence_names_is_known() -> None:
-    facts = {**UNREACHABLE, "identity_file": None, "encrypted": [], "offered": 1, "methods": [], "agent": False}
-    facts = {key: value for key, value in facts.items() if key != "reason"} | {"hardware": False}
-    failure = {"kind": "ssh-auth-failed", "detail": "refused to let the user dora in", "facts": facts}
-    away = {"facts": None, "failure": failure}
+LOGINS = {
+    "refused": Login(offered=("key",), methods=("publickey",)),
+    "barred": Login(barred=True, said="dora, go away"),
+    "partial": Login(partial=True),
+    "aborted": Login(aborted=True),
+    "no keys": Login(methods=("password",)),
+}
+
+
+@pytest.mark.parametrize("login", LOGINS)
+def test_a_user_that_only_a_refused_login_names_is_known(login: str) -> None:
+    refused = auth_failed(Target("node2", "10.0.0.2", 22, "dora"), LOGINS[login]).failure
+    assert "dora" in refused.detail
+    away = {"facts": None, "failure": refused.model_dump(mode="json", by_alias=True)}
     kept, done = redact(patched({"hosts": {"node2": away}}))
     assert "dora" in done.users
     assert "dora" not in kept.model_dump_json()

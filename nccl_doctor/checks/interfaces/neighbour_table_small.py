@@ -81,8 +81,8 @@ def _failed(view: View, hosts: list[str]) -> list[dict[str, str]]:
     )
 
 
-_Cache = dict[tuple[frozenset[Network], int, bool], frozenset[str]]
-"""By the nets of hosts and what they share of names, the addresses that lie on these nets."""
+_Cache = dict[tuple[frozenset[Network], bool], frozenset[str]]
+"""By the nets of hosts and whether they share names, the addresses that lie on these nets."""
 
 
 def _limit(facts: HostFacts) -> int | None:
@@ -99,7 +99,7 @@ def _peers(facts: HostFacts, names: frozenset[str], cache: _Cache) -> int:
         for entry in interfaces.addresses
         if entry.family == "inet" and entry.netmask
     )
-    key = nets, id(resolved.common), resolved.source is not None
+    key = nets, resolved.source is not None
     if key not in cache:
         shared = (told for name in names if (told := resolved.shared(name)) is not None)
         cache[key] = frozenset(_beside(nets, (text for told in shared for text in told.addresses)))

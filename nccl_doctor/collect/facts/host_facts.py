@@ -102,15 +102,15 @@ class Asking:
 
     def all(self) -> dict[str, HostFacts]:
         """What the hosts told, by name."""
-        return {name: self._final(facts) for name, facts in self._facts.items()}
+        return {name: self._final(name, facts) for name, facts in self._facts.items()}
 
     @property
     def common(self) -> dict[str, ResolverAnswer]:
         """What they make of names where their own facts say nothing else."""
         return self._names.common
 
-    def _final(self, facts: HostFacts) -> HostFacts:
-        return facts.model_copy(update={"resolution": self._names.final(facts.resolution)})
+    def _final(self, name: str, facts: HostFacts) -> HostFacts:
+        return facts.model_copy(update={"resolution": self._names.final(name, facts.resolution)})
 
 
 def _is_late(fact: object) -> bool:

@@ -46,7 +46,6 @@ class CommonNames:
     def learn(self, node: Node, told: Names) -> None:
         """Takes what a host made of the names; of an error and addresses, the addresses."""
         with self._lock:
-            told.share(self._asked[node.name][0])
             before = self.common
             if len(self._tables) > MOST:
                 return
@@ -61,11 +60,12 @@ class CommonNames:
                 self._tables.append({**before, **new})
                 self._request = _packed({name: _row(self.common.get(name)) for name in self._wanted})
 
-    def final(self, told: Names | Unknown) -> Names | Unknown:
-        """What a host told, in terms of the last table."""
+    def final(self, name: str, told: Names | Unknown) -> Names | Unknown:
+        """What the host of this name told, in terms of the last table."""
         if isinstance(told, Unknown):
             return told
-        return told.relative_to(self.common, _changed(told.common, self.common))
+        asked = self._asked[name][0]
+        return told.beside(asked).relative_to(self.common, _changed(asked, self.common))
 
 
 def _changed(before: Mapping[str, ResolverAnswer], after: Mapping[str, ResolverAnswer]) -> list[str]:

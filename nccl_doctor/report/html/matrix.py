@@ -89,7 +89,7 @@ def matrix(report: Report) -> Matrix | None:
     if mesh is None or len(hosts) < 2:
         return None
     seen = _Mesh(mesh, hosts, report.diagnoses)
-    blamed = {name for found in report.diagnoses if found.code.startswith("NCD3") for name in found.hosts}
+    blamed = {name for found in report.of_category("ports") for name in found.hosts}
     each = -(-len(hosts) // MOST_ROWS)
     groups = [_group(hosts[start : start + each], blamed) for start in range(0, len(hosts), each)]
     size = min(max(_ROOM / len(groups), _SMALLEST), _LARGEST)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import groupby, pairwise
 from math import cos, pi, sin
 
 from nccl_doctor.model.measured import AllReduceReport
-from nccl_doctor.model.report import Diagnosis, HostSummary, Report
+from nccl_doctor.model.report import HostSummary, Report
 from nccl_doctor.report.html.page_views import Chosen, Hop, Net, Ring, Stop
 from nccl_doctor.report.html.text import short
 from nccl_doctor.report.smoke import link_words, rate_words, ring_words
@@ -28,7 +28,7 @@ _LONGEST = 14
 
 def nets(report: Report) -> tuple[Net, ...]:
     """Hosts by the net of the address that NCCL chose there, the largest net first; the last have none."""
-    wrong = _speaks_against(report.diagnoses)
+    wrong = _speaks_against(report)
     told = ((host.network or "", _chosen(host, wrong)) for host in report.hosts if host.reached)
     found = grouped(told)
     order = sorted(found, key=lambda name: (not name, -len(found[name])))
@@ -52,7 +52,7 @@ def ring(report: Report) -> Ring | None:
     if not 2 <= len(hosts) <= MOST_STOPS:
         return None
     failed = {(dial.src, dial.dst) for dial in report.mesh.failed} if report.mesh else set()
-    blamed = {name for found in report.diagnoses if found.code.startswith("NCD3") for name in found.hosts}
+    blamed = {name for found in report.of_category("ports") for name in found.hosts}
     radius = min(_LEAST + _EACH * len(hosts), _MOST)
     across = radius + _BESIDE + _LETTER * min(max(map(len, hosts)), _LONGEST)
     down = radius + _ABOVE
@@ -79,10 +79,10 @@ def ring(report: Report) -> Ring | None:
     )
 
 
-def _speaks_against(diagnoses: Sequence[Diagnosis]) -> dict[str, str]:
+def _speaks_against(report: Report) -> dict[str, str]:
     """By host, the diagnosis of its interface."""
-    found = [one for one in diagnoses if one.code.startswith("NCD2")]
-    return {host: f"{one.code} {one.name}" for one in reversed(found) for host in one.hosts}
+    found = reversed(report.of_category("interfaces"))
+    return {host: f"{one.code} {one.name}" for one in found for host in one.hosts}
 
 
 def _chosen(host: HostSummary, wrong: dict[str, str]) -> Chosen:

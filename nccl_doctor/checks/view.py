@@ -11,18 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from nccl_doctor.firewall import blame
 from nccl_doctor.firewall.blame import ExplainedDials
 from nccl_doctor.firewall.network_policy import PolicyBlame, blames
 from nccl_doctor.firewall.route_lookup import RouteFault, find_route_faults
 from nccl_doctor.model.finding import Severity
-from nccl_doctor.model.register import CheckFunction, Scope, enter, make_entry
+from nccl_doctor.model.register import CheckFunction, Scope, Traits, enter, make_entry
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl, cluster_nccl
 from nccl_doctor.snapshot import Dial, FactName, Host, HostFacts, Mesh, Smoke, Snapshot, known
 from nccl_doctor.snapshot.pods import KubeFacts
 from nccl_doctor.text.hostlist import K, grouped
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class FailedDials:
@@ -164,15 +167,14 @@ def check(
     *,
     severity: Severity,
     needs: tuple[FactName | Phase, ...] = (),
-    explains: tuple[str, ...] = (),
-    in_logs: tuple[str, ...] = (),
     scope: Scope = "all",
+    **traits: Unpack[Traits],
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Registers the decorated function as the check of its module."""
 
     def register(function: CheckFunction) -> CheckFunction:
-        entry = make_entry(function.__module__, code, severity, explains)
-        enter(replace(entry, in_logs=in_logs, needs=needs, scope=scope, function=function))
+        entry = make_entry(function.__module__, code, severity, **traits)
+        enter(replace(entry, needs=needs, scope=scope, function=function))
         return function
 
     return register

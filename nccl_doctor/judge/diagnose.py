@@ -13,7 +13,7 @@ from nccl_doctor.judge.rows import NOT_SELECTED
 from nccl_doctor.judge.run_check import CheckRun, attach_consequences, run_check
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.finding import Severity
-from nccl_doctor.model.register import Check, all_checks
+from nccl_doctor.model.register import Check, all_checks, entry
 from nccl_doctor.model.report import CheckResult, Diagnosis, HostSummary, Outcome, Report
 from nccl_doctor.snapshot import Host, Interfaces, Skipped, Smoke, Snapshot
 from nccl_doctor.text.inet import network_of, prefix_length
@@ -21,10 +21,6 @@ from nccl_doctor.transport.containers.options import placed
 
 Selection = Callable[[Check], bool]
 
-OUTSIDE = ("container-differs", "container-unreachable")
-"""Diagnoses whose commands act on a container from its host."""
-
-FAULTS = ("allreduce-failed", "allreduce-timeout")
 SETTLED = ("interfaces", "environment", "software")
 """Categories of what does not change between the look at a host and the all-reduce: their checks know better than a
 log, which guesses. A port may be taken in between."""
@@ -87,7 +83,7 @@ def _with_what_nobody_explains(
 def _placed(diagnosis: Diagnosis, cluster: Cluster) -> Diagnosis:
     """Says for each command whether it is for a host's container; what needs root changes the machine around it."""
     fix = diagnosis.fix
-    commands = placed(fix.commands, cluster, inside=not (fix.needs_root or diagnosis.name in OUTSIDE))
+    commands = placed(fix.commands, cluster, inside=not (fix.needs_root or entry(diagnosis.name).outside))
     return diagnosis.model_copy(update={"fix": fix.model_copy(update={"commands": commands})})
 
 
@@ -96,18 +92,17 @@ def _with_causes_from_output(judged: list[CheckRun], derived: Derived) -> list[C
 
     A cause that a live check has found takes that as its consequence, as it takes the all-reduce's failure.
     """
-    failed = {j.check.name for j in judged if j.check.name in FAULTS and j.findings}
+    failed = {j.check.name for j in judged if j.check.in_output and j.findings}
     smoke = derived.snapshot.smoke
     if not failed or not isinstance(smoke, Smoke):
         return judged
     by_name = {j.check.name: j for j in judged}
-    entries = {check.name: check for check in all_checks()}
     for name, finding in causes_from_output(smoke):
-        entry, live = entries[name], by_name.get(name)
-        settled = entry.category in SETTLED and entry.function is not None
-        if live is not None and (live.findings or (settled and run_check(entry, derived).outcome is Outcome.PASS)):
+        check, live = entry(name), by_name.get(name)
+        settled = check.category in SETTLED and check.function is not None
+        if live is not None and (live.findings or (settled and run_check(check, derived).outcome is Outcome.PASS)):
             continue
-        cause = replace(entry, explains=(*entry.explains, *failed))
+        cause = replace(check, explains=(*check.explains, *failed))
         by_name = {n: replace(j, check=_explaining(j.check, failed, name)) for n, j in by_name.items()}
         by_name[name] = CheckRun(cause, Outcome.FOUND, None, [finding])
     return sorted(by_name.values(), key=lambda j: j.check.code)

@@ -11,21 +11,6 @@ from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.model.register import Check, all_checks, find
 from nccl_doctor.text.hostlist import quoted
 
-ERRORS = {
-    "EADDRINUSE": "port-in-use",
-    "EADDRNOTAVAIL": "master-addr-not-local",
-    "EACCES": "port-privileged",
-    "ECONNREFUSED": "connection-refused",
-    "ECONNRESET": "peer-died",
-    "EPIPE": "peer-died",
-    "EHOSTUNREACH": "no-route-to-host",
-    "ENETUNREACH": "route-missing",
-    "ETIMEDOUT": "connection-timed-out",
-    "EMFILE": "nofile-low",
-    "ENOSPC": "shm-exhausted",
-}
-"""What the kernel's errors mean where a job of several hosts starts."""
-
 
 def page_of(word: str) -> Check:
     """The diagnosis that a word, or the line of an error, means.
@@ -46,9 +31,10 @@ def page_of(word: str) -> Check:
 
 def _by_error(text: str) -> str | None:
     """An error of the kernel's by its name, or by what the C library calls it."""
-    for name, page in ERRORS.items():
-        if text.upper() == name or text.lower() == os.strerror(getattr(errno, name)).lower():
-            return page
+    for check in all_checks():
+        for name in check.errors:
+            if text.upper() == name or text.lower() == os.strerror(getattr(errno, name)).lower():
+                return check.name
     return None
 
 

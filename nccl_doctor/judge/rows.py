@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from nccl_doctor.checks.allreduce.link import best, link, way
 from nccl_doctor.firewall.manager import managed_by
 from nccl_doctor.model.finding import Severity
+from nccl_doctor.model.register import Check, entry
 from nccl_doctor.model.report import CheckResult, Diagnosis, HostSummary, Outcome, Phase, PhaseOutcome, Report
 from nccl_doctor.snapshot import (
     PENDING,
@@ -31,40 +32,29 @@ ROWS: dict[str, tuple[str, ...]] = {
     "GPUs": (),
     "interfaces": ("interfaces", "environment"),
     "ports": ("ports",),
-    "firewall": ("firewall",),
+    "firewall": (),
     "processes": ("processes",),
-    "limits": ("limits",),
+    "limits": (),
     "all-reduce": ("allreduce",),
 }
-"""The screen's rows, each with the categories that it folds."""
+"""The screen's rows, each with the categories that it folds; a check may name another (``Check.row``)."""
 
 OUTCOMES: dict[Severity, PhaseOutcome] = {
     Severity.ERROR: "error",
     Severity.WARNING: "warning",
     Severity.INFO: "ok",
 }
-LIMITS = ("nofile-low", "memlock-low", "shm-small", "container-differs", "step-limits-low")
-GPUS = ("gpu-count-low", "gpu-overlap", "gpu-model-mismatch", "gpu-errors", "gpu-in-use")
-HOLDERS = ("port-in-use", "port-privileged")
 
 
 def decided(seen: Report) -> tuple[Phase, ...]:
     """The rows of a run that still goes on: those with no check that waits for a phase to come."""
-    waiting = {row_of(check.category, check.name) for check in seen.checks if check.reason == PENDING}
+    waiting = {row_of(entry(check.name)) for check in seen.checks if check.reason == PENDING}
     return tuple(row for row in seen.phases if row.name not in waiting)
 
 
-def row_of(category: str, name: str) -> str:
-    """The screen's row that a check belongs to."""
-    if category == "ports" and name.startswith("firewall-"):
-        return "firewall"
-    if name in GPUS:
-        return "GPUs"
-    if name in LIMITS:
-        return "limits"
-    if name in HOLDERS:
-        return "processes"
-    return next((row for row, categories in ROWS.items() if category in categories), category)
+def row_of(check: Check) -> str:
+    """The screen's row that a check belongs to: its own, else its category's."""
+    return check.row or next((row for row, categories in ROWS.items() if check.category in categories), check.category)
 
 
 def phases(
@@ -75,7 +65,7 @@ def phases(
     by_code = grouped((diagnosis.code, diagnosis) for diagnosis in diagnoses)
     consequences = {effect.code for diagnosis in diagnoses for effect in diagnosis.explains}
     for row in ROWS:
-        of_it = [check for check in checks if row_of(check.category, check.name) == row]
+        of_it = [check for check in checks if row_of(entry(check.name)) == row]
         mine = [check for check in of_it if check.reason != NOT_SELECTED]
         if not mine:
             continue
@@ -100,8 +90,8 @@ def phases(
             text = f"{reason}: CPU only, over gloo" if cpus and not skipped else reason
             yield Phase(name=row, outcome="skip" if skipped else "n/a", text=text)
         else:
-            clean = any(check.name == "stale-process" and check.outcome is Outcome.PASS for check in mine)
-            parts = (text, "nothing left behind" if clean and text else "", texts.coverage)
+            passed = (entry(check.name).row_words for check in mine if check.outcome is Outcome.PASS)
+            parts = (text, *(passed if text else ()), texts.coverage)
             yield Phase(name=row, outcome="ok", text="; ".join(filter(None, parts)))
 
 
@@ -111,7 +101,7 @@ def _why(row: str, text: str, found: Sequence[Diagnosis], gravest: Severity) -> 
         return ""
     hosts: dict[str, list[str]] = {}
     for each in found:
-        if each.severity is not Severity.INFO and each.name != "port-in-use":
+        if each.severity is not Severity.INFO and not entry(each.name).row_suffices:
             hosts.setdefault(each.name.replace("-", " "), []).extend(each.hosts)
     faults = (f"{name}{f' on {fold(names)}' if names else ''}" for name, names in hosts.items())
     return "; ".join(filter(None, (text if row == "processes" else "", *faults)))

@@ -173,7 +173,7 @@ def _explains(cause: tuple[Check, Finding], effect: tuple[Check, Finding]) -> bo
     own = cause[1].explains
     if effect[0].name not in cause[0].explains or (own is not None and effect[0].name not in own):
         return False
-    if effect[0].code[3] in "79":
+    if effect[0].job_wide:
         return True
     mine = cause[1].facts.get("failed")
     theirs = (

@@ -13,9 +13,12 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from nccl_doctor.model.finding import Finding, Severity
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,20 @@ CheckFunction = Callable[..., Iterator[Finding | Unjudged]]
 """Of a view of the snapshot (nccl_doctor.checks.view)."""
 
 
+class Traits(TypedDict, total=False):
+    """Declarations of a diagnosis beyond its code; :class:`Check` tells what each means."""
+
+    explains: tuple[str, ...]
+    in_logs: tuple[str, ...]
+    job_wide: bool
+    in_output: bool
+    outside: bool
+    errors: tuple[str, ...]
+    row: str
+    row_words: str
+    row_suffices: bool
+
+
 @dataclass(frozen=True)
 class Check:
     """A register entry.
@@ -43,6 +60,14 @@ class Check:
         explains: names of the diagnoses that merely follow from this one. Not those that ranks print of any fault of
             another one (nccl_doctor.logs.rule, ``LogSigns.echo``).
         in_logs: what also follows where a log alone tells; facts of a host would show the two apart.
+        job_wide: a fault of any host may be its cause, whatever hosts it is found on; as a rule of what only logs or a
+            running job show.
+        in_output: the output of the ranks that it is about is read for its cause.
+        outside: its commands are for the host around a container.
+        errors: the kernel's errors that mean it where a job of several hosts starts.
+        row: the screen's row that tells it; its category's where none is given.
+        row_words: what that row says besides, where it passes.
+        row_suffices: the row's own phrase tells its fault already.
         scope: "master" judges the first host only, an engine those that are reached so
             (:attr:`~nccl_doctor.model.cluster.Node.engines`).
         function: None for a diagnosis that only logs or a running job show.
@@ -55,6 +80,13 @@ class Check:
     severity: Severity
     explains: tuple[str, ...] = ()
     in_logs: tuple[str, ...] = ()
+    job_wide: bool = False
+    in_output: bool = False
+    outside: bool = False
+    errors: tuple[str, ...] = ()
+    row: str | None = None
+    row_words: str = ""
+    row_suffices: bool = False
     needs: tuple[str, ...] = ()
     scope: Scope = "all"
     function: CheckFunction | None = None
@@ -64,17 +96,19 @@ PACKAGE = "nccl_doctor.checks"
 _register: dict[str, Check] = {}
 
 
-def from_logs(module: str, code: str, *, severity: Severity = Severity.ERROR, explains: tuple[str, ...] = ()) -> None:
+def from_logs(module: str, code: str, *, severity: Severity = Severity.ERROR, **traits: Unpack[Traits]) -> None:
     """Registers the calling module (pass ``__name__``) as a diagnosis that only logs show."""
-    enter(make_entry(module, code, severity, explains))
+    traits.setdefault("job_wide", True)
+    enter(make_entry(module, code, severity, **traits))
 
 
-def from_hang(module: str, code: str, *, explains: tuple[str, ...] = ()) -> None:
+def from_hang(module: str, code: str, **traits: Unpack[Traits]) -> None:
     """Registers the calling module (pass ``__name__``) as a diagnosis of a job that stands still."""
-    enter(make_entry(module, code, Severity.ERROR, explains))
+    traits.setdefault("job_wide", True)
+    enter(make_entry(module, code, Severity.ERROR, **traits))
 
 
-def make_entry(module: str, code: str, severity: Severity, explains: tuple[str, ...]) -> Check:
+def make_entry(module: str, code: str, severity: Severity, **traits: Unpack[Traits]) -> Check:
     """The entry of a module below ``checks``, whose place and docstring give it name, category and page."""
     *_, category, stem = module.split(".")
     return Check(
@@ -83,7 +117,7 @@ def make_entry(module: str, code: str, severity: Severity, explains: tuple[str, 
         category=category.replace("_", "-"),
         page=inspect.cleandoc(sys.modules[module].__doc__ or ""),
         severity=severity,
-        explains=explains,
+        **traits,
     )
 
 
@@ -120,11 +154,11 @@ def entry(name: str) -> Check:
         KeyError: there is none of this name.
     """
     stem = name.replace("-", "_")
-    for module in _modules():
-        if module.name.endswith(f".{stem}"):
-            importlib.import_module(module.name)
-    by_name = {check.name: check for check in _register.values()}
-    return by_name[name]
+    if all(check.name != name for check in _register.values()):
+        for module in _modules():
+            if module.name.endswith(f".{stem}"):
+                importlib.import_module(module.name)
+    return {check.name: check for check in _register.values()}[name]
 
 
 def find(word: str) -> tuple[Check, ...]:

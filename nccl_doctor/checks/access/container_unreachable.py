@@ -27,7 +27,7 @@ _LET_GO = {"stopped": "start", "paused": "unpause"}
 _WITH_COMMANDS = ("docker", "podman", "nerdctl")
 
 
-@check("NCD109", severity=Severity.ERROR, explains=FOLLOWS, scope="inside")
+@check("NCD109", severity=Severity.ERROR, explains=FOLLOWS, scope="inside", outside=True)
 def container_unreachable(view: View) -> Iterator[Finding]:
     """Yields one finding for the hosts that failed alike."""
     for found in of_engine(view, "container-unreachable", joint=":"):

@@ -35,7 +35,7 @@ ADVICE = {
 }
 
 
-@check("NCD702", severity=Severity.ERROR, needs=("smoke",))
+@check("NCD702", severity=Severity.ERROR, needs=("smoke",), job_wide=True, in_output=True)
 def allreduce_failed(view: View) -> Iterator[Finding | Unjudged]:
     """Fires where a rank failed; names the rank whose error is no echo of another's."""
     smoke = view.smoke

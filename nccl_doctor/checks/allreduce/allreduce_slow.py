@@ -33,7 +33,7 @@ LATENCIES = 10
 """A message counts where its ideal time is this many times what the smallest one took."""
 
 
-@check("NCD704", severity=Severity.WARNING, needs=("smoke",))
+@check("NCD704", severity=Severity.WARNING, needs=("smoke",), job_wide=True)
 def allreduce_slow(view: View) -> Iterator[Finding | Unjudged]:
     """Fires where less than a quarter of the link's speed was reached, or all wait for one rank."""
     smoke = view.smoke

@@ -34,7 +34,7 @@ from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Smoke
 
 
-@check("NCD701", severity=Severity.ERROR, needs=("smoke",))
+@check("NCD701", severity=Severity.ERROR, needs=("smoke",), job_wide=True, in_output=True)
 def allreduce_timeout(view: View) -> Iterator[Finding | Unjudged]:
     """Fires where the deadline came first; names the ranks to look at."""
     smoke = view.smoke

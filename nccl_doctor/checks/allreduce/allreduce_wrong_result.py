@@ -24,7 +24,7 @@ from nccl_doctor.snapshot import RankResult, Smoke
 from nccl_doctor.text.hostlist import fold
 
 
-@check("NCD703", severity=Severity.ERROR, needs=("smoke",))
+@check("NCD703", severity=Severity.ERROR, needs=("smoke",), job_wide=True)
 def allreduce_wrong_result(view: View) -> Iterator[Finding | Unjudged]:
     """Fires where a rank found a sum that is not the one expected."""
     smoke = view.smoke

@@ -26,7 +26,7 @@ NET_OFF = ("NCCL_IB_DISABLE", "NCCL_NET", "NCCL_IB_HCA")
 P2P_OFF = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL")
 
 
-@check("NCD705", severity=Severity.WARNING, needs=("smoke",), explains=("allreduce-slow",))
+@check("NCD705", severity=Severity.WARNING, needs=("smoke",), explains=("allreduce-slow",), job_wide=True)
 def transport_fallback(view: View) -> Iterator[Finding | Unjudged]:
     """Fires where NCCL's lines show a way that is slower than what the host has."""
     smoke = view.smoke

@@ -28,6 +28,7 @@ from nccl_doctor.text.inet import is_loopback
     needs=("resolution", "interfaces"),
     explains=("port-unreachable", "port-in-use", "allreduce-failed", "allreduce-timeout"),
     scope="master",
+    errors=("EADDRNOTAVAIL",),
 )
 def master_addr_not_local(view: View) -> Iterator[Finding | Unjudged]:
     """Fires where no address that the first host resolves the master address to is its own."""

@@ -30,7 +30,7 @@ from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.inet import address_of
 
 
-@check("NCD215", severity=Severity.ERROR, needs=(*NEEDS, "routes"), explains=EXPLAINS)
+@check("NCD215", severity=Severity.ERROR, needs=(*NEEDS, "routes"), explains=EXPLAINS, errors=("ENETUNREACH",))
 def route_missing(view: View) -> Iterator[Finding | Unjudged]:
     """Yields one finding for each host that lacks routes to addresses which are not at fault themselves."""
     nccl = view.nccl

@@ -19,4 +19,4 @@ from __future__ import annotations
 
 from nccl_doctor.model.register import from_logs
 
-from_logs(__name__, "NCD310")
+from_logs(__name__, "NCD310", job_wide=False, errors=("ECONNREFUSED",))

@@ -16,4 +16,4 @@ from __future__ import annotations
 
 from nccl_doctor.model.register import from_logs
 
-from_logs(__name__, "NCD312")
+from_logs(__name__, "NCD312", job_wide=False, errors=("ETIMEDOUT",))

@@ -23,12 +23,7 @@ from nccl_doctor.model.register import Unjudged
 from nccl_doctor.text.hostlist import fold
 
 
-@check(
-    "NCD302",
-    severity=Severity.ERROR,
-    needs=("mesh",),
-    explains=EXPLAINS,
-)
+@check("NCD302", severity=Severity.ERROR, needs=("mesh",), explains=EXPLAINS, row="firewall")
 def firewall_blocks_ephemeral(view: View) -> Iterator[Finding | Unjudged]:
     """Yields one finding for all hosts that stop these ports alike, unless that rule stops the master port too."""
     snapshot = view.snapshot

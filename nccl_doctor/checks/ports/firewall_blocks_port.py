@@ -29,12 +29,7 @@ from nccl_doctor.snapshot import Snapshot
 from nccl_doctor.text.hostlist import fold
 
 
-@check(
-    "NCD301",
-    severity=Severity.ERROR,
-    needs=("mesh",),
-    explains=EXPLAINS,
-)
+@check("NCD301", severity=Severity.ERROR, needs=("mesh",), explains=EXPLAINS, row="firewall")
 def firewall_blocks_port(view: View) -> Iterator[Finding | Unjudged]:
     """Yields one finding for all hosts that have the same rule, where it stops the master port on one of them."""
     snapshot = view.snapshot

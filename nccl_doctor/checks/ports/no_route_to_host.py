@@ -16,4 +16,4 @@ from __future__ import annotations
 
 from nccl_doctor.model.register import from_logs
 
-from_logs(__name__, "NCD311")
+from_logs(__name__, "NCD311", job_wide=False, errors=("EHOSTUNREACH",))

@@ -49,6 +49,9 @@ MEANS = {
     explains=("stale-process", "gpu-in-use", "allreduce-failed", "allreduce-timeout"),
     scope="master",
     in_logs=("master-addr-not-local",),
+    row="processes",
+    row_suffices=True,
+    errors=("EADDRINUSE",),
 )
 def port_in_use(view: View) -> Iterator[Finding | Unjudged]:
     """Fires where torch would not get the master port, and says who has it."""

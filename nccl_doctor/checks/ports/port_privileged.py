@@ -24,6 +24,8 @@ from nccl_doctor.snapshot import known
     needs=("master_port",),
     explains=("allreduce-failed", "allreduce-timeout"),
     scope="master",
+    row="processes",
+    errors=("EACCES",),
 )
 def port_privileged(view: View) -> Iterator[Finding | Unjudged]:
     """An error where the bind was refused; a warning where it only works because we are root."""

@@ -56,6 +56,8 @@ _RUN = ("docker", "podman", "nerdctl")
         "allreduce-slow",
         *ALLREDUCE,
     ),
+    row="limits",
+    outside=True,
 )
 def container_differs(view: View) -> Iterator[Finding | Unjudged]:
     """Yields one finding for the containers of one name that differ from their hosts in the same way."""

@@ -39,6 +39,7 @@ UNSEEN_MIB = 2048
     severity=Severity.ERROR,
     needs=("gpus", "gpu_processes"),
     explains=("out-of-memory", "allreduce-failed", "allreduce-timeout"),
+    row="GPUs",
 )
 def gpu_in_use(view: View) -> Iterator[Finding | Unjudged]:
     """Yields one finding a host whose needed GPUs are taken."""

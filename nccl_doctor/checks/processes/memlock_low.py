@@ -35,6 +35,7 @@ ENOUGH = 1024 * MIB
     needs=("limits", "rdma"),
     explains=("allreduce-failed", "allreduce-timeout"),
     in_logs=("ib-fault", "out-of-memory", "plugin-fault"),
+    row="limits",
 )
 def memlock_low(view: View) -> Iterator[Finding | Unjudged]:
     """Yields one finding a limit, folded over hosts."""

@@ -38,6 +38,8 @@ CERTAIN = 2
     needs=("limits",),
     explains=("allreduce-failed", "allreduce-timeout"),
     in_logs=("plugin-fault", "port-in-use", "shm-attach-failed", "shm-exhausted"),
+    row="limits",
+    errors=("EMFILE",),
 )
 def nofile_low(view: View) -> Iterator[Finding | Unjudged]:
     """Yields one finding a pair of limits, folded over hosts."""

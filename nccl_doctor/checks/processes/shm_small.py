@@ -44,7 +44,13 @@ class _Lack:
     pod: bool
 
 
-@check("NCD605", severity=Severity.WARNING, needs=("shm",), explains=("allreduce-failed", "allreduce-timeout"))
+@check(
+    "NCD605",
+    severity=Severity.WARNING,
+    needs=("shm",),
+    explains=("allreduce-failed", "allreduce-timeout"),
+    row="limits",
+)
 def shm_small(view: View) -> Iterator[Finding | Unjudged]:
     """Yields one finding for the hosts that lack room alike; how much is free there may differ."""
     lacks: dict[_Lack, dict[str, int]] = {}

@@ -37,7 +37,9 @@ from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import GpuProcess, Host, HostFacts, TrainingJob, Unknown, known
 
 
-@check("NCD601", severity=Severity.WARNING, needs=("processes",), explains=("gpu-in-use",))
+@check(
+    "NCD601", severity=Severity.WARNING, needs=("processes",), explains=("gpu-in-use",), row_words="nothing left behind"
+)
 def stale_process(view: View) -> Iterator[Finding | Unjudged]:
     """Yields one finding a host: all that was left there."""
     for host, facts in view.facts:

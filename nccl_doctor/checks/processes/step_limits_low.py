@@ -40,6 +40,7 @@ FATAL = GIB // 2
     severity=Severity.WARNING,
     needs=("step", "gpus"),
     explains=("gpu-count-low", "allreduce-failed", "allreduce-timeout", "allreduce-slow"),
+    row="limits",
 )
 def step_limits_low(view: View) -> Iterator[Finding | Unjudged]:
     """Yields one finding for each thing that is too little, folded over nodes that have as much of it."""

@@ -25,7 +25,7 @@ from nccl_doctor.text.hostlist import capital
 if TYPE_CHECKING:
     from nccl_doctor.logs.case import Case
 
-from_logs(__name__, "NCD905")
+from_logs(__name__, "NCD905", errors=("ECONNRESET", "EPIPE"))
 
 
 def advice(case: Case) -> Advice:

@@ -23,7 +23,7 @@ from nccl_doctor.model.register import from_logs
 if TYPE_CHECKING:
     from nccl_doctor.logs.case import Case
 
-from_logs(__name__, "NCD908", explains=("shm-attach-failed",))
+from_logs(__name__, "NCD908", errors=("ENOSPC",), explains=("shm-attach-failed",))
 
 
 def advice(case: Case) -> Advice:

@@ -33,6 +33,7 @@ from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
     needs=("gpus",),
     explains=("allreduce-failed", "allreduce-timeout"),
     in_logs=("cuda-error", "local-rank-invalid"),
+    row="GPUs",
 )
 def gpu_count_low(view: View) -> Iterator[Finding | Unjudged]:
     """Yields one finding a node that can't serve its ranks; one for all that have fewer GPUs than most."""

@@ -29,7 +29,7 @@ LOST = frozenset({79, 119, 120, 140, 154})
 """Fallen off the bus, no answer of its system processor, unrecovered ECC, recovery wanted: no job runs there now."""
 
 
-@check("NCD510", severity=Severity.WARNING, needs=("gpu_health",), in_logs=("cuda-error",))
+@check("NCD510", severity=Severity.WARNING, needs=("gpu_health",), in_logs=("cuda-error",), row="GPUs")
 def gpu_errors(view: View) -> Iterator[Finding | Unjudged]:
     """Yields one finding a host."""
     for host, facts in view.facts:

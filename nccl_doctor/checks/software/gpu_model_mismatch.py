@@ -26,7 +26,7 @@ from nccl_doctor.text.hostlist import fold
 GIB = 1024
 
 
-@check("NCD509", severity=Severity.WARNING, needs=("gpus",))
+@check("NCD509", severity=Severity.WARNING, needs=("gpus",), row="GPUs")
 def gpu_model_mismatch(view: View) -> Iterator[Finding | Unjudged]:
     """Yields one finding: hosts whose GPUs are not the others', or unlike among themselves."""
     kinds = {}

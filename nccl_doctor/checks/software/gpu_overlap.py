@@ -30,6 +30,7 @@ from nccl_doctor.text.hostlist import grouped
     severity=Severity.ERROR,
     needs=("gpus",),
     explains=("host-listed-twice", "allreduce-failed", "allreduce-timeout"),
+    row="GPUs",
 )
 def gpu_overlap(view: View) -> Iterator[Finding | Unjudged]:
     """Yields one finding a pair of nodes that share GPUs."""

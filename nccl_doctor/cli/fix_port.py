@@ -1,21 +1,32 @@
-"""``nccl-doctor fix-port``."""
+"""``nccl-doctor fix-port``: after "Address already in use", from its options to its exit code."""
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nccl_doctor.cli import options
 from nccl_doctor.cli.flattened import flattened
-from nccl_doctor.cli.output import Out, finish
-from nccl_doctor.model.ports import GRACE_S
+from nccl_doctor.cli.output import Out, finish, supports_ansi, try_files
+from nccl_doctor.errors import UsageError
+from nccl_doctor.inventory import kube_request
+from nccl_doctor.model.ports import GRACE_S, Identity, PortReport, as_identity
+from nccl_doctor.report.safe import clean
+
+if TYPE_CHECKING:
+    from nccl_doctor.collect.ports.steps import Steps
+    from nccl_doctor.inventory.kube_request import KubeRequest
+    from nccl_doctor.inventory.slurm import SlurmRequest
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Which port or process, where, and what is to be done, as :class:`nccl_doctor.cli.port_run.Request` names it."""
+class PortOptions:
+    """Which port or process, where, and what is to be done."""
 
     port: Annotated[
         str | None, typer.Argument(metavar="[PORT]", help="Else from --log, the hosts file, MASTER_PORT, or 29500.")
@@ -50,25 +61,155 @@ class Wanted:
     next_port: Annotated[bool, typer.Option("--next", help="Print a port that is free on every host.")] = False
     write: Annotated[bool, typer.Option("--write", help="With --next: put it into the hosts file.")] = False
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of a TIME_WAIT.")] = False
+    transport: options.Transport = "auto"
+    connect_timeout: options.ConnectTimeout = None
+
+    def process(self) -> Identity | None:
+        """The process that ``--pid`` means.
+
+        Raises:
+            UsageError: it means none.
+        """
+        process = None if self.pid is None else as_identity(self.pid)
+        if process is None and self.pid is not None:
+            raise UsageError(f'--pid: "{self.pid}" is no process: it takes a PID, or PID@START as fix-port prints it')
+        return process
+
+    def arguments(self, port: int | None) -> tuple[str, ...]:
+        """The words that name the port and the host again."""
+        words = [] if port is None else [str(port)]
+        pods = kube_request.request(self.kube, self.selector, self.namespace)
+        words += () if pods is None else pods.words
+        named = {"--hosts": self.hosts, "--slurm-job": self.slurm_job, "--host": self.host, "--inside": self.inside}
+        for option, value in named.items():
+            words += [] if value is None else [option, value]
+        return tuple(words)
+
+    def job(self) -> KubeRequest | SlurmRequest | None:
+        """The pods or the Slurm job that are meant.
+
+        Inside an allocation that is its own, where a host is named; else this machine is meant.
+        """
+        pods = kube_request.request(self.kube, self.selector, self.namespace)
+        if pods is not None or (self.host is None and self.slurm_job is None):
+            return pods
+        from nccl_doctor.inventory.slurm import request
+
+        return request({"slurm_job": self.slurm_job}, self.transport, os.environ, named=self.hosts is not None)
 
 
 @flattened
 def fix_port(
     *,
-    wanted: Wanted,
+    wanted: PortOptions,
     output: Annotated[str, options.output("fix-port")] = "human",
     output_file: options.OutputFile = None,
     quiet: options.Quiet = False,
     show_secrets: options.ShowSecrets = False,
-    transport: options.Transport = "auto",
-    connect_timeout: options.ConnectTimeout = None,
 ) -> None:
     """After "Address already in use": who holds the port; end it, or move away from it."""
-
-    def work() -> int:
-        from nccl_doctor.cli.port_run import Request, run
-
-        return run(Request(**vars(wanted), transport=transport, connect_s=connect_timeout), out)
-
     out = Out("fix-port", output, output_file, quiet=quiet, show_secrets=show_secrets)
-    finish(out, work)
+    finish(out, lambda: run(wanted, out))
+
+
+class Countdown:
+    """Shows on stderr what is waited for.
+
+    One live line on a terminal; elsewhere a line for each new thing that is waited for; nothing for ``-q``.
+    """
+
+    def __init__(self, out: Out) -> None:
+        self._out = out
+        self._live = sys.stderr.isatty() and supports_ansi(os.environ)
+        self._kind = ""
+
+    def __call__(self, text: str) -> None:
+        """Shows the text in place of the one before."""
+        text = self._out.hidden(text)
+        kind = text.partition(" ")[0]
+        if self._out.quiet or (not self._live and kind == self._kind):
+            return
+        self._kind = kind
+        sys.stderr.write("\r\x1b[2K" + clean(text)[:79] if self._live else clean(text) + "\n")
+        sys.stderr.flush()
+
+    def say(self, text: str) -> None:
+        """Writes a line that stays."""
+        self.close()
+        if not self._out.quiet:
+            sys.stderr.write(clean(self._out.hidden(text)) + "\n")
+
+    def close(self) -> None:
+        """Clears the line."""
+        if self._live and self._kind:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
+
+
+def run(wanted: PortOptions, out: Out) -> int:
+    """Looks, acts where asked to, reports; 0 where the port is free at the end."""
+    from nccl_doctor.collect.ports.fleet import Fleet
+    from nccl_doctor.collect.ports.source import wanted_port
+    from nccl_doctor.collect.ports.steps import about_port, about_process, moved
+
+    if wanted.write and not (wanted.next_port and wanted.hosts):
+        raise UsageError("--write goes with --next and --hosts FILE: it puts that port into the file")
+    if wanted.next_port and (wanted.kill or wanted.wait or wanted.pid):
+        raise UsageError("--next moves away from the port; --kill, --wait and --pid stay with it")
+    if wanted.write and wanted.hosts is not None:
+        try_files(("--write", Path(wanted.hosts).resolve()))
+    # Before any host is contacted: a slip of the finger costs no connection.
+    process = wanted.process()
+    given = wanted_port(wanted.port, wanted.log, None) if (wanted.port, wanted.log) != (None, None) else None
+    reach = (wanted.transport, wanted.grace_s, wanted.connect_timeout)
+    fleet = Fleet(wanted.hosts, wanted.host, *reach, wanted.job(), wanted.inside)
+    countdown = Countdown(out)
+    try:
+        fleet.connect()
+        if process is not None and wanted.port is None:
+            port, source = None, None
+            report = about_process(fleet, process, _steps(wanted, None, out, countdown))
+        else:
+            port, source = given or wanted_port(None, None, fleet.master_port)
+            if wanted.next_port:
+                return _show_next(wanted, moved(fleet, port), out)
+            report = about_port(fleet, port, process, _steps(wanted, source, out, countdown))
+    finally:
+        countdown.close()
+        fleet.close()
+    out.show(report.model_copy(update={"arguments": wanted.arguments(port), "source": source}))
+    if out.form == "json" and report.refused:
+        countdown.say(f"{'not all' if report.ended else 'nothing'} was ended: {report.refused}")
+    return 0 if report.free else 1
+
+
+def _steps(wanted: PortOptions, source: str | None, out: Out, countdown: Countdown) -> Steps:
+    from nccl_doctor.collect.ports.steps import Steps
+    from nccl_doctor.report.fix_port import confirmation, screen
+
+    def confirm(report: PortReport) -> bool:
+        if wanted.yes:
+            return True
+        if not sys.stdin.isatty():
+            raise UsageError("--kill asks first, and there is no terminal to ask on; --yes answers for scripts")
+        report = out.hidden(report.model_copy(update={"source": source}))
+        sys.stderr.write(screen(report, asking=True) + "\n" + confirmation(report.jobs))
+        sys.stderr.flush()
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+    return Steps(wanted.kill, wanted.force, wanted.wait, wanted.grace_s, confirm, tell=countdown, say=countdown.say)
+
+
+def _show_next(wanted: PortOptions, report: PortReport, out: Out) -> int:
+    """``--next``: the number alone on stdout, so that a script can take it."""
+    if wanted.write and wanted.hosts is not None and report.port is not None:
+        from nccl_doctor.inventory.rewrite import write_master_port
+
+        write_master_port(wanted.hosts, report.port)
+        if not out.quiet:
+            sys.stderr.write(f"{wanted.hosts}: master_port is {report.port} now\n")
+    if out.form == "json":
+        out.show(report)
+    else:
+        out.write(f"{report.port}\n")
+    return 0

@@ -13,7 +13,7 @@ import typer
 
 from nccl_doctor.cli import options
 from nccl_doctor.cli.flattened import flattened
-from nccl_doctor.cli.output import finish, obeys
+from nccl_doctor.cli.output import finish, supports_ansi
 from nccl_doctor.cli.report_options import DiagnosisOptions, SelectOptions
 from nccl_doctor.cli.selection import among, selection
 
@@ -71,7 +71,7 @@ def _bar(files: list[str], *, quiet: bool) -> Iterator[Callable[[int], None]]:
     from nccl_doctor.logs.reading import size
 
     total = size(files)
-    if quiet or total < LONG or not (sys.stderr.isatty() and obeys(os.environ)):
+    if quiet or total < LONG or not (sys.stderr.isatty() and supports_ansi(os.environ)):
         yield lambda _count: None
         return
     from rich.console import Console

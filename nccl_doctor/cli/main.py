@@ -1,8 +1,4 @@
-"""The console script; cli/app.py registers the commands.
-
-``fix-port`` with nothing but a port goes past typer: it is to answer within twice the time of ``ss -tanp``, and typer
-takes longer than that to import and to read the arguments (0.29 builds a pydantic validator for each).
-"""
+"""The console script; cli/app.py registers the commands."""
 
 from __future__ import annotations
 
@@ -45,19 +41,14 @@ def _run() -> None:
     gc.set_threshold(*GARBAGE)
     # Else pydantic looks through every installed distribution for plugins to its models; ours want none.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    match sys.argv[1:]:
-        case ["fix-port"]:
-            sys.exit(_fix_port(None))
-        case ["fix-port", port] if port.isdecimal():
-            sys.exit(_fix_port(port))
     from nccl_doctor.cli.app import app
 
     try:
         app(*sys.argv[1:2])()
     except OSError as error:  # of typer's own texts, --help and --version; a command ends with exit_code_of
-        from nccl_doctor.cli.output import nobody_reads, unwritten
+        from nccl_doctor.cli.output import discard_stdout, unwritten
 
-        nobody_reads()
+        discard_stdout()
         sys.stderr.write(unwritten(error) + "\n")
         sys.exit(2)
 
@@ -97,11 +88,3 @@ def _open_what_is_closed() -> None:
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None and os.open(os.devnull, os.O_RDWR) == number:
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
-
-
-def _fix_port(port: str | None) -> int:
-    from nccl_doctor.cli.output import Out, exit_code_of
-    from nccl_doctor.cli.port_run import Request, run
-
-    out = Out("fix-port")
-    return exit_code_of(out, lambda: run(Request(port=port), out))

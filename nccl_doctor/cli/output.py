@@ -41,7 +41,8 @@ class Out(NamedTuple):
         """Whether stdout gets colour: asked for, or a terminal and not refused (no-color.org)."""
         if self.color is not Color.AUTO:
             return self.color is Color.ALWAYS
-        return self.file is None and sys.stdout.isatty() and not os.environ.get("NO_COLOR") and obeys(os.environ)
+        terminal = self.file is None and sys.stdout.isatty() and supports_ansi(os.environ)
+        return terminal and not os.environ.get("NO_COLOR")
 
     @property
     def width(self) -> int:
@@ -112,7 +113,7 @@ def _print(text: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        nobody_reads()
+        discard_stdout()
         raise DoctorError(unwritten(error)) from error
 
 
@@ -121,7 +122,7 @@ def unwritten(error: OSError) -> str:
     return f"the report can't be written to stdout: {error.strerror}"
 
 
-def obeys(environ: Mapping[str, str]) -> bool:
+def supports_ansi(environ: Mapping[str, str]) -> bool:
     """Whether the terminal takes escapes: not an editor's or a serial line's."""
     return environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
 
@@ -160,7 +161,7 @@ def exit_code_of(out: Out, work: Callable[[], int]) -> int:
         sys.stderr.write("\n")
         code = _fail(out, "interrupted; nothing of nccl-doctor is left running on any host", 130)
     except BrokenPipeError:
-        nobody_reads()
+        discard_stdout()
         code = 141
     except Exception as error:  # noqa: BLE001 - the promise is one message and no traceback
         from nccl_doctor.text import own_limits
@@ -271,9 +272,9 @@ def error_document(command: str, message: str) -> None:
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         sys.stdout.flush()
     except OSError:  # the sentence stands on stderr
-        nobody_reads()
+        discard_stdout()
 
 
-def nobody_reads() -> None:
+def discard_stdout() -> None:
     """The reader of our output left (a pager, head), or its disk is full: nobody to tell."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from nccl_doctor.cli.output import obeys
+from nccl_doctor.cli.output import supports_ansi
 from nccl_doctor.report.progress import Wait
 from nccl_doctor.report.safe import clean
 from nccl_doctor.text.hostlist import plural
@@ -159,4 +159,4 @@ def progress(*, quiet: bool, decided: Decided | None = None) -> Silent:
     """The one that fits where stderr goes."""
     if quiet:
         return Silent()
-    return Checklist(decided) if sys.stderr.isatty() and obeys(os.environ) else Lines()
+    return Checklist(decided) if sys.stderr.isatty() and supports_ansi(os.environ) else Lines()

@@ -1,12 +1,16 @@
-"""The nouns of ``fix-port``: who holds a port, as it is shown.
+"""The document of ``fix-port``: who holds a port, and what became of it.
 
-Named tuples, and not in model.py: this command is to answer within twice the time of ``ss -tanp``. pydantic alone takes
-as long to import, and dataclasses with its inspect a fifth of it.
+Its parts are what hosts answer, too: each number has bounds, and each text a length.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from datetime import datetime, timezone
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import ConfigDict, Field, computed_field, field_serializer, model_validator
+
+from nccl_doctor.model.frozen import Document, FrozenModel
 
 GRACE_S = 10.0
 """Seconds from SIGTERM to SIGKILL; what was started less than that ago is not ended, for it may just be starting."""
@@ -17,12 +21,19 @@ LAST_PORT = 65535
 LAST_PID = 2**22
 """Linux gives none above it (proc_sys_kernel(5), pid_max)."""
 
+MAX_PROCESSES = 4096
+"""Of all jobs that hold a port; a launcher with eight ranks and their data loaders has some hundred."""
+
 _MOST_DIGITS = 9
 """int() refuses thousands of them; leading zeros are let through."""
 _MOST_TICK_DIGITS = 18
 """A start in ticks has 64 bits; a billion years are enough."""
 
 Cause = Literal["listener", "bound", "outbound", "time-wait", "unknown"]
+Pid = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
+UnixTime = Annotated[float, Field(ge=0, le=253_402_300_799)]
+"""To the last second of the year 9999, the last that a date can show."""
 
 
 class Identity(NamedTuple):
@@ -32,15 +43,20 @@ class Identity(NamedTuple):
     started: int | None = None
 
 
-class GpuUse(NamedTuple):
+class _Part(FrozenModel):
+    model_config = ConfigDict(str_max_length=4096, allow_inf_nan=False)
+
+
+class GpuUse(_Part):
     """Memory on one GPU; ``gpu`` is its index and ``memory_mib`` mebibytes, each None where nobody tells."""
 
-    gpu: int | None
+    pid: Pid
+    gpu: Count | None
     uuid: str
-    memory_mib: int | None
+    memory_mib: Count | None
 
 
-class Member(NamedTuple):
+class Member(_Part):
     """A process of a job.
 
     Attributes:
@@ -49,15 +65,15 @@ class Member(NamedTuple):
         rank: whether a launcher started it.
     """
 
-    pid: int
-    started: int
+    pid: Pid
+    started: Count
     command: str
     launcher: str | None
     rank: bool
     gpus: tuple[GpuUse, ...] = ()
 
 
-class Holder(NamedTuple):
+class Holder(_Part):
     """A process that has a socket on the port, or that was asked for by its PID.
 
     Attributes:
@@ -71,22 +87,38 @@ class Holder(NamedTuple):
         terminal: it has one.
     """
 
-    pid: int
+    pid: Pid
     user: str
     command: str
-    started: float
-    ticks: int
-    age_s: float
-    ppid: int
+    started: UnixTime
+    ticks: Count
+    age_s: Annotated[float, Field(ge=0, le=1e12)]
+    ppid: Pid
     orphan: bool
     own: bool
-    tree: tuple[int, ...]
+    tree: Annotated[tuple[Pid, ...], Field(max_length=MAX_PROCESSES)]
     parent: str | None
     cwd: str | None
     terminal: bool
 
 
-class HolderJob(NamedTuple):
+class ListedHolder(Holder):
+    """A holder as the JSON document lists it, with what is its job's."""
+
+    unit: str | None
+    gpus: tuple[GpuUse, ...]
+    refusal: str | None
+
+    @field_serializer("started")
+    def _as_date(self, started: float) -> str:
+        return datetime.fromtimestamp(started, timezone.utc).isoformat(timespec="seconds")
+
+    @field_serializer("age_s")
+    def _in_milliseconds(self, age_s: float) -> float:
+        return round(age_s, 3)
+
+
+class HolderJob(_Part):
     """Processes that belong together and end together.
 
     Attributes:
@@ -95,35 +127,49 @@ class HolderJob(NamedTuple):
         final: not even ``--force`` lifts the refusal.
     """
 
-    root: int
+    root: Pid
     orphan: bool
     unit: str | None
-    holders: tuple[Holder, ...]
-    members: tuple[Member, ...]
+    holders: Annotated[tuple[Holder, ...], Field(min_length=1, max_length=MAX_PROCESSES)]
+    members: Annotated[tuple[Member, ...], Field(max_length=MAX_PROCESSES)]
     refusal: str | None
     final: bool
 
+    @model_validator(mode="after")
+    def _of_its_own(self) -> HolderJob:
+        pids = {member.pid for member in self.members}
+        if self.root not in pids or any(holder.pid not in pids for holder in self.holders):
+            raise ValueError("its root or a holder is none of its processes")
+        if self.final and self.refusal is None:
+            raise ValueError("a refusal without a reason")
+        return self
 
-class Socket(NamedTuple):
-    """A TCP socket on the port; ``remote`` and its port None where it has no peer."""
+    @property
+    def gpus(self) -> tuple[GpuUse, ...]:
+        """All memory of the job on GPUs."""
+        return tuple(use for member in self.members for use in member.gpus)
+
+
+class Socket(_Part):
+    """A TCP socket on the port; ``remote_address`` and its port None where it has no peer."""
 
     local_address: str
     local_port: int
     remote_address: str | None
     remote_port: int | None
     state: str
-    pid: int | None
+    pid: Pid | None
 
 
-class Elsewhere(NamedTuple):
+class Elsewhere(_Part):
     """A process in whose network namespace, another than ours, the port is taken."""
 
-    pid: int
+    pid: Pid
     command: str
     unit: str | None
 
 
-class Suggestion(NamedTuple):
+class Suggestion(FrozenModel):
     """A port to use instead; ``hosts`` names those on which it is free, ``command`` sets it for a launch.
 
     ``master`` is where the job's ranks look for it; None: on the host that the report is about.
@@ -131,59 +177,65 @@ class Suggestion(NamedTuple):
 
     port: int
     command: str
-    hosts: tuple[str, ...]
-    master: str | None = None
+    hosts: Annotated[tuple[str, ...], Field(exclude=True)]
+    master: Annotated[str | None, Field(exclude=True)] = None
 
 
-class PortReport(NamedTuple):
-    """The answer of one call.
+class PortReport(Document):
+    """``fix-port``: the answer of one call.
 
     Attributes:
         host: where the port was tried.
-        here: that is this machine.
         port: None where only a process was asked for.
-        pid: the process that was asked for.
-        gone: it was asked for by its start too, and is no more; another may have its PID.
         free: torch would get the port; where none was asked for, the process is gone.
         error: errno name of the failed bind.
         hint: how to see more.
         ended: PIDs that were ended.
         left: PIDs that would not end.
+        instead_of: the port that was asked for, where ``port`` is the next free one.
+        here: the host is this machine.
+        pid: the process that was asked for.
+        gone: it was asked for by its start too, and is no more; another may have its PID.
         root: we are root there.
         reserved: ip_local_reserved_ports as it is, for the cure of "outbound".
-        instead_of: the port that was asked for, where ``port`` is the next free one.
         arguments: how the command was called, as words that name the port and the host.
         source: what said which port it is, where that was not an argument.
         refused: why something was not ended that was to be ended.
     """
 
+    command: Literal["fix-port"] = "fix-port"
     host: str
-    here: bool
     port: int | None
     free: bool
-    pid: int | None = None
-    gone: bool = False
     cause: Cause | None = None
     error: str | None = None
     hint: str | None = None
     time_wait_s: float | None = None
-    jobs: tuple[HolderJob, ...] = ()
     sockets: tuple[Socket, ...] = ()
     elsewhere: tuple[Elsewhere, ...] = ()
     ended: tuple[int, ...] = ()
     left: tuple[int, ...] = ()
-    root: bool = False
-    reserved: str | None = None
     suggestion: Suggestion | None = None
     instead_of: int | None = None
-    arguments: tuple[str, ...] = ()
-    source: str | None = None
-    refused: str | None = None
+    here: Annotated[bool, Field(exclude=True)]
+    pid: Annotated[int | None, Field(exclude=True)] = None
+    gone: Annotated[bool, Field(exclude=True)] = False
+    jobs: Annotated[tuple[HolderJob, ...], Field(exclude=True)] = ()
+    root: Annotated[bool, Field(exclude=True)] = False
+    reserved: Annotated[str | None, Field(exclude=True)] = None
+    arguments: Annotated[tuple[str, ...], Field(exclude=True)] = ()
+    source: Annotated[str | None, Field(exclude=True)] = None
+    refused: Annotated[str | None, Field(exclude=True)] = None
 
+    @computed_field  # type: ignore[prop-decorator]  # mypy: python/mypy#1362
     @property
-    def holders(self) -> tuple[Holder, ...]:
+    def holders(self) -> tuple[ListedHolder, ...]:
         """Every process that has a socket on the port."""
-        return tuple(holder for job in self.jobs for holder in job.holders)
+        return tuple(
+            ListedHolder.model_construct(**dict(holder), unit=job.unit, gpus=job.gpus, refusal=job.refusal)
+            for job in self.jobs
+            for holder in job.holders
+        )
 
 
 def as_port(text: str) -> int | None:

@@ -1,17 +1,19 @@
-"""``fix-port`` on a screen: who holds the port, and the ways out."""
+"""``fix-port`` on a screen: who holds the port, and what to do about it, as lines to paste."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from rich.cells import cell_len
+
 from nccl_doctor.model.ports import Holder, HolderJob, PortReport, Socket, age_words
-from nccl_doctor.report.cells import WIDTH, cells, cut, labelled, wrap
 from nccl_doctor.report.render import RenderOptions
-from nccl_doctor.report.safe import clean
-from nccl_doctor.report.ways_out import command, sockets_of, ways_out
+from nccl_doctor.report.safe import clean, pasteable
+from nccl_doctor.report.text import WIDTH, cut, wrap
 from nccl_doctor.text.hostlist import plural
 from nccl_doctor.text.inet import endpoint
-from nccl_doctor.text.shell import line, script
+from nccl_doctor.text.secrets import LEFT_OUT
+from nccl_doctor.text.shell import Line, line, script, words
 
 _OWNER = 36
 """Cells that a holder's command gets at least, left of its owner and age."""
@@ -35,16 +37,16 @@ def render(report: PortReport, options: RenderOptions) -> str:
 
 
 def screen(report: PortReport, *, asking: bool = False) -> str:
-    """What a person sees; the last lines are what to do, unless a question comes behind it (``asking``)."""
+    """The whole screen; its last lines are what to do, unless a question comes behind it (``asking``)."""
     blocks = [[_title(report)], *_ended(report)]
     blocks += [list(_job(job, report)) for job in report.jobs]
     if not report.jobs:
         blocks += [list(_sockets(report.sockets))]
     blocks += [list(_notes(report))]
     if report.refused:
-        blocks += [list(wrap(f"{'Not all' if report.ended else 'Nothing'} was ended: {report.refused}."))]
+        blocks += [wrap(f"{'Not all' if report.ended else 'Nothing'} was ended: {report.refused}.")]
     if not asking:
-        blocks += ways_out(report)
+        blocks += _remedies(report)
     return "\n\n".join("\n".join(clean(line) for line in block) for block in blocks if block) + "\n"
 
 
@@ -82,9 +84,8 @@ def _job(job: HolderJob, report: PortReport) -> Iterator[str]:
     yield f"    job       {_format_job(job)}"
     if job.unit:
         yield f"    in        {job.unit}"
-    uses = [use for member in job.members for use in member.gpus]
-    if uses:
-        shown = (f"{'?' if use.gpu is None else use.gpu}: {_gigabytes(use.memory_mib)}" for use in uses)
+    if job.gpus:
+        shown = (f"{'?' if use.gpu is None else use.gpu}: {_gigabytes(use.memory_mib)}" for use in job.gpus)
         yield cut(f"    GPU       {', '.join(shown)}")
     pids = {member.pid for member in job.members}
     yield from _sockets(sock for sock in report.sockets if sock.pid in pids)
@@ -101,8 +102,8 @@ def _sockets(sockets: Iterable[Socket]) -> Iterator[str]:
 def _holder_line(holder: Holder) -> str:
     owner = clean(f"{holder.user}, started {age_words(holder.age_s)} ago")
     left = f"  pid {holder.pid:<7} {clean(holder.command)}"
-    room = max(WIDTH - cells(owner) - 2, _OWNER)
-    return f"{cut(left, room) if cells(left) > room else left + ' ' * (room - cells(left))}  {owner}"
+    room = max(WIDTH - cell_len(owner) - 2, _OWNER)
+    return f"{cut(left, room) if cell_len(left) > room else left + ' ' * (room - cell_len(left))}  {owner}"
 
 
 def _format_job(job: HolderJob) -> str:
@@ -120,16 +121,15 @@ def _notes(report: PortReport) -> Iterator[str]:
     if report.time_wait_s is not None and not report.free:
         yield f"    free in   {report.time_wait_s:.0f} s"
     if report.source:
-        yield from labelled("from", report.source)
+        yield from wrap(report.source, WIDTH, "    from      ")
     if report.hint and not report.free:
-        yield from labelled("note", report.hint.partition(": sudo ")[0])
+        yield from wrap(report.hint.partition(": sudo ")[0], WIDTH, "    note      ")
     for one in report.elsewhere[:_SOCKETS]:
         where = f" ({one.unit})" if one.unit else ""
         yield from wrap(f"In another network namespace{where} pid {one.pid} has this port: {one.command}. A job that "
                          "runs in there can't get it; to look from inside:")  # fmt: skip
-        sudo = script("" if report.root else "sudo")
-        inside = line("{sudo} nsenter -t {pid} -n {sockets}", sudo=sudo, pid=one.pid, sockets=sockets_of(report.port))
-        yield command(inside)
+        sudo, sockets = script("" if report.root else "sudo"), _list_sockets(report.port)
+        yield _command(line("{sudo} nsenter -t {pid} -n {sockets}", sudo=sudo, pid=one.pid, sockets=sockets))
 
 
 def _socket(sock: Socket) -> str:
@@ -146,3 +146,67 @@ def _pids(pids: list[int] | tuple[int, ...]) -> str:
 
 def _gigabytes(mib: int | None) -> str:
     return "memory in use" if mib is None else f"{mib * 2**20 / 1e9:.1f} GB"
+
+
+def _remedies(report: PortReport) -> Iterator[list[str]]:
+    """A block of lines for each remedy: end what holds the port, look, wait, keep it free, another port."""
+    if report.free or (report.port is None and report.ended):
+        return
+    call = words(["nccl-doctor", "fix-port", *report.arguments], {})
+    yield from _end_it(report, call)
+    if report.error == "EADDRINUSE" and not report.jobs and report.cause != "time-wait":
+        yield ["To see who it is, as root:"]
+        yield [_command(_list_sockets(report.port))]
+    if report.cause == "time-wait":
+        yield ["Wait for it:"]
+        yield [_command(script("{call} --wait", call=call))]
+    if report.cause == "outbound":
+        kept = ",".join(filter(None, (report.reserved, str(report.port))))
+        yield wrap("So that no outgoing connection takes it again, reserve it (as root, and in /etc/sysctl.d to last):")
+        yield [_command(line("sysctl -w net.ipv4.ip_local_reserved_ports={kept}", kept=kept))]
+    yield from _move_away(report)
+
+
+def _list_sockets(port: int | None) -> Line | None:
+    """The line that shows a port's sockets and their processes."""
+    return None if port is None else line("ss -tanp 'sport = :{port}'", port=port)
+
+
+def _end_it(report: PortReport, call: list[Line]) -> Iterator[list[str]]:
+    """A line to paste for each job, where all are shown to be leftovers; else why not, and no line."""
+    refusal = next((job.refusal for job in report.jobs if job.refusal), None)
+    if refusal is None and report.jobs:
+        yield ["It is your own and nothing watches over it. End it:"]
+        yield [_command(script("{call} --pid {job} --kill", call=call, job=_identity(job))) for job in report.jobs]
+    elif refusal is not None and report.refused is None:
+        lifted = "" if any(job.final for job in report.jobs) else " (--force ends it all the same.)"
+        yield wrap(f"It will not be ended: {refusal}.{lifted}")
+
+
+def _identity(job: HolderJob) -> Line:
+    """The job's root as the command takes it, so that no other process that has got its PID since is ended."""
+    started = next(member.started for member in job.members if member.pid == job.root)
+    return script("{pid}@{started}", pid=job.root, started=started)
+
+
+def _move_away(report: PortReport) -> Iterator[list[str]]:
+    found = report.suggestion
+    if found is None or report.port is None:
+        return
+    hosts = [name for name in found.hosts if name]
+    where = f"all {len(hosts)} hosts" if len(hosts) > 1 else "".join(hosts) or "this machine"
+    yield wrap(f"Or start on port {found.port}, which is free on {where}:")
+    yield [found.command]
+    yield [
+        f"torchrun --master_port {found.port} …",
+        f"python -m torch.distributed.launch --master_port {found.port} …",
+        f"init_method=tcp://{endpoint(found.master or report.host, found.port)}",
+    ]
+
+
+def _command(made: Line | None) -> str:
+    """A line as it is shown, or why it can't be pasted."""
+    text = "" if made is None else made.text
+    if LEFT_OUT in text:
+        return "(a word in it looks like a secret; --show-secrets shows the line)"
+    return text if pasteable(text) else "(a name in it holds characters that a terminal hides or obeys)"

@@ -50,7 +50,7 @@ FORMS: dict[str, dict[str, str]] = {
     "check": REPORT,
     "smoke": REPORT,
     "logs": REPORT,
-    "fix-port": {"human": "fix_port:render", "json": "fix_port_json:render"},
+    "fix-port": {"human": "fix_port:render", "json": "json:render"},
     "ifname": {"human": "ifname:render", "json": "json:render"},
     "hosts": {"human": "hosts:render", "json": "json:render"},
     "launch": {

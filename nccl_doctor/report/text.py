@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from io import StringIO
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.color import ColorSystem
 from rich.console import Console
 from rich.style import Style
@@ -21,6 +21,9 @@ from nccl_doctor.model.finding import Severity
 from nccl_doctor.report.safe import clean
 
 SEVERITY_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold"}
+
+WIDTH = 80
+"""Cells of a line where no terminal says otherwise."""
 
 Paint = Callable[[str, str], str]
 """Text and a style of rich ("bold red") to text that a terminal colours."""
@@ -35,7 +38,7 @@ def painter(color: bool) -> Paint:
     return paint
 
 
-def wrap(text: str, width: int, first: str = "", rest: str | None = None) -> list[str]:
+def wrap(text: str, width: int = WIDTH, first: str = "", rest: str | None = None) -> list[str]:
     """Breaks text into lines of at most ``width`` cells.
 
     Args:
@@ -50,6 +53,12 @@ def wrap(text: str, width: int, first: str = "", rest: str | None = None) -> lis
     pieces = Text(clean(text)).wrap(_console(room), room, overflow="fold")
     lines = [piece.plain.rstrip() for piece in pieces] or [""]
     return [(prefix + line).rstrip() for prefix, line in zip([first] + [rest] * len(lines), lines, strict=False)]
+
+
+def cut(line: str, width: int = WIDTH) -> str:
+    """The beginning of a line that is too wide, with an ellipsis."""
+    line = clean(line)
+    return line if cell_len(line) <= width else set_cell_size(line, width - 1) + "…"
 
 
 def apart(left: str, right: str, width: int) -> list[str]:

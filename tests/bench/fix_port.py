@@ -21,7 +21,7 @@ time.sleep(3600)
 """
 START = [sys.executable, "-c", "pass"]
 PORT = 29500
-LIMIT_S = 0.7
+LIMIT_S = 1.0
 
 
 def crowd(host: LabHost) -> None:

@@ -30,15 +30,6 @@ def held() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-def test_a_plain_call_imports_neither_typer_nor_pydantic() -> None:
-    code = "import sys; from nccl_doctor.cli.main import main\ntry: main()\nfinally: print({'typer', 'pydantic'} & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "fix-port", "29500"], capture_output=True, text=True, check=False
-    )
-    assert done.stdout.startswith("port 29500 on this machine")
-    assert done.stdout.splitlines()[-1] == "set()"
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor.cli.fix_port import PortOptions
+from nccl_doctor.cli.fix_port import run as run_fix_port
 from nccl_doctor.cli.output import Out
-from nccl_doctor.cli.port_run import Request
-from nccl_doctor.cli.port_run import run as run_fix_port
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.report import Phase
 from nccl_doctor.report.render import FORMS
@@ -197,7 +197,7 @@ def test_the_question_before_an_end_shows_none(
 
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(sys.stdin, "readline", no, raising=False)
-    run_fix_port(Request(port=str(holder), kill=True, force=True), Out("fix-port"))
+    run_fix_port(PortOptions(port=str(holder), kill=True, force=True), Out("fix-port"))
     shown = capsys.readouterr()
     assert asked
     assert "End " in shown.err
@@ -206,7 +206,6 @@ def test_the_question_before_an_end_shows_none(
 
 
 def test_a_plain_call_of_fix_port_shows_none_either(holder: int, tmp_path: Path) -> None:
-    """Without any option it goes past typer."""
     done = run("fix-port", str(holder), cwd=tmp_path)
     assert (done.returncode, leaks(done.stdout + done.stderr)) == (1, [])
 

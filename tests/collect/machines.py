@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from nccl_doctor.collect.ports.fleet import ANSWERS
+
 Answer = Callable[[dict[str, Any]], Any]
 
 
@@ -18,10 +20,36 @@ class FakeMachine:
 
     def ask(self, do: str, **arguments: Any) -> Any:
         self.asked.append({"do": do, **arguments})
-        return self._answers[do](arguments)
+        return ANSWERS[do].validate_python(self._answers[do](arguments))
 
     def close(self) -> None:
         return
+
+
+def holder_job(*members: tuple[int, int], refusal: str | None = None, final: bool = False) -> dict[str, Any]:
+    """A job as the probe has it: processes by PID and start, of which the first holds the port."""
+    root, started = members[0]
+    holder = {
+        "pid": root,
+        "user": "alice",
+        "command": "python",
+        "started": 0.0,
+        "ticks": started,
+        "age_s": 60.0,
+        "ppid": 1,
+        "orphan": True,
+        "own": True,
+        "tree": [],
+        "parent": None,
+        "cwd": None,
+        "terminal": False,
+    }
+    processes: list[dict[str, Any]] = [
+        {"pid": pid, "started": ticks, "command": "python", "launcher": None, "rank": True, "gpus": []}
+        for pid, ticks in members
+    ]
+    job = {"root": root, "orphan": True, "unit": None, "holders": [holder], "members": processes}
+    return {**job, "refusal": refusal, "final": final}
 
 
 def trial(**told: Any) -> Any:

@@ -9,8 +9,8 @@ import pytest
 from nccl_doctor.collect.ports import steps
 from nccl_doctor.collect.ports.fleet import ThisMachine
 from nccl_doctor.errors import NotReachedError
-from nccl_doctor.model.ports import HolderJob, Member, PortReport
-from tests.collect.machines import Answer, FakeMachine, trial
+from nccl_doctor.model.ports import HolderJob, PortReport
+from tests.collect.machines import Answer, FakeMachine, holder_job, trial
 
 
 def free_but(*taken: int) -> Answer:
@@ -71,14 +71,12 @@ class Processes:
         return {"alive": family, "sent": [pid for pid, _ in family], "denied": []}
 
 
-def job(*members: tuple[int, int]) -> HolderJob:
-    processes = tuple(Member(pid, started, "python", None, rank=True) for pid, started in members)
-    return HolderJob(members[0][0], True, None, (), processes, None, final=False)
+JOB = HolderJob.model_validate(holder_job((10, 1), (11, 2)))
 
 
 def end(processes: Processes, grace_s: float = 0.0) -> steps.Ended:
     machine = FakeMachine(signal=processes.signal)
-    return steps.end(machine, [job((10, 1), (11, 2))], grace_s, force=False, tell=lambda _: None)
+    return steps.end(machine, [JOB], grace_s, force=False, tell=lambda _: None)
 
 
 def test_a_job_that_obeys_is_not_killed() -> None:
@@ -104,7 +102,7 @@ def test_a_job_that_gets_no_signal_is_not_waited_for(monkeypatch: pytest.MonkeyP
         return {"alive": [(10, 1), (11, 2)], "sent": [], "denied": [(11, why)]}
 
     monkeypatch.setattr(steps, "sleep", lambda _: pytest.fail("it waits"))
-    ended = steps.end(FakeMachine(signal=refuse), [job((10, 1), (11, 2))], 600, force=False, tell=lambda _: None)
+    ended = steps.end(FakeMachine(signal=refuse), [JOB], 600, force=False, tell=lambda _: None)
     assert (ended, asked) == (((), (10, 11), (why,)), ["TERM"])
 
 
@@ -119,7 +117,7 @@ def test_waiting_lasts_as_long_as_a_time_wait_and_no_longer(monkeypatch: pytest.
     monkeypatch.setattr(steps, "sleep", slept.append)
     waits = {"free": False, "error": "EADDRINUSE", "cause": "time-wait", "time_wait_s": 0.2}
     answers = iter([trial(**waits), trial(**waits), trial(free=True)])
-    report = PortReport("node1", here=False, port=29500, free=False, cause="time-wait", time_wait_s=30.0)
+    report = PortReport(host="node1", here=False, port=29500, free=False, cause="time-wait", time_wait_s=30.0)
     told: list[str] = []
     assert steps.wait_until_free(FakeMachine(port=lambda _: next(answers)), report, told.append).free
     assert slept == [1.0, 0.25, 0.25]
@@ -128,6 +126,6 @@ def test_waiting_lasts_as_long_as_a_time_wait_and_no_longer(monkeypatch: pytest.
 
 def test_no_process_is_waited_for() -> None:
     held = trial(free=False, error="EADDRINUSE", cause="listener")
-    report = PortReport("node1", here=False, port=29500, free=False, cause="listener")
+    report = PortReport(host="node1", here=False, port=29500, free=False, cause="listener")
     answer = steps.wait_until_free(FakeMachine(port=lambda _: held), report, lambda _: None, settle_s=0.0)
     assert (answer.free, answer.cause) == (False, "listener")

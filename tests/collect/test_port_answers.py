@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 
 from nccl_doctor.collect.ports import steps
-from nccl_doctor.collect.ports.sessions import SessionMachine
+from nccl_doctor.collect.ports.fleet import SessionMachine
 from nccl_doctor.errors import NotReachedError
-from nccl_doctor.model.ports import HolderJob, Member, PortReport
+from nccl_doctor.model.ports import HolderJob, PortReport
 from nccl_doctor.probe.ports.requests import look
-from nccl_doctor.report import fix_port_json
 from nccl_doctor.report.fix_port import screen
-from nccl_doctor.report.render import RenderOptions
+from nccl_doctor.report.render import render
 from tests.collect.liars import Liar, lying, opened
-from tests.collect.machines import FakeMachine, trial
+from tests.collect.machines import FakeMachine, holder_job, trial
 from tests.lab.lying_probe import bent
 
 
@@ -40,7 +39,7 @@ def machine(answer: Any) -> SessionMachine:
 
 def shown(answer: Any) -> str:
     report = steps.look(machine(answer), 29500, None, 0)
-    return screen(report) + fix_port_json.render(report, RenderOptions())
+    return screen(report) + render("fix-port", "json", report)
 
 
 def test_what_the_probe_says_goes_through_as_it_is(told: dict[str, Any]) -> None:
@@ -73,12 +72,12 @@ def changed(told: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 LIES = [
     ("jobs.0.holders", []),
     ("jobs.0.root", 4_000_000),
-    ("jobs.0.processes", []),
+    ("jobs.0.members", []),
     ("jobs.0.holders.0.started", 1e300),
     ("jobs.0.holders.0.pid", -1),
     ("jobs.0.holders.0.pid", "1; reboot"),
-    ("jobs.0.processes.0.started", "7; reboot"),
-    ("jobs.0.processes.0.gpus", [{"gpu": "0", "uuid": [], "memory_mib": {}}]),
+    ("jobs.0.members.0.started", "7; reboot"),
+    ("jobs.0.members.0.gpus", [{"pid": 1, "gpu": "0", "uuid": [], "memory_mib": {}}]),
     ("jobs.0.refusal", ["no"]),
     ("range", {"low": 1, "high": 2, "reserved": "8080 ; reboot"}),
     ("range", {"low": 1, "high": 2, "reserved": "0-30000000"}),
@@ -99,7 +98,7 @@ def test_a_lie_is_told_with_the_host_and_where_it_is(told: dict[str, Any], path:
 
 @pytest.mark.parametrize("alive", [[[-1, 1]], [[1]], [["1", "$(reboot)"]], [[1, 2]] * 5000, {}, None])
 def test_no_signal_goes_to_what_is_no_process(alive: Any) -> None:
-    job = HolderJob(10, True, None, (), (Member(10, 1, "python", None, rank=True),), None, final=False)
+    job = HolderJob.model_validate(holder_job((10, 1)))
     with pytest.raises(NotReachedError, match="here: "):
         steps.end(machine({"alive": alive, "denied": []}), [job], 0.0, force=False, tell=lambda _: None)
 
@@ -112,7 +111,7 @@ def test_a_host_that_tells_of_ever_more_processes_is_left_alone(monkeypatch: pyt
         first = next(numbers)
         return [{"id": request["id"], "ok": {"alive": [[first + n, 1] for n in range(4000)], "denied": []}}]
 
-    job = HolderJob(10, True, None, (), (Member(10, 1, "python", None, rank=True),), None, final=False)
+    job = HolderJob.model_validate(holder_job((10, 1)))
     with pytest.raises(NotReachedError, match="here: it tells of more than"):
         steps.end(SessionMachine(opened(Liar(more))), [job], 600.0, force=False, tell=lambda _: None)
 
@@ -121,7 +120,7 @@ def test_a_time_wait_is_waited_for_no_longer_than_the_kernel_can_take(monkeypatc
     monkeypatch.setattr(steps, "MOST_WAIT_S", 0.2)
     monkeypatch.setattr(steps, "sleep", lambda _: time.sleep(0.05))
     waits = trial(free=False, error="EADDRINUSE", cause="time-wait", time_wait_s=1e9)
-    report = PortReport("node1", here=False, port=29500, free=False, cause="time-wait", time_wait_s=1e9)
+    report = PortReport(host="node1", here=False, port=29500, free=False, cause="time-wait", time_wait_s=1e9)
     assert not steps.wait_until_free(FakeMachine(port=lambda _: waits), report, lambda _: None).free
 
 

@@ -10,7 +10,7 @@ from nccl_doctor.collect.ports.fleet import Fleet
 from nccl_doctor.collect.ports.steps import Steps, about_port, about_process, moved
 from nccl_doctor.errors import DoctorError
 from nccl_doctor.model.ports import Identity, PortReport
-from tests.collect.machines import FakeMachine, trial
+from tests.collect.machines import FakeMachine, holder_job, trial
 
 
 class Asked:
@@ -37,16 +37,7 @@ def fleet(machine: FakeMachine) -> Fleet:
 
 
 def held(refusal: str | None = None, *, final: bool = False) -> dict[str, Any]:
-    job: dict[str, Any] = {
-        "root": 7,
-        "orphan": False,
-        "unit": None,
-        "holders": [],
-        "processes": [],
-        "refusal": refusal,
-        "final": final,
-    }
-    return {**trial(free=False, cause="listener"), "jobs": [job]}
+    return {**trial(free=False, cause="listener"), "jobs": [holder_job((7, 1), refusal=refusal, final=final)]}
 
 
 def test_a_port_for_which_there_is_no_other_is_told_all_the_same_and_why() -> None:

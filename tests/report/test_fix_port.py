@@ -29,11 +29,21 @@ HOLDER = Holder(
     cwd="/home/alice",
     terminal=False,
 )
+
+
+def member(pid: int, started: int, use: GpuUse) -> Member:
+    return Member(pid=pid, started=started, command=HOLDER.command, launcher=None, rank=True, gpus=(use,))
+
+
 MEMBERS = (
-    Member(48112, 900, HOLDER.command, None, rank=True, gpus=(GpuUse(0, "GPU-a", 21074),)),
-    Member(48113, 901, HOLDER.command, None, rank=True, gpus=(GpuUse(1, "GPU-b", None),)),
+    member(48112, 900, GpuUse(pid=48112, gpu=0, uuid="GPU-a", memory_mib=21074)),
+    member(48113, 901, GpuUse(pid=48113, gpu=1, uuid="GPU-b", memory_mib=None)),
 )
-JOB = HolderJob(48112, True, None, (HOLDER,), MEMBERS, None, final=False)
+JOB = HolderJob(root=48112, orphan=True, unit=None, holders=(HOLDER,), members=MEMBERS, refusal=None, final=False)
+SOCKET = Socket(
+    local_address="0.0.0.0", local_port=29500, remote_address=None, remote_port=None, state="LISTEN", pid=48112
+)
+SUGGESTION = Suggestion(port=29511, command="export MASTER_PORT=29511 PET_MASTER_PORT=29511", hosts=("node1", "node2"))
 REPORT = PortReport(
     host="node1",
     here=True,
@@ -42,8 +52,8 @@ REPORT = PortReport(
     cause="listener",
     error="EADDRINUSE",
     jobs=(JOB,),
-    sockets=(Socket("0.0.0.0", 29500, None, None, "LISTEN", 48112),),
-    suggestion=Suggestion(29511, "export MASTER_PORT=29511 PET_MASTER_PORT=29511", ("node1", "node2")),
+    sockets=(SOCKET,),
+    suggestion=SUGGESTION,
     arguments=("29500", "--hosts", "my hosts.yaml"),
 )
 
@@ -100,18 +110,20 @@ def test_the_document_has_what_is_promised() -> None:
 )
 def test_ranks_look_for_the_master_where_the_job_has_it(master: str | None, url: str) -> None:
     assert REPORT.suggestion is not None
-    shown = screen(REPORT._replace(suggestion=REPORT.suggestion._replace(master=master)))
+    shown = screen(REPORT.model_copy(update={"suggestion": REPORT.suggestion.model_copy(update={"master": master})}))
     assert shown.endswith(f"init_method={url}\n")
 
 
 def test_a_free_port_is_one_line() -> None:
-    assert screen(PortReport("node1", here=False, port=29500, free=True)) == "port 29500 on node1 is free\n"
+    assert screen(PortReport(host="node1", here=False, port=29500, free=True)) == "port 29500 on node1 is free\n"
 
 
 @pytest.mark.parametrize(("final", "offer"), [(False, True), (True, False)])
 def test_a_refusal_is_named_and_force_offered_where_it_helps(final: bool, offer: bool) -> None:
-    report = REPORT._replace(jobs=(JOB._replace(refusal="pid 48112 belongs to bob", final=final),))
-    for text in (screen(report), screen(report._replace(refused="pid 48112 belongs to bob"))):
+    report = REPORT.model_copy(
+        update={"jobs": (JOB.model_copy(update={"refusal": "pid 48112 belongs to bob", "final": final}),)}
+    )
+    for text in (screen(report), screen(report.model_copy(update={"refused": "pid 48112 belongs to bob"}))):
         assert "pid 48112 belongs to bob" in text
         assert "--kill\n" not in text
         assert not [line for line in text.splitlines() if line.startswith("nccl-doctor ")]
@@ -119,37 +131,44 @@ def test_a_refusal_is_named_and_force_offered_where_it_helps(final: bool, offer:
 
 
 def test_outbound_is_cured_by_reserving_the_port_beside_those_that_are() -> None:
-    text = screen(REPORT._replace(cause="outbound", reserved="8080,9000-9005"))
+    text = screen(REPORT.model_copy(update={"cause": "outbound", "reserved": "8080,9000-9005"}))
     assert "\nsysctl -w net.ipv4.ip_local_reserved_ports=8080,9000-9005,29500\n" in text
 
 
 def test_a_holder_that_is_hidden_can_be_seen_as_root() -> None:
     hint = "a process of bob that only root may look at: sudo ss -tanp 'sport = :29500'"
-    text = screen(REPORT._replace(jobs=(), hint=hint))
+    text = screen(REPORT.model_copy(update={"jobs": (), "hint": hint}))
     assert "    note      a process of bob that only root may look at\n" in text
     assert "\nss -tanp 'sport = :29500'\n" in text
 
 
 def test_a_time_wait_can_be_waited_for() -> None:
-    text = screen(REPORT._replace(cause="time-wait", jobs=(), sockets=(), time_wait_s=41.2))
+    text = screen(REPORT.model_copy(update={"cause": "time-wait", "jobs": (), "sockets": (), "time_wait_s": 41.2}))
     assert "free in   41 s" in text
     assert "\nnccl-doctor fix-port 29500 --hosts 'my hosts.yaml' --wait\n" in text
 
 
 def test_another_network_namespace_is_told_with_the_way_to_look_inside() -> None:
     report = PortReport(
-        "node1", here=True, port=29500, free=True, elsewhere=(Elsewhere(77, "python x.py", "docker container 3f"),)
+        host="node1",
+        here=True,
+        port=29500,
+        free=True,
+        elsewhere=(Elsewhere(pid=77, command="python x.py", unit="docker container 3f"),),
     )
     assert "sudo nsenter -t 77 -n ss -tanp 'sport = :29500'" in screen(report)
-    assert "sudo" not in screen(report._replace(root=True))
+    assert "sudo" not in screen(report.model_copy(update={"root": True}))
 
 
 @pytest.mark.parametrize(
     ("report", "title"),
     [
-        (PortReport("node2", here=False, port=None, pid=7, free=True), "pid 7 on node2 is not there"),
-        (PortReport("node2", here=False, port=None, pid=7, free=True, ended=(7,)), "pid 7 on node2 has been ended"),
-        (PortReport("node2", here=False, port=None, pid=7, free=False, jobs=(JOB,)), "pid 7 on node2 is running"),
+        (PortReport(host="node2", here=False, port=None, pid=7, free=True), "pid 7 on node2 is not there"),
+        (
+            PortReport(host="node2", here=False, port=None, pid=7, free=True, ended=(7,)),
+            "pid 7 on node2 has been ended",
+        ),
+        (PortReport(host="node2", here=False, port=None, pid=7, free=False, jobs=(JOB,)), "pid 7 on node2 is running"),
     ],
 )
 def test_a_process_has_a_title_of_its_own(report: PortReport, title: str) -> None:
@@ -158,9 +177,14 @@ def test_a_process_has_a_title_of_its_own(report: PortReport, title: str) -> Non
 
 @given(st.text(max_size=300), st.text(max_size=60), st.text(max_size=120))
 def test_hostile_names_neither_break_lines_nor_reach_the_terminal(command: str, user: str, folder: str) -> None:
-    holder = HOLDER._replace(command=command, user=user, cwd=folder, parent=command, orphan=False)
-    report = REPORT._replace(
-        jobs=(JOB._replace(holders=(holder,), orphan=False),), arguments=("29500", "--hosts", folder)
+    holder = HOLDER.model_copy(
+        update={"command": command, "user": user, "cwd": folder, "parent": command, "orphan": False}
+    )
+    report = REPORT.model_copy(
+        update={
+            "jobs": (JOB.model_copy(update={"holders": (holder,), "orphan": False}),),
+            "arguments": ("29500", "--hosts", folder),
+        }
     )
     text = screen(report)
     assert [line for line in text.split("\n") if clean(line) != line] == []

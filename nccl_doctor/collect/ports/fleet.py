@@ -1,22 +1,86 @@
-"""The host that ``fix-port`` is about, and the others of its job: asked in our own process, or through a probe."""
+"""The hosts that ``fix-port`` asks, in our own process or through a probe, and what they may answer."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-from nccl_doctor.errors import UsageError
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from nccl_doctor.collect import answers
+from nccl_doctor.collect.connect.asking import apart, fan_out
+from nccl_doctor.errors import NotReachedError, UsageError
+from nccl_doctor.model.ports import MAX_PROCESSES, Cause, Elsewhere, HolderJob
 from nccl_doctor.probe.ports.requests import HANDLERS
+from nccl_doctor.snapshot.system import PortRange, TcpSocket
+from nccl_doctor.snapshot.values import Count, Observed, Pid, Port, Seconds
 from nccl_doctor.text import own_limits
 
 if TYPE_CHECKING:
+    from nccl_doctor.collect.connect.reach import Reach
+    from nccl_doctor.collect.connect.session import ProbeSession
     from nccl_doctor.inventory.kube_request import KubeRequest
     from nccl_doctor.inventory.slurm import SlurmRequest
     from nccl_doctor.model.cluster import Cluster, Node
     from nccl_doctor.transport.base import Transport
     from nccl_doctor.transport.register import Kind
+
+ANSWER_S = 20.0
+LIFETIME_S = 300.0
+"""A probe that hears nothing ends after this; the longest run waits for a grace period and a TIME_WAIT."""
+
+
+class _Answer(Observed):
+    model_config = ConfigDict(extra="ignore")
+
+
+class Trial(_Answer):
+    """The bind that torch would make, tried; as :class:`~nccl_doctor.snapshot.system.PortTrial`."""
+
+    free: bool
+    error: Annotated[str, Field(pattern=r"^[A-Z0-9]{1,32}$")] | None = None
+    cause: Cause | None = None
+    sockets: Annotated[tuple[TcpSocket, ...], Field(max_length=1 << 16)] = ()
+    time_wait_s: Seconds | None = None
+    hint: str | None = None
+
+
+class Look(_Answer):
+    """Who holds a port on a host, or what job a process of it belongs to."""
+
+    host: str
+    uid: Count
+    trial: Trial | None
+    jobs: Annotated[tuple[HolderJob, ...], Field(max_length=MAX_PROCESSES)]
+    elsewhere: Annotated[tuple[Elsewhere, ...], Field(max_length=MAX_PROCESSES)]
+    range: PortRange | None
+
+
+class Signalled(_Answer):
+    """Processes, each by PID and start, that lived before a signal; PIDs that got it; those that did not, and why."""
+
+    alive: Annotated[tuple[tuple[Pid, Count], ...], Field(max_length=MAX_PROCESSES)]
+    sent: Annotated[tuple[Pid, ...], Field(max_length=MAX_PROCESSES)] = ()
+    denied: Annotated[tuple[tuple[Pid, str], ...], Field(max_length=MAX_PROCESSES)]
+
+
+class FreePorts(_Answer):
+    """Ports that a job could use."""
+
+    free: Annotated[tuple[Port, ...], Field(max_length=1 << 16)]
+
+
+ANSWERS: dict[str, TypeAdapter[Any]] = {
+    "port": TypeAdapter(Look),
+    "signal": TypeAdapter(Signalled),
+    "free": TypeAdapter(FreePorts),
+    "listen": answers.LISTENING,
+    "dial": answers.DIALLED,
+    "unlisten": answers.NOTHING,
+}
+"""By the request's name (probe/ports/requests.py, and of the port mesh)."""
 
 
 class Machine(Protocol):
@@ -24,10 +88,10 @@ class Machine(Protocol):
 
     @property
     def name(self) -> str:
-        """What the user calls it; "" for this machine."""
+        """Its name for the user; "" for this machine."""
 
-    def ask(self, do: str, **arguments: Any) -> Any:  # noqa: ANN401 - JSON
-        """The answer to a request.
+    def ask(self, do: str, **arguments: Any) -> Any:  # noqa: ANN401 - each request has its own
+        """The answer to a request, as :data:`ANSWERS` has it.
 
         Raises:
             NotReachedError: none came.
@@ -45,17 +109,62 @@ class ThisMachine:
     def __init__(self) -> None:
         own_limits.require_linux("this machine")
 
-    def ask(self, do: str, **arguments: Any) -> Any:  # noqa: ANN401 - JSON
+    def ask(self, do: str, **arguments: Any) -> Any:  # noqa: ANN401 - each request has its own
         """The answer to a request."""
-        return HANDLERS[do](arguments)
+        return ANSWERS[do].validate_python(HANDLERS[do](arguments))
 
     def close(self) -> None:
         """Nothing is open."""
 
 
-def sleep(seconds: float) -> None:
-    """Waits; apart, so that tests need not."""
-    time.sleep(seconds)
+class SessionMachine:
+    """A host behind a session."""
+
+    def __init__(self, session: ProbeSession) -> None:
+        self._session = session
+        self.name = session.node.name
+
+    def ask(self, do: str, **arguments: Any) -> Any:  # noqa: ANN401 - each request has its own
+        """The answer to a request, of no other values than the probe can give."""
+
+        def answer(session: ProbeSession) -> Any:  # noqa: ANN401 - as above
+            return session.ask(ANSWERS[do], do, time.monotonic() + ANSWER_S, **arguments)
+
+        try:
+            return apart(answer)(self._session)
+        except answers.ProbeError as error:
+            raise NotReachedError(f"{self.name}: {error}") from error
+
+    def close(self) -> None:
+        """Ends the probe."""
+        self._session.close()
+
+
+def connect(
+    nodes: Sequence[Node], transport: Transport, connect_s: float | None, grace_s: float
+) -> list[SessionMachine]:
+    """A session on each of the nodes, in their order.
+
+    Raises:
+        NotReachedError: a host did not answer; those that did are closed.
+    """
+    from nccl_doctor.collect.connect.reach import Reach
+
+    reach = Reach(transport, connect_s, time.monotonic() + LIFETIME_S + grace_s, lambda _name: None)
+    try:
+        reach.all(nodes)
+    except BaseException:
+        _close(reach)
+        raise
+    if reach.failures:
+        _close(reach)
+        lost = ((node.name, reach.failures[node.name]) for node in nodes if node.name in reach.failures)
+        raise NotReachedError("; ".join(f"{name}: {why.kind}: {why.detail}" for name, why in lost))
+    return [SessionMachine(reach.opened[node.name]) for node in nodes]
+
+
+def _close(reach: Reach) -> None:
+    fan_out(lambda session: session.close(), list(reach.opened.values()))
 
 
 class Fleet:
@@ -66,7 +175,7 @@ class Fleet:
         host: name or address of the host that is meant.
         kind: how hosts are reached.
         grace_s: what a host must be patient for, beyond an ordinary request.
-        connect_s: as :class:`~nccl_doctor.collect.reach.Reach`'s.
+        connect_s: as :class:`~nccl_doctor.collect.connect.reach.Reach`'s.
         job: the pods or the Slurm job that are meant, the master among them, in place of a hosts file.
 
     Attributes:
@@ -158,8 +267,6 @@ class Fleet:
         self._transport = make_transport(kind, cluster)
 
     def _connect(self, nodes: Sequence[Node]) -> Sequence[Machine]:
-        from nccl_doctor.collect.ports.sessions import connect
-
         assert self._transport is not None, "hosts are named"
         machines = connect(nodes, self._transport, self._connect_s, self._grace_s)
         self._opened += machines

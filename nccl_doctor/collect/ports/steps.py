@@ -11,22 +11,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
+from time import sleep
 from typing import Any, NamedTuple
 
-from nccl_doctor.collect.ports.fleet import Fleet, Machine, sleep
+from nccl_doctor.collect.connect.asking import fan_out
+from nccl_doctor.collect.ports.fleet import Fleet, Look, Machine, Signalled, Trial
 from nccl_doctor.errors import DoctorError, NotReachedError
-from nccl_doctor.model.ports import (
-    LAST_PORT,
-    Elsewhere,
-    GpuUse,
-    Holder,
-    HolderJob,
-    Identity,
-    Member,
-    PortReport,
-    Socket,
-    Suggestion,
-)
+from nccl_doctor.model.ports import LAST_PORT, HolderJob, Identity, PortReport, Socket, Suggestion
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import script
 
@@ -71,39 +62,39 @@ class Ended(NamedTuple):
 def look(machine: Machine, port: int | None, process: Identity | None, grace_s: float) -> PortReport:
     """Who holds a port on a machine, or what job a process of it belongs to."""
     pid, started = process or (None, None)
-    told = machine.ask("port", port=port, pid=pid, started=started, grace_s=grace_s)
-    trial = told["trial"] or {"free": not told["jobs"]}
+    answer: Look = machine.ask("port", port=port, pid=pid, started=started, grace_s=grace_s)
+    trial = answer.trial or Trial(free=not answer.jobs)
     return PortReport(
-        host=machine.name or told["host"],
+        host=machine.name or answer.host,
         here=not machine.name,
         port=port,
         pid=pid,
-        gone=started is not None and not told["jobs"],
-        free=trial["free"],
-        cause=trial.get("cause"),
-        error=trial.get("error"),
-        hint=trial.get("hint"),
-        time_wait_s=trial.get("time_wait_s"),
-        jobs=tuple(map(_job, told["jobs"])),
-        sockets=tuple(Socket(**sock) for sock in trial.get("sockets", ())),
-        elsewhere=tuple(Elsewhere(**one) for one in told["elsewhere"]),
-        root=told["uid"] == 0,
-        reserved=(told["range"] or {}).get("reserved"),
+        gone=started is not None and not answer.jobs,
+        free=trial.free,
+        cause=trial.cause,
+        error=trial.error,
+        hint=trial.hint,
+        time_wait_s=trial.time_wait_s,
+        jobs=answer.jobs,
+        sockets=tuple(Socket(**dict(one)) for one in trial.sockets),
+        elsewhere=answer.elsewhere,
+        root=answer.uid == 0,
+        reserved=answer.range.reserved_text if answer.range else None,
     )
 
 
 def end(machine: Machine, jobs: Iterable[HolderJob], grace_s: float, *, force: bool, tell: Tell) -> Ended:
     """Ends whole jobs: SIGTERM, a grace period, SIGKILL; each process is looked at again right before each signal."""
     named = [(member.pid, member.started) for job in jobs for member in job.members]
-    answer = machine.ask("signal", processes=named, signal="TERM", force=force)
-    denied = [why for _, why in answer["denied"]]
-    if denied and not answer["sent"]:  # then there is nothing to wait for
-        return Ended((), tuple(sorted(pid for pid, _ in _identities(answer))), tuple(dict.fromkeys(denied)))
-    known = dict.fromkeys([*named, *_identities(answer)])
+    answer: Signalled = machine.ask("signal", processes=named, signal="TERM", force=force)
+    denied = [why for _, why in answer.denied]
+    if denied and not answer.sent:  # then there is nothing to wait for
+        return Ended((), tuple(sorted(pid for pid, _ in answer.alive)), tuple(dict.fromkeys(denied)))
+    known = dict.fromkeys([*named, *answer.alive])
 
     def alive() -> list[tuple[int, int]]:
         # what a launcher started while it was ending belongs to the job too
-        living = _identities(machine.ask("signal", processes=list(known), signal=None, force=force))
+        living = list(machine.ask("signal", processes=list(known), signal=None, force=force).alive)
         known.update(dict.fromkeys(living))
         if len(known) > MOST_PROCESSES:
             raise NotReachedError(f"{machine.name}: it tells of more than {MOST_PROCESSES} processes of one job")
@@ -112,7 +103,7 @@ def end(machine: Machine, jobs: Iterable[HolderJob], grace_s: float, *, force: b
     left = _wait(alive, grace_s, lambda pids, s: tell(f"SIGTERM sent; SIGKILL to pid {pids} in {s:.0f} s"))
     if left:
         answer = machine.ask("signal", processes=list(known), signal="KILL", force=force)
-        denied += [why for _, why in answer["denied"]]
+        denied += [why for _, why in answer.denied]
         left = _wait(alive, KILL_S, lambda pids, s: tell(f"SIGKILL sent; waiting for pid {pids}, {s:.0f} s"))
     staying = {pid for pid, _ in left}
     gone = tuple(pid for pid, _ in known if pid not in staying)
@@ -186,17 +177,12 @@ def suggestion(
     if port is None:
         return None
     command = script("export MASTER_PORT={port} PET_MASTER_PORT={port}", port=port)
-    return Suggestion(port, command.text, tuple(machine.name for machine in machines), master)
+    hosts = tuple(machine.name for machine in machines)
+    return Suggestion(port=port, command=command.text, hosts=hosts, master=master)
 
 
 def _everywhere(ask: Callable[[Machine], set[int]], machines: Sequence[Machine]) -> Iterator[set[int]]:
     """The answers of all machines, asked at once; the first that fails is raised."""
-    if len(machines) == 1:
-        # without the import of threads and queues, which takes a tenth of the command's time
-        yield ask(machines[0])
-        return
-    from nccl_doctor.collect.connect.asking import fan_out
-
     for answer in fan_out(ask, machines):
         if isinstance(answer, Exception):
             raise answer
@@ -204,7 +190,7 @@ def _everywhere(ask: Callable[[Machine], set[int]], machines: Sequence[Machine])
 
 
 def _free(ports: list[int], machine: Machine) -> set[int]:
-    return set(machine.ask("free", ports=ports)["free"])
+    return set(machine.ask("free", ports=ports).free)
 
 
 def _batches(ports: Iterator[int]) -> Iterator[list[int]]:
@@ -223,26 +209,6 @@ def _wait(
         tell(" ".join(str(pid) for pid, _ in living[:8]) + (" …" if len(living) > 8 else ""), left)
         sleep(POLL_S)
     return living
-
-
-def _identities(answer: dict[str, Any]) -> list[tuple[int, int]]:
-    return [(pid, started) for pid, started in answer["alive"]]
-
-
-def _job(told: dict[str, Any]) -> HolderJob:
-    members = tuple(
-        Member(**{**one, "gpus": tuple(GpuUse(use["gpu"], use["uuid"], use["memory_mib"]) for use in one["gpus"])})
-        for one in told["processes"]
-    )
-    return HolderJob(
-        root=told["root"],
-        orphan=told["orphan"],
-        unit=told["unit"],
-        holders=tuple(Holder(**{**one, "tree": tuple(one["tree"])}) for one in told["holders"]),
-        members=members,
-        refusal=told["refusal"],
-        final=told["final"],
-    )
 
 
 class Steps(NamedTuple):
@@ -271,13 +237,15 @@ def about_port(fleet: Fleet, port: int, process: Identity | None, steps: Steps) 
     """What became of a port, or of what one process has on it."""
     report = look(fleet.target, port, process, steps.grace_s)
     if report.gone and not report.free:
-        report = look(fleet.target, port, None, steps.grace_s)._replace(gone=True, pid=report.pid)
+        report = look(fleet.target, port, None, steps.grace_s)
+        report = report.model_copy(update={"gone": True, "pid": process and process.pid})
     if steps.kill and not report.free:
         report = _kill(report, fleet.target, steps)
     if steps.wait or report.ended:
         waited = wait_until_free(fleet.target, report, steps.tell)
-        report = waited._replace(ended=report.ended, left=report.left, refused=report.refused)
-    return report if report.free else report._replace(suggestion=_suggestion(fleet, port, steps))
+        fate = {"ended": report.ended, "left": report.left, "refused": report.refused}
+        report = waited.model_copy(update=fate)
+    return report if report.free else report.model_copy(update={"suggestion": _suggestion(fleet, port, steps)})
 
 
 def about_process(fleet: Fleet, process: Identity, steps: Steps) -> PortReport:
@@ -306,10 +274,12 @@ def _kill(report: PortReport, machine: Machine, steps: Steps) -> PortReport:
     if refused is None and not steps.confirm(report):
         refused = "you said no"
     if refused is not None:
-        return report._replace(refused=refused)
+        return report.model_copy(update={"refused": refused})
     ended = end(machine, report.jobs, steps.grace_s, force=steps.force, tell=steps.tell)
-    report = report._replace(ended=ended.gone, left=ended.left, refused="; ".join(ended.denied) or None)
-    return report._replace(free=not ended.left, jobs=()) if report.port is None else report
+    fate: dict[str, Any] = {"ended": ended.gone, "left": ended.left, "refused": "; ".join(ended.denied) or None}
+    if report.port is None:
+        fate |= {"free": not ended.left, "jobs": ()}
+    return report.model_copy(update=fate)
 
 
 def _why_not(report: PortReport, *, force: bool) -> str | None:
@@ -342,21 +312,19 @@ def reached(target: Machine, others: Sequence[Machine], address: str, ports: Seq
     Raises:
         NotReachedError: a host did not answer.
     """
-    from nccl_doctor.collect.connect.asking import fan_out
-
     nonce = secrets.token_hex(16)
     wanted = list(ports[:AT_ONCE])
     sockets = [{"address": "", "port": port, "step": 0, "tries": 1} for port in wanted]
 
     def dial(machine: Machine) -> set[int]:
         machine.ask("listen", nonce=nonce, sockets=[])
-        told = machine.ask("dial", targets=[[address, good, nonce]], timeout_s=DIAL_S)
-        return set(good) - {port for _, port, *_ in told["failed"]}
+        dialled = machine.ask("dial", targets=[[address, good, nonce]], timeout_s=DIAL_S)
+        return set(good) - {dial.port for dial in dialled.failed}
 
     try:
         listening = target.ask("listen", nonce=nonce, sockets=sockets)
         # what it was not asked for may be somebody else's
-        good = sorted({port for port in listening["ports"] if port is not None} & set(wanted))
+        good = sorted({port for port in listening.ports if port is not None} & set(wanted))
         found = fan_out(dial, others)
     finally:
         fan_out(lambda machine: machine.ask("unlisten"), [target, *others])

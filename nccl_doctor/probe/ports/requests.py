@@ -202,7 +202,7 @@ def _job(
 ) -> dict[str, Any]:
     """A job and whether it may be ended.
 
-    ``holders`` are those of its processes that were asked for; ``processes`` are all, each with its start in ticks, and
+    ``holders`` are those of its processes that were asked for; ``members`` are all, each with its start in ticks, and
     what it is: a launcher, by name, or a rank. ``refusal`` says why it is not ended, ``final`` that nothing lifts that.
     """
     alive = [pid for pid in job.pids if pid in table.procs]
@@ -212,7 +212,7 @@ def _job(
         "orphan": orphan,
         "unit": units.unit_of(job.root, table),
         "holders": [_holder(pid, alive, orphan, table) for pid in named if pid in alive],
-        "processes": [_process(pid, table, gpus) for pid in alive],
+        "members": [_process(pid, table, gpus) for pid in alive],
         "refusal": refused and refused.reason,
         "final": refused is not None and refused.kind == "protected",
     }

@@ -26,7 +26,7 @@ def diff(
 
     def work() -> int:
         from nccl_doctor.cli.snapshots import of_snapshot, read_snapshot
-        from nccl_doctor.judge.compare import difference
+        from nccl_doctor.judge.from_file import difference
 
         old, new = read_snapshot(before), read_snapshot(after)
         found = of_snapshot(difference(old, new), (*old.cluster.nodes, *new.cluster.nodes))

@@ -27,7 +27,7 @@ from nccl_doctor.collect.smoke import SmokeLimits
 from nccl_doctor.errors import UnwrittenError, UsageError
 from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.judge.diagnose import judge
-from nccl_doctor.judge.rows import decided
+from nccl_doctor.judge.summary import decided
 from nccl_doctor.launch.last_check import Hosts, remember
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import all_checks

@@ -1,21 +1,26 @@
-"""Judges a snapshot by all checks, and makes the report."""
+"""Judges a snapshot by all checks, and makes the report; describes each host in phrases, as ``-v`` shows them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import TypeVar
 
-from nccl_doctor.checks.allreduce.output_causes import causes_from_output
+from nccl_doctor.checks.allreduce.culprits import causes_from_output
 from nccl_doctor.checks.view import Derived, FailedDials
+from nccl_doctor.firewall.manager import managed_by
 from nccl_doctor.judge import summary
-from nccl_doctor.judge.host_words import describe_host
-from nccl_doctor.judge.rows import NOT_SELECTED
 from nccl_doctor.judge.run_check import CheckRun, attach_consequences, run_check
+from nccl_doctor.judge.summary import NOT_SELECTED
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import Check, all_checks, entry
 from nccl_doctor.model.report import CheckResult, Diagnosis, HostSummary, Outcome, Report
-from nccl_doctor.snapshot import Host, Interfaces, Skipped, Smoke, Snapshot
+from nccl_doctor.snapshot import Host, HostFacts, Interfaces, Skipped, Smoke, Snapshot, Unknown
+from nccl_doctor.snapshot.network import Route
+from nccl_doctor.snapshot.pods import PodFacts
+from nccl_doctor.snapshot.system import Gpu, TorchInfo
 from nccl_doctor.text.inet import network_of, prefix_length
 from nccl_doctor.transport.containers.options import placed
 
@@ -138,3 +143,73 @@ def _network(host: Host, address: str) -> str | None:
     if mask is None:
         return None
     return str(network_of(f"{address.partition('%')[0]}/{prefix_length(mask)}"))
+
+
+T = TypeVar("T")
+MOST_ROUTES = 4
+
+
+def describe_host(facts: HostFacts, pod: PodFacts | None = None) -> dict[str, str]:
+    """Versions, GPUs, limits, shared memory and routes; what is not known says why; first what a pod is."""
+    around = facts.outside
+    container = {} if around is None else {"container": _told(around, lambda it: f"{it.place}, on {it.hostname}")}
+    return (
+        ({} if pod is None else {"pod": _pod(pod)})
+        | container
+        | {
+            "python": _told(facts.python, lambda it: f"{it.version}, {it.executable}"),
+            "torch": _told(facts.torch, _torch),
+            "GPUs": _told(facts.gpus, _gpus),
+            "limits": _told(
+                facts.limits, lambda it: f"nofile {_limit(it.nofile_soft)}, memlock {_limit(it.memlock_soft)}"
+            ),
+            "firewall": _told(facts.firewall, lambda it: managed_by(it) or "none"),
+            "shared memory": _told(facts.shm, lambda it: f"{it.total_bytes / 1e9:.3g} GB"),
+            "routes": _told(facts.routes, _routes),
+        }
+    )
+
+
+def _told(fact: T | Unknown, words: Callable[[T], str]) -> str:
+    return f"unknown: {fact.reason}" if isinstance(fact, Unknown) else words(fact)
+
+
+def _pod(pod: PodFacts) -> str:
+    """Where it runs, and what it was given of the node."""
+    shm = "" if pod.shm_bytes is None else f" of {pod.shm_bytes / 1e9:.3g} GB at most"
+    added = "all" if pod.privileged else ", ".join(pod.capabilities)
+    parts = (
+        f"{pod.owner} on {pod.machine}" if pod.owner else f"on {pod.machine}",
+        f"container {pod.container}",
+        "the node's network" if pod.host_network else "",
+        f"networks {', '.join(pod.networks)}" if pod.networks else "",
+        ", ".join(f"{count} {name}" for name, count in pod.devices.items()),
+        f"volume {pod.shm_volume} at /dev/shm{shm}" if pod.shm_volume else "",
+        f"capabilities {added}" if added else "",
+    )
+    return "; ".join(part for part in parts if part)
+
+
+def _torch(torch: TorchInfo | None) -> str:
+    if torch is None:
+        return "none"
+    parts = (torch.version, torch.cuda and f"CUDA {torch.cuda}", torch.nccl and f"NCCL {torch.nccl}")
+    return ", ".join(part for part in parts if part)
+
+
+def _gpus(gpus: tuple[Gpu, ...]) -> str:
+    kinds = Counter(gpu.name for gpu in gpus)
+    return ", ".join(f"{count} {name}" for name, count in kinds.items()) or "none"
+
+
+def _limit(value: int | None) -> str:
+    return "unlimited" if value is None else str(value)
+
+
+def _routes(routes: tuple[Route, ...]) -> str:
+    """The first of the main table, IPv4 before IPv6."""
+    told = [
+        f"{one.destination}{f' via {one.gateway}' if one.gateway else ''} {one.interface}"
+        for one in sorted(routes, key=lambda route: route.family)
+    ]
+    return "; ".join([*told[:MOST_ROUTES], *([f"{len(told) - MOST_ROUTES} more"] if len(told) > MOST_ROUTES else [])])

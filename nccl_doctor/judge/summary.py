@@ -1,17 +1,18 @@
-"""A snapshot and its diagnoses as a report: status, phases, measurements and what to do next.
+"""A snapshot and its diagnoses as a report: status, the screen's rows, measurements and what to do next.
 
 Stands beside diagnose.py because the report layer knows the model alone and no facts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Literal
 
 from nccl_doctor import __version__
-from nccl_doctor.checks.allreduce.link import best, link
-from nccl_doctor.judge.rows import phases
+from nccl_doctor.checks.allreduce.link import best, link, way
+from nccl_doctor.firewall.manager import managed_by
 from nccl_doctor.model.cluster import ENVIRONMENT, Cluster
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.measured import (
@@ -24,16 +25,23 @@ from nccl_doctor.model.measured import (
     SampleReport,
     SizeReport,
 )
-from nccl_doctor.model.report import CheckResult, Diagnosis, HostSummary, Outcome, Report
+from nccl_doctor.model.register import Check, entry
+from nccl_doctor.model.report import CheckResult, Diagnosis, HostSummary, Outcome, Phase, PhaseOutcome, Report
 from nccl_doctor.model.source import ClusterSource
 from nccl_doctor.snapshot import (
+    PENDING,
+    FirewallFacts,
     Isolation,
     Mesh,
+    PortTrial,
+    PythonInfo,
     Smoke,
     Snapshot,
+    TorchInfo,
+    Unknown,
 )
 from nccl_doctor.text import shell
-from nccl_doctor.text.hostlist import plural
+from nccl_doctor.text.hostlist import fold, grouped, plural
 
 
 def report(
@@ -136,3 +144,214 @@ def _smoke(snapshot: Snapshot) -> AllReduceReport | None:
         if isinstance(smoke.isolation, Isolation)
         else None,
     )
+
+
+NOT_SELECTED = "not selected"
+"""Why a check was skipped that the call does not ask for; a row of such checks is not shown."""
+
+ROWS: dict[str, tuple[str, ...]] = {
+    "access": ("access",),
+    "software": ("software", "rdma"),
+    "GPUs": (),
+    "interfaces": ("interfaces", "environment"),
+    "ports": ("ports",),
+    "firewall": (),
+    "processes": ("processes",),
+    "limits": (),
+    "all-reduce": ("allreduce",),
+}
+"""The screen's rows, each with the categories that it folds; a check may name another (``Check.row``)."""
+
+OUTCOMES: dict[Severity, PhaseOutcome] = {
+    Severity.ERROR: "error",
+    Severity.WARNING: "warning",
+    Severity.INFO: "ok",
+}
+
+
+def decided(seen: Report) -> tuple[Phase, ...]:
+    """The rows of a run that still goes on: those with no check that waits for a phase to come."""
+    waiting = {row_of(entry(check.name)) for check in seen.checks if check.reason == PENDING}
+    return tuple(row for row in seen.phases if row.name not in waiting)
+
+
+def row_of(check: Check) -> str:
+    """The screen's row that a check belongs to: its own, else its category's."""
+    return check.row or next((row for row, categories in ROWS.items() if check.category in categories), check.category)
+
+
+def phases(
+    snapshot: Snapshot, diagnoses: Sequence[Diagnosis], checks: Sequence[CheckResult], hosts: Sequence[HostSummary]
+) -> Iterator[Phase]:
+    """The rows that the call asks for, in the screen's order."""
+    texts = _Texts(snapshot, hosts)
+    by_code = grouped((diagnosis.code, diagnosis) for diagnosis in diagnoses)
+    consequences = {effect.code for diagnosis in diagnoses for effect in diagnosis.explains}
+    for row in ROWS:
+        of_it = [check for check in checks if row_of(entry(check.name)) == row]
+        mine = [check for check in of_it if check.reason != NOT_SELECTED]
+        if not mine:
+            continue
+        found = [check for check in mine if check.outcome is Outcome.FOUND]
+        gaps = [check for check in mine if check.outcome in (Outcome.UNKNOWN, Outcome.CRASH)]
+        text = texts.of(row)
+        if row == "ports" and isinstance(snapshot.mesh, Mesh) and snapshot.mesh.failed:
+            # Also where a firewall's rule explains it, which the row below says.
+            yield Phase(name=row, outcome="error", text=text)
+        elif found:
+            own = [each for check in found for each in by_code.get(check.code, ())]
+            gravest = max((each.severity for each in own), key=lambda s: s.rank, default=Severity.ERROR)
+            follows = all(check.code in consequences for check in found)
+            why = _why(row, text, own, gravest) if not follows else f"{text} (follows)".lstrip()
+            yield Phase(name=row, outcome=OUTCOMES[gravest], text=why or text)
+        elif gaps:
+            yield Phase(name=row, outcome="unknown", text=gaps[0].reason or "")
+        elif not any(check.outcome is Outcome.PASS for check in mine):
+            skipped = [check for check in mine if check.outcome is Outcome.SKIP]
+            reason = (skipped or mine)[0].reason or ""
+            cpus = row == "GPUs" and all(facts.gpus == () for facts in texts.facts)
+            text = f"{reason}: CPU only, over gloo" if cpus and not skipped else reason
+            yield Phase(name=row, outcome="skip" if skipped else "n/a", text=text)
+        else:
+            passed = (entry(check.name).row_words for check in mine if check.outcome is Outcome.PASS)
+            parts = (text, *(passed if text else ()), texts.coverage)
+            yield Phase(name=row, outcome="ok", text="; ".join(filter(None, parts)))
+
+
+def _why(row: str, text: str, found: Sequence[Diagnosis], gravest: Severity) -> str:
+    """The faults of a row in words; "" where its own phrase tells them, or they are merely worth knowing."""
+    if row in ("access", "firewall", "all-reduce") or gravest is Severity.INFO:
+        return ""
+    hosts: dict[str, list[str]] = {}
+    for each in found:
+        if each.severity is not Severity.INFO and not entry(each.name).row_suffices:
+            hosts.setdefault(each.name.replace("-", " "), []).extend(each.hosts)
+    faults = (f"{name}{f' on {fold(names)}' if names else ''}" for name, names in hosts.items())
+    return "; ".join(filter(None, (text if row == "processes" else "", *faults)))
+
+
+class _Texts:
+    """One phrase for each row: what was seen."""
+
+    def __init__(self, snapshot: Snapshot, hosts: Sequence[HostSummary]) -> None:
+        self._snapshot, self._hosts = snapshot, hosts
+        self.facts = [host.facts for host in snapshot.hosts if host.facts is not None]
+
+    @property
+    def coverage(self) -> str:
+        """On how many hosts was looked, where not on all of them."""
+        hosts = self._snapshot.hosts
+        return "" if len(self.facts) == len(hosts) else f"on {len(self.facts)} of {len(hosts)} hosts"
+
+    def of(self, row: str) -> str:
+        """The phrase of a row, "" where it has none."""
+        method = getattr(self, f"_{row.replace('-', '').lower()}", None)
+        return method() if method else ""
+
+    def _access(self) -> str:
+        hosts = self._snapshot.hosts
+        away = [host.name for host in hosts if host.facts is None]
+        seconds = self._snapshot.timings.get("connect", 0.0)
+        if away:
+            return f"{len(hosts) - len(away)} of {len(hosts)} hosts answered; not {fold(away)}"
+        if len(hosts) == 1 and hosts[0].node.local:
+            return "this machine, without SSH"
+        return f"{plural(len(hosts), 'host')} answered in {seconds:.1f} s"
+
+    def _software(self) -> str:
+        python = _values(f.python.version for f in self.facts if isinstance(f.python, PythonInfo))
+        torch = _values(f.torch.version for f in self.facts if isinstance(f.torch, TorchInfo))
+        nccl = _values(f.torch.nccl for f in self.facts if isinstance(f.torch, TorchInfo) and f.torch.nccl)
+        parts = [("python", python), ("torch", torch), ("NCCL", nccl)]
+        return ", ".join(f"{name} {value}" for name, value in parts if value)
+
+    def _gpus(self) -> str:
+        """How many of which kind, hosts that have the same together."""
+        kinds: dict[str, list[str]] = {}
+        for host in self._snapshot.hosts:
+            gpus = host.facts.gpus if host.facts else ()
+            if isinstance(gpus, Unknown) or not gpus:
+                continue
+            count = Counter(gpu.name.removeprefix("NVIDIA ") for gpu in gpus)
+            kinds.setdefault(", ".join(f"{n} {name}" for name, n in count.items()), []).append(host.name)
+        return "; ".join(f"{what} on {'each of ' if len(on) > 1 else ''}{fold(on)}" for what, on in kinds.items())
+
+    def _interfaces(self) -> str:
+        chosen = grouped(
+            (host.nccl_interface.name, host.name) for host in self._hosts if host.nccl_interface is not None
+        )
+        return "; ".join(f"NCCL will use {name} on {fold(hosts)}" for name, hosts in chosen.items())
+
+    def _ports(self) -> str:
+        mesh = self._snapshot.mesh
+        if not isinstance(mesh, Mesh):
+            return ""
+        if mesh.failed:
+            bad = mesh.failures.keys()
+            count = mesh.pairs if mesh.sample is None else mesh.tested
+            return f"{len(bad)} of {count} pairs failed: into {fold(sorted({dst for _, dst in bad}))}"
+        share = "" if mesh.tested == mesh.pairs else f" ({_share(mesh)})"
+        port = self._snapshot.cluster.master_port
+        master = next((mesh.ports[host.name] for host in self._snapshot.hosts[:1] if host.name in mesh.ports), ())
+        others = sorted({sum(one != port for one in ports) for ports in mesh.ports.values()})
+        most = f"{others[0]} to {others[-1]}" if len(others) > 1 else f"{others[0] if others else 0}"
+        what = f"{'master port and ' if port in master else ''}{most} ephemeral ports each"
+        held = "" if port in master else f"; master port {port} was not dialled"
+        return f"{mesh.tested} of {mesh.pairs} pairs{share}, {what}{held}"
+
+    def _firewall(self) -> str:
+        managed: dict[str, list[str]] = {}
+        hidden: list[str] = []
+        for host in self._snapshot.hosts:
+            seen = host.facts.firewall if host.facts else None
+            if isinstance(seen, FirewallFacts):
+                managed.setdefault(managed_by(seen), []).append(host.name)
+            elif seen is not None:
+                hidden.append(host.name)
+        free = managed.pop("", [])
+        parts = [f"{name} on {fold(hosts)}" for name, hosts in managed.items()]
+        if hidden:
+            parts.append(f"rules not readable on {fold(hidden)}")
+        if free:
+            parts.append("none elsewhere" if parts else "no rules on any host")
+        return "; ".join(parts)
+
+    def _processes(self) -> str:
+        master = self._snapshot.hosts[0].facts
+        trial = master.master_port if master else None
+        if not isinstance(trial, PortTrial):
+            return ""
+        return f"port {trial.port} is {'free' if trial.free else 'not free'}"
+
+    def _allreduce(self) -> str:
+        smoke = self._snapshot.smoke
+        if not isinstance(smoke, Smoke):
+            return ""
+        if smoke.outcome != "ok":
+            return {"failed": "failed", "timeout": f"no end in {smoke.deadline_s:.0f} s"}.get(
+                smoke.outcome, "wrong result"
+            )
+        how = f"NCCL over {way(smoke)}" if smoke.backend == "nccl" and way(smoke) else smoke.backend
+        ranks = plural(smoke.world_size, "rank")
+        speed = link(self._snapshot)
+        if speed is None:
+            return f"{ranks} over {how}, right sums, up to {_rate(best(smoke))}"
+        share = f"{100 * best(smoke) / speed.gb_per_s:.0f} % of {speed.name}"
+        return f"{ranks} over {how}, {best(smoke):.2g} of {speed.gb_per_s:.3g} GB/s ({share})"
+
+
+def _share(mesh: Mesh) -> str:
+    """How much was dialled, and what of a sample."""
+    percent = f"{100 * mesh.tested / mesh.pairs:.2g} %"
+    if mesh.sample is None:
+        return percent
+    return f"{percent}: the master and the ring both ways, {len(mesh.sample.distances) - 2} random peers a host"
+
+
+def _rate(gb_per_s: float) -> str:
+    return f"{gb_per_s:.2g} GB/s" if gb_per_s >= 0.1 else f"{gb_per_s * 1e3:.2g} MB/s"
+
+
+def _values(values: Iterable[str]) -> str:
+    seen = sorted(set(values))
+    return seen[0] if len(seen) == 1 else " / ".join(seen[:3])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.judge.compare import changes
+from nccl_doctor.judge.from_file import changes
 from nccl_doctor.model.documents import Change
 from tests.checks.snapshots import UNREACHABLE, patched
 

@@ -17,8 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.allreduce import isolated
-from nccl_doctor.checks.allreduce.culprits import MISSING, OWN_FAULT, Culprits, culprits, last_words, stages
+from nccl_doctor.checks.allreduce.culprits import (
+    MISSING,
+    OWN_FAULT,
+    Culprits,
+    culprits,
+    describe_isolation,
+    isolation_evidence,
+    last_words,
+    next_step,
+    settled_isolation,
+    stages,
+)
 from nccl_doctor.checks.view import View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
@@ -43,15 +53,15 @@ def allreduce_failed(view: View) -> Iterator[Finding | Unjudged]:
         return
     found = culprits(smoke)
     first = found.ranks[0]
-    verdict = isolated.isolated(smoke)
+    verdict = settled_isolation(smoke)
     hosts = verdict.hosts if verdict else found.hosts
-    message = f"The all-reduce failed: {isolated.sentence(verdict)}." if verdict else _message(smoke, found)
+    message = f"The all-reduce failed: {describe_isolation(verdict)}." if verdict else _message(smoke, found)
     advice = ADVICE.get(_signal(smoke, found))
     yield Finding(
         hosts=hosts,
         message=message,
         evidence=(
-            *isolated.evidence(smoke),
+            *isolation_evidence(smoke),
             *(f"rank {r.rank} ({r.host}), last stage {r.stage}: {r.error}" for r in found.ranks[:4] if r.error),
             *stages(smoke),
             *last_words(smoke, hosts),
@@ -63,7 +73,7 @@ def allreduce_failed(view: View) -> Iterator[Finding | Unjudged]:
             "signal": first.signal,
             "unexplained": found.why not in OWN_FAULT and verdict is None,
         },
-        fix=Fix(summary=f"On {fold(hosts)}: {advice}." if advice else isolated.advice(smoke, found, hosts)),
+        fix=Fix(summary=f"On {fold(hosts)}: {advice}." if advice else next_step(smoke, found, hosts)),
     )
 
 

@@ -20,8 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.allreduce.link import LinkSpeed, best, ideal_seconds, link
-from nccl_doctor.checks.allreduce.straggler import straggler
+from nccl_doctor.checks.allreduce.link import LinkSpeed, best, ideal_seconds, link, straggler
 from nccl_doctor.checks.view import View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged

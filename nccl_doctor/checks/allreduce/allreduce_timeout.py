@@ -26,8 +26,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.allreduce import isolated
-from nccl_doctor.checks.allreduce.culprits import MISSING, OWN_FAULT, Culprits, culprits, last_words, stacks, stages
+from nccl_doctor.checks.allreduce.culprits import (
+    MISSING,
+    OWN_FAULT,
+    Culprits,
+    culprits,
+    describe_isolation,
+    isolation_evidence,
+    last_words,
+    next_step,
+    settled_isolation,
+    stacks,
+    stages,
+)
 from nccl_doctor.checks.view import View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
@@ -41,14 +52,14 @@ def allreduce_timeout(view: View) -> Iterator[Finding | Unjudged]:
     if smoke.outcome != "timeout":
         return
     found = culprits(smoke)
-    verdict = isolated.isolated(smoke)
+    verdict = settled_isolation(smoke)
     hosts = verdict.hosts if verdict else found.hosts
-    what = isolated.sentence(verdict) if verdict else _what(smoke, found)
+    what = describe_isolation(verdict) if verdict else _what(smoke, found)
     yield Finding(
         hosts=hosts,
         message=f"The all-reduce had no end after {smoke.deadline_s:.0f} s: {what}.",
         evidence=(
-            *isolated.evidence(smoke),
+            *isolation_evidence(smoke),
             *stages(smoke),
             *(() if verdict else stacks(found.ranks)),
             *last_words(smoke, hosts),
@@ -59,7 +70,7 @@ def allreduce_timeout(view: View) -> Iterator[Finding | Unjudged]:
             "why": found.why,
             "unexplained": found.why not in OWN_FAULT and verdict is None,
         },
-        fix=Fix(summary=isolated.advice(smoke, found, hosts)),
+        fix=Fix(summary=next_step(smoke, found, hosts)),
     )
 
 

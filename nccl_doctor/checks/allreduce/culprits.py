@@ -1,17 +1,57 @@
-"""Which ranks an all-reduce failed because of, as far as the ranks themselves show it."""
+"""The ranks to blame for a failed all-reduce, as far as they themselves, their output or its repetition show it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
-from nccl_doctor.checks.allreduce.output_causes import is_echo
+from nccl_doctor.model.finding import Finding
 from nccl_doctor.model.measured import STAGES, Stage
-from nccl_doctor.snapshot import RankResult, Smoke
+from nccl_doctor.snapshot import Isolation, RankResult, Skipped, Smoke, Unknown
 from nccl_doctor.text.hostlist import fold, fold_numbers, nouns
 from nccl_doctor.text.secrets import part
+
+FAILED_DIALS = frozenset({"connection-refused", "connection-timed-out", "no-route-to-host"})
+"""What other ranks meet, too, where they dial a host that is gone."""
+
+
+@lru_cache(maxsize=256)
+def is_echo(error: str, *, lost: bool = False) -> bool:
+    """Tells whether an error merely says that others are gone ("Connection closed by peer").
+
+    Args:
+        error: a rank's.
+        lost: another host of the all-reduce is gone, which a failed dial says as well.
+    """
+    from nccl_doctor.logs.diagnose import LogSource, diagnose
+    from nccl_doctor.logs.register import echoes
+
+    causes = diagnose([LogSource("error", [error.encode() + b"\n"])]).causes
+    following = echoes() | FAILED_DIALS if lost else echoes()
+    return bool(causes) and all(cause.name in following for cause in causes)
+
+
+def causes_from_output(smoke: Smoke) -> tuple[tuple[str, Finding], ...]:
+    """Diagnoses by name that the ranks' output shows as causes, each on the hosts whose output shows it."""
+    from nccl_doctor.logs.case import Case
+    from nccl_doctor.logs.diagnose import LogSource, diagnose
+    from nccl_doctor.logs.register import echoes
+    from nccl_doctor.logs.rule import Grade
+    from nccl_doctor.logs.verdict import finding
+
+    lines = {host: "\n".join(output).encode() + b"\n" for host, output in smoke.output.items()}
+    verdict = diagnose([LogSource(host, [text]) for host, text in lines.items()])
+    following = echoes() | FAILED_DIALS if smoke.launchers else echoes()
+    found: list[tuple[str, Finding]] = []
+    for cause in verdict.causes:
+        if cause.grade is Grade.ROOT and cause.name not in following:
+            hosts = tuple(dict.fromkeys(event.file for event in cause.events))
+            found.append((cause.name, finding(Case(cause, verdict.log)).model_copy(update={"hosts": hosts})))
+    return tuple(found)
+
 
 MISSING: dict[Stage, str] = {
     "none": "never started",
@@ -143,3 +183,43 @@ def last_words(smoke: Smoke, hosts: tuple[str, ...]) -> Iterator[str]:
         ]
         for line in said[-3:]:
             yield f"{name} said: {part(line.strip(), 0, 300)}"
+
+
+_MOST_TRIALS = 8
+
+
+def settled_isolation(smoke: Smoke) -> Isolation | None:
+    """The verdict of the repetition, where it came to one."""
+    found = smoke.isolation
+    return found if isinstance(found, Isolation) and found.culprit is not None else None
+
+
+def describe_isolation(found: Isolation) -> str:
+    """Who breaks the all-reduce, as a sentence: one host, or two that fail only together."""
+    if found.culprit == "pair":
+        one, other = found.hosts
+        return f"{one} and {other} fail with each other, and each of them works with other hosts"
+    verb = "fails" if len(found.hosts) == 1 else "fail"
+    return f"{fold(found.hosts)} {verb} with hosts that work with each other"
+
+
+def next_step(smoke: Smoke, found: Culprits, hosts: Iterable[str]) -> str:
+    """What to do next where the failure itself does not say it."""
+    many = len({rank.host for rank in smoke.ranks}) > 2
+    if many and found.why not in OWN_FAULT and isinstance(smoke.isolation, Skipped):
+        return "Repeat it over groups of hosts, to find who fails: nccl-doctor smoke --isolate."
+    return f"Look at {fold(hosts)} first; run again with -v for all that its ranks printed."
+
+
+def isolation_evidence(smoke: Smoke) -> tuple[str, ...]:
+    """A line for each group that was tried; why there is no verdict, where there is none."""
+    found = smoke.isolation
+    if isinstance(found, Unknown):
+        return (f"the all-reduce over groups of hosts {found.reason}",)
+    if not isinstance(found, Isolation):
+        return ()
+    lines = [f"{fold(trial.hosts)} alone: {'worked' if trial.ok else 'failed'}" for trial in found.trials]
+    if len(lines) > _MOST_TRIALS:
+        lines = [*lines[: _MOST_TRIALS - 1], f"and {len(lines) - _MOST_TRIALS + 1} more groups"]
+    end = [f"repeated over groups of hosts, without a verdict: {found.end}"] if found.end else []
+    return tuple(lines + end)

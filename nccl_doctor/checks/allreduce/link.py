@@ -1,11 +1,12 @@
-"""What the network between the hosts could give to an all-reduce, and how much of it was reached."""
+"""The speed of an all-reduce: what the network could give, how much was reached, the rank that others wait for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median
 
 from nccl_doctor.nccl.host_nccl import nccl_interface
-from nccl_doctor.snapshot import Host, HostFacts, Interfaces, Resolution, Smoke, Snapshot, Unknown
+from nccl_doctor.snapshot import Host, HostFacts, Interfaces, RankResult, Resolution, Smoke, Snapshot, Unknown
 
 REAL = ("physical", "bond")
 """Kinds of interface whose speed means something; veth always says 10 Gbit/s (drivers/net/veth.c)."""
@@ -119,3 +120,23 @@ def _interface_of(interfaces: Interfaces, way: Resolution | None) -> set[str]:
     if way is None or way.source is None:
         return set()
     return {one.interface.partition(":")[0] for one in interfaces.addresses if one.address == way.source}
+
+
+TIMES = 3.0
+LEAST_S = 2.0
+"""What a rank must take beyond the others, in seconds: below, it is the noise of a busy machine."""
+
+
+def straggler(smoke: Smoke) -> RankResult | None:
+    """The rank that took far more time of its own, outside of the timed all-reduces, than the median of all.
+
+    All ranks leave an all-reduce together, so its duration names nobody. But they do the same work between two of them,
+    and who takes long for it is who comes late to the next.
+    """
+    times = {rank.rank: rank.own_s for rank in smoke.ranks if rank.own_s is not None}
+    if len(times) < 3 or len(times) < len(smoke.ranks):
+        return None
+    usual = median(times.values())
+    slowest = max(times, key=lambda rank: times[rank])
+    late = times[slowest] > TIMES * usual and times[slowest] - usual > LEAST_S
+    return smoke.ranks[slowest] if late else None

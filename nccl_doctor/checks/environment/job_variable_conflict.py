@@ -20,9 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from nccl_doctor.checks.format_job import described
 from nccl_doctor.checks.view import View, check
-from nccl_doctor.checks.wording import folded
+from nccl_doctor.checks.wording import described, folded
 from nccl_doctor.launch.job_variables import PlannedNode, contradictions, names_of
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import Host, HostFacts, Names, PortTrial, Snapshot, Unknown, known

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.interfaces._ways import Hindered, hindered
+from nccl_doctor.checks.interfaces.route_missing import Hindered, hindered
 from nccl_doctor.checks.view import View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.model.register import Unjudged

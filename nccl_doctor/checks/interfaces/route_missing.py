@@ -14,11 +14,11 @@ Fix: add the route, as the other hosts of that subnet have it; take out one that
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
-from nccl_doctor.checks.interfaces._ways import Hindered, hindered
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS
 from nccl_doctor.checks.view import View, check
-from nccl_doctor.firewall.route_lookup import NO_WAY, RouteFault
+from nccl_doctor.firewall.route_lookup import NO_WAY, Kind, RouteFault
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
@@ -116,3 +116,36 @@ def is_local(address: str) -> bool:
     """Tells whether it can't lead to another subnet: loopback or link-local."""
     ip = address_of(address)
     return ip.is_loopback or ip.is_link_local
+
+
+@dataclass
+class Hindered:
+    """One host whose kernel stops dials, or answers to them.
+
+    Attributes:
+        route_faults: each kind of packet once.
+        pairs: the ways between hosts that fail by it, "src" and "dst".
+        peers: the hosts at the other ends.
+    """
+
+    host: str
+    route_faults: dict[RouteFault, None] = field(default_factory=dict)
+    pairs: list[dict[str, str]] = field(default_factory=list)
+    peers: set[str] = field(default_factory=set)
+
+
+def hindered(view: View, kind: Kind) -> Iterator[Hindered]:
+    """The hosts whose routes or filters hinder dials, in the order of the failed dials."""
+    found: dict[str, Hindered] = {}
+    for dial in view.mesh.failed:
+        fault = view.route_faults.get(dial)
+        if fault is None or fault.kind != kind:
+            continue
+        one = found.setdefault(fault.host, Hindered(fault.host))
+        pair = {"src": dial.src, "dst": dial.dst}
+        peer = dial.dst if dial.src == one.host else dial.src
+        one.route_faults[fault] = None
+        one.peers.add(peer)
+        if pair not in one.pairs:
+            one.pairs.append(pair)
+    yield from found.values()

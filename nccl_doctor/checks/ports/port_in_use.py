@@ -24,9 +24,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.format_job import endable, ending, fix_port
 from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving
 from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.wording import endable, ending, fix_port
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
 from nccl_doctor.model.ports import age_words
 from nccl_doctor.model.register import Unjudged

@@ -29,15 +29,15 @@ nobody sees from inside of a pod.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import permutations
 
-from nccl_doctor.checks.ports._pods import between
-from nccl_doctor.checks.ports._rails import by_rail, rail_of
 from nccl_doctor.checks.view import View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.snapshot import Dial, FirewallFacts
+from nccl_doctor.nccl.suggest import setting
+from nccl_doctor.snapshot import Dial, FirewallFacts, Mesh, Rail, Unknown
+from nccl_doctor.snapshot.pods import KubeFacts
 from nccl_doctor.text.fewest import Group, groups
 from nccl_doctor.text.hostlist import fold, grouped, nouns
 
@@ -186,3 +186,43 @@ def _remedy(ends: set[str], unread: set[str]) -> str:
         "between two nets, or the switch (an ACL, port isolation)."
     )
     return f"{own} If nothing there drops it, ask {between}" if unread else f"Ask {between}"
+
+
+def rail_of(mesh: Mesh, dial: Dial) -> Rail | None:
+    """The interface that a dial went to, where it is not the one that comes first on its host."""
+    return mesh.rails.get(dial.dst, {}).get(dial.address)
+
+
+def by_rail(view: View, found: Finding, rail: Rail) -> Finding:
+    """The finding with the interface in its sentence, and with the setting that leaves it out."""
+    used = f"by {rail.interface}, over which {' and '.join(rail.users)} will move data, too"
+    message = f"{found.message.removesuffix('.')} {used}."
+    first = {name: one.chosen.name for name, one in view.nccl.by_host.items() if one.chosen is not None}
+    others_fail = any(rail_of(view.mesh, dial) is None for dial in view.mesh.failed)
+    if others_fail or rail.interface in first.values() or len(first) < len(view.snapshot.reached):
+        return found.model_copy(update={"message": message})
+    variable, sign = ("NCCL_SOCKET_IFNAME", "=") if "NCCL" in rail.users else ("GLOO_SOCKET_IFNAME", "")
+    summary = "Mend the interface: its cable, the switch's port or VLAN; or leave it out, in the job's environment:"
+    fix = setting(summary, variable, {host: f"{sign}{name}" for host, name in first.items()})
+    return found.model_copy(update={"message": message, "fix": fix})
+
+
+def between(kube: KubeFacts, ends: Collection[str]) -> str | None:
+    """What to look at, in order; None where the hosts are no pods.
+
+    A pod's packets go through its node's forward chain, which nobody sees from inside of the pod.
+    """
+    pods = [kube.pods[name] for name in ends if name in kube.pods]
+    if not pods:
+        return None
+    nodes = sorted({pod.machine for pod in pods if pod.machine})
+    what = "the nodes' own firewall and the cluster's network plugin"
+    where = f"the node{'s' * (len(nodes) > 1)} {fold(nodes)}" if nodes else "their nodes"
+    look = (
+        f"What is left is {what}: have whoever runs {where} look there, as root, at the rules that forwarded packets "
+        "meet (nft list ruleset, iptables-save: FORWARD), and let all TCP through among the pods' addresses; between "
+        "nodes of a cloud the security group, too."
+    )
+    if isinstance(kube.policies, Unknown):
+        return f"The NetworkPolicies could not be looked at: {kube.policies.reason}; see those first. {look}"
+    return f"No NetworkPolicy drops it. {look}"

@@ -30,8 +30,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.format_job import described, endable, ending
 from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.wording import described, endable, ending
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import GpuProcess, Host, HostFacts, TrainingJob, Unknown, known

@@ -11,15 +11,30 @@ from nccl_doctor.cli.output import Out, finish
 
 
 def explain(
-    code: Annotated[str, typer.Argument(metavar="CODE", help="NCD304, 304, port-in-use, or the error's own words.")],
+    code: Annotated[
+        str,
+        typer.Argument(
+            metavar="[CODE|TOPIC]",
+            help="NCD304, 304, port-in-use, or the error's own words; a topic as slurm; nothing: all topics.",
+        ),
+    ] = "",
     output: Annotated[str, options.output("explain")] = "human",
 ) -> None:
-    """The page of one diagnosis: what it means, how we know, what to do."""
+    """The page of one diagnosis: what it means, how we know, what to do; or that of a topic."""
 
     def work() -> int:
-        from nccl_doctor.judge.pages import page_of
-        from nccl_doctor.model.documents import Page
+        from nccl_doctor.judge.pages import page_of, read_topic, topic_names
+        from nccl_doctor.model.documents import Page, Topic, TopicEntry, TopicList
 
+        topics = topic_names()
+        if not code.strip():
+            entries = (TopicEntry(name=name, title=read_topic(name)[0]) for name in topics)
+            out.show(TopicList(topics=tuple(entries)))
+            return 0
+        if code.strip() in topics:
+            title, text = read_topic(code.strip())
+            out.show(Topic(name=code.strip(), title=title, text=text))
+            return 0
         entry = page_of(code)
         page = Page(code=entry.code, name=entry.name, severity=entry.severity, category=entry.category, text=entry.page)
         out.show(page)

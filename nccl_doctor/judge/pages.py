@@ -1,15 +1,22 @@
-"""Which diagnosis somebody means who asks for its page: by code, number, name, or in the error's own words."""
+"""The pages of ``explain``: a diagnosis by code, number, name or an error's own words, or a topic by its name."""
 
 from __future__ import annotations
 
 import difflib
 import errno
 import os
+import re
+from importlib.resources import files
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.model.register import Check, all_checks, find
 from nccl_doctor.text.hostlist import quoted
+
+TOPICS = files("nccl_doctor.judge") / "topics"
+_COMMENT = re.compile(r"^<!-- .* -->\n", re.MULTILINE)
+_FENCE = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_HEADING = re.compile(r"^## ", re.MULTILINE)
 
 
 def page_of(word: str) -> Check:
@@ -24,9 +31,30 @@ def page_of(word: str) -> Check:
     found = named or find(_by_error(asked) or "") or find(_by_line(asked) or "")
     if found:
         return found[0]
-    near = difflib.get_close_matches(asked, [text for check in all_checks() for text in (check.code, check.name)], 1)
-    hint = f"; did you mean {quoted(near[0])}?" if near else '; "nccl-doctor codes" lists them'
-    raise UsageError(f"{quoted(asked)} is no diagnosis{hint}")
+    known = [*topic_names(), *(text for check in all_checks() for text in (check.code, check.name))]
+    near = difflib.get_close_matches(asked, known, 1)
+    lists = '; "nccl-doctor codes" lists these, "nccl-doctor explain" those'
+    hint = f"; did you mean {quoted(near[0])}?" if near else lists
+    raise UsageError(f"{quoted(asked)} is no diagnosis and no topic{hint}")
+
+
+def topic_names() -> tuple[str, ...]:
+    """Names of the topics, sorted: ``topics/NAME.md`` beside this module."""
+    return tuple(sorted(each.name.removesuffix(".md") for each in TOPICS.iterdir() if each.name.endswith(".md")))
+
+
+def read_topic(name: str) -> tuple[str, str]:
+    """Title and text of a topic; blocks of the Markdown stand four columns in, as in a diagnosis' page.
+
+    Raises:
+        KeyError: there is no such topic.
+    """
+    if name not in topic_names():
+        raise KeyError(name)
+    markdown = (TOPICS / f"{name}.md").read_text(encoding="utf-8")
+    title, _, text = _COMMENT.sub("", markdown).partition("\n")
+    text = _FENCE.sub(lambda block: re.sub(r"^(?=.)", "    ", block[1], flags=re.MULTILINE), text)
+    return title.removeprefix("# "), _HEADING.sub("", text).strip("\n")
 
 
 def _by_error(text: str) -> str | None:

@@ -153,3 +153,24 @@ class Page(Document, CodeEntry):
 
     command: Literal["explain"] = "explain"
     text: str
+
+
+class TopicEntry(FrozenModel):
+    """A topic of ``explain``, as its list shows it."""
+
+    name: str
+    title: str
+
+
+class Topic(Document, TopicEntry):
+    """``explain TOPIC``: the page of one topic."""
+
+    command: Literal["explain"] = "explain"
+    text: str
+
+
+class TopicList(Document):
+    """``explain`` alone: all topics."""
+
+    command: Literal["explain"] = "explain"
+    topics: tuple[TopicEntry, ...]

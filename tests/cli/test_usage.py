@@ -67,6 +67,18 @@ def test_explain_takes_a_code_a_number_a_name_or_the_errors_own_words(tmp_path: 
     assert max(map(len, by_code.stdout.splitlines())) <= 80
 
 
+def test_explain_alone_lists_its_topics_and_prints_each(tmp_path: Path) -> None:
+    listed = run("explain", cwd=tmp_path)
+    assert listed.returncode == 0
+    assert "slurm         The nodes of a Slurm job\n" in listed.stdout
+    assert run("explain", "slurm", cwd=tmp_path).stdout.startswith("slurm  ")
+    topic = json.loads(run("explain", "slurm", "-o", "json", cwd=tmp_path).stdout)
+    assert (topic["command"], topic["name"], topic["title"]) == ("explain", "slurm", "The nodes of a Slurm job")
+    topics = json.loads(run("explain", "-o", "json", cwd=tmp_path).stdout)["topics"]
+    assert {"name": "slurm", "title": "The nodes of a Slurm job"} in topics
+    assert_one_sentence(run("explain", "slurn", cwd=tmp_path), 'did you mean "slurm"?')
+
+
 def test_explain_does_not_know_every_word(tmp_path: Path) -> None:
     assert_one_sentence(run("explain", "port-in-us", cwd=tmp_path), 'did you mean "port-in-use"?')
 

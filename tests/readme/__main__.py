@@ -1,11 +1,12 @@
-"""``scripts/readme``: runs README's blocks, says which of them are so, and with --write puts down what they print."""
+"""``scripts/readme``: runs the blocks of README and of the topics, says which of them are so, and with --write puts down what they print."""
 
 from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 
-from tests.readme.blocks import README, blocks, rewritten
+from tests.readme.blocks import PAGES, all_blocks, rewritten
 from tests.readme.run import groups, run
 
 
@@ -13,20 +14,22 @@ def main(words: list[str]) -> int:
     """Other words than --write are situations, of whose blocks alone is spoken."""
     write = "--write" in words
     wanted = [word for word in words if word != "--write"]
-    found = blocks(README.read_text())
-    wrong, printed = 0, {}
+    found = all_blocks()
+    wrong = 0
+    printed: dict[Path, dict[int, str]] = {page: {} for page in PAGES}
     for group in groups(found):
         if wanted and group[0].detail not in wanted:
             continue
         began = time.monotonic()
         for outcome in run(group, found):
             wrong += not outcome.so
-            print(f"README.md:{outcome.block.line}: {outcome}", flush=True)
+            print(f"{outcome.block.place}: {outcome}", flush=True)
             if not outcome.so and outcome.expected is not None:
-                printed[outcome.block.line] = outcome.printed
+                printed[outcome.block.page][outcome.block.line] = outcome.printed
         print(f"    {group[0].detail}: {time.monotonic() - began:.1f} s", flush=True)
     if write:
-        README.write_text(rewritten(README.read_text(), printed))
+        for page, outputs in printed.items():
+            page.write_text(rewritten(page.read_text(), outputs))
     return 1 if wrong and not write else 0
 
 

@@ -1,4 +1,4 @@
-"""README's fenced blocks, each with what the comment before it says is to be done with it.
+"""The fenced blocks of README and of the topics of ``explain``, each with what the comment before it says is to be done with it.
 
 A comment, which no reader of the page sees, stands right before each block, and says one of these:
 
@@ -19,7 +19,9 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 PROMPT = re.compile(r"(\w*)\$ (.+)\n")
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+PAGES = (README, *sorted((ROOT / "nccl_doctor/judge/topics").glob("*.md")))
 COMMENT = re.compile(r"<!-- (run|file|not run|printed by the block above)(?:: (.+?))?(?:; exit (\d))? -->\n")
 
 
@@ -28,17 +30,24 @@ class Block:
     """One fenced block.
 
     Attributes:
+        page: the file that it stands in.
         line: of its first fence, from 1.
         text: what stands between the fences.
         wish: the comment's first word or words, and detail what it says behind the colon; None: there is no comment.
         status: the exit status that is wanted; None: any.
     """
 
+    page: Path
     line: int
     text: str
     wish: str | None
     detail: str
     status: int | None
+
+    @property
+    def place(self) -> str:
+        """Its file's name and line."""
+        return f"{self.page.name}:{self.line}"
 
     @property
     def host(self) -> str:
@@ -60,7 +69,12 @@ class Block:
         return PROMPT.match(self.text)
 
 
-def blocks(text: str) -> list[Block]:
+def all_blocks() -> list[Block]:
+    """Those of README, then those of each topic."""
+    return [block for page in PAGES for block in blocks(page.read_text(), page)]
+
+
+def blocks(text: str, page: Path = README) -> list[Block]:
     """All of a page's blocks, in their order."""
     tokens = MarkdownIt().parse(text)
     found = []
@@ -72,6 +86,7 @@ def blocks(text: str) -> list[Block]:
             assert token.map is not None
             found.append(
                 Block(
+                    page=page,
                     line=token.map[0] + 1,
                     text=token.content,
                     wish=wish,

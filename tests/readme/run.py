@@ -1,4 +1,4 @@
-"""Runs README's blocks: those of one situation in one place, one after the other."""
+"""Runs the blocks of README and of the topics: those of one situation in one place, one after the other."""
 
 from __future__ import annotations
 

@@ -1,12 +1,18 @@
-"""README's blocks are run as they are printed; here is what finds and compares them."""
+"""The blocks of README and of the topics are run as they are printed; here is what finds and compares them."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
+from nccl_doctor.judge.pages import read_topic, topic_names
+from nccl_doctor.model.documents import Topic
+from nccl_doctor.report.render import render
 from tests.readme import picture
 from tests.readme.alike import bare
-from tests.readme.blocks import README, blocks, rewritten
+from tests.readme.blocks import README, all_blocks, blocks, rewritten
 from tests.readme.run import groups
 from tests.readme.situations import SITUATIONS
 
@@ -46,10 +52,27 @@ def test_comments_say_what_is_done_with_a_block() -> None:
 
 
 def test_every_block_of_the_page_is_run_but_the_one_that_runs_this() -> None:
-    page = blocks(README.read_text())
-    assert [block.line for block in page if block.wish is None] == []
+    page = all_blocks()
+    assert [block.place for block in page if block.wish is None] == []
     assert [block.typed for block in page if block.wish == "not run"] == ["scripts/setup && scripts/test\n"]
     assert {block.detail for block in page if block.wish == "run"} == set(SITUATIONS)
+
+
+def test_readme_is_short_and_its_links_lead_somewhere() -> None:
+    text = README.read_text()
+    assert text.count("\n") <= 250
+    links = re.findall(r"\]\((?!https?:)([^)]+)\)", text)
+    assert [link for link in links if not (README.parent / link).exists()] == []
+    assert {Path(link).stem for link in links if "/topics/" in link} == set(topic_names())
+
+
+@pytest.mark.parametrize("name", topic_names())
+def test_a_topic_is_printed_without_its_comments(name: str) -> None:
+    title, text = read_topic(name)
+    assert title
+    assert not re.search(r"<!--|```|^#", text, re.MULTILINE)
+    printed = render("explain", "human", Topic(name=name, title=title, text=text))
+    assert max(len(line) for line in printed.splitlines() if not line.startswith("    ")) <= 80
 
 
 @pytest.mark.parametrize(

@@ -27,16 +27,13 @@ Fix: what to do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.checks.view import View, check
-from nccl_doctor.model.register import Unjudged
 
 
 @check("NCD{code}", severity=Severity.ERROR, needs=())
-def {function}(view: View) -> Iterator[Finding | Unjudged]:
-    """When it fires."""
+def {function}(view: View) -> Findings:
+    """Fires where …"""
     raise NotImplementedError
 '''
 

@@ -3,7 +3,7 @@
 A live check::
 
     @check("NCD501", severity=Severity.ERROR, needs=("torch",), explains=("allreduce-failed",))
-    def torch_missing(view: View) -> Iterator[Finding | Unjudged]: ...
+    def torch_missing(view: View) -> Findings: ...
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from nccl_doctor.firewall import blame
 from nccl_doctor.firewall.blame import ExplainedDials
 from nccl_doctor.firewall.network_policy import PolicyBlame, blames
 from nccl_doctor.firewall.route_lookup import RouteFault, find_route_faults
-from nccl_doctor.model.finding import Severity
-from nccl_doctor.model.register import CheckFunction, Scope, Traits, enter, make_entry
+from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.model.register import CheckFunction, Scope, Traits, Unjudged, enter, make_entry
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl, cluster_nccl
 from nccl_doctor.snapshot import Dial, FactName, Host, HostFacts, Mesh, Smoke, Snapshot, known
 from nccl_doctor.snapshot.pods import KubeFacts
@@ -26,6 +26,12 @@ from nccl_doctor.text.hostlist import K, grouped
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+Findings = Iterator[Finding | Unjudged]
+"""The result of a check."""
+
+ALLREDUCE = ("allreduce-failed", "allreduce-timeout")
+"""The all-reduce's faults, which follow from most others."""
 
 
 class FailedDials:

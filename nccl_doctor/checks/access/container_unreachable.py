@@ -15,11 +15,9 @@ References: docker-exec(1), podman-exec(1), nsenter(1).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from nccl_doctor.checks.access._failures import FOLLOWS, of_engine
-from nccl_doctor.checks.view import View, check
-from nccl_doctor.model.finding import Finding, Severity, on
+from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.model.finding import Severity, on
 from nccl_doctor.snapshot.values import CONTAINER_NAME
 from nccl_doctor.text.shell import line
 
@@ -28,7 +26,7 @@ _WITH_COMMANDS = ("docker", "podman", "nerdctl")
 
 
 @check("NCD109", severity=Severity.ERROR, explains=FOLLOWS, scope="inside", outside=True)
-def container_unreachable(view: View) -> Iterator[Finding]:
+def container_unreachable(view: View) -> Findings:
     """Yields one finding for the hosts that failed alike."""
     for found in of_engine(view, "container-unreachable", joint=":"):
         problem, runtime, name = (str(found.facts.get(key)) for key in ("problem", "runtime", "name"))

@@ -17,16 +17,14 @@ References: Kubernetes, "Pod Lifecycle", "Pod Scheduling Readiness" and "Debug P
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from nccl_doctor.checks.access._failures import FOLLOWS, of_engine
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.text.hostlist import fold, grouped
 
 
 @check("NCD107", severity=Severity.ERROR, explains=FOLLOWS, scope="kube")
-def pod_not_ready(view: View) -> Iterator[Finding]:
+def pod_not_ready(view: View) -> Findings:
     """Yields findings for pods that miss for the same reason, and for those that run and are called not ready."""
     yield from of_engine(view, "pod-not-ready")
     pods = view.kube.pods

@@ -14,14 +14,12 @@ References: kubectl-exec(1). Kubernetes, "Authorization Overview": the verb of `
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from nccl_doctor.checks.access._failures import FOLLOWS, of_engine
-from nccl_doctor.checks.view import View, check
-from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.model.finding import Severity
 
 
 @check("NCD108", severity=Severity.ERROR, explains=FOLLOWS, scope="kube")
-def pod_unreachable(view: View) -> Iterator[Finding]:
+def pod_unreachable(view: View) -> Findings:
     """Yields one finding for the pods that could not be entered for the same reason."""
     return of_engine(view, "pod-unreachable")

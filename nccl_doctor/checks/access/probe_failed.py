@@ -20,11 +20,10 @@ References: sshd(8), "LOGIN PROCESS". nologin(8). sshd_config(5): ForceCommand.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
-from nccl_doctor.checks.view import View, check
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.model.finding import Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import ProbeFailed, Unknown
 
@@ -54,7 +53,7 @@ _SAID = {
 
 
 @check("NCD106", severity=Severity.ERROR, explains=FOLLOWS)
-def probe_failed(view: View) -> Iterator[Finding | Unjudged]:
+def probe_failed(view: View) -> Findings:
     """Yields one finding for the hosts that failed alike; no verdict on a host of which a fact is malformed."""
     yield from findings(view, ProbeFailed, _remedy, joint=":")
     for host, facts in view.facts:

@@ -18,10 +18,8 @@ References: bash(1), "INVOCATION": what a shell that sshd starts reads. PEP 569:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import PythonInfo, PythonMissing, PythonProblem
 from nccl_doctor.text.hostlist import fold
@@ -29,7 +27,7 @@ from nccl_doctor.text.secrets import part
 
 
 @check("NCD105", severity=Severity.ERROR, explains=FOLLOWS)
-def python_missing(view: View) -> Iterator[Finding]:
+def python_missing(view: View) -> Findings:
     """Yields one finding for the hosts that miss the same interpreter, and one for those where it fails alike."""
     yield from findings(view, PythonMissing, _remedy, joint=":")
     failing: dict[tuple[str, str], list[str]] = {}

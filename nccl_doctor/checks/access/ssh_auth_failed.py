@@ -27,11 +27,10 @@ References: ssh_config(5): IdentityFile, User. sshd_config(5): AuthorizedKeysFil
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
-from nccl_doctor.checks.view import View, check
-from nccl_doctor.model.finding import Finding, Fix, Severity, on
+from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.model.finding import Fix, Severity, on
 from nccl_doctor.snapshot import LoginFacts, SshAuthFailed
 from nccl_doctor.text.shell import Line, line, script
 
@@ -66,7 +65,7 @@ _PASSWORDS = {"password", "keyboard-interactive"}
 
 
 @check("NCD102", severity=Severity.ERROR, explains=FOLLOWS, scope="ssh")
-def ssh_auth_failed(view: View) -> Iterator[Finding]:
+def ssh_auth_failed(view: View) -> Findings:
     """Yields one finding for the hosts that failed alike."""
     return findings(view, SshAuthFailed, _remedy)
 

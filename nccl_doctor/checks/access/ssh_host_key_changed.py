@@ -17,16 +17,14 @@ References: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT". ssh-keygen(1): -R, -F. OpenS
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
-from nccl_doctor.checks.view import View, check
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.model.finding import Fix, Severity
 from nccl_doctor.snapshot import HostKeyChanged
 
 
 @check("NCD104", severity=Severity.ERROR, explains=FOLLOWS, scope="ssh")
-def ssh_host_key_changed(view: View) -> Iterator[Finding]:
+def ssh_host_key_changed(view: View) -> Findings:
     """Yields one finding for each known_hosts line that does not agree."""
     return findings(view, HostKeyChanged, _remedy)
 

@@ -22,11 +22,10 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Iterator
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
-from nccl_doctor.checks.view import View, check
-from nccl_doctor.model.finding import Finding, Fix, Severity, on
+from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.model.finding import Fix, Severity, on
 from nccl_doctor.snapshot import HostKeyUnknown
 from nccl_doctor.text.shell import line
 
@@ -35,7 +34,7 @@ _LINE = re.compile(r"[\w.:\[\]-]+ (?P<type>[a-z0-9@.-]+) (?P<key>[A-Za-z0-9+/]+=
 
 
 @check("NCD103", severity=Severity.ERROR, explains=FOLLOWS, scope="ssh")
-def ssh_host_key_unknown(view: View) -> Iterator[Finding]:
+def ssh_host_key_unknown(view: View) -> Findings:
     """Yields one finding, and one command, for all hosts with keys of the same type."""
     return findings(view, HostKeyUnknown, _remedy)
 

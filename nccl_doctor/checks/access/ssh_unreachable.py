@@ -23,11 +23,11 @@ References: ssh_config(5): HostName, Port, ProxyJump. sshd_config(5): MaxStartup
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
-from nccl_doctor.checks.view import View, check
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.model.finding import Fix, Severity
 from nccl_doctor.snapshot import SshUnreachable
 from nccl_doctor.text.hostlist import fold
 
@@ -67,7 +67,7 @@ _OTHER = "See whether ssh with the host's name works; its -v shows where it stop
 
 
 @check("NCD101", severity=Severity.ERROR, explains=FOLLOWS, scope="ssh")
-def ssh_unreachable(view: View) -> Iterator[Finding]:
+def ssh_unreachable(view: View) -> Findings:
     """Yields one finding for the hosts that failed alike."""
     return findings(view, SshUnreachable, _remedy, seen=_seen)
 

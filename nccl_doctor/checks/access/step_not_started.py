@@ -17,14 +17,12 @@ References: srun(1): --overlap. slurm.conf(5): SrunPortRange, SlurmdTimeout. slu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from nccl_doctor.checks.access._failures import FOLLOWS, of_engine
-from nccl_doctor.checks.view import View, check
-from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.model.finding import Severity
 
 
 @check("NCD110", severity=Severity.ERROR, explains=FOLLOWS, scope="slurm")
-def step_not_started(view: View) -> Iterator[Finding]:
+def step_not_started(view: View) -> Findings:
     """Yields one finding for the nodes that failed alike."""
     return of_engine(view, "step-not-started")

@@ -15,8 +15,6 @@ Fix: the quoted error decides. What was killed by SIGKILL was mostly ended by th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from nccl_doctor.checks.allreduce.culprits import (
     MISSING,
     OWN_FAULT,
@@ -29,9 +27,8 @@ from nccl_doctor.checks.allreduce.culprits import (
     settled_isolation,
     stages,
 )
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Smoke
 from nccl_doctor.text.hostlist import capital, fold
 
@@ -46,7 +43,7 @@ ADVICE = {
 
 
 @check("NCD702", severity=Severity.ERROR, needs=("smoke",), job_wide=True, in_output=True)
-def allreduce_failed(view: View) -> Iterator[Finding | Unjudged]:
+def allreduce_failed(view: View) -> Findings:
     """Fires where a rank failed; names the rank whose error is no echo of another's."""
     smoke = view.smoke
     if smoke.outcome != "failed":

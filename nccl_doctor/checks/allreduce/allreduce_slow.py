@@ -18,12 +18,9 @@ Fix: `ethtool` on the named host shows the negotiated speed; run with other size
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from nccl_doctor.checks.allreduce.link import LinkSpeed, best, ideal_seconds, link, straggler
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Smoke
 
 SHARE = 0.25
@@ -33,7 +30,7 @@ LATENCIES = 10
 
 
 @check("NCD704", severity=Severity.WARNING, needs=("smoke",), job_wide=True)
-def allreduce_slow(view: View) -> Iterator[Finding | Unjudged]:
+def allreduce_slow(view: View) -> Findings:
     """Fires where less than a quarter of the link's speed was reached, or all wait for one rank."""
     smoke = view.smoke
     speed = link(view.snapshot)

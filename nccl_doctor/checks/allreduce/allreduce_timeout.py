@@ -24,8 +24,6 @@ Fix: it depends on the stage; where the ranks stood and what they printed last i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from nccl_doctor.checks.allreduce.culprits import (
     MISSING,
     OWN_FAULT,
@@ -39,14 +37,13 @@ from nccl_doctor.checks.allreduce.culprits import (
     stacks,
     stages,
 )
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Smoke
 
 
 @check("NCD701", severity=Severity.ERROR, needs=("smoke",), job_wide=True, in_output=True)
-def allreduce_timeout(view: View) -> Iterator[Finding | Unjudged]:
+def allreduce_timeout(view: View) -> Findings:
     """Fires where the deadline came first; names the ranks to look at."""
     smoke = view.smoke
     if smoke.outcome != "timeout":

@@ -15,17 +15,15 @@ and ACS settings of the host. Without GPUs, suspect memory.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import RankResult, Smoke
 from nccl_doctor.text.hostlist import fold
 
 
 @check("NCD703", severity=Severity.ERROR, needs=("smoke",), job_wide=True)
-def allreduce_wrong_result(view: View) -> Iterator[Finding | Unjudged]:
+def allreduce_wrong_result(view: View) -> Findings:
     """Fires where a rank found a sum that is not the one expected."""
     smoke = view.smoke
     wrong = [rank for rank in smoke.ranks if rank.error and rank.error.startswith("WrongSumError")]

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.allreduce.link import machines
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Host, Smoke, Unknown
@@ -27,7 +27,7 @@ P2P_OFF = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL")
 
 
 @check("NCD705", severity=Severity.WARNING, needs=("smoke",), explains=("allreduce-slow",), job_wide=True)
-def transport_fallback(view: View) -> Iterator[Finding | Unjudged]:
+def transport_fallback(view: View) -> Findings:
     """Fires where NCCL's lines show a way that is slower than what the host has."""
     smoke = view.smoke
     if smoke.backend != "nccl":

@@ -15,9 +15,7 @@ See NCCL's documentation of its environment variables, and src/misc/param.cc in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import folded
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
@@ -28,13 +26,8 @@ from nccl_doctor.nccl.versions import newer
 from nccl_doctor.text.hostlist import fold, quoted
 
 
-@check(
-    "NCD802",
-    severity=Severity.WARNING,
-    needs=("env", "config_files", "interfaces"),
-    explains=("allreduce-failed", "allreduce-timeout"),
-)
-def env_bad_value(view: View) -> Iterator[Finding | Unjudged]:
+@check("NCD802", severity=Severity.WARNING, needs=("env", "config_files", "interfaces"), explains=ALLREDUCE)
+def env_bad_value(view: View) -> Findings:
     """Yields one finding a name and value; an error for NCCL_COMM_ID, without which NCCL does not start."""
     nccl = view.nccl
     found: dict[tuple[str, str, str | None], tuple[BadValue, dict[str, str]]] = {}

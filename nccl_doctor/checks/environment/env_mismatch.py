@@ -14,9 +14,8 @@ Fix: make them the same; the hosts file's env wins over all other places.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.variables import Variable, is_known
@@ -44,9 +43,9 @@ MUST_AGREE = frozenset(
     "NCD803",
     severity=Severity.WARNING,
     needs=("env", "config_files", "interfaces"),
-    explains=("allreduce-failed", "allreduce-timeout", "allreduce-wrong-result"),
+    explains=(*ALLREDUCE, "allreduce-wrong-result"),
 )
-def env_mismatch(view: View) -> Iterator[Finding | Unjudged]:
+def env_mismatch(view: View) -> Findings:
     """Yields one finding a variable; the hosts at fault are those that differ from most."""
     nccl = view.nccl
     judged = [host.name for host in view.hosts if host.name in nccl.by_host]

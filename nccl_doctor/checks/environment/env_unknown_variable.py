@@ -13,9 +13,7 @@ line of NCCL's config file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.checks.wording import folded
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
@@ -26,7 +24,7 @@ from nccl_doctor.text.hostlist import fold, quoted
 
 
 @check("NCD801", severity=Severity.WARNING, needs=("env", "config_files", "interfaces"))
-def env_unknown_variable(view: View) -> Iterator[Finding | Unjudged]:
+def env_unknown_variable(view: View) -> Findings:
     """Yields one finding a name; info where another version of NCCL knows it, or a newer one may."""
     nccl = view.nccl
     found: dict[tuple[str, str | None, str | None], dict[str, str]] = {}

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import described, folded
 from nccl_doctor.launch.job_variables import PlannedNode, contradictions, names_of
 from nccl_doctor.model.finding import Finding, Fix, Severity
@@ -29,8 +29,8 @@ from nccl_doctor.snapshot.ranks import counts, world_size
 from nccl_doctor.text.hostlist import fold, quoted
 
 
-@check("NCD804", severity=Severity.WARNING, needs=("env",), explains=("allreduce-failed", "allreduce-timeout"))
-def job_variable_conflict(view: View) -> Iterator[Finding]:
+@check("NCD804", severity=Severity.WARNING, needs=("env",), explains=ALLREDUCE)
+def job_variable_conflict(view: View) -> Findings:
     """Yields findings for the hosts file's variables, for the hosts' own, and for jobs on the same master."""
     places = dict(_places(view.snapshot))
     said: dict[bool, dict[str, list[str]]] = {True: {}, False: {}}

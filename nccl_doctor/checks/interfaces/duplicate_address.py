@@ -12,10 +12,8 @@ Fix: give one of the machines another address.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.host_nccl import HostNccl
@@ -30,7 +28,7 @@ from nccl_doctor.text.hostlist import fold, grouped
     needs=(*NEEDS, "identity"),
     explains=(*EXPLAINS, "ssh-host-key-changed", "ssh-host-key-unknown", "ssh-auth-failed", "ssh-unreachable"),
 )
-def duplicate_address(view: View) -> Iterator[Finding | Unjudged]:
+def duplicate_address(view: View) -> Findings:
     """Yields one finding an address that several machines have, or that a host has although it is another node's."""
     nccl = view.nccl
     by_host = {host.name: nccl.by_host[host.name] for host in view.hosts if host.name in nccl.by_host}

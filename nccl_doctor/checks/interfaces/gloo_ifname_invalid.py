@@ -13,12 +13,9 @@ See gloo/transport/tcp/device.cc (lookupAddrForIface) and torch's ProcessGroupGl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import folded
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.interfaces import Failure
 from nccl_doctor.nccl.suggest import gloo_devices, setting
@@ -28,13 +25,8 @@ from nccl_doctor.text.hostlist import fold, quoted
 VARIABLE = "GLOO_SOCKET_IFNAME"
 
 
-@check(
-    "NCD210",
-    severity=Severity.ERROR,
-    needs=("interfaces", "env"),
-    explains=("allreduce-failed", "allreduce-timeout"),
-)
-def gloo_ifname_invalid(view: View) -> Iterator[Finding | Unjudged]:
+@check("NCD210", severity=Severity.ERROR, needs=("interfaces", "env"), explains=ALLREDUCE)
+def gloo_ifname_invalid(view: View) -> Findings:
     """Yields one finding for each value that is no list of interface names on the hosts that have it."""
     nccl = view.nccl
     failed: dict[str, dict[str, str]] = {}

@@ -15,10 +15,8 @@ References: NCCL's init.cc: "Duplicate GPU detected". proc_sys_kernel(5): random
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from nccl_doctor.checks.nccl_choice import NEEDS
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
@@ -26,7 +24,7 @@ from nccl_doctor.text.hostlist import fold
 
 
 @check("NCD221", severity=Severity.WARNING, needs=(*NEEDS, "identity"))
-def host_listed_twice(view: View) -> Iterator[Finding | Unjudged]:
+def host_listed_twice(view: View) -> Findings:
     """Yields one finding a machine that the list names more than once without saying why."""
     machines: dict[str, list[Node]] = {}
     for host in view.hosts:

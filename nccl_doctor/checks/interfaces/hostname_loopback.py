@@ -17,12 +17,9 @@ See gloo/transport/tcp/device.cc and torch's ProcessGroupGloo.cpp (createDefault
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from nccl_doctor.checks.own_names import CHANCE, finding, own_names
-from nccl_doctor.checks.view import View, check
-from nccl_doctor.model.finding import Finding, Severity
-from nccl_doctor.model.register import Unjudged
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.model.finding import Severity
 from nccl_doctor.text.hostlist import fold
 
 
@@ -30,10 +27,10 @@ from nccl_doctor.text.hostlist import fold
     "NCD203",
     severity=Severity.WARNING,
     needs=("resolution", "identity", "interfaces", "env"),
-    explains=("allreduce-failed", "allreduce-timeout"),
+    explains=ALLREDUCE,
     in_logs=("no-route-to-host", "wrong-interface"),
 )
-def hostname_loopback(view: View) -> Iterator[Finding | Unjudged]:
+def hostname_loopback(view: View) -> Findings:
     """Fires on the hosts whose gloo would listen on 127.x; an error where the job has no GPU and so needs gloo.
 
     Only worth knowing where gloo works all the same.

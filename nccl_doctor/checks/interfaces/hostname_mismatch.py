@@ -20,13 +20,11 @@ GLOO_SOCKET_IFNAME helps, too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 from nccl_doctor.checks.own_names import CHANCE, OwnName, finding, own_names
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import failed_by
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Mesh, Names, ResolverAnswer, deviations
 from nccl_doctor.text.hostlist import fold, grouped, quoted
 
@@ -35,9 +33,9 @@ from nccl_doctor.text.hostlist import fold, grouped, quoted
     "NCD205",
     severity=Severity.WARNING,
     needs=("resolution", "identity", "interfaces", "env"),
-    explains=("port-unreachable", "allreduce-failed", "allreduce-timeout", "master-addr-not-local"),
+    explains=("port-unreachable", *ALLREDUCE, "master-addr-not-local"),
 )
-def hostname_mismatch(view: View) -> Iterator[Finding | Unjudged]:
+def hostname_mismatch(view: View) -> Findings:
     """Yields one finding a name, an error for the master's, and one for all own names."""
     stale = [own for own in own_names(view) if own.is_stale]
     master = view.snapshot.cluster.master_addr

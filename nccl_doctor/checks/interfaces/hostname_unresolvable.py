@@ -15,14 +15,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from ipaddress import IPv4Address
 
 from nccl_doctor.checks.own_names import CHANCE, finding, is_without_gpus, own_names
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import common_labels, failed_where, folded
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import HostFacts, Names, Snapshot, Unknown, confirmed, deviations, known
 from nccl_doctor.snapshot.pods import KubeFacts, Service
 from nccl_doctor.text.hostlist import fold, quoted
@@ -36,10 +34,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
     "NCD204",
     severity=Severity.WARNING,
     needs=("resolution", "identity", "interfaces", "env"),
-    explains=("allreduce-failed", "allreduce-timeout", "master-addr-not-local", "port-unreachable"),
+    explains=(*ALLREDUCE, "master-addr-not-local", "port-unreachable"),
     in_logs=("port-in-use", "ssh-unreachable"),
 )
-def hostname_unresolvable(view: View) -> Iterator[Finding | Unjudged]:
+def hostname_unresolvable(view: View) -> Findings:
     """Yields one for the names that the same hosts lack: an error with the master's, or an own one that gloo needs."""
     cluster = view.snapshot.cluster
     resolved = {host.name: known(facts.resolution) for host, facts in view.facts}

@@ -13,17 +13,14 @@ Fix: please report it with the output of `nccl-doctor check --save`, so that the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.checks.wording import folded
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.text.hostlist import fold
 
 
 @check("NCD218", severity=Severity.INFO)
-def ifname_model_differs(view: View) -> Iterator[Finding | Unjudged]:
+def ifname_model_differs(view: View) -> Findings:
     """Yields one finding for all hosts."""
     differing = {
         name: picture.disagreement for name, picture in view.nccl.by_host.items() if picture.disagreement is not None

@@ -14,12 +14,9 @@ See NCCL's documentation of NCCL_SOCKET_IFNAME, and src/misc/socket.cc in its so
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS, findings
-from nccl_doctor.checks.view import View, check
-from nccl_doctor.model.finding import Finding, Severity
-from nccl_doctor.model.register import Unjudged
+from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.model.finding import Severity
 from nccl_doctor.nccl.faults import Kind
 
 
@@ -30,6 +27,6 @@ from nccl_doctor.nccl.faults import Kind
     explains=EXPLAINS,
     in_logs=("ib-fault", "plugin-fault", "wrong-interface"),
 )
-def ifname_no_match(view: View) -> Iterator[Finding | Unjudged]:
+def ifname_no_match(view: View) -> Findings:
     """Fires where NCCL finds no interface at all, although some are running."""
     yield from findings(view, Kind.NO_MATCH)

@@ -11,24 +11,16 @@ Fix: set `master_addr` to the address of the first host's network interface. On 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import failed_by
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Names
 from nccl_doctor.text.inet import is_loopback
 
 
-@check(
-    "NCD201",
-    severity=Severity.ERROR,
-    needs=("resolution",),
-    explains=("port-unreachable", "allreduce-failed", "allreduce-timeout"),
-)
-def master_addr_loopback(view: View) -> Iterator[Finding | Unjudged]:
+@check("NCD201", severity=Severity.ERROR, needs=("resolution",), explains=("port-unreachable", *ALLREDUCE))
+def master_addr_loopback(view: View) -> Findings:
     """Fires where a host but the first takes the master address for itself, or the address itself is one."""
     nodes = view.snapshot.cluster.nodes
     if len({node.address for node in nodes}) < 2:

@@ -12,9 +12,7 @@ Fix: put the master's host first in the list, or set `master_addr` to an address
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import failed_by
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
@@ -26,11 +24,11 @@ from nccl_doctor.text.inet import is_loopback
     "NCD202",
     severity=Severity.ERROR,
     needs=("resolution", "interfaces"),
-    explains=("port-unreachable", "port-in-use", "allreduce-failed", "allreduce-timeout"),
+    explains=("port-unreachable", "port-in-use", *ALLREDUCE),
     scope="master",
     errors=("EADDRNOTAVAIL",),
 )
-def master_addr_not_local(view: View) -> Iterator[Finding | Unjudged]:
+def master_addr_not_local(view: View) -> Findings:
     """Fires where no address that the first host resolves the master address to is its own."""
     address = view.snapshot.cluster.master_addr
     everyone = [node.name for node in view.snapshot.cluster.nodes]

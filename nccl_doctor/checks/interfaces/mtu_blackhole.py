@@ -15,17 +15,17 @@ See RFC 2923, and NVIDIA/nccl issues 1524, 1957 and 2135.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Skipped, Stall, Unknown
 from nccl_doctor.text.hostlist import fold, grouped
 
 
-@check("NCD214", severity=Severity.ERROR, needs=("mesh",), explains=("allreduce-failed", "allreduce-timeout"))
-def mtu_blackhole(view: View) -> Iterator[Finding | Unjudged]:
+@check("NCD214", severity=Severity.ERROR, needs=("mesh",), explains=ALLREDUCE)
+def mtu_blackhole(view: View) -> Findings:
     """Yields one finding for each host of most stalled pairs that are left; a single one where that is most hosts."""
     mesh = view.mesh
     if isinstance(mesh.stalls, Skipped):

@@ -11,10 +11,9 @@ Fix: set the same MTU on all hosts, and make sure that the switches pass it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 from nccl_doctor.checks.nccl_choice import NEEDS
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.text.hostlist import fold, grouped
@@ -22,7 +21,7 @@ from nccl_doctor.text.inet import Network
 
 
 @check("NCD213", severity=Severity.WARNING, needs=NEEDS)
-def mtu_mismatch(view: View) -> Iterator[Finding | Unjudged]:
+def mtu_mismatch(view: View) -> Findings:
     """Yields one finding a subnet; the hosts at fault are those that differ from most."""
     nccl = view.nccl
     by_network: dict[Network, dict[str, tuple[str, int]]] = {}

@@ -18,7 +18,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Iterator
 
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.checks.wording import failed_where
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.model.register import Unjudged
@@ -41,7 +41,7 @@ ROOM = 4
     needs=("interfaces", "resolution"),
     explains=("port-unreachable", "allreduce-timeout", "allreduce-failed"),
 )
-def neighbour_table_small(view: View) -> Iterator[Finding | Unjudged]:
+def neighbour_table_small(view: View) -> Findings:
     """Yields one finding for all hosts with the same limit; an error where dials of theirs timed out besides."""
     short: dict[tuple[int, int], list[str]] = {}
     names = frozenset(node.address for node in view.snapshot.cluster.nodes)

@@ -16,23 +16,15 @@ See Documentation/networking/ip-sysctl.rst in the kernel's source, RFC 3704.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from nccl_doctor.checks.interfaces.route_missing import Hindered, hindered
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import line
 
 
-@check(
-    "NCD220",
-    severity=Severity.ERROR,
-    needs=("mesh",),
-    explains=("allreduce-failed", "allreduce-timeout"),
-)
-def reverse_path_filtered(view: View) -> Iterator[Finding | Unjudged]:
+@check("NCD220", severity=Severity.ERROR, needs=("mesh",), explains=ALLREDUCE)
+def reverse_path_filtered(view: View) -> Findings:
     """Yields one finding for each host that drops packets so."""
     for one in hindered(view, "filtered"):
         yield _finding(one)

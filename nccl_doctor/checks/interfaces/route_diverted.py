@@ -17,24 +17,16 @@ See ip-rule(8) and ip-route(8).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from nccl_doctor.checks.interfaces.route_missing import Hindered, hindered
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.firewall.route_lookup import MAIN_TABLES, RouteFault
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import line
 
 
-@check(
-    "NCD219",
-    severity=Severity.ERROR,
-    needs=("mesh",),
-    explains=("allreduce-failed", "allreduce-timeout"),
-)
-def route_diverted(view: View) -> Iterator[Finding | Unjudged]:
+@check("NCD219", severity=Severity.ERROR, needs=("mesh",), explains=ALLREDUCE)
+def route_diverted(view: View) -> Findings:
     """Yields one finding for each host that does so."""
     for one in hindered(view, "diverted"):
         yield _finding(one)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.firewall.route_lookup import NO_WAY, Kind, RouteFault
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
@@ -31,7 +31,7 @@ from nccl_doctor.text.inet import address_of
 
 
 @check("NCD215", severity=Severity.ERROR, needs=(*NEEDS, "routes"), explains=EXPLAINS, errors=("ENETUNREACH",))
-def route_missing(view: View) -> Iterator[Finding | Unjudged]:
+def route_missing(view: View) -> Findings:
     """Yields one finding for each host that lacks routes to addresses which are not at fault themselves."""
     nccl = view.nccl
     judged = {host.name for host in view.hosts}

@@ -16,10 +16,8 @@ See Documentation/networking/ip-sysctl.rst in the kernel's source, and NVIDIA/nc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from nccl_doctor.checks.nccl_choice import NEEDS
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
@@ -32,7 +30,7 @@ KEYS = ("rp_filter", "arp_ignore", "arp_announce")
 
 
 @check("NCD212", severity=Severity.WARNING, needs=NEEDS, explains=("port-unreachable", "allreduce-timeout"))
-def shared_subnet_nics(view: View) -> Iterator[Finding | Unjudged]:
+def shared_subnet_nics(view: View) -> Findings:
     """Yields one finding a host and subnet, unless the sysctls show that it is meant so."""
     nccl = view.nccl
     for host, facts in view.facts:

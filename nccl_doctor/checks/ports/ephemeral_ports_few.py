@@ -21,12 +21,11 @@ Fix: widen the range on every host. Where the master port then lies in it, it is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Dial, Host, Mesh, known, ranks
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import line
@@ -37,13 +36,8 @@ WIDE = (15000, 65000)
 """A range of 50,001 ports that leaves most services' own ports alone."""
 
 
-@check(
-    "NCD307",
-    severity=Severity.WARNING,
-    needs=("port_range",),
-    explains=("port-unreachable", *ANYWAY),
-)
-def ephemeral_ports_few(view: View) -> Iterator[Finding | Unjudged]:
+@check("NCD307", severity=Severity.WARNING, needs=("port_range",), explains=("port-unreachable", *ANYWAY))
+def ephemeral_ports_few(view: View) -> Findings:
     """Yields one finding for all hosts with the same range that is too small."""
     world = ranks.world_size(view.snapshot)
     local = ranks.counts(view.snapshot)

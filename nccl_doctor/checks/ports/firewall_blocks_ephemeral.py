@@ -14,17 +14,14 @@ References: ip-sysctl (ip_local_port_range); NCCL's ncclSocketListen binds port 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from nccl_doctor.checks.ports._firewall import EXPLAINS, OWN, by_rule, finding, gaps, whose
-from nccl_doctor.checks.view import View, check
-from nccl_doctor.model.finding import Finding, Severity
-from nccl_doctor.model.register import Unjudged
+from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.model.finding import Severity
 from nccl_doctor.text.hostlist import fold
 
 
 @check("NCD302", severity=Severity.ERROR, needs=("mesh",), explains=EXPLAINS, row="firewall")
-def firewall_blocks_ephemeral(view: View) -> Iterator[Finding | Unjudged]:
+def firewall_blocks_ephemeral(view: View) -> Findings:
     """Yields one finding for all hosts that stop these ports alike, unless that rule stops the master port too."""
     snapshot = view.snapshot
     judged = view.firewall

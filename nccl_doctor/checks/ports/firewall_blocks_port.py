@@ -18,19 +18,16 @@ References: nft(8), iptables-extensions(8), firewall-cmd(1), ufw(8).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from nccl_doctor.checks.ports._firewall import EXPLAINS, by_rule, finding, gaps, stops_master, whose
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.firewall.blame import Blame
-from nccl_doctor.model.finding import Finding, Severity
-from nccl_doctor.model.register import Unjudged
+from nccl_doctor.model.finding import Severity
 from nccl_doctor.snapshot import Snapshot
 from nccl_doctor.text.hostlist import fold
 
 
 @check("NCD301", severity=Severity.ERROR, needs=("mesh",), explains=EXPLAINS, row="firewall")
-def firewall_blocks_port(view: View) -> Iterator[Finding | Unjudged]:
+def firewall_blocks_port(view: View) -> Findings:
     """Yields one finding for all hosts that have the same rule, where it stops the master port on one of them."""
     snapshot = view.snapshot
     judged = view.firewall

@@ -17,10 +17,10 @@ References: Kubernetes, "Network Policies". The API reference, NetworkPolicy v1 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from nccl_doctor.checks.ports.port_unreachable import MEANS
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import common_labels
 from nccl_doctor.firewall.network_policy import PolicyBlame, opening
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
@@ -32,13 +32,8 @@ from nccl_doctor.text.shell import line
 SHOWN = 4
 
 
-@check(
-    "NCD308",
-    severity=Severity.ERROR,
-    needs=("mesh",),
-    explains=("allreduce-failed", "allreduce-timeout"),
-)
-def network_policy_blocks(view: View) -> Iterator[Finding]:
+@check("NCD308", severity=Severity.ERROR, needs=("mesh",), explains=ALLREDUCE)
+def network_policy_blocks(view: View) -> Findings:
     """Yields one finding for each set of policies that drops dials."""
     dropped = [(dial, one) for dial in view.mesh.failed for one in view.policies.get(dial, ())]
     for policies, group in grouped((one.names, (dial, one)) for dial, one in dropped).items():

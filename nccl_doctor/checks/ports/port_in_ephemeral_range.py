@@ -15,17 +15,14 @@ References: the kernel's Documentation/networking/ip-sysctl.rst.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import PortRange, known
 from nccl_doctor.text.shell import line
 
 
 @check("NCD306", severity=Severity.WARNING, needs=("port_range",), explains=("port-in-use",), scope="master")
-def port_in_ephemeral_range(view: View) -> Iterator[Finding | Unjudged]:
+def port_in_ephemeral_range(view: View) -> Findings:
     """Fires where the kernel may give the master port away."""
     port = view.snapshot.cluster.master_port
     for host, facts in view.facts:

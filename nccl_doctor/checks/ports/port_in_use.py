@@ -25,11 +25,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import endable, ending, fix_port
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
 from nccl_doctor.model.ports import age_words
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Host, PortRange, PortTrial, Process, known
 from nccl_doctor.text.shell import Line, line
 
@@ -46,14 +45,14 @@ MEANS = {
     "NCD304",
     severity=Severity.ERROR,
     needs=("master_port",),
-    explains=("stale-process", "gpu-in-use", "allreduce-failed", "allreduce-timeout"),
+    explains=("stale-process", "gpu-in-use", *ALLREDUCE),
     scope="master",
     in_logs=("master-addr-not-local",),
     row="processes",
     row_suffices=True,
     errors=("EADDRINUSE",),
 )
-def port_in_use(view: View) -> Iterator[Finding | Unjudged]:
+def port_in_use(view: View) -> Findings:
     """Fires where torch would not get the master port, and says who has it."""
     for host, facts in view.facts:
         trial = known(facts.master_port)

@@ -10,11 +10,8 @@ Fix: choose a master port from 1024 up, outside of the ephemeral range: torchrun
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import known
 
 
@@ -22,12 +19,12 @@ from nccl_doctor.snapshot import known
     "NCD305",
     severity=Severity.WARNING,
     needs=("master_port",),
-    explains=("allreduce-failed", "allreduce-timeout"),
+    explains=ALLREDUCE,
     scope="master",
     row="processes",
     errors=("EACCES",),
 )
-def port_privileged(view: View) -> Iterator[Finding | Unjudged]:
+def port_privileged(view: View) -> Findings:
     """An error where the bind was refused; a warning where it only works because we are root."""
     for host, facts in view.facts:
         trial = known(facts.master_port)

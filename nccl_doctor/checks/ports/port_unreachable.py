@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from itertools import permutations
 
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.suggest import setting
@@ -54,13 +54,8 @@ MEANS = {
 }
 
 
-@check(
-    "NCD303",
-    severity=Severity.ERROR,
-    needs=("mesh",),
-    explains=("allreduce-failed", "allreduce-timeout"),
-)
-def port_unreachable(view: View) -> Iterator[Finding | Unjudged]:
+@check("NCD303", severity=Severity.ERROR, needs=("mesh",), explains=ALLREDUCE)
+def port_unreachable(view: View) -> Findings:
     """Yields one finding for each of the fewest hosts that explain the failed pairs; for all where none is likelier."""
     mesh = view.mesh
     for name, reason in mesh.not_listening.items():

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import Mesh
 from nccl_doctor.text.hostlist import fold
@@ -44,11 +44,10 @@ OTHERWISE = (
         "port-unreachable",
         "firewall-blocks-port",
         "firewall-blocks-ephemeral",
-        "allreduce-failed",
-        "allreduce-timeout",
+        *ALLREDUCE,
     ),
 )
-def proxy_intercepts(view: View) -> Iterator[Finding]:
+def proxy_intercepts(view: View) -> Findings:
     """Yields one finding for all pairs between which connections are intercepted; an error where dials fail of it."""
     mesh = view.mesh
     spoken = [dial for dial in mesh.failed if dial.outcome == "intercepted"]

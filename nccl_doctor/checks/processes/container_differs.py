@@ -28,7 +28,7 @@ from nccl_doctor.checks.own_names import has_own_network, is_unreached
 from nccl_doctor.checks.processes.memlock_low import too_low
 from nccl_doctor.checks.processes.nofile_low import BASE, PER_RANK
 from nccl_doctor.checks.processes.shm_small import MIB, WANTED
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.checks.wording import folded
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
 from nccl_doctor.model.register import Unjudged
@@ -106,7 +106,7 @@ _RUN = ("docker", "podman", "nerdctl")
     row="limits",
     outside=True,
 )
-def container_differs(view: View) -> Iterator[Finding | Unjudged]:
+def container_differs(view: View) -> Findings:
     """Yields one finding for the containers of one name that differ from their hosts in the same way."""
     told = [
         Sides(view, host, facts, inside, outside)

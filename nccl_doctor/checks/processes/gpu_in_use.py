@@ -18,12 +18,9 @@ References: nvidia-smi(1), --query-compute-apps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Gpu, GpuProcess, Host, TrainingJob, Unknown, known
 from nccl_doctor.snapshot.ranks import visible
 from nccl_doctor.text.hostlist import nouns
@@ -38,10 +35,10 @@ UNSEEN_MIB = 2048
     "NCD602",
     severity=Severity.ERROR,
     needs=("gpus", "gpu_processes"),
-    explains=("out-of-memory", "allreduce-failed", "allreduce-timeout"),
+    explains=("out-of-memory", *ALLREDUCE),
     row="GPUs",
 )
-def gpu_in_use(view: View) -> Iterator[Finding | Unjudged]:
+def gpu_in_use(view: View) -> Findings:
     """Yields one finding a host whose needed GPUs are taken."""
     for host, facts in view.facts:
         gpus = known(facts.gpus)

@@ -14,11 +14,8 @@ Fix: `* - memlock unlimited` in /etc/security/limits.d, then log in anew; `--uli
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import HostFacts, Unknown, known
 from nccl_doctor.text.hostlist import fold
 
@@ -33,11 +30,11 @@ ENOUGH = 1024 * MIB
     "NCD604",
     severity=Severity.WARNING,
     needs=("limits", "rdma"),
-    explains=("allreduce-failed", "allreduce-timeout"),
+    explains=ALLREDUCE,
     in_logs=("ib-fault", "out-of-memory", "plugin-fault"),
     row="limits",
 )
-def memlock_low(view: View) -> Iterator[Finding | Unjudged]:
+def memlock_low(view: View) -> Findings:
     """Yields one finding a limit, folded over hosts."""
     for limit, hosts in view.hosts_by(too_low).items():
         yield Finding(

@@ -17,11 +17,8 @@ their own (`LimitNOFILE=`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import known
 from nccl_doctor.snapshot.ranks import world_size
 from nccl_doctor.text.hostlist import fold
@@ -36,12 +33,12 @@ CERTAIN = 2
     "NCD603",
     severity=Severity.WARNING,
     needs=("limits",),
-    explains=("allreduce-failed", "allreduce-timeout"),
+    explains=ALLREDUCE,
     in_logs=("plugin-fault", "port-in-use", "shm-attach-failed", "shm-exhausted"),
     row="limits",
     errors=("EMFILE",),
 )
-def nofile_low(view: View) -> Iterator[Finding | Unjudged]:
+def nofile_low(view: View) -> Findings:
     """Yields one finding a pair of limits, folded over hosts."""
     world = world_size(view.snapshot)
     need = BASE + PER_RANK * world

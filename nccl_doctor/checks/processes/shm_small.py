@@ -15,13 +15,11 @@ Fix: enlarge it, `mount -o remount,size=… /dev/shm`, for good in /etc/fstab; s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import folded
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import HostFacts, Shm, Unknown, known
 from nccl_doctor.snapshot.ranks import nproc
 from nccl_doctor.text.hostlist import fold
@@ -44,14 +42,8 @@ class _Lack:
     pod: bool
 
 
-@check(
-    "NCD605",
-    severity=Severity.WARNING,
-    needs=("shm",),
-    explains=("allreduce-failed", "allreduce-timeout"),
-    row="limits",
-)
-def shm_small(view: View) -> Iterator[Finding | Unjudged]:
+@check("NCD605", severity=Severity.WARNING, needs=("shm",), explains=ALLREDUCE, row="limits")
+def shm_small(view: View) -> Findings:
     """Yields one finding for the hosts that lack room alike; how much is free there may differ."""
     lacks: dict[_Lack, dict[str, int]] = {}
     for host, facts in view.facts:

@@ -30,17 +30,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.checks.wording import described, endable, ending
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import GpuProcess, Host, HostFacts, TrainingJob, Unknown, known
 
 
 @check(
     "NCD601", severity=Severity.WARNING, needs=("processes",), explains=("gpu-in-use",), row_words="nothing left behind"
 )
-def stale_process(view: View) -> Iterator[Finding | Unjudged]:
+def stale_process(view: View) -> Findings:
     """Yields one finding a host: all that was left there."""
     for host, facts in view.facts:
         processes = known(facts.processes)

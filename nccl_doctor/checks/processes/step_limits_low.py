@@ -19,11 +19,8 @@ References: srun(1): --cpus-per-task, --exact, --mem. cgroup.conf(5): ConstrainD
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import known
 from nccl_doctor.snapshot.container import SlurmOptions
 from nccl_doctor.snapshot.ranks import nproc
@@ -39,10 +36,10 @@ FATAL = GIB // 2
     "NCD607",
     severity=Severity.WARNING,
     needs=("step", "gpus"),
-    explains=("gpu-count-low", "allreduce-failed", "allreduce-timeout", "allreduce-slow"),
+    explains=("gpu-count-low", *ALLREDUCE, "allreduce-slow"),
     row="limits",
 )
-def step_limits_low(view: View) -> Iterator[Finding | Unjudged]:
+def step_limits_low(view: View) -> Findings:
     """Yields one finding for each thing that is too little, folded over nodes that have as much of it."""
     alone = len(view.snapshot.cluster.nodes) == 1
     low: list[tuple[tuple[str, int, int], str]] = []

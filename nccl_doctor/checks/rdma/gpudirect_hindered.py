@@ -18,9 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import HostFacts, known
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import line
@@ -30,7 +29,7 @@ NO_WAY = "neither nvidia_peermem is loaded nor DMA-BUF to be had"
 
 
 @check("NCD402", severity=Severity.WARNING, needs=("rdma", "pci", "gpus"))
-def gpudirect_hindered(view: View) -> Iterator[Finding | Unjudged]:
+def gpudirect_hindered(view: View) -> Findings:
     """Yields one finding a set of hindrances, folded over hosts."""
     for lines, hosts in view.hosts_by(lambda facts: tuple(_hindrances(facts)) or None).items():
         loads = lines == (NO_WAY,)

@@ -21,10 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import Difference, difference, ordered
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Host, HostFacts, Unknown, known
 from nccl_doctor.snapshot.hardware import RdmaDevice, RdmaPort
 from nccl_doctor.text.hostlist import fold
@@ -34,8 +33,8 @@ MAPPED = "0000:0000:0000:0000:0000:ffff:"
 """A GID that holds an IPv4 address."""
 
 
-@check("NCD401", severity=Severity.WARNING, needs=("rdma",), explains=("allreduce-failed", "allreduce-timeout"))
-def rdma_mismatch(view: View) -> Iterator[Finding | Unjudged]:
+@check("NCD401", severity=Severity.WARNING, needs=("rdma",), explains=ALLREDUCE)
+def rdma_mismatch(view: View) -> Findings:
     """Yields one finding for all that differs; an error where NCCL_IB_GID_INDEX means different things."""
     profiles = {host.name: dict(_profile(host, facts)) for host, facts in view.facts}
     if not any(profile["RDMA devices"] != "none" for profile in profiles.values()):

@@ -14,12 +14,10 @@ Fix: let the host keep time from the network: `timedatectl set-ntp true`, or chr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from statistics import median_low
 
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Clock
 from nccl_doctor.text.hostlist import fold, nouns
 
@@ -29,7 +27,7 @@ C10D_S = 15.0
 
 
 @check("NCD507", severity=Severity.WARNING, needs=("clock",))
-def clock_skew(view: View) -> Iterator[Finding | Unjudged]:
+def clock_skew(view: View) -> Findings:
     """Yields one finding for all hosts off the median."""
     clocks = {host.name: facts.clock for host, facts in view.facts if isinstance(facts.clock, Clock)}
     if len(clocks) < 2:

@@ -14,9 +14,8 @@ Fix: copy from one host to the others (`rsync -a`, `git pull`), or keep code and
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import Difference, difference
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
@@ -27,8 +26,8 @@ from nccl_doctor.text.hostlist import fold, grouped
 SHOWN = 8
 
 
-@check("NCD508", severity=Severity.ERROR, needs=("same",), explains=("allreduce-failed", "allreduce-timeout"))
-def code_mismatch(view: View) -> Iterator[Finding | Unjudged]:
+@check("NCD508", severity=Severity.ERROR, needs=("same",), explains=ALLREDUCE)
+def code_mismatch(view: View) -> Findings:
     """Yields one finding a path."""
     for path in view.snapshot.cluster.same:
         found: dict[str, SameEntry] = {}

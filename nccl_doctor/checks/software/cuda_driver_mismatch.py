@@ -15,9 +15,8 @@ Fix: update the driver on the host (and reboot it), or install a torch that is b
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Host, HostFacts, TorchInfo, Unknown
@@ -42,10 +41,10 @@ TWO_VERSIONS = "version mismatch"
     "NCD505",
     severity=Severity.ERROR,
     needs=("torch",),
-    explains=("allreduce-failed", "allreduce-timeout"),
+    explains=ALLREDUCE,
     in_logs=("cuda-error", "gpu-count-low", "torch-missing"),
 )
-def cuda_driver_mismatch(view: View) -> Iterator[Finding | Unjudged]:
+def cuda_driver_mismatch(view: View) -> Findings:
     """Yields one finding a pair of versions that do not fit, folded over hosts."""
     old: dict[tuple[str, str, str], list[str]] = {}
     broken: dict[str, list[str]] = {}

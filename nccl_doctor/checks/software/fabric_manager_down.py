@@ -14,9 +14,7 @@ nvidia-fabricmanager`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import HostFacts, Unknown, known
@@ -31,10 +29,10 @@ STARTABLE = ("inactive", "failed")
     "NCD506",
     severity=Severity.ERROR,
     needs=("pci",),
-    explains=("allreduce-failed", "allreduce-timeout"),
+    explains=ALLREDUCE,
     in_logs=("cuda-driver-mismatch", "cuda-error", "gpu-count-low"),
 )
-def fabric_manager_down(view: View) -> Iterator[Finding | Unjudged]:
+def fabric_manager_down(view: View) -> Findings:
     """Yields one finding a state of the service, folded over hosts."""
     down: dict[str, list[str]] = {}
     for host, facts in view.facts:

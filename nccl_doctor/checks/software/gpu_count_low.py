@@ -18,10 +18,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Gpu, known
 from nccl_doctor.snapshot.ranks import devices, nproc, visible
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
@@ -31,11 +30,11 @@ from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
     "NCD503",
     severity=Severity.ERROR,
     needs=("gpus",),
-    explains=("allreduce-failed", "allreduce-timeout"),
+    explains=ALLREDUCE,
     in_logs=("cuda-error", "local-rank-invalid"),
     row="GPUs",
 )
-def gpu_count_low(view: View) -> Iterator[Finding | Unjudged]:
+def gpu_count_low(view: View) -> Findings:
     """Yields one finding a node that can't serve its ranks; one for all that have fewer GPUs than most."""
     if all(facts.gpus == () for _, facts in view.facts):
         return

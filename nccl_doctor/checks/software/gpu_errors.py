@@ -17,9 +17,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Unknown, known
 from nccl_doctor.snapshot.hardware import GpuHealth, Xid
 
@@ -30,7 +29,7 @@ LOST = frozenset({79, 119, 120, 140, 154})
 
 
 @check("NCD510", severity=Severity.WARNING, needs=("gpu_health",), in_logs=("cuda-error",), row="GPUs")
-def gpu_errors(view: View) -> Iterator[Finding | Unjudged]:
+def gpu_errors(view: View) -> Findings:
     """Yields one finding a host."""
     for host, facts in view.facts:
         gpu_health = known(facts.gpu_health)

@@ -13,12 +13,10 @@ Fix: leave the unlike hosts out, or choose the batch size for the smallest. With
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.checks.wording import difference, ordered
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Gpu, known
 from nccl_doctor.snapshot.ranks import visible
 from nccl_doctor.text.hostlist import fold
@@ -27,7 +25,7 @@ GIB = 1024
 
 
 @check("NCD509", severity=Severity.WARNING, needs=("gpus",), row="GPUs")
-def gpu_model_mismatch(view: View) -> Iterator[Finding | Unjudged]:
+def gpu_model_mismatch(view: View) -> Findings:
     """Yields one finding: hosts whose GPUs are not the others', or unlike among themselves."""
     kinds = {}
     for host, facts in view.facts:

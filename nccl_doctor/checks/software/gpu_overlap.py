@@ -15,24 +15,16 @@ two out of the list.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import known
 from nccl_doctor.snapshot.ranks import nproc, visible
 from nccl_doctor.text.hostlist import grouped
 
 
-@check(
-    "NCD504",
-    severity=Severity.ERROR,
-    needs=("gpus",),
-    explains=("host-listed-twice", "allreduce-failed", "allreduce-timeout"),
-    row="GPUs",
-)
-def gpu_overlap(view: View) -> Iterator[Finding | Unjudged]:
+@check("NCD504", severity=Severity.ERROR, needs=("gpus",), explains=("host-listed-twice", *ALLREDUCE), row="GPUs")
+def gpu_overlap(view: View) -> Findings:
     """Yields one finding a pair of nodes that share GPUs."""
     used: dict[str, dict[str, str]] = {}
     for host, facts in view.facts:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Host, PythonInfo, Unknown, known
@@ -34,7 +34,7 @@ SEARCHED = frozenset({"LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH"}
 
 
 @check("NCD511", severity=Severity.WARNING, needs=("python",))
-def login_environment_differs(view: View) -> Iterator[Finding | Unjudged]:
+def login_environment_differs(view: View) -> Findings:
     """Yields one finding a set of differences, folded over hosts."""
     groups: dict[tuple[str, ...], list[str]] = {}
     matters: set[tuple[str, ...]] = set()

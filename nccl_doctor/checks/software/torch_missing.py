@@ -13,16 +13,15 @@ one), or install torch for the interpreter that is named.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import known
 
 
-@check("NCD501", severity=Severity.ERROR, needs=("torch", "python"), explains=("allreduce-failed", "allreduce-timeout"))
-def torch_missing(view: View) -> Iterator[Finding | Unjudged]:
+@check("NCD501", severity=Severity.ERROR, needs=("torch", "python"), explains=ALLREDUCE)
+def torch_missing(view: View) -> Findings:
     """Yields one finding an interpreter that lacks torch, folded over its hosts."""
     present = view.hosts_by(lambda facts: known(facts.python).executable if known(facts.torch) else None)
     lacking = view.hosts_by(lambda facts: None if known(facts.torch) else known(facts.python).executable)

@@ -26,12 +26,9 @@ Fix: install the same versions everywhere, or name interpreters in the hosts fil
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from nccl_doctor.checks.view import View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import difference, ordered
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import HostFacts, LibncclAnswer, Smoke, TorchInfo, Unknown, known
 from nccl_doctor.text.hostlist import fold
 
@@ -49,10 +46,10 @@ MATTERS = {
     "NCD502",
     severity=Severity.ERROR,
     needs=("python", "torch"),
-    explains=("allreduce-failed", "allreduce-timeout"),
+    explains=ALLREDUCE,
     in_logs=("collective-mismatch", "cuda-error", "torch-missing"),
 )
-def version_mismatch(view: View) -> Iterator[Finding | Unjudged]:
+def version_mismatch(view: View) -> Findings:
     """Yields one finding for all that differs: the outliers against the majority."""
     versions = {host.name: {**_versions(facts), **_in_the_all_reduce(view, host.name)} for host, facts in view.facts}
     found = [

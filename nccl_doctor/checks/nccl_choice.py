@@ -13,10 +13,9 @@ from nccl_doctor.nccl.faults import Fault, Kind, faults
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.interfaces import FAMILIES
 from nccl_doctor.nccl.suggest import fix, move
-from nccl_doctor.snapshot import FactName
 from nccl_doctor.text.hostlist import fold, grouped, quoted
 
-NEEDS: tuple[FactName, ...] = ("interfaces", "env", "config_files")
+NEEDS = ("interfaces", "env", "config_files")
 """Without these facts nobody can say what NCCL does on a host."""
 
 EXPLAINS = ("port-unreachable", "allreduce-failed", "allreduce-timeout")

@@ -20,7 +20,7 @@ from nccl_doctor.firewall.route_lookup import RouteFault, find_route_faults
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import CheckFunction, Scope, Traits, Unjudged, enter, make_entry
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl, cluster_nccl
-from nccl_doctor.snapshot import Dial, FactName, Host, HostFacts, Mesh, Smoke, Snapshot, known
+from nccl_doctor.snapshot import Dial, Host, HostFacts, Mesh, Smoke, Snapshot, known
 from nccl_doctor.snapshot.pods import KubeFacts
 from nccl_doctor.text.hostlist import K, grouped
 
@@ -172,11 +172,17 @@ def check(
     code: str,
     *,
     severity: Severity,
-    needs: tuple[FactName | Phase, ...] = (),
+    needs: tuple[str, ...] = (),
     scope: Scope = "all",
     **traits: Unpack[Traits],
 ) -> Callable[[CheckFunction], CheckFunction]:
-    """Registers the decorated function as the check of its module."""
+    """Registers the decorated function as the check of its module.
+
+    Raises:
+        TypeError: a need is neither a fact of a host nor a phase.
+    """
+    if strange := set(needs) - HostFacts.model_fields.keys() - set(PHASES):
+        raise TypeError(f"{code} needs {', '.join(sorted(strange))}, which is no fact of a host")
 
     def register(function: CheckFunction) -> CheckFunction:
         entry = make_entry(function.__module__, code, severity, **traits)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any
 
 from nccl_doctor.checks.allreduce.culprits import causes_from_output
 from nccl_doctor.checks.view import Derived, FailedDials
@@ -18,9 +17,8 @@ from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import Check, all_checks, entry
 from nccl_doctor.model.report import CheckResult, Diagnosis, HostSummary, Outcome, Report
 from nccl_doctor.snapshot import Host, HostFacts, Interfaces, Skipped, Smoke, Snapshot, Unknown
-from nccl_doctor.snapshot.network import Route
+from nccl_doctor.snapshot.hosts import Shown
 from nccl_doctor.snapshot.pods import PodFacts
-from nccl_doctor.snapshot.system import Gpu, TorchInfo
 from nccl_doctor.text.inet import network_of, prefix_length
 from nccl_doctor.transport.containers.options import placed
 
@@ -145,33 +143,19 @@ def _network(host: Host, address: str) -> str | None:
     return str(network_of(f"{address.partition('%')[0]}/{prefix_length(mask)}"))
 
 
-T = TypeVar("T")
-MOST_ROUTES = 4
+_WORDS: dict[str, Callable[[Any], str | None]] = {"firewall": lambda it: managed_by(it) or "none"}
+"""Of facts whose words need a room above the snapshot; the others' stand on their fields."""
 
 
 def describe_host(facts: HostFacts, pod: PodFacts | None = None) -> dict[str, str]:
-    """Versions, GPUs, limits, shared memory and routes; what is not known says why; first what a pod is."""
-    around = facts.outside
-    container = {} if around is None else {"container": _told(around, lambda it: f"{it.place}, on {it.hostname}")}
-    return (
-        ({} if pod is None else {"pod": _pod(pod)})
-        | container
-        | {
-            "python": _told(facts.python, lambda it: f"{it.version}, {it.executable}"),
-            "torch": _told(facts.torch, _torch),
-            "GPUs": _told(facts.gpus, _gpus),
-            "limits": _told(
-                facts.limits, lambda it: f"nofile {_limit(it.nofile_soft)}, memlock {_limit(it.memlock_soft)}"
-            ),
-            "firewall": _told(facts.firewall, lambda it: managed_by(it) or "none"),
-            "shared memory": _told(facts.shm, lambda it: f"{it.total_bytes / 1e9:.3g} GB"),
-            "routes": _told(facts.routes, _routes),
-        }
-    )
-
-
-def _told(fact: T | Unknown, words: Callable[[T], str]) -> str:
-    return f"unknown: {fact.reason}" if isinstance(fact, Unknown) else words(fact)
+    """The words of each fact that is shown, by its label; what is not known says why; first what a pod is."""
+    found = {} if pod is None else {"pod": _pod(pod)}
+    for name, field in HostFacts.model_fields.items():
+        for shown in (part for part in field.metadata if isinstance(part, Shown)):
+            fact, words = getattr(facts, name), shown.words or _WORDS[name]
+            text = f"unknown: {fact.reason}" if isinstance(fact, Unknown) else words(fact)
+            found |= {} if text is None else {shown.label: text}
+    return found
 
 
 def _pod(pod: PodFacts) -> str:
@@ -188,28 +172,3 @@ def _pod(pod: PodFacts) -> str:
         f"capabilities {added}" if added else "",
     )
     return "; ".join(part for part in parts if part)
-
-
-def _torch(torch: TorchInfo | None) -> str:
-    if torch is None:
-        return "none"
-    parts = (torch.version, torch.cuda and f"CUDA {torch.cuda}", torch.nccl and f"NCCL {torch.nccl}")
-    return ", ".join(part for part in parts if part)
-
-
-def _gpus(gpus: tuple[Gpu, ...]) -> str:
-    kinds = Counter(gpu.name for gpu in gpus)
-    return ", ".join(f"{count} {name}" for name, count in kinds.items()) or "none"
-
-
-def _limit(value: int | None) -> str:
-    return "unlimited" if value is None else str(value)
-
-
-def _routes(routes: tuple[Route, ...]) -> str:
-    """The first of the main table, IPv4 before IPv6."""
-    told = [
-        f"{one.destination}{f' via {one.gateway}' if one.gateway else ''} {one.interface}"
-        for one in sorted(routes, key=lambda route: route.family)
-    ]
-    return "; ".join([*told[:MOST_ROUTES], *([f"{len(told) - MOST_ROUTES} more"] if len(told) > MOST_ROUTES else [])])

@@ -152,10 +152,11 @@ class Server:
         return HANDLERS[request["do"]](request)  # type: ignore[no-any-return]  # imported late, for speed
 
     def _firewall(self, request: dict[str, Any]) -> dict[str, Any]:
-        from nccl_doctor.probe import facts, firewall
+        from nccl_doctor.probe import facts
+        from nccl_doctor.probe.facts import firewall
 
-        deadline = time.monotonic() + request["deadline_s"]
         seconds = request["deadline_s"]
+        deadline = time.monotonic() + seconds
         return facts.run({"firewall": lambda: firewall.collect(deadline, request["sudo"], again=True)}, seconds)
 
     def _watched(self, request: dict[str, Any]) -> Any:

@@ -8,11 +8,34 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from typing import Any, Callable
+from typing import Any, Callable, Dict, Set, TypeVar
 
 
 class Unavailable(Exception):  # noqa: N818 - it is no error of ours
     """A fact can't be had here; the message is a phrase that can stand behind "unknown: "."""
+
+
+COLLECTORS: Dict[str, Callable[..., object]] = {}
+SLOW: Set[str] = set()
+Collector = TypeVar("Collector", bound=Callable[..., object])
+
+
+def fact(field: str, *, slow: bool = False) -> Callable[[Collector], Collector]:
+    """Registers a collector of a field of snapshot.HostFacts.
+
+    What it needs it names as its parameters, out of ``given`` in probe/facts/__init__.py; others have defaults.
+
+    Args:
+        field: answers with it, in JSON form; an exception costs this fact alone.
+        slow: starts a program, and is therefore begun first.
+    """
+
+    def register(collector: Collector) -> Collector:
+        COLLECTORS[field] = collector
+        SLOW.update({field} if slow else ())
+        return collector
+
+    return register
 
 
 LIMIT = 1 << 23
@@ -20,6 +43,7 @@ LIMIT = 1 << 23
 PIECE = 1 << 16
 
 
+@fact("port_range")
 def port_range(folder: str = "/proc/sys/net/ipv4") -> dict[str, Any]:
     """snapshot.PortRange."""
     told = read(f"{folder}/ip_local_port_range")

@@ -36,7 +36,6 @@ from nccl_doctor.snapshot.access import UnknownKeyFacts as UnknownKeyFacts
 from nccl_doctor.snapshot.access import UnreachableFacts as UnreachableFacts
 from nccl_doctor.snapshot.container import Outside as Outside
 from nccl_doctor.snapshot.container import Surroundings as Surroundings
-from nccl_doctor.snapshot.hosts import FactName as FactName
 from nccl_doctor.snapshot.hosts import Host as Host
 from nccl_doctor.snapshot.hosts import HostFacts as HostFacts
 from nccl_doctor.snapshot.mesh import Dial as Dial

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot.access import AnyAccessFailure
@@ -37,8 +39,51 @@ _ENDED = re.compile(r"libnccl (?P<version>\S+) ended with “(?P<error>.*)”; t
 """How snapshots told it while they held the chosen interface and not libnccl's answer."""
 
 
+@dataclass(frozen=True)
+class Shown:
+    """Stands on a fact that ``-v`` shows: its label, and the words for what is known; None where there is none.
+
+    Without words here, judge/diagnose.py has them: they need a room above this one.
+    """
+
+    label: str
+    words: Callable[[Any], str | None] | None = None
+
+
+MOST_ROUTES = 4
+
+
+def _torch_words(torch: TorchInfo | None) -> str:
+    if torch is None:
+        return "none"
+    parts = (torch.version, torch.cuda and f"CUDA {torch.cuda}", torch.nccl and f"NCCL {torch.nccl}")
+    return ", ".join(part for part in parts if part)
+
+
+def _gpu_words(gpus: tuple[Gpu, ...]) -> str:
+    kinds = Counter(gpu.name for gpu in gpus)
+    return ", ".join(f"{count} {name}" for name, count in kinds.items()) or "none"
+
+
+def _limit_words(limits: ResourceLimits) -> str:
+    nofile, memlock = ("unlimited" if one is None else str(one) for one in (limits.nofile_soft, limits.memlock_soft))
+    return f"nofile {nofile}, memlock {memlock}"
+
+
+def _route_words(routes: tuple[Route, ...]) -> str:
+    """The first of the main table, IPv4 before IPv6."""
+    words = [
+        f"{route.destination}{f' via {route.gateway}' if route.gateway else ''} {route.interface}"
+        for route in sorted(routes, key=lambda route: route.family)
+    ]
+    more = len(words) - MOST_ROUTES
+    return "; ".join([*words[:MOST_ROUTES], *([f"{more} more"] if more > 0 else [])])
+
+
 class HostFacts(Observed):
-    """All that one host told.
+    """All that one host told, a field a fact; what :class:`Shown` says of one stands on the screen, in this order.
+
+    A fact is added here, with its type, and by its collector on the host (probe/reading.py, ``fact``).
 
     Attributes:
         libnccl: None where it was not asked.
@@ -55,13 +100,17 @@ class HostFacts(Observed):
     identity: Fact[Identity]
     resolution: Fact[Names]
     interfaces: Fact[Interfaces]
-    routes: Fact[tuple[Route, ...]]
     sockets: Fact[tuple[TcpSocket, ...]]
-    python: Fact[PythonInfo]
-    torch: Fact[TorchInfo | None]
-    gpus: Fact[tuple[Gpu, ...]]
-    limits: Fact[ResourceLimits]
-    shm: Fact[Shm]
+    outside: Annotated[Fact[Outside | None], Shown("container", lambda it: it and f"{it.place}, on {it.hostname}")] = (
+        None
+    )
+    python: Annotated[Fact[PythonInfo], Shown("python", lambda it: f"{it.version}, {it.executable}")]
+    torch: Annotated[Fact[TorchInfo | None], Shown("torch", _torch_words)]
+    gpus: Annotated[Fact[tuple[Gpu, ...]], Shown("GPUs", _gpu_words)]
+    limits: Annotated[Fact[ResourceLimits], Shown("limits", _limit_words)]
+    firewall: Annotated[Fact[FirewallFacts], Shown("firewall")] = unknown("the firewall was not looked at")
+    shm: Annotated[Fact[Shm], Shown("shared memory", lambda it: f"{it.total_bytes / 1e9:.3g} GB")]
+    routes: Annotated[Fact[tuple[Route, ...]], Shown("routes", _route_words)]
     port_range: Fact[PortRange]
     env: Fact[dict[str, EnvValue]]
     config_files: Fact[tuple[ConfigFile, ...]]
@@ -79,11 +128,9 @@ class HostFacts(Observed):
     login_shell: Fact[LoginShell | None] = unknown("not looked at")
     processes: Fact[tuple[TrainingJob, ...]] = unknown("not looked at")
     gpu_processes: Fact[tuple[GpuProcess, ...]] = unknown("not looked at")
-    firewall: Fact[FirewallFacts] = Field(default_factory=lambda: unknown("the firewall was not looked at"))
     firewall_after: Fact[FirewallFacts | None] = None
     ways: Fact[tuple[Way, ...]] = ()
     surroundings: Fact[Surroundings | None] = None
-    outside: Fact[Outside | None] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -102,14 +149,6 @@ def _answer(chosen: object) -> dict[str, Any] | None:
         return told | {"address": chosen.get("address"), "error": None}
     ended = _ENDED.fullmatch(str(chosen.get("$unknown")))
     return None if ended is None else {**ended.groupdict(), "interface": None, "address": None}
-
-
-FactName = Literal[
-    "clock", "config_files", "env", "gpu_health", "gpu_processes", "gpus", "identity", "interfaces", "limits",
-    "master_port", "outside", "pci", "port_range", "processes", "python", "rdma", "resolution", "routes", "same", "shm",
-    "step", "surroundings", "torch",
-]  # fmt: skip
-"""The fields of :class:`HostFacts` without which some check can't judge a host."""
 
 
 class Host(Observed):

@@ -20,7 +20,7 @@ MAX_TEXT = 4096
 """Characters of a text that has no other bound: Linux' PATH_MAX."""
 
 MAX_OUTPUT = 16 << 20
-"""Characters of what another program printed whole, as a packet filter's rules (probe/firewall.py takes 8 MiB)."""
+"""Characters of what another program printed whole, as a packet filter's rules (of which the probe takes 8 MiB)."""
 
 
 MAX_LINES = 64

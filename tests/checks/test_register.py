@@ -6,16 +6,17 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
+from nccl_doctor.checks import view
 from nccl_doctor.checks.view import PHASES
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.judge.run_check import ENGINES, SUBJECTS
+from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import Check, all_checks
 from nccl_doctor.model.report import Outcome
-from nccl_doctor.snapshot import FactName, HostFacts, Snapshot, skipped, unknown
+from nccl_doctor.snapshot import HostFacts, Snapshot, skipped, unknown
 from nccl_doctor.transport import register
 from tests.checks.live import HERE, LIVE, folder
 from tests.checks.snapshots import load, patched
@@ -117,9 +118,10 @@ def test_names_all_that_it_needs(check: Check, path: Path) -> None:
 
 
 def test_needs_are_facts() -> None:
-    assert set(get_args(FactName)) == {need for check in LIVE for need in check.needs} - set(PHASES)
-    assert set(get_args(FactName)) <= HostFacts.model_fields.keys()
+    assert {need for check in LIVE for need in check.needs} <= {*HostFacts.model_fields, *PHASES}
     assert set(PHASES) <= Snapshot.model_fields.keys()
+    with pytest.raises(TypeError, match="NCD599 needs moon, which is no fact of a host"):
+        view.check("NCD599", severity=Severity.ERROR, needs=("torch", "moon"))
 
 
 @pytest.mark.parametrize(("check", "path"), fixtures("quiet"), ids=names(fixtures("quiet")))

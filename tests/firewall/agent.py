@@ -38,7 +38,7 @@ class Agent:
     def facts(self, root: str, managers: bool) -> dict[str, object]:
         if root not in sys.path:
             sys.path.insert(0, root)
-        from nccl_doctor.probe import firewall
+        from nccl_doctor.probe.facts import firewall
 
         if not managers:  # firewall-cmd and ufw take 0.2 s to say that they don't run
             firewall.find = lambda program: None if program in {"firewall-cmd", "ufw"} else shutil.which(program)

@@ -11,7 +11,8 @@ import pytest
 
 from nccl_doctor.collect.facts.names import _packed
 from nccl_doctor.probe import facts
-from nccl_doctor.probe.reading import Unavailable
+from nccl_doctor.probe.ports import trial
+from nccl_doctor.probe.reading import COLLECTORS, Unavailable
 from nccl_doctor.snapshot import HostFacts, Skipped, Unknown
 from tests.patience import crowd
 
@@ -37,8 +38,9 @@ def test_the_answer_is_all_of_a_hosts_facts_and_all_are_known() -> None:
 
 def test_the_trial_is_over_before_the_sockets_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     order = []
-    monkeypatch.setattr(facts, "bind_error", lambda port: order.append(f"trial {port}"))
-    monkeypatch.setattr(facts, "list_sockets", lambda watched: order.append(f"list {sorted(watched)}"))
+    monkeypatch.setattr(trial, "bind_error", lambda port: order.append(f"trial {port}"))
+    facts.import_collectors()
+    monkeypatch.setitem(COLLECTORS, "sockets", lambda ports: order.append(f"list {sorted(ports)}"))
     facts.collect({**REQUEST, "trial_port": 29517, "master_port": 29500})
     assert order == ["trial 29517", "list [29500, 29517]"]
 
@@ -102,3 +104,11 @@ def test_a_thread_that_can_not_start_is_an_unknown_fact(monkeypatch: pytest.Monk
         monkeypatch.setattr(resource, "getrlimit", lambda one, soft=soft: (soft[one], soft[one]))
         unknown = {"$unknown": f"can't start new thread ({words})", "traceback": None}
         assert facts.run({"shm": dict}, 5) == {"shm": unknown}
+
+
+def test_every_fact_that_a_host_collects_is_a_field_of_the_snapshot() -> None:
+    facts.import_collectors()
+    assert (
+        COLLECTORS.keys() | {"clock", "login_shell", "outside", "firewall_after", "ways"}
+        == HostFacts.model_fields.keys()
+    )

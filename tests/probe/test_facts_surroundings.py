@@ -7,7 +7,7 @@ from nccl_doctor.probe.facts.host import read_surroundings
 
 
 def test_nobody_opens_a_device_unasked() -> None:
-    assert read_surroundings(wanted=False) is None
+    assert read_surroundings(inside=False) is None
 
 
 def test_each_device_is_opened_and_says_why_it_does_not(tmp_path: Path) -> None:
@@ -15,7 +15,7 @@ def test_each_device_is_opened_and_says_why_it_does_not(tmp_path: Path) -> None:
     (tmp_path / "nvidia1").mkdir()
     with socket.socket(socket.AF_UNIX) as there:
         there.bind(str(tmp_path / "uverbs0"))
-        found = read_surroundings(wanted=True, patterns=(f"{tmp_path}/nvidia[0-9]*", f"{tmp_path}/uverbs*"))
+        found = read_surroundings(inside=True, patterns=(f"{tmp_path}/nvidia[0-9]*", f"{tmp_path}/uverbs*"))
     assert found is not None
     assert found["network"] == str(Path("/proc/self/ns/net").readlink())
     told = {Path(path).name: error for path, error in found["devices"].items()}

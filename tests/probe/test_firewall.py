@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.probe import firewall, tools
-from nccl_doctor.probe.firewall import find
+from nccl_doctor.probe import tools
+from nccl_doctor.probe.facts import firewall
+from nccl_doctor.probe.facts.firewall import find
 from nccl_doctor.probe.reading import Unavailable
 from nccl_doctor.snapshot import Firewalld, FirewallFacts, IptablesSave, Unknown
 from tests.patience import LONG_S, crowd

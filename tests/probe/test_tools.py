@@ -18,7 +18,7 @@ PROBE = Path(probe.__file__).parent
 STARTING = {"Popen", "run", "call", "check_call", "check_output", "system", "popen", "fork", "forkpty"}
 STARTERS = {
     "tools.py": "a program of the list, for its output",
-    "firewall.py": "a program of the list, as root",
+    "facts/firewall.py": "a program of the list, as root",
     "children.py": "what its callers start, and a folder's keeper by /bin/sh",
     "relay.py": "/bin/sh with the controller's own line, in a Slurm step",
     "facts/environment.py": "the login's own shell, by passwd(5)",

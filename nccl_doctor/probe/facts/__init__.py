@@ -1,32 +1,26 @@
-"""What one host tells of itself: the answer to the request ``facts``.
+"""The answer to the request ``facts``: each fact from a collector of its own.
 
-Each field of snapshot.HostFacts has a collector, which runs in a thread of its own: an exception, a hanging name
-server, a dead NFS mount or an nvidia-smi that never returns costs its own fact and no other.
+A collector is any function in this package's modules that :func:`~nccl_doctor.probe.reading.fact` registers for a field
+of snapshot.HostFacts. It runs in a thread of its own: an exception, a hanging name server, a dead NFS mount or an
+nvidia-smi that never returns costs its own fact and no other.
 """
 
 from __future__ import annotations
 
+import importlib
+import os
 import queue
 import resource
 import threading
 import time
 import traceback
 from functools import partial
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Iterable
 
-from nccl_doctor.probe import firewall, gpus
-from nccl_doctor.probe.facts import environment, gpu_health, host, names, pci, processes, same, torch_info
-from nccl_doctor.probe.facts.host import read_step, read_surroundings, read_sysctls
-from nccl_doctor.probe.facts.network import list_sockets, read_interfaces, read_rdma, read_routes
-from nccl_doctor.probe.facts.pci import find_plugins
-from nccl_doctor.probe.facts.torch_info import Interpreter
-from nccl_doctor.probe.ports.trial import bind_error, explain
-from nccl_doctor.probe.reading import Unavailable, port_range
+from nccl_doctor.probe.reading import COLLECTORS, SLOW, Unavailable
 
-Collector = Callable[[], object]
 MARGIN_S = 0.3
 """Collectors that can end in time by themselves are told to end this much before the deadline."""
-NO_TRIAL = {"$skipped": "only the master's port is tried"}
 
 
 def collect(request: dict[str, Any]) -> dict[str, object]:
@@ -41,69 +35,66 @@ def collect(request: dict[str, Any]) -> dict[str, object]:
     Returns:
         For each field its value, or ``{"$unknown": reason, "traceback": text or None}``.
     """
+    from nccl_doctor.probe.facts.torch_info import Interpreter
+
     deadline_s = request["deadline_s"]
     began = time.monotonic()
     deadline = began + max(deadline_s - MARGIN_S, deadline_s / 2)
-    interpreter = Interpreter(request.get("env") or {}, deadline)
-    facts = run(collectors(request, interpreter, deadline), deadline_s)
+    interpreter = Interpreter(request.get("env") or {}, deadline)  # starts while the collectors are imported
+    import_collectors()
+    facts = run(_tasks(request, interpreter, deadline), deadline_s)
     facts["login_shell"] = None
     if facts["torch"] is None or facts["gpus"] or facts["rdma"]:
         # A login shell takes 100 ms. What it has besides matters where torch is not found, or where NCCL will run.
-        ask = partial(environment.read_login_shell, request.get("python") or "python3", deadline)
+        from nccl_doctor.probe.facts.environment import read_login_shell
+
+        ask = partial(read_login_shell, request.get("python") or "python3", deadline)
         facts.update(run({"login_shell": ask}, max(began + deadline_s - time.monotonic(), MARGIN_S)))
     return facts
 
 
-def collectors(request: dict[str, Any], interpreter: Interpreter, deadline: float) -> dict[str, Collector]:
-    """The collector of each field; those that start a program stand first, for they take longest.
+def import_collectors() -> None:
+    """Imports every module of this package, wherever it comes from, so that its collectors are registered."""
+    shipped: Iterable[str] | None = getattr(__loader__, "sources", None)  # type: ignore[name-defined]  # bootstrap.py
+    if shipped is None:
+        shipped = [f"{__name__}.{entry[:-3]}" for entry in os.listdir(os.path.dirname(__file__)) if entry[-3:] == ".py"]
+    for name in shipped:
+        if name.startswith(f"{__name__}.") and not name.endswith(".__init__"):
+            importlib.import_module(name)
 
-    Args:
-        request: as for :func:`collect`.
-        interpreter: the one that training would run.
-        deadline: on the clock of ``time.monotonic``, for what a collector waits for itself.
-    """
-    env = request.get("env") or {}
-    trial_port = request.get("trial_port")
-    watched = {port for port in (trial_port, request.get("master_port")) if port is not None}
-    # Tried before any collector runs, so that none takes the trial's own socket for a holder.
-    trial = (lambda: NO_TRIAL) if trial_port is None else partial(explain, trial_port, bind_error(trial_port))
-    return {
-        "torch": partial(torch_info.collect, env, interpreter, deadline),
-        "libnccl": interpreter.nccl,
-        "gpus": partial(gpus.list_gpus, deadline),
-        "firewall": partial(firewall.collect, deadline, bool(request.get("sudo"))),
-        "gpu_processes": partial(processes.on_gpus, deadline),
-        "gpu_health": partial(gpu_health.collect, deadline),
-        "same": partial(same.collect, request.get("same") or [], deadline),
-        "pci": partial(pci.read_pci, deadline),
-        "resolution": partial(names.collect, names.unpacked(request["names"]), deadline),
-        "identity": host.identity,
-        "interfaces": partial(read_interfaces, deadline),
-        "routes": read_routes,
-        "sockets": partial(list_sockets, watched),
-        "python": partial(host.python, interpreter.failure),
-        "limits": host.limits,
-        "shm": host.shm,
-        "port_range": port_range,
-        "rdma": read_rdma,
-        "xids": gpu_health.xids,
-        "plugins": partial(find_plugins, env),
-        "processes": processes.collect,
-        "sysctls": read_sysctls,
-        "surroundings": partial(read_surroundings, bool(request.get("inside"))),
-        "step": read_step,
-        "env": environment.read_environment,
-        "config_files": partial(environment.read_config_files, env),
-        "master_port": trial,
+
+def _tasks(request: dict[str, Any], interpreter: object, deadline: float) -> dict[str, Callable[[], object]]:
+    """Each collector with what its parameters name; those that start a program stand first, for they take longest."""
+    from nccl_doctor.probe.facts.names import unpacked
+    from nccl_doctor.probe.ports.trial import bind_error
+
+    port = request.get("trial_port")
+    given = {
+        "deadline": deadline,  # on the clock of time.monotonic, for what a collector waits for itself
+        "env": request.get("env") or {},
+        "inside": bool(request.get("inside")),
+        "interpreter": interpreter,
+        "names": unpacked(request["names"]),
+        "ports": {port for port in (port, request.get("master_port")) if port is not None},
+        "same": request.get("same") or [],
+        "sudo": bool(request.get("sudo")),
+        # Tried before any collector runs, so that none takes the trial's own socket for a holder.
+        "trial": None if port is None else (port, bind_error(port)),
     }
+    tasks: Dict[str, Callable[[], object]] = {}
+    for field in sorted(COLLECTORS, key=lambda field: field not in SLOW):
+        code = COLLECTORS[field].__code__
+        names = code.co_varnames[: code.co_argcount]
+        tasks[field] = partial(COLLECTORS[field], **{name: given[name] for name in names if name in given})
+    return tasks
 
 
-def run(tasks: dict[str, Collector], deadline_s: float) -> dict[str, object]:
+def run(tasks: dict[str, Callable[[], object]], deadline_s: float) -> dict[str, object]:
     """Runs collectors side by side; what is not there after ``deadline_s`` seconds is unknown."""
     deadline = time.monotonic() + deadline_s
     answers: queue.SimpleQueue[tuple[str, object]] = queue.SimpleQueue()
 
-    def work(field: str, collector: Collector) -> None:
+    def work(field: str, collector: Callable[[], object]) -> None:
         answers.put((field, _guarded(collector)))
 
     facts: Dict[str, object] = {field: _unknown(f"no answer in {deadline_s:g} s") for field in tasks}
@@ -124,14 +115,14 @@ def run(tasks: dict[str, Collector], deadline_s: float) -> dict[str, object]:
 
 
 def _bounds() -> str:
-    """What bounds the threads here, as ulimit(1) has it: each is a task, and takes 8 MiB of address space."""
-    space, tasks = (resource.getrlimit(one)[0] for one in (resource.RLIMIT_AS, resource.RLIMIT_NPROC))
+    """Names what bounds the threads here, as ulimit(1) does: each is a task, and takes 8 MiB of address space."""
+    space, tasks = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_NPROC))
     words = [f"ulimit -v is {space // 1024} KiB"] if space != resource.RLIM_INFINITY else []
     words += [f"ulimit -u is {tasks}"] if tasks != resource.RLIM_INFINITY else []
     return f" ({', '.join(words)})" if words else ""
 
 
-def _guarded(collector: Collector) -> object:
+def _guarded(collector: Callable[[], object]) -> object:
     try:
         return _printable(collector())
     except Unavailable as error:
@@ -151,7 +142,7 @@ def _printable(value: object) -> object:
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
-        return {_printable(key): _printable(one) for key, one in value.items()}
+        return {_printable(key): _printable(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_printable(one) for one in value]
+        return [_printable(part) for part in value]
     return value

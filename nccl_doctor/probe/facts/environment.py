@@ -12,7 +12,7 @@ import subprocess
 import time
 from typing import Any, Mapping
 
-from nccl_doctor.probe.reading import Unavailable
+from nccl_doctor.probe.reading import Unavailable, fact
 
 PREFIXES = (
     "NCCL_",
@@ -39,19 +39,21 @@ NAMES = frozenset(
 SIZE_LIMIT = 64 * 1024
 
 
+@fact("env")
 def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The variables that bear on training; others may hold secrets and are not ours to tell."""
     variables = os.environ if environ is None else environ
     return {name: value for name, value in sorted(variables.items()) if name in NAMES or name.startswith(PREFIXES)}
 
 
-def read_config_files(job: Mapping[str, str]) -> list[dict[str, Any]]:
-    """snapshot.ConfigFile of each place NCCL may look, whether there or not; ``job`` holds the job's own variables.
+@fact("config_files")
+def read_config_files(env: Mapping[str, str]) -> list[dict[str, Any]]:
+    """snapshot.ConfigFile of each place NCCL may look, whether there or not; ``env`` holds the job's own variables.
 
     NCCL reads $NCCL_CONF_FILE (since 2.23.4) or else .nccl.conf in the home that the password database names, then
     /etc/nccl.conf; what it can't open it passes over without a word (src/misc/param.cc, userHomeDir and setEnvFile).
     """
-    named = job.get("NCCL_CONF_FILE") or os.environ.get("NCCL_CONF_FILE")
+    named = env.get("NCCL_CONF_FILE") or os.environ.get("NCCL_CONF_FILE")
     paths = [named] if named else []
     with contextlib.suppress(KeyError):  # a user id without a name has no home for NCCL either
         paths.append(os.path.join(pwd.getpwuid(os.getuid()).pw_dir, ".nccl.conf"))

@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from nccl_doctor.probe import gpus
-from nccl_doctor.probe.reading import Unavailable
+from nccl_doctor.probe.reading import Unavailable, fact
 
 FIELDS = ("index", "pci.bus_id", "mig.mode.current", "ecc.errors.uncorrected.volatile.total", "fabric.state")
 ROW_FIELDS = ("gpu_bus_id", "remapped_rows.pending", "remapped_rows.failure")
@@ -24,6 +24,10 @@ KMSG = "/dev/kmsg"
 MAX_RECORDS = 100_000
 
 
+fact("gpus", slow=True)(gpus.list_gpus)
+
+
+@fact("gpu_health", slow=True)
 def collect(deadline: float) -> list[dict[str, Any]]:
     """snapshot.GpuHealth of each GPU; none where nothing of NVIDIA's is there at all.
 
@@ -63,6 +67,7 @@ def parse_rows(text: str) -> dict[str, tuple[bool | None, bool | None]]:
     return found
 
 
+@fact("xids")
 def xids(path: str = KMSG) -> list[dict[str, Any]]:
     """snapshot.Xid of the last day, oldest first; none where no NVIDIA driver is there.
 

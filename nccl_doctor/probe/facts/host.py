@@ -15,17 +15,21 @@ import resource
 import socket
 import struct
 import sys
-from typing import Any, Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping
 
 from nccl_doctor.probe import netlink
-from nccl_doctor.probe.reading import read
+from nccl_doctor.probe.reading import fact, read
 from nccl_doctor.probe.units import SLURM
+
+if TYPE_CHECKING:
+    from nccl_doctor.probe.facts.torch_info import Interpreter
 
 RUNTIME_MARKS = (("/run/.containerenv", "podman"), ("/.dockerenv", "docker"), ("/.singularity.d", "apptainer"))
 CGROUP_MARKS = (("kubepods", "kubernetes"), ("libpod", "podman"), ("docker", "docker"), ("/lxc", "lxc"))
 """What the path of pid 1's control group names, where the runtime does not hide it in a cgroup namespace."""
 
 
+@fact("identity")
 def identity() -> dict[str, Any]:
     """snapshot.Identity."""
     system = os.uname()
@@ -66,12 +70,14 @@ def container(root: str = "") -> str | None:
     return next((runtime for mark, runtime in CGROUP_MARKS if mark in group), None)
 
 
-def python(failure: Callable[[], str | None]) -> dict[str, Any]:
-    """snapshot.PythonInfo; ``failure`` is what the interpreter says where it ends as training would start it."""
+@fact("python")
+def python(interpreter: Interpreter) -> dict[str, Any]:
+    """snapshot.PythonInfo; its failure is what the interpreter says where it ends as training would start it."""
     version = ".".join(str(part) for part in sys.version_info[:3])
-    return {"executable": sys.executable, "version": version, "prefix": sys.prefix, "failure": failure()}
+    return {"executable": sys.executable, "version": version, "prefix": sys.prefix, "failure": interpreter.failure()}
 
 
+@fact("limits")
 def limits() -> dict[str, Any]:
     """snapshot.ResourceLimits."""
     nofile = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -80,6 +86,7 @@ def limits() -> dict[str, Any]:
     return {name: None if one == resource.RLIM_INFINITY else one for name, one in zip(names, nofile + memlock)}
 
 
+@fact("shm")
 def shm(path: str = "/dev/shm") -> dict[str, Any]:  # noqa: S108 - POSIX shared memory is there
     """snapshot.Shm."""
     try:
@@ -128,6 +135,7 @@ ROOT = "/proc/sys/net/ipv4/conf"
 KEYS = ("rp_filter", "arp_ignore", "arp_announce")
 
 
+@fact("sysctls")
 def read_sysctls() -> dict[str, str]:
     """The settings by full name: "net.ipv4.conf.all.rp_filter", for "all" and each interface (ip-sysctl.rst)."""
     found: dict[str, str] = {}
@@ -147,6 +155,7 @@ UNBOUNDED = 1 << 60
 """Control groups v1 write the largest number of pages for "no limit", some 2^63 bytes."""
 
 
+@fact("step")
 def read_step(root: str = "", environ: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
     """snapshot.StepLimits; None outside any job. ``root`` stands before every path."""
     groups = read(root + "/proc/self/cgroup") or ""
@@ -194,9 +203,10 @@ def _quota(folder: str) -> int | None:
 PATTERNS = ("/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/infiniband/uverbs*")
 
 
-def read_surroundings(wanted: bool, patterns: Iterable[str] = PATTERNS) -> dict[str, Any] | None:
-    """snapshot.Surroundings; None where nobody wants it: opening a GPU wakes it."""
-    if not wanted:
+@fact("surroundings")
+def read_surroundings(inside: bool, patterns: Iterable[str] = PATTERNS) -> dict[str, Any] | None:
+    """snapshot.Surroundings; None where this is no container: opening a GPU wakes it."""
+    if not inside:
         return None
     found = sorted(path for pattern in patterns for path in glob.glob(pattern))
     return {"network": os.readlink("/proc/self/ns/net"), "devices": {path: problem(path) for path in found}}

@@ -10,7 +10,7 @@ import zlib
 from collections import Counter
 from typing import Any
 
-from nccl_doctor.probe.reading import side_by_side
+from nccl_doctor.probe.reading import fact, side_by_side
 
 
 def unpacked(text: str) -> dict[str, list[Any] | None]:
@@ -19,6 +19,7 @@ def unpacked(text: str) -> dict[str, list[Any] | None]:
     return names
 
 
+@fact("resolution")
 def collect(names: dict[str, list[Any] | None], deadline: float) -> dict[str, Any]:
     """snapshot.Names; a name that hangs until ``deadline`` is told as such.
 

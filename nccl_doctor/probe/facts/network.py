@@ -18,7 +18,7 @@ from typing import Any
 
 from nccl_doctor.probe import netlink, sock_diag
 from nccl_doctor.probe.procs import pids_by_inode
-from nccl_doctor.probe.reading import Unavailable, read
+from nccl_doctor.probe.reading import Unavailable, fact, read
 
 RTM_GETLINK, RTM_GETADDR = 18, 22
 IFLA_IFNAME, IFLA_MTU, IFLA_EXT_MASK = 3, 4, 29
@@ -41,6 +41,7 @@ _LINK = struct.Struct("=BxHiII")
 _ADDRESS = struct.Struct("=BBBBI")
 
 
+@fact("interfaces")
 def read_interfaces(deadline: float) -> dict[str, Any]:
     """Returns the JSON form of snapshot.Interfaces.
 
@@ -167,6 +168,7 @@ RTF_LOCAL = 0x80000000
 RTF_ANYCAST = 0x00100000
 
 
+@fact("routes")
 def read_routes() -> list[dict[str, Any]]:
     """snapshot.Route of every route that could carry a packet to a peer."""
     with open("/proc/net/route") as file:
@@ -231,6 +233,7 @@ STATE = re.compile(r"\d+: *(.+)")
 RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) *Gb/sec")
 
 
+@fact("rdma")
 def read_rdma(folder: str = FOLDER) -> list[dict[str, Any]]:
     """snapshot.RdmaDevice of each; none where the kernel has no RDMA."""
     return [_device(f"{folder}/{name}", name) for name in entries(folder)]
@@ -289,6 +292,7 @@ def _gid(folder: str, index: int) -> list[dict[str, Any]]:
     return [{"index": index, "gid": gid, "type": kind, "interface": read(f"{folder}/gid_attrs/ndevs/{index}") or None}]
 
 
+@fact("sockets")
 def list_sockets(ports: set[int]) -> list[dict[str, Any]]:
     """snapshot.TcpSocket of every listener and of every socket whose local port is among ``ports``.
 

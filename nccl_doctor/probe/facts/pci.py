@@ -8,7 +8,7 @@ import re
 from typing import Any, Mapping
 
 from nccl_doctor.probe.facts.network import entries
-from nccl_doctor.probe.reading import Unavailable, read
+from nccl_doctor.probe.reading import Unavailable, fact, read
 from nccl_doctor.probe.tools import output
 
 NVIDIA = "0x10de"
@@ -25,6 +25,7 @@ REDIRECTS = re.compile(r"ACSCtl:.*(?:SrcValid|ReqRedir|CmpltRedir)\+")
 DENIED = "<access denied>"
 
 
+@fact("pci", slow=True)
 def read_pci(deadline: float, root: str = "") -> dict[str, Any]:
     """snapshot.PciPaths; ``root`` stands before every path. lspci runs only where GPUs and RDMA are both there."""
     devices = f"{root}/sys/bus/pci/devices"
@@ -106,6 +107,7 @@ VERSION = re.compile(rb"aws-ofi-nccl[ /-]v?([0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4}[A
 LIMIT = 64 * 1024 * 1024
 
 
+@fact("plugins")
 def find_plugins(env: Mapping[str, str]) -> list[dict[str, Any]]:
     """snapshot.NcclPlugin of each, a file that has several names once; ``env`` holds the job's own variables."""
     library_path = {**os.environ, **env}.get("LD_LIBRARY_PATH", "")

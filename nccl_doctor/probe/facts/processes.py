@@ -9,7 +9,9 @@ from nccl_doctor.probe import guard, jobs, progress, units
 from nccl_doctor.probe.gpus import list_gpu_processes
 from nccl_doctor.probe.guard import watcher
 from nccl_doctor.probe.jobs import JobProcesses, is_launcher, is_python, program
+from nccl_doctor.probe.ports.trial import explain
 from nccl_doctor.probe.procs import Proc, Table
+from nccl_doctor.probe.reading import fact
 
 MEETING = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 PROBE = "<nccl-doctor>"
@@ -18,6 +20,7 @@ TRAINING_NAMES = ("pt_main_thread", "torchrun", "python")
 """Kernel names of ranks and launchers; all that is left of a zombie. torch gives its main thread the first."""
 
 
+@fact("processes")
 def collect() -> list[dict[str, Any]]:
     """snapshot.TrainingJob of each job, by the PID of its root."""
     table = Table()
@@ -35,6 +38,7 @@ def collect() -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: int(row["pid"]))
 
 
+@fact("gpu_processes", slow=True)
 def on_gpus(deadline: float) -> list[dict[str, Any]]:
     """snapshot.GpuProcess of each process and GPU.
 
@@ -44,6 +48,12 @@ def on_gpus(deadline: float) -> list[dict[str, Any]]:
     uses = list_gpu_processes(deadline)
     table = Table()
     return [{**use, **_whose(use["pid"], table)} for use in uses]
+
+
+@fact("master_port")
+def explain_trial(trial: tuple[int, int | None] | None) -> dict[str, Any]:
+    """snapshot.PortTrial of a port and the error of binding it, tried before any collector ran."""
+    return {"$skipped": "only the master's port is tried"} if trial is None else explain(*trial)
 
 
 def _whose(pid: int, table: Table) -> dict[str, Any]:

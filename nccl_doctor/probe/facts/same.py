@@ -8,7 +8,7 @@ import stat
 import time
 from typing import Any, Iterator
 
-from nccl_doctor.probe.reading import Unavailable
+from nccl_doctor.probe.reading import Unavailable, fact
 from nccl_doctor.probe.tools import output
 
 MAX_FILES = 5000
@@ -19,9 +19,10 @@ GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false")
 """Writes nothing and starts no monitor."""
 
 
-def collect(paths: list[str], deadline: float) -> list[dict[str, Any]]:
+@fact("same", slow=True)
+def collect(same: list[str], deadline: float) -> list[dict[str, Any]]:
     """snapshot.SameEntry of each path; a relative one starts from the home directory, as a command over SSH does."""
-    return [_entry(path, deadline) for path in paths]
+    return [_entry(path, deadline) for path in same]
 
 
 def _entry(path: str, deadline: float) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import IO, Any, Mapping
 
 from nccl_doctor.probe import children
 from nccl_doctor.probe.facts import libnccl
-from nccl_doctor.probe.reading import Unavailable
+from nccl_doctor.probe.reading import Unavailable, fact
 from nccl_doctor.probe.tools import output
 
 MARGIN_S = 1.0
@@ -140,6 +140,13 @@ LIBRARY = "libnccl.so.2"
 NCCL_WHEEL = re.compile(r"nvidia_nccl_cu[0-9]+-([^-]+)\.dist-info", re.ASCII)
 
 
+@fact("libnccl", slow=True)
+def ask_libnccl(interpreter: Interpreter) -> dict[str, Any] | None:
+    """snapshot.LibncclAnswer of the library that torch will load; None without one."""
+    return interpreter.nccl()
+
+
+@fact("torch", slow=True)
 def collect(env: Mapping[str, str], interpreter: Interpreter, deadline: float) -> dict[str, Any] | None:
     """snapshot.TorchInfo; None where torch is not installed. Tells the interpreter which libnccl torch will load.
 

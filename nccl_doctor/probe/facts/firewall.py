@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any, Callable
 
 from nccl_doctor.probe import tools
-from nccl_doctor.probe.reading import Unavailable
+from nccl_doctor.probe.reading import Unavailable, fact
 
 MAX_BYTES = 8 << 20
 """Of one command's output. Tens of thousands of rules (kube-proxy) fit; more would stall the connection."""
@@ -165,6 +165,7 @@ LEGACY_TABLES = {"ip": "/proc/net/ip_tables_names", "ip6": "/proc/net/ip6_tables
 Reader = Callable[[], object]
 
 
+@fact("firewall", slow=True)
 def collect(deadline: float, sudo: bool = True, again: bool = False) -> dict[str, object]:
     """All packet filters of this host.
 

@@ -16,8 +16,7 @@ from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.facts import facts_of
 from nccl_doctor.logs.verdict import report
-from nccl_doctor.model.measured import AllReduceReport
-from nccl_doctor.model.report import Report
+from nccl_doctor.model.report import AllReduceReport, Report
 from nccl_doctor.report.render import RenderOptions, render
 from nccl_doctor.report.smoke import smoke
 from nccl_doctor.report.text import Screen, painter

@@ -19,8 +19,9 @@ from nccl_doctor.firewall.network_policy import PolicyBlame, blames
 from nccl_doctor.firewall.route_lookup import RouteFault, find_route_faults
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import CheckFunction, Scope, Traits, Unjudged, enter, make_entry
+from nccl_doctor.model.report import FailedDial
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl, cluster_nccl
-from nccl_doctor.snapshot import Dial, Host, HostFacts, Mesh, Smoke, Snapshot, known
+from nccl_doctor.snapshot import Host, HostFacts, Mesh, Smoke, Snapshot, known
 from nccl_doctor.snapshot.pods import KubeFacts
 from nccl_doctor.text.hostlist import K, grouped
 
@@ -50,20 +51,20 @@ class FailedDials:
         return blame.judge_dials(self._snapshot, self._nccl.addresses)
 
     @cached_property
-    def route_faults(self) -> dict[Dial, RouteFault]:
+    def route_faults(self) -> dict[FailedDial, RouteFault]:
         """By dial that no packet filter explains, what the hosts' kernels do with its packets."""
         mesh = self._snapshot.mesh
         return find_route_faults(self._snapshot, self.firewall.unexplained(mesh)) if isinstance(mesh, Mesh) else {}
 
     @cached_property
-    def policies(self) -> dict[Dial, tuple[PolicyBlame, ...]]:
+    def policies(self) -> dict[FailedDial, tuple[PolicyBlame, ...]]:
         """By dial that no packet filter explains, the NetworkPolicies that drop it."""
         mesh = self._snapshot.mesh
         kube = self._snapshot.cluster.options(KubeFacts)
         return blames(kube, self.firewall.unexplained(mesh)) if isinstance(mesh, Mesh) and kube.pods else {}
 
     @cached_property
-    def unexplained(self) -> tuple[Dial, ...]:
+    def unexplained(self) -> tuple[FailedDial, ...]:
         """Those that no packet filter, no kernel's route of either host and no NetworkPolicy explains."""
         mesh = self._snapshot.mesh
         if not isinstance(mesh, Mesh):
@@ -125,17 +126,17 @@ class View:
         return self.derived.dials.firewall
 
     @property
-    def route_faults(self) -> dict[Dial, RouteFault]:
+    def route_faults(self) -> dict[FailedDial, RouteFault]:
         """By failed dial, the route or the filter of the way back that explains it; needs the mesh."""
         return self.derived.dials.route_faults
 
     @property
-    def policies(self) -> dict[Dial, tuple[PolicyBlame, ...]]:
+    def policies(self) -> dict[FailedDial, tuple[PolicyBlame, ...]]:
         """By failed dial, the NetworkPolicies that drop it; needs the mesh."""
         return self.derived.dials.policies
 
     @property
-    def unexplained(self) -> tuple[Dial, ...]:
+    def unexplained(self) -> tuple[FailedDial, ...]:
         """The failed dials that nothing on either host explains; needs the mesh."""
         return self.derived.dials.unexplained
 

@@ -18,8 +18,9 @@ from nccl_doctor.checks.view import View
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.finding import Command, on
 from nccl_doctor.model.ports import GRACE_S, age_words
+from nccl_doctor.model.report import FailedDial
 from nccl_doctor.model.source import ClusterSource
-from nccl_doctor.snapshot import Dial, Process, TrainingJob
+from nccl_doctor.snapshot import Process, TrainingJob
 from nccl_doctor.snapshot.pods import KubeFacts
 from nccl_doctor.text.hostlist import fold, grouped, plural
 from nccl_doctor.text.shell import Line, line, script
@@ -95,7 +96,7 @@ def failed_by(view: View, address: str, sources: Collection[str]) -> list[dict[s
     return failed_where(view, lambda dial: dial.src in sources and dial.address == address)
 
 
-def failed_where(view: View, follows: Callable[[Dial], bool]) -> list[dict[str, str]]:
+def failed_where(view: View, follows: Callable[[FailedDial], bool]) -> list[dict[str, str]]:
     """The pairs between which only such dials failed as may follow, as {"src", "dst"}.
 
     A dial that a packet filter or a route explains is told of there, and says nothing against it.

@@ -14,9 +14,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from nccl_doctor.errors import DoctorError, describe
-from nccl_doctor.model.measured import MachineLoad, Reported
-from nccl_doctor.snapshot import AnyAccessFailure, DialOutcome, DialSeconds, Fact, FirewallFacts, SizeResult, Way
-from nccl_doctor.snapshot.values import (
+from nccl_doctor.model.base import (
     Clipped,
     ClippedEnd,
     Count,
@@ -30,6 +28,8 @@ from nccl_doctor.snapshot.values import (
     Version,
     clip,
 )
+from nccl_doctor.model.report import DialOutcome, DialSeconds, MachineLoad, Reported, SizeReport
+from nccl_doctor.snapshot import AnyAccessFailure, Fact, FirewallFacts, Way
 from nccl_doctor.text.own_limits import out_of_threads
 from nccl_doctor.transport.base import AccessError
 
@@ -172,7 +172,7 @@ class RankEvent(Observed):
     own_s: SignedSeconds | None = None
     inside_s: SignedSeconds | None = None
     working: Seconds | None = None
-    size: SizeResult | None = None
+    size: SizeReport | None = None
     wrong_group: Annotated[tuple[Count, ...], Field(min_length=1, max_length=2)] | None = None
 
 

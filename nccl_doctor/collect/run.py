@@ -25,8 +25,9 @@ from nccl_doctor.collect.mesh.mesh import run_mesh
 from nccl_doctor.collect.options import Clock, Progress, RunOptions
 from nccl_doctor.collect.smoke import begin_import, trials
 from nccl_doctor.errors import NotReachedError
+from nccl_doctor.model.base import IpAddress
 from nccl_doctor.model.cluster import Cluster
-from nccl_doctor.model.measured import Load
+from nccl_doctor.model.report import IsolationReport, Load
 from nccl_doctor.snapshot import (
     NOT_ASKED,
     PENDING,
@@ -34,7 +35,6 @@ from nccl_doctor.snapshot import (
     FirewallFacts,
     Host,
     HostFacts,
-    Isolation,
     Mesh,
     Names,
     Phased,
@@ -45,7 +45,6 @@ from nccl_doctor.snapshot import (
     unknown,
 )
 from nccl_doctor.snapshot.pods import KubeFacts
-from nccl_doctor.snapshot.values import IpAddress
 from nccl_doctor.transport.base import Transport
 
 
@@ -297,7 +296,7 @@ class Run:
         if not isinstance(smoke, Smoke) or smoke.outcome not in ("failed", "timeout") or len(self._sessions) < 3:
             return
         self._start("isolating")
-        found: Phased[Isolation]
+        found: Phased[IsolationReport]
         with self._clock.timed("isolate"):
             try:
                 found = trials.run(

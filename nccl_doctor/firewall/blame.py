@@ -14,7 +14,8 @@ from nccl_doctor.firewall.packet import Direction, Packet, RuleRef
 from nccl_doctor.firewall.remedy import Opening, Remedy, merged, remedy
 from nccl_doctor.firewall.route_lookup import Path, dialled_address, ephemeral, path_of, source_address
 from nccl_doctor.firewall.ruleset import Ruleset, compile_rules
-from nccl_doctor.snapshot import Dial, FirewallFacts, Host, Mesh, Snapshot, Unknown, confirmed, known
+from nccl_doctor.model.report import FailedDial
+from nccl_doctor.snapshot import FirewallFacts, Host, Mesh, Snapshot, Unknown, confirmed, known
 
 NOT_DIALLED = "not dialled"
 """Error of a dial that was never made, for somebody holds the port; what the rules would do with it is judged."""
@@ -33,11 +34,11 @@ class Blame:
     host: Host
     direction: Direction
     facts: FirewallFacts
-    dials: list[Dial] = field(default_factory=list)
+    dials: list[FailedDial] = field(default_factory=list)
     rules: list[RuleRef] = field(default_factory=list)
     rejects: bool = False
     redirects: bool = False
-    unexpected_outcomes: list[Dial] = field(default_factory=list)
+    unexpected_outcomes: list[FailedDial] = field(default_factory=list)
     unexpected_passes: list[tuple[str, int]] = field(default_factory=list)
 
     @property
@@ -55,7 +56,7 @@ class Blame:
 class Gap:
     """A failed dial that rules may explain which nobody could read or evaluate."""
 
-    dial: Dial
+    dial: FailedDial
     hosts: tuple[str, ...]
     reason: str
 
@@ -67,7 +68,7 @@ class ExplainedDials:
     blames: tuple[Blame, ...]
     gaps: tuple[Gap, ...]
 
-    def unexplained(self, mesh: Mesh) -> tuple[Dial, ...]:
+    def unexplained(self, mesh: Mesh) -> tuple[FailedDial, ...]:
         """The failed dials of the mesh that no rule of either host is known to stop."""
         stopped = {dial for blame in self.blames for dial in blame.dials}
         return tuple(dial for dial in mesh.failed if dial not in stopped)
@@ -128,7 +129,7 @@ def _by_counters(objection: Objection, after: Ruleset) -> Objection:
     return replace(objection, verdict=likely[0]) if verdict.instead and likely else objection
 
 
-def _undialled(snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, str]) -> Iterator[Dial]:
+def _undialled(snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, str]) -> Iterator[FailedDial]:
     """A dial from every other host to the master port, where the master could not listen on it for us."""
     port = snapshot.cluster.master_port
     master = next((host for host in snapshot.reached if host.node.node_rank == 0), None)
@@ -136,7 +137,7 @@ def _undialled(snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, str]) -> It
         return
     address = listens.get(master.name, master.node.address)
     for name in sorted(mesh.ports.keys() - {master.name}):
-        yield Dial(src=name, dst=master.name, address=address, port=port, outcome="failed", error=NOT_DIALLED)
+        yield FailedDial(src=name, dst=master.name, address=address, port=port, outcome="failed", error=NOT_DIALLED)
 
 
 def compiled(host: Host, *, after: bool = False) -> Ruleset:
@@ -149,7 +150,7 @@ def compiled(host: Host, *, after: bool = False) -> Ruleset:
     return Ruleset(FirewallFacts(nft=None, iptables=()), (), (reason,))
 
 
-def _enter(blame: Blame, dial: Dial, objection: Objection, first: Objection) -> None:
+def _enter(blame: Blame, dial: FailedDial, objection: Objection, first: Objection) -> None:
     rule = objection.verdict.rule
     if rule is not None and rule not in blame.rules:
         blame.rules.append(rule)
@@ -183,7 +184,7 @@ def _to(way: Path, port: int) -> Packet:
     return replace(way.syn, dport=(port, port))
 
 
-def _gap(dial: Dial, objection: Objection) -> Gap:
+def _gap(dial: FailedDial, objection: Objection) -> Gap:
     name = dial.src if objection.side == "dialler" else dial.dst
     rule, reason = objection.verdict.rule, objection.verdict.reason
     if rule is not None:

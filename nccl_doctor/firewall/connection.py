@@ -12,7 +12,8 @@ from typing import Literal
 from nccl_doctor.firewall.manager import direct_rule, is_direct_chain, manager_of, zone_of, zones
 from nccl_doctor.firewall.packet import Packet, PacketVerdict, RuleRef, Tri
 from nccl_doctor.firewall.ruleset import Ruleset
-from nccl_doctor.snapshot import DialOutcome, Firewalld, FirewallFacts
+from nccl_doctor.model.report import DialOutcome
+from nccl_doctor.snapshot import Firewalld, FirewallFacts
 
 Side = Literal["dialler", "listener"]
 Segment = Literal["SYN", "SYN-ACK", "ACK"]

@@ -12,7 +12,8 @@ from ipaddress import ip_address
 from typing import Any, Literal
 
 from nccl_doctor.firewall.packet import Tri, every, some
-from nccl_doctor.snapshot import Dial, Unknown
+from nccl_doctor.model.report import FailedDial
+from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.pods import Block, KubeFacts, Peer, PodFacts, Policy, PolicyPort, Rule, Selector
 from nccl_doctor.text.inet import network_of, numeric
 
@@ -33,7 +34,7 @@ class PolicyBlame:
         return tuple(one.name for one in self.policies)
 
 
-def blames(kube: KubeFacts, dials: Iterable[Dial]) -> dict[Dial, tuple[PolicyBlame, ...]]:
+def blames(kube: KubeFacts, dials: Iterable[FailedDial]) -> dict[FailedDial, tuple[PolicyBlame, ...]]:
     """By failed dial, what surely drops it; nothing for those that are let through, or may be."""
     policies = kube.policies
     if isinstance(policies, Unknown):
@@ -42,7 +43,7 @@ def blames(kube: KubeFacts, dials: Iterable[Dial]) -> dict[Dial, tuple[PolicyBla
     return {dial: those for dial, those in found if those}
 
 
-def blame(kube: KubeFacts, policies: Sequence[Policy], dial: Dial) -> Iterator[PolicyBlame]:
+def blame(kube: KubeFacts, policies: Sequence[Policy], dial: FailedDial) -> Iterator[PolicyBlame]:
     """What surely drops a dial: policies of the target for what comes in, and of the source for what goes out."""
     source, target = kube.pods.get(dial.src), kube.pods.get(dial.dst)
     if source is None or target is None or source is target:
@@ -103,7 +104,7 @@ def selects(selector: Selector, labels: Mapping[str, str]) -> bool:
     )
 
 
-def _address(peer: PodFacts, dial: Dial, way: Way) -> str | None:
+def _address(peer: PodFacts, dial: FailedDial, way: Way) -> str | None:
     if way == "egress" and numeric(dial.address) is not None:
         return dial.address
     return peer.addresses[0] if peer.addresses else None

@@ -12,7 +12,8 @@ from typing import Literal
 
 from nccl_doctor.firewall.connection import Ends
 from nccl_doctor.firewall.packet import Packet, Span, Tri, syn
-from nccl_doctor.snapshot import Dial, Host, HostFacts, Interfaces, Names, PortRange, Snapshot, Way
+from nccl_doctor.model.report import FailedDial
+from nccl_doctor.snapshot import Host, HostFacts, Interfaces, Names, PortRange, Snapshot, Way
 from nccl_doctor.text.inet import Address, Network, address_of, network_of, numeric, prefix_length
 
 DEFAULT_RANGE = (32768, 60999)
@@ -146,11 +147,11 @@ class RouteFault:
     network: Network | None = None
 
 
-def find_route_faults(snapshot: Snapshot, dials: Iterable[Dial]) -> dict[Dial, RouteFault]:
+def find_route_faults(snapshot: Snapshot, dials: Iterable[FailedDial]) -> dict[FailedDial, RouteFault]:
     """By dial, the first thing that its packets meet; nothing for those that all kernels pass on."""
     hosts = {host.name: host for host in snapshot.reached}
     known: dict[tuple[str, str, str], RouteFault | None] = {}
-    found: dict[Dial, RouteFault] = {}
+    found: dict[FailedDial, RouteFault] = {}
     of_pair: dict[tuple[str, str], RouteFault] = {}
     dials = list(dials)
     for dial in dials:

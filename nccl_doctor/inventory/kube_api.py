@@ -13,7 +13,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, V
 from pydantic_core import from_json
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.snapshot.values import IpAddress
+from nccl_doctor.model.base import IpAddress
 from nccl_doctor.text.hostlist import quoted
 
 Name = Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]

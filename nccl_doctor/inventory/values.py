@@ -7,8 +7,8 @@ import re
 import shlex
 
 from nccl_doctor.inventory.parsed import SourceLocation
+from nccl_doctor.model.base import CONTAINER_NAME
 from nccl_doctor.model.ports import LAST_PORT, as_port
-from nccl_doctor.snapshot.values import CONTAINER_NAME
 from nccl_doctor.text.hostlist import has_control, quoted
 from nccl_doctor.transport.containers.options import RUNTIMES, InsideOptions
 

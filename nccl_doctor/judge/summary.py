@@ -15,23 +15,25 @@ from nccl_doctor.checks.allreduce.link import best, link, way
 from nccl_doctor.firewall.manager import managed_by
 from nccl_doctor.model.cluster import ENVIRONMENT, Cluster
 from nccl_doctor.model.finding import Severity
-from nccl_doctor.model.measured import (
+from nccl_doctor.model.register import Check, entry
+from nccl_doctor.model.report import (
     AllReduceReport,
-    FailedDial,
+    CheckResult,
+    Diagnosis,
+    HostSummary,
     IsolationReport,
     LinkShare,
     MeshReport,
-    RankReport,
+    Outcome,
+    Phase,
+    PhaseOutcome,
+    Report,
     SampleReport,
-    SizeReport,
 )
-from nccl_doctor.model.register import Check, entry
-from nccl_doctor.model.report import CheckResult, Diagnosis, HostSummary, Outcome, Phase, PhaseOutcome, Report
 from nccl_doctor.model.source import ClusterSource
 from nccl_doctor.snapshot import (
     PENDING,
     FirewallFacts,
-    Isolation,
     Mesh,
     PortTrial,
     PythonInfo,
@@ -114,13 +116,12 @@ def _mesh(snapshot: Snapshot) -> MeshReport | None:
     if not isinstance(snapshot.mesh, Mesh):
         return None
     mesh = snapshot.mesh
-    failed = tuple(FailedDial.model_validate(dial.model_dump(mode="json")) for dial in mesh.failed)
     found = mesh.sample
     sample = found and SampleReport(
         random_peers=len(found.distances) - 2, distances=found.distances, dialled_by_all=found.by_all
     )
     return MeshReport(
-        hosts=mesh.hosts, pairs=mesh.pairs, tested=mesh.tested, ports=mesh.ports, failed=failed, sample=sample
+        hosts=mesh.hosts, pairs=mesh.pairs, tested=mesh.tested, ports=mesh.ports, failed=mesh.failed, sample=sample
     )
 
 
@@ -135,14 +136,12 @@ def _smoke(snapshot: Snapshot) -> AllReduceReport | None:
         world_size=smoke.world_size,
         ok=smoke.outcome == "ok",
         outcome=smoke.outcome,
-        ranks=tuple(RankReport.model_validate(rank.model_dump(mode="json")) for rank in smoke.ranks),
-        sizes=tuple(SizeReport.model_validate(size.model_dump(mode="json")) for size in smoke.sizes),
+        ranks=smoke.ranks,
+        sizes=smoke.sizes,
         link=speed and LinkShare(**asdict(speed), share=best(smoke) / speed.gb_per_s),
         rings=smoke.rings,
         trees=smoke.trees,
-        isolation=IsolationReport.model_validate(smoke.isolation.model_dump(mode="json"))
-        if isinstance(smoke.isolation, Isolation)
-        else None,
+        isolation=smoke.isolation if isinstance(smoke.isolation, IsolationReport) else None,
     )
 
 

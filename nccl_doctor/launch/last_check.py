@@ -15,15 +15,14 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from nccl_doctor.launch.plan import CheckedHost
+from nccl_doctor.model.base import FrozenModel, Version
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.finding import Severity
-from nccl_doctor.model.frozen import FrozenModel
 from nccl_doctor.model.report import Diagnosis, Report
 from nccl_doctor.model.source import ClusterSource
 from nccl_doctor.nccl.versions import release
 from nccl_doctor.snapshot import Snapshot, TorchInfo, Unknown
 from nccl_doctor.snapshot.ranks import counts
-from nccl_doctor.snapshot.values import Version
 from nccl_doctor.text import shell
 from nccl_doctor.text.files import write_atomically
 from nccl_doctor.text.hostlist import fold

@@ -6,7 +6,7 @@ from typing import ClassVar, TypeVar
 
 from pydantic import Field, JsonValue
 
-from nccl_doctor.model.frozen import FrozenModel
+from nccl_doctor.model.base import FrozenModel
 
 DEFAULT_MASTER_PORT = 29500
 """torchrun's static rendezvous and ``env://`` use this port (torch/distributed/run.py)."""

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from nccl_doctor.model.base import Document, FrozenModel
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.finding import Command, Severity
-from nccl_doctor.model.frozen import Document, FrozenModel
 from nccl_doctor.model.report import Diagnosis, NcclInterface
 from nccl_doctor.text.secrets import LEFT_OUT, names_secret
 

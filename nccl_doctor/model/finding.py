@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from nccl_doctor.model.frozen import FrozenModel
+from nccl_doctor.model.base import FrozenModel
 from nccl_doctor.text.shell import Line, line
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from nccl_doctor.model.frozen import Document, FrozenModel
+from nccl_doctor.model.base import Document, FrozenModel
 from nccl_doctor.model.report import Diagnosis
 
 HangVerdict = Literal[

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field, computed_field, field_serializer, model_validator
 
-from nccl_doctor.model.frozen import Document, FrozenModel
+from nccl_doctor.model.base import Document, FrozenModel
 
 GRACE_S = 10.0
 """Seconds from SIGTERM to SIGKILL; what was started less than that ago is not ended, for it may just be starting."""

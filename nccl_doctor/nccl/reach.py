@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
+from nccl_doctor.model.report import FailedDial
 from nccl_doctor.nccl.host_nccl import HostNccl
-from nccl_doctor.snapshot import Dial, Mesh, Route, Unknown
+from nccl_doctor.snapshot import Mesh, Route, Unknown
 from nccl_doctor.text.hostlist import grouped
 from nccl_doctor.text.inet import Network, address_of, network_of
 
@@ -77,22 +78,22 @@ def reach(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -
             return verdict
     if dial is True:
         return PairReach(source.host, Reachable.YES, f"connected to {address}")
-    return _by_route(source, target, address, dial if isinstance(dial, Dial) else None)
+    return _by_route(source, target, address, dial if isinstance(dial, FailedDial) else None)
 
 
 def _elsewhere(
-    source: HostNccl, met: Mapping[str, tuple[str, ...]], address: str, dial: Dial | bool
+    source: HostNccl, met: Mapping[str, tuple[str, ...]], address: str, dial: FailedDial | bool
 ) -> PairReach | None:
     """What is known where hosts were tried by other nets, since they could not reach each other by the first."""
     better = ", ".join(other for other, sources in met.items() if source.host in sources)
     if source.host in met.get(address, ()):
         return PairReach(source.host, Reachable.YES, f"connected to {address}")
-    if better and isinstance(dial, Dial) and dial.outcome in LOST:
+    if better and isinstance(dial, FailedDial) and dial.outcome in LOST:
         return PairReach(source.host, Reachable.NO, f"{address}: {dial.outcome}; {better} answers", Cause.SILENT)
     return None
 
 
-def _dial(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -> Dial | bool:
+def _dial(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -> FailedDial | bool:
     """The dial that failed; True where one met the listener at this very address; False where nothing is known."""
     if mesh is None:
         return False
@@ -103,7 +104,7 @@ def _dial(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -
     return source.host in mesh.answered.get(target.host, {}).get(address, ())
 
 
-def _by_route(source: HostNccl, target: HostNccl, there: str, failed: Dial | None) -> PairReach:
+def _by_route(source: HostNccl, target: HostNccl, there: str, failed: FailedDial | None) -> PairReach:
     who = source.host
     if there in source.unreachable:
         return PairReach(who, Reachable.NO, f"no route to {there} ({source.unreachable[there]})", Cause.NO_ROUTE)
@@ -119,7 +120,7 @@ def _by_route(source: HostNccl, target: HostNccl, there: str, failed: Dial | Non
     return _by_gateway(source, target, there, route, failed)
 
 
-def _by_gateway(source: HostNccl, target: HostNccl, there: str, route: Route, failed: Dial | None) -> PairReach:
+def _by_gateway(source: HostNccl, target: HostNccl, there: str, route: Route, failed: FailedDial | None) -> PairReach:
     who = source.host
     if failed is not None and failed.outcome in LOST:
         return PairReach(

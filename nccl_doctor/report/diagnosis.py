@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from nccl_doctor.model.finding import Command, Fix, LogLine
-from nccl_doctor.model.measured import FailedDial, MeshReport
-from nccl_doctor.model.report import Consequence, Diagnosis, HostSummary, NcclInterface, Report
+from nccl_doctor.model.report import Consequence, Diagnosis, FailedDial, HostSummary, MeshReport, NcclInterface, Report
 from nccl_doctor.report.safe import clean, pasteable
 from nccl_doctor.report.text import SEVERITY_STYLES, Screen, apart, table, wrap
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped

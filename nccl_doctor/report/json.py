@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from nccl_doctor.model.frozen import Document
+from nccl_doctor.model.base import Document
 from nccl_doctor.report.render import RenderOptions
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nccl_doctor.model.measured import STAGES
+from nccl_doctor.model.report import STAGES
 from nccl_doctor.text.hostlist import fold, grouped, plural
 
 _DOES: dict[str, str] = dict(

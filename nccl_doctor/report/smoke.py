@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from nccl_doctor.model.measured import AllReduceReport, LinkShare, RankReport, SizeReport
+from nccl_doctor.model.report import AllReduceReport, LinkShare, RankReport, SizeReport
 from nccl_doctor.report.text import Screen, table, wrap
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
 

@@ -13,8 +13,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationInfo, field_validator, model_validator
 
+from nccl_doctor.model.base import HostAddress, IpAddress, Observed, Seconds
 from nccl_doctor.model.cluster import Cluster
-from nccl_doctor.model.measured import Load
+from nccl_doctor.model.report import Load
 from nccl_doctor.snapshot.access import AccessFailure as AccessFailure
 from nccl_doctor.snapshot.access import AnyAccessFailure as AnyAccessFailure
 from nccl_doctor.snapshot.access import ChangedKeyFacts as ChangedKeyFacts
@@ -38,9 +39,6 @@ from nccl_doctor.snapshot.container import Outside as Outside
 from nccl_doctor.snapshot.container import Surroundings as Surroundings
 from nccl_doctor.snapshot.hosts import Host as Host
 from nccl_doctor.snapshot.hosts import HostFacts as HostFacts
-from nccl_doctor.snapshot.mesh import Dial as Dial
-from nccl_doctor.snapshot.mesh import DialOutcome as DialOutcome
-from nccl_doctor.snapshot.mesh import DialSeconds as DialSeconds
 from nccl_doctor.snapshot.mesh import Interception as Interception
 from nccl_doctor.snapshot.mesh import Mesh as Mesh
 from nccl_doctor.snapshot.mesh import Rail as Rail
@@ -60,11 +58,7 @@ from nccl_doctor.snapshot.network import IptablesSave as IptablesSave
 from nccl_doctor.snapshot.network import Link as Link
 from nccl_doctor.snapshot.network import Route as Route
 from nccl_doctor.snapshot.network import Way as Way
-from nccl_doctor.snapshot.smoke import Isolation as Isolation
-from nccl_doctor.snapshot.smoke import RankResult as RankResult
-from nccl_doctor.snapshot.smoke import SizeResult as SizeResult
 from nccl_doctor.snapshot.smoke import Smoke as Smoke
-from nccl_doctor.snapshot.smoke import Trial as Trial
 from nccl_doctor.snapshot.system import Clock as Clock
 from nccl_doctor.snapshot.system import ConfigFile as ConfigFile
 from nccl_doctor.snapshot.system import Gpu as Gpu
@@ -90,7 +84,6 @@ from nccl_doctor.snapshot.unknown import Unknown as Unknown
 from nccl_doctor.snapshot.unknown import known as known
 from nccl_doctor.snapshot.unknown import skipped as skipped
 from nccl_doctor.snapshot.unknown import unknown as unknown
-from nccl_doctor.snapshot.values import HostAddress, IpAddress, Observed, Seconds
 
 HOST_ADDRESS: TypeAdapter[str] = TypeAdapter(HostAddress)
 

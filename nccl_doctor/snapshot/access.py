@@ -6,8 +6,8 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import ConfigDict, Field, field_validator
 
-from nccl_doctor.snapshot.mesh import DialOutcome
-from nccl_doctor.snapshot.values import Count, Signed, SignedSeconds, SocketPort, Words
+from nccl_doctor.model.base import Count, Signed, SignedSeconds, SocketPort, Words
+from nccl_doctor.model.report import DialOutcome
 
 Reason = Literal[
     "invalid-name", "name-unresolved", "refused", "timed-out", "no-route", "unreachable", "no-banner", "dropped",

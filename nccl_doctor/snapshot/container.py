@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from nccl_doctor.model.base import ContainerName, Count, Observed, Path
 from nccl_doctor.model.cluster import NodeOptions
 from nccl_doctor.snapshot.system import ResourceLimits
-from nccl_doctor.snapshot.values import ContainerName, Count, Observed, Path
 
 
 class Surroundings(Observed):

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from nccl_doctor.snapshot.values import Count, EnvValue, InterfaceName, Observed, Path, Rate, SignedSeconds
+from nccl_doctor.model.base import Count, EnvValue, InterfaceName, Observed, Path, Rate, SignedSeconds
 
 # --- RDMA and the paths to it -------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import model_validator
 
+from nccl_doctor.model.base import EnvValue, Observed, SysctlNumber
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot.access import AnyAccessFailure
 from nccl_doctor.snapshot.container import Outside, StepLimits, Surroundings
@@ -33,7 +34,6 @@ from nccl_doctor.snapshot.system import (
     TrainingJob,
 )
 from nccl_doctor.snapshot.unknown import Fact, Phased, unknown
-from nccl_doctor.snapshot.values import EnvValue, Observed, SysctlNumber
 
 _ENDED = re.compile(r"libnccl (?P<version>\S+) ended with “(?P<error>.*)”; the model of it uses .*", re.DOTALL)
 """How snapshots told it while they held the chosen interface and not libnccl's answer."""

@@ -5,45 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from functools import cached_property
 from itertools import chain
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
+from nccl_doctor.model.base import Clipped, Count, HostAddress, InterfaceName, Observed, Port
+from nccl_doctor.model.report import FailedDial
 from nccl_doctor.snapshot.unknown import Phased, Skipped, Unknown, skipped
-from nccl_doctor.snapshot.values import Clipped, Count, HostAddress, InterfaceName, Observed, Port
 from nccl_doctor.text.hostlist import grouped
-
-DialOutcome = Literal[
-    "connected",
-    "refused",
-    "timed-out",
-    "no-route",
-    "unreachable",
-    "stranger",
-    "intercepted",
-    "reset",
-    "no-source-address",
-    "failed",
-]
-
-
-DialSeconds = Annotated[float, Field(ge=0, le=3600)]
-"""What a dial took; it has a few seconds, and twice as long when it is tried again."""
-
-
-class Dial(Observed):
-    """One TCP connection tried from ``src`` to ``dst``; ``error`` is the errno name or the exception.
-
-    ``seconds`` is how long it took; None where the name did not resolve.
-    """
-
-    src: str
-    dst: str
-    address: HostAddress
-    port: Port
-    outcome: DialOutcome
-    error: Clipped | None = None
-    seconds: DialSeconds | None = None
 
 
 class Stall(Observed):
@@ -123,7 +92,7 @@ class Mesh(Observed):
     pairs: Count
     tested: Count
     ports: dict[str, tuple[Port, ...]]
-    failed: tuple[Dial, ...] = ()
+    failed: tuple[FailedDial, ...] = ()
     not_listening: dict[str, Clipped] = Field(default_factory=dict)
     stalls: Phased[tuple[Stall, ...]] = skipped("large packets were not tried")
     answered: dict[str, dict[HostAddress, tuple[str, ...]]] = Field(default_factory=dict)
@@ -177,14 +146,14 @@ class Mesh(Observed):
     def names(self) -> set[str]:
         """Every host that it names: in ports, dials, stalls or answers."""
         stalls = self.stalls if isinstance(self.stalls, tuple) else ()
-        pairs: tuple[Dial | Stall | Interception, ...] = (*self.failed, *stalls, *self.intercepted)
+        pairs: tuple[FailedDial | Stall | Interception, ...] = (*self.failed, *stalls, *self.intercepted)
         ends = [(one.src, one.dst) for one in pairs]
         witnesses = chain.from_iterable(met.values() for met in self.answered.values())
         hosts = self.ports.keys() | self.not_listening.keys() | self.answered.keys()
         return set(chain.from_iterable((*ends, *witnesses))) | hosts
 
     @cached_property
-    def failures(self) -> dict[tuple[str, str], tuple[Dial, ...]]:
+    def failures(self) -> dict[tuple[str, str], tuple[FailedDial, ...]]:
         """The failed dials of each ordered pair of hosts that has some: a large mesh is asked pair by pair."""
         found = grouped(((dial.src, dial.dst), dial) for dial in self.failed)
         return {pair: tuple(dials) for pair, dials in found.items()}

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from pydantic import PrivateAttr, model_validator
 
-from nccl_doctor.snapshot.values import IpAddress, Observed, ip_address
+from nccl_doctor.model.base import IpAddress, Observed, ip_address
 
 
 class ResolverAnswer(Observed):

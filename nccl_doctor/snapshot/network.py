@@ -9,8 +9,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from nccl_doctor.model.base import Count, InterfaceName, IpAddress, IpNetwork, Netmask, Observed, Output
 from nccl_doctor.snapshot.unknown import Fact
-from nccl_doctor.snapshot.values import Count, InterfaceName, IpAddress, IpNetwork, Netmask, Observed, Output
 
 
 class Link(Observed):

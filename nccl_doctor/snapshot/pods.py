@@ -9,9 +9,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from nccl_doctor.model.base import Count, IpAddress, IpNetwork, Observed, Port
 from nccl_doctor.model.cluster import NodeOptions
 from nccl_doctor.snapshot.unknown import Fact, unknown
-from nccl_doctor.snapshot.values import Count, IpAddress, IpNetwork, Observed, Port
 
 Label = Annotated[str, Field(max_length=320)]
 

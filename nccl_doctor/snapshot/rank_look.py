@@ -11,12 +11,22 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
+from nccl_doctor.model.base import (
+    Count,
+    FrozenModel,
+    HostAddress,
+    IpAddress,
+    Observed,
+    Output,
+    Pid,
+    Port,
+    Seconds,
+    SocketPort,
+)
 from nccl_doctor.model.cluster import Cluster, Node
-from nccl_doctor.model.frozen import FrozenModel
 from nccl_doctor.snapshot.access import AnyAccessFailure
 from nccl_doctor.snapshot.hardware import Xid
 from nccl_doctor.snapshot.unknown import Fact, Phased, skipped
-from nccl_doctor.snapshot.values import Count, HostAddress, IpAddress, Observed, Output, Pid, Port, Seconds, SocketPort
 
 Letter = Annotated[str, Field(pattern=r"^[A-Za-z]$")]
 """A process's state, proc_pid_stat(5): "S" sleeps, "D" sits in the kernel, "T" is stopped, "Z" has ended."""

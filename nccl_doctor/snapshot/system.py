@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from nccl_doctor.snapshot.values import (
+from nccl_doctor.model.base import (
     Clipped,
     Count,
     EnvValue,

@@ -6,7 +6,7 @@ from typing import Annotated, NoReturn, TypeVar
 
 from pydantic import ConfigDict, Field
 
-from nccl_doctor.snapshot.values import Clipped, ClippedEnd, Observed
+from nccl_doctor.model.base import Clipped, ClippedEnd, Observed
 
 T = TypeVar("T")
 

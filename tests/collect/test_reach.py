@@ -13,7 +13,7 @@ from nccl_doctor.collect.connect import reach as reaching
 from nccl_doctor.collect.connect.reach import LoadWatch, Reach
 from nccl_doctor.collect.connect.session import PULSE_S, ProbeSession
 from nccl_doctor.model.cluster import Node
-from nccl_doctor.model.measured import Load, MachineLoad
+from nccl_doctor.model.report import Load, MachineLoad
 from nccl_doctor.transport.process import LocalTransport, ProcessChannel
 from nccl_doctor.transport.ssh import failures
 from nccl_doctor.transport.ssh.failures import Target

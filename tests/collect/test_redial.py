@@ -8,7 +8,7 @@ from nccl_doctor.collect.answers import DIALLED, Dialled, Hello, ProbeError
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.mesh.dials import run
 from nccl_doctor.collect.mesh.plan import Target
-from nccl_doctor.model.measured import MachineLoad
+from nccl_doctor.model.report import MachineLoad
 from tests.collect.nodes import node
 
 LOST, REFUSED = [0, 29500, "timed-out", "ETIMEDOUT", 3.0], [1, 40000, "refused", "ECONNREFUSED", 0.001]

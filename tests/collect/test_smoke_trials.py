@@ -11,7 +11,7 @@ from nccl_doctor.collect.answers import NoAnswerError, ProbeError, TrialEnd
 from nccl_doctor.collect.smoke import trials
 from nccl_doctor.collect.smoke.plan import SmokeLimits
 from nccl_doctor.model.cluster import Node
-from nccl_doctor.snapshot import Isolation
+from nccl_doctor.model.report import IsolationReport
 from tests.checks.snapshots import patched
 
 REQUESTS = ("prepare_trials", "trial", "free_port", "end_launcher")
@@ -56,7 +56,7 @@ def test_nobody_is_waited_for_beyond_the_end(monkeypatch: pytest.MonkeyPatch, si
     hosts[1].silent = frozenset(silent)
     facts = {host.name: host.facts for host in snapshot.hosts if host.facts is not None}
     until = clock.now + left_s
-    found: Isolation | str
+    found: IsolationReport | str
     try:
         found = trials.run(hosts, facts, snapshot.cluster, SmokeLimits(backend="gloo"), until)  # type: ignore[arg-type]
     except ProbeError as error:
@@ -64,7 +64,7 @@ def test_nobody_is_waited_for_beyond_the_end(monkeypatch: pytest.MonkeyPatch, si
     assert clock.now <= until
     assert all(host.asked[-1:] == ["end_launcher"] for host in hosts), "whoever began is told to end"
     if left_s == 300 and silent == {"trial"}:
-        assert isinstance(found, Isolation)
+        assert isinstance(found, IsolationReport)
         assert (found.culprit, found.hosts) == ("host", ("node2",))
     if left_s == 300 and "prepare_trials" in silent:
         assert found == "node2: no answer in time"

@@ -12,7 +12,8 @@ from nccl_doctor.checks.ports.firewall_blocks_port import firewall_blocks_port
 from nccl_doctor.checks.view import Derived, View
 from nccl_doctor.model.finding import Finding
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.snapshot import Dial, Mesh, Snapshot
+from nccl_doctor.model.report import FailedDial
+from nccl_doctor.snapshot import Mesh, Snapshot
 from tests.checks.snapshots import healthy, patched
 from tests.firewall.netbox import Box, Pair
 
@@ -30,7 +31,7 @@ class Judgement:
     unjudged: list[Unjudged]
 
     @property
-    def failed(self) -> tuple[Dial, ...]:
+    def failed(self) -> tuple[FailedDial, ...]:
         assert isinstance(self.snapshot.mesh, Mesh)
         return self.snapshot.mesh.failed
 

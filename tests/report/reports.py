@@ -5,16 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from nccl_doctor.model.finding import Command, Fix, LogLine, Severity
-from nccl_doctor.model.measured import AllReduceReport, FailedDial, MeshReport, RankReport, SizeReport
 from nccl_doctor.model.report import (
+    AllReduceReport,
     CheckResult,
     Consequence,
     Diagnosis,
+    FailedDial,
     HostSummary,
+    MeshReport,
     NcclInterface,
     Outcome,
     Phase,
+    RankReport,
     Report,
+    SizeReport,
 )
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.render import render as render_command

@@ -11,8 +11,7 @@ from rich.cells import cell_len
 
 from nccl_doctor.cli.output import Out
 from nccl_doctor.model.finding import Command, Fix, LogLine, Severity
-from nccl_doctor.model.measured import AllReduceReport, RankReport
-from nccl_doctor.model.report import Consequence, Report
+from nccl_doctor.model.report import AllReduceReport, Consequence, RankReport, Report
 from nccl_doctor.report.diagnosis import by_host, place_of
 from nccl_doctor.report.safe import clean, pasteable
 from tests.report.reports import ALL, FIREWALL, STALE, UNREACHABLE, healthy, host_away, log, one_fault, render
@@ -55,12 +54,12 @@ def test_the_verbose_screen_has_the_bandwidths() -> None:
 def test_the_verbose_screen_tells_how_far_each_rank_came() -> None:
     error = "No module named 'torch'"
     ranks = (
-        RankReport(rank=0, host="node1", local_rank=0, stage="rendezvous", ok=False),
-        RankReport(rank=1, host="node2", local_rank=0, stage="start", ok=False, error=error),
+        RankReport(rank=0, host="node1", local_rank=0, stage="allreduce", ok=False),
+        RankReport(rank=1, host="node2", local_rank=0, stage="started", ok=False, error=error),
     )
     failed = AllReduceReport(backend="gloo", world_size=2, ok=False, outcome="failed", ranks=ranks)
     report = healthy().model_copy(update={"smoke": failed})
-    assert "1     node2  start           No module named 'torch'\n" in screen(report, verbose=True)
+    assert "1     node2  started         No module named 'torch'\n" in screen(report, verbose=True)
 
 
 def test_quiet_has_nothing_to_say_of_a_healthy_cluster() -> None:

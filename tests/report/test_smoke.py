@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nccl_doctor.model.measured import AllReduceReport
+from nccl_doctor.model.report import AllReduceReport
 from nccl_doctor.report.smoke import smoke
 from nccl_doctor.report.text import Screen, painter
 

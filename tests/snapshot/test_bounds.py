@@ -8,12 +8,11 @@ from typing import Annotated, Any
 import pytest
 from pydantic import Field, JsonValue, ValidationError
 
+from nccl_doctor.model.base import _MOST_FIELDS, Observed
 from nccl_doctor.model.cluster import Cluster, Node
-from nccl_doctor.model.frozen import _MOST_FIELDS
-from nccl_doctor.model.report import NcclInterface
-from nccl_doctor.snapshot import HostFacts, Mesh, RankResult, Snapshot
+from nccl_doctor.model.report import NcclInterface, RankReport
+from nccl_doctor.snapshot import HostFacts, Mesh, Snapshot
 from nccl_doctor.snapshot.rank_look import HangHost, HangSnapshot
-from nccl_doctor.snapshot.values import Observed
 from tests.checks.snapshots import healthy
 
 OURS = (Cluster, Node, NcclInterface)
@@ -108,9 +107,9 @@ def test_the_walk_sees_what_is_loose() -> None:
         (HostFacts, ("hosts", 0, "facts"), {"sysctls": {"net.ipv4.neigh.default.gc_thresh3": "\u00b2"}}),
         (Mesh, ("mesh",), {"pairs": 0}),
         (Mesh, ("mesh",), {"tested": 7}),
-        (RankResult, ("smoke", "ranks", 1), {"stage": ""}),
-        (RankResult, ("smoke", "ranks", 1), {"stage": "nowhere"}),
-        (RankResult, ("smoke", "ranks", 1), {"state": ""}),
+        (RankReport, ("smoke", "ranks", 1), {"stage": ""}),
+        (RankReport, ("smoke", "ranks", 1), {"stage": "nowhere"}),
+        (RankReport, ("smoke", "ranks", 1), {"state": ""}),
     ],
 )
 def test_what_checks_count_with_is_what_it_says(kind: Any, where: tuple[Any, ...], change: dict[str, Any]) -> None:

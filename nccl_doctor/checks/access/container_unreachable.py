@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from nccl_doctor.checks.access._failures import FOLLOWS, of_engine
 from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.model.base import CONTAINER_NAME
 from nccl_doctor.model.finding import Severity, on
-from nccl_doctor.snapshot.values import CONTAINER_NAME
 from nccl_doctor.text.shell import line
 
 _LET_GO = {"stopped": "start", "paused": "unpause"}

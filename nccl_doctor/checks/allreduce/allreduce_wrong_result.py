@@ -18,7 +18,8 @@ from collections import Counter
 
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.snapshot import RankResult, Smoke
+from nccl_doctor.model.report import RankReport
+from nccl_doctor.snapshot import Smoke
 from nccl_doctor.text.hostlist import fold
 
 
@@ -58,7 +59,7 @@ def _source(smoke: Smoke) -> tuple[int, ...]:
     return pairs[0] if len(pairs) == 1 else ()
 
 
-def _named(ranks: list[RankResult]) -> str:
+def _named(ranks: list[RankReport]) -> str:
     return " and ".join(f"rank {rank.rank} on {rank.host}" for rank in ranks)
 
 

@@ -9,8 +9,8 @@ from functools import lru_cache
 from typing import Literal
 
 from nccl_doctor.model.finding import Finding
-from nccl_doctor.model.measured import STAGES, Stage
-from nccl_doctor.snapshot import Isolation, RankResult, Skipped, Smoke, Unknown
+from nccl_doctor.model.report import STAGES, IsolationReport, RankReport, Stage
+from nccl_doctor.snapshot import Skipped, Smoke, Unknown
 from nccl_doctor.text.hostlist import fold, fold_numbers, nouns
 from nccl_doctor.text.secrets import part
 
@@ -92,7 +92,7 @@ class Culprits:
             show is that they lost others.
     """
 
-    ranks: tuple[RankResult, ...]
+    ranks: tuple[RankReport, ...]
     why: Why
 
     @property
@@ -112,7 +112,7 @@ def culprits(smoke: Smoke) -> Culprits:
     unfinished = [rank for rank in smoke.ranks if not rank.ok]
     lost = [rank for rank in unfinished if rank.host in smoke.launchers]
     behind = furthest_behind(smoke)
-    signs: tuple[tuple[Why, list[RankResult]], ...] = (
+    signs: tuple[tuple[Why, list[RankReport]], ...] = (
         # one that lost its peers may still be ended by an abort of its own on the way out
         ("signal", [rank for rank in unfinished if rank.signal is not None and rank.error is None]),
         ("error", [rank for rank in unfinished if rank.error and not is_echo(rank.error, lost=bool(smoke.launchers))]),
@@ -129,18 +129,18 @@ def culprits(smoke: Smoke) -> Culprits:
     return Culprits(tuple(behind), "echo")
 
 
-def _left(rank: RankResult) -> bool:
+def _left(rank: RankReport) -> bool:
     """Tells whether it ended by itself, or in a way that nobody could tell."""
     return rank.exit_code is not None or (rank.state == "X" and rank.signal is None)
 
 
-def furthest_behind(smoke: Smoke) -> list[RankResult]:
+def furthest_behind(smoke: Smoke) -> list[RankReport]:
     """The ranks whose last stage is the earliest of all."""
     least = min(STAGES.index(rank.stage) for rank in smoke.ranks)
     return [rank for rank in smoke.ranks if STAGES.index(rank.stage) == least]
 
 
-def _elsewhere(ranks: list[RankResult]) -> list[RankResult]:
+def _elsewhere(ranks: list[RankReport]) -> list[RankReport]:
     """Ranks whose stack does not end in torch's communication, where that of some other does."""
     seen = [rank for rank in ranks if rank.stack]
     odd = [rank for rank in seen if not any(part in rank.stack[0] for part in _WAITING)]
@@ -157,7 +157,7 @@ def stages(smoke: Smoke) -> Iterator[str]:
             yield f"rank {numbers} ({hosts}): {MISSING[stage]}"
 
 
-def stacks(ranks: tuple[RankResult, ...], most: int = 2) -> Iterator[str]:
+def stacks(ranks: tuple[RankReport, ...], most: int = 2) -> Iterator[str]:
     """Where the main thread of each rank stood: ``rank 1 in sleep (train.py:3), called by main (train.py:9)``."""
     for rank in ranks[:most]:
         frames = [match for line in rank.stack if (match := _FRAME.search(line))]
@@ -188,13 +188,13 @@ def last_words(smoke: Smoke, hosts: tuple[str, ...]) -> Iterator[str]:
 _MOST_TRIALS = 8
 
 
-def settled_isolation(smoke: Smoke) -> Isolation | None:
+def settled_isolation(smoke: Smoke) -> IsolationReport | None:
     """The verdict of the repetition, where it came to one."""
     found = smoke.isolation
-    return found if isinstance(found, Isolation) and found.culprit is not None else None
+    return found if isinstance(found, IsolationReport) and found.culprit is not None else None
 
 
-def describe_isolation(found: Isolation) -> str:
+def describe_isolation(found: IsolationReport) -> str:
     """Who breaks the all-reduce, as a sentence: one host, or two that fail only together."""
     if found.culprit == "pair":
         one, other = found.hosts
@@ -216,7 +216,7 @@ def isolation_evidence(smoke: Smoke) -> tuple[str, ...]:
     found = smoke.isolation
     if isinstance(found, Unknown):
         return (f"the all-reduce over groups of hosts {found.reason}",)
-    if not isinstance(found, Isolation):
+    if not isinstance(found, IsolationReport):
         return ()
     lines = [f"{fold(trial.hosts)} alone: {'worked' if trial.ok else 'failed'}" for trial in found.trials]
     if len(lines) > _MOST_TRIALS:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
+from nccl_doctor.model.report import RankReport
 from nccl_doctor.nccl.host_nccl import nccl_interface
-from nccl_doctor.snapshot import Host, HostFacts, Interfaces, RankResult, Resolution, Smoke, Snapshot, Unknown
+from nccl_doctor.snapshot import Host, HostFacts, Interfaces, Resolution, Smoke, Snapshot, Unknown
 
 REAL = ("physical", "bond")
 """Kinds of interface whose speed means something; veth always says 10 Gbit/s (drivers/net/veth.c)."""
@@ -127,7 +128,7 @@ LEAST_S = 2.0
 """What a rank must take beyond the others, in seconds: below, it is the noise of a busy machine."""
 
 
-def straggler(smoke: Smoke) -> RankResult | None:
+def straggler(smoke: Smoke) -> RankReport | None:
     """The rank that took far more time of its own, outside of the timed all-reduces, than the median of all.
 
     All ranks leave an all-reduce together, so its duration names nobody. But they do the same work between two of them,

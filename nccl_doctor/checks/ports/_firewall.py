@@ -14,7 +14,8 @@ from nccl_doctor.firewall.remedy import Opening, port_words
 from nccl_doctor.firewall.ruleset import Ruleset
 from nccl_doctor.model.finding import Finding, Fix, on
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.snapshot import Dial, Snapshot
+from nccl_doctor.model.report import FailedDial
+from nccl_doctor.snapshot import Snapshot
 from nccl_doctor.text.hostlist import fold
 
 PORTS_SHOWN = 4
@@ -26,7 +27,7 @@ EXPLAINS = ("port-unreachable", *ALLREDUCE)
 """Of these dials, those that no rule was seen to stop follow only where some of the host's rules are not understood."""
 
 
-def to_master(dial: Dial, snapshot: Snapshot) -> bool:
+def to_master(dial: FailedDial, snapshot: Snapshot) -> bool:
     """Tells whether the dial went to the master port on the master."""
     cluster = snapshot.cluster
     return dial.port == cluster.master_port and dial.dst == cluster.nodes[0].name
@@ -102,7 +103,7 @@ def finding(blames: Sequence[Blame], view: View, message: str) -> Finding:
 
 
 def _evidence(blames: Sequence[Blame], snapshot: Snapshot) -> Iterator[str]:
-    seen: dict[tuple[bool, str], list[Dial]] = {}
+    seen: dict[tuple[bool, str], list[FailedDial]] = {}
     for dial in (dial for blame in blames for dial in blame.dials):
         means = UNSEEN if dial.error == NOT_DIALLED else MEANS[dial.outcome]
         seen.setdefault((not to_master(dial, snapshot), means), []).append(dial)

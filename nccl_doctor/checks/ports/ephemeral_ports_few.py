@@ -26,7 +26,8 @@ from collections.abc import Iterable
 from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
-from nccl_doctor.snapshot import Dial, Host, Mesh, known, ranks
+from nccl_doctor.model.report import FailedDial
+from nccl_doctor.snapshot import Host, Mesh, known, ranks
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import line
 
@@ -71,14 +72,14 @@ def ephemeral_ports_few(view: View) -> Findings:
         )
 
 
-def _without_port(view: View, name: str) -> list[Dial]:
+def _without_port(view: View, name: str) -> list[FailedDial]:
     """The dials of a host for which its kernel had no port left (EADDRNOTAVAIL)."""
     mesh = view.snapshot.mesh
     failed = mesh.failed if isinstance(mesh, Mesh) else ()
     return [dial for dial in failed if dial.src == name and dial.outcome == "no-source-address"]
 
 
-def _used_up(host: Host, dials: list[Dial], master_port: int) -> Finding:
+def _used_up(host: Host, dials: list[FailedDial], master_port: int) -> Finding:
     assert host.facts
     own = known(host.facts.port_range)
     peers = fold(sorted({dial.dst for dial in dials}))
@@ -98,7 +99,7 @@ def _used_up(host: Host, dials: list[Dial], master_port: int) -> Finding:
     )
 
 
-def pairs_of(dials: Iterable[Dial]) -> list[dict[str, str]]:
+def pairs_of(dials: Iterable[FailedDial]) -> list[dict[str, str]]:
     """Each pair of hosts between which one of these dials was, once, as {"src", "dst"}."""
     return [{"src": src, "dst": dst} for src, dst in sorted({(dial.src, dial.dst) for dial in dials})]
 

@@ -24,7 +24,7 @@ from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import common_labels
 from nccl_doctor.firewall.network_policy import PolicyBlame, opening
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
-from nccl_doctor.snapshot import Dial
+from nccl_doctor.model.report import FailedDial
 from nccl_doctor.snapshot.pods import KubeFacts
 from nccl_doctor.text.hostlist import fold, grouped
 from nccl_doctor.text.shell import line
@@ -40,7 +40,7 @@ def network_policy_blocks(view: View) -> Findings:
         yield _finding(view, policies, group)
 
 
-def _finding(view: View, policies: tuple[str, ...], group: Sequence[tuple[Dial, PolicyBlame]]) -> Finding:
+def _finding(view: View, policies: tuple[str, ...], group: Sequence[tuple[FailedDial, PolicyBlame]]) -> Finding:
     kube = view.kube
     hosts = tuple(dict.fromkeys(one.pod for _, one in group))
     by_way = {one.way: one for _, one in group}
@@ -62,7 +62,7 @@ def _finding(view: View, policies: tuple[str, ...], group: Sequence[tuple[Dial, 
     )
 
 
-def _seen(target: str, means: str, dials: Sequence[Dial]) -> str:
+def _seen(target: str, means: str, dials: Sequence[FailedDial]) -> str:
     ports = sorted({dial.port for dial in dials})
     shown = ",".join(map(str, ports)) if len(ports) <= SHOWN else f"{ports[0]}-{ports[-1]}"
     return f"seen    {fold(sorted({dial.src for dial in dials}))} -> {target}:{shown}: {means}"

@@ -35,8 +35,9 @@ from itertools import permutations
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
+from nccl_doctor.model.report import FailedDial
 from nccl_doctor.nccl.suggest import setting
-from nccl_doctor.snapshot import Dial, FirewallFacts, Mesh, Rail, Unknown
+from nccl_doctor.snapshot import FirewallFacts, Mesh, Rail, Unknown
 from nccl_doctor.snapshot.pods import KubeFacts
 from nccl_doctor.text.fewest import Group, groups
 from nccl_doctor.text.hostlist import fold, grouped, nouns
@@ -72,7 +73,7 @@ def port_unreachable(view: View) -> Findings:
             yield by_rail(view, found, rail)
 
 
-def _among(view: View, dials: list[Dial]) -> Iterator[Finding]:
+def _among(view: View, dials: list[FailedDial]) -> Iterator[Finding]:
     """The findings for the failed dials of one rail, or of the interfaces that come first."""
     for group in groups((dial.src, dial.dst) for dial in dials):
         among = [dial for dial in dials if dial.src in group.hosts]
@@ -82,7 +83,7 @@ def _among(view: View, dials: list[Dial]) -> Iterator[Finding]:
             yield _all(view, group, among)
 
 
-def _each(view: View, group: Group, dials: list[Dial]) -> Iterator[Finding]:
+def _each(view: View, group: Group, dials: list[FailedDial]) -> Iterator[Finding]:
     """Yields one finding for each host that explains why pairs failed."""
     count = len(view.mesh.ports)
     for name in sorted(group.minimal_cover, key=lambda one: -sum(one in (dial.src, dial.dst) for dial in dials)):
@@ -92,7 +93,7 @@ def _each(view: View, group: Group, dials: list[Dial]) -> Iterator[Finding]:
             yield _finding(view, (name,), _sentence(name, mine, count), mine)
 
 
-def _sentence(name: str, dials: list[Dial], count: int) -> str:
+def _sentence(name: str, dials: list[FailedDial], count: int) -> str:
     """What a host and the others can't do."""
     incoming = {dial.src for dial in dials if dial.dst == name}
     outgoing = {dial.dst for dial in dials if dial.src == name}
@@ -110,7 +111,7 @@ def _sentence(name: str, dials: list[Dial], count: int) -> str:
     return f"{fold(sorted(incoming))} can't reach {name}, nor it {fold(sorted(outgoing))}."
 
 
-def _all(view: View, group: Group, dials: list[Dial]) -> Finding:
+def _all(view: View, group: Group, dials: list[FailedDial]) -> Finding:
     """The finding where nothing tells who of them is at fault; a pair that fails one way is its target's."""
     names = tuple(node.name for node in view.snapshot.cluster.nodes if node.name in group.hosts)
     pairs = {(dial.src, dial.dst) for dial in dials}
@@ -123,7 +124,7 @@ def _all(view: View, group: Group, dials: list[Dial]) -> Finding:
     return _finding(view, names, f"Among {fold(names)}, {len(pairs)} of the ways from one to another fail.", dials)
 
 
-def _finding(view: View, hosts: tuple[str, ...], message: str, dials: Sequence[Dial]) -> Finding:
+def _finding(view: View, hosts: tuple[str, ...], message: str, dials: Sequence[FailedDial]) -> Finding:
     groups = grouped(((dial.dst, dial.address, dial.outcome), dial) for dial in dials)
     evidence = []
     for (_dst, address, outcome), members in groups.items():
@@ -152,7 +153,7 @@ def _finding(view: View, hosts: tuple[str, ...], message: str, dials: Sequence[D
     )
 
 
-def _by_the_other_address(view: View, dials: Sequence[Dial]) -> str | None:
+def _by_the_other_address(view: View, dials: Sequence[FailedDial]) -> str | None:
     """What to do where the master address alone fails, and all reach its port by the address that NCCL uses there."""
     cluster, mesh = view.snapshot.cluster, view.mesh
     master = cluster.nodes[0].name
@@ -183,7 +184,7 @@ def _remedy(ends: set[str], unread: set[str]) -> str:
     return f"{own} If nothing there drops it, ask {between}" if unread else f"Ask {between}"
 
 
-def rail_of(mesh: Mesh, dial: Dial) -> Rail | None:
+def rail_of(mesh: Mesh, dial: FailedDial) -> Rail | None:
     """The interface that a dial went to, where it is not the one that comes first on its host."""
     return mesh.rails.get(dial.dst, {}).get(dial.address)
 

@@ -16,7 +16,7 @@ from nccl_doctor.collect.answers import NoAnswerError, OwnFaultError, ProbeError
 from nccl_doctor.collect.connect.asking import Stage, Window, apart, failure_of, in_turns
 from nccl_doctor.collect.connect.session import PULSE_S, SILENCE_S, ProbeSession, begin, longest_standstill
 from nccl_doctor.model.cluster import Node
-from nccl_doctor.model.measured import Load, MachineLoad
+from nccl_doctor.model.report import Load, MachineLoad
 from nccl_doctor.snapshot import AnyAccessFailure
 from nccl_doctor.text import own_limits
 from nccl_doctor.transport.base import AccessError, Transport

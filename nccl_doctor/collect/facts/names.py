@@ -12,10 +12,10 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from nccl_doctor.model.base import IpAddress, ip_address
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.snapshot import Names, ResolverAnswer, Unknown
 from nccl_doctor.snapshot.names import literal
-from nccl_doctor.snapshot.values import IpAddress, ip_address
 from nccl_doctor.text.inet import numeric
 from nccl_doctor.transport.ssh.settings import ssh_alias
 

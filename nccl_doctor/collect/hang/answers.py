@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from nccl_doctor.collect.hang.reader import MOST_CALLS
 from nccl_doctor.logs import flight
+from nccl_doctor.model.base import Count, Seconds
 from nccl_doctor.snapshot import Fact, Phased, Unknown, unknown
 from nccl_doctor.snapshot.hardware import Xid
 from nccl_doctor.snapshot.rank_look import (
@@ -25,7 +26,6 @@ from nccl_doctor.snapshot.rank_look import (
     Recorded,
     Thread,
 )
-from nccl_doctor.snapshot.values import Count, Seconds
 
 _TEXT = 200
 

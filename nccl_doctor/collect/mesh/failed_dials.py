@@ -25,18 +25,9 @@ from nccl_doctor.collect.facts.names import look_up
 from nccl_doctor.collect.mesh.dials import open_listeners
 from nccl_doctor.collect.mesh.plan import address_of, on_link, own_nonce
 from nccl_doctor.firewall.route_lookup import interface_of
+from nccl_doctor.model.report import DialOutcome, FailedDial
 from nccl_doctor.nccl.reach import LOST
-from nccl_doctor.snapshot import (
-    AnyAccessFailure,
-    Dial,
-    DialOutcome,
-    HostFacts,
-    Interception,
-    Interfaces,
-    Mesh,
-    SshUnreachable,
-    Way,
-)
+from nccl_doctor.snapshot import AnyAccessFailure, HostFacts, Interception, Interfaces, Mesh, SshUnreachable, Way
 from nccl_doctor.text.inet import numeric
 
 PAIRS = 16
@@ -53,7 +44,7 @@ Met = dict[str, dict[str, tuple[str, ...]]]
 
 
 def find_other_nets(
-    sessions: list[ProbeSession], facts: dict[str, HostFacts], mesh: Mesh, failed: Iterable[Dial], dial_s: float
+    sessions: list[ProbeSession], facts: dict[str, HostFacts], mesh: Mesh, failed: Iterable[FailedDial], dial_s: float
 ) -> Met:
     """Where the hosts of the dials that nothing on them explains can meet after all."""
     wanted = _wanted(facts, mesh, list(failed))
@@ -86,7 +77,7 @@ def find_other_nets(
     return {dst: {address: tuple(sources) for address, sources in told.items()} for dst, told in met.items()}
 
 
-def _wanted(facts: dict[str, HostFacts], mesh: Mesh, failed: list[Dial]) -> dict[str, list[tuple[str, str]]]:
+def _wanted(facts: dict[str, HostFacts], mesh: Mesh, failed: list[FailedDial]) -> dict[str, list[tuple[str, str]]]:
     """By host, whom it dials where: those of whom it reached no port at all."""
     wanted: dict[str, list[tuple[str, str]]] = {}
     for src, dst in dict.fromkeys((dial.src, dial.dst) for dial in failed if dial.src != dial.dst):
@@ -103,7 +94,7 @@ def _wanted(facts: dict[str, HostFacts], mesh: Mesh, failed: list[Dial]) -> dict
     return wanted
 
 
-def _is_lost(dials: list[Dial], address: str, port: int) -> bool:
+def _is_lost(dials: list[FailedDial], address: str, port: int) -> bool:
     return any((dial.address, dial.port) == (address, port) for dial in dials)
 
 
@@ -135,7 +126,9 @@ def find_interceptions(
         targets = [[address, [port], nonce]]
         told = session.ask(answers.DIALLED, "dial", deadline, targets=targets, timeout_s=CLOSED_DIAL_S)
         names = {"src": session.node.name, "dst": other.node.name}
-        met = [Dial(**names, address=address, port=port, outcome=row.outcome, error=row.error) for row in told.failed]
+        met = [
+            FailedDial(**names, address=address, port=port, outcome=row.outcome, error=row.error) for row in told.failed
+        ]
         is_taken = told.connected > 0 or any(was_accepted(one) for one in met)
         return Interception(**names, address=address, port=port) if is_taken else None
 
@@ -144,7 +137,7 @@ def find_interceptions(
     return tuple(one for one in found if isinstance(one, Interception))
 
 
-def was_accepted(dial: Dial) -> bool:
+def was_accepted(dial: FailedDial) -> bool:
     """Whether the connection of a failed dial came about, with whomever."""
     return dial.outcome in ("stranger", "intercepted", "reset") or dial.error == "SILENT"
 
@@ -157,7 +150,7 @@ Packet = tuple[str, str | None, str | None]
 
 
 def look_up_routes(
-    sessions: list[ProbeSession], facts: dict[str, HostFacts], failed: Iterable[Dial]
+    sessions: list[ProbeSession], facts: dict[str, HostFacts], failed: Iterable[FailedDial]
 ) -> dict[str, HostFacts]:
     """The facts of the hosts at both ends of dials that failed, with their ways."""
     pairs = list(dict.fromkeys((dial.src, dial.dst, dial.address) for dial in failed if _is_literal(dial.address)))

@@ -29,7 +29,8 @@ from nccl_doctor.collect.mesh.plan import (
     suspects,
 )
 from nccl_doctor.model.cluster import Cluster
-from nccl_doctor.snapshot import Dial, HostFacts, Mesh, PortTrial, Stall, Unknown, unknown
+from nccl_doctor.model.report import FailedDial
+from nccl_doctor.snapshot import HostFacts, Mesh, PortTrial, Stall, Unknown, unknown
 
 PARTNERS = 8
 """Hosts that each one tries, the next in the list; every host is tried by as many."""
@@ -122,7 +123,7 @@ def run_mesh(
     stalls = find_stalls(sessions, targets, dialled)
     ask_once(lambda s: s.ask(answers.NOTHING, "unlisten", time.monotonic() + ANSWER_S), sessions)
     silent.update(doubts(dialling.doubtful))
-    failed: list[Dial] = []
+    failed: list[FailedDial] = []
     tested = 0
     for name, answer in zip(names, dialled, strict=True):
         if isinstance(answer, Exception):
@@ -132,7 +133,7 @@ def run_mesh(
         for row in answer.failed:
             to = targets[name][row.target]
             failed.append(
-                Dial(
+                FailedDial(
                     src=name,
                     dst=to.dst,
                     address=to.address,

@@ -12,10 +12,10 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from nccl_doctor.collect import answers
 from nccl_doctor.collect.connect.asking import apart, fan_out
 from nccl_doctor.errors import NotReachedError, UsageError
+from nccl_doctor.model.base import Count, Observed, Pid, Port, Seconds
 from nccl_doctor.model.ports import MAX_PROCESSES, Cause, Elsewhere, HolderJob
 from nccl_doctor.probe.ports.requests import HANDLERS
 from nccl_doctor.snapshot.system import PortRange, TcpSocket
-from nccl_doctor.snapshot.values import Count, Observed, Pid, Port, Seconds
 from nccl_doctor.text import own_limits
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal
 
 from nccl_doctor.collect.answers import MalformedError, OwnFaultError, RankEvent, SmokeEnd, attempt
 from nccl_doctor.collect.smoke.plan import Plan
-from nccl_doctor.model.measured import STAGES, Stage
-from nccl_doctor.snapshot import RankResult, SizeResult, Smoke
+from nccl_doctor.model.report import STAGES, RankReport, SizeReport, Stage
+from nccl_doctor.snapshot import Smoke
 from nccl_doctor.text.hostlist import grouped
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ MOST_EVENTS = 400
 
 @dataclass
 class Rank:
-    """What one rank has reported; the names are those of :class:`~nccl_doctor.snapshot.RankResult`."""
+    """What one rank has reported; the names are those of :class:`~nccl_doctor.model.report.RankReport`."""
 
     host: str
     local_rank: int
@@ -88,7 +88,7 @@ class AllReduceRun:
         """
         self._clock = clock
         self.ranks: list[Rank] = []
-        self.sizes: list[SizeResult] = []
+        self.sizes: list[SizeReport] = []
         self.wrong_groups: set[tuple[int, ...]] = set()
         self.ends: dict[str, SmokeEnd] = {}
         self.timed_out = False
@@ -210,7 +210,7 @@ KEPT_CHATTER = 200
 
 def result(plan: Plan, all_reduce: AllReduceRun) -> Smoke:
     """The all-reduce as it went."""
-    ranks: list[RankResult] = []
+    ranks: list[RankReport] = []
     facts: dict[str, Facts] = {}
     for name, own in grouped((rank.host, (number, rank)) for number, rank in enumerate(all_reduce.ranks)).items():
         lines = all_reduce.ends[name].output if name in all_reduce.ends else ()
@@ -245,7 +245,7 @@ def result(plan: Plan, all_reduce: AllReduceRun) -> Smoke:
 
 def _of_host(
     ranks: list[tuple[int, Rank]], lines: tuple[str, ...], *, nccl: bool
-) -> tuple[list[RankResult], Facts | None]:
+) -> tuple[list[RankReport], Facts | None]:
     """One host's ranks by their numbers, and what NCCL says in their output."""
     from nccl_doctor.logs.facts import facts_of
 
@@ -262,12 +262,12 @@ def kept(lines: Iterable[str]) -> list[str]:
     return [line for _, line in sorted((*said, *chatter))]
 
 
-def _rank(number: int, rank: Rank, facts: Facts | None) -> RankResult:
+def _rank(number: int, rank: Rank, facts: Facts | None) -> RankReport:
     code = rank.exit_code
     own = None
     if facts is not None and rank.pid is not None:
         own = next((p for p in facts.processes.values() if p.pid == str(rank.pid)), None)
-    return RankResult(
+    return RankReport(
         rank=number,
         host=rank.host,
         local_rank=rank.local_rank,
@@ -291,7 +291,7 @@ def _rank(number: int, rank: Rank, facts: Facts | None) -> RankResult:
 
 
 def _outcome(
-    all_reduce: AllReduceRun, ranks: Iterable[RankResult]
+    all_reduce: AllReduceRun, ranks: Iterable[RankReport]
 ) -> Literal["ok", "failed", "timeout", "wrong-result"]:
     if all(rank.stage == "done" for rank in all_reduce.ranks) and not any(
         end.broken for end in all_reduce.ends.values()
@@ -305,13 +305,13 @@ def _outcome(
     return "timeout" if hanging else "failed"
 
 
-def _died(rank: RankResult) -> bool:
+def _died(rank: RankReport) -> bool:
     """Whether it was dead before its deadline came; one that loses its peers to that may abort."""
     died = rank.state == "X" or rank.signal is not None or rank.exit_code is not None
     return died and not rank.ok and rank.error is None and rank.signal != signal.SIGABRT
 
 
-def _launchers(plan: Plan, all_reduce: AllReduceRun, ranks: Iterable[RankResult]) -> dict[str, str]:
+def _launchers(plan: Plan, all_reduce: AllReduceRun, ranks: Iterable[RankReport]) -> dict[str, str]:
     """How each process that forks ranks ended, where that was not because of these or of us."""
     explained = {rank.host for rank in ranks if rank.error or rank.exit_code is not None or rank.signal is not None}
     found: dict[str, str] = {}

@@ -21,7 +21,8 @@ from nccl_doctor.collect.connect.asking import ask_once, fan_out
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.smoke.plan import Backend, Plan, SmokeLimits, environment, order_of, plan
 from nccl_doctor.model.cluster import Cluster
-from nccl_doctor.snapshot import HostFacts, Isolation, Trial
+from nccl_doctor.model.report import IsolationReport, TrialReport
+from nccl_doctor.snapshot import HostFacts
 
 Group = tuple[str, ...]
 Attempt = Callable[[Sequence[Group]], Sequence[bool]]
@@ -32,7 +33,7 @@ class NoTimeError(Exception):
     """There is no time for another round."""
 
 
-def bisect(hosts: Group, attempt: Attempt) -> Isolation:
+def bisect(hosts: Group, attempt: Attempt) -> IsolationReport:
     """The verdict on hosts whose all-reduce failed.
 
     Args:
@@ -52,7 +53,7 @@ def bisect(hosts: Group, attempt: Attempt) -> Isolation:
 class _Search:
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
-        self._trials: list[Trial] = []
+        self._trials: list[TrialReport] = []
 
     def failing_pair(self, group: Group) -> Group | None:
         """Two hosts of a failing group that fail with each other; None where no part of it fails alone."""
@@ -74,7 +75,7 @@ class _Search:
                 return self._between(*next((a, b) for a, b in parts if a + b == failing))
         return None
 
-    def settled(self, pair: Group, hosts: Group) -> Isolation:
+    def settled(self, pair: Group, hosts: Group) -> IsolationReport:
         """Which of two hosts that fail together fails with others too."""
         proven = dict.fromkeys(chain.from_iterable(trial.hosts for trial in self._trials if trial.ok))
         doubtful = [host for host in pair if host not in proven]
@@ -91,15 +92,15 @@ class _Search:
 
     def verdict(
         self, culprit: Literal["host", "pair"] | None = None, hosts: Group = (), end: str | None = None
-    ) -> Isolation:
+    ) -> IsolationReport:
         """What was found, with all that was tried."""
-        return Isolation(culprit=culprit, hosts=hosts, trials=tuple(self._trials), end=end)
+        return IsolationReport(culprit=culprit, hosts=hosts, trials=tuple(self._trials), end=end)
 
     def _failing(self, groups: Sequence[Group]) -> list[Group]:
         if not groups:
             return []
         results = self._attempt(groups)
-        self._trials += [Trial(hosts=group, ok=ok) for group, ok in zip(groups, results, strict=True)]
+        self._trials += [TrialReport(hosts=group, ok=ok) for group, ok in zip(groups, results, strict=True)]
         return [group for group, ok in zip(groups, results, strict=True) if not ok]
 
 
@@ -118,7 +119,7 @@ TRIAL_BYTES, TRIAL_BUDGET_S = 1 << 20, 0.5
 
 def run(
     sessions: list[ProbeSession], facts: dict[str, HostFacts], cluster: Cluster, limits: SmokeLimits, until: float
-) -> Isolation:
+) -> IsolationReport:
     """Repeats a failed all-reduce over parts of the cluster.
 
     Args:

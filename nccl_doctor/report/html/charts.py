@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from math import ceil, floor, log10
 from typing import NamedTuple
 
-from nccl_doctor.model.measured import AllReduceReport, SizeReport
+from nccl_doctor.model.report import AllReduceReport, SizeReport
 from nccl_doctor.report.html.page_views import Chart, Series, Table, Tick
 from nccl_doctor.report.smoke import rate_words, size_rows, size_words, time_words
 from nccl_doctor.text.hostlist import grouped

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from typing import NamedTuple
 
-from nccl_doctor.model.measured import FailedDial, MeshReport
-from nccl_doctor.model.report import Diagnosis, HostSummary, Report
+from nccl_doctor.model.report import Diagnosis, FailedDial, HostSummary, MeshReport, Report
 from nccl_doctor.report.html.page_views import Cell, Column, Legend, Matrix, Pair, Row
 from nccl_doctor.report.html.text import short
 from nccl_doctor.report.smoke import time_words

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime, timezone
 from typing import Any
 
-from nccl_doctor.model.measured import RankReport
-from nccl_doctor.model.report import CheckResult, Diagnosis, Outcome, Report
+from nccl_doctor.model.report import CheckResult, Diagnosis, Outcome, RankReport, Report
 from nccl_doctor.report.html.cards import cards
 from nccl_doctor.report.html.charts import charts, size_table
 from nccl_doctor.report.html.document import document

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby, pairwise
 from math import cos, pi, sin
 
-from nccl_doctor.model.measured import AllReduceReport
-from nccl_doctor.model.report import HostSummary, Report
+from nccl_doctor.model.report import AllReduceReport, HostSummary, Report
 from nccl_doctor.report.html.page_views import Chosen, Hop, Net, Ring, Stop
 from nccl_doctor.report.html.text import short
 from nccl_doctor.report.smoke import link_words, rate_words, ring_words

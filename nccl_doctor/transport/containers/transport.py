@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Literal, NamedTuple
 
+from nccl_doctor.model.base import CONTAINER_NAME
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot import AnyAccessFailure, EngineFacts, EngineFailure, ProbeFacts, ProbeFailed
-from nccl_doctor.snapshot.values import CONTAINER_NAME
 from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Channel, Greeting, LostError, Transport
 from nccl_doctor.transport.containers.options import InsideOptions
 

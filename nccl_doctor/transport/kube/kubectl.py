@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from nccl_doctor.model.base import FrozenModel
 from nccl_doctor.model.cluster import NodeOptions
-from nccl_doctor.model.frozen import FrozenModel
 from nccl_doctor.transport.process import ProcessChannel
 
 MAX_OUTPUT = 256 << 20

@@ -1,9 +1,4 @@
-"""What a host may say, as types: whatever stands in a snapshot has passed through here, live or out of a file.
-
-A host is not believed: a number has bounds, a text a length and no lone surrogates, and what names an address, a
-network, an interface or a version is one. The texts stay texts, so that JSON shows what the host said; ``IpAddress``
-and the others are types of their own to mypy, and come only out of these validators.
-"""
+"""The bases of all data: models that don't change, documents, and values that a host may say."""
 
 from __future__ import annotations
 
@@ -12,9 +7,77 @@ import re
 from functools import lru_cache
 from typing import Annotated, Any, NewType
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    model_validator,
+)
+from pydantic_core import CoreSchema
 
-from nccl_doctor.model.frozen import FrozenModel
+from nccl_doctor import __version__
+
+SCHEMA = 1
+_COLLECTIONS = frozenset({"dict", "frozenset", "list", "set", "tuple"})
+_MOST_FIELDS = 100
+"""More than any model has."""
+_NO_SCHEMA = frozenset({"config", "default", "metadata", "serialization"})
+
+
+def _fail_fast(schema: Any, *, within: bool = False) -> None:  # noqa: ANN401 - dictionaries, lists and tuples of them
+    """Marks the collections of a model; models within it have marked their own."""
+    if isinstance(schema, (list, tuple)):
+        for inner in schema:
+            _fail_fast(inner, within=within)
+    if not isinstance(schema, dict):
+        return
+    kind = schema.get("type")  # of fields by name, that may be one of them
+    if within and kind == "model":
+        return
+    if isinstance(kind, str) and kind in _COLLECTIONS:
+        schema["fail_fast"] = True
+    for key, inner in schema.items():
+        if key not in _NO_SCHEMA:
+            _fail_fast(inner, within=within or kind == "model")
+
+
+class FrozenModel(BaseModel):
+    """Base of pydantic models that can't be changed and refuse unknown fields.
+
+    Of a list or an object, the first member that does not fit ends it, and unknown fields are one fault together: each
+    fault of its own would take a hundred times the memory of what it is about.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_crowd(cls, told: Any) -> Any:  # noqa: ANN401 - whatever was given
+        if isinstance(told, dict) and len(told) > _MOST_FIELDS:
+            raise ValueError(f"{len(told):,} fields, of which most are unknown")
+        return told
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler, /) -> CoreSchema:
+        """The schema as pydantic makes it, of which every collection fails fast."""
+        schema = handler(source)
+        _fail_fast(handler.resolve_ref_schema(schema))
+        return schema
+
+
+class Document(FrozenModel):
+    """What a command prints: its JSON is the answer to ``-o json``; fields are added to it, never changed."""
+
+    schema_: int = Field(default=SCHEMA, alias="schema", serialization_alias="schema")
+    version: str = __version__
+    command: str
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
 
 MAX_TEXT = 4096
 """Characters of a text that has no other bound: Linux' PATH_MAX."""
@@ -44,10 +107,27 @@ def _clipped(value: object) -> object:
     return tuple(map(_clipped, value[:MAX_LINES])) if isinstance(value, (list, tuple)) else value
 
 
+_BOUNDS = frozenset({"maxLength", "maximum", "minimum", "pattern", "propertyNames"})
+
+
 class Observed(FrozenModel):
     """Base of all that hosts tell: texts are bounded, and numbers are finite."""
 
     model_config = ConfigDict(str_max_length=MAX_TEXT, allow_inf_nan=False)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler, /) -> dict[str, Any]:
+        """The schema without bounds: they are those of our own trust, and a report promises none."""
+        made: dict[str, Any] = _unbounded(handler.resolve_ref_schema(handler(schema)))
+        return made
+
+
+def _unbounded(schema: Any) -> Any:  # noqa: ANN401 - dictionaries, lists and what stands in them
+    if isinstance(schema, list):
+        return [_unbounded(inner) for inner in schema]
+    if isinstance(schema, dict):
+        return {key: _unbounded(inner) for key, inner in schema.items() if key not in _BOUNDS}
+    return schema
 
 
 class Words(Observed):

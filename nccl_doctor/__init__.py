@@ -5,7 +5,7 @@
 1. cli/main.py hands the words to cli/app.py; cli/check.py makes a ``Request`` of its options (cli/host_options.py, …).
 2. cli/run.py ``check_cluster``: the options' ``cluster`` has inventory/load.py read the hosts file into a ``Cluster``.
 3. collect/run.py ``looked`` goes through the phases of a ``Run``: connect and facts, mesh, names, smoke.
-4. connect: transport/register.py reaches each host, collect/connect/session.py starts probe/main.py there and asks it.
+4. connect: transport/__init__.py reaches each host, collect/connect/session.py starts probe/main.py there and asks it.
    Facts follow at once, host by host: probe/facts/ looks, and collect/facts/host_facts.py types each answer as
    ``HostFacts`` (snapshot/hosts.py).
 5. mesh: collect/mesh/mesh.py has every host listen, and dial the others (probe/mesh/mesh.py). Dials that a busy

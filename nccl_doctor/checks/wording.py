@@ -11,11 +11,12 @@ What follows from a fault that stops some dials: what those dials failed at, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from nccl_doctor.checks.view import View
 from nccl_doctor.model.cluster import Cluster, Node
+from nccl_doctor.model.engine import Words, engines
 from nccl_doctor.model.finding import Command, on
 from nccl_doctor.model.ports import GRACE_S, age_words
 from nccl_doctor.model.report import FailedDial
@@ -117,16 +118,14 @@ def described(job: TrainingJob) -> str:
 
 def fix_port(cluster: Cluster, node: Node, what: Line | None) -> tuple[Command, ...]:
     """``nccl-doctor fix-port`` about a host of the cluster, to be pasted on this machine."""
-    file, job = ClusterSource(cluster).file, ClusterSource(cluster).slurm_job[1:2]
-    where = script("") if file is None else line("--hosts {source}", source=file)
-    if kube := ClusterSource(cluster).kube:
-        where = _pods(kube)
-    if job:
-        where = line("--slurm-job {*job}", job=job)
+    source = ClusterSource(cluster)
+    known = {word for engine in engines() for flag in engine.flags if flag.fix_port for word in flag.words}
+    where = _options(tuple((option, value) for option, value in source.engine_words if option in known))
+    if source.file is not None:
+        where = line("--hosts {source}", source=source.file)
     alone = len(cluster.nodes) == 1 and node.local
     there = script("") if alone else line("--host {name}", name=node.name)
-    container = ClusterSource(cluster).inside(node)
-    inside = script("") if container is None else line("--inside {container}", container=container)
+    inside = _options(source.container(node))
     return on(
         None,
         line(
@@ -135,14 +134,15 @@ def fix_port(cluster: Cluster, node: Node, what: Line | None) -> tuple[Command, 
     )
 
 
-def _pods(words: Sequence[str]) -> Line | None:
-    """The words that choose pods, as :class:`~nccl_doctor.model.source.ClusterSource` has them, for a template."""
-    job = words[1:2] if len(words) % 2 == 0 else ()
-    chosen = line("--kube {*job}", job=job)
-    for option, value in zip(words[1 + len(job) :: 2], words[2 + len(job) :: 2], strict=True):
-        more = line("-n {value}", value=value) if option == "-n" else line("-l {value}", value=value)
-        chosen = None if chosen is None or more is None else script("{chosen} {more}", chosen=chosen, more=more)
-    return chosen
+def _options(words: Words) -> Line | None:
+    """Options of ours with values from anywhere; None where one can't be pasted."""
+    joined = script("")
+    for option, value in words:
+        more = line(f"{option} {{*value}}", value=() if value is None else (value,))
+        if more is None:
+            return None
+        joined = script("{joined} {more}", joined=joined, more=more) if joined.text else more
+    return joined
 
 
 def ending(

@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 
 from nccl_doctor import __version__
 from nccl_doctor.cli.output import error_document
+from nccl_doctor.model.engine import engines
 from nccl_doctor.text.secrets import without_secrets
 
 COMMANDS = {
@@ -53,11 +54,12 @@ class PanelCommand(TyperCommand):
         super().__init__(*args, **(options | {"rich_markup_mode": "rich"}))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's own, handed on
-        """As ever; ``--kube`` may stand without a value, for which typer has no word."""
+        """As ever; some options, as ``--kube``, may stand without a value, for which typer has no word."""
+        bare = {word for engine in engines() for flag in engine.flags if flag.bare for word in flag.words}
         pairs = zip(args, [*args, "-"][1:], strict=True)
-        bare = [one == "--kube" and following.startswith("-") for one, following in pairs]
+        full = [f"{word}=" if word in bare and following.startswith("-") else word for word, following in pairs]
         try:
-            return super().parse_args(ctx, ["--kube=" if alone else one for one, alone in zip(args, bare, strict=True)])
+            return super().parse_args(ctx, full)
         except typer.TyperException as error:
             error.message = without_secrets(error.message)
             if _wants_json(args):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,14 +14,13 @@ from nccl_doctor.cli import options
 from nccl_doctor.cli.flattened import flattened
 from nccl_doctor.cli.output import Out, finish, supports_ansi, try_files
 from nccl_doctor.errors import UsageError
-from nccl_doctor.inventory import kube_request
+from nccl_doctor.model.engine import written
 from nccl_doctor.model.ports import GRACE_S, Identity, PortReport, as_identity
 from nccl_doctor.report.safe import clean
 
 if TYPE_CHECKING:
     from nccl_doctor.collect.ports.steps import Steps
-    from nccl_doctor.inventory.kube_request import KubeRequest
-    from nccl_doctor.inventory.slurm import SlurmRequest
+    from nccl_doctor.inventory.parsed import HostSource
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,10 @@ class PortOptions:
         typer.Option("--hosts", metavar="FILE", help="Hosts file: look on its master, and move on all hosts."),
     ] = None
     host: Annotated[str | None, typer.Option("--host", metavar="NAME", help="Look on this host.")] = None
-    slurm_job: Annotated[str | None, options.slurm_job("--host")] = None
+    engine: dict[str, Any] = field(
+        default_factory=dict, metadata={"options": options.of_engines("--host", fix_port=True)}
+    )
     inside: options.Inside = None
-    kube: options.Kube = None
-    namespace: options.Namespace = None
-    selector: options.Selector = None
     pid: Annotated[
         str | None,
         typer.Option(
@@ -78,24 +76,21 @@ class PortOptions:
     def arguments(self, port: int | None) -> tuple[str, ...]:
         """The words that name the port and the host again."""
         words = [] if port is None else [str(port)]
-        pods = kube_request.request(self.kube, self.selector, self.namespace)
-        words += () if pods is None else pods.words
-        named = {"--hosts": self.hosts, "--slurm-job": self.slurm_job, "--host": self.host, "--inside": self.inside}
-        for option, value in named.items():
+        words += written(self.engine)
+        for option, value in {"--hosts": self.hosts, "--host": self.host, "--inside": self.inside}.items():
             words += [] if value is None else [option, value]
         return tuple(words)
 
-    def job(self) -> KubeRequest | SlurmRequest | None:
-        """The pods or the Slurm job that are meant.
+    def job(self) -> HostSource | None:
+        """The hosts of an engine that are meant.
 
-        Inside an allocation that is its own, where a host is named; else this machine is meant.
+        Inside an allocation those of its job, where a host is named; else this machine is meant.
         """
-        pods = kube_request.request(self.kube, self.selector, self.namespace)
-        if pods is not None or (self.host is None and self.slurm_job is None):
-            return pods
-        from nccl_doctor.inventory.slurm import request
+        if self.host is None and not self.engine:
+            return None
+        from nccl_doctor.inventory.load import requested
 
-        return request({"slurm_job": self.slurm_job}, self.transport, os.environ, named=self.hosts is not None)
+        return requested(self.engine, self.transport, os.environ, named=self.hosts is not None)
 
 
 @flattened

@@ -1,4 +1,7 @@
-"""Options that go together are a dataclass, which a command takes as one keyword; typer reads single ones."""
+"""Options that go together are a dataclass, which a command takes as one keyword; typer reads single ones.
+
+A field whose metadata has "options" is a dictionary of several: their annotated types by name.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def flat(**given: Any) -> None:  # noqa: ANN401 - each option has its own type
-        made = {name: kind(**{one.name: given.pop(one.name) for one in fields(kind)}) for name, kind in groups.items()}
+        made = {name: kind(**{one.name: _pop(one, given) for one in fields(kind)}) for name, kind in groups.items()}
         command(**given, **made)
 
     def parameters() -> Iterator[inspect.Parameter]:
@@ -32,12 +35,25 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
     return flat
 
 
+def _pop(field: Field[Any], given: dict[str, Any]) -> Any:  # noqa: ANN401 - each option has its own type
+    """The value of a field; of several options by name, those that were given."""
+    if "options" not in field.metadata:
+        return given.pop(field.name)
+    values = {name: given.pop(name) for name in field.metadata["options"]}
+    return {name: value for name, value in values.items() if value is not None}
+
+
 @cache
 def _parameters(group: Any) -> tuple[inspect.Parameter, ...]:  # noqa: ANN401 - a dataclass
     types = get_type_hints(group, include_extras=True)
-    return tuple(_parameter(one, types[one.name]) for one in fields(group))
+    return tuple(
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_default(field), annotation=kind)
+        for field in fields(group)
+        for name, kind in field.metadata.get("options", {field.name: types[field.name]}).items()
+    )
 
 
-def _parameter(one: Field[Any], kind: Any) -> inspect.Parameter:  # noqa: ANN401 - a type
-    default = inspect.Parameter.empty if one.default is MISSING else one.default
-    return inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+def _default(field: Field[Any]) -> Any:  # noqa: ANN401 - of any option
+    if "options" in field.metadata:
+        return None
+    return inspect.Parameter.empty if field.default is MISSING else field.default

@@ -105,7 +105,7 @@ def exit_code(report: HangReport) -> int:
 def _look(cluster: Cluster, looks: HangOptions, reached: ReachOptions, *, quiet: bool) -> HangSnapshot:
     from nccl_doctor.cli.progress import progress
     from nccl_doctor.collect.hang.hang import take
-    from nccl_doctor.transport.register import make_transport
+    from nccl_doctor.transport import make_transport
 
     lines = progress(quiet=quiet)
     try:

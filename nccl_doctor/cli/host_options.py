@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nccl_doctor.cli.options import (
     ConnectTimeout,
     Inside,
-    Kube,
-    Namespace,
     Python,
-    Selector,
     Transport,
+    of_engines,
     of_hosts,
     of_job,
-    slurm_job,
 )
 
 if TYPE_CHECKING:
-    from nccl_doctor.inventory.kube_request import KubeRequest
     from nccl_doctor.inventory.overrides import Overrides
     from nccl_doctor.model.cluster import Cluster
 
@@ -33,20 +29,7 @@ class NameOptions:
 
     where: Annotated[str | None, of_hosts("-w", metavar="LIST", help="Hosts by name: 'node[01-04,07]'.")] = None
     exclude: Annotated[str | None, of_hosts("-x", metavar="LIST", help="Hosts to leave out.")] = None
-    kube: Kube = None
-    namespace: Namespace = None
-    selector: Selector = None
-    slurm_job: Annotated[str | None, slurm_job("-w")] = None
-    container_image: Annotated[
-        str | None, of_hosts("--container-image", metavar="IMAGE", help="Look in this container, as srun's (pyxis).")
-    ] = None
-    container_name: Annotated[
-        str | None, of_hosts("--container-name", metavar="NAME", help="Look in this container of the job (pyxis).")
-    ] = None
-    tree: Annotated[
-        bool | None,
-        of_hosts("--tree/--no-tree", help="One srun for up to 64 nodes of the job.", show_default="above 512 nodes"),
-    ] = None
+    engine: dict[str, Any] = field(default_factory=dict, metadata={"options": of_engines("-w")})
 
     def cluster(self, said: Overrides, path: str | None = None, transport: str | None = None) -> Cluster:
         """The hosts of a run, as :func:`nccl_doctor.inventory.load.load` has it.
@@ -56,25 +39,17 @@ class NameOptions:
             path: the hosts file.
             transport: how they will be reached; None: not at all.
         """
-        from nccl_doctor.errors import UsageError
-        from nccl_doctor.inventory.load import load
-        from nccl_doctor.inventory.slurm import request
+        from nccl_doctor.inventory.load import load, requested
 
-        if self.kube is not None and self.slurm_job is not None:
-            raise UsageError("--kube and --slurm-job both name the hosts; give one of them")
         return load(
             path,
             where=self.where,
             exclude=self.exclude,
             environ=os.environ,
-            engine=self._kube() or request(vars(self), transport, os.environ, named=path is not None),
+            engine=requested(self.engine, transport, os.environ, named=path is not None),
+            transport=transport,
             overrides=said,
         )
-
-    def _kube(self) -> KubeRequest | None:
-        from nccl_doctor.inventory.kube_request import request
-
-        return request(self.kube, self.selector, self.namespace)
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from nccl_doctor.cli.choices import Color
+from nccl_doctor.model.engine import engines, kinds
 from nccl_doctor.report.render import FORMS
-from nccl_doctor.transport.register import MODULES
 
 of_hosts = partial(typer.Option, rich_help_panel="Hosts and how to reach them")
 of_job = partial(typer.Option, rich_help_panel="The job, where the hosts file says nothing else")
@@ -23,20 +23,32 @@ LONGEST_S = 7 * 86400
 
 
 def _transport(kind: str) -> str:
-    if kind not in MODULES:
-        raise typer.BadParameter(f"{kind!r} is not one of {', '.join(map(repr, MODULES))}.")
+    if kind not in kinds():
+        raise typer.BadParameter(f"{kind!r} is not one of {', '.join(map(repr, kinds()))}.")
     return kind
 
 
-def slurm_job(chooser: str) -> typer.models.OptionInfo:
-    """``--slurm-job`` of a command that chooses among the job's nodes by this option."""
-    option: typer.models.OptionInfo = of_hosts(
-        "--slurm-job",
-        metavar="ID",
-        help=f"The nodes of this Slurm job, by steps in it, without SSH; {chooser} chooses among them.",
-        show_default="inside an allocation, its own",
-    )
-    return option
+def of_engines(chooser: str, *, fix_port: bool = False) -> dict[str, Any]:
+    """The options that choose the hosts of engines, by the names of their values: annotated types.
+
+    Args:
+        chooser: the option that chooses among those hosts.
+        fix_port: the command is that.
+    """
+    return {
+        flag.name: Annotated[
+            bool | None if flag.switch else str | None,
+            of_hosts(
+                *flag.words,
+                metavar=flag.metavar,
+                help=flag.help.format(chooser=chooser),
+                show_default=flag.default or True,
+            ),
+        ]
+        for engine in engines()
+        for flag in engine.flags
+        if flag.fix_port or not fix_port
+    }
 
 
 def output(command: str) -> typer.models.OptionInfo:
@@ -81,7 +93,7 @@ TimeoutWithSmoke = Annotated[
     ),
 ]
 Transport = Annotated[
-    str, of_hosts("--transport", metavar="|".join(MODULES), callback=_transport, help="How hosts are reached.")
+    str, of_hosts("--transport", metavar="|".join(kinds()), callback=_transport, help="How hosts are reached.")
 ]
 Save = Annotated[Path | None, of_keep("--save", metavar="SNAPSHOT", help="Keep all that was seen in this file.")]
 From = Annotated[
@@ -90,12 +102,6 @@ From = Annotated[
 Python = Annotated[
     str | None, of_hosts("--python", metavar="PATH", help="The interpreter that training uses, on every host.")
 ]
-Kube = Annotated[
-    str | None,
-    of_hosts("--kube", metavar="[KIND/NAME]", help="The pods of job/NAME, pytorchjob/NAME, …; or those of -l."),
-]
-Namespace = Annotated[str | None, of_hosts("-n", "--namespace", metavar="NS", help="Of --kube's pods.")]
-Selector = Annotated[str | None, of_hosts("-l", "--selector", metavar="LABELS", help="Of --kube's pods.")]
 Inside = Annotated[
     str | None,
     of_hosts(

@@ -33,7 +33,7 @@ from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import all_checks
 from nccl_doctor.model.report import Report
 from nccl_doctor.snapshot import Skipped, Snapshot
-from nccl_doctor.transport.register import make_transport
+from nccl_doctor.transport import make_transport
 
 LEAST_TOTAL_S = 300.0
 """What a run may take where nobody says."""

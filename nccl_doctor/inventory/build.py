@@ -12,8 +12,8 @@ from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourc
 from nccl_doctor.inventory.this_machine import ThisMachine, canonical
 from nccl_doctor.model.cluster import DEFAULT_MASTER_PORT, Cluster, Node, access
 from nccl_doctor.text.hostlist import fold, plural, quoted
-from nccl_doctor.transport.containers.options import InsideOptions
-from nccl_doctor.transport.ssh.options import SshOptions
+from nccl_doctor.transport.containers import InsideOptions
+from nccl_doctor.transport.ssh import SshOptions
 
 SettledHosts = dict[str, tuple[Entry, Settings]]
 """Each host by its name, in order, with all that was said of it."""

@@ -12,7 +12,7 @@ from nccl_doctor.inventory.hostfiles import expanded, named
 from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
 from nccl_doctor.inventory.yaml_tree import Mapping, Tree, as_list, as_mapping, as_text
 from nccl_doctor.text.hostlist import MAX_HOSTS, quoted
-from nccl_doctor.transport.containers.options import RUNTIMES, InsideOptions
+from nccl_doctor.transport.containers import RUNTIMES, InsideOptions
 
 T = TypeVar("T")
 Keys = dict[str, tuple[SourceLocation, Tree]]

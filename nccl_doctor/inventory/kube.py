@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory import kube_facts, kube_namespace, values
 from nccl_doctor.inventory.kube_api import POD_LIST, Container, Pod, typed
 from nccl_doctor.inventory.kube_facts import facts, not_ready, training_container
-from nccl_doctor.inventory.kube_request import KubeRequest
 from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
 from nccl_doctor.snapshot.pods import KubeFacts
 from nccl_doctor.text.hostlist import quoted
-from nccl_doctor.transport.kube.kubectl import KubectlError, KubeOptions, kubectl
+from nccl_doctor.transport.kube import KubeOptions
+from nccl_doctor.transport.kube.kubectl import KubectlError, kubectl
 
 SECONDS = 30.0
 """For one question to the API server: 10,000 pods take 3 s, and a link may be slow."""
@@ -31,23 +32,67 @@ _LABELS = {
 }
 """The label that each kind's controller sets on its pods; a StatefulSet sets none: its own selector is asked for."""
 _ALIASES = {"sts": "statefulset", "jobs": "job", "leaderworkerset": "lws", "pytorchjobs": "pytorchjob"}
+_TWICE = "--kube names the hosts, and so does a hosts file or -w; give one of them"
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _PORTS = ("MASTER_PORT", "PET_MASTER_PORT")
 _MASTER = ("MASTER_ADDR", "PET_MASTER_ADDR", "LWS_LEADER_ADDRESS")
 
 
-def read(wanted: KubeRequest) -> ParsedInventory:
-    """The pods, as the API server lists them now.
+@dataclass(frozen=True)
+class KubeRequest:
+    """Which pods: ``job`` is KIND/NAME or empty, ``selector`` labels as ``kubectl -l`` takes them."""
+
+    job: str = ""
+    selector: str | None = None
+    namespace: str | None = None
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The same on a command line."""
+        options = (("-n", self.namespace), ("-l", self.selector))
+        job = (self.job,) if self.job else ()
+        return ("--kube", *job, *(word for option, value in options if value is not None for word in (option, value)))
+
+    @property
+    def login(self) -> str:
+        """Nobody logs in to a pod."""
+        return "pods are entered as the user of their container"
+
+    def read(self, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:  # noqa: ARG002 - pods know nothing of ours
+        """The pods, as the API server lists them now.
+
+        Raises:
+            UsageError: in one sentence: no kubectl, no right, no such job, no pods.
+        """
+        if where is not None:
+            raise UsageError(_TWICE)
+        pods, what = _pods_of(self)
+        if kube_facts.over(pods):
+            raise UsageError(f"--kube: all pods of {what} have ended; check while they run")
+        told = kube_namespace.told(pods[0].metadata.namespace)
+        place = SourceLocation(f"--kube {what}", is_file=False)
+        return parsed(pods, place, asked=self.words, **told)
+
+
+def request(
+    options: Mapping[str, Any],
+    transport: str | None,  # noqa: ARG001 - options alone choose pods
+    environ: Mapping[str, str],  # noqa: ARG001 - likewise
+    *,
+    named: bool,
+) -> KubeRequest | None:
+    """The pods that ``--kube``, ``-l`` and ``-n`` mean together; None where none was given.
 
     Raises:
-        UsageError: in one sentence: no kubectl, no right, no such job, no pods.
+        UsageError: -n or -l without --kube, or a file names the hosts, too.
     """
-    pods, what = _pods_of(wanted)
-    if kube_facts.over(pods):
-        raise UsageError(f"--kube: all pods of {what} have ended; check while they run")
-    told = kube_namespace.told(pods[0].metadata.namespace)
-    place = SourceLocation(f"--kube {what}", is_file=False)
-    return parsed(pods, place, asked=wanted.words, **told)
+    if "kube" not in options:
+        if "namespace" in options or "selector" in options:
+            raise UsageError("-n and -l choose pods; say --kube with them")
+        return None
+    if named:
+        raise UsageError(_TWICE)
+    return KubeRequest(options["kube"], options.get("selector"), options.get("namespace"))
 
 
 def _pods_of(wanted: KubeRequest) -> tuple[list[Pod], str]:

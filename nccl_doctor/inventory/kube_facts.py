@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from nccl_doctor.inventory.kube_api import Container, Pod, State, StateDetail
 from nccl_doctor.snapshot.pods import PodFacts
 from nccl_doctor.text.shell import line
-from nccl_doctor.transport.kube.kubectl import NotReady
+from nccl_doctor.transport.kube import NotReady
 
 _IMAGE = re.compile(r"ErrImage|ImagePull|InvalidImageName|RegistryUnavailable")
 _LACK = re.compile(r"([0-9]+) Insufficient ([\w./-]*\w)")

@@ -5,21 +5,27 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import Any
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory import detect, values
 from nccl_doctor.inventory.build import build
 from nccl_doctor.inventory.hostfiles import expanded, named
 from nccl_doctor.inventory.overrides import Overrides
-from nccl_doctor.inventory.parsed import STDIN, Entry, ParsedInventory, Settings, Sourced, SourceLocation, read_text
-from nccl_doctor.inventory.slurm import SlurmRequest
-from nccl_doctor.inventory.slurm import read as nodes_of
+from nccl_doctor.inventory.parsed import (
+    STDIN,
+    Entry,
+    HostSource,
+    ParsedInventory,
+    Settings,
+    Sourced,
+    SourceLocation,
+    read_text,
+)
 from nccl_doctor.inventory.this_machine import ThisMachine, own_name, this_machine, training_python
 from nccl_doctor.model.cluster import ENVIRONMENT, Cluster
-
-if TYPE_CHECKING:
-    from nccl_doctor.inventory.kube_request import KubeRequest
+from nccl_doctor.model.engine import engines, kinds
 
 SLURM_NODELIST = "SLURM_JOB_NODELIST"
 
@@ -36,7 +42,8 @@ def load(  # noqa: PLR0913 - each is a word of the command line
     where: str | None,
     exclude: str | None,
     environ: Mapping[str, str],
-    engine: KubeRequest | SlurmRequest | None = None,
+    engine: HostSource | None = None,
+    transport: str | None = None,
     overrides: Overrides = Overrides(),  # noqa: B008 - frozen
     here: ThisMachine | None = None,
 ) -> Cluster:
@@ -46,7 +53,8 @@ def load(  # noqa: PLR0913 - each is a word of the command line
         path: the hosts file; ``-`` is standard input.
         where: the pattern of ``-w``, in place of a file.
         exclude: the pattern of ``-x``: hosts to leave out, by name or address.
-        engine: the pods or the Slurm job that are the hosts, in place of a file; ``where`` chooses among a job's nodes.
+        engine: finds the hosts, in place of a file; ``where`` may choose among them.
+        transport: the engine that reaches the hosts that are named, as ``--transport`` has it.
         environ: the environment, for Slurm's variables, MASTER_PORT and MASTER_ADDR, and an active virtual environment.
         overrides: what options say in place of the file.
         here: this machine; None looks.
@@ -56,14 +64,13 @@ def load(  # noqa: PLR0913 - each is a word of the command line
         UsageError: for anything else that can't be served.
     """
     left_out = expanded(exclude, SourceLocation("-x", is_file=False)) if exclude is not None else []
-    if isinstance(engine, SlurmRequest):
-        if engine.steps and (overrides.user is not None or overrides.port is not None):
-            raise UsageError("--user and --port are for SSH; a job's steps run as its own user")
-        parsed = nodes_of(engine, where, environ)
-    elif engine is not None:
-        parsed = _pods(engine, path or where, overrides)
+    if engine is not None:
+        if engine.login and (overrides.user is not None or overrides.port is not None):
+            raise UsageError(f"--user and --port are for SSH; {engine.login}")
+        parsed = engine.read(where, environ)
     else:
         parsed = _parsed(STDIN if path == "-" else path, where, environ, contained=overrides.inside is not None)
+        parsed = _reached(parsed, transport)
     overridden = {name for name in MASTER if getattr(overrides, name) is not None}
     cluster = build(_with_master(parsed, overridden, environ), left_out, here or this_machine())
     chosen = {"-w": where if engine is not None else None, "-x": exclude}
@@ -97,14 +104,39 @@ def _parsed(path: str | None, where: str | None, environ: Mapping[str, str], *, 
     return _alone(environ, contained=contained)
 
 
-def _pods(kube: KubeRequest, other: str | None, overrides: Overrides) -> ParsedInventory:
-    from nccl_doctor.inventory.kube import read  # its types take long to import
+def requested(
+    options: Mapping[str, Any], transport: str | None, environ: Mapping[str, str], *, named: bool
+) -> HostSource | None:
+    """The hosts of an engine that options or the environment mean; None where neither does.
 
-    if other is not None:
-        raise UsageError("--kube names the hosts, and so does a hosts file or -w; give one of them")
-    if overrides.user is not None or overrides.port is not None:
-        raise UsageError("--user and --port are for SSH; pods are entered as the user of their container")
-    return read(kube)
+    Args:
+        options: those of engines (:class:`~nccl_doctor.model.engine.Flag`) that were given.
+        transport: of ``--transport``. None: nobody is contacted.
+        environ: inside an allocation Slurm's variables are set.
+        named: a hosts file names the hosts.
+
+    Raises:
+        UsageError: the options contradict each other.
+    """
+    sources = [engine for engine in engines() if engine.source]
+    given = [engine.flags[0].words[0] for engine in sources if engine.flags[0].name in options]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} both name the hosts; give one of them")
+    for engine in sources:
+        request = import_module(engine.source or "").request
+        source: HostSource | None = request(options, transport, environ, named=named)
+        if source is not None:
+            return source
+    return None
+
+
+def _reached(parsed: ParsedInventory, transport: str | None) -> ParsedInventory:
+    """The same hosts by the engine that is asked for, where that takes those that are named."""
+    default, engine = engines()[0], kinds().get(transport or "auto")
+    if engine is None or engine is default or engine.source:
+        return parsed
+    entries = [replace(entry, access=(engine.name_node(entry.name.value),)) for entry in parsed.entries]
+    return replace(parsed, entries=entries)
 
 
 def _alone(environ: Mapping[str, str], *, contained: bool) -> ParsedInventory:

@@ -8,8 +8,8 @@ from nccl_doctor.inventory import values
 from nccl_doctor.inventory.build import DEVICES, refuse_more_ranks_than_gpus
 from nccl_doctor.inventory.parsed import SourceLocation
 from nccl_doctor.model.cluster import Cluster, access
-from nccl_doctor.transport.containers.options import InsideOptions
-from nccl_doctor.transport.ssh.options import SshOptions
+from nccl_doctor.transport.containers import InsideOptions
+from nccl_doctor.transport.ssh import SshOptions
 
 
 @dataclass(frozen=True)

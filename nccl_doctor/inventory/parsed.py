@@ -11,11 +11,11 @@ import stat
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from nccl_doctor.errors import DoctorError, HostsFileError, UsageError
 from nccl_doctor.model.cluster import NodeOptions
-from nccl_doctor.transport.containers.options import InsideOptions
+from nccl_doctor.transport.containers import InsideOptions
 
 T = TypeVar("T")
 
@@ -121,6 +121,21 @@ class ParsedInventory:
     master_port: Sourced[int] | None = None
     same: tuple[Sourced[str], ...] = ()
     access: tuple[NodeOptions, ...] = ()
+
+
+class HostSource(Protocol):
+    """An engine's hosts that options or the environment name."""
+
+    @property
+    def login(self) -> str:
+        """Says why ``--user`` and ``--port`` mean nothing for them; empty where they do."""
+
+    def read(self, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:
+        """Finds them; ``where`` is the pattern of ``-w``, ``environ`` the environment of nccl-doctor itself.
+
+        Raises:
+            UsageError: they can't be found.
+        """
 
 
 MAX_BYTES = 1 << 20

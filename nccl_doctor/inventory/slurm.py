@@ -19,8 +19,8 @@ from nccl_doctor.inventory.hostfiles import expanded
 from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
 from nccl_doctor.inventory.this_machine import training_python
 from nccl_doctor.launch.slurm_script import master_port
-from nccl_doctor.snapshot.container import SlurmOptions
 from nccl_doctor.text.hostlist import expand, fold, quoted
+from nccl_doctor.transport.slurm import SlurmOptions
 
 JOB_ID = "SLURM_JOB_ID"
 ANSWER_S = 15.0
@@ -46,6 +46,56 @@ class SlurmRequest:
     container_name: str = ""
     steps: bool = True
     tree: bool | None = None
+
+    @property
+    def login(self) -> str:
+        """Steps need none."""
+        return "a job's steps run as its own user" if self.steps else ""
+
+    def read(self, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:
+        """The nodes of a job that runs.
+
+        Args:
+            where: the pattern of ``-w``, which chooses among them.
+            environ: that of nccl-doctor itself, which may run in the job.
+
+        Raises:
+            UsageError: in one sentence: no Slurm here, no such job, not this user's, not running, or no node of it.
+        """
+        if self.steps and shutil.which("srun") is None:
+            raise UsageError(_NO_SLURM.format(program="srun"))
+        job, rest = _job(self.job)
+        _refuse_other_users(job, rest)
+        _refuse_unless_running(job, rest)
+        place = SourceLocation(f"Slurm job {job}", is_file=False)
+        listed = _NODES.search(rest)
+        names = _scontrol("show", "hostnames", listed["nodes"]).split() if listed else []
+        gpus = _gpus(rest)
+        ranks = gpus or _tasks(rest, names)
+        inside = environ.get(JOB_ID) == job
+        reached = SlurmOptions(
+            job=job,
+            inside=inside,
+            container_image=self.container_image,
+            container_name=self.container_name,
+            tree=self.tree,
+        )
+        shared = Settings()
+        if inside and not reached.container:
+            python, why = training_python(environ)
+            shared = Settings(python=Sourced(python, SourceLocation(why, is_file=False)))
+        entries = [
+            Entry(
+                (said := Sourced(values.host(name, place), place)),
+                said,
+                own=Settings(nproc_per_node=Sourced(ranks[name], place) if name in ranks else None),
+                shared=shared,
+                access=(reached.model_copy(update={"gpus": gpus.get(name, 0)}),) if self.steps else (),
+            )
+            for name in (names if where is None else _chosen(where, names, place))
+        ]
+        port = None if environ.get("MASTER_PORT") or not _BATCH.search(rest) else _script_port(job)
+        return ParsedInventory(place, entries, master_port=port)
 
 
 def request(
@@ -85,53 +135,6 @@ def request(
     if (image or name) and not steps:
         raise UsageError(f"a container is entered by steps of the job; leave out --transport {transport}")
     return SlurmRequest(job, image, name, steps, tree)
-
-
-def read(wanted: SlurmRequest, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:
-    """The nodes of a job that runs.
-
-    Args:
-        wanted: the job.
-        where: the pattern of ``-w``, which chooses among them.
-        environ: that of nccl-doctor itself, which may run in the job.
-
-    Raises:
-        UsageError: in one sentence: no Slurm here, no such job, not this user's, not running, or no node of it.
-    """
-    if wanted.steps and shutil.which("srun") is None:
-        raise UsageError(_NO_SLURM.format(program="srun"))
-    job, rest = _job(wanted.job)
-    _refuse_other_users(job, rest)
-    _refuse_unless_running(job, rest)
-    place = SourceLocation(f"Slurm job {job}", is_file=False)
-    listed = _NODES.search(rest)
-    names = _scontrol("show", "hostnames", listed["nodes"]).split() if listed else []
-    gpus = _gpus(rest)
-    ranks = gpus or _tasks(rest, names)
-    inside = environ.get(JOB_ID) == job
-    reached = SlurmOptions(
-        job=job,
-        inside=inside,
-        container_image=wanted.container_image,
-        container_name=wanted.container_name,
-        tree=wanted.tree,
-    )
-    shared = Settings()
-    if inside and not reached.container:
-        python, why = training_python(environ)
-        shared = Settings(python=Sourced(python, SourceLocation(why, is_file=False)))
-    entries = [
-        Entry(
-            (said := Sourced(values.host(name, place), place)),
-            said,
-            own=Settings(nproc_per_node=Sourced(ranks[name], place) if name in ranks else None),
-            shared=shared,
-            access=(reached.model_copy(update={"gpus": gpus.get(name, 0)}),) if wanted.steps else (),
-        )
-        for name in (names if where is None else _chosen(where, names, place))
-    ]
-    port = None if environ.get("MASTER_PORT") or not _BATCH.search(rest) else _script_port(job)
-    return ParsedInventory(place, entries, master_port=port)
 
 
 _NO_SLURM = (

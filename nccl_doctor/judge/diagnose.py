@@ -13,6 +13,7 @@ from nccl_doctor.judge import summary
 from nccl_doctor.judge.run_check import CheckRun, attach_consequences, run_check
 from nccl_doctor.judge.summary import NOT_SELECTED
 from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.engine import placed
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import Check, all_checks, entry
 from nccl_doctor.model.report import CheckResult, Diagnosis, HostSummary, Outcome, Report
@@ -20,7 +21,6 @@ from nccl_doctor.snapshot import Host, HostFacts, Interfaces, Skipped, Smoke, Sn
 from nccl_doctor.snapshot.hosts import Shown
 from nccl_doctor.snapshot.pods import PodFacts
 from nccl_doctor.text.inet import network_of, prefix_length
-from nccl_doctor.transport.containers.options import placed
 
 Selection = Callable[[Check], bool]
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from nccl_doctor.checks.view import PHASES, Derived, View
+from nccl_doctor.model.engine import engines, engines_of
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Check, Unjudged
 from nccl_doctor.model.report import Consequence, Diagnosis, Gap, Outcome
@@ -17,14 +18,6 @@ from nccl_doctor.snapshot import Host, Skipped, Snapshot, Unknown
 from nccl_doctor.text.hostlist import fold, grouped
 
 UNREACHED = "no host was reached"
-
-ENGINES = {
-    "ssh": "no host is reached over SSH",
-    "slurm": "no host is a node of a Slurm job",
-    "kube": "no host is a pod",
-    "inside": "no container is entered",
-}
-"""What a check says that judges one engine's hosts, where there are none."""
 
 SUBJECTS = {
     "gpus": "no GPU on any host",
@@ -89,8 +82,9 @@ def _looked_at(check: Check, hosts: list[Host]) -> str:
 
 def _nothing_to_judge(check: Check, snapshot: Snapshot, hosts: list[Host]) -> str | None:
     """Why a check that found nothing had nothing to look at; None where it had."""
-    if check.scope in ENGINES and not _in_scope(check, snapshot):
-        return ENGINES[check.scope]
+    engine = next((engine for engine in engines() if engine.name == check.scope), None)
+    if engine is not None and not _in_scope(check, snapshot):
+        return engine.absent
     facts = [host.facts for host in hosts if host.facts is not None]
     for need in check.needs:
         if need in SUBJECTS and facts and not any(getattr(one, need) for one in facts):
@@ -114,7 +108,7 @@ def _in_scope(check: Check, snapshot: Snapshot) -> tuple[Host, ...]:
     """The hosts that a check judges, reached or not."""
     if check.scope in ("all", "master"):
         return snapshot.hosts[:1] if check.scope == "master" else snapshot.hosts
-    return tuple(host for host in snapshot.hosts if check.scope in host.node.engines)
+    return tuple(host for host in snapshot.hosts if check.scope in {engine.name for engine in engines_of(host.node)})
 
 
 def _known(check: Check, snapshot: Snapshot) -> tuple[list[Host], list[Unjudged]]:

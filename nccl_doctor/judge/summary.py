@@ -14,6 +14,7 @@ from nccl_doctor import __version__
 from nccl_doctor.checks.allreduce.link import best, link, way
 from nccl_doctor.firewall.manager import managed_by
 from nccl_doctor.model.cluster import ENVIRONMENT, Cluster
+from nccl_doctor.model.engine import reaching
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import Check, entry
 from nccl_doctor.model.report import (
@@ -104,7 +105,7 @@ def _next_step(snapshot: Snapshot, diagnoses: Sequence[Diagnosis]) -> str | None
     """What to run next when nothing stands in the way."""
     if any(diagnosis.severity is Severity.ERROR for diagnosis in diagnoses):
         return None
-    if "kube" in snapshot.cluster.access:  # its pods have a command of their own
+    if not reaching(snapshot.cluster.nodes).launches:
         return None
     if len(snapshot.cluster.nodes) == 1 and snapshot.cluster.nodes[0].local:
         return "Several machines:  nccl-doctor check hosts.yaml"

@@ -18,11 +18,11 @@ from nccl_doctor.launch.plan import plan
 from nccl_doctor.launch.ssh_start import one_line
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.documents import Launch
+from nccl_doctor.model.engine import place_of, placed
 from nccl_doctor.model.finding import on
 from nccl_doctor.nccl.versions import diagnosable as recorded
 from nccl_doctor.text import shell
 from nccl_doctor.text.hostlist import plural
-from nccl_doctor.transport.containers.options import InsideOptions, placed
 
 _WHOLE = re.compile(r"-{0,2}(?:(?:total|global)[-_])?(?:train[-_])?batch(?:[-_]size)?")
 """For all ranks together: --batch-size of YOLOv5, batch= of Ultralytics, --global-batch-size of Megatron."""
@@ -148,7 +148,7 @@ def launched(
         traces = f"/tmp/{job.name}-{job.digest}"  # noqa: S108 - a file a rank, named after the job
         job = job.with_variables(recorded(job.torch, traces))
         notes.append(f"after a failure, on each host: nccl-doctor logs {shell.word(traces)}.*")
-    if wishes.form != "shell" and any(node.options(InsideOptions).runtime for node in cluster.nodes):
+    if wishes.form != "shell" and any(map(place_of, cluster.nodes)):
         raise UsageError(
             f"--format {wishes.form} starts no job in a container, where it would outlive its connection; start each "
             "host's line in its container, as --format shell prints them"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.plan import LaunchPlan
-from nccl_doctor.snapshot.container import SlurmOptions
 from nccl_doctor.text import shell
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.inet import numeric
 from nccl_doctor.text.shell import Line
+from nccl_doctor.transport.slurm import SlurmOptions
 
 HEAD = """\
 #!/bin/bash

@@ -8,7 +8,7 @@ from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.finding import Command
 from nccl_doctor.text import shell
 from nccl_doctor.text.shell import Line
-from nccl_doctor.transport.ssh.options import SshOptions
+from nccl_doctor.transport.ssh import SshOptions
 from nccl_doctor.transport.ssh.settings import arguments
 
 SSH = ("ssh", "-tt", "-n", "-o", "BatchMode=yes")

@@ -63,20 +63,6 @@ class Node(FrozenModel):
         """What one way of reaching hosts was told of this node."""
         return kind.model_validate(self.access.get(kind.engine, {}))
 
-    @property
-    def engines(self) -> frozenset[str]:
-        """What its commands go through: "ssh" unless it is this machine or another engine has it, "inside" besides."""
-        named = frozenset(self.access) - {"ssh"}
-        return named if self.local or named - {"inside"} else named | {"ssh"}
-
-    @property
-    def command_way(self) -> str:
-        """How a command comes to it, to be put behind "a command" in a sentence."""
-        return _COMMAND_WAYS[next((name for name in _COMMAND_WAYS if name in self.access), "ssh")]
-
-
-_COMMAND_WAYS = {"inside": "in the container", "slurm": "in a step of the job", "kube": "in the pod", "ssh": "over SSH"}
-
 
 class Cluster(FrozenModel):
     """All nodes of a job and its master.

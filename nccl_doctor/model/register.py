@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from nccl_doctor.model.finding import Finding, Severity
 
@@ -29,8 +29,8 @@ class Unjudged:
     reason: str
 
 
-Engine = Literal["ssh", "slurm", "kube", "inside"]
-Scope = Literal["all", "master"] | Engine
+Scope = str
+"""Of a check: "all" and "master", or an engine's name (:mod:`nccl_doctor.model.engine`)."""
 CheckFunction = Callable[..., Iterator[Finding | Unjudged]]
 """Of a view of the snapshot (nccl_doctor.checks.view)."""
 
@@ -68,8 +68,7 @@ class Check:
         row: the screen's row that tells it; its category's where none is given.
         row_words: what that row says besides, where it passes.
         row_suffices: the row's own phrase tells its fault already.
-        scope: "master" judges the first host only, an engine those that are reached so
-            (:attr:`~nccl_doctor.model.cluster.Node.engines`).
+        scope: "master" judges the first host only, an engine those that are reached so.
         function: None for a diagnosis that only logs or a running job show.
     """
 

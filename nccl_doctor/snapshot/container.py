@@ -1,14 +1,13 @@
 """The container that a host's job runs in, and the host around it: what may differ between the two and matters.
 
-A Slurm job: how its steps are entered, and what they may use.
+What the steps of a Slurm job may use.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from nccl_doctor.model.base import ContainerName, Count, Observed, Path
-from nccl_doctor.model.cluster import NodeOptions
 from nccl_doctor.snapshot.system import ResourceLimits
 
 
@@ -48,34 +47,6 @@ class Outside(Observed):
     devices: tuple[Path, ...]
     names: tuple[str, ...]
     job_limits: ResourceLimits | None = None
-
-
-class SlurmOptions(NodeOptions):
-    """The job that a node belongs to, and how a step enters it.
-
-    Attributes:
-        job: its number.
-        inside: nccl-doctor runs in that very job, so that its environment is the job's.
-        container_image: as ``srun --container-image`` takes it (pyxis); empty for none.
-        container_name: as ``srun --container-name`` takes it.
-        gpus: what Slurm gave the job on this node.
-        tree: one srun serves several nodes; None: where there are very many.
-    """
-
-    engine: ClassVar[str] = "slurm"
-
-    job: str = ""
-    inside: bool = False
-    container_image: str = ""
-    container_name: str = ""
-    gpus: int = 0
-    tree: bool | None = None
-
-    @property
-    def container(self) -> tuple[str, ...]:
-        """The options that lead into the container."""
-        said = (("--container-image", self.container_image), ("--container-name", self.container_name))
-        return tuple(f"{option}={value}" for option, value in said if value)
 
 
 class StepLimits(Observed):

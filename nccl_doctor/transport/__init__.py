@@ -1,1 +1,45 @@
-"""How to run something on one host."""
+"""How to run something on one host: each engine in its folder, and the transport to a cluster's hosts made of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from nccl_doctor.errors import UsageError
+from nccl_doctor.model.engine import engines, engines_of, kinds, reaching
+from nccl_doctor.text import own_limits
+from nccl_doctor.text.hostlist import fold
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nccl_doctor.model.cluster import Cluster
+    from nccl_doctor.model.engine import Kind
+    from nccl_doctor.transport.base import Transport
+
+
+def make_transport(kind: Kind, cluster: Cluster, ssh_config: Path | None = None) -> Transport:
+    """The transport for the hosts of ``cluster``; its module is loaded only now, for SSH takes long to import.
+
+    Whatever the kind, a node that is this machine runs without SSH, and one with a container (``inside:``) in there.
+
+    Args:
+        kind: "auto" is the engine that the hosts came from; else paramiko, and the ``ssh`` program for hosts that need
+            what paramiko can't do.
+        cluster: where every node of it is local, no SSH library is loaded.
+        ssh_config: read in place of ~/.ssh/config and /etc/ssh/ssh_config, as ``ssh -F`` does.
+
+    Raises:
+        UsageError: the hosts did not come from the engine that is asked for, or came from another; or one is this
+            machine, which runs no Linux.
+    """
+    if here := [node.name for node in cluster.nodes if node.local]:
+        own_limits.require_linux(fold(here))
+    engine = reaching(cluster.nodes)
+    if kind != "auto" and kinds()[kind] is not engine:
+        raise UsageError(f"--transport {kind} does not reach the hosts of {cluster.source}; leave it out")
+    local = all(node.local for node in cluster.nodes)
+    transport = cast("Transport", engine.transport("local" if local else kind, ssh_config, cluster))
+    for inner in engines():
+        if inner.wraps and any(inner in engines_of(node) for node in cluster.nodes):
+            transport = cast("Transport", inner.wrap(transport))
+    return transport

@@ -12,12 +12,12 @@ import pytest
 from nccl_doctor.checks import view
 from nccl_doctor.checks.view import PHASES
 from nccl_doctor.judge.diagnose import judge
-from nccl_doctor.judge.run_check import ENGINES, SUBJECTS
+from nccl_doctor.judge.run_check import SUBJECTS
+from nccl_doctor.model.engine import engines
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import Check, all_checks
 from nccl_doctor.model.report import Outcome
 from nccl_doctor.snapshot import HostFacts, Snapshot, skipped, unknown
-from nccl_doctor.transport import register
 from tests.checks.live import HERE, LIVE, folder
 from tests.checks.snapshots import load, patched
 from tests.each import each
@@ -49,7 +49,7 @@ def test_a_healthy_cluster_is_judged_whole_and_nothing_is_found() -> None:
     assert [diagnosis.name for diagnosis in report.diagnoses] == []
     assert {c.outcome for c in report.checks} == {Outcome.PASS, Outcome.NOT_APPLICABLE}
     absent = {c.reason for c in report.checks if c.outcome is Outcome.NOT_APPLICABLE}
-    assert absent <= {*SUBJECTS.values(), *ENGINES.values()}
+    assert absent <= {*SUBJECTS.values(), *(engine.absent for engine in engines())}
     assert report.complete
 
 
@@ -140,9 +140,10 @@ def test_says_that_it_does_not_know(check: Check, path: Path) -> None:
     assert not report.complete
 
 
-def test_every_engine_that_brings_its_hosts_along_is_a_scope() -> None:
+def test_every_scope_is_of_an_engine() -> None:
     """A check of that engine alone has its words for where it has no host."""
-    assert set(register.ENGINES) < set(ENGINES)
+    scopes = {check.scope for check in all_checks()} - {"all", "master"}
+    assert scopes <= {engine.name for engine in engines()}
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from nccl_doctor import __version__
 from nccl_doctor.cli.app import COMMANDS, app
-from nccl_doctor.transport.register import MODULES
+from nccl_doctor.model.engine import kinds
 
 RUNNER = CliRunner(env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
 
@@ -47,7 +47,7 @@ def test_an_error_stays_one_plain_line() -> None:
 def test_a_transport_that_nobody_knows_is_refused_with_those_there_are() -> None:
     result = RUNNER.invoke(app("check"), ["check", "--transport", "pigeon"])
     assert result.exit_code == 2
-    assert f"'--transport': 'pigeon' is not one of {', '.join(map(repr, MODULES))}." in " ".join(result.output.split())
+    assert f"'--transport': 'pigeon' is not one of {', '.join(map(repr, kinds()))}." in " ".join(result.output.split())
 
 
 def test_a_check_reads_nothing_that_only_other_commands_need() -> None:

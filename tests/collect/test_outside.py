@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from nccl_doctor.collect.facts.outside import SCRIPT, look, parse
 from nccl_doctor.model.cluster import Node, access
 from nccl_doctor.snapshot import Outside, ResourceLimits, Unknown
-from nccl_doctor.transport.containers.options import InsideOptions
+from nccl_doctor.transport.containers import InsideOptions
 from nccl_doctor.transport.process import LocalTransport, ProcessChannel
 from tests.patience import LONG_S
 

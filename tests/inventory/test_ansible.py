@@ -10,7 +10,7 @@ from nccl_doctor.errors import DoctorError
 from nccl_doctor.inventory import ansible, detect
 from nccl_doctor.inventory.ansible import MAX_GROUPS
 from nccl_doctor.inventory.build import build
-from nccl_doctor.transport.ssh.options import SshOptions
+from nccl_doctor.transport.ssh import SshOptions
 from tests.inventory.conftest import ELSEWHERE, Refusal, Understand
 
 INI = """\

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.transport.ssh.options import SshOptions
+from nccl_doctor.transport.ssh import SshOptions
 from tests.inventory.conftest import Refusal, Understand
 
 MPI = """\

@@ -15,9 +15,9 @@ from nccl_doctor.checks.wording import fix_port
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory import kube, kube_namespace
 from nccl_doctor.inventory.build import build
+from nccl_doctor.inventory.kube import KubeRequest
 from nccl_doctor.inventory.kube_api import POD_LIST, typed
 from nccl_doctor.inventory.kube_facts import quantity
-from nccl_doctor.inventory.kube_request import KubeRequest
 from nccl_doctor.inventory.parsed import SourceLocation
 from nccl_doctor.inventory.this_machine import ThisMachine
 from nccl_doctor.model.cluster import Cluster
@@ -25,7 +25,8 @@ from nccl_doctor.model.source import ClusterSource
 from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.pods import KubeFacts
 from nccl_doctor.text.shell import script
-from nccl_doctor.transport.kube.kubectl import KubectlError, KubeOptions
+from nccl_doctor.transport.kube import KubeOptions
+from nccl_doctor.transport.kube.kubectl import KubectlError
 from tests.each import each
 
 HERE = Path(__file__).parent / "pods"
@@ -63,7 +64,7 @@ Asked = Callable[[dict[str, Any]], list[tuple[str, ...]]]
 
 
 def cluster(request: KubeRequest) -> Cluster:
-    return build(kube.read(request), (), NOBODY)
+    return build(request.read(None, {}), (), NOBODY)
 
 
 def names(found: Cluster) -> list[str]:
@@ -178,7 +179,7 @@ def test_pods_are_never_this_machine_and_never_one_host(asked: Asked) -> None:
     for pod in pods["items"]:
         pod["spec"]["hostNetwork"], pod["status"]["podIP"] = True, "10.0.0.1"
     asked({"pods": pods, "statefulset": {"spec": {"selector": {"matchLabels": {"app": "ray"}}}}})
-    found = build(kube.read(KubeRequest("sts/ray")), (), ThisMachine(frozenset({"ray-0"}), frozenset({"10.0.0.1"})))
+    found = build(KubeRequest("sts/ray").read(None, {}), (), ThisMachine(frozenset({"ray-0"}), frozenset({"10.0.0.1"})))
     assert not any(node.local for node in found.nodes)
 
 

@@ -11,8 +11,8 @@ from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.inventory.this_machine import ThisMachine
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.source import ClusterSource
-from nccl_doctor.transport.containers.options import InsideOptions
-from nccl_doctor.transport.ssh.options import SshOptions
+from nccl_doctor.transport.containers import InsideOptions
+from nccl_doctor.transport.ssh import SshOptions
 from tests.inventory.conftest import ELSEWHERE
 
 NODE2 = ThisMachine(frozenset({"node2"}), frozenset({"10.0.0.2"}))

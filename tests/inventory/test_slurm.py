@@ -16,8 +16,8 @@ from nccl_doctor.inventory.slurm import SlurmRequest, request
 from nccl_doctor.launch.slurm_script import master_port
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.source import ClusterSource
-from nccl_doctor.snapshot.container import SlurmOptions
-from nccl_doctor.transport.register import make_transport
+from nccl_doctor.transport import make_transport
+from nccl_doctor.transport.slurm import SlurmOptions
 from nccl_doctor.transport.slurm.steps import SlurmTransport
 from tests.each import each
 from tests.inventory.conftest import ELSEWHERE
@@ -118,7 +118,7 @@ def test_a_job_that_cant_be_entered_is_a_sentence(case: tuple[dict[str, str], st
     with patch.context() as context:
         context.setattr(slurm, "_scontrol", lambda *_words: JOB.format(**PLAIN | other))
         with pytest.raises(UsageError) as told:
-            slurm.read(SlurmRequest("7", steps=False), None, {})
+            SlurmRequest("7", steps=False).read(None, {})
     assert str(told.value).startswith(words)
 
 

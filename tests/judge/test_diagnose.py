@@ -15,7 +15,7 @@ from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Check, Unjudged, all_checks, find
 from nccl_doctor.model.report import Outcome
 from nccl_doctor.snapshot import Unknown, unknown
-from nccl_doctor.transport.containers.options import InsideOptions
+from nccl_doctor.transport.containers import InsideOptions
 from tests.checks.snapshots import UNREACHABLE, load, patched
 
 

@@ -44,11 +44,11 @@ from nccl_doctor.snapshot import Snapshot
 from nccl_doctor.snapshot.rank_look import HangSnapshot
 from nccl_doctor.transport.base import Transport
 from nccl_doctor.transport.containers.transport import InsideTransport
-from nccl_doctor.transport.kube.transport import KubeTransport
-from nccl_doctor.transport.process import LocalTransport
+from nccl_doctor.transport.kube import ENGINE as KUBE
+from nccl_doctor.transport.process import LocalTransport, PrefixTransport
 from nccl_doctor.transport.slurm.steps import SlurmTransport
+from nccl_doctor.transport.ssh import SshOptions
 from nccl_doctor.transport.ssh.choice import ChoosingTransport
-from nccl_doctor.transport.ssh.options import SshOptions
 from tests.hang.made_up import Job
 from tests.lab.cluster import Lab
 from tests.lab.lying_probe import PIECES, too_much
@@ -73,7 +73,7 @@ WATCHED = (
 ENGINES: dict[str, tuple[Callable[[], Transport], dict[str, Any]]] = {
     "local": (LocalTransport, {}),
     "slurm": (SlurmTransport, {"slurm": {"job": "7"}}),
-    "kube": (KubeTransport, {"kube": {"pod": "p", "namespace": "n", "container": "c"}}),
+    "kube": (lambda: PrefixTransport(KUBE), {"kube": {"pod": "p", "namespace": "n", "container": "c"}}),
     "inside": (lambda: InsideTransport(LocalTransport()), {"inside": {"runtime": "podman", "name": "c"}}),
 }
 PROGRAMS = {"srun": 'exec "$@"', "kubectl": 'exec "$@"', "podman": 'exec "$@"', "squeue": "exit 0", "scancel": "exit 0"}

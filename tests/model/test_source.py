@@ -10,8 +10,8 @@ from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.model.cluster import Cluster, Node, access
 from nccl_doctor.model.source import ClusterSource
-from nccl_doctor.snapshot.container import SlurmOptions
 from nccl_doctor.text.shell import line
+from nccl_doctor.transport.slurm import SlurmOptions
 from tests.checks.snapshots import patched
 
 OPTIONS = Overrides("/opt/py", 29511, "10.0.0.2", 2, "bob", 2222, ("NCCL_DEBUG=INFO",), "docker:train")
@@ -71,9 +71,9 @@ def test_an_option_is_judged_as_the_file_is(overrides: Overrides, words: str) ->
 
 def test_a_container_is_named_where_no_file_does() -> None:
     said = OPTIONS.applied(cluster("hosts.yaml"))
-    assert ClusterSource(said).inside(said.nodes[0]) == "docker:train"
+    assert ClusterSource(said).container(said.nodes[0]) == (("--inside", "docker:train"),)
     plain = cluster("hosts.yaml")
-    assert ClusterSource(plain).inside(plain.nodes[0]) is None
+    assert ClusterSource(plain).container(plain.nodes[0]) == ()
     (command,) = fix_port(said, said.nodes[0], line("29500"))
     assert command.command == "nccl-doctor fix-port --hosts hosts.yaml --host node1 --inside docker:train 29500"
 

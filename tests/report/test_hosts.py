@@ -8,7 +8,7 @@ from nccl_doctor.model.cluster import Cluster, Node, access
 from nccl_doctor.model.documents import HostList
 from nccl_doctor.report.render import render
 from nccl_doctor.report.safe import clean
-from nccl_doctor.transport.ssh.options import SshOptions
+from nccl_doctor.transport.ssh import SshOptions
 from tests.report.strategies import TEXT
 
 ORIGINS = {

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from nccl_doctor.model.cluster import Cluster, Node
+from nccl_doctor.model.engine import Kind
+from nccl_doctor.transport import make_transport
 from nccl_doctor.transport.base import AccessError, Transport
-from nccl_doctor.transport.register import Kind, make_transport
 from tests.patience import LONG_S, crowd
 from tests.transport.servers import Controller, Sshd, keygen, node, sshd
 

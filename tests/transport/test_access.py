@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.model.cluster import Node, access
+from nccl_doctor.model.engine import Kind
 from nccl_doctor.transport.base import Transport
-from nccl_doctor.transport.register import Kind
+from nccl_doctor.transport.ssh import SshOptions
 from nccl_doctor.transport.ssh.openssh import OpensshTransport
-from nccl_doctor.transport.ssh.options import SshOptions
 from tests.patience import LONG_S, joined
 from tests.transport.conftest import Make, failure, run
 from tests.transport.servers import (

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.model.cluster import Node
+from nccl_doctor.model.engine import Kind
 from nccl_doctor.transport.base import Channel, Transport
 from nccl_doctor.transport.process import ProcessChannel
-from nccl_doctor.transport.register import Kind
 from tests.patience import LONG_S, crowd
 from tests.transport.conftest import Make, run
 from tests.transport.servers import Controller, Sshd, node

@@ -13,7 +13,7 @@ import pytest
 
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.transport.base import AccessError
-from nccl_doctor.transport.containers.options import InsideOptions, Runtime
+from nccl_doctor.transport.containers import InsideOptions, Runtime
 from nccl_doctor.transport.containers.transport import Entry, InsideTransport, failure
 from nccl_doctor.transport.process import LocalTransport
 from tests.patience import LONG_S

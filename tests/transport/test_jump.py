@@ -14,9 +14,10 @@ import pytest
 
 from nccl_doctor.collect.connect.reach import Reach
 from nccl_doctor.model.cluster import Node
+from nccl_doctor.model.engine import Kind
 from nccl_doctor.transport.base import Transport
-from nccl_doctor.transport.register import Kind
-from nccl_doctor.transport.ssh.options import SshOptions, split_jump
+from nccl_doctor.transport.ssh import SshOptions
+from nccl_doctor.transport.ssh.options import split_jump
 from nccl_doctor.transport.ssh.session import SshSession
 from tests.patience import LONG_S, crowd
 from tests.transport.conftest import Make, failure, run

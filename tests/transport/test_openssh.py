@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.snapshot.access import UnreachableFacts
+from nccl_doctor.transport.ssh import SshOptions
 from nccl_doctor.transport.ssh.failures import Target
 from nccl_doctor.transport.ssh.openssh import Attempt, classify
-from nccl_doctor.transport.ssh.options import SshOptions
 from nccl_doctor.transport.ssh.settings import resolve
 from tests.patience import LONG_S
 

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from nccl_doctor.model.cluster import Cluster, Node, NodeOptions, access
+from nccl_doctor.model.engine import Kind
 from nccl_doctor.snapshot import (
     EngineFacts,
     EngineFailure,
@@ -17,10 +18,10 @@ from nccl_doctor.snapshot import (
     SshUnreachable,
     UnreachableFacts,
 )
+from nccl_doctor.transport import make_transport
 from nccl_doctor.transport.process import LocalTransport
-from nccl_doctor.transport.register import Kind, make_transport
+from nccl_doctor.transport.ssh import SshOptions
 from nccl_doctor.transport.ssh.choice import ChoosingTransport
-from nccl_doctor.transport.ssh.options import SshOptions
 
 
 class PodOptions(NodeOptions):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.snapshot.container import SlurmOptions
-from nccl_doctor.transport.slurm import steps
+from nccl_doctor.transport.slurm import SlurmOptions, steps
 from nccl_doctor.transport.slurm.steps import classify
 from tests.each import each
 

@@ -21,9 +21,8 @@ from nccl_doctor.inventory.slurm import request
 from nccl_doctor.model.cluster import Cluster, Node, access
 from nccl_doctor.probe import relay
 from nccl_doctor.probe.relay import CHUNK, PIECE, Relay
-from nccl_doctor.snapshot.container import SlurmOptions
-from nccl_doctor.transport.register import make_transport
-from nccl_doctor.transport.slurm import member
+from nccl_doctor.transport import make_transport
+from nccl_doctor.transport.slurm import SlurmOptions, member
 from nccl_doctor.transport.slurm.group import Group
 from nccl_doctor.transport.slurm.member import LONGEST, Ended, Ready, Unframer
 from nccl_doctor.transport.slurm.steps import SlurmTransport

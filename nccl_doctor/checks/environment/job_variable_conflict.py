@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterator
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import described, folded
 from nccl_doctor.launch.job_variables import PlannedNode, contradictions, names_of
+from nccl_doctor.model.engine import command_way
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import Host, HostFacts, Names, PortTrial, Snapshot, Unknown, known
 from nccl_doctor.snapshot.ranks import counts, world_size
@@ -59,7 +60,7 @@ def _sources(host: Host, facts: HostFacts, of_pod: Collection[str]) -> Iterator[
     there = {name: value for name, value in known(facts.env).items() if name not in own and name not in of_pod}
     if host.node.local:  # this very shell, whose word on the master counts where nobody says another; so may a step's
         return
-    yield f"in the environment of a command {host.node.command_way}", there
+    yield f"in the environment of a command {command_way(host.node)}", there
     login = facts.login_shell
     if login is not None and not isinstance(login, Unknown):
         told = {name: shell for name, (_, shell) in login.differing.items() if shell is not None and name not in own}

@@ -18,6 +18,7 @@ from __future__ import annotations
 from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.cluster import Node
+from nccl_doctor.model.engine import engines_of
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.text.hostlist import fold
@@ -29,7 +30,7 @@ def host_listed_twice(view: View) -> Findings:
     machines: dict[str, list[Node]] = {}
     for host in view.hosts:
         one = view.nccl.by_host.get(host.name)
-        if one is not None and one.machine is not None and host.node.access.keys() <= {"ssh"}:
+        if one is not None and one.machine is not None and not any(e.shares_machine for e in engines_of(host.node)):
             machines.setdefault(one.machine, []).append(host.node)
     for nodes in machines.values():
         twice = [node for node in nodes if any(not _meant(node, other) for other in nodes if other is not node)]

@@ -15,6 +15,7 @@ Fix: `* - memlock unlimited` in /etc/security/limits.d, then log in anew; `--uli
 from __future__ import annotations
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.model.engine import command_way
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import HostFacts, Unknown, known
 from nccl_doctor.text.hostlist import fold
@@ -40,7 +41,7 @@ def memlock_low(view: View) -> Findings:
         yield Finding(
             hosts=tuple(hosts),
             message=f"A process on {fold(hosts)} may lock {limit // MIB} MiB of memory, too little for RDMA buffers.",
-            evidence=(f"soft limit {limit} bytes, as a command {view.snapshot.cluster.nodes[0].command_way} has it",),
+            evidence=(f"soft limit {limit} bytes, as a command {command_way(view.snapshot.cluster.nodes[0])} has it",),
             facts={"memlock_soft": limit},
             severity=Severity.ERROR if limit < FATAL else None,
             fix=Fix(

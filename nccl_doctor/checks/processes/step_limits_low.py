@@ -20,9 +20,9 @@ References: srun(1): --cpus-per-task, --exact, --mem. cgroup.conf(5): ConstrainD
 from __future__ import annotations
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.model.engine import engines_of
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import known
-from nccl_doctor.snapshot.container import SlurmOptions
 from nccl_doctor.snapshot.ranks import nproc
 from nccl_doctor.text.hostlist import fold, grouped, plural
 
@@ -49,7 +49,7 @@ def step_limits_low(view: View) -> Findings:
             continue
         ranks, given, seen = (
             nproc(host.node, facts, alone=alone),
-            host.node.options(SlurmOptions).gpus,
+            sum(engine.gpus(host.node) for engine in engines_of(host.node)),
             known(facts.gpus),
         )
         if limits.cpus < ranks:

@@ -23,10 +23,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.model.engine import command_way, engines_of
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Host, PythonInfo, Unknown, known
-from nccl_doctor.snapshot.container import SlurmOptions
 from nccl_doctor.snapshot.hardware import LoginShell
 from nccl_doctor.text.hostlist import fold, quoted
 
@@ -40,8 +40,7 @@ def login_environment_differs(view: View) -> Findings:
     matters: set[tuple[str, ...]] = set()
     for host, facts in view.facts:
         python = known(facts.python)
-        # docker exec has what the image says, and no login shell has a part in a job there
-        if host.node.local or host.node.options(SlurmOptions).inside or "inside" in host.node.access:
+        if host.node.local or any("login_shell" in engine.lacks(host.node) for engine in engines_of(host.node)):
             continue
         if isinstance(facts.login_shell, Unknown):
             if "/" not in host.node.python:
@@ -52,7 +51,7 @@ def login_environment_differs(view: View) -> Findings:
                 matters.add(lines)
             if lines:
                 groups.setdefault(lines, []).append(host.name)
-    way = view.snapshot.cluster.nodes[0].command_way
+    way = command_way(view.snapshot.cluster.nodes[0])
     for lines, hosts in groups.items():
         yield Finding(
             hosts=tuple(hosts),
@@ -73,7 +72,7 @@ def _matters(host: Host, judged: PythonInfo, login: LoginShell) -> bool:
 
 
 def _lines(host: Host, judged: PythonInfo, login: LoginShell) -> Iterator[str]:
-    way = host.node.command_way
+    way = command_way(host.node)
     if login.prefix is not None and login.prefix != judged.prefix:
         where = f" (environment {login.environment})" if login.environment else ""
         yield f"{host.node.python} is {judged.executable} {way} and {login.python} in a login shell{where}"

@@ -37,6 +37,7 @@ from nccl_doctor.collect.answers import (
 from nccl_doctor.collect.connect import start as bundle
 from nccl_doctor.collect.connect.start import SILENT, Start, start_failure
 from nccl_doctor.model.cluster import Node
+from nccl_doctor.model.engine import place_of
 from nccl_doctor.snapshot import ProbeFailed, PythonMissing
 from nccl_doctor.transport.base import (
     LOGIN_TIMES,
@@ -49,7 +50,6 @@ from nccl_doctor.transport.base import (
     LostError,
     Transport,
 )
-from nccl_doctor.transport.containers.options import InsideOptions
 
 MAX_REQUEST = 64 << 20
 """Bytes that a host may send for one request, chatter and events included."""
@@ -361,7 +361,7 @@ class ProbeSession:
         return start_failure(
             Start(
                 python=self.node.python,
-                place=self.node.options(InsideOptions).place,
+                place=place_of(self.node),
                 error=str(error),
                 came=self._messages.came,
                 ready=self._ready,

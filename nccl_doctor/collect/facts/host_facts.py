@@ -15,6 +15,7 @@ from nccl_doctor.collect.connect.asking import ask_all, failure_of
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.facts.names import CommonNames
 from nccl_doctor.model.cluster import Cluster, Node
+from nccl_doctor.model.engine import place_of
 from nccl_doctor.snapshot import (
     MALFORMED,
     AnyAccessFailure,
@@ -26,7 +27,6 @@ from nccl_doctor.snapshot import (
     Unknown,
     unknown,
 )
-from nccl_doctor.transport.containers.options import InsideOptions
 
 GRACE_S = 2.0
 """What the answer may take beyond the deadline that the collectors on the host keep."""
@@ -85,7 +85,7 @@ class Asking:
             env=node.env,
             python=node.python,
             same=list(cluster.same),
-            inside=bool(node.options(InsideOptions).runtime),
+            inside=bool(place_of(node)),
         )
         around = self._outside(node, deadline)
         answer["outside"] = None if around is None else around.model_dump(by_alias=True)

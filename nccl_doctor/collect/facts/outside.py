@@ -12,7 +12,7 @@ from nccl_doctor.model.cluster import Node
 from nccl_doctor.probe.tools import SYSTEM
 from nccl_doctor.snapshot import Outside, ResourceLimits, Unknown, unknown
 from nccl_doctor.transport.base import AccessError, Allowance, Channel, Transport
-from nccl_doctor.transport.containers.options import InsideOptions
+from nccl_doctor.transport.containers import InsideOptions
 
 SCRIPT = """\
 LC_ALL=C; PATH={path}; export LC_ALL PATH

@@ -21,11 +21,10 @@ from nccl_doctor.text import own_limits
 if TYPE_CHECKING:
     from nccl_doctor.collect.connect.reach import Reach
     from nccl_doctor.collect.connect.session import ProbeSession
-    from nccl_doctor.inventory.kube_request import KubeRequest
-    from nccl_doctor.inventory.slurm import SlurmRequest
+    from nccl_doctor.inventory.parsed import HostSource
     from nccl_doctor.model.cluster import Cluster, Node
+    from nccl_doctor.model.engine import Kind
     from nccl_doctor.transport.base import Transport
-    from nccl_doctor.transport.register import Kind
 
 ANSWER_S = 20.0
 LIFETIME_S = 300.0
@@ -176,7 +175,7 @@ class Fleet:
         kind: how hosts are reached.
         grace_s: what a host must be patient for, beyond an ordinary request.
         connect_s: as :class:`~nccl_doctor.collect.connect.reach.Reach`'s.
-        job: the pods or the Slurm job that are meant, the master among them, in place of a hosts file.
+        job: finds the hosts that are meant, the master among them, in place of a hosts file.
 
     Attributes:
         target: the host that is meant; this machine until :meth:`connect`.
@@ -195,7 +194,7 @@ class Fleet:
         kind: Kind,
         grace_s: float,
         connect_s: float | None,
-        job: KubeRequest | SlurmRequest | None = None,
+        job: HostSource | None = None,
         inside: str | None = None,
     ) -> None:
         self.target: Machine = ThisMachine()
@@ -240,14 +239,14 @@ class Fleet:
         hosts: str | None,
         host: str | None,
         kind: Kind,
-        job: KubeRequest | SlurmRequest | None,
+        job: HostSource | None,
         inside: str | None,
     ) -> None:
         from nccl_doctor.inventory.hostfiles import named
         from nccl_doctor.inventory.load import load
         from nccl_doctor.inventory.overrides import Overrides
         from nccl_doctor.inventory.parsed import Settings, SourceLocation
-        from nccl_doctor.transport.register import make_transport
+        from nccl_doctor.transport import make_transport
 
         alone = hosts is None and job is None
         if host is not None:
@@ -259,6 +258,7 @@ class Fleet:
             environ=os.environ,
             overrides=Overrides(inside=inside),
             engine=job,
+            transport=kind,
         )
         if not alone:
             self.master_port, self.master, self._nodes = cluster.master_port, cluster.master_addr, cluster.nodes

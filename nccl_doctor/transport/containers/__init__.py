@@ -1,1 +1,99 @@
-"""Containers on the hosts: entered from there."""
+"""Containers on hosts, or a process' namespaces, in which commands run: ``inside:`` of the hosts file."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal, get_args
+
+from nccl_doctor.model.cluster import Node, NodeOptions
+from nccl_doctor.model.engine import Engine
+
+Runtime = Literal["docker", "podman", "nerdctl", "apptainer", "enter"]
+"""Who holds the container; "enter" is a process whose namespaces are entered (nsenter(1)), which wants root."""
+RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
+
+_ENTER: dict[Runtime, str] = {
+    "docker": "docker exec -i {}",
+    "podman": "podman exec -i {}",
+    "nerdctl": "nerdctl exec -i {}",
+    "apptainer": "apptainer exec instance://{}",
+    "enter": "nsenter -t {} -a",
+}
+_LIST: dict[Runtime, str] = {
+    "docker": "docker ps --format '{{.Names}}'",
+    "podman": "podman ps --format '{{.Names}}'",
+    "nerdctl": "nerdctl ps --format '{{.Names}}'",
+    "apptainer": "apptainer instance list",
+}
+
+
+class InsideOptions(NodeOptions):
+    """Where on the host commands run; a runtime of None is the host itself.
+
+    Attributes:
+        name: of the container or instance, or the PID of the process; inventory/values.py says what it may be.
+    """
+
+    engine: ClassVar[str] = "inside"
+
+    runtime: Runtime | None = None
+    name: str = ""
+
+    @property
+    def place(self) -> str:
+        """The words for it: "the docker container train"; empty for the host itself."""
+        if self.runtime is None:
+            return ""
+        if self.runtime == "enter":
+            return f"the namespaces of process {self.name}"
+        return f"the {self.runtime} {'instance' if self.runtime == 'apptainer' else 'container'} {self.name}"
+
+    @property
+    def program(self) -> str:
+        """What is started on the host to get in."""
+        return self._prefix.partition(" ")[0]
+
+    def line(self, command: str) -> str:
+        """A line for the host's shell, be it sh, csh or fish, that runs ``command`` with the container's /bin/sh."""
+        return f"exec {self._prefix} /bin/sh -c {shlex.quote(command)}"
+
+    def listing(self) -> str | None:
+        """A line for the host's shell that prints what runs there, a name first on each line; None where none does."""
+        return None if self.runtime is None or self.runtime not in _LIST else f"exec {_LIST[self.runtime]}"
+
+    @property
+    def _prefix(self) -> str:
+        assert self.runtime is not None, "the host itself needs no way in"
+        return _ENTER[self.runtime].format(shlex.quote(self.name))
+
+
+class ContainerEngine(Engine):
+    """Commands in a container on a host that another engine reaches."""
+
+    name = InsideOptions.engine
+    options = InsideOptions
+    way = "in the container"
+    absent = "no container is entered"
+    wraps = True
+
+    def wrap(self, outside: Any) -> Any:  # noqa: ANN401 - as declared
+        """Enters the containers from their hosts."""
+        from nccl_doctor.transport.containers.transport import InsideTransport
+
+        return InsideTransport(outside)
+
+    def lacks(self, node: Node) -> frozenset[str]:  # noqa: ARG002 - the same for each
+        """A command there has what the image says, and no login shell has a part in a job."""
+        return frozenset({"login_shell"})
+
+    def place(self, node: Node) -> str:
+        """The container's kind and name."""
+        return node.options(InsideOptions).place
+
+    def node_words(self, node: Node) -> Iterator[tuple[str, str, object]]:
+        """The container as ``--inside`` takes it."""
+        yield "--inside", "inside.name", ":".join(map(str, node.access.get(self.name, {}).values())) or None
+
+
+ENGINE = ContainerEngine()

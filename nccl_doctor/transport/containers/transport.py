@@ -18,7 +18,7 @@ from nccl_doctor.model.base import CONTAINER_NAME
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot import AnyAccessFailure, EngineFacts, EngineFailure, ProbeFacts, ProbeFailed
 from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Channel, Greeting, LostError, Transport
-from nccl_doctor.transport.containers.options import InsideOptions
+from nccl_doctor.transport.containers import InsideOptions
 
 KIND = "container-unreachable"
 Problem = Literal["missing", "stopped", "paused", "forbidden", "no-runtime", "no-daemon", "no-shell", "late", "failed"]

@@ -1,1 +1,89 @@
-"""Hosts that are pods: kubectl exec."""
+"""Hosts that are pods: kubectl exec, with kubectl's configuration and rights, which are the user's own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from nccl_doctor.model.base import FrozenModel
+from nccl_doctor.model.cluster import Cluster, Node, NodeOptions
+from nccl_doctor.model.engine import Engine, Entry, Flag, Words
+
+if TYPE_CHECKING:
+    from nccl_doctor.snapshot import EngineFailure
+
+
+class NotReady(FrozenModel):
+    """Why a pod can't be entered, as the pod list says.
+
+    Attributes:
+        detail: goes on behind the pod's name.
+        evidence: the cluster's own words.
+        remedy: prose.
+    """
+
+    detail: str
+    evidence: tuple[str, ...] = ()
+    remedy: str
+
+
+class KubeOptions(NodeOptions):
+    """A pod and the container in which the job runs; the names are as the API server takes them (RFC 1123)."""
+
+    engine: ClassVar[str] = "kube"
+
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    machine: str | None = None
+    not_ready: NotReady | None = None
+
+
+class KubeEngine(Engine):
+    """Commands in pods."""
+
+    name = KubeOptions.engine
+    options = KubeOptions
+    way = "in the pod"
+    absent = "no host is a pod"
+    source = "nccl_doctor.inventory.kube"
+    flags = (
+        Flag(
+            "kube",
+            ("--kube",),
+            "The pods of job/NAME, pytorchjob/NAME, …; or those of -l.",
+            metavar="[KIND/NAME]",
+            bare=True,
+        ),
+        Flag("namespace", ("-n", "--namespace"), "Of --kube's pods.", metavar="NS"),
+        Flag("selector", ("-l", "--selector"), "Of --kube's pods.", metavar="LABELS"),
+    )
+
+    def prefix(self, node: Node) -> list[str]:
+        """Kubectl's arguments."""
+        options = node.options(KubeOptions)
+        return ["kubectl", "-n", options.namespace, "exec", "-i", options.pod, "-c", options.container, "--"]
+
+    def refusal(self, node: Node) -> EngineFailure | None:
+        """What the list of pods says of one that is not ready."""
+        from nccl_doctor.transport.kube.kubectl import not_ready
+
+        options = node.options(KubeOptions)
+        return None if options.not_ready is None else not_ready(options, options.not_ready)
+
+    def failure(self, node: Node, entry: Entry) -> EngineFailure:
+        """What kubectl's words or its silence show."""
+        from nccl_doctor.transport.kube.kubectl import failure
+
+        return failure(node.options(KubeOptions), entry)
+
+    def cluster_words(self, cluster: Cluster) -> Words:
+        """The words that chose the pods."""
+        asked = cluster.access.get(self.name, {}).get("asked", ())
+        words = tuple(map(str, asked)) if isinstance(asked, (list, tuple)) else ()
+        job = words[1:2] if len(words) % 2 == 0 else ()
+        pairs = zip(words[1 + len(job) :: 2], words[2 + len(job) :: 2], strict=True)
+        chosen = tuple(("-n" if option == "-n" else "-l", value) for option, value in pairs)
+        return (("--kube", job[0] if job else None), *chosen) if words else ()
+
+
+ENGINE = KubeEngine()

@@ -1,19 +1,19 @@
 """Runs kubectl: with a deadline of ours, for a link of the cluster may stay silent for minutes, and never asking.
 
-What ``kubectl exec`` is told of a node.
+Why ``kubectl exec`` did not get into a pod.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
-from nccl_doctor.model.base import FrozenModel
-from nccl_doctor.model.cluster import NodeOptions
-from nccl_doctor.transport.process import ProcessChannel
+from nccl_doctor.model.engine import Entry
+from nccl_doctor.snapshot import EngineFacts, EngineFailure
+from nccl_doctor.transport.kube import KubeOptions, NotReady
+from nccl_doctor.transport.process import ProcessChannel, english
 
 MAX_OUTPUT = 256 << 20
 """Bytes of a pod list that are read: 10,000 pods take some 100 MB."""
@@ -86,13 +86,8 @@ def last_line(stderr: str) -> str:
     return lines[-1][:400] if lines else ""
 
 
-def environment() -> dict[str, str]:
-    """Ours, in English."""
-    return os.environ | {"LC_ALL": "C", "LANGUAGE": "C"}
-
-
 def _run(argv: list[str], deadline: float, text: str) -> _Ended:
-    channel = ProcessChannel(argv, environment())
+    channel = ProcessChannel(argv, english())
     try:
         if text:
             channel.send(text.encode(), deadline)
@@ -109,27 +104,87 @@ def _run(argv: list[str], deadline: float, text: str) -> _Ended:
         channel.close()
 
 
-class NotReady(FrozenModel):
-    """Why a pod can't be entered, as the pod list says.
+_LATER = "See what has become of the pod (kubectl describe pod), and check again when it runs."
+_DETAIL: dict[Trouble, tuple[str, str]] = {
+    "forbidden": (
+        "may not be entered: `kubectl auth can-i create pods/exec -n {namespace}` says no",
+        "Ask whoever runs the cluster for the right to create pods/exec in the namespace {namespace}.",
+    ),
+    "unauthorized": (
+        "was not entered: the cluster's API server does not know this user (Unauthorized)",
+        "Log in to the cluster again, so that kubectl get pods works, and check again.",
+    ),
+    "no-shell": (
+        "has no /bin/sh in its container {container}, and the probe starts from one",
+        "Have the annotation kubectl.kubernetes.io/default-container of the pod name a container with a shell.",
+    ),
+    "kubelet": (
+        "was not entered: the API server gets no answer from the kubelet of its node",
+        "See with kubectl get nodes whether its node is Ready, and have it mended or the pod moved.",
+    ),
+    "no-server": (
+        "was not entered: the cluster's API server does not answer here",
+        "See that kubectl get pods works here: a VPN, a proxy, or the cluster's address in the kubeconfig.",
+    ),
+    "gone": ("is gone: the cluster has no pod of that name any more", _LATER),
+    "ended": ("has ended: nobody can enter a pod that has run through", _LATER),
+    "not-running": ("runs no container {container} now", _LATER),
+}
+_AWAY = ("gone", "ended", "not-running")
 
-    Attributes:
-        detail: goes on behind the pod's name.
-        evidence: the cluster's own words.
-        remedy: prose.
-    """
 
-    detail: str
-    evidence: tuple[str, ...] = ()
-    remedy: str
+def not_ready(options: KubeOptions, why: NotReady) -> EngineFailure:
+    """The failure of a pod that the list shows as not ready."""
+    facts = _facts(options, "not-ready")
+    return EngineFailure(kind="pod-not-ready", detail=why.detail, evidence=why.evidence, remedy=why.remedy, facts=facts)
 
 
-class KubeOptions(NodeOptions):
-    """A pod and the container in which the job runs; the names are as the API server takes them (RFC 1123)."""
+def failure(options: KubeOptions, entry: Entry) -> EngineFailure:
+    """The failure that kubectl's end or silence shows."""
+    if entry.absent:
+        return _failure(options, "kubectl", "was not entered: there is no kubectl here")
+    return _ended(options, entry.stderr) if entry.seconds is None else _silent(options, entry.seconds)
 
-    engine: ClassVar[str] = "kube"
 
-    namespace: str = ""
-    pod: str = ""
-    container: str = ""
-    machine: str | None = None
-    not_ready: NotReady | None = None
+def _ended(options: KubeOptions, stderr: str) -> EngineFailure:
+    why, said = trouble(stderr), last_line(stderr)
+    plain = "was not entered: kubectl exec ended", "See what kubectl exec into that pod says."
+    detail, remedy = _DETAIL.get(why, plain)
+    holes = {"namespace": options.namespace, "container": options.container}
+    return EngineFailure(
+        kind="pod-not-ready" if why in _AWAY else "pod-unreachable",
+        detail=detail.format(**holes),
+        evidence=(*_where(options), *((f"kubectl: {said}",) if said else ())),
+        remedy=remedy.format(**holes),
+        facts=_facts(options, why),
+    )
+
+
+def _silent(options: KubeOptions, seconds: float) -> EngineFailure:
+    detail = f"gave no answer to kubectl exec in {seconds:.0f} s"
+    remedy = (
+        "The API server took the request and the kubelet of the pod's node stays silent, or the link to either does: "
+        "see with kubectl get nodes whether it is Ready."
+    )
+    return _failure(options, "silent", detail, remedy, late=True)
+
+
+def _failure(
+    options: KubeOptions, reason: str, detail: str, remedy: str = "Install kubectl.", *, late: bool = False
+) -> EngineFailure:
+    facts = _facts(options, reason).model_copy(update={"late": late})
+    return EngineFailure(kind="pod-unreachable", detail=detail, evidence=_where(options), remedy=remedy, facts=facts)
+
+
+def _where(options: KubeOptions) -> tuple[str, ...]:
+    return () if options.machine is None else (f"on the node {options.machine}",)
+
+
+def _facts(options: KubeOptions, reason: str) -> EngineFacts:
+    return EngineFacts(
+        pod=options.pod,
+        namespace=options.namespace,
+        container=options.container,
+        node=options.machine,
+        reason=reason,
+    )

@@ -1,1 +1,108 @@
 """Hosts that are nodes of a Slurm job: a step on each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+from nccl_doctor.model.cluster import Cluster, Node, NodeOptions
+from nccl_doctor.model.engine import Engine, Flag, Kind, Words
+
+MANY = 512
+"""Above so many nodes an srun serves several, where nobody says otherwise."""
+
+
+class SlurmOptions(NodeOptions):
+    """The job that a node belongs to, and how a step enters it.
+
+    Attributes:
+        job: its number.
+        inside: nccl-doctor runs in that very job, so that its environment is the job's.
+        container_image: as ``srun --container-image`` takes it (pyxis); empty for none.
+        container_name: as ``srun --container-name`` takes it.
+        gpus: what Slurm gave the job on this node.
+        tree: one srun serves several nodes; None: where there are very many.
+    """
+
+    engine: ClassVar[str] = "slurm"
+
+    job: str = ""
+    inside: bool = False
+    container_image: str = ""
+    container_name: str = ""
+    gpus: int = 0
+    tree: bool | None = None
+
+    @property
+    def container(self) -> tuple[str, ...]:
+        """The options that lead into the container."""
+        said = (("--container-image", self.container_image), ("--container-name", self.container_name))
+        return tuple(f"{option}={value}" for option, value in said if value)
+
+
+class SlurmEngine(Engine):
+    """Commands as steps of a job."""
+
+    name = SlurmOptions.engine
+    options = SlurmOptions
+    way = "in a step of the job"
+    absent = "no host is a node of a Slurm job"
+    launches = True
+    source = "nccl_doctor.inventory.slurm"
+    flags = (
+        Flag(
+            "slurm_job",
+            ("--slurm-job",),
+            "The nodes of this Slurm job, by steps in it, without SSH; {chooser} chooses among them.",
+            metavar="ID",
+            default="inside an allocation, its own",
+        ),
+        Flag(
+            "container_image",
+            ("--container-image",),
+            "Look in this container, as srun's (pyxis).",
+            metavar="IMAGE",
+            fix_port=False,
+        ),
+        Flag(
+            "container_name",
+            ("--container-name",),
+            "Look in this container of the job (pyxis).",
+            metavar="NAME",
+            fix_port=False,
+        ),
+        Flag(
+            "tree",
+            ("--tree/--no-tree",),
+            "One srun for up to 64 nodes of the job.",
+            default=f"above {MANY} nodes",
+            switch=True,
+            fix_port=False,
+        ),
+    )
+
+    def transport(self, kind: Kind, ssh_config: Path | None, cluster: Cluster) -> Any:  # noqa: ANN401, ARG002 - as declared
+        """A step for each node, or a tree where those would be too many."""
+        from nccl_doctor.transport.slurm.steps import SlurmTransport
+        from nccl_doctor.transport.slurm.tree import TreeTransport
+
+        asked = cluster.nodes[0].options(SlurmOptions).tree
+        tree = len(cluster.nodes) > MANY if asked is None else asked
+        return TreeTransport(cluster.nodes) if tree else SlurmTransport()
+
+    def lacks(self, node: Node) -> frozenset[str]:
+        """Inside the job its own environment counts, and no login shell's."""
+        return frozenset({"login_shell"}) if node.options(SlurmOptions).inside else frozenset()
+
+    def gpus(self, node: Node) -> int:
+        """As scontrol tells them."""
+        return node.options(SlurmOptions).gpus
+
+    def cluster_words(self, cluster: Cluster) -> Words:
+        """The job, with its container."""
+        options = cluster.nodes[0].access.get(self.name, {})
+        keys = {"job": "--slurm-job", "container_image": "--container-image", "container_name": "--container-name"}
+        return tuple((option, str(options[key])) for key, option in keys.items() if key in options)
+
+
+ENGINE = SlurmEngine()

@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot import EngineFacts, EngineFailure
-from nccl_doctor.snapshot.container import SlurmOptions
 from nccl_doctor.text.hostlist import expand, fold
 from nccl_doctor.transport.base import AccessError, Channel, Greeting
 from nccl_doctor.transport.process import ProcessChannel
+from nccl_doctor.transport.slurm import SlurmOptions
 
 KIND = "step-not-started"
 _ASKING_S = 5.0

@@ -16,18 +16,16 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from nccl_doctor.model.cluster import Cluster, Node
+from nccl_doctor.model.cluster import Node
 from nccl_doctor.probe import relay
-from nccl_doctor.snapshot.container import SlurmOptions
 from nccl_doctor.text import shell
 from nccl_doctor.text.once import once
 from nccl_doctor.transport.base import Channel
+from nccl_doctor.transport.slurm import SlurmOptions
 from nccl_doctor.transport.slurm.group import Group
 from nccl_doctor.transport.slurm.member import Member
 from nccl_doctor.transport.slurm.steps import SlurmTransport, environment, foreign
 
-MANY = 512
-"""Above so many nodes an srun serves several, where nobody says otherwise."""
 GROUP = 64
 """Nodes of one srun; each of them reads what is sent to any."""
 
@@ -175,10 +173,3 @@ def _relay() -> str:
     """The relay's source as a line of Python."""
     packed = base64.b64encode(zlib.compress(Path(relay.__file__).read_bytes(), 9)).decode()
     return f"import base64,zlib;exec(zlib.decompress(base64.b64decode('{packed}')))"
-
-
-def make(_kind: str, _config: Path | None, cluster: Cluster) -> SlurmTransport:
-    """The transport of a job's steps: one for each node, or a tree where those would be too many; for the register."""
-    asked = cluster.nodes[0].options(SlurmOptions).tree
-    tree = len(cluster.nodes) > MANY if asked is None else asked
-    return TreeTransport(cluster.nodes) if tree else SlurmTransport()

@@ -1,1 +1,52 @@
-"""Hosts over SSH: paramiko, and OpenSSH's own program where paramiko can't."""
+"""Hosts reached over SSH, and this machine: by paramiko, or the ssh program where only that will do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+from nccl_doctor.model.cluster import Cluster, Node, NodeOptions
+from nccl_doctor.model.engine import Engine, Kind
+
+
+class SshOptions(NodeOptions):
+    """How to log in: ``ssh:`` in the hosts file; ``options`` are further ones, each as ``-o`` of ssh takes it."""
+
+    engine: ClassVar[str] = "ssh"
+
+    user: str | None = None
+    port: int | None = None
+    identity_file: str | None = None
+    options: tuple[str, ...] = ()
+
+
+class SshEngine(Engine):
+    """Commands over SSH."""
+
+    name = SshOptions.engine
+    options = SshOptions
+    way = "over SSH"
+    absent = "no host is reached over SSH"
+    shares_machine = False
+    launches = True
+    kinds = ("auto", "paramiko", "openssh", "local")
+
+    def transport(self, kind: Kind, ssh_config: Path | None, cluster: Cluster) -> Any:  # noqa: ANN401, ARG002 - as declared
+        """Picks paramiko or the ssh program for each host; "local" runs all on this machine."""
+        if kind == "local":
+            from nccl_doctor.transport.process import LocalTransport
+
+            return LocalTransport()
+        from nccl_doctor.transport.ssh.choice import ChoosingTransport
+
+        return ChoosingTransport(kind, ssh_config)
+
+    def node_words(self, node: Node) -> Iterator[tuple[str, str, object]]:
+        """Who logs in, and where."""
+        options = node.options(SshOptions)
+        yield "--user", "ssh.user", options.user
+        yield "--port", "ssh.port", options.port
+
+
+ENGINE = SshEngine()

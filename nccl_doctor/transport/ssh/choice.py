@@ -10,15 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nccl_doctor.model.cluster import Cluster, Node
+from nccl_doctor.model.cluster import Node
+from nccl_doctor.model.engine import Kind
 from nccl_doctor.snapshot import SshAuthFailed, SshUnreachable
 from nccl_doctor.transport.base import AccessError, Channel
 from nccl_doctor.transport.process import LocalTransport
-from nccl_doctor.transport.register import Kind
-from nccl_doctor.transport.ssh import failures, known_hosts
+from nccl_doctor.transport.ssh import SshOptions, failures, known_hosts
 from nccl_doctor.transport.ssh.config import BeyondError
 from nccl_doctor.transport.ssh.openssh import OpensshTransport
-from nccl_doctor.transport.ssh.options import SshOptions, split_jump
+from nccl_doctor.transport.ssh.options import split_jump
 from nccl_doctor.transport.ssh.settings import HostSettings, resolve, unread_configuration
 
 if TYPE_CHECKING:
@@ -156,8 +156,3 @@ def _worth_openssh(error: AccessError) -> bool:
     if isinstance(failure, SshAuthFailed):
         return "gssapi-with-mic" in failure.facts.methods
     return isinstance(failure, SshUnreachable) and failure.facts.reason in ("handshake", "no-algorithm")
-
-
-def make(kind: Kind, config: Path | None, _cluster: Cluster) -> ChoosingTransport:
-    """The transport that picks paramiko or the ssh program for each host; for the register."""
-    return ChoosingTransport(kind, config)

@@ -22,9 +22,9 @@ from typing import IO
 from nccl_doctor.snapshot import Reason
 from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Greeting, pause
 from nccl_doctor.transport.process import ProcessChannel
-from nccl_doctor.transport.ssh import failures, identities, refusals
+from nccl_doctor.transport.ssh import SshOptions, failures, identities, refusals
 from nccl_doctor.transport.ssh.failures import Target
-from nccl_doctor.transport.ssh.options import QUEUE, Places, SshOptions, split_jump
+from nccl_doctor.transport.ssh.options import QUEUE, Places, split_jump
 from nccl_doctor.transport.ssh.refusals import Login
 from nccl_doctor.transport.ssh.settings import HostSettings, arguments
 

@@ -1,28 +1,12 @@
-"""What SSH wants to know of a node, as far as ``~/.ssh/config`` does not say it.
-
-Jump hosts as ssh_config(5)'s ProxyJump writes them.
-"""
+"""Jump hosts: as ssh_config(5)'s ProxyJump writes them, and how many handshakes may go through one at once."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar
 
-from nccl_doctor.model.cluster import NodeOptions
-
-
-class SshOptions(NodeOptions):
-    """How to log in: ``ssh:`` in the hosts file; ``options`` are further ones, each as ``-o`` of ssh takes it."""
-
-    engine: ClassVar[str] = "ssh"
-
-    user: str | None = None
-    port: int | None = None
-    identity_file: str | None = None
-    options: tuple[str, ...] = ()
-
+from nccl_doctor.transport.ssh import SshOptions
 
 MAX_HANDSHAKES = 8
 """At once through one jump host: sshd's MaxStartups (10:30:100) drops connections from the eleventh on."""

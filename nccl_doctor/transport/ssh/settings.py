@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nccl_doctor.transport.base import AccessError
+from nccl_doctor.transport.ssh import SshOptions, failures
 from nccl_doctor.transport.ssh import config as ssh_config
-from nccl_doctor.transport.ssh import failures
 from nccl_doctor.transport.ssh.config import BeyondError, Values, expand
 from nccl_doctor.transport.ssh.failures import Target
-from nccl_doctor.transport.ssh.options import SshOptions
 
 _HOST = re.compile(r"[\w.:%][\w.:%-]*")
 _USER = re.compile(r"[^-\s'\"`$\\;&<>|(){}\x00-\x1f\x7f][^\s'\"`$\\;&<>|(){}\x00-\x1f\x7f]*")

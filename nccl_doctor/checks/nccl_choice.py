@@ -8,8 +8,7 @@ from nccl_doctor.checks.view import View
 from nccl_doctor.checks.wording import folded
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.nccl.cluster_nccl import ClusterNccl
-from nccl_doctor.nccl.faults import Fault, Kind, faults
+from nccl_doctor.nccl.cluster_nccl import ClusterNccl, Fault, Kind, faults
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.interfaces import FAMILIES
 from nccl_doctor.nccl.suggest import fix, move

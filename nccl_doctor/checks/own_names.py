@@ -14,10 +14,10 @@ from weakref import WeakKeyDictionary
 from nccl_doctor.checks.view import View
 from nccl_doctor.checks.wording import failed_where
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.nccl.host_nccl import lost_to
+from nccl_doctor.nccl.gloo import gloo_devices, lost_to
 from nccl_doctor.nccl.interfaces import Failure
 from nccl_doctor.nccl.reach import Reachable, reach
-from nccl_doctor.nccl.suggest import gloo_devices, setting
+from nccl_doctor.nccl.suggest import setting
 from nccl_doctor.snapshot import Host, HostFacts, Mesh, Outside, Resolution, Snapshot, Surroundings, Unknown, known
 from nccl_doctor.text.hostlist import quoted
 from nccl_doctor.text.inet import is_loopback

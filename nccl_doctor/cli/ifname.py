@@ -38,7 +38,7 @@ def ifname(
         from nccl_doctor.cli.run import Request, look, refuse_other_hosts
         from nccl_doctor.cli.snapshots import of_snapshot, read_snapshot
         from nccl_doctor.errors import UsageError
-        from nccl_doctor.nccl.ifname import answers
+        from nccl_doctor.nccl.cluster_nccl import answers
         from nccl_doctor.nccl.versions import parse_version
 
         try:

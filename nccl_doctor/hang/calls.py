@@ -9,7 +9,7 @@ from nccl_doctor.hang.observed_rank import ObservedRank
 from nccl_doctor.logs import flight
 from nccl_doctor.logs.flight import compare
 from nccl_doctor.nccl import ras
-from nccl_doctor.nccl.ras_answer import Communicator, MalformedAnswerError, RasAnswer
+from nccl_doctor.nccl.ras import Communicator, MalformedAnswerError, RasAnswer
 from nccl_doctor.snapshot.rank_look import Call, HangSnapshot, Ras, Recorded
 from nccl_doctor.text.bounds import CrowdedError
 

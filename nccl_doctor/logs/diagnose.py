@@ -17,8 +17,7 @@ from nccl_doctor.logs.ras_events import from_answer
 from nccl_doctor.logs.reader import Reader
 from nccl_doctor.logs.rule import Grade
 from nccl_doctor.logs.source import Reading
-from nccl_doctor.nccl.ras_answer import MalformedAnswerError, RasAnswer
-from nccl_doctor.nccl.ras_text import parse_json
+from nccl_doctor.nccl.ras import MalformedAnswerError, RasAnswer, parse_json
 from nccl_doctor.text.bounds import CrowdedError
 
 SMALL = 1 << 20

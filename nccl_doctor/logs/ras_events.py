@@ -10,8 +10,7 @@ from nccl_doctor.logs.event import Address, Event
 from nccl_doctor.logs.marks import RAS_LINE
 from nccl_doctor.logs.rule import Grade
 from nccl_doctor.logs.source import KEPT
-from nccl_doctor.nccl.ras_answer import Communicator, RankGroup, RasAnswer, RasProcess, RasRank
-from nccl_doctor.nccl.ras_text import parse_lines
+from nccl_doctor.nccl.ras import Communicator, RankGroup, RasAnswer, RasProcess, RasRank, parse_lines
 from nccl_doctor.text.bounds import compiled
 
 _BEGINS = compiled(r"Process \d|Rank \d|#\d|\d+ (?:ranks?|job process)|Missing communicator|Communicator ranks")

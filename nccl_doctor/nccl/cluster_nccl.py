@@ -1,16 +1,23 @@
-"""What NCCL does on all hosts, side by side."""
+"""NCCL's choices on all hosts side by side: what is wrong with them, and ``nccl-doctor ifname``'s answer."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 
+from nccl_doctor.model.documents import Exports, InterfaceAnswer, InterfaceAnswers
+from nccl_doctor.model.finding import Severity, export
 from nccl_doctor.model.report import NcclInterface
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
-from nccl_doctor.nccl.interfaces import Chosen, is_read
-from nccl_doctor.nccl.reach import Peers, Reachability, reachability
+from nccl_doctor.nccl.interfaces import Chosen, Failure, is_read, parse_spec
+from nccl_doctor.nccl.reach import Cause, Peers, Reachability, Reachable, is_private, reachability
 from nccl_doctor.nccl.suggest import Suggestion, suggest
+from nccl_doctor.nccl.versions import Version
 from nccl_doctor.snapshot import Mesh, Snapshot, Unknown
+from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.inet import address_of
 
 
 @dataclass(frozen=True)
@@ -87,3 +94,191 @@ def cluster_nccl(snapshot: Snapshot) -> ClusterNccl:
         {name: one for name, one in seen.items() if isinstance(one, HostNccl)},
         {name: one.reason for name, one in seen.items() if isinstance(one, Unknown)},
     )
+
+
+class Kind(Enum):
+    """The faults of NCCL's choice of interface, by the names of their diagnoses."""
+
+    NO_MATCH = "ifname-no-match"
+    WRONG = "ifname-wrong-interface"
+    NEEDED = "ifname-needed"
+    AMBIGUOUS = "ifname-ambiguous"
+    DOWN = "interface-down"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong on one host.
+
+    Attributes:
+        wanted: NCCL_SOCKET_IFNAME there, None where NCCL takes it for unset.
+        used: the interface at fault, None where NCCL finds none.
+        problem: what NCCL does there, to follow "NCCL on HOST".
+        evidence: what shows it, each with the hosts of which it is true.
+    """
+
+    host: str
+    kind: Kind
+    severity: Severity
+    wanted: str | None
+    used: Chosen | None
+    problem: str
+    evidence: Mapping[str, tuple[str, ...]]
+
+
+def faults(nccl: ClusterNccl) -> Iterator[Fault]:
+    """What is wrong with each host's choice of interface, where something is."""
+    for one in nccl.by_host.values():
+        found = _no_interface(nccl, one) if one.chosen is None else _bad_interface(nccl, one, one.chosen)
+        if found is not None:
+            yield found
+
+
+def _no_interface(nccl: ClusterNccl, one: HostNccl) -> Fault | None:
+    failure = one.choice.bootstrap
+    if not isinstance(failure, Failure) or "NCCL_COMM_ID" in one.variables:  # env-bad-value tells of that one
+        return None
+    wanted = nccl.wanted(one.host)
+    idle = [
+        entry.interface
+        for entry in one.interfaces.addresses
+        for link in [one.link(entry.interface)]
+        if link is not None
+        and "running" not in link.flags
+        and (wanted is None or parse_spec(wanted).accepts(link.name))
+    ]
+    seen = f"finds {idle[0]} not running" if idle else "finds no interface"
+    problem = f"{seen}, and ends with “{failure.words}”"
+    names = ", ".join(dict.fromkeys(entry.interface for entry in one.interfaces.addresses)) or "none"
+    evidence = {f"{failure.reason}; with an address: {names}": (one.host,)}
+    kind = Kind.DOWN if idle else Kind.NO_MATCH
+    return Fault(one.host, kind, Severity.ERROR, wanted, None, problem, evidence)
+
+
+def _bad_interface(nccl: ClusterNccl, one: HostNccl, chosen: Chosen) -> Fault | None:
+    wanted = nccl.wanted(one.host)
+    uses = {f"NCCL uses {chosen.name} ({chosen.address}): {chosen.reason}": (one.host,)}
+    if nccl.is_idle(one.host):
+        kind = Kind.NEEDED if wanted is None else Kind.DOWN
+        problem = f"will use {chosen.name} ({chosen.address}), which is not running"
+        return Fault(one.host, kind, Severity.ERROR, wanted, chosen, problem, uses)
+    standing = nccl.bootstrap[one.host]
+    if standing.is_lost and not _is_anothers_fault(nccl, one, chosen, standing.causes):
+        problem = f"will use {chosen.name} ({chosen.address}), {_unreached(standing.causes)}"
+        evidence = uses | standing.reasons(Reachable.NO)
+        return Fault(one.host, _kind(nccl, one, wanted), Severity.ERROR, wanted, chosen, problem, evidence)
+    devices = nccl.lost_devices(one.host)
+    if devices:
+        names = ", ".join(f"{use.name} ({use.address})" for use in devices)
+        problem = f"will move data over {names} as well as {chosen.name}, and no other host can reach that"
+        kind = Kind.NEEDED if wanted is None else Kind.AMBIGUOUS
+        all_used = ", ".join(f"{use.name} ({use.address})" for use in one.choice.net_socket)
+        return Fault(
+            one.host, kind, Severity.WARNING, wanted, devices[0], problem, {f"NCCL uses {all_used}": (one.host,)}
+        )
+    return None
+
+
+def _kind(nccl: ClusterNccl, one: HostNccl, wanted: str | None) -> Kind:
+    """Which of three: not set; a list that lets a good one through as well; a list that leads astray."""
+    if wanted is None:
+        return Kind.NEEDED
+    better = nccl.suggestion.interfaces.get(one.host) if nccl.suggestion is not None else None
+    through = {use.name for use in one.choice.net_socket}
+    return Kind.AMBIGUOUS if not wanted.startswith("^") and better in through else Kind.WRONG
+
+
+def _is_anothers_fault(nccl: ClusterNccl, one: HostNccl, chosen: Chosen, causes: set[Cause]) -> bool:
+    """Whether no other interface would mend it: duplicate-address, route-missing, or a drop outside of the host."""
+    if is_private(one, chosen.name):
+        return False
+    if causes <= {Cause.NO_ROUTE, Cause.SILENT, Cause.GATEWAY} and not _others(one, chosen):
+        return True
+    return causes == {Cause.OWN_ADDRESS} or (causes <= {Cause.NO_ROUTE, Cause.SILENT} and nccl.suggestion is None)
+
+
+def _others(one: HostNccl, chosen: Chosen) -> list[str]:
+    """The interfaces with an address that NCCL could be told to take instead; in a pod there is mostly none."""
+    addresses = (entry for entry in one.interfaces.addresses if not address_of(entry.address).is_loopback)
+    return [entry.interface for entry in addresses if entry.interface.partition(":")[0] != chosen.name]
+
+
+def _unreached(causes: set[Cause]) -> str:
+    if causes == {Cause.LOOPBACK}:
+        return "the loopback interface: no other host can reach it"
+    if Cause.OWN_ADDRESS in causes:
+        return "an address that other hosts have as well: they would talk to themselves"
+    return "which the other hosts can't reach"
+
+
+def answers(snapshot: Snapshot, version: Version | None = None) -> InterfaceAnswers:
+    """An answer for each host of the cluster, in its order, and what to set.
+
+    Args:
+        snapshot: the port mesh may be missing; then routes alone tell who reaches whom.
+        version: answer as this NCCL would; each host's own where None.
+    """
+    seen = {host.name: host_nccl(host, version=version) for host in snapshot.reached}
+    known = {name: one for name, one in seen.items() if isinstance(one, HostNccl)}
+    nccl = ClusterNccl(snapshot, known, {name: one.reason for name, one in seen.items() if isinstance(one, Unknown)})
+    trouble = any(_trouble(nccl, name) is not None for name in known)
+    suggestion = nccl.suggestion if trouble else None
+    found = tuple(_answer(nccl, host.name, suggestion) for host in snapshot.hosts)
+    return InterfaceAnswers(hosts=found, exports=_exports(found))
+
+
+def _answer(nccl: ClusterNccl, host: str, suggestion: Suggestion | None) -> InterfaceAnswer:
+    one = nccl.by_host.get(host)
+    if one is None:
+        why = f"not known: {nccl.unknown.get(host, 'the host was not reached')}"
+        return InterfaceAnswer(name=host, nccl_interface=None, reason=why, known=False)
+    to_set = suggestion.variables(host) if suggestion is not None else {}
+    bootstrap = one.choice.bootstrap
+    if isinstance(bootstrap, Failure):
+        why = f"{bootstrap.reason}: NCCL ends with {bootstrap.words!r}"
+        return InterfaceAnswer(name=host, nccl_interface=None, reason=why, set=to_set)
+    trouble = _trouble(nccl, host)
+    reason = bootstrap.reason
+    if one.disagreement is not None:
+        reason = one.disagreement if one.source == "libnccl" else f"{reason}, but {one.disagreement}"
+    if trouble is not None:
+        better = suggestion.interfaces[host] if suggestion is not None else None
+        rivals = [use.name for use in one.choice.net_socket if use.name == better]
+        if rivals and rivals != [bootstrap.name] and nccl.wanted(host) is None and one.disagreement is None:
+            reason = f"comes before {rivals[0]} in the kernel's order"
+        reason = f"{reason}; {trouble}"
+    return InterfaceAnswer(name=host, nccl_interface=one.summary, reason=reason, set=to_set)
+
+
+def _trouble(nccl: ClusterNccl, host: str) -> str | None:
+    """Why the host's choice does not serve; None where it does or nobody can tell."""
+    one = nccl.by_host[host]
+    if one.chosen is None:
+        return "NCCL finds no interface"
+    if nccl.is_idle(host):
+        return f"{one.chosen.name} is not running"
+    alone = len(nccl.snapshot.hosts) == 1
+    link = one.link(one.chosen.name)
+    if alone and link is not None and "loopback" in link.flags and len(one.interfaces.links) > 1:
+        return "no other host could reach it"
+    standing = nccl.bootstrap[host]
+    if standing.is_lost:
+        unsure = any(verdict.answer is Reachable.UNSURE for verdict in standing.verdicts)
+        why, sources = next(iter(standing.reasons(Reachable.NO).items()))
+        return f"{fold(sources)}: {why}" if unsure else "no other host can reach it"
+    lost = nccl.lost_devices(host)
+    if lost:
+        return f"NET/Socket also uses {', '.join(use.name for use in lost)}, which no other host can reach"
+    return None
+
+
+def _exports(found: tuple[InterfaceAnswer, ...]) -> tuple[Exports, ...]:
+    """What to paste: one block for all hosts where the same serves them all, else one for each setting."""
+    by_setting: dict[tuple[str, ...], list[str]] = {}
+    for one in found:
+        if one.set:
+            lines = tuple(str(made) for name, value in one.set.items() if (made := export(name, value)))
+            by_setting.setdefault(lines, []).append(one.name)
+    if len(by_setting) == 1:
+        return (Exports(hosts=None, lines=next(iter(by_setting))),)
+    return tuple(Exports(hosts=tuple(hosts), lines=lines) for lines, hosts in by_setting.items())

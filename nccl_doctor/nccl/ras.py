@@ -1,14 +1,383 @@
-"""What NCCL's RAS service answers (``ncclras``, port 28028): communicators, ranks, counts, and who is missing.
+"""NCCL's RAS service (``ncclras``, port 28028): communicators, ranks, counts, and who is missing.
 
 Text since NCCL 2.24, JSON (``SET FORMAT json``) since 2.28.7 (src/ras/client_support.cc). Text names only the ranks of
 small groups and never who is well; JSON names all ranks, but not the processes of which no communicator is known.
+
+Its answers come from a host: numbers in range and short plain words alone are believed.
 """
 
 from __future__ import annotations
 
-from nccl_doctor.nccl.ras_answer import MalformedAnswerError, RasAnswer
-from nccl_doctor.nccl.ras_text import parse_json, parse_lines
-from nccl_doctor.text.bounds import CrowdedError
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Annotated
+
+from pydantic import BaseModel, FailFast, Field, StringConstraints, ValidationError
+from pydantic_core import from_json
+
+from nccl_doctor.text.bounds import CrowdedError, refuse_crowded
+from nccl_doctor.text.hostlist import grouped
+
+
+class MalformedAnswerError(ValueError):
+    """What was read is no answer of RAS; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class RasProcess:
+    """One process of the job; ``host`` is the address that it has in NCCL's bootstrap."""
+
+    host: str
+    pid: int
+    gpus: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class RasRank:
+    """One rank of a communicator; None where RAS has no information on its process.
+
+    Attributes:
+        gpu: the CUDA device in its process.
+        status: INIT, RUNNING, FINALIZE or ABORT; "" where the answer does not say it of this rank.
+        counts: collective to the number of those launched so far; JSON only.
+        dead: RAS holds its process for dead, not merely silent.
+    """
+
+    rank: int
+    host: str | None = None
+    pid: int | None = None
+    gpu: int | None = None
+    status: str = ""
+    error: str = ""
+    counts: dict[str, int] = field(default_factory=dict)
+    dead: bool = False
+
+
+@dataclass(frozen=True)
+class RankGroup:
+    """Ranks of one communicator that agree in what not all agree in.
+
+    Attributes:
+        topic: a collective's name ("AllReduce"; "collective" in NCCL 2.24 and 2.25), "status" or "error".
+        value: collectives launched, a status, or NCCL's word for an error.
+        size: how many ranks; ``ranks`` are those that the answer names, perhaps none.
+    """
+
+    topic: str
+    value: int | str
+    size: int
+    ranks: tuple[RasRank, ...] = ()
+
+
+@dataclass(frozen=True)
+class Communicator:
+    """One communicator.
+
+    Attributes:
+        hash: as NCCL prints it, 16 digits in hexadecimal.
+        size: its ranks; None in text, which says it of groups of communicators only.
+        ranks: all that answered; JSON only.
+        missing: ranks of which no data came; ``missing_count`` of them, named or not.
+        groups: how the ranks differ, largest group first; empty where they agree.
+    """
+
+    hash: str
+    size: int | None = None
+    ranks: tuple[RasRank, ...] = ()
+    missing: tuple[RasRank, ...] = ()
+    missing_count: int = 0
+    groups: tuple[RankGroup, ...] = ()
+
+    def launched(self) -> dict[str, tuple[RankGroup, ...]]:
+        """Collectives that ranks have launched different numbers of; of each the groups, furthest behind first."""
+        found = grouped((group.topic, group) for group in self.groups if isinstance(group.value, int))
+        return {topic: tuple(sorted(groups, key=lambda one: int(one.value))) for topic, groups in found.items()}
+
+
+@dataclass(frozen=True)
+class RasAnswer:
+    """One answer.
+
+    Attributes:
+        missing: processes that gave no data in time; ``missing_count`` of them, named or not. Text only.
+        dead: processes that RAS no longer reaches; ``dead_count`` likewise.
+        statuses: of the groups of communicators: NOCOMM, INIT, RUNNING, FINALIZE, ABORT. Text only.
+        timeouts: communication time-outs while the data was gathered.
+    """
+
+    nccl_version: str = ""
+    communicators: tuple[Communicator, ...] = ()
+    missing: tuple[RasProcess, ...] = ()
+    missing_count: int = 0
+    dead: tuple[RasProcess, ...] = ()
+    dead_count: int = 0
+    statuses: tuple[str, ...] = ()
+    timeouts: int = 0
+
+
+_GROUP_ROW = re.compile(r"^(?:\d+ +){3}[\d-]+ +\d+ +\d+ +(NOCOMM|INIT|RUNNING|FINALIZE|ABORT) +[A-Z,]+$")
+_COMMUNICATOR = re.compile(r"^#\d+-\d+ \(([0-9a-f]{1,16})\) [A-Z]+$")
+_PROCESS = re.compile(r"^Process (\d{1,9}) on node (\S{1,64}) managing GPUs? (\d[\d,]{0,200})")
+_RANK = re.compile(
+    r"^Rank (\d{1,9})(?: has launched up to operation (?P<count>\d{1,19})| (?P<none>has not launched any operations)"
+    r"| has status (?P<status>\w{1,16})| reported (?P<error>[\w ]{1,40}?))? -- "
+    r"(?:GPU (\d{1,9})(?: \(NVML \d+\))? managed by process (\d{1,9}) on node (\S{1,64})|\[)"
+)
+_MANY = re.compile(
+    r"^(\d{1,9}) ranks (?:have launched up to operation (?P<count>\d{1,19})|(?P<none>have not launched any operations)"
+    r"|have status (?P<status>\w{1,16})|reported (?P<error>[\w ]{1,40}))$"
+)
+_DIFFERENT = re.compile(r"^Communicator ranks have different (?:(\w{1,32}) operation counts|status)$")
+_LOST = re.compile(r"^Missing communicator data from (\d{1,9}) (?:(rank)|job process)")
+_DEAD = re.compile(r"^(\d{1,9}) job process(?: is|es are) considered dead")
+_VERSION = re.compile(r"NCCL version (\d[\w.+-]{0,40}) compiled")
+_TIMEOUTS = re.compile(r"^Encountered (\d{1,9}) communication timeout")
+
+
+@dataclass
+class _Draft:
+    """A communicator while its lines are read; each group with the ranks that follow it."""
+
+    hash: str
+    missing: list[RasRank] = field(default_factory=list)
+    missing_count: int = 0
+    groups: list[tuple[RankGroup, list[RasRank]]] = field(default_factory=list)
+
+
+class _TextReader:
+    def __init__(self) -> None:
+        self._version, self._timeouts = "", 0
+        self._drafts: dict[str, _Draft] = {}
+        self._draft = _Draft("")
+        self._topic = "collective"
+        self._lost: dict[str, tuple[int, list[RasProcess]]] = {}
+        self._processes: list[RasProcess] = []
+        self._ranks: list[RasRank] = []
+        self._statuses: list[str] = []
+
+    def take(self, line: str) -> None:
+        if match := _RANK.match(line):
+            self._rank(match)
+        elif match := _PROCESS.match(line):
+            gpus = tuple(int(number) for number in match[3].split(",") if 0 < len(number) < 10)
+            self._processes.append(RasProcess(host=match[2], pid=int(match[1]), gpus=gpus))
+        elif match := _MANY.match(line):
+            self._group(match, int(match[1]), [])
+        elif match := _DIFFERENT.match(line):
+            self._topic = match[1] or "status"
+        elif match := _COMMUNICATOR.match(line):
+            self._draft = self._drafts.setdefault(match[1], _Draft(match[1].zfill(16)))
+        elif match := _LOST.match(line) or _DEAD.match(line):
+            self._missing(match)
+        elif match := _GROUP_ROW.match(line):
+            self._statuses.append(match[1])
+        elif match := _VERSION.search(line):
+            self._version = match[1]
+        elif match := _TIMEOUTS.match(line):
+            self._timeouts = int(match[1])
+
+    def _missing(self, match: re.Match[str]) -> None:
+        count = int(match[1])
+        if match.re is _LOST and match[2]:
+            self._drafts.setdefault(self._draft.hash, self._draft)
+            self._draft.missing_count, self._ranks = count, self._draft.missing
+        else:
+            self._processes = []
+            self._lost["dead" if match.re is _DEAD else "missing"] = count, self._processes
+
+    def _rank(self, match: re.Match[str]) -> None:
+        host, pid, gpu = match[8], match[7], match[6]
+        rank = RasRank(
+            rank=int(match[1]), host=host, pid=int(pid) if pid else None, gpu=int(gpu) if gpu else None,
+            status=match["status"] or "", error=match["error"] or "", counts={}, dead=False,
+        )  # fmt: skip
+        if any(match[name] for name in ("count", "none", "status", "error")):
+            self._group(match, 1, [rank])
+        else:
+            self._ranks.append(rank)
+
+    def _group(self, match: re.Match[str], size: int, ranks: list[RasRank]) -> None:
+        topic = "status" if match["status"] else "error" if match["error"] else self._topic
+        value = match["status"] or match["error"] or int(match["count"] or 0)
+        self._drafts.setdefault(self._draft.hash, self._draft)
+        self._draft.groups.append((RankGroup(topic, value, size), ranks))
+        self._ranks = ranks
+
+    def answer(self) -> RasAnswer:
+        missing_count, missing = self._lost.get("missing", (0, []))
+        dead_count, dead = self._lost.get("dead", (0, []))
+        return RasAnswer(
+            nccl_version=self._version,
+            communicators=tuple(
+                Communicator(
+                    hash=draft.hash,
+                    missing=tuple(draft.missing),
+                    missing_count=draft.missing_count,
+                    groups=tuple(replace(group, ranks=tuple(ranks)) for group, ranks in draft.groups),
+                )
+                for draft in self._drafts.values()
+            ),
+            missing=tuple(missing), missing_count=missing_count, dead=tuple(dead), dead_count=dead_count,
+            statuses=tuple(self._statuses), timeouts=self._timeouts,
+        )  # fmt: skip
+
+
+def parse_lines(lines: Iterable[str]) -> RasAnswer:
+    """What lines of the text form tell; those of anything else between them are passed over."""
+    reader = _TextReader()
+    for line in lines:
+        reader.take(line[:400].strip())
+    return reader.answer()
+
+
+_ERRORS = {
+    1: "Unhandled CUDA error",
+    2: "System error",
+    3: "Internal error",
+    4: "Invalid argument",
+    5: "Invalid usage",
+    6: "Remote process error",
+    8: "Timeout",
+}
+"""ncclResult_t in the words of the text form."""
+
+_IN_PROGRESS = 7
+_MISSING_COMMA = re.compile(r"\}(\s*)\{")
+"""Between missing ranks, NCCL 2.28.7 to 2.28.9."""
+
+_MOST_VALUES, _MOST_CONTAINERS, _DEEPEST = 2_000_000, 200_000, 8
+"""Of an answer: a rank has three objects and some thirty values, and RAS sends no more than 8 MiB of them."""
+_MOST_TOPICS = 64
+"""Collectives by name, of all ranks together: NCCL knows a dozen."""
+
+_Count = Annotated[int, Field(ge=0, lt=1 << 64)]
+_Small = Annotated[int, Field(ge=-1, lt=1 << 31)]
+_Word = Annotated[str, StringConstraints(max_length=64, pattern=r"^[\w.:%+-]*$")]
+
+
+class _Status(BaseModel):
+    init_state: _Small = 0
+    async_error: _Small = 0
+    finalize_called: bool = False
+    destroy_flag: bool = False
+    abort_flag: bool = False
+    considered_dead: bool = False
+
+    def word(self) -> str:
+        if self.abort_flag:
+            return "ABORT"
+        if self.finalize_called or self.destroy_flag:
+            return "FINALIZE"
+        return "RUNNING" if self.init_state == 0 else "INIT"
+
+    def error(self) -> str:
+        codes = (code for code in (self.async_error, self.init_state) if code not in (0, _IN_PROGRESS))
+        return next((_ERRORS.get(code, f"error {code}") for code in codes), "")
+
+
+class _Rank(BaseModel):
+    rank: _Small
+    host: _Word = ""
+    pid: _Small = -1
+    cuda_dev: _Small = -1
+    status: _Status = _Status()
+    collective_counts: dict[_Word, _Count] = Field(default_factory=dict, max_length=64)
+
+    def rank_of_ras(self, *, missing: bool) -> RasRank:
+        return RasRank(
+            rank=self.rank,
+            host=None if self.host in ("", "unknown") else self.host,
+            pid=None if self.pid < 0 else self.pid,
+            gpu=self.cuda_dev,
+            status="" if missing else self.status.word(),
+            error="" if missing else self.status.error(),
+            counts=self.collective_counts,
+            dead=self.status.considered_dead,
+        )
+
+
+class _Communicator(BaseModel):
+    hash: Annotated[str, StringConstraints(pattern=r"^(0x)?[0-9a-fA-F]{1,16}$")]
+    size: _Small
+    missing_ranks_count: _Small = 0
+    ranks: Annotated[tuple[_Rank, ...], FailFast()] = ()
+    missing_ranks: Annotated[tuple[_Rank, ...], FailFast()] = ()
+
+    def communicator(self) -> Communicator:
+        ranks = tuple(rank.rank_of_ras(missing=False) for rank in self.ranks)
+        return Communicator(
+            hash=f"{int(self.hash, 16):016x}",
+            size=self.size,
+            ranks=ranks,
+            missing=tuple(rank.rank_of_ras(missing=True) for rank in self.missing_ranks),
+            missing_count=max(self.missing_ranks_count, len(self.missing_ranks)),
+            groups=tuple(_groups(ranks)),
+        )
+
+
+class _Ras(BaseModel):
+    timeouts_count: _Count = 0
+
+
+class _Answer(BaseModel):
+    nccl_version: _Word
+    communicators: Annotated[tuple[_Communicator, ...], FailFast()]
+    ras: _Ras = _Ras()
+
+
+def parse_json(text: str) -> RasAnswer:
+    """The answer to ``STATUS`` after ``SET FORMAT json``.
+
+    Raises:
+        CrowdedError: it asks for more than an answer holds.
+        MalformedAnswerError: it holds what RAS never says.
+    """
+    try:
+        refuse_crowded(text.encode(errors="replace"), values=_MOST_VALUES, containers=_MOST_CONTAINERS, depth=_DEEPEST)
+        try:
+            tree = from_json(text)
+        except ValueError:
+            tree = from_json(_MISSING_COMMA.sub(r"},\1{", text))
+        answer = _Answer.model_validate(tree)
+    except CrowdedError:
+        raise
+    except ValueError as error:
+        where = error.errors()[0]["loc"] if isinstance(error, ValidationError) else "not JSON"
+        raise MalformedAnswerError(f"RAS answered what it never says: {where}") from error
+    communicators = tuple(one.communicator() for one in answer.communicators)
+    dead = {
+        (rank.host, rank.pid): RasProcess(
+            host=rank.host, pid=rank.pid, gpus=(rank.gpu,) if rank.gpu is not None else ()
+        )
+        for one in communicators
+        for rank in one.missing
+        if rank.dead and rank.host is not None and rank.pid is not None
+    }
+    return RasAnswer(
+        nccl_version=answer.nccl_version,
+        communicators=communicators,
+        dead=tuple(dead.values()),
+        dead_count=len(dead),
+        timeouts=answer.ras.timeouts_count,
+    )
+
+
+def _groups(ranks: tuple[RasRank, ...]) -> Iterator[RankGroup]:
+    """How the ranks differ; errors are told even where all have the same."""
+    topics = list(islice(dict.fromkeys(name for rank in ranks for name in rank.counts), _MOST_TOPICS))
+    values: dict[str, list[int | str]] = {topic: [rank.counts.get(topic, 0) for rank in ranks] for topic in topics}
+    values |= {"status": [rank.status for rank in ranks], "error": [rank.error for rank in ranks]}
+    for topic, found in values.items():
+        groups = grouped((value, rank) for rank, value in zip(ranks, found, strict=True))
+        if topic == "error":
+            groups.pop("", None)
+        elif len(groups) < 2:
+            continue
+        for value, members in sorted(groups.items(), key=lambda item: -len(item[1])):
+            yield RankGroup(topic, value, len(members), tuple(members))
+
 
 _MOST_LINES = 200_000
 """Of a report: more than fit into the 8 MiB of it that are taken from a host."""

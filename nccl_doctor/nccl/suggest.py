@@ -2,11 +2,6 @@
 
 A suggestion is proven before anybody sees it: the model answers as if it stood in the hosts file, and every address
 that NCCL would then use must be reachable from every other host.
-
-GLOO_SOCKET_IFNAME: whole names only, unlike NCCL's prefixes.
-
-gloo: gloo/transport/tcp/device.cc ``lookupAddrForIface``; its list and its default are torch's
-(torch/csrc/distributed/c10d/ProcessGroupGloo.cpp and init.cpp).
 """
 
 from __future__ import annotations
@@ -18,9 +13,8 @@ from itertools import islice
 
 from nccl_doctor.model.finding import Fix, export, on
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
-from nccl_doctor.nccl.interfaces import Chosen, Failure
 from nccl_doctor.nccl.reach import Peers, Reachable, is_private, reach
-from nccl_doctor.snapshot import Host, Interfaces, Mesh, Names, Resolution, Unknown, told_of
+from nccl_doctor.snapshot import Host, Mesh, Names, Unknown, told_of
 from nccl_doctor.text.inet import Network, network_of, prefix_length
 
 Plan = dict[str, str]
@@ -182,50 +176,3 @@ def setting(summary: str, variable: str, values: Mapping[str, str]) -> Fix:
     commands = tuple(one for host, made in lines.items() for one in on(host, made))
     variables = {host: {variable: value} for host, value in values.items()}
     return Fix(summary=summary, risk="safe", commands=commands, variables=variables)
-
-
-LOOPBACK = "127.0.0.1"
-
-
-def gloo_devices(
-    interfaces: Interfaces, variables: Mapping[str, str], hostname: Resolution | None
-) -> tuple[Chosen, ...] | Failure | None:
-    """The devices gloo binds to, or why it does not start.
-
-    Args:
-        interfaces: of the host.
-        variables: as the job will have them.
-        hostname: what the host makes of its own name; used where GLOO_SOCKET_IFNAME is not set.
-
-    Returns:
-        One device for each name of the comma-separated list. Without the variable, the first address of the host's
-        own name that is local, or 127.0.0.1 where there is none; None where that name's resolution is not known.
-    """
-    value = variables.get("GLOO_SOCKET_IFNAME", "")
-    if len(value) > 1:
-        devices = [exact(interfaces, name, "GLOO_SOCKET_IFNAME names it") for name in value.split(",")]
-        for name, device in zip(value.split(","), devices, strict=True):
-            if device is None:
-                return Failure(f"Unable to find address for: {name}", _lacking(interfaces, name))
-        return tuple(device for device in devices if device is not None)
-    if hostname is None:
-        return None
-    owners = {entry.address: entry.interface for entry in interfaces.addresses}
-    for address in hostname.addresses:
-        if address in owners or address.startswith("127."):
-            return (Chosen(owners.get(address, "lo"), address, "the host's own name resolves to it"),)
-    return (Chosen("lo", LOOPBACK, "the host's own name resolves to none of its addresses"),)
-
-
-def _lacking(interfaces: Interfaces, name: str) -> str:
-    if any(link.name == name for link in interfaces.links):
-        return f"{name!r} has no address, as a member of a bond or a bridge has none"
-    return f"no interface is called {name!r}"
-
-
-def exact(interfaces: Interfaces, name: str, reason: str) -> Chosen | None:
-    """The first address of the interface that is called so, IPv4 before IPv6 as the kernel lists them."""
-    for entry in interfaces.addresses:
-        if entry.interface == name:
-            return Chosen(name, entry.address, reason)
-    return None

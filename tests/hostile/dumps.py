@@ -27,7 +27,7 @@ from nccl_doctor.collect.hang.reader import Reader, UnreadableError
 from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.verdict import report
 from nccl_doctor.nccl import ras
-from nccl_doctor.nccl.ras_answer import MalformedAnswerError
+from nccl_doctor.nccl.ras import MalformedAnswerError
 from nccl_doctor.snapshot import Unknown
 from nccl_doctor.text.bounds import CrowdedError
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from nccl_doctor.nccl.gloo import gloo_devices
 from nccl_doctor.nccl.interfaces import Failure
-from nccl_doctor.nccl.suggest import gloo_devices
 from nccl_doctor.snapshot import InterfaceAddress, Interfaces, Link, Resolution
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.nccl.host_nccl import lost_to
+from nccl_doctor.nccl.gloo import lost_to
 
 
 def lost(*addresses: str, unreachable: str = "") -> list[list[int]]:

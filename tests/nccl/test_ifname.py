@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from nccl_doctor.model.report import NcclInterface
+from nccl_doctor.nccl.cluster_nccl import answers
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl, nccl_interface
-from nccl_doctor.nccl.ifname import answers
 from nccl_doctor.snapshot import Host, LibncclAnswer, Snapshot, Unknown, unknown
 from tests.checks.snapshots import load, patched
 

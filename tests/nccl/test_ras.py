@@ -14,9 +14,7 @@ from nccl_doctor.logs.event import Event
 from nccl_doctor.logs.marks import RAS_LINE
 from nccl_doctor.logs.ras_events import from_answer
 from nccl_doctor.logs.source import KEPT
-from nccl_doctor.nccl.ras import parse
-from nccl_doctor.nccl.ras_answer import MalformedAnswerError, RasAnswer, RasProcess
-from nccl_doctor.nccl.ras_text import parse_lines
+from nccl_doctor.nccl.ras import MalformedAnswerError, RasAnswer, RasProcess, parse, parse_lines
 from nccl_doctor.text.bounds import CrowdedError
 
 ANSWERS = Path(__file__).parent / "ras"

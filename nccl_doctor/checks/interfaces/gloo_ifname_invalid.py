@@ -17,8 +17,9 @@ from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import folded
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
+from nccl_doctor.nccl.gloo import gloo_devices
 from nccl_doctor.nccl.interfaces import Failure
-from nccl_doctor.nccl.suggest import gloo_devices, setting
+from nccl_doctor.nccl.suggest import setting
 from nccl_doctor.snapshot import known
 from nccl_doctor.text.hostlist import fold, quoted
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS, findings
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Severity
-from nccl_doctor.nccl.faults import Kind
+from nccl_doctor.nccl.cluster_nccl import Kind
 
 
 @check("NCD207", severity=Severity.ERROR, needs=NEEDS, explains=EXPLAINS)

@@ -21,8 +21,7 @@ from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.firewall.route_lookup import NO_WAY, Kind, RouteFault
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.nccl.cluster_nccl import ClusterNccl
-from nccl_doctor.nccl.faults import faults
+from nccl_doctor.nccl.cluster_nccl import ClusterNccl, faults
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.reach import Cause
 from nccl_doctor.snapshot import Mesh

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from nccl_doctor.logs import flight
-from nccl_doctor.nccl.ras_answer import MalformedAnswerError
+from nccl_doctor.nccl.ras import MalformedAnswerError
 from nccl_doctor.text.bounds import CrowdedError
 
 MEMORY = 768 << 20

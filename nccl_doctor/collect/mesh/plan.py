@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from nccl_doctor.model.cluster import Node
-from nccl_doctor.nccl.host_nccl import HostNccl, dials, host_nccl, nccl_interface
+from nccl_doctor.nccl.gloo import gloo_devices, is_initiator
+from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl, nccl_interface
 from nccl_doctor.nccl.interfaces import Chosen, Failure, is_read
-from nccl_doctor.nccl.suggest import gloo_devices
 from nccl_doctor.snapshot import (
     Host,
     HostFacts,
@@ -240,7 +240,9 @@ def between(source: HostFacts, own: Rails, target: Rails) -> list[str]:
     """The addresses that a host dials on another one, in the order in which they are used."""
     wanted = [one.address for one in target.nccl]
     wanted += [
-        there.address for here, there in zip(own.gloo, target.gloo, strict=False) if dials(here.address, there.address)
+        there.address
+        for here, there in zip(own.gloo, target.gloo, strict=False)
+        if is_initiator(here.address, there.address)
     ]
     return [address for address in dict.fromkeys(wanted) if on_link(source, address)]
 

@@ -11,7 +11,7 @@ from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory import values
 from nccl_doctor.inventory.parsed import SourceLocation, read_bytes
 from nccl_doctor.model.cluster import DEFAULT_MASTER_PORT
-from nccl_doctor.nccl.port_errors import PortError, find
+from nccl_doctor.nccl.messages import PortError, find_port_error
 
 STDIN = "-"
 MOST_BYTES = 64 << 20
@@ -52,7 +52,7 @@ def _find_error(source: str, named: str, *, must: bool) -> PortError | None:
         data = sys.stdin.buffer.read(MOST_BYTES) if source == STDIN else read_bytes(source, "a log", MOST_BYTES)
     except OSError as error:
         raise UsageError(f"{named}: can't be read: {error.strerror}") from error
-    found = find(data[:MOST_BYTES].decode(errors="replace"))
+    found = find_port_error(data[:MOST_BYTES].decode(errors="replace"))
     if found is None and must:
         raise UsageError(f'{named}: no "Address already in use" in it; give the port itself')
     if found is not None and found.kind == "ephemeral":

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.nccl.port_errors import find
+from nccl_doctor.nccl.messages import find_port_error
 
 OLD = "[W socket.cpp:426] [c10d] The server socket has failed to bind to {} (errno: 98 - Address already in use)."
 LISTEN = "RuntimeError: The server socket has failed to listen on any local network address. "
@@ -44,7 +44,7 @@ WORDINGS = [
 
 @pytest.mark.parametrize(("text", "kind", "port"), WORDINGS)
 def test_each_wording_gives_its_port_and_kind(text: str, kind: str, port: int | None) -> None:
-    found = find(f"step 1\n{text}\nTraceback (most recent call last):\n")
+    found = find_port_error(f"step 1\n{text}\nTraceback (most recent call last):\n")
     assert found is not None
     assert (found.kind, found.port) == (kind, port)
     assert found.meaning
@@ -59,7 +59,7 @@ def test_a_terminal_may_have_wrapped_it_between_words(text: str, kind: str, port
             lines.append(line)
             line = ""
         line += f"{word} "
-    found = find("\n".join([*lines, line]))
+    found = find_port_error("\n".join([*lines, line]))
     assert found is not None
     assert (found.kind, found.port) == (kind, port)
 
@@ -72,11 +72,11 @@ NCCL = [
 
 @pytest.mark.parametrize("text", NCCL)
 def test_nccls_own_bind_is_something_else(text: str) -> None:
-    found = find(text)
+    found = find_port_error(text)
     assert found is not None
     assert (found.kind, found.port) == ("ephemeral", None)
     assert "ip_local_port_range" in found.meaning
-    both = find(f"{text}\n{OLD.format('[::]:29511')}")
+    both = find_port_error(f"{text}\n{OLD.format('[::]:29511')}")
     assert both is not None
     assert (both.kind, both.port) == ("in-use", 29511)
 
@@ -90,16 +90,16 @@ def test_nccls_own_bind_is_something_else(text: str) -> None:
     ],
 )
 def test_other_text_says_nothing(text: str) -> None:
-    assert find(text) is None
+    assert find_port_error(text) is None
 
 
 def test_a_number_that_is_no_port_is_none() -> None:
-    found = find(f"{LIBUV}port: 99999, useIpv6: false, {IN_USE}")
+    found = find_port_error(f"{LIBUV}port: 99999, useIpv6: false, {IN_USE}")
     assert found is not None
     assert found.port is None
 
 
 @given(st.text(alphabet=" \nEADRINUSEerrno:98port2bindfailed to(),useIpv6", max_size=400))
 def test_no_text_is_too_odd(text: str) -> None:
-    found = find(text)
+    found = find_port_error(text)
     assert found is None or found.port is None or 0 < found.port <= 65535

@@ -1,0 +1,94 @@
+"""gloo's side: the address that it takes on a host, and which of two hosts connects to the other.
+
+GLOO_SOCKET_IFNAME holds whole names only, unlike NCCL's prefixes: gloo/transport/tcp/device.cc ``lookupAddrForIface``;
+the list and the default are torch's (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp and init.cpp).
+
+Of two ranks the one with the higher address connects to the lower one's, the bytes compared as memcmp(3) does, the port
+where they are equal: gloo/transport/tcp/device.cc, ``Device::isInitiator``. So 127.0.0.1 is never dialled where it is
+the higher of the two: a single host that gives it out still meets peers in 10.0.0.0/8, and none in 192.168.0.0/16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from nccl_doctor.nccl.interfaces import Chosen, Failure
+from nccl_doctor.snapshot import Interfaces, Resolution
+from nccl_doctor.text.inet import address_of
+
+LOOPBACK = "127.0.0.1"
+
+
+def gloo_devices(
+    interfaces: Interfaces, variables: Mapping[str, str], hostname: Resolution | None
+) -> tuple[Chosen, ...] | Failure | None:
+    """The devices gloo binds to, or why it does not start.
+
+    Args:
+        interfaces: of the host.
+        variables: as the job will have them.
+        hostname: what the host makes of its own name; used where GLOO_SOCKET_IFNAME is not set.
+
+    Returns:
+        One device for each name of the comma-separated list. Without the variable, the first address of the host's
+        own name that is local, or 127.0.0.1 where there is none; None where that name's resolution is not known.
+    """
+    value = variables.get("GLOO_SOCKET_IFNAME", "")
+    if len(value) > 1:
+        devices = [exact(interfaces, name, "GLOO_SOCKET_IFNAME names it") for name in value.split(",")]
+        for name, device in zip(value.split(","), devices, strict=True):
+            if device is None:
+                return Failure(f"Unable to find address for: {name}", _lacking(interfaces, name))
+        return tuple(device for device in devices if device is not None)
+    if hostname is None:
+        return None
+    owners = {entry.address: entry.interface for entry in interfaces.addresses}
+    for address in hostname.addresses:
+        if address in owners or address.startswith("127."):
+            return (Chosen(owners.get(address, "lo"), address, "the host's own name resolves to it"),)
+    return (Chosen("lo", LOOPBACK, "the host's own name resolves to none of its addresses"),)
+
+
+def _lacking(interfaces: Interfaces, name: str) -> str:
+    if any(link.name == name for link in interfaces.links):
+        return f"{name!r} has no address, as a member of a bond or a bridge has none"
+    return f"no interface is called {name!r}"
+
+
+def exact(interfaces: Interfaces, name: str, reason: str) -> Chosen | None:
+    """The first address of the interface that is called so, IPv4 before IPv6 as the kernel lists them."""
+    for entry in interfaces.addresses:
+        if entry.interface == name:
+            return Chosen(name, entry.address, reason)
+    return None
+
+
+Reaches = Callable[[str, str], bool]
+"""True where a host (its name) may reach an address."""
+
+
+def lost_to(host: str, addresses: Mapping[str, str], reaches: Reaches) -> tuple[str, ...]:
+    """The hosts with which gloo can't connect because of the address that ``host`` gives out.
+
+    Args:
+        host: one of ``addresses``.
+        addresses: what gloo listens on, by host.
+        reaches: asked of those that would connect to ``host``; never of loopback addresses.
+    """
+    own = address_of(addresses[host])
+    found = []
+    for name, text in addresses.items():
+        other = address_of(text)
+        if name == host:
+            continue
+        is_dialled = is_initiator(text, addresses[host])
+        misses = is_dialled and (own.is_loopback or not reaches(name, addresses[host]))
+        if own.version != other.version or misses:
+            found.append(name)
+    return tuple(found)
+
+
+def is_initiator(own: str, other: str) -> bool:
+    """True where a host that listens on ``own`` connects to the other one's address, not the other way round."""
+    here, there = address_of(own), address_of(other)
+    return here.version == there.version and here.packed >= there.packed

@@ -29,18 +29,20 @@ OTHERWISE = (
 def findings(view: View, kind: Kind) -> Iterator[Finding | Unjudged]:
     """Yields one finding for all hosts that share a setting and an interface; the hosts that can't be judged."""
     nccl = view.nccl
-    judged = {host.name for host in view.hosts}
     groups: dict[tuple[str | None, str | None, Severity], list[Fault]] = {}
     for fault in faults(nccl):
-        if fault.kind is kind and fault.host in judged:
+        if fault.kind is kind and fault.host in view.by_host:
             key = (fault.wanted, fault.used.name if fault.used is not None else None, fault.severity)
             groups.setdefault(key, []).append(fault)
     for group in groups.values():
         yield _finding(nccl, group)
-    for name in sorted(judged & set(nccl.unknown)):
-        yield Unjudged((name,), nccl.unknown[name])
     for name, standing in nccl.bootstrap.items():
-        if kind in (Kind.WRONG, Kind.NEEDED) and name in judged and standing.is_unsure and _concerns(nccl, name, kind):
+        if (
+            kind in (Kind.WRONG, Kind.NEEDED)
+            and name in view.by_host
+            and standing.is_unsure
+            and _concerns(nccl, name, kind)
+        ):
             yield Unjudged((name,), standing.verdicts[0].why)
 
 

@@ -21,6 +21,7 @@ from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import CheckFunction, Scope, Traits, Unjudged, enter, make_entry
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl, cluster_nccl
+from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.snapshot import Host, HostFacts, Mesh, Smoke, Snapshot, known
 from nccl_doctor.snapshot.pods import KubeFacts
 from nccl_doctor.text.hostlist import K, grouped
@@ -114,6 +115,11 @@ class View:
     def nccl(self) -> ClusterNccl:
         """What NCCL does on each host."""
         return self.derived.nccl
+
+    @cached_property
+    def by_host(self) -> dict[str, HostNccl]:
+        """NCCL's choice by host of this view, for checks with ``needs_nccl``."""
+        return {host.name: self.nccl.by_host[host.name] for host in self.hosts}
 
     @property
     def kube(self) -> KubeFacts:

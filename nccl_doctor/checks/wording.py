@@ -11,6 +11,7 @@ What follows from a fault that stops some dials: what those dials failed at, and
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -85,6 +86,12 @@ def difference(subject: str, values: Mapping[str, str]) -> Difference | None:
     if len(groups) < 2:
         return None
     return Difference(subject, dict(sorted(groups.items(), key=lambda item: -len(item[1]))))
+
+
+def minority(values: Mapping[str, object]) -> tuple[str, ...]:
+    """The hosts without the value that more than half of them have; all hosts where none is so common."""
+    usual, count = Counter(values.values()).most_common(1)[0]
+    return tuple(host for host, value in values.items() if value != usual or count * 2 <= len(values))
 
 
 def ordered(order: Mapping[str, object], hosts: set[str]) -> tuple[str, ...]:

@@ -51,9 +51,11 @@ def run_check(check: Check, derived: Derived) -> CheckRun:
     if phase_reason is not None:
         outcome, reason = phase_reason
         return CheckRun(check, outcome, reason)
-    hosts, gaps = _known(check, snapshot)
+    hosts: list[Host] = []
+    gaps: list[Unjudged] = []
     findings: list[Finding] = []
     try:
+        hosts, gaps = _known(check, derived)
         assert check.function is not None
         for result in check.function(View(derived, tuple(hosts))):
             if isinstance(result, Unjudged):
@@ -111,8 +113,10 @@ def _in_scope(check: Check, snapshot: Snapshot) -> tuple[Host, ...]:
     return tuple(host for host in snapshot.hosts if check.scope in {engine.name for engine in engines_of(host.node)})
 
 
-def _known(check: Check, snapshot: Snapshot) -> tuple[list[Host], list[Unjudged]]:
+def _known(check: Check, derived: Derived) -> tuple[list[Host], list[Unjudged]]:
     """The hosts whose needed facts are known, and why the others can't be judged."""
+    snapshot = derived.snapshot
+    unknown = derived.nccl.unknown if check.needs_nccl else {}
     hosts: list[Host] = []
     gaps: list[Unjudged] = []
     for host in _in_scope(check, snapshot):
@@ -123,6 +127,7 @@ def _known(check: Check, snapshot: Snapshot) -> tuple[list[Host], list[Unjudged]
             continue
         missing = [getattr(host.facts, need) for need in check.needs if need not in PHASES]
         reasons = [value.reason for value in missing if isinstance(value, Unknown)]
+        reasons += [unknown[host.name]] if host.name in unknown else []
         if reasons:
             gaps.append(Unjudged((host.name,), reasons[0]))
         else:

@@ -40,6 +40,7 @@ class Traits(TypedDict, total=False):
 
     explains: tuple[str, ...]
     in_logs: tuple[str, ...]
+    needs_nccl: bool
     job_wide: bool
     in_output: bool
     outside: bool
@@ -60,6 +61,8 @@ class Check:
         explains: names of the diagnoses that merely follow from this one. Not those that ranks print of any fault of
             another one (nccl_doctor.logs.rule, ``LogSigns.echo``).
         in_logs: what also follows where a log alone tells; facts of a host would show the two apart.
+        needs_nccl: it judges only hosts of which NCCL's choice is known; its check reads that from
+            ``View.by_host``.
         job_wide: a fault of any host may be its cause, whatever hosts it is found on; as a rule of what only logs or a
             running job show.
         in_output: the output of the ranks that it is about is read for its cause.
@@ -79,6 +82,7 @@ class Check:
     severity: Severity
     explains: tuple[str, ...] = ()
     in_logs: tuple[str, ...] = ()
+    needs_nccl: bool = False
     job_wide: bool = False
     in_output: bool = False
     outside: bool = False

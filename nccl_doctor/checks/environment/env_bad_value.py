@@ -26,23 +26,24 @@ from nccl_doctor.nccl.versions import newer
 from nccl_doctor.text.hostlist import fold, quoted
 
 
-@check("NCD802", severity=Severity.WARNING, needs=("env", "config_files", "interfaces"), explains=ALLREDUCE)
+@check(
+    "NCD802",
+    severity=Severity.WARNING,
+    needs=("env", "config_files", "interfaces"),
+    needs_nccl=True,
+    explains=ALLREDUCE,
+)
 def env_bad_value(view: View) -> Findings:
     """Yields one finding a name and value; an error for NCCL_COMM_ID, without which NCCL does not start."""
-    nccl = view.nccl
     found: dict[tuple[str, str, str | None], tuple[BadValue, dict[str, str]]] = {}
-    for host in view.hosts:
-        one = nccl.by_host.get(host.name)
-        if one is None:
-            yield Unjudged((host.name,), nccl.unknown[host.name])
-            continue
-        for name, variable in one.variables.items():
-            bad = _judge_comm_id(one) if name == "NCCL_COMM_ID" else check_value(name, variable.value)
+    for host, own in view.by_host.items():
+        for name, variable in own.variables.items():
+            bad = _judge_comm_id(own) if name == "NCCL_COMM_ID" else check_value(name, variable.value)
             if bad is not None and variable.doubt is not None:
-                yield Unjudged((host.name,), variable.doubt)
+                yield Unjudged((host,), variable.doubt)
             elif bad is not None:
-                key = name, variable.value, newer(one.version) if bad.may_change else None
-                found.setdefault(key, (bad, {}))[1][host.name] = variable.origin
+                key = name, variable.value, newer(own.version) if bad.may_change else None
+                found.setdefault(key, (bad, {}))[1][host] = variable.origin
     for (name, value, since), (bad, origins) in found.items():
         yield Finding(
             hosts=tuple(origins),
@@ -54,8 +55,8 @@ def env_bad_value(view: View) -> Findings:
         )
 
 
-def _judge_comm_id(one: HostNccl) -> BadValue | None:
-    failure = one.choice.bootstrap
+def _judge_comm_id(own: HostNccl) -> BadValue | None:
+    failure = own.choice.bootstrap
     if not isinstance(failure, Failure):
         return None
     return BadValue(f"does not start: {failure.reason}", "IP:PORT or [IPv6]:PORT on a subnet of every host")

@@ -13,9 +13,8 @@ Fix: make them the same; the hosts file's env wins over all other places.
 
 from __future__ import annotations
 
-from collections import Counter
-
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.checks.wording import minority
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.variables import Variable, is_known
@@ -43,27 +42,21 @@ MUST_AGREE = frozenset(
     "NCD803",
     severity=Severity.WARNING,
     needs=("env", "config_files", "interfaces"),
+    needs_nccl=True,
     explains=(*ALLREDUCE, "allreduce-wrong-result"),
 )
 def env_mismatch(view: View) -> Findings:
     """Yields one finding a variable; the hosts at fault are those that differ from most."""
-    nccl = view.nccl
-    judged = [host.name for host in view.hosts if host.name in nccl.by_host]
-    for host in view.hosts:
-        if host.name in nccl.unknown:
-            yield Unjudged((host.name,), nccl.unknown[host.name])
-    names = dict.fromkeys(name for host in judged for name in nccl.by_host[host].variables)
-    for name in names:
+    for name in dict.fromkeys(name for own in view.by_host.values() for name in own.variables):
         if not _matters(name):
             continue
-        column = {host: nccl.by_host[host].variables.get(name) for host in judged}
+        column = {host: own.variables.get(name) for host, own in view.by_host.items()}
         doubts = {host: one.doubt for host, one in column.items() if one is not None and one.doubt is not None}
         if len(set(_values(column).values())) > 1:
             yield from (Unjudged((host,), doubt) for host, doubt in doubts.items())
         certain = {host: variable for host, variable in column.items() if host not in doubts}
-        values = _values(certain)
-        if len(set(values.values())) > 1:
-            yield _finding(name, certain, values)
+        if len(set(_values(certain).values())) > 1:
+            yield _finding(name, certain)
 
 
 def _values(column: dict[str, Variable | None]) -> dict[str, str | None]:
@@ -71,23 +64,22 @@ def _values(column: dict[str, Variable | None]) -> dict[str, str | None]:
 
 
 def _matters(name: str) -> bool:
-    """Tells whether NCCL's behaviour hangs on it; of names that nobody knows env-unknown-variable tells."""
+    """Tells whether NCCL's behaviour hangs on it; names that nobody knows are env-unknown-variable's."""
     return (
         name.startswith("NCCL_") and is_known(name) and name not in MAY_DIFFER and not name.startswith(MAY_DIFFER_WITH)
     )
 
 
-def _finding(name: str, column: dict[str, Variable | None], values: dict[str, str | None]) -> Finding:
-    usual, count = Counter(values.values()).most_common(1)[0]
-    has_usual = count * 2 > len(values)
-    odd = tuple(host for host, value in values.items() if not has_usual or value != usual)
+def _finding(name: str, column: dict[str, Variable | None]) -> Finding:
+    values = _values(column)
+    outliers = minority(values)
     groups = grouped(
         (f"{quoted(variable.value)} ({variable.origin})" if variable is not None else "not set", host)
         for host, variable in column.items()
     )
     return Finding(
-        hosts=odd,
-        message=f"{name} is not the same on all hosts: {fold(odd)} differ{'s' if len(odd) == 1 else ''}.",
+        hosts=outliers,
+        message=f"{name} is not the same on all hosts: {fold(outliers)} differ{'s' * (len(outliers) == 1)}.",
         evidence=tuple(f"{fold(hosts)}: {name} is {text}" for text, hosts in groups.items()),
         facts={"variable": name, "values": values},
         fix=Fix(

@@ -23,45 +23,40 @@ from nccl_doctor.nccl.versions import newer, show
 from nccl_doctor.text.hostlist import fold, quoted
 
 
-@check("NCD801", severity=Severity.WARNING, needs=("env", "config_files", "interfaces"))
+@check("NCD801", severity=Severity.WARNING, needs=("env", "config_files", "interfaces"), needs_nccl=True)
 def env_unknown_variable(view: View) -> Findings:
     """Yields one finding a name; info where another version of NCCL knows it, or a newer one may."""
-    nccl = view.nccl
     found: dict[tuple[str, str | None, str | None], dict[str, str]] = {}
-    for host in view.hosts:
-        one = nccl.by_host.get(host.name)
-        if one is None:
-            yield Unjudged((host.name,), nccl.unknown[host.name])
-            continue
-        for name, variable in one.variables.items():
-            absent = _absent(one, name)
+    for host, own in view.by_host.items():
+        for name, variable in own.variables.items():
+            absent = _absent(own, name)
             if absent is None and is_known(name):
                 continue
             if variable.doubt is not None:
-                yield Unjudged((host.name,), variable.doubt)
+                yield Unjudged((host,), variable.doubt)
                 continue
-            found.setdefault((name, absent, newer(one.version)), {})[host.name] = variable.origin
+            found.setdefault((name, absent, newer(own.version)), {})[host] = variable.origin
     for (name, absent, since), origins in found.items():
         yield _finding(name, absent, since, origins)
 
 
-def _absent(one: HostNccl, name: str) -> str | None:
+def _absent(own: HostNccl, name: str) -> str | None:
     """Why the host's own version does not know a variable of NCCL's."""
     known = register().get(name)
-    reason = known.absent(one.version) if known is not None and one.version is not None else None
-    return f"{reason}; this is {show(one.version)}" if reason is not None and one.version is not None else None
+    if known is None or own.version is None:
+        return None
+    reason = known.absent(own.version)
+    return None if reason is None else f"{reason}; this is {show(own.version)}"
 
 
 def _finding(name: str, absent: str | None, since: str | None, origins: dict[str, str]) -> Finding:
     meant = nearest(name) if absent is None else None
     hint = (f" ({since})" if since else "") + (f"; did you mean {meant}?" if meant is not None else ".")
-    told = (
-        f"{quoted(name)} is no variable that NCCL knows{hint}" if absent is None else f"{name} has no effect: {absent}."
-    )
+    unknown = f"{quoted(name)} is no variable that NCCL knows{hint}"
     remedy = f"Write {meant} instead" if meant is not None else "Take it away"
     return Finding(
         hosts=tuple(origins),
-        message=told,
+        message=unknown if absent is None else f"{name} has no effect: {absent}.",
         evidence=folded((host, f"{quoted(name)} ({origin})") for host, origin in origins.items()),
         facts={"variable": name, "nearest": meant, "origins": origins},
         fix=Fix(summary=f"{remedy} where it is set: {fold(origins)}: {', '.join(dict.fromkeys(origins.values()))}."),

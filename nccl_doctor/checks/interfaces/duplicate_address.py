@@ -15,7 +15,6 @@ from __future__ import annotations
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.reach import is_private
 from nccl_doctor.snapshot import Names, told_of
@@ -26,12 +25,13 @@ from nccl_doctor.text.hostlist import fold, grouped
     "NCD216",
     severity=Severity.ERROR,
     needs=(*NEEDS, "identity"),
+    needs_nccl=True,
     explains=(*EXPLAINS, "ssh-host-key-changed", "ssh-host-key-unknown", "ssh-auth-failed", "ssh-unreachable"),
 )
 def duplicate_address(view: View) -> Findings:
     """Yields one finding an address that several machines have, or that a host has although it is another node's."""
     nccl = view.nccl
-    by_host = {host.name: nccl.by_host[host.name] for host in view.hosts if host.name in nccl.by_host}
+    by_host = view.by_host
     nodes = known_addresses(view)
     wanted = {address for some in nodes.values() for address in some}
     wanted |= {one.chosen.address for one in by_host.values() if one.chosen is not None}
@@ -47,9 +47,6 @@ def duplicate_address(view: View) -> Findings:
         strangers = [name for name in owners if address not in nodes[name]]
         if len(machines) > 1 or (away and strangers):
             yield _finding(address, owners, away if strangers else [], tuple(nodes))
-    for host in view.hosts:
-        if host.name in nccl.unknown:
-            yield Unjudged((host.name,), nccl.unknown[host.name])
 
 
 def _finding(address: str, owners: dict[str, str], away: list[str], order: tuple[str, ...]) -> Finding:
@@ -72,11 +69,11 @@ def known_addresses(view: View) -> dict[str, set[str]]:
     return {node.name: {node.address, *told.get(node.address, ())} for node in view.snapshot.cluster.nodes}
 
 
-def _owner(one: HostNccl, address: str) -> str | None:
+def _owner(own: HostNccl, address: str) -> str | None:
     """The interface with this address, where it leads out of the host."""
     if address.startswith(("127.", "fe80:")) or address == "::1":
         return None
     return next(
-        (e.interface for e in one.interfaces.addresses if e.address == address and not is_private(one, e.interface)),
+        (e.interface for e in own.interfaces.addresses if e.address == address and not is_private(own, e.interface)),
         None,
     )

@@ -20,30 +20,26 @@ from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.engine import engines_of
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.text.hostlist import fold
 
 
-@check("NCD221", severity=Severity.WARNING, needs=(*NEEDS, "identity"))
+@check("NCD221", severity=Severity.WARNING, needs=(*NEEDS, "identity"), needs_nccl=True)
 def host_listed_twice(view: View) -> Findings:
     """Yields one finding a machine that the list names more than once without saying why."""
     machines: dict[str, list[Node]] = {}
     for host in view.hosts:
-        one = view.nccl.by_host.get(host.name)
-        if one is not None and one.machine is not None and not any(e.shares_machine for e in engines_of(host.node)):
-            machines.setdefault(one.machine, []).append(host.node)
+        machine = view.by_host[host.name].machine
+        if machine is not None and not any(engine.shares_machine for engine in engines_of(host.node)):
+            machines.setdefault(machine, []).append(host.node)
     for nodes in machines.values():
         twice = [node for node in nodes if any(not _meant(node, other) for other in nodes if other is not node)]
         if twice:
             yield _finding(twice)
-    for host in view.hosts:
-        if host.name in view.nccl.unknown:
-            yield Unjudged((host.name,), view.nccl.unknown[host.name])
 
 
-def _meant(one: Node, other: Node) -> bool:
+def _meant(node: Node, other: Node) -> bool:
     """Tells whether the list says by itself that the two are one machine."""
-    return one.address == other.address or None not in (one.cuda_visible_devices, other.cuda_visible_devices)
+    return node.address == other.address or None not in (node.cuda_visible_devices, other.cuda_visible_devices)
 
 
 def _finding(nodes: list[Node]) -> Finding:

@@ -20,7 +20,7 @@ from nccl_doctor.model.finding import Severity
 from nccl_doctor.nccl.cluster_nccl import Kind
 
 
-@check("NCD209", severity=Severity.ERROR, needs=NEEDS, explains=EXPLAINS)
+@check("NCD209", severity=Severity.ERROR, needs=NEEDS, needs_nccl=True, explains=EXPLAINS)
 def ifname_ambiguous(view: View) -> Findings:
     """Fires where the variable lets a good interface and a wrong one through."""
     yield from findings(view, Kind.AMBIGUOUS)

@@ -23,7 +23,7 @@ from nccl_doctor.model.finding import Severity
 from nccl_doctor.nccl.cluster_nccl import Kind
 
 
-@check("NCD208", severity=Severity.ERROR, needs=NEEDS, explains=EXPLAINS)
+@check("NCD208", severity=Severity.ERROR, needs=NEEDS, needs_nccl=True, explains=EXPLAINS)
 def ifname_needed(view: View) -> Findings:
     """Fires where the variable is not set and an address of NCCL's choice can't be reached."""
     yield from findings(view, Kind.NEEDED)

@@ -24,6 +24,7 @@ from nccl_doctor.nccl.cluster_nccl import Kind
     "NCD206",
     severity=Severity.ERROR,
     needs=NEEDS,
+    needs_nccl=True,
     explains=EXPLAINS,
     in_logs=("ib-fault", "plugin-fault", "wrong-interface"),
 )

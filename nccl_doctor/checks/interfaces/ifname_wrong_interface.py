@@ -23,7 +23,7 @@ from nccl_doctor.model.finding import Severity
 from nccl_doctor.nccl.cluster_nccl import Kind
 
 
-@check("NCD207", severity=Severity.ERROR, needs=NEEDS, explains=EXPLAINS)
+@check("NCD207", severity=Severity.ERROR, needs=NEEDS, needs_nccl=True, explains=EXPLAINS)
 def ifname_wrong_interface(view: View) -> Findings:
     """Fires where the variable is set and the bootstrap's address can't be reached."""
     yield from findings(view, Kind.WRONG)

@@ -18,7 +18,7 @@ from nccl_doctor.model.finding import Severity
 from nccl_doctor.nccl.cluster_nccl import Kind
 
 
-@check("NCD211", severity=Severity.ERROR, needs=NEEDS, explains=EXPLAINS)
+@check("NCD211", severity=Severity.ERROR, needs=NEEDS, needs_nccl=True, explains=EXPLAINS)
 def interface_down(view: View) -> Findings:
     """Fires where what the variable lets through is not running, or nothing is."""
     yield from findings(view, Kind.DOWN)

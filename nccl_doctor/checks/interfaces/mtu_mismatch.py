@@ -10,45 +10,37 @@ Fix: set the same MTU on all hosts, and make sure that the switches pass it.
 
 from __future__ import annotations
 
-from collections import Counter
-
 from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.checks.wording import minority
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.text.hostlist import fold, grouped
 from nccl_doctor.text.inet import Network
 
 
-@check("NCD213", severity=Severity.WARNING, needs=NEEDS)
+@check("NCD213", severity=Severity.WARNING, needs=NEEDS, needs_nccl=True)
 def mtu_mismatch(view: View) -> Findings:
     """Yields one finding a subnet; the hosts at fault are those that differ from most."""
-    nccl = view.nccl
     by_network: dict[Network, dict[str, tuple[str, int]]] = {}
-    for host in view.hosts:
-        one = nccl.by_host.get(host.name)
-        if one is None:
-            yield Unjudged((host.name,), nccl.unknown[host.name])
+    for host, own in view.by_host.items():
+        link = own.link(own.chosen.name) if own.chosen is not None else None
+        if own.chosen is None or link is None or "loopback" in link.flags:
             continue
-        link = one.link(one.chosen.name) if one.chosen is not None else None
-        if one.chosen is None or link is None or "loopback" in link.flags:
-            continue
-        for network in one.networks(one.chosen.address):
-            by_network.setdefault(network, {})[host.name] = (link.name, link.mtu)
+        for network in own.networks(own.chosen.address):
+            by_network.setdefault(network, {})[host] = (link.name, link.mtu)
     for network, hosts in by_network.items():
         if len({mtu for _, mtu in hosts.values()}) > 1:
             yield _finding(network, hosts)
 
 
 def _finding(network: Network, hosts: dict[str, tuple[str, int]]) -> Finding:
-    usual, count = Counter(mtu for _, mtu in hosts.values()).most_common(1)[0]
-    odd = tuple(host for host, (_, mtu) in hosts.items() if mtu != usual or count * 2 <= len(hosts))
+    mtus = {host: mtu for host, (_, mtu) in hosts.items()}
     groups = grouped((entry, host) for host, entry in hosts.items())
-    sizes = " and ".join(str(mtu) for mtu in sorted({mtu for _, mtu in hosts.values()}))
+    sizes = " and ".join(str(mtu) for mtu in sorted(set(mtus.values())))
     return Finding(
-        hosts=odd,
+        hosts=minority(mtus),
         message=f"The interfaces that NCCL uses on {network} have MTUs of {sizes} bytes.",
         evidence=tuple(f"{fold(names)}: {link} has {mtu}" for (link, mtu), names in groups.items()),
-        facts={"network": str(network), "mtu": {host: mtu for host, (_, mtu) in hosts.items()}},
+        facts={"network": str(network), "mtu": mtus},
         fix=Fix(summary="Set the same MTU on all of them, one that the switches between them pass."),
     )

@@ -20,7 +20,6 @@ from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.firewall.route_lookup import NO_WAY, Kind, RouteFault
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl, faults
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.reach import Cause
@@ -29,11 +28,17 @@ from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.inet import address_of
 
 
-@check("NCD215", severity=Severity.ERROR, needs=(*NEEDS, "routes"), explains=EXPLAINS, errors=("ENETUNREACH",))
+@check(
+    "NCD215",
+    severity=Severity.ERROR,
+    needs=(*NEEDS, "routes"),
+    needs_nccl=True,
+    explains=EXPLAINS,
+    errors=("ENETUNREACH",),
+)
 def route_missing(view: View) -> Findings:
     """Yields one finding for each host that lacks routes to addresses which are not at fault themselves."""
     nccl = view.nccl
-    judged = {host.name for host in view.hosts}
     blamed = {fault.host for fault in faults(nccl)}
     lacking: dict[str, dict[str, str]] = {}
     seen: dict[str, dict[str, None]] = {}
@@ -54,10 +59,8 @@ def route_missing(view: View) -> Findings:
             lacking.setdefault(one.host, {})[peer] = fault.way.to
             seen.setdefault(one.host, {})[f"no route to {fault.way.to} ({fault.way.error})"] = None
     for source, targets in lacking.items():
-        if source in judged and source in nccl.by_host and source not in bare:
+        if source in view.by_host and source not in bare:
             yield _finding(nccl, source, targets, tuple(seen[source]))
-    for name in sorted(judged & set(nccl.unknown)):
-        yield Unjudged((name,), nccl.unknown[name])
 
 
 def _finding(nccl: ClusterNccl, source: str, targets: dict[str, str], seen: tuple[str, ...]) -> Finding:

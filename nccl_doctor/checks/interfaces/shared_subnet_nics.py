@@ -29,29 +29,30 @@ from nccl_doctor.text.inet import Network
 KEYS = ("rp_filter", "arp_ignore", "arp_announce")
 
 
-@check("NCD212", severity=Severity.WARNING, needs=NEEDS, explains=("port-unreachable", "allreduce-timeout"))
+@check(
+    "NCD212",
+    severity=Severity.WARNING,
+    needs=NEEDS,
+    needs_nccl=True,
+    explains=("port-unreachable", "allreduce-timeout"),
+)
 def shared_subnet_nics(view: View) -> Findings:
     """Yields one finding a host and subnet, unless the sysctls show that it is meant so."""
-    nccl = view.nccl
     for host, facts in view.facts:
-        one = nccl.by_host.get(host.name)
-        if one is None:
-            yield Unjudged((host.name,), nccl.unknown[host.name])
-            continue
-        for network, links in shared(one).items():
+        for network, links in shared(view.by_host[host.name]).items():
             if isinstance(facts.sysctls, Unknown):
                 yield Unjudged((host.name,), f"rp_filter and ARP settings: {facts.sysctls.reason}")
                 continue
             settings = {link: {key: effective(facts.sysctls, key, link) for key in KEYS} for link in links}
             if not all(is_meant(values) for values in settings.values()):
-                yield _finding(nccl, host.name, network, settings, view.snapshot.mesh)
+                yield _finding(view.nccl, host.name, network, settings, view.snapshot.mesh)
 
 
-def shared(one: HostNccl) -> dict[Network, tuple[str, ...]]:
+def shared(own: HostNccl) -> dict[Network, tuple[str, ...]]:
     """The subnets on which NCCL uses several links; aliases of one link are one."""
     found: dict[Network, dict[str, None]] = {}
-    for use in (*((one.chosen,) if one.chosen is not None else ()), *one.choice.net_socket):
-        for network in one.networks(use.address):
+    for use in (*((own.chosen,) if own.chosen is not None else ()), *own.choice.net_socket):
+        for network in own.networks(use.address):
             if not network.is_link_local and network.prefixlen < network.max_prefixlen:
                 found.setdefault(network, {})[use.name.partition(":")[0]] = None
     return {network: tuple(links) for network, links in found.items() if len(links) > 1}

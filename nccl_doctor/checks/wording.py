@@ -1,12 +1,6 @@
-"""The words that many checks use alike: whom the most agree with, which pairs failed, what a job is called.
+"""Words that many checks share: evidence folded over hosts, differences from the majority, failed pairs, fixes.
 
-Lines of evidence: what is true of several hosts is said once.
-
-The label by which the pods of a job are known, for objects that choose them.
-
-What hosts should share: the majority's value, and who has another.
-
-What follows from a fault that stops some dials: what those dials failed at, and nothing else.
+A training job in words, how to end it, and the label by which its pods are known.
 """
 
 from __future__ import annotations
@@ -18,7 +12,7 @@ from dataclasses import dataclass
 from nccl_doctor.checks.view import View
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.engine import Words, engines
-from nccl_doctor.model.finding import Command, on
+from nccl_doctor.model.finding import Command, Fix, on
 from nccl_doctor.model.ports import GRACE_S, age_words
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.model.source import ClusterSource
@@ -28,12 +22,28 @@ from nccl_doctor.text.hostlist import fold, grouped, plural
 from nccl_doctor.text.shell import Line, line, script
 
 
-def folded(seen: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Pairs of a host and what was seen there, as lines ``node[1-3]: what was seen``, in their order."""
+def folded(lines: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Folds pairs of a host and a line of its evidence to lines ``node[1-3]: line``, in their order."""
     hosts: dict[str, dict[str, None]] = {}
-    for host, text in seen:
+    for host, text in lines:
         hosts.setdefault(text, {})[host] = None
     return tuple(f"{fold(those)}: {text}" for text, those in hosts.items())
+
+
+def on_each(hosts: Iterable[str], *lines: Line | None) -> tuple[Command, ...]:
+    """The same lines as commands for each of the hosts."""
+    return tuple(command for host in hosts for command in on(host, *lines))
+
+
+def pasted(summary: str, commands: tuple[Command, ...], *, needs_root: bool = False) -> Fix:
+    """A fix by commands that do no harm; prose where there is none that can be pasted."""
+    return Fix(summary=summary, risk="safe" if commands else "manual", needs_root=needs_root, commands=commands)
+
+
+def ports_of(dials: Iterable[FailedDial], most: int = 4) -> str:
+    """The ports that were dialled: "80,443", of many the first and the last."""
+    ports = sorted({dial.port for dial in dials})
+    return ",".join(map(str, ports)) if len(ports) <= most else f"{ports[0]}-{ports[-1]}"
 
 
 _IDENTITY = (
@@ -99,6 +109,11 @@ def ordered(order: Mapping[str, object], hosts: set[str]) -> tuple[str, ...]:
     return tuple(name for name in order if name in hosts)
 
 
+def pairs_of(dials: Iterable[FailedDial]) -> list[dict[str, str]]:
+    """Each pair of hosts between which one of these dials was, once, as {"src", "dst"}."""
+    return [{"src": src, "dst": dst} for src, dst in sorted({(dial.src, dial.dst) for dial in dials})]
+
+
 def failed_by(view: View, address: str, sources: Collection[str]) -> list[dict[str, str]]:
     """As :func:`failed_where`, of the dials that these hosts made to this address."""
     return failed_where(view, lambda dial: dial.src in sources and dial.address == address)
@@ -116,7 +131,7 @@ def failed_where(view: View, follows: Callable[[FailedDial], bool]) -> list[dict
 
 
 def described(job: TrainingJob) -> str:
-    """One line: whose it is, how old, how many ranks, where, and what it runs."""
+    """Describes a job in a line: whose it is, how old, how many ranks, where, and what it runs."""
     what = [f"pid {job.pid} of {job.user}", f"{age_words(job.age_s)} old"]
     what += [plural(job.ranks, "rank")] if job.ranks else []
     what += [f"in {job.unit}"] if job.unit else []

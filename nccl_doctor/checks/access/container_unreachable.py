@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from nccl_doctor.checks.access._failures import FOLLOWS, of_engine
 from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.checks.wording import on_each, pasted
 from nccl_doctor.model.base import CONTAINER_NAME
-from nccl_doctor.model.finding import Severity, on
+from nccl_doctor.model.finding import Severity
 from nccl_doctor.text.shell import line
 
 _LET_GO = {"stopped": "start", "paused": "unpause"}
@@ -34,5 +35,4 @@ def container_unreachable(view: View) -> Findings:
             yield found
             continue
         again = line("{runtime} {verb} {name}", runtime=runtime, verb=_LET_GO[problem], name=name)
-        commands = tuple(command for host in found.hosts for command in on(host, again))
-        yield found.model_copy(update={"fix": found.fix.model_copy(update={"commands": commands, "risk": "safe"})})
+        yield found.model_copy(update={"fix": pasted(found.fix.summary, on_each(found.hosts, again))})

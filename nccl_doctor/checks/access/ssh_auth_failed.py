@@ -30,6 +30,7 @@ import re
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.checks.wording import pasted
 from nccl_doctor.model.finding import Fix, Severity, on
 from nccl_doctor.snapshot import LoginFacts, SshAuthFailed
 from nccl_doctor.text.shell import Line, line, script
@@ -124,4 +125,4 @@ def _copies(failures: tuple[SshAuthFailed, ...]) -> list[Line | None]:
 
 def _fix(summary: str, lines: list[Line | None]) -> Fix:
     commands = on(None, *dict.fromkeys(lines))
-    return Fix(summary=summary, risk="safe" if commands else "manual", commands=commands)
+    return pasted(summary, commands)

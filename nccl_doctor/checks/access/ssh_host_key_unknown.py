@@ -25,6 +25,7 @@ import re
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.checks.wording import pasted
 from nccl_doctor.model.finding import Fix, Severity, on
 from nccl_doctor.snapshot import HostKeyUnknown
 from nccl_doctor.text.shell import line
@@ -55,11 +56,10 @@ def _remedy(failures: tuple[HostKeyUnknown, ...]) -> Fix:
         line("printf '%s\\n' {*known} >> {file}", known=list(dict.fromkeys(known)), file=file)
         for file, known in seen.items()
     ]
-    return Fix(
-        summary=f"Compare the fingerprint above with the host's own (on its console: {_own(failures[0])}); only if "
-        "they are the same, add the key that was seen:",
-        risk="safe",
-        commands=on(None, *dict.fromkeys(folders), *adding),
+    return pasted(
+        f"Compare the fingerprint above with the host's own (on its console: {_own(failures[0])}); only if they are "
+        "the same, add the key that was seen:",
+        on(None, *dict.fromkeys(folders), *adding),
     )
 
 

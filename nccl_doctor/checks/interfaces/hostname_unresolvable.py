@@ -19,7 +19,7 @@ from ipaddress import IPv4Address
 
 from nccl_doctor.checks.own_names import CHANCE, finding, is_without_gpus, own_names
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.checks.wording import common_labels, failed_where, folded
+from nccl_doctor.checks.wording import common_labels, failed_where, folded, pasted
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.snapshot import HostFacts, Names, Snapshot, Unknown, confirmed, deviations, known
 from nccl_doctor.snapshot.pods import KubeFacts, Service
@@ -84,11 +84,10 @@ def _finding(view: View, hosts: tuple[str, ...], names: list[str], *, is_fatal: 
         facts={"names": names, "failed": _failed(view, hosts, names)},
         fix=unserved[1]
         if unserved is not None
-        else Fix(
-            summary=f"Add the name{s} to the DNS or to /etc/hosts, or use IP addresses in the hosts file.",
-            risk="safe" if commands else "manual",
+        else pasted(
+            f"Add the name{s} to the DNS or to /etc/hosts, or use IP addresses in the hosts file.",
+            commands,
             needs_root=bool(commands),
-            commands=commands,
         ),
         severity=Severity.ERROR if is_fatal else None,
     )
@@ -164,7 +163,7 @@ def _of(kube: KubeFacts, service: Service, pod_name: str) -> tuple[str, Fix] | N
         commands = on(None, line(patch, name=service.name, namespace=kube.namespace, patch=_EARLY))
         summary = "Have the Service give names before pods are ready; the ranks need them to become so:"
         sentence = f"{pod.pod} is not ready, and the Service {service.name} gives names to ready pods only"
-        return sentence, Fix(summary=summary, risk="safe" if commands else "manual", commands=commands)
+        return sentence, pasted(summary, commands)
     return None
 
 
@@ -182,4 +181,4 @@ def _make(kube: KubeFacts, name: str) -> Fix:
     }
     text = json.dumps(service, separators=(",", ":"))
     commands = on(None, line("printf %s {service} | kubectl apply -f -", service=text))
-    return Fix(summary=f"{summary}:", risk="safe" if commands else "manual", commands=commands)
+    return pasted(f"{summary}:", commands)

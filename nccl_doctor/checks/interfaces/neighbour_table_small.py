@@ -19,8 +19,8 @@ import ipaddress
 from collections.abc import Iterable, Iterator
 
 from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.checks.wording import failed_where
-from nccl_doctor.model.finding import Finding, Fix, Severity, on
+from nccl_doctor.checks.wording import failed_where, on_each, pasted
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import HostFacts, known
 from nccl_doctor.text.inet import Network, address_of
@@ -62,11 +62,10 @@ def neighbour_table_small(view: View) -> Findings:
             message=f"{peers} hosts of the cluster share its net, and its kernel keeps only {limit} addresses.",
             evidence=(f"{LIMIT} is {limit}",),
             facts={"limit": limit, "peers": peers, "failed": _failed(view, hosts)},
-            fix=Fix(
-                summary="Raise the limits (for good: the same settings in /etc/sysctl.d/):",
-                risk="safe",
+            fix=pasted(
+                "Raise the limits (for good: the same settings in /etc/sysctl.d/):",
+                on_each(hosts, raising),
                 needs_root=True,
-                commands=tuple(one for name in hosts for one in on(name, raising)),
             ),
         )
 

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from nccl_doctor.checks.interfaces.route_missing import Hindered, hindered
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.model.finding import Finding, Fix, Severity, on
+from nccl_doctor.checks.wording import pasted
+from nccl_doctor.model.finding import Finding, Severity, on
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import line
 
@@ -43,12 +44,11 @@ def _finding(one: Hindered) -> Finding:
             for way in dict.fromkeys(fault.way for fault in one.route_faults)
         ),
         facts={"interfaces": interfaces, "to": sorted(one.peers), "failed": one.pairs},
-        fix=Fix(
-            summary=f"Give {peers} a route to {one.host} by the right interface; or filter loosely (for good: the same "
+        fix=pasted(
+            f"Give {peers} a route to {one.host} by the right interface; or filter loosely (for good: the same "
             "setting in /etc/sysctl.d/):",
-            risk="safe",
+            on(one.host, line("sysctl -w {*settings}", settings=settings)),
             needs_root=True,
-            commands=on(one.host, line("sysctl -w {*settings}", settings=settings)),
         ),
     )
 

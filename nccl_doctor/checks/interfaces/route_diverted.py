@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from nccl_doctor.checks.interfaces.route_missing import Hindered, hindered
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.checks.wording import pasted
 from nccl_doctor.firewall.route_lookup import MAIN_TABLES, RouteFault
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.text.hostlist import fold
@@ -69,9 +70,5 @@ def _fix(one: Hindered) -> Fix:
             needs_root=True,
         )
     lines = [line("ip rule add to {network} lookup main priority 1", network=network) for network in networks]
-    return Fix(
-        summary="Let the cluster's own network go by the main table (for good: in what sets up the network):",
-        risk="safe",
-        needs_root=True,
-        commands=on(one.host, *lines),
-    )
+    summary = "Let the cluster's own network go by the main table (for good: in what sets up the network):"
+    return pasted(summary, on(one.host, *lines), needs_root=True)

@@ -1,4 +1,4 @@
-"""What the two firewall checks share: which blames are whose, and a finding with its evidence and its commands."""
+"""Findings of the two firewall checks: hosts with the same rule, its evidence and its commands."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from nccl_doctor.checks.own_names import is_unreached
 from nccl_doctor.checks.ports.port_unreachable import MEANS
-from nccl_doctor.checks.view import View
+from nccl_doctor.checks.view import ALLREDUCE, View
+from nccl_doctor.checks.wording import pasted, ports_of
 from nccl_doctor.firewall.blame import NOT_DIALLED, Blame, ExplainedDials, compiled, opening, remedies, unconfirmed
 from nccl_doctor.firewall.connection import counted, describe
 from nccl_doctor.firewall.packet import RuleRef
@@ -18,11 +19,9 @@ from nccl_doctor.model.report import FailedDial
 from nccl_doctor.snapshot import Snapshot
 from nccl_doctor.text.hostlist import fold
 
-PORTS_SHOWN = 4
 OWN = "its own connections"
 UNSEEN = "not dialled, for the port is held; so say the rules"
 
-ALLREDUCE = ("allreduce-timeout", "allreduce-failed")
 EXPLAINS = ("port-unreachable", *ALLREDUCE)
 """Of these dials, those that no rule was seen to stop follow only where some of the host's rules are not understood."""
 
@@ -65,7 +64,7 @@ def gaps(view: View, *, master: bool) -> Iterator[Unjudged]:
 
 
 def whose(blames: Sequence[Blame]) -> str:
-    """What the rules stop: connections of the others, the host's own (also those to itself), or the answers to them."""
+    """Names what rules stop: the others' connections, the host's own (also those to itself), or the answers to them."""
     among = [(blame, dial) for blame in blames for dial in blame.dials if dial.src != dial.dst]
     made, met = (any(getattr(dial, end) == blame.host.name for blame, dial in among) for end in ("src", "dst"))
     if blames[0].direction == "input" and met:
@@ -109,9 +108,7 @@ def _evidence(blames: Sequence[Blame], snapshot: Snapshot) -> Iterator[str]:
         seen.setdefault((not to_master(dial, snapshot), means), []).append(dial)
     for (_, means), dials in sorted(seen.items()):
         sources, targets = sorted({dial.src for dial in dials}), sorted({dial.dst for dial in dials})
-        ports = sorted({dial.port for dial in dials})
-        which = ",".join(map(str, ports)) if len(ports) <= PORTS_SHOWN else f"{ports[0]}-{ports[-1]}"
-        yield f"seen    {fold(sources)} -> {fold(targets)}:{which}: {means}"
+        yield f"seen    {fold(sources)} -> {fold(targets)}:{ports_of(dials)}: {means}"
     rules: dict[str, list[tuple[str, RuleRef, Ruleset]]] = {}
     for blame in blames:
         after = compiled(blame.host, after=True)
@@ -142,4 +139,4 @@ def _fix(blames: Sequence[Blame], way: Opening, claimed: Sequence[tuple[str, str
     if not commands or claimed:
         where = fold([name for name, _ in found])
         return Fix(summary=f"Let {who} (on {where}, as root). {advice}".strip(), needs_root=True)
-    return Fix(summary=f"Let {who}. {advice}".strip(), risk="safe", needs_root=True, commands=commands)
+    return pasted(f"Let {who}. {advice}".strip(), commands, needs_root=True)

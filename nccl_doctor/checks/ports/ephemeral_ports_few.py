@@ -21,10 +21,9 @@ Fix: widen the range on every host. Where the master port then lies in it, it is
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving
 from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.checks.wording import pairs_of, pasted
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.snapshot import Host, Mesh, known, ranks
@@ -52,7 +51,6 @@ def ephemeral_ports_few(view: View) -> Findings:
         elif needed > own.size:
             short.setdefault((own.low, own.high, own.size, needed), []).append(host)
     for (low, high, size, needed), hosts in short.items():
-        enough = needed <= WIDE[1] - WIDE[0] + 1
         yield Finding(
             hosts=tuple(host.name for host in hosts),
             message=f"{size} ephemeral ports ({low} to {high}) are fewer than the {needed} that the job can need.",
@@ -60,14 +58,14 @@ def ephemeral_ports_few(view: View) -> Findings:
             facts={"low": low, "high": high, "size": size, "needed": needed, "world_size": world},
             explains=ANYWAY,  # no dial failed of it yet
             fix=Fix(
-                summary="Widen the range on every host (for good: the same line in /etc/sysctl.d/):"
-                if enough
-                else "No range holds so many: keep traffic between hosts on few connections (NCCL's PXN), or use RDMA.",
-                risk="safe",
-                needs_root=enough,
-                commands=tuple(one for host in hosts for one in _widen(host, view.snapshot.cluster.master_port))
-                if enough
-                else (),
+                summary="No range holds so many: keep traffic between hosts on few connections (NCCL's PXN), or use "
+                "RDMA."
+            )
+            if needed > WIDE[1] - WIDE[0] + 1
+            else pasted(
+                "Widen the range on every host (for good: the same line in /etc/sysctl.d/):",
+                tuple(command for host in hosts for command in _widen(host, view.snapshot.cluster.master_port)),
+                needs_root=True,
             ),
         )
 
@@ -88,20 +86,13 @@ def _used_up(host: Host, dials: list[FailedDial], master_port: int) -> Finding:
         message=f"{host.name} has no ephemeral port left: all of {own.low} to {own.high} are taken.",
         evidence=(f"{host.name} -> {peers}: no source port left (EADDRNOTAVAIL)",),
         facts={"low": own.low, "high": own.high, "size": own.size, "failed": pairs_of(dials)},
-        fix=Fix(
-            summary="Find out who has taken them (`ss -tan`), or widen the range (for good: the same line in "
-            "/etc/sysctl.d/):",
-            risk="safe",
+        fix=pasted(
+            "Find out who has taken them (`ss -tan`), or widen the range (for good: the same line in /etc/sysctl.d/):",
+            _widen(host, master_port),
             needs_root=True,
-            commands=_widen(host, master_port),
         ),
         severity=Severity.ERROR,
     )
-
-
-def pairs_of(dials: Iterable[FailedDial]) -> list[dict[str, str]]:
-    """Each pair of hosts between which one of these dials was, once, as {"src", "dst"}."""
-    return [{"src": src, "dst": dst} for src, dst in sorted({(dial.src, dial.dst) for dial in dials})]
 
 
 def _widen(host: Host, master_port: int) -> tuple[Command, ...]:

@@ -21,15 +21,13 @@ from collections.abc import Sequence
 
 from nccl_doctor.checks.ports.port_unreachable import MEANS
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.checks.wording import common_labels
+from nccl_doctor.checks.wording import common_labels, pairs_of, pasted, ports_of
 from nccl_doctor.firewall.network_policy import PolicyBlame, opening
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.snapshot.pods import KubeFacts
 from nccl_doctor.text.hostlist import fold, grouped
 from nccl_doctor.text.shell import line
-
-SHOWN = 4
 
 
 @check("NCD308", severity=Severity.ERROR, needs=("mesh",), explains=ALLREDUCE)
@@ -51,21 +49,18 @@ def _finding(view: View, policies: tuple[str, ...], group: Sequence[tuple[Failed
         hosts=hosts,
         message=f"The {'NetworkPolicy' if single else 'NetworkPolicies'} {', '.join(policies)} in the namespace "
         f"{kube.namespace} {'drops' if single else 'drop'} the job's connections {what} {fold(hosts)}.",
-        evidence=tuple(_seen(target, means, dials) for (target, means), dials in lines.items()),
+        evidence=tuple(
+            f"seen    {fold(sorted({dial.src for dial in dials}))} -> {target}:{ports_of(dials)}: {means}"
+            for (target, means), dials in lines.items()
+        ),
         facts={
             "policies": list(policies),
             "namespace": kube.namespace,
             "ways": sorted(by_way),
-            "failed": [{"src": src, "dst": dst} for src, dst in sorted({(dial.src, dial.dst) for dial, _ in group})],
+            "failed": pairs_of(dial for dial, _ in group),
         },
         fix=_fix(kube, list(by_way.values())),
     )
-
-
-def _seen(target: str, means: str, dials: Sequence[FailedDial]) -> str:
-    ports = sorted({dial.port for dial in dials})
-    shown = ",".join(map(str, ports)) if len(ports) <= SHOWN else f"{ports[0]}-{ports[-1]}"
-    return f"seen    {fold(sorted({dial.src for dial in dials}))} -> {target}:{shown}: {means}"
 
 
 def _fix(kube: KubeFacts, closed: Sequence[PolicyBlame]) -> Fix:
@@ -76,8 +71,4 @@ def _fix(kube: KubeFacts, closed: Sequence[PolicyBlame]) -> Fix:
     made = [opening(one, job, f"{one.names[0][:200]}-nccl-{one.way}", kube.namespace) for one in closed]
     texts = [json.dumps(policy, separators=(",", ":")) for policy in made]
     commands = on(None, *(line("printf %s {policy} | kubectl apply -f -", policy=text) for text in texts))
-    return Fix(
-        summary=f"{summary} (with the right to write policies in the namespace):",
-        risk="safe" if commands else "manual",
-        commands=commands,
-    )
+    return pasted(f"{summary} (with the right to write policies in the namespace):", commands)

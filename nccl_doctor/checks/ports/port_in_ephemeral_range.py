@@ -16,7 +16,8 @@ References: the kernel's Documentation/networking/ip-sysctl.rst.
 from __future__ import annotations
 
 from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.model.finding import Finding, Fix, Severity, on
+from nccl_doctor.checks.wording import pasted
+from nccl_doctor.model.finding import Finding, Severity, on
 from nccl_doctor.snapshot import PortRange, known
 from nccl_doctor.text.shell import line
 
@@ -35,12 +36,11 @@ def port_in_ephemeral_range(view: View) -> Findings:
             f"master port {port} when the job starts.",
             evidence=(f"ip_local_port_range is {own.low} {own.high}; reserved: {own.reserved_text or 'none'}",),
             facts={"port": port, "low": own.low, "high": own.high},
-            fix=Fix(
-                summary="Set a master_port outside of that range in the hosts file, or have the kernel reserve this "
+            fix=pasted(
+                "Set a master_port outside of that range in the hosts file, or have the kernel reserve this "
                 "one (for good: the same line in /etc/sysctl.d/):",
-                risk="safe",
+                on(host.name, line("sysctl -w {setting}", setting=reserving(own, port))),
                 needs_root=True,
-                commands=on(host.name, line("sysctl -w {setting}", setting=reserving(own, port))),
             ),
         )
 

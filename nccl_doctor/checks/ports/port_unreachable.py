@@ -33,6 +33,7 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import permutations
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.checks.wording import pairs_of
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.model.report import FailedDial
@@ -66,65 +67,58 @@ def port_unreachable(view: View) -> Findings:
     alone = (dial.dst for dial in view.unexplained if dial.src == dial.dst and dial.dst not in from_others)
     for name in dict.fromkeys(alone):
         mine = [dial for dial in view.unexplained if dial.src == dial.dst == name]
-        yield _finding(view, (name,), f"{name} can't reach itself by its own address {mine[0].address}.", mine)
-    yield from _among(view, [dial for dial in rest if rail_of(mesh, dial) is None])
-    for rail in dict.fromkeys(filter(None, (rail_of(mesh, dial) for dial in rest))):
-        for found in _among(view, [dial for dial in rest if rail_of(mesh, dial) == rail]):
-            yield by_rail(view, found, rail)
+        yield _finding(view, (name,), f"{name} can't reach itself by its own address {mine[0].address}", mine)
+    for rail in dict.fromkeys((None, *(rail_of(mesh, dial) for dial in rest))):
+        yield from _among(view, [dial for dial in rest if rail_of(mesh, dial) == rail], rail)
 
 
-def _among(view: View, dials: list[FailedDial]) -> Iterator[Finding]:
-    """The findings for the failed dials of one rail, or of the interfaces that come first."""
+def _among(view: View, dials: list[FailedDial], rail: Rail | None) -> Iterator[Finding]:
+    """The findings for the failed dials of one rail; None for those of the interfaces that come first."""
     for group in groups((dial.src, dial.dst) for dial in dials):
         among = [dial for dial in dials if dial.src in group.hosts]
-        if group.is_certain:
-            yield from _each(view, group, among)
-        else:
-            yield _all(view, group, among)
-
-
-def _each(view: View, group: Group, dials: list[FailedDial]) -> Iterator[Finding]:
-    """Yields one finding for each host that explains why pairs failed."""
-    count = len(view.mesh.ports)
-    for name in sorted(group.minimal_cover, key=lambda one: -sum(one in (dial.src, dial.dst) for dial in dials)):
-        mine = [dial for dial in dials if name in (dial.src, dial.dst)]
-        dials = [dial for dial in dials if name not in (dial.src, dial.dst)]
-        if mine:
-            yield _finding(view, (name,), _sentence(name, mine, count), mine)
+        if not group.is_certain:
+            yield _all(view, group, among, rail)
+            continue
+        ends = [name for dial in among for name in (dial.src, dial.dst)]
+        for name in sorted(group.minimal_cover, key=lambda name: -ends.count(name)):
+            mine = [dial for dial in among if name in (dial.src, dial.dst)]
+            among = [dial for dial in among if name not in (dial.src, dial.dst)]
+            if mine:
+                yield _finding(view, (name,), _sentence(name, mine, len(view.mesh.ports)), mine, rail)
 
 
 def _sentence(name: str, dials: list[FailedDial], count: int) -> str:
-    """What a host and the others can't do."""
+    """Tells what a host and the others can't do, without the full stop."""
     incoming = {dial.src for dial in dials if dial.dst == name}
     outgoing = {dial.dst for dial in dials if dial.src == name}
     if incoming == outgoing:
-        return f"{name} and {fold(sorted(incoming))} can't reach each other."
+        return f"{name} and {fold(sorted(incoming))} can't reach each other"
     if not incoming:
-        return (
-            f"{name} reaches no other host." if len(outgoing) == count - 1 else f"{name} can't reach {fold(outgoing)}."
-        )
+        return f"{name} reaches no other host" if len(outgoing) == count - 1 else f"{name} can't reach {fold(outgoing)}"
     if not outgoing:
         ports = sorted({dial.port for dial in dials})
         return (
-            f"{fold(sorted(incoming))} can't reach {name} on {nouns(len(ports), 'port')} {', '.join(map(str, ports))}."
+            f"{fold(sorted(incoming))} can't reach {name} on {nouns(len(ports), 'port')} {', '.join(map(str, ports))}"
         )
-    return f"{fold(sorted(incoming))} can't reach {name}, nor it {fold(sorted(outgoing))}."
+    return f"{fold(sorted(incoming))} can't reach {name}, nor it {fold(sorted(outgoing))}"
 
 
-def _all(view: View, group: Group, dials: list[FailedDial]) -> Finding:
+def _all(view: View, group: Group, dials: list[FailedDial], rail: Rail | None) -> Finding:
     """The finding where nothing tells who of them is at fault; a pair that fails one way is its target's."""
     names = tuple(node.name for node in view.snapshot.cluster.nodes if node.name in group.hosts)
     pairs = {(dial.src, dial.dst) for dial in dials}
     if len(names) == 2:
         ends = {dial.dst for dial in dials}
         hosts = names if len(ends) == 2 else tuple(ends)
-        return _finding(view, hosts, _sentence(hosts[0], dials, len(names)), dials)
+        return _finding(view, hosts, _sentence(hosts[0], dials, len(names)), dials, rail)
     if pairs == set(permutations(names, 2)):
-        return _finding(view, names, f"Of {fold(names)}, none can reach any other.", dials)
-    return _finding(view, names, f"Among {fold(names)}, {len(pairs)} of the ways from one to another fail.", dials)
+        return _finding(view, names, f"Of {fold(names)}, none can reach any other", dials, rail)
+    return _finding(view, names, f"Among {fold(names)}, {len(pairs)} of the ways from one to another fail", dials, rail)
 
 
-def _finding(view: View, hosts: tuple[str, ...], message: str, dials: Sequence[FailedDial]) -> Finding:
+def _finding(
+    view: View, hosts: tuple[str, ...], sentence: str, dials: Sequence[FailedDial], rail: Rail | None = None
+) -> Finding:
     groups = grouped(((dial.dst, dial.address, dial.outcome), dial) for dial in dials)
     evidence = []
     for (_dst, address, outcome), members in groups.items():
@@ -143,18 +137,19 @@ def _finding(view: View, hosts: tuple[str, ...], message: str, dials: Sequence[F
         if unread
         else "the firewall rules of both ends let it through"
     )
-    pairs = {(dial.src, dial.dst) for dial in dials}
+    used = f" by {rail.interface}, over which {' and '.join(rail.users)} will move data, too" if rail else ""
+    advice = _by_the_other_address(view, dials) or between(view.kube, ends) or _remedy(ends, unread)
     return Finding(
         hosts=hosts,
-        message=message,
+        message=f"{sentence}{used}.",
         evidence=tuple(evidence),
-        facts={"failed": [{"src": src, "dst": dst} for src, dst in sorted(pairs)]},
-        fix=Fix(summary=_by_the_other_address(view, dials) or between(view.kube, ends) or _remedy(ends, unread)),
+        facts={"failed": pairs_of(dials)},
+        fix=(rail and _leave_out(view, rail)) or Fix(summary=advice),
     )
 
 
 def _by_the_other_address(view: View, dials: Sequence[FailedDial]) -> str | None:
-    """What to do where the master address alone fails, and all reach its port by the address that NCCL uses there."""
+    """Advice where the master address alone fails, and all reach its port by the address that NCCL uses there."""
     cluster, mesh = view.snapshot.cluster, view.mesh
     master = cluster.nodes[0].name
     address = view.nccl.addresses.get(master)
@@ -189,22 +184,19 @@ def rail_of(mesh: Mesh, dial: FailedDial) -> Rail | None:
     return mesh.rails.get(dial.dst, {}).get(dial.address)
 
 
-def by_rail(view: View, found: Finding, rail: Rail) -> Finding:
-    """The finding with the interface in its sentence, and with the setting that leaves it out."""
-    used = f"by {rail.interface}, over which {' and '.join(rail.users)} will move data, too"
-    message = f"{found.message.removesuffix('.')} {used}."
-    first = {name: one.chosen.name for name, one in view.nccl.by_host.items() if one.chosen is not None}
+def _leave_out(view: View, rail: Rail) -> Fix | None:
+    """The setting that leaves an interface out; None where it would not do."""
+    first = {name: own.chosen.name for name, own in view.nccl.by_host.items() if own.chosen is not None}
     others_fail = any(rail_of(view.mesh, dial) is None for dial in view.mesh.failed)
     if others_fail or rail.interface in first.values() or len(first) < len(view.snapshot.reached):
-        return found.model_copy(update={"message": message})
+        return None
     variable, sign = ("NCCL_SOCKET_IFNAME", "=") if "NCCL" in rail.users else ("GLOO_SOCKET_IFNAME", "")
     summary = "Mend the interface: its cable, the switch's port or VLAN; or leave it out, in the job's environment:"
-    fix = setting(summary, variable, {host: f"{sign}{name}" for host, name in first.items()})
-    return found.model_copy(update={"message": message, "fix": fix})
+    return setting(summary, variable, {host: f"{sign}{name}" for host, name in first.items()})
 
 
 def between(kube: KubeFacts, ends: Collection[str]) -> str | None:
-    """What to look at, in order; None where the hosts are no pods.
+    """Tells what to look at between pods, in order; None where the hosts are none.
 
     A pod's packets go through its node's forward chain, which nobody sees from inside of the pod.
     """

@@ -17,9 +17,10 @@ Detection".
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.checks.wording import pairs_of
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import Mesh
 from nccl_doctor.text.hostlist import fold
@@ -61,27 +62,19 @@ def proxy_intercepts(view: View) -> Findings:
         for name in ends
         if name in view.kube.pods
     }
-    guilty = [name for name in ends if sidecars.get(name)] or ends
-    failed = sorted(_failed(mesh, guilty))
+    proxied = [name for name in ends if sidecars.get(name)] or ends
+    # each host was tried, so that any failed pair with a proxied end may be it
+    failed = [dial for dial in mesh.failed if dial.outcome in TAKEN or not {dial.src, dial.dst}.isdisjoint(proxied)]
     kinds = sorted({one for one in sidecars.values() if one})
     who = f"The sidecar {', '.join(kinds)} in" if kinds else "A proxy at or between"
     yield Finding(
-        hosts=tuple(guilty),
-        message=f"{who} {fold(guilty)} takes the connections between the hosts before their target is asked.",
+        hosts=tuple(proxied),
+        message=f"{who} {fold(proxied)} takes the connections between the hosts before their target is asked.",
         evidence=tuple(_evidence(mesh)),
-        facts={"sidecars": kinds, "failed": [{"src": src, "dst": dst} for src, dst in failed]},
+        facts={"sidecars": kinds, "failed": pairs_of(failed)},
         fix=Fix(summary=WITHOUT.format(SIDECARS[kinds[0]]) if len(kinds) == 1 else OTHERWISE),
         severity=Severity.ERROR if failed else None,
     )
-
-
-def _failed(mesh: Mesh, guilty: Collection[str]) -> set[tuple[str, str]]:
-    """The failed pairs that it may be: somebody took the connection, or an end is guilty. Each host was tried."""
-    return {
-        (dial.src, dial.dst)
-        for dial in mesh.failed
-        if dial.outcome in TAKEN or dial.src in guilty or dial.dst in guilty
-    }
 
 
 def _evidence(mesh: Mesh) -> Iterator[str]:

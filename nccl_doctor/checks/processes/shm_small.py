@@ -18,8 +18,8 @@ import math
 from dataclasses import dataclass
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.checks.wording import folded
-from nccl_doctor.model.finding import Finding, Fix, Severity, on
+from nccl_doctor.checks.wording import folded, on_each, pasted
+from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import HostFacts, Shm, Unknown, known
 from nccl_doctor.snapshot.ranks import nproc
 from nccl_doctor.text.hostlist import fold
@@ -89,12 +89,8 @@ def _usable(hosts: tuple[str, ...], lack: _Lack) -> Fix:
         return Fix(
             summary=f"Mount a tmpfs on /dev/shm with mode 1777, as every distribution does{start}.", needs_root=True
         )
-    return Fix(
-        summary="Give it the mode that it has everywhere:",
-        risk="safe",
-        needs_root=True,
-        commands=tuple(command for host in hosts for command in on(host, line("chmod 1777 /dev/shm"))),
-    )
+    chmod = on_each(hosts, line("chmod 1777 /dev/shm"))
+    return pasted("Give it the mode that it has everywhere:", chmod, needs_root=True)
 
 
 def _finding(lack: _Lack, free: dict[str, int]) -> Finding:
@@ -122,13 +118,5 @@ def _fix(hosts: tuple[str, ...], lack: _Lack) -> Fix:
         )
     if lack.contained:
         return Fix(summary="Start the container with --ipc=host, or with --shm-size=8g.")
-    return Fix(
-        summary="Enlarge it (for good in /etc/fstab):",
-        risk="safe",
-        needs_root=True,
-        commands=tuple(
-            command
-            for host in hosts
-            for command in on(host, line("mount -o remount,size={gib}g /dev/shm", gib=lack.gib))
-        ),
-    )
+    remount = on_each(hosts, line("mount -o remount,size={gib}g /dev/shm", gib=lack.gib))
+    return pasted("Enlarge it (for good in /etc/fstab):", remount, needs_root=True)

@@ -19,7 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.model.finding import Finding, Fix, Severity, on
+from nccl_doctor.checks.wording import on_each, pasted
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot import HostFacts, known
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import line
@@ -37,13 +38,12 @@ def gpudirect_hindered(view: View) -> Findings:
             hosts=tuple(hosts),
             message=f"Data between GPUs and the network takes a detour on {fold(hosts)}.",
             evidence=lines,
-            fix=Fix(
-                summary="Load the module (and name it in /etc/modules-load.d):"
+            fix=pasted(
+                "Load the module (and name it in /etc/modules-load.d):"
                 if loads
                 else "See the page for what to change in the firmware's settings and on the kernel's command line.",
-                risk="safe" if loads else "manual",
+                on_each(hosts, LOAD) if loads else (),
                 needs_root=True,
-                commands=tuple(one for name in hosts for one in on(name, LOAD)) if loads else (),
             ),
         )
 

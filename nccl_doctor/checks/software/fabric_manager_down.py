@@ -15,7 +15,8 @@ nvidia-fabricmanager`.
 from __future__ import annotations
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.model.finding import Finding, Fix, Severity, on
+from nccl_doctor.checks.wording import on_each, pasted
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import HostFacts, Unknown, known
 from nccl_doctor.text.hostlist import fold
@@ -53,11 +54,10 @@ def fabric_manager_down(view: View) -> Findings:
             f"{'not installed' if state == 'missing' else state}: CUDA can't start.",
             evidence=(f"systemctl: nvidia-fabricmanager is {state}",),
             facts={"state": state},
-            fix=Fix(
-                summary="Start it:" if startable else "Install nvidia-fabricmanager of the driver's version.",
-                risk="safe" if startable else "manual",
+            fix=pasted(
+                "Start it:" if startable else "Install nvidia-fabricmanager of the driver's version.",
+                on_each(hosts, START) if startable else (),
                 needs_root=True,
-                commands=tuple(one for name in hosts for one in on(name, START)) if startable else (),
             ),
         )
 

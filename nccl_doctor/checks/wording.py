@@ -19,7 +19,7 @@ from nccl_doctor.model.source import ClusterSource
 from nccl_doctor.snapshot import Process, TrainingJob
 from nccl_doctor.snapshot.pods import KubeFacts
 from nccl_doctor.text.hostlist import fold, grouped, plural
-from nccl_doctor.text.shell import Line, line, script
+from nccl_doctor.text.shell import Line, argument, line, script
 
 
 def folded(lines: Iterable[tuple[str, str]]) -> tuple[str, ...]:
@@ -160,7 +160,7 @@ def _options(words: Words) -> Line | None:
     """Options of ours with values from anywhere; None where one can't be pasted."""
     joined = script("")
     for option, value in words:
-        more = line(f"{option} {{*value}}", value=() if value is None else (value,))
+        more = line("{option} {*value}", option=argument(option), value=() if value is None else (value,))
         if more is None:
             return None
         joined = script("{joined} {more}", joined=joined, more=more) if joined.text else more

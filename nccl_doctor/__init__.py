@@ -2,9 +2,9 @@
 
 ``nccl-doctor check hosts.yaml``, step by step:
 
-1. cli/main.py hands the words to cli/app.py; cli/check.py makes a ``Request`` of its options (cli/host_options.py, …).
+1. cli/main.py hands the words to their command; cli/check.py makes a ``Request`` of its options (cli/options.py, …).
 2. cli/run.py ``check_cluster``: the options' ``cluster`` has inventory/load.py read the hosts file into a ``Cluster``.
-3. collect/run.py ``looked`` goes through the phases of a ``Run``: connect and facts, mesh, names, smoke.
+3. collect/run.py ``open_run`` goes through the phases of a ``Run``: connect and facts, mesh, names, smoke.
 4. connect: transport/__init__.py reaches each host, collect/connect/session.py starts probe/main.py there and asks it.
    Facts follow at once, host by host: probe/facts/ looks, and collect/facts/host_facts.py types each answer as
    ``HostFacts`` (snapshot/hosts.py).

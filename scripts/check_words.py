@@ -26,6 +26,8 @@ def faults(path: Path, text: str) -> Iterator[str]:
                 yield f"{path}:{line}: {name}: a name says what a thing is or does; not “{word}”"
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = (ast.get_docstring(node) or "").split(maxsplit=1)[:1]
+            if any(ast.unparse(decorator) == "flattened" for decorator in getattr(node, "decorator_list", ())):
+                continue  # a command's docstring is what its --help says
             if OPENINGS.intersection(first):
                 line = getattr(node, "lineno", 1)
                 yield f"{path}:{line}: a docstring says what is returned or done; not “{first[0]} …”"

@@ -6,10 +6,16 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from nccl_doctor.cli import options
-from nccl_doctor.cli.flattened import flattened
-from nccl_doctor.cli.host_options import HostOptions, JobOptions, ReachOptions
+from nccl_doctor.cli.options import (
+    DiagnosisOptions,
+    HostOptions,
+    JobOptions,
+    KeepOptions,
+    ReachOptions,
+    SelectOptions,
+    flattened,
+)
 from nccl_doctor.cli.output import finish
-from nccl_doctor.cli.report_options import DiagnosisOptions, KeepOptions, SelectOptions
 
 
 @flattened
@@ -54,7 +60,7 @@ def check(
             chosen=chosen,
             timeout_s=timeout,
             reached=reached,
-            said=job.overrides(),
+            overrides=job.overrides(),
             mesh=mesh,
             sudo=sudo,
             smoke=not no_smoke,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nccl_doctor.cli import options
-from nccl_doctor.cli.flattened import flattened
+from nccl_doctor.cli.options import flattened
 from nccl_doctor.cli.output import Out, finish, supports_ansi, try_files
 from nccl_doctor.errors import UsageError
 from nccl_doctor.model.engine import written
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PortOptions:
-    """Which port or process, where, and what is to be done."""
+    """The port or process that is meant, its host, and what is to be done."""
 
     port: Annotated[
         str | None, typer.Argument(metavar="[PORT]", help="Else from --log, the hosts file, MASTER_PORT, or 29500.")

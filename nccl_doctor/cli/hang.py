@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nccl_doctor.cli import options
-from nccl_doctor.cli.flattened import flattened
-from nccl_doctor.cli.host_options import HostOptions, LoginOptions, ReachOptions
+from nccl_doctor.cli.options import HostOptions, KeepOptions, LoginOptions, ReachOptions, ReportOptions, flattened
 from nccl_doctor.cli.output import failures, finish, try_files
-from nccl_doctor.cli.report_options import KeepOptions, ReportOptions
 
 if TYPE_CHECKING:
     from nccl_doctor.collect.hang.hang import HangOptions

@@ -7,10 +7,8 @@ from typing import Annotated
 import typer
 
 from nccl_doctor.cli import options
-from nccl_doctor.cli.choices import Color
-from nccl_doctor.cli.flattened import flattened
-from nccl_doctor.cli.host_options import HostOptions, JobOptions, ReachOptions
-from nccl_doctor.cli.output import Out, finish
+from nccl_doctor.cli.options import HostOptions, JobOptions, ReachOptions, flattened
+from nccl_doctor.cli.output import Color, Out, finish
 
 NcclVersion = Annotated[
     str | None, typer.Option("--nccl-version", metavar="X.Y.Z", help="Answer as this version of NCCL would.")
@@ -45,9 +43,9 @@ def ifname(
             version = None if nccl_version is None else parse_version(nccl_version)
         except ValueError as error:
             raise UsageError(f"--nccl-version: {error}") from error
-        request = Request(which, timeout_s=timeout, reached=reached, said=job.overrides(), smoke=False)
+        request = Request(which, timeout_s=timeout, reached=reached, overrides=job.overrides(), smoke=False)
         if load_from is not None:
-            refuse_other_hosts(which, request.said, "--from")
+            refuse_other_hosts(which, request.overrides, "--from")
         snapshot = look(request, {"NCD207", "NCD303"}, out) if load_from is None else read_snapshot(load_from)
         found = answers(snapshot, version)
         if load_from is not None:

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nccl_doctor.cli.flattened import flattened
-from nccl_doctor.cli.host_options import JobOptions, NameOptions
+from nccl_doctor.cli.options import JobOptions, NameOptions, flattened
 from nccl_doctor.cli.output import Out, finish
 from nccl_doctor.report.render import FORMS
 

@@ -12,10 +12,8 @@ from typing import Annotated
 import typer
 
 from nccl_doctor.cli import options
-from nccl_doctor.cli.flattened import flattened
+from nccl_doctor.cli.options import DiagnosisOptions, SelectOptions, among, flattened
 from nccl_doctor.cli.output import finish, supports_ansi
-from nccl_doctor.cli.report_options import DiagnosisOptions, SelectOptions
-from nccl_doctor.cli.selection import among, selection
 
 LONG = 64 << 20
 """Bytes from which on a bar is shown: less is read before one could look at it."""
@@ -49,7 +47,7 @@ def logs(
         from nccl_doctor.logs.run import LogsRun, passage
 
         began = time.monotonic()
-        wanted = among(selection(chosen.only or (), chosen.skip or ()))
+        wanted = among(chosen.codes())
         to_stderr = out.form != "human" and out.file is None
         session = LogsRun(tuple(files), passage(to_stderr=to_stderr) if tee else None, follow=follow)
         session.begin()

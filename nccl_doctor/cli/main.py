@@ -1,13 +1,23 @@
-"""The console script; cli/app.py registers the commands."""
+"""The console script, and the table of commands, whose modules import the rest only when they run."""
 
 from __future__ import annotations
 
 import atexit
 import gc
 import io
+import itertools
 import os
+import re
 import sys
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from nccl_doctor import __version__
+from nccl_doctor.cli.output import discard_stdout, error_document, unwritten
+from nccl_doctor.text.secrets import without_secrets
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -33,7 +43,7 @@ def main() -> None:
 def _run() -> None:
     _open_what_is_closed()
     sys.stderr = io.TextIOWrapper(
-        io.BufferedWriter(_Told(2, "w", closefd=False)),
+        io.BufferedWriter(_Stderr(2, "w", closefd=False)),
         encoding=sys.stderr.encoding,
         errors=sys.stderr.errors,
         line_buffering=True,
@@ -41,13 +51,9 @@ def _run() -> None:
     gc.set_threshold(*GARBAGE)
     # Else pydantic looks through every installed distribution for plugins to its models; ours want none.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    from nccl_doctor.cli.app import app
-
     try:
         app(*sys.argv[1:2])()
     except OSError as error:  # of typer's own texts, --help and --version; a command ends with exit_code_of
-        from nccl_doctor.cli.output import discard_stdout, unwritten
-
         discard_stdout()
         sys.stderr.write(unwritten(error) + "\n")
         sys.exit(2)
@@ -73,7 +79,7 @@ class _End:
             os._exit(self.code or 0)
 
 
-class _Told(io.FileIO):
+class _Stderr(io.FileIO):
     """Progress and sentences: what a full disk does not hold of them is lost, and costs no report."""
 
     def write(self, words: Buffer, /) -> int:
@@ -88,3 +94,80 @@ def _open_what_is_closed() -> None:
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None and os.open(os.devnull, os.O_RDWR) == number:
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
+
+
+COMMANDS = {
+    "check": "check:check",
+    "fix-port": "fix_port:fix_port",
+    "smoke": "smoke:smoke",
+    "logs": "logs:logs",
+    "ifname": "ifname:ifname",
+    "hosts": "offline:hosts",
+    "launch": "launch:launch",
+    "hang": "hang:hang",
+    "diff": "offline:diff",
+    "explain": "offline:explain",
+    "codes": "offline:codes",
+}
+"""By name, in the order of ``--help``: the module and the function of each command."""
+
+_JSON = re.compile(r"(?:^|\0)(?:-[a-z]*o\0?|--(?:output|format)[=\0])json(?:\0|$)")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"nccl-doctor {__version__}")
+        raise typer.Exit
+
+
+def doctor(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="The version, and leave.")
+    ] = False,
+) -> None:
+    """Cluster preflight and NCCL diagnostics for PyTorch jobs: one cause, the host, and a command to paste."""
+
+
+class PanelCommand(TyperCommand):
+    """Its help stands in panels by theme; errors stay a plain line, as the app has them."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - typer's own, handed on
+        super().__init__(*args, **(options | {"rich_markup_mode": "rich"}))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's own, handed on
+        """As ever; some options, as ``--kube``, may stand without a value, for which typer has no word."""
+        from nccl_doctor.model.engine import engines
+
+        bare = {word for engine in engines() for flag in engine.flags if flag.bare for word in flag.words}
+        pairs = zip(args, [*args, "-"][1:], strict=True)
+        full = [f"{word}=" if word in bare and following.startswith("-") else word for word, following in pairs]
+        try:
+            return super().parse_args(ctx, full)
+        except typer.TyperException as error:
+            error.message = without_secrets(error.message)
+            if _wants_json(args):
+                error_document(str(ctx.info_name), error.format_message())
+            raise
+
+
+def _wants_json(args: list[str]) -> bool:
+    """True where arguments that could not be read say ``-o json``; what stands behind "--" are a script's own."""
+    ours = itertools.takewhile(lambda word: word != "--", args)
+    return _JSON.search("\0".join(ours)) is not None
+
+
+def app(first: str = "") -> typer.Typer:
+    """The command line; that of one command where the first word names it: to register all takes 15 ms more."""
+    made = typer.Typer(
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    made.callback()(doctor)
+    for name in [first] if first in COMMANDS else COMMANDS:
+        module, function = COMMANDS[name].split(":")
+        command = getattr(import_module(f"nccl_doctor.cli.{module}"), function)
+        # the summary said outright: what is made of a docstring is cut at 45 letters
+        made.command(name, cls=PanelCommand, short_help=command.__doc__.partition("\n")[0])(command)
+    return made

@@ -1,16 +1,81 @@
-"""The options that commands share, with their help texts: each an annotated type, in the panel that it belongs to."""
+"""The options that commands share, with their help texts, each in the panel that it belongs to.
+
+Options that go together are a dataclass, which a command takes as one keyword; typer reads single ones. A field whose
+metadata has "options" is a dictionary of several: their annotated types by name.
+"""
 
 from __future__ import annotations
 
-from functools import partial
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from functools import cache, partial, wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from nccl_doctor.cli.choices import Color
+from nccl_doctor.cli.output import Color, FailOn, Out
+from nccl_doctor.errors import UsageError
 from nccl_doctor.model.engine import engines, kinds
 from nccl_doctor.report.render import FORMS
+
+if TYPE_CHECKING:
+    from nccl_doctor.inventory.overrides import Overrides
+    from nccl_doctor.model.cluster import Cluster
+    from nccl_doctor.model.register import Check
+
+Codes = set[str] | None
+"""Codes of the checks that run; None for all, which spares a command that waits for hosts the import of all checks."""
+
+
+def flattened(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with each field of its dataclasses as a parameter of its own, in their place and order."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+
+    @wraps(command)
+    def flat(**given: Any) -> None:  # noqa: ANN401 - each option has its own type
+        made = {name: kind(**{one.name: _pop(one, given) for one in fields(kind)}) for name, kind in groups.items()}
+        command(**given, **made)
+
+    def parameters() -> Iterator[inspect.Parameter]:
+        for name, parameter in inspect.signature(command).parameters.items():
+            if name in groups:
+                yield from _parameters(groups[name])
+            else:
+                yield parameter.replace(annotation=hints[name])
+
+    shown = list(parameters())
+    flat.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]  # inspect reads it, mypy does not know
+    flat.__annotations__ = {one.name: one.annotation for one in shown}
+    return flat
+
+
+def _pop(option: Field[Any], given: dict[str, Any]) -> Any:  # noqa: ANN401 - each option has its own type
+    """The value of a field; of several options by name, those that were given."""
+    if "options" not in option.metadata:
+        return given.pop(option.name)
+    values = {name: given.pop(name) for name in option.metadata["options"]}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+@cache
+def _parameters(group: Any) -> tuple[inspect.Parameter, ...]:  # noqa: ANN401 - a dataclass
+    types = get_type_hints(group, include_extras=True)
+    return tuple(
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_default(option), annotation=kind)
+        for option in fields(group)
+        for name, kind in option.metadata.get("options", {option.name: types[option.name]}).items()
+    )
+
+
+def _default(option: Field[Any]) -> Any:  # noqa: ANN401 - of any option
+    if "options" in option.metadata:
+        return None
+    return inspect.Parameter.empty if option.default is MISSING else option.default
+
 
 of_hosts = partial(typer.Option, rich_help_panel="Hosts and how to reach them")
 of_job = partial(typer.Option, rich_help_panel="The job, where the hosts file says nothing else")
@@ -113,3 +178,169 @@ Inside = Annotated[
 SmokeTimeout = Annotated[
     float, of_run("--smoke-timeout", metavar="SECONDS", help="Deadline of the all-reduce.", min=1, max=LONGEST_S)
 ]
+
+
+@dataclass(frozen=True)
+class NameOptions:
+    """Hosts by their names."""
+
+    where: Annotated[str | None, of_hosts("-w", metavar="LIST", help="Hosts by name: 'node[01-04,07]'.")] = None
+    exclude: Annotated[str | None, of_hosts("-x", metavar="LIST", help="Hosts to leave out.")] = None
+    engine: dict[str, Any] = field(default_factory=dict, metadata={"options": of_engines("-w")})
+
+    def cluster(self, overrides: Overrides, path: str | None = None, transport: str | None = None) -> Cluster:
+        """The hosts of a run, as :func:`nccl_doctor.inventory.load.load` has it.
+
+        Args:
+            overrides: what options say in place of a hosts file.
+            path: the hosts file.
+            transport: how they will be reached; None: not at all.
+        """
+        from nccl_doctor.inventory.load import load, requested
+
+        return load(
+            path,
+            where=self.where,
+            exclude=self.exclude,
+            environ=os.environ,
+            engine=requested(self.engine, transport, os.environ, named=path is not None),
+            transport=transport,
+            overrides=overrides,
+        )
+
+
+@dataclass(frozen=True)
+class HostOptions(NameOptions):
+    """The hosts of a run."""
+
+    hosts: Annotated[
+        str | None,
+        typer.Argument(metavar="HOSTS", help="Hosts file (-: stdin); else -w, the Slurm job here, or this machine."),
+    ] = None
+
+    def cluster(self, overrides: Overrides, path: str | None = None, transport: str | None = None) -> Cluster:
+        """As above; the hosts file is HOSTS."""
+        return super().cluster(overrides, path or self.hosts, transport)
+
+
+@dataclass(frozen=True)
+class LoginOptions:
+    """How the hosts are logged in to, and with what the probe runs there."""
+
+    python: Python = None
+    user: Annotated[str | None, of_hosts("--user", metavar="NAME", help="Who logs in to the hosts.")] = None
+    port: Annotated[int | None, of_hosts("--port", metavar="PORT", help="Where sshd listens on the hosts.", min=1)] = (
+        None
+    )
+
+    inside: Inside = None
+
+    def overrides(self) -> Overrides:
+        """The settings that were given in place of the hosts file."""
+        from nccl_doctor.inventory.overrides import Overrides
+
+        return Overrides(**{name: value for name, value in vars(self).items() if value is not None})
+
+
+@dataclass(frozen=True)
+class JobOptions(LoginOptions):
+    """Settings of the job that the hosts file could hold, too."""
+
+    master_port: Annotated[int | None, of_job("--master-port", metavar="PORT", help="The master port.", min=1)] = None
+    master_addr: Annotated[str | None, of_job("--master-addr", metavar="HOST", help="The master's address.")] = None
+    nproc_per_node: Annotated[
+        int | None, of_job("--nproc-per-node", metavar="N", help="Ranks on each host.", min=1)
+    ] = None
+    env: Annotated[
+        list[str] | None, of_job("--env", metavar="NAME=VALUE", help="A variable as the job will have it.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class ReachOptions:
+    """How hosts are reached."""
+
+    connect_timeout: ConnectTimeout = None
+    transport: Transport = "auto"
+
+
+@dataclass(frozen=True)
+class FileOptions:
+    """Where the report goes."""
+
+    output_file: OutputFile = None
+    open_it: Annotated[bool, of_report("--open", help="Open the HTML report of --output-file in the browser.")] = False
+    show_secrets: ShowSecrets = False
+
+    def out(self, command: str, form: str) -> Out:
+        """The output of a command, in this form."""
+        given = dict(vars(self))
+        return Out(command, form, given.pop("output_file"), **given)
+
+
+@dataclass(frozen=True)
+class ReportOptions(FileOptions):
+    """How the report is shown."""
+
+    color: ColorWhen = Color.AUTO
+    quiet: Quiet = False
+    verbose: Annotated[bool, of_report("-v", "--verbose", help="Every check, and all that was seen.")] = False
+
+
+@dataclass(frozen=True)
+class DiagnosisOptions(ReportOptions):
+    """The same of a report with diagnoses."""
+
+    fail_on: Annotated[FailOn, of_report("--fail-on", help="Exit 1 from this severity on.")] = FailOn.ERROR
+
+
+@dataclass(frozen=True)
+class SelectOptions:
+    """The diagnoses that are wanted: all of ``only`` (None: all there are), but none of ``skip``."""
+
+    only: Annotated[list[str] | None, of_run("--only", metavar="CHECK", help="Only this code, name or category.")] = (
+        None
+    )
+    skip: Annotated[list[str] | None, of_run("--skip", metavar="CHECK", help="Not this code, name or category.")] = None
+
+    def codes(self) -> Codes:
+        """The codes that the words mean, each a code, a name or a category.
+
+        Raises:
+            UsageError: a word is none of them.
+        """
+        if not self.only and not self.skip:
+            return None
+        from nccl_doctor.model.register import all_checks
+
+        named = (check for word in self.only for check in _named(word)) if self.only else all_checks()
+        return {check.code for check in named} - {check.code for word in self.skip or () for check in _named(word)}
+
+
+def _named(word: str) -> tuple[Check, ...]:
+    from nccl_doctor.model.register import all_checks, find
+
+    found = find(word)
+    if not found:
+        import difflib
+
+        names = [text for check in all_checks() for text in (check.code, check.name, check.category)]
+        near = difflib.get_close_matches(word, names, 1)
+        hint = f'; did you mean "{near[0]}"?' if near else '; "nccl-doctor codes" lists them'
+        raise UsageError(f'"{word}" is no code, name or category of a check{hint}')
+    return found
+
+
+def among(codes: Codes) -> Callable[[Check], bool]:
+    """The test of whether a check is one of them."""
+    return lambda check: codes is None or check.code in codes
+
+
+@dataclass(frozen=True)
+class KeepOptions:
+    """Where what was seen is kept."""
+
+    save: Save = None
+    save_whole: Annotated[
+        bool, of_keep("--save-whole", help="With --save: also user names, all variables and command lines.")
+    ] = False

@@ -3,21 +3,44 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
-from nccl_doctor.cli.choices import Color, FailOn
+import typer
+
+from nccl_doctor import __version__
 from nccl_doctor.errors import DoctorError, UnwrittenError, UsageError, describe
 from nccl_doctor.report.render import FORMS, RenderOptions, render
+from nccl_doctor.report.safe import clean
 from nccl_doctor.text.secrets import hide_secrets
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from nccl_doctor.model.report import Report
+
+
+class Color(str, Enum):
+    """When output is coloured."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class FailOn(str, Enum):
+    """The least severity that makes the exit code 1."""
+
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    NEVER = "never"
 
 
 Shown = TypeVar("Shown")
@@ -38,7 +61,7 @@ class Out(NamedTuple):
 
     @property
     def colored(self) -> bool:
-        """Whether stdout gets colour: asked for, or a terminal and not refused (no-color.org)."""
+        """True where stdout gets colour: asked for, or a terminal and not refused (no-color.org)."""
         if self.color is not Color.AUTO:
             return self.color is Color.ALWAYS
         terminal = self.file is None and sys.stdout.isatty() and supports_ansi(os.environ)
@@ -47,18 +70,11 @@ class Out(NamedTuple):
     @property
     def width(self) -> int:
         """Cells of a line: the terminal's, 100 at most, and 80 elsewhere."""
-        import shutil
-
         return min(shutil.get_terminal_size((80, 24)).columns, 100) if sys.stdout.isatty() else 80
 
     def hidden(self, document: Shown) -> Shown:
         """The document, or a text for stderr, as it may be shown: without secrets, unless they were asked for."""
         return document if self.show_secrets else hide_secrets(document)
-
-    @property
-    def private(self) -> bool:
-        """A new file is its owner's alone, but where another user's service reads it (node_exporter, a CI's agent)."""
-        return self.show_secrets or self.form not in ("prometheus", "junit")
 
     def write(self, text: str) -> None:
         """Prints the text, or writes it to the file.
@@ -71,21 +87,27 @@ class Out(NamedTuple):
                 # a locale without our characters costs these, not the report; what machines read is UTF-8 everywhere
                 encoding = None if self.form == "human" else "utf-8"
                 sys.stdout.reconfigure(encoding=encoding, errors="replace")
-            _print(text)
-            return
-        write_file(self.file, text, private=self.private)
+            try:
+                sys.stdout.write(text)
+                sys.stdout.flush()
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                discard_stdout()
+                raise DoctorError(unwritten(error)) from error
+        else:
+            # its owner's alone, but where another user's service reads it (node_exporter, a CI's agent)
+            write_file(self.file, text, private=self.show_secrets or self.form not in ("prometheus", "junit"))
 
-    def show(self, document: Any, taken_at: float | None = None) -> None:  # noqa: ANN401 - each command has its own
+    def show(self, document: Any, observed_at: float | None = None) -> None:  # noqa: ANN401 - each command has its own
         """Prints the command's document in the form that was asked for, without secrets.
 
         Raises:
             UnwrittenError: its file could not be written, so that it stands on stdout.
         """
         document = self.hidden(document)
-        options = RenderOptions(self.colored, self.width, self.verbose, self.quiet, taken_at)
+        options = RenderOptions(self.colored, self.width, self.verbose, self.quiet, observed_at)
         if self.form == "html":
-            from nccl_doctor.cli.html import for_html
-
             options = for_html(options)
         try:
             self.write(render(self.command, self.form, document, options))
@@ -96,34 +118,21 @@ class Out(NamedTuple):
             self._replace(file=None, form=form).write(render(self.command, form, document, options))
             raise UnwrittenError(str(error)) from error
         if self.open_it and self.file is not None:
-            from nccl_doctor.cli.html import open_in_browser
+            _open_in_browser(self.file)
 
-            open_in_browser(self.file)
-
-    def report(self, report: Report, taken_at: float | None = None) -> int:
+    def report(self, report: Report, observed_at: float | None = None) -> int:
         """Shows a report and returns the exit code."""
-        self.show(report, taken_at)
+        self.show(report, observed_at)
         return exit_code(report, self.fail_on)
 
 
-def _print(text: str) -> None:
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        discard_stdout()
-        raise DoctorError(unwritten(error)) from error
-
-
 def unwritten(error: OSError) -> str:
-    """What is said where stdout takes nothing more, as on a full disk."""
+    """The sentence for a stdout that takes nothing more, as on a full disk."""
     return f"the report can't be written to stdout: {error.strerror}"
 
 
 def supports_ansi(environ: Mapping[str, str]) -> bool:
-    """Whether the terminal takes escapes: not an editor's or a serial line's."""
+    """True where the terminal takes escapes: not an editor's or a serial line's."""
     return environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
 
 
@@ -140,8 +149,6 @@ def exit_code(report: Report, fail_on: FailOn) -> int:
 
 def finish(out: Out, work: Callable[[], int]) -> NoReturn:
     """Ends a command of typer's with :func:`exit_code_of` its work."""
-    import typer
-
     raise typer.Exit(exit_code_of(out, work))
 
 
@@ -149,8 +156,7 @@ def exit_code_of(out: Out, work: Callable[[], int]) -> int:
     """The exit code of a command's work: its own, 2 with one sentence for a fault of ours, 130 for Ctrl-C."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        _refuse_unknown_form(out)
-        _refuse_to_open(out)
+        _refuse_form(out)
         try_files(("--output-file", out.file))
         code = work()
     except UnwrittenError as error:
@@ -225,13 +231,10 @@ def write_file(path: Path, text: str, *, private: bool = False) -> None:
         raise DoctorError(f"{path}: can't be written: {error.strerror}") from error
 
 
-def _refuse_unknown_form(out: Out) -> None:
+def _refuse_form(out: Out) -> None:
     forms = tuple(FORMS[out.command])
     if out.form not in forms:
         raise UsageError(f"{out.command} prints {', '.join(forms[:-1])} or {forms[-1]}, not {out.form!r}")
-
-
-def _refuse_to_open(out: Out) -> None:
     if out.open_it and (out.form != "html" or out.file is None):
         raise UsageError("--open opens an HTML report: say -o html --output-file report.html with it")
 
@@ -241,8 +244,6 @@ def _interrupt(_number: int, _frame: object) -> NoReturn:
 
 
 def _fail(out: Out, message: str, code: int) -> int:
-    from nccl_doctor.report.safe import clean
-
     message = out.hidden(message)
     sys.stderr.write(clean(message) + "\n")
     if out.form == "json":
@@ -252,10 +253,6 @@ def _fail(out: Out, message: str, code: int) -> int:
 
 def error_document(command: str, message: str) -> None:
     """The one document on stdout, whatever happened."""
-    import json
-
-    from nccl_doctor import __version__
-
     document = {
         "schema": 1,
         "version": __version__,
@@ -276,5 +273,29 @@ def error_document(command: str, message: str) -> None:
 
 
 def discard_stdout() -> None:
-    """The reader of our output left (a pager, head), or its disk is full: nobody to tell."""
+    """Leads stdout nowhere: its reader left (a pager, head), or its disk is full."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def for_html(options: RenderOptions) -> RenderOptions:
+    """The options of a report that others read, elsewhere and later: with pages, and who asked for it and when."""
+    import getpass
+    import socket
+    import time
+
+    from nccl_doctor.model.register import all_checks
+
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # no entry for the user; KeyError before Python 3.13
+        user = f"user {os.getuid()}"
+    pages = {check.code: check.page for check in all_checks()}
+    return options._replace(pages=pages, made_at=time.time(), asked_by=f"{user} on {socket.gethostname()}")
+
+
+def _open_in_browser(path: Path) -> None:
+    """Opens the file in the user's browser; where there is none, says so."""
+    import webbrowser
+
+    if not webbrowser.open(path.resolve().as_uri()):
+        sys.stderr.write(clean(f"{path}: written, but no browser was found to open it with") + "\n")

@@ -7,12 +7,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nccl_doctor.cli.output import supports_ansi
-from nccl_doctor.report.progress import Wait
+from nccl_doctor.model.report import STAGES
 from nccl_doctor.report.safe import clean
-from nccl_doctor.text.hostlist import plural
+from nccl_doctor.text.hostlist import fold, grouped, plural
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from nccl_doctor.checks.view import FailedDials
     from nccl_doctor.model.report import Phase
     from nccl_doctor.snapshot import Snapshot
+
 
 AGAIN_S = 10.0
 """How often a line tells a log that the phase goes on."""
@@ -41,7 +43,7 @@ class Silent:
     def stage(self, host: str, stage: str, size: int | None = None) -> None:
         """A rank of a host has come so far in the all-reduce."""
 
-    def seen(self, snapshot: Callable[[], Snapshot], dials: FailedDials | None) -> None:
+    def refresh(self, snapshot: Callable[[], Snapshot], dials: FailedDials | None) -> None:
         """A phase has ended."""
 
     def close(self) -> None:
@@ -57,14 +59,14 @@ class Lines(Silent):
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._wait: Wait | None = None
-        self._began = self._told = time.monotonic()
+        self._began = self._shown_at = time.monotonic()
         threading.Thread(target=self._tick, daemon=True).start()
 
     def phase(self, name: str, hosts: list[str], limit_s: float | None = None) -> None:
         """Says the phase and the number of hosts."""
         with self._lock:
             self._wait = Wait(name, tuple(hosts), limit_s)
-            self._began = self._told = time.monotonic()
+            self._began = self._shown_at = time.monotonic()
         self._begin(f"{name}  {plural(len(hosts), 'host')}")
 
     def done(self, host: str) -> None:
@@ -91,13 +93,13 @@ class Lines(Silent):
     def _tick(self) -> None:
         while not self._closed.wait(0.5):
             now = time.monotonic()
-            if now - self._told >= self.every_s and not self._closed.is_set():
-                self._told = now
+            if now - self._shown_at >= self.every_s and not self._closed.is_set():
+                self._shown_at = now
                 self._begin(self.line)
 
     @property
     def line(self) -> str:
-        """What is waited for now."""
+        """The phase, and the hosts that are waited for now."""
         with self._lock:
             return "" if self._wait is None else self._wait.line(time.monotonic() - self._began)
 
@@ -119,7 +121,7 @@ class Checklist(Lines):
         self._console: Console | None = None
         self._live: Live | None = None
 
-    def seen(self, snapshot: Callable[[], Snapshot], dials: FailedDials | None) -> None:
+    def refresh(self, snapshot: Callable[[], Snapshot], dials: FailedDials | None) -> None:
         """Shows the rows that are decided now."""
         if self._decided is not None:
             self._rows = self._decided(snapshot(), dials)
@@ -160,3 +162,74 @@ def progress(*, quiet: bool, decided: Decided | None = None) -> Silent:
     if quiet:
         return Silent()
     return Checklist(decided) if sys.stderr.isatty() and supports_ansi(os.environ) else Lines()
+
+
+_DOES: dict[str, str] = dict(
+    zip(
+        STAGES,
+        (
+            *("starting torchrun", "importing torch", "looking for the master", "joining the group"),
+            *("in the first all-reduce", "measuring", "measuring", "ending"),
+        ),
+        strict=True,
+    )
+)
+"""What a rank does that has reached a stage."""
+_SHOW_AFTER_S = 1.0
+
+
+@dataclass
+class Wait:
+    """A phase while it runs: for what it waits, for whom, and until when.
+
+    Attributes:
+        name: of the phase.
+        hosts: all that take part, in order.
+        limit_s: the seconds that it may take; None where nobody can tell.
+        done: hosts that have finished.
+        stages: of an all-reduce, by host what its last rank has reached.
+        size: of an all-reduce, the bytes of the message that was measured last.
+    """
+
+    name: str
+    hosts: tuple[str, ...]
+    limit_s: float | None = None
+    done: set[str] = field(default_factory=set)
+    stages: dict[str, str] = field(default_factory=dict)
+    size: int | None = None
+
+    def line(self, seconds: float) -> str:
+        """As ``all-reduce  3 of 4 hosts measuring, node2 still importing torch, 9 s``, after some seconds."""
+        parts = [self._size(), self._share(), *(self._laggards() if seconds >= _SHOW_AFTER_S else ())]
+        if seconds >= _SHOW_AFTER_S:
+            bound = f" of {self.limit_s:.0f}" if self.limit_s is not None and seconds <= self.limit_s else ""
+            parts.append(f"{seconds:.0f}{bound} s")
+        return f"{self.name}  {', '.join(filter(None, parts))}"
+
+    def _size(self) -> str:
+        return "" if self.size is None else f"{self.size} B" if self.size < 1 << 20 else f"{self.size >> 20} MiB"
+
+    def _share(self) -> str:
+        count = len(self.hosts) - len(self._behind())
+        does = f" {_DOES[self._front]}" if self.stages else ""
+        return f"{count} of {plural(len(self.hosts), 'host')}{does}"
+
+    @property
+    def _front(self) -> str:
+        """The stage of those that have come farthest."""
+        return max(self.stages.values(), key=STAGES.index)
+
+    def _behind(self) -> list[str]:
+        """Hosts that are awaited; where ranks tell their stages, those that are behind the first."""
+        waiting = [name for name in self.hosts if name not in self.done]
+        if not self.stages:
+            return waiting
+        most = STAGES.index(self._front)
+        return [name for name in waiting if STAGES.index(self.stages.get(name, "none")) < most]
+
+    def _laggards(self) -> list[str]:
+        behind = self._behind()
+        if not self.stages:
+            return [f"waiting for {fold(behind)}"] if behind else []
+        does = grouped((_DOES[self.stages.get(name, "none")], name) for name in behind)
+        return [f"{fold(names)} still {what}" for what, names in does.items()]

@@ -1,28 +1,25 @@
-"""What ``check`` and ``smoke`` share: from options to a judged report."""
+"""The way from options to a judged report, which ``check`` and ``smoke`` share."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from nccl_doctor.cli.choices import FailOn
-from nccl_doctor.cli.host_options import HostOptions, ReachOptions
-from nccl_doctor.cli.output import Out, failures, try_files
+from nccl_doctor.cli.options import Codes, HostOptions, KeepOptions, ReachOptions, SelectOptions, among
+from nccl_doctor.cli.output import FailOn, Out, failures, try_files
 from nccl_doctor.cli.progress import progress
-from nccl_doctor.cli.report_options import KeepOptions, SelectOptions
-from nccl_doctor.cli.selection import Codes, among, refuse_nothing_to_judge, selection
 from nccl_doctor.cli.snapshots import keep, of_snapshot, read_snapshot, save_logs, write_hosts
 from nccl_doctor.collect.facts import host_facts
 from nccl_doctor.collect.mesh.mesh import MeshLimits
 from nccl_doctor.collect.mesh.plan import MeshSize
 from nccl_doctor.collect.options import RunOptions
-from nccl_doctor.collect.run import Run, looked
+from nccl_doctor.collect.run import Run, open_run
 from nccl_doctor.collect.smoke import SmokeLimits
 from nccl_doctor.errors import UnwrittenError, UsageError
 from nccl_doctor.inventory.overrides import Overrides
@@ -35,6 +32,7 @@ from nccl_doctor.model.report import Report
 from nccl_doctor.snapshot import Skipped, Snapshot
 from nccl_doctor.transport import make_transport
 
+PHASE_WORDS = {"smoke": "the all-reduce", "mesh": "the dials"}
 LEAST_TOTAL_S = 300.0
 """What a run may take where nobody says."""
 BESIDE_SMOKE_S = 240.0
@@ -43,13 +41,13 @@ BESIDE_SMOKE_S = 240.0
 
 @dataclass(frozen=True)
 class Request:
-    """One call, as the options say."""
+    """A call of ``check`` or ``smoke``, as its options have it."""
 
     which: HostOptions
     chosen: SelectOptions = field(default_factory=SelectOptions)
     timeout_s: float | None = None
     reached: ReachOptions = field(default_factory=ReachOptions)
-    said: Overrides = field(default_factory=Overrides)
+    overrides: Overrides = field(default_factory=Overrides)
     mesh: MeshSize = "auto"
     sudo: bool = False
     smoke: bool = True
@@ -64,19 +62,19 @@ class Request:
 
 def check_cluster(request: Request, out: Out) -> int:
     """Looks, judges, reports; returns the exit code."""
-    selected = selection(request.chosen.only or (), request.chosen.skip or ())
+    selected = request.chosen.codes()
     files = (("--save", request.kept.save), ("--write-hosts", request.passed), ("--write-failed", request.failed))
     try_files(*files, folder=request.save_logs)
-    kept = _kept(request)
-    refuse_nothing_to_judge(selected, _left_out(request, kept))
+    kept = load_snapshot(request)
+    refuse_nothing_to_judge(selected, _phases_left_out(request, kept))
     output: dict[str, Sequence[str]] = {}
     if kept is not None:
         snapshot = kept
         report = of_snapshot(judge(snapshot, out.command, among(selected)), snapshot.cluster.nodes)
     else:
         limits = replace(request.smoke_limits, keep_output=output.update)
-        snapshot, report = _looked_and_judged(replace(request, smoke_limits=limits), selected, out)
-    taken_at = datetime.fromisoformat(snapshot.taken_at).timestamp()
+        snapshot, report = _look_and_judge(replace(request, smoke_limits=limits), selected, out)
+    observed_at = datetime.fromisoformat(snapshot.taken_at).timestamp()
     least = None if out.fail_on is FailOn.NEVER else Severity(out.fail_on.value)
     unwritten = failures(
         lambda: keep(snapshot, request.kept),
@@ -84,53 +82,52 @@ def check_cluster(request: Request, out: Out) -> int:
         lambda: write_hosts(report, request.passed, request.failed, least),
     )
     if out.command == "check" and selected is None and kept is None:
-        remember(Hosts.named(request.which.hosts, snapshot.cluster), snapshot, report, taken_at, os.environ)
-    code = out.report(report, taken_at)
+        remember(Hosts.named(request.which.hosts, snapshot.cluster), snapshot, report, observed_at, os.environ)
+    code = out.report(report, observed_at)
     if unwritten:
         raise UnwrittenError("; ".join(unwritten))
     return code
 
 
-def _kept(request: Request) -> Snapshot | None:
-    """What is judged again, where no host is to be contacted."""
+def load_snapshot(request: Request) -> Snapshot | None:
+    """The snapshot that is judged again, where no host is to be contacted."""
     if request.load_from is None:
         return None
-    refuse_other_hosts(request.which, request.said, "--from")
+    refuse_other_hosts(request.which, request.overrides, "--from")
     return read_snapshot(request.load_from)
 
 
-def refuse_other_hosts(which: HostOptions, said: Overrides, option: str) -> None:
-    """What was seen is judged as it was: hosts and settings said beside it would be passed over without a word.
+def refuse_other_hosts(which: HostOptions, overrides: Overrides, option: str) -> None:
+    """Refuses hosts and settings beside a snapshot, which would be passed over without a word.
 
     Raises:
         UsageError: some are said.
     """
-    if which != HostOptions() or said != Overrides():
+    if which != HostOptions() or overrides != Overrides():
         raise UsageError(f"{option} judges the hosts and settings of its snapshot; leave out what says others")
 
 
-def _left_out(request: Request, kept: Snapshot | None) -> dict[str, str]:
-    """The phases that nobody wanted, and who said so."""
+def _phases_left_out(request: Request, kept: Snapshot | None) -> dict[str, str]:
+    """The phases that this run, or the snapshot, is without, and why."""
     if kept is None:
-        said = {"smoke": not request.smoke and "--no-smoke", "mesh": request.mesh == "none" and "--mesh none"}
-        return {phase: f"which {option} leaves out" for phase, option in said.items() if option}
-    seen = {"smoke": kept.smoke, "mesh": kept.mesh}
+        options = {"smoke": not request.smoke and "--no-smoke", "mesh": request.mesh == "none" and "--mesh none"}
+        return {phase: f"which {option} leaves out" for phase, option in options.items() if option}
     return {
         phase: f"which the snapshot lacks: {value.reason}"
-        for phase, value in seen.items()
+        for phase, value in (("smoke", kept.smoke), ("mesh", kept.mesh))
         if isinstance(value, Skipped) and not value.hindered
     }
 
 
 def look(request: Request, selected: Codes, out: Out) -> Snapshot:
     """Contacts the hosts; phases that no selected check needs are left out."""
-    with _looking(request, selected, out) as run:
+    with _opened(request, selected, out) as run:
         return run.snapshot()
 
 
-def _looked_and_judged(request: Request, selected: Codes, out: Out) -> tuple[Snapshot, Report]:
+def _look_and_judge(request: Request, selected: Codes, out: Out) -> tuple[Snapshot, Report]:
     """As :func:`look`, judged; where nothing tells why the all-reduce failed, parts of the cluster are tried."""
-    with _looking(request, selected, out) as run:
+    with _opened(request, selected, out) as run:
         snapshot = run.snapshot()
         report = judge(snapshot, out.command, among(selected), run.dials)
         if not (request.isolate and unexplained(report)):
@@ -141,8 +138,8 @@ def _looked_and_judged(request: Request, selected: Codes, out: Out) -> tuple[Sna
 
 
 @contextmanager
-def _looking(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
-    cluster = request.which.cluster(request.said, transport=request.reached.transport)
+def _opened(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
+    cluster = request.which.cluster(request.overrides, transport=request.reached.transport)
     if selected is None:
         needs = {"mesh", "smoke"}
         # while the hosts are waited for: reading a hundred modules takes as long as a host's answer
@@ -163,7 +160,7 @@ def _looking(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
     )
     try:
         connect = partial(make_transport, request.reached.transport, cluster)
-        with looked(cluster, connect, bounds, lines) as run:
+        with open_run(cluster, connect, bounds, lines) as run:
             yield run
     finally:
         lines.close()
@@ -178,5 +175,26 @@ def total_s(asked: float | None, smoke: SmokeLimits) -> float:
 
 
 def unexplained(report: Report) -> bool:
-    """Whether the all-reduce failed and nothing tells whose fault it is."""
+    """True where the all-reduce failed and nothing tells whose fault it is."""
     return any(diagnosis.facts.get("unexplained") for diagnosis in report.diagnoses)
+
+
+def refuse_nothing_to_judge(selected: Codes, left_out: Mapping[str, str]) -> None:
+    """Refuses a run in which nobody looks: nothing found would look like a clean bill.
+
+    Args:
+        selected: the codes.
+        left_out: the phases that this run or its snapshot is without, and why.
+
+    Raises:
+        UsageError: no check that looks at hosts is selected, or all of them need what is left out.
+    """
+    if selected is None:
+        return
+    some = [check for check in all_checks() if check.function and check.code in selected]
+    if not some:
+        raise UsageError("--only and --skip leave no check of hosts; what only logs show is for nccl-doctor logs")
+    if all(left_out.keys() & check.needs for check in some):
+        needed = {need for check in some for need in check.needs}
+        missing = (f"{PHASE_WORDS[phase]}, {why}" for phase, why in left_out.items() if phase in needed)
+        raise UsageError(f"all that --only selects needs {', or '.join(missing)}")

@@ -6,10 +6,16 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from nccl_doctor.cli import options
-from nccl_doctor.cli.flattened import flattened
-from nccl_doctor.cli.host_options import HostOptions, JobOptions, ReachOptions
+from nccl_doctor.cli.options import (
+    DiagnosisOptions,
+    HostOptions,
+    JobOptions,
+    KeepOptions,
+    ReachOptions,
+    SelectOptions,
+    flattened,
+)
 from nccl_doctor.cli.output import finish
-from nccl_doctor.cli.report_options import DiagnosisOptions, KeepOptions, SelectOptions
 
 
 @flattened
@@ -65,7 +71,7 @@ def smoke(
             chosen=SelectOptions(only=["access", "software", "port-in-use", "allreduce"]),
             timeout_s=timeout,
             reached=reached,
-            said=job.overrides(),
+            overrides=job.overrides(),
             smoke_limits=SmokeLimits(
                 deadline_s=smoke_timeout,
                 budget_s=smoke_budget,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import ValidationError
 from pydantic_core import from_json
 
+from nccl_doctor.cli.options import KeepOptions
 from nccl_doctor.cli.output import write_file
-from nccl_doctor.cli.report_options import KeepOptions
 from nccl_doctor.errors import DoctorError, SnapshotError
 from nccl_doctor.inventory.parsed import read_bytes
 from nccl_doctor.inventory.this_machine import this_machine
@@ -77,7 +77,7 @@ def _parsed(data: bytes) -> object:
 
 
 def _first(error: ValueError) -> str:
-    """What is wrong first, and where; of a file that is no JSON where that ends, else which field."""
+    """The first fault and its place; of a file that is no JSON where that ends, else the field."""
     if not isinstance(error, ValidationError):
         return str(error)
     found = error.errors(include_url=False, include_input=False, include_context=False)[0]

@@ -28,7 +28,7 @@ class Progress(Protocol):
     def stage(self, host: str, stage: str, size: int | None = None) -> None:
         """A rank of a host has reached a stage of the all-reduce, and measured a message of so many bytes."""
 
-    def seen(self, snapshot: Callable[[], Snapshot], dials: FailedDials | None) -> None:
+    def refresh(self, snapshot: Callable[[], Snapshot], dials: FailedDials | None) -> None:
         """A phase has ended, after which so much has been seen, and so much is known of dials that failed."""
 
 

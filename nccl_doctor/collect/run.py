@@ -69,7 +69,7 @@ class FirstLook:
         self._awaited = {node.name for node in cluster.nodes}
         self._answered: set[str] = set()
 
-    def over(self, transport: Transport) -> list[ProbeSession]:
+    def connect_and_collect(self, transport: Transport) -> list[ProbeSession]:
         """Reaches and asks all; the sessions of those that answered, in the cluster's order."""
         names = {self._cluster.master_addr, *(node.address for node in self._cluster.nodes)}
         around = partial(outside.look, transport, names)
@@ -126,7 +126,7 @@ WORTH_S = 5.0
 
 
 @contextmanager
-def looked(
+def open_run(
     cluster: Cluster, connect: Callable[[], Transport], options: RunOptions, progress: Progress
 ) -> Iterator[Run]:
     """Looks at every host; one that fails is recorded and the others are looked at all the same.
@@ -195,7 +195,7 @@ class Run:
 
     def look(self) -> None:
         """Reaches the hosts, and asks each what it knows of itself as soon as it is there."""
-        self._sessions = self._first.over(self._transport)
+        self._sessions = self._first.connect_and_collect(self._transport)
         self._first.failures.update(ask_witnesses(self._sessions, self._first.failures, self._clock.until))
         self._leave_lost("hosts that others can't reach were looked for")
 
@@ -309,7 +309,7 @@ class Run:
 
     def _go_on(self) -> None:
         self._still_there()
-        self._progress.seen(self.snapshot, self.dials)
+        self._progress.refresh(self.snapshot, self.dials)
 
     def _still_there(self) -> None:
         for session in self._first.opened.values():

@@ -16,7 +16,6 @@ Sample = tuple[dict[str, str], float]
 
 def render(report: Report, options: RenderOptions) -> str:
     """The report's metrics, all gauges."""
-    taken_at = options.taken_at
     found = [
         ({"code": each.code, "name": each.name, "severity": each.severity.value, "host": host}, 1.0)
         for each in report.diagnoses
@@ -32,6 +31,7 @@ def render(report: Report, options: RenderOptions) -> str:
     ]
     sizes = report.smoke.sizes if report.smoke else ()
     bandwidths = [({"bytes": str(size.bytes)}, size.busbw * 1e9) for size in sizes]
+    ended: list[Sample] = [] if options.observed_at is None else [({}, options.observed_at)]
     families: tuple[tuple[str, str, list[Sample]], ...] = (
         ("info", "What ran; always 1.", [({"version": report.version, "command": report.command}, 1.0)]),
         ("up", "Whether the host was reached.", [({"host": each.name}, float(each.reached)) for each in report.hosts]),
@@ -41,13 +41,13 @@ def render(report: Report, options: RenderOptions) -> str:
         ("check_outcome", "What became of a check; always 1.", outcomes),
         ("phase_duration_seconds", "How long a phase took.", [({"phase": k}, v) for k, v in report.timings.items()]),
         ("allreduce_bus_bandwidth_bytes_per_second", "Bus bandwidth as nccl-tests defines it.", bandwidths),
-        ("last_run_timestamp_seconds", "When the facts were taken.", [] if taken_at is None else [({}, taken_at)]),
+        ("last_run_timestamp_seconds", "When the facts were taken.", ended),
     )
     return "".join(_family(f"nccl_doctor_{name}", text, samples) for name, text, samples in families)
 
 
 def _family(name: str, text: str, samples: list[Sample]) -> str:
-    """One metric with its samples; nothing where it has none."""
+    """The lines of a metric with its samples; nothing where it has none."""
     series = {_labels(labels): value for labels, value in samples}
     if not series:
         return ""

@@ -19,7 +19,7 @@ class RenderOptions(NamedTuple):
         width: of the terminal, in cells; below 50 as 50.
         verbose: with each host, check, dial and message size.
         quiet: only what was found and what could not be judged.
-        taken_at: when the facts were taken, in seconds since 1970-01-01 UTC; None leaves the time out.
+        observed_at: when the facts were taken, in seconds since 1970-01-01 UTC; None leaves the time out.
         made_at: when the report is made, likewise.
         asked_by: who called, "ann on login1".
         pages: by code, the pages that ``explain`` prints, for a form that has room for them.
@@ -29,7 +29,7 @@ class RenderOptions(NamedTuple):
     width: int = 80
     verbose: bool = False
     quiet: bool = False
-    taken_at: float | None = None
+    observed_at: float | None = None
     made_at: float | None = None
     asked_by: str = ""
     pages: Mapping[str, str] = MappingProxyType({})

@@ -26,7 +26,7 @@ from nccl_doctor.collect import answers
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.facts import host_facts
 from nccl_doctor.collect.options import RunOptions
-from nccl_doctor.collect.run import looked
+from nccl_doctor.collect.run import open_run
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.register import all_checks
@@ -239,7 +239,7 @@ def run(count: int) -> dict[str, float]:
     recorded = record()
     began = time.process_time()
     options = RunOptions(smoke=False, total_s=3600.0)
-    with looked(cluster(count), lambda: Replay(recorded), options, Silent()) as done:
+    with open_run(cluster(count), lambda: Replay(recorded), options, Silent()) as done:
         snapshot = done.snapshot()
     figures = {f"{phase} s": seconds for phase, seconds in snapshot.timings.items()}
     figures["CPU ms a host"] = (time.process_time() - began) * 1000 / count

@@ -11,7 +11,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from nccl_doctor import __version__
-from nccl_doctor.cli.app import COMMANDS, app
+from nccl_doctor.cli.main import COMMANDS, app
 from nccl_doctor.model.engine import kinds
 
 RUNNER = CliRunner(env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
@@ -51,7 +51,7 @@ def test_a_transport_that_nobody_knows_is_refused_with_those_there_are() -> None
 
 
 def test_a_check_reads_nothing_that_only_other_commands_need() -> None:
-    code = "import sys, nccl_doctor.cli.app, nccl_doctor.cli.run; print(*sys.modules)"
+    code = "import sys, nccl_doctor.cli.main, nccl_doctor.cli.run; print(*sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     others = ("snapshot.hang", "hang", "documents", "redact", "logs", "report.human", "report.html")
     assert {f"nccl_doctor.{name}" for name in others}.isdisjoint(told.stdout.split())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.cli.report_options import KeepOptions
+from nccl_doctor.cli.options import KeepOptions
 from nccl_doctor.cli.snapshots import keep, read_snapshot, write_hosts
 from nccl_doctor.errors import DoctorError
 from nccl_doctor.judge.diagnose import judge

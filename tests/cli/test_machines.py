@@ -8,7 +8,7 @@ import pytest
 import xmlschema
 from prometheus_client.parser import text_string_to_metric_families
 
-from nccl_doctor.cli.report_options import KeepOptions
+from nccl_doctor.cli.options import KeepOptions
 from nccl_doctor.cli.snapshots import keep
 from tests.checks.snapshots import patched
 from tests.cli.program import run

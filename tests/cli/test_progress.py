@@ -33,7 +33,7 @@ lines.phase("asking", ["node1", "node2"], 600.0)
 while "waiting" not in lines.line: time.sleep(0.05)
 lines._live.refresh()
 assert sys.stdin.readline() == "on\\n"
-lines.seen(lambda: None, None)
+lines.refresh(lambda: None, None)
 lines.phase("all-reduce", ["node1", "node2"], 600.0)
 lines.stage("node1", "sizes")
 lines.stage("node2", "started")

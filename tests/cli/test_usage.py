@@ -318,8 +318,7 @@ def test_a_reader_that_leaves_early_is_no_fault(tmp_path: Path) -> None:
 
 BESIDE_A_WRITER = """
 import fcntl, sys, termios, threading, time
-from nccl_doctor.cli import app
-from nccl_doctor.cli.main import main
+from nccl_doctor.cli import main
 
 def command():
     threading.Thread(target=lambda: sys.stderr.write("x" * (1 << 21)), daemon=True).start()
@@ -330,8 +329,8 @@ def command():
     print("the report", end="")
     sys.exit(130)
 
-app.app = lambda *_: command
-main()
+main.app = lambda *_: command
+main.main()
 """
 
 

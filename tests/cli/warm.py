@@ -15,14 +15,14 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
-from nccl_doctor.cli import app, main, run
+from nccl_doctor.cli import main, run
 from nccl_doctor.model.register import all_checks
 from nccl_doctor.report import human
 from nccl_doctor.transport.ssh import openssh, paramiko_transport
 from tests.lab import kernel
 from tests.lab.host import enter
 
-IMPORTED = (app.app(), main, run, human, openssh, paramiko_transport, all_checks())
+IMPORTED = (main.app(), main, run, human, openssh, paramiko_transport, all_checks())
 
 
 def serve(calls: socket.socket) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.cli.choices import FailOn
-from nccl_doctor.cli.output import exit_code
+from nccl_doctor.cli.output import FailOn, exit_code
 from nccl_doctor.cli.progress import Silent
 from nccl_doctor.collect.answers import MalformedError, ProbeError, SmokeEnd
 from nccl_doctor.collect.connect.session import ProbeSession
@@ -18,7 +17,7 @@ from nccl_doctor.collect.facts import host_facts
 from nccl_doctor.collect.hang.hang import HangOptions, take
 from nccl_doctor.collect.mesh import dials, mesh
 from nccl_doctor.collect.options import RunOptions
-from nccl_doctor.collect.run import looked
+from nccl_doctor.collect.run import open_run
 from nccl_doctor.collect.smoke import outcome
 from nccl_doctor.collect.smoke.outcome import AllReduceRun
 from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits
@@ -59,7 +58,7 @@ def local_cluster() -> Cluster:
 
 def seen(bend: Bend) -> Snapshot:
     """What a run over three local probes makes of it."""
-    with looked(local_cluster(), lambda: Bending({LIAR: bend}), RunOptions(smoke=False), Silent()) as run:
+    with open_run(local_cluster(), lambda: Bending({LIAR: bend}), RunOptions(smoke=False), Silent()) as run:
         snapshot = run.snapshot()
     return Snapshot.model_validate_json(snapshot.model_dump_json(by_alias=True))
 

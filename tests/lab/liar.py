@@ -27,14 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from nccl_doctor.cli.choices import FailOn
 from nccl_doctor.cli.hang import exit_code as hang_exit_code
-from nccl_doctor.cli.html import for_html
-from nccl_doctor.cli.output import exit_code
+from nccl_doctor.cli.output import FailOn, exit_code, for_html
 from nccl_doctor.cli.progress import Silent
 from nccl_doctor.collect.hang.hang import HangOptions, take
 from nccl_doctor.collect.options import RunOptions
-from nccl_doctor.collect.run import looked
+from nccl_doctor.collect.run import open_run
 from nccl_doctor.collect.smoke import SmokeLimits
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.judge.hang_report import report as hang_report
@@ -154,7 +152,7 @@ def _judged(one: Lie, nodes: Iterable[Node], transport: Callable[[], Transport],
     cluster = Cluster(nodes=ranked, master_addr=LOOPBACK, master_port=port)
     limits = SmokeLimits(deadline_s=10, imports_s=40, budget_s=0.2, max_bytes=4096)
     options = RunOptions(smoke=smoke, smoke_limits=limits, total_s=LONGEST_S / 2)
-    with looked(cluster, transport, options, Silent()) as run:
+    with open_run(cluster, transport, options, Silent()) as run:
         snapshot = run.snapshot()
         if smoke:
             run.bisect()

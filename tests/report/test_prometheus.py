@@ -10,8 +10,8 @@ from tests.report.reports import STALE, healthy, host_away, one_fault, render
 from tests.report.strategies import REPORTS
 
 
-def samples(report: Report, taken_at: float | None = None) -> Iterator[tuple[str, dict[str, str], float]]:
-    text = render(report, "prometheus", taken_at=taken_at)
+def samples(report: Report, observed_at: float | None = None) -> Iterator[tuple[str, dict[str, str], float]]:
+    text = render(report, "prometheus", observed_at=observed_at)
     for family in text_string_to_metric_families(text):
         assert family.documentation
         assert family.type == "gauge"
@@ -26,7 +26,7 @@ def family(report: Report, name: str) -> list[tuple[dict[str, str], float]]:
 
 def test_what_ran_and_when() -> None:
     assert ("info", {"version": "0.1.0", "command": "check"}, 1.0) in samples(healthy())
-    assert ("last_run_timestamp_seconds", {}, 1.75e9) in samples(healthy(), taken_at=1.75e9)
+    assert ("last_run_timestamp_seconds", {}, 1.75e9) in samples(healthy(), observed_at=1.75e9)
     assert "timestamp" not in render(healthy(), "prometheus")
 
 

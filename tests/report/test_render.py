@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import typer
 
-from nccl_doctor.cli.app import app
+from nccl_doctor.cli.main import app
 from nccl_doctor.cli.output import Out, exit_code_of
 from nccl_doctor.report.render import FORMS, renderer
 

@@ -49,7 +49,7 @@ def render(report: Report, options: RenderOptions) -> str:
 
 def head(report: Any, options: RenderOptions) -> dict[str, str]:  # noqa: ANN401 - a document of any command
     """What stands at the top of every page: the command, when, who asked, which version."""
-    taken = "" if options.taken_at is None else _time(options.taken_at)
+    taken = "" if options.observed_at is None else _time(options.observed_at)
     made = "" if options.made_at is None else _time(options.made_at)
     return {
         "command": f"nccl-doctor {report.command}",

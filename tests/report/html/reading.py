@@ -12,7 +12,7 @@ from nccl_doctor.model.register import all_checks
 from nccl_doctor.report.render import RenderOptions, render
 
 PAGES = {check.code: check.page for check in all_checks()}
-OPTIONS = RenderOptions(pages=PAGES, taken_at=1.7e9, made_at=1.7e9, asked_by="ann on login1")
+OPTIONS = RenderOptions(pages=PAGES, observed_at=1.7e9, made_at=1.7e9, asked_by="ann on login1")
 RAW = ("script", "style")
 VOID = ("meta", "input", "br", "hr", "img")
 

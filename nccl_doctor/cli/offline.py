@@ -1,13 +1,58 @@
-"""``nccl-doctor explain`` and ``nccl-doctor codes``."""
+"""The commands that contact no host: ``hosts``, ``diff``, ``explain`` and ``codes``."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from nccl_doctor.cli import options
+from nccl_doctor.cli.options import FileOptions, HostOptions, JobOptions, flattened
 from nccl_doctor.cli.output import Out, finish
+
+
+@flattened
+def hosts(
+    *,
+    which: HostOptions,
+    job: JobOptions,
+    output: Annotated[str, options.output("hosts")] = "human",
+    show_secrets: options.ShowSecrets = False,
+) -> None:
+    """Prints hosts, addresses and ranks, and where each value came from; contacts nobody."""
+
+    def work() -> int:
+        from nccl_doctor.model.documents import HostList
+
+        out.show(HostList(**dict(which.cluster(job.overrides()))))
+        return 0
+
+    out = Out("hosts", output, show_secrets=show_secrets)
+    finish(out, work)
+
+
+@flattened
+def diff(
+    *,
+    before: Annotated[Path, typer.Argument(metavar="A", help="A snapshot that check --save wrote.")],
+    after: Annotated[Path, typer.Argument(metavar="B", help="A later one.")],
+    output: Annotated[str, options.output("diff")] = "human",
+    filed: FileOptions,
+) -> None:
+    """Says which facts and diagnoses changed from A to B; exit 0 where nothing did, 1 where something did."""
+    out = filed.out("diff", output)
+
+    def work() -> int:
+        from nccl_doctor.cli.snapshots import of_snapshot, read_snapshot
+        from nccl_doctor.judge.from_file import difference
+
+        old, new = read_snapshot(before), read_snapshot(after)
+        found = of_snapshot(difference(old, new), (*old.cluster.nodes, *new.cluster.nodes))
+        out.show(found)
+        return 0 if found.is_empty else 1
+
+    finish(out, work)
 
 
 def explain(

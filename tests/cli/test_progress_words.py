@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from nccl_doctor.report.progress import Wait
+from nccl_doctor.cli.progress import Wait
 
 FOUR = ("node1", "node2", "node3", "node4")
 

@@ -22,11 +22,10 @@ from nccl_doctor.hang.observed_rank import (
     rank_words,
 )
 from nccl_doctor.hang.verdict import Judgement
-from nccl_doctor.logs.words import ranks_of
 from nccl_doctor.model.finding import Finding, Fix, on
 from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.rank_look import HangSnapshot, Ras
-from nccl_doctor.text.hostlist import capital, fold, grouped, plural
+from nccl_doctor.text.hostlist import capital, fold, grouped, plural, ranks_of
 from nccl_doctor.text.shell import line
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import PurePosixPath
 
-from nccl_doctor.logs.words import ranks_of
 from nccl_doctor.snapshot import Skipped, Unknown
 from nccl_doctor.snapshot.rank_look import (
     Flow,
@@ -24,7 +23,7 @@ from nccl_doctor.snapshot.rank_look import (
     Recorded,
     Thread,
 )
-from nccl_doctor.text.hostlist import grouped
+from nccl_doctor.text.hostlist import grouped, ranks_of
 
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3|^<frozen |\.so[.0-9]*$|^(?!.*\.py$)[^/<]*$")
 """What the user did not write; a native frame has a library for its file, or none."""

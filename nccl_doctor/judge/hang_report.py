@@ -10,12 +10,12 @@ from nccl_doctor.hang.observed_rank import ObservedRank, doing, folded
 from nccl_doctor.hang.verdict import Judgement, judge_hang
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.judge.run_check import attach_consequences
-from nccl_doctor.logs.words import ranks_of
 from nccl_doctor.model.hang import STANDS_STILL, HangJob, HangLook, HangRank, HangReport
 from nccl_doctor.model.register import entry
 from nccl_doctor.model.report import Diagnosis
 from nccl_doctor.snapshot import Host, Snapshot, skipped
 from nccl_doctor.snapshot.rank_look import HangSnapshot
+from nccl_doctor.text.hostlist import ranks_of
 
 MOST_PLACES = 12
 

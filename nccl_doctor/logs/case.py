@@ -10,11 +10,9 @@ from typing import Any
 from nccl_doctor.logs.blame import Cause
 from nccl_doctor.logs.context import Log
 from nccl_doctor.logs.event import Address, Event
-from nccl_doctor.logs.rank_process import Interface, Process
-from nccl_doctor.logs.rank_progress import rank_progress
-from nccl_doctor.logs.words import ranks_of
+from nccl_doctor.logs.facts import Interface, Process, rank_progress
 from nccl_doctor.model.finding import Command, LogLine, on
-from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.hostlist import fold, ranks_of
 from nccl_doctor.text.shell import line
 
 MOST_LINES = 5

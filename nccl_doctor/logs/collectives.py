@@ -27,9 +27,6 @@ _MUST_AGREE = frozenset(
 )
 """Collectives whose sizes are equal on all ranks; all-to-all and coalesced gathers may differ."""
 
-_MOST = 64
-"""More missing ranks than this are those of hosts whose logs were not given."""
-
 
 @dataclass(frozen=True)
 class Work:
@@ -92,12 +89,6 @@ def never_started(events: Iterable[Event]) -> bool:
         return True
     sequence = [found.seq for found in map(work, events) if found is not None]
     return bool(sequence) and max(sequence) <= 1
-
-
-def absent(seen: set[int], world_size: int | None) -> tuple[int, ...]:
-    """The ranks of a job that are not among ``seen``; none where so many are that their logs were just not given."""
-    few = (world_size or 0) - len(seen) <= _MOST
-    return tuple(sorted(set(range(world_size or 0)) - seen)) if few else ()
 
 
 _ADDRESSES: tuple[re.Pattern[str], ...] = tuple(

@@ -1,8 +1,6 @@
 """What NCCL and torch tell about a run that is not a fault: versions, interfaces, ranks, how far each one came.
 
 The same reader serves the all-reduce, whose ranks run with ``NCCL_DEBUG=INFO``: :func:`facts_of`.
-
-Wordings of what is no fault, each beside a line that it is meant for; ``facts.Facts`` takes them.
 """
 
 from __future__ import annotations
@@ -11,11 +9,63 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import cached_property
 
 from nccl_doctor.logs.prefix import Prefix, number, peel, records, tidy
-from nccl_doctor.logs.rank_process import Interface, Milestone, Process
 from nccl_doctor.text.bounds import compiled
+from nccl_doctor.text.hostlist import ranks_of
+
+
+class Milestone(IntEnum):
+    """How far a process came on NCCL's way to a communicator; without lines of NCCL it is at the beginning."""
+
+    STARTED = 0
+    INTERFACE = 1
+    NETWORK = 2
+    INIT_START = 3
+    BOOTSTRAPPED = 4
+    CONNECTED = 5
+    COMPLETE = 6
+
+
+@dataclass(frozen=True)
+class Interface:
+    """An interface and its address, as NCCL prints them: ``eth0:10.0.0.1<0>``; ``address`` may hold a ``%scope``."""
+
+    name: str
+    address: str
+
+
+@dataclass
+class Process:
+    """One process of the job.
+
+    Attributes:
+        rank: the first that NCCL gave it, None where no line says it.
+        network: what NCCL sends by, "Socket", "IB" or a plugin's name.
+        plugin: the network plugin that it loaded, with the version of its interface: "Libfabric (v8)".
+    """
+
+    host: str
+    pid: str
+    rank: int | None = None
+    world_size: int | None = None
+    interfaces: list[Interface] = field(default_factory=list)
+    network: str | None = None
+    plugin: str | None = None
+    milestone: Milestone = Milestone.STARTED
+    transports: Counter[str] = field(default_factory=Counter)
+
+    def merge(self, other: Process) -> None:
+        """Takes over what was told of the same process elsewhere."""
+        if self.rank is None or (other.world_size or 0) > (self.world_size or 0):
+            self.rank, self.world_size = other.rank, other.world_size
+        self.interfaces += [interface for interface in other.interfaces if interface not in self.interfaces]
+        self.network = self.network or other.network
+        self.plugin = self.plugin or other.plugin
+        self.milestone = max(self.milestone, other.milestone)
+        self.transports += other.transports
 
 
 @dataclass(frozen=True)
@@ -374,3 +424,62 @@ def facts_of(lines: Iterable[str], rules: Sequence[FactRule] = (*RULES, *CHANNEL
                 if match is not None:
                     facts.take(rule.kind, match, prefix)
     return facts
+
+
+_WORDS = {
+    Milestone.STARTED: "had begun",
+    Milestone.INTERFACE: "had chosen their interface",
+    Milestone.NETWORK: "had chosen their network",
+    Milestone.INIT_START: "waited for the others in NCCL's bootstrap",
+    Milestone.BOOTSTRAPPED: "had met and were connecting their rings",
+    Milestone.CONNECTED: "had connected their rings",
+    Milestone.COMPLETE: "had their communicator",
+}
+
+
+_MOST_MISSING = 64
+"""More missing ranks than this are those of hosts whose logs were not given."""
+
+
+@dataclass(frozen=True)
+class RankProgress:
+    """Where each rank stood when the log ended.
+
+    Attributes:
+        reached: milestone to its ranks, those that are behind first.
+        missing: ranks of which no line tells, though others do.
+    """
+
+    reached: dict[Milestone, tuple[int, ...]]
+    missing: tuple[int, ...]
+
+    @property
+    def finished(self) -> bool:
+        """Whether every rank that is seen came to its communicator."""
+        return set(self.reached) <= {Milestone.COMPLETE}
+
+    def phrase(self) -> str:
+        """A phrase for each milestone, those that are behind first."""
+        parts = [f"{ranks_of(ranks)} {_WORDS[milestone]}" for milestone, ranks in self.reached.items()]
+        if self.missing:
+            parts.append(f"of {ranks_of(self.missing)} there is no word")
+        return "; ".join(parts)
+
+
+def rank_progress(facts: Facts) -> RankProgress:
+    """Where the ranks stood, as far as NCCL's lines name them."""
+    reached: dict[Milestone, set[int]] = {}
+    for process in facts.processes.values():
+        if process.rank is not None:
+            reached.setdefault(process.milestone, set()).add(process.rank)
+    seen = set().union(*reached.values()) if reached else set()
+    return RankProgress(
+        {milestone: tuple(sorted(reached[milestone])) for milestone in sorted(reached)},
+        absent(seen, facts.world_size) if seen else (),
+    )
+
+
+def absent(seen: set[int], world_size: int | None) -> tuple[int, ...]:
+    """The ranks of a job that are not among ``seen``; none where so many are that their logs were just not given."""
+    few = (world_size or 0) - len(seen) <= _MOST_MISSING
+    return tuple(sorted(set(range(world_size or 0)) - seen)) if few else ()

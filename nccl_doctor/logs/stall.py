@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from nccl_doctor.logs import marks
 from nccl_doctor.logs.event import Event
-from nccl_doctor.logs.facts import Facts
-from nccl_doctor.logs.rank_process import Milestone
+from nccl_doctor.logs.facts import Facts, Milestone
 from nccl_doctor.logs.rule import Grade
 from nccl_doctor.logs.source import Reading
 from nccl_doctor.text.inet import numeric

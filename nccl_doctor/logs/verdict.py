@@ -8,7 +8,7 @@ from nccl_doctor import __version__
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.diagnose import LogVerdict
 from nccl_doctor.logs.event import Event
-from nccl_doctor.logs.rank_progress import RankProgress, rank_progress
+from nccl_doctor.logs.facts import RankProgress, rank_progress
 from nccl_doctor.logs.register import signs
 from nccl_doctor.logs.rule import Grade
 from nccl_doctor.logs.stall import guessed

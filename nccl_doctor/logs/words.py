@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nccl_doctor.model.finding import Command, Fix, on
-from nccl_doctor.text.hostlist import fold_numbers, nouns
+from nccl_doctor.text.hostlist import ranks_of
 from nccl_doctor.text.shell import line
 
 if TYPE_CHECKING:
@@ -38,12 +37,6 @@ def advise(message: str, summary: str, commands: tuple[Command, ...] = ()) -> Ad
     elif commands and not announced:
         summary = f"{summary} {THEN}"
     return Advice(message, Fix(summary=summary, risk="safe" if commands else "manual", commands=commands))
-
-
-def ranks_of(ranks: Iterable[int]) -> str:
-    """``rank 3``, ``ranks 0-2,7``."""
-    names = sorted(ranks)
-    return f"{nouns(len(names), 'rank')} {fold_numbers(names)}"
 
 
 def ifname_command(case: Case) -> tuple[Command, ...]:

@@ -203,3 +203,9 @@ def _bracket(numbers: list[str]) -> str:
         else:
             runs.append([number])
     return "[" + ",".join(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs) + "]"
+
+
+def ranks_of(ranks: Iterable[int]) -> str:
+    """``rank 3``, ``ranks 0-2,7``."""
+    names = sorted(ranks)
+    return f"{nouns(len(names), 'rank')} {fold_numbers(names)}"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.logs.facts import Facts, facts_of
-from nccl_doctor.logs.rank_process import Interface, Milestone
+from nccl_doctor.logs.facts import Facts, Interface, Milestone, facts_of
 
 RUN = """\
 n1:10:10 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>

@@ -6,9 +6,8 @@ import pytest
 
 from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.endings import blamed
-from nccl_doctor.logs.facts import Facts
+from nccl_doctor.logs.facts import Facts, Process
 from nccl_doctor.logs.prefix import Prefix
-from nccl_doctor.logs.rank_process import Process
 from nccl_doctor.logs.reader import Reader
 from nccl_doctor.logs.verdict import report
 from nccl_doctor.model.report import Diagnosis

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 from nccl_doctor.logs.collectives import waiting
 from nccl_doctor.logs.marks import RECORDED
 from nccl_doctor.logs.rule import LogSigns, likely, root
-from nccl_doctor.logs.words import Advice, advise, by_rank, ranks_of
+from nccl_doctor.logs.words import Advice, advise, by_rank
 from nccl_doctor.model.register import from_logs
+from nccl_doctor.text.hostlist import ranks_of
 
 if TYPE_CHECKING:
     from nccl_doctor.logs.case import Case

@@ -20,14 +20,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nccl_doctor.logs.collectives import absent, never_started, waiting
+from nccl_doctor.logs.collectives import never_started, waiting
+from nccl_doctor.logs.facts import absent, rank_progress
 from nccl_doctor.logs.marks import BROKE_OFF, BUSY, COMPLAINED, CONNECTED, RAS_LINE, RECORDED, SHARED, TABLE, TALKING
-from nccl_doctor.logs.rank_progress import rank_progress
 from nccl_doctor.logs.rule import LogSigns, clue, generic, hint, symptom
-from nccl_doctor.logs.words import Advice, advise, by_rank, ranks_of
+from nccl_doctor.logs.words import Advice, advise, by_rank
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.nccl.versions import recorder
-from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.hostlist import fold, ranks_of
 
 if TYPE_CHECKING:
     from nccl_doctor.logs.case import Case

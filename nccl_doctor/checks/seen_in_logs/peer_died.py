@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from nccl_doctor.logs.marks import RAS_LINE, RECORDED, failed_connects
 from nccl_doctor.logs.rule import WEB, Grade, LogSigns, clue, generic, symptom
-from nccl_doctor.logs.words import Advice, advise, ranks_of
+from nccl_doctor.logs.words import Advice, advise
 from nccl_doctor.model.register import from_logs
-from nccl_doctor.text.hostlist import capital
+from nccl_doctor.text.hostlist import capital, ranks_of
 
 if TYPE_CHECKING:
     from nccl_doctor.logs.case import Case

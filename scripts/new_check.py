@@ -50,14 +50,10 @@ References: where the wording stands in the program's source.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from nccl_doctor.logs.rule import LogSigns, root
-from nccl_doctor.logs.words import Advice, advise
+from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.rule import root
+from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.register import from_logs
-
-if TYPE_CHECKING:
-    from nccl_doctor.logs.case import Case
 
 from_logs(__name__, "NCD{code}", explains=("peer-died", "killed", "script-failed"))
 

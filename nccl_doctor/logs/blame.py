@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from nccl_doctor.logs.context import Log, in_context
-from nccl_doctor.logs.event import Event
+from nccl_doctor.logs.context import in_context
 from nccl_doctor.logs.flight import Dump, compare
+from nccl_doctor.logs.log import KEPT, Cause, Event, Log
 from nccl_doctor.logs.marks import EXITED, RECORDED
-from nccl_doctor.logs.register import echoes
 from nccl_doctor.logs.rule import SCRIPT, Grade
-from nccl_doctor.logs.source import KEPT
+from nccl_doctor.logs.signs import echoes
 from nccl_doctor.model.register import entry
 from nccl_doctor.text.hostlist import grouped
 
 MOST_CAUSES = 3
-
-
-@dataclass(frozen=True)
-class Cause:
-    """One cause: its events, most telling first, and the groups of events that follow from it."""
-
-    name: str
-    events: tuple[Event, ...]
-    follows: tuple[tuple[str, tuple[Event, ...]], ...] = ()
-    grade: Grade = Grade.ROOT
 
 
 def causes(log: Log) -> tuple[Cause, ...]:

@@ -7,10 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from nccl_doctor.logs.blame import Cause
-from nccl_doctor.logs.context import Log
-from nccl_doctor.logs.event import Address, Event
 from nccl_doctor.logs.facts import Interface, Process, rank_progress
+from nccl_doctor.logs.log import Address, Cause, Event, Log
 from nccl_doctor.model.finding import Command, LogLine, on
 from nccl_doctor.text.hostlist import fold, ranks_of
 from nccl_doctor.text.shell import line

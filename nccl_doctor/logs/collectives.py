@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nccl_doctor.logs.event import Address
+from nccl_doctor.logs.log import Address
 from nccl_doctor.logs.prefix import Prefix, number
 
 if TYPE_CHECKING:
-    from nccl_doctor.logs.event import Event
+    from nccl_doctor.logs.log import Event
 
 
 _WORK = re.compile(

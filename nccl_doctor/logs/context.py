@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from nccl_doctor.logs.collectives import mismatch
 from nccl_doctor.logs.endings import (
@@ -21,15 +20,13 @@ from nccl_doctor.logs.endings import (
     sources_left,
     within_one_host,
 )
-from nccl_doctor.logs.event import Event
 from nccl_doctor.logs.facts import Facts
-from nccl_doctor.logs.flight import Dump
+from nccl_doctor.logs.log import Event, Log, Reading
 from nccl_doctor.logs.marks import KILLED_FOR_MEMORY, RETURN_CODE
 from nccl_doctor.logs.prefix import number
 from nccl_doctor.logs.ras_events import from_text
-from nccl_doctor.logs.register import echoes, signs
 from nccl_doctor.logs.rule import SCRIPT, Grade
-from nccl_doctor.logs.source import Reading
+from nccl_doctor.logs.signs import echoes, signs
 from nccl_doctor.logs.stall import apart, came_together, complaints, interrupts, stalled
 from nccl_doctor.text.inet import numeric
 
@@ -41,44 +38,8 @@ _RETRIES_AT_THE_END = 3
 """A log that ends within this many lines of a retry shows no success after it."""
 
 
-_STREAM = re.compile(r"\b(?:std)?(?:out|err)\b")
-"""What the names of the two streams of one process differ by, as torchrun's --log-dir, Slurm and MPI write them."""
-
 _CAUGHT = frozenset({"out-of-memory"})
 """What a script that tries sizes out meets on its way to a good end, unless the kernel or Slurm says it."""
-
-
-@dataclass
-class Log:
-    """Everything that was read; dumps of the flight recorder by the file that they stand in.
-
-    Attributes:
-        joined: lines were joined that may not belong together, so that what follows what tells nothing.
-        cut: sources whose archive ends in the middle: nobody knows what followed.
-        refused: dumps and answers of RAS that ask for more than any holds, and for what.
-    """
-
-    facts: Facts
-    readings: list[Reading] = field(default_factory=list)
-    dumps: dict[str, Dump] = field(default_factory=dict)
-    joined: bool = False
-    cut: list[str] = field(default_factory=list)
-    refused: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def unsaid(self) -> list[str]:
-        """Sources that hold nothing; the one stream of a process is none of them where the other one speaks."""
-        speaking = {_STREAM.sub("", reading.name) for reading in self.readings if reading.bytes}
-        return [one.name for one in self.readings if not one.bytes and _STREAM.sub("", one.name) not in speaking]
-
-    @property
-    def counts(self) -> Counter[str]:
-        """Lines of each diagnosis."""
-        total: Counter[str] = Counter()
-        for reading in self.readings:
-            for (name, grade), count in reading.counts.items():
-                total[name] += count if grade is not Grade.CLUE else 0
-        return total
 
 
 def in_context(log: Log) -> list[Event]:

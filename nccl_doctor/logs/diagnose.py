@@ -7,16 +7,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from nccl_doctor.logs import flight
-from nccl_doctor.logs.blame import Cause, causes
-from nccl_doctor.logs.context import Log
-from nccl_doctor.logs.event import Event
+from nccl_doctor.logs.blame import causes
 from nccl_doctor.logs.facts import CHANNEL_RULES, Facts, facts_of
+from nccl_doctor.logs.log import Cause, Event, Log, Reading
 from nccl_doctor.logs.marks import RAS_LINE
 from nccl_doctor.logs.prefix import decode, flow, join, wide, width
 from nccl_doctor.logs.ras_events import from_answer
 from nccl_doctor.logs.reader import Reader
 from nccl_doctor.logs.rule import Grade
-from nccl_doctor.logs.source import Reading
 from nccl_doctor.nccl.ras import MalformedAnswerError, RasAnswer, parse_json
 from nccl_doctor.text.bounds import CrowdedError
 

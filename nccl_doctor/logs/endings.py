@@ -17,11 +17,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from nccl_doctor.logs import marks
-from nccl_doctor.logs.event import Event
 from nccl_doctor.logs.facts import Facts
+from nccl_doctor.logs.log import Event, Reading, label
 from nccl_doctor.logs.marks import EXITED, INTERRUPTED, MEETING, TALKING, TERMINATING
 from nccl_doctor.logs.rule import SCRIPT, Grade
-from nccl_doctor.logs.source import Reading, label
 from nccl_doctor.text.inet import numeric
 
 _FIRST = re.compile(r"failed \(exitcode: (?P<torchrun>-?\d{1,3})\)|exits with return code = (?P<deepspeed>-?\d{1,3})\b")

@@ -16,13 +16,12 @@ from itertools import groupby
 from pathlib import Path
 
 from nccl_doctor.logs.diagnose import is_one_record
-from nccl_doctor.logs.event import Event
 from nccl_doctor.logs.facts import Facts
+from nccl_doctor.logs.log import KEPT, LAST, Event, Reading
 from nccl_doctor.logs.prefix import wide, width
 from nccl_doctor.logs.reader import TAIL, Reader
 from nccl_doctor.logs.reading import BLOCK, compressed
 from nccl_doctor.logs.rule import Grade
-from nccl_doctor.logs.source import KEPT, LAST, Reading
 
 LONG = 32 << 20
 """Less than this is read before the processes have started."""

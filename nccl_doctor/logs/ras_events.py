@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from nccl_doctor.logs.event import Address, Event
+from nccl_doctor.logs.log import KEPT, Address, Event
 from nccl_doctor.logs.marks import RAS_LINE
 from nccl_doctor.logs.rule import Grade
-from nccl_doctor.logs.source import KEPT
 from nccl_doctor.nccl.ras import Communicator, RankGroup, RasAnswer, RasProcess, RasRank, parse_lines
 from nccl_doctor.text.bounds import compiled
 

@@ -8,13 +8,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from nccl_doctor.logs.collectives import address_of, rank_of
-from nccl_doctor.logs.event import Event
 from nccl_doctor.logs.facts import RULES, Facts
+from nccl_doctor.logs.log import KEPT, LAST, Event, Reading
 from nccl_doctor.logs.prefix import QUOTED, Prefix, decode, peel, quote, records, without_bars
-from nccl_doctor.logs.register import rules
 from nccl_doctor.logs.rule import Grade, LogRule
 from nccl_doctor.logs.scan import QUOTA, Line, Scanner, Table, table
-from nccl_doctor.logs.source import KEPT, LAST, Reading
+from nccl_doctor.logs.signs import rules
 from nccl_doctor.nccl.messages import meaning
 
 TAIL = 32 << 10

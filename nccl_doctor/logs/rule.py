@@ -1,19 +1,13 @@
-"""What a rule is: one wording, the diagnosis it speaks for, and how much it weighs; and how logs show a diagnosis."""
+"""Rules: a wording, the diagnosis that it speaks for, and how much it weighs."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
 
 from nccl_doctor.text.bounds import compiled
-
-if TYPE_CHECKING:
-    from nccl_doctor.logs.case import Case
-    from nccl_doctor.logs.words import Advice
 
 WEB = (
     r"https?://|HTTPS?Connection|urllib3\.|requests\.exceptions|huggingface\.co\b|huggingface_hub\.|\bwandb[.:]"
@@ -87,30 +81,3 @@ clue = partial(LogRule, Grade.CLUE)
 def benign(pattern: str, sample: str) -> LogRule:
     """A rule of grade BENIGN: its line is no fault, whatever other rules say."""
     return LogRule(Grade.BENIGN, pattern, sample)
-
-
-@dataclass(frozen=True)
-class LogSigns:
-    """How logs show one diagnosis, and what to say then: the ``SIGNS`` of its file.
-
-    Attributes:
-        rules: its wordings; of several of one grade that fit a line, the first speaks.
-        advice: what to say and do.
-        after: diagnoses that go before this one where a line fits wordings of both that weigh the same; between
-            others the name decides.
-        echo: ranks see it of any fault of another one, so it is a cause only where nothing else is.
-        network: it tells of the way between hosts; beside other such faults its hints count.
-        hint: what a hint of it weighs once it counts.
-        hint_beside: its hints count beside these faults alone, not beside any.
-        warning_up_to: nothing worse than a warning up to this grade, where nothing follows from it: NCCL may have gone
-            on without the plugin or the setting.
-    """
-
-    rules: tuple[LogRule, ...]
-    advice: Callable[[Case], Advice]
-    after: tuple[str, ...] = ()
-    echo: bool = False
-    network: bool = False
-    hint: Grade = Grade.GENERIC
-    hint_beside: tuple[str, ...] = ()
-    warning_up_to: Grade = Grade.BENIGN

@@ -7,10 +7,9 @@ import re
 from dataclasses import replace
 
 from nccl_doctor.logs import marks
-from nccl_doctor.logs.event import Event
 from nccl_doctor.logs.facts import Facts, Milestone
+from nccl_doctor.logs.log import Event, Reading
 from nccl_doctor.logs.rule import Grade
-from nccl_doctor.logs.source import Reading
 from nccl_doctor.text.inet import numeric
 
 _PLACES = frozenset({marks.CHOSEN, marks.STARTED, marks.CONNECTED, marks.TABLE, marks.MEETING, marks.TALKING})

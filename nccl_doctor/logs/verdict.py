@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from nccl_doctor import __version__
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.diagnose import LogVerdict
-from nccl_doctor.logs.event import Event
 from nccl_doctor.logs.facts import RankProgress, rank_progress
-from nccl_doctor.logs.register import signs
+from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade
+from nccl_doctor.logs.signs import signs
 from nccl_doctor.logs.stall import guessed
 from nccl_doctor.logs.summed import summed
 from nccl_doctor.model.finding import Finding, Fix, Severity

@@ -59,7 +59,7 @@ class Check:
         needs: fields of a host's facts, and phases, that have to be known; ``nccl_doctor.snapshot.known`` gives the
             check their values.
         explains: names of the diagnoses that merely follow from this one. Not those that ranks print of any fault of
-            another one (nccl_doctor.logs.rule, ``LogSigns.echo``).
+            another one (nccl_doctor.logs.signs, ``LogSigns.echo``).
         in_logs: what also follows where a log alone tells; facts of a host would show the two apart.
         needs_nccl: it judges only hosts of which NCCL's choice is known; its check reads that from
             ``View.by_host``.

@@ -17,8 +17,8 @@ from pathlib import Path
 from nccl_doctor.logs import facts
 from nccl_doctor.logs.anchors import anchor
 from nccl_doctor.logs.diagnose import LogSource, diagnose
-from nccl_doctor.logs.register import rules
 from nccl_doctor.logs.rule import LogRule
+from nccl_doctor.logs.signs import rules
 from nccl_doctor.logs.verdict import report
 
 RULES: tuple[LogRule | facts.FactRule, ...] = (*rules(), *facts.RULES)

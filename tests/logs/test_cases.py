@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.diagnose import LogSource, LogVerdict, diagnose
-from nccl_doctor.logs.register import signs
+from nccl_doctor.logs.signs import signs
 from tests.each import each
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.log"))

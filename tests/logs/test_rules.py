@@ -10,8 +10,8 @@ from nccl_doctor.logs import marks
 from nccl_doctor.logs.anchors import anchor
 from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.facts import CHANNEL_RULES, RULES, FactRule, Facts
-from nccl_doctor.logs.register import rules, signs
 from nccl_doctor.logs.rule import Grade, LogRule
+from nccl_doctor.logs.signs import rules, signs
 from nccl_doctor.logs.verdict import report
 from nccl_doctor.model.register import all_checks
 from tests.each import each

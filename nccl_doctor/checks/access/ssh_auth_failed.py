@@ -31,6 +31,9 @@ import re
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.checks.wording import pasted
+from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.rule import root
+from nccl_doctor.logs.signs import Advice, LogSigns, not_logged_in
 from nccl_doctor.model.finding import Fix, Severity, on
 from nccl_doctor.snapshot import LoginFacts, SshAuthFailed
 from nccl_doctor.text.shell import Line, line, script
@@ -126,3 +129,21 @@ def _copies(failures: tuple[SshAuthFailed, ...]) -> list[Line | None]:
 def _fix(summary: str, lines: list[Line | None]) -> Fix:
     commands = on(None, *dict.fromkeys(lines))
     return pasted(summary, commands)
+
+
+def advice(case: Case) -> Advice:
+    """The host, and where the key goes."""
+    return not_logged_in(
+        case, "no key was accepted", "Put the public key of the launching host into authorized_keys there:"
+    )
+
+
+# The words of OpenSSH's client.
+RULES = (
+    root(
+        r"Permission denied(?: \((?:publickey|password|gssapi|keyboard)|, please try again)",
+        "gpu-17: Permission denied (publickey,password).",
+    ),
+)
+
+SIGNS = LogSigns(RULES, advice)

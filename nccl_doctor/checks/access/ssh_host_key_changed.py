@@ -19,6 +19,9 @@ from __future__ import annotations
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.rule import root
+from nccl_doctor.logs.signs import Advice, LogSigns, not_logged_in
 from nccl_doctor.model.finding import Fix, Severity
 from nccl_doctor.snapshot import HostKeyChanged
 
@@ -40,3 +43,19 @@ def _remedy(failures: tuple[HostKeyChanged, ...]) -> Fix:
         summary="Find out whether the host was installed anew, and compare the fingerprint with its own, on its "
         f"console. Only if they agree, delete {place} and check again: the new key is then unknown and can be added."
     )
+
+
+def advice(case: Case) -> Advice:
+    """The host, and what to find out first."""
+    return not_logged_in(case, "its host key has changed", "Find out why before you remove the old key:")
+
+
+# The words of OpenSSH's client.
+RULES = (
+    root(
+        r"REMOTE HOST IDENTIFICATION HAS CHANGED",
+        "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @",
+    ),
+)
+
+SIGNS = LogSigns(RULES, advice)

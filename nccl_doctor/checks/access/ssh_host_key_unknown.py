@@ -26,6 +26,9 @@ import re
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.checks.wording import pasted
+from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.rule import root
+from nccl_doctor.logs.signs import Advice, LogSigns, not_logged_in
 from nccl_doctor.model.finding import Fix, Severity, on
 from nccl_doctor.snapshot import HostKeyUnknown
 from nccl_doctor.text.shell import line
@@ -80,3 +83,14 @@ def _own(failure: HostKeyUnknown) -> str:
     kinds = {"ssh-ed25519": "ed25519", "ssh-rsa": "rsa"}
     kind = kinds.get(str(failure.facts.key_type), "ecdsa")
     return f"ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub"
+
+
+def advice(case: Case) -> Advice:
+    """The host, and what to compare."""
+    return not_logged_in(case, "its host key is not known", "Compare its fingerprint, then add the key to known_hosts:")
+
+
+# The words of OpenSSH's client.
+RULES = (root(r"Host key verification failed", "Host key verification failed."),)
+
+SIGNS = LogSigns(RULES, advice)

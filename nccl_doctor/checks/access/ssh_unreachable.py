@@ -27,6 +27,9 @@ from collections.abc import Collection
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.rule import generic, root
+from nccl_doctor.logs.signs import Advice, LogSigns, not_logged_in
 from nccl_doctor.model.finding import Fix, Severity
 from nccl_doctor.snapshot import SshUnreachable
 from nccl_doctor.text.hostlist import fold
@@ -103,3 +106,28 @@ def _remedy(failures: tuple[SshUnreachable, ...]) -> Fix:
             "~/.ssh/config), or run nccl-doctor there."
         )
     return Fix(summary=_SUMMARY.get(str(failures[0].facts.reason), _OTHER))
+
+
+def advice(case: Case) -> Advice:
+    """The host, and what to start there."""
+    return not_logged_in(case, "it does not answer", "Start sshd there and open its port, or correct the name:")
+
+
+# The words of OpenSSH's client, and of an MPI launcher whose daemons do not start.
+RULES = (
+    root(
+        r"ssh: connect to host (?P<host>\S+) port \d+: ",
+        "ssh: connect to host gpu-17 port 22: Connection timed out",
+    ),
+    root(
+        r"(?:ssh|kex)_exchange_identification: |rcmd: socket: Permission denied"
+        r"|Connection (?:closed|reset) by (?P<ip>[0-9.]+) port 22\b",
+        "kex_exchange_identification: Connection closed by remote host",
+    ),
+    generic(
+        r"(?:ORTE|PRTE|PRRTE) (?:was unable to reliably start|has lost communication with|does not know how to route)",
+        "ORTE was unable to reliably start one or more daemons.",
+    ),
+)
+
+SIGNS = LogSigns(RULES, advice)

@@ -17,6 +17,9 @@ from __future__ import annotations
 from collections import Counter
 
 from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.rule import root
+from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.report import RankReport
 from nccl_doctor.snapshot import Smoke
@@ -66,3 +69,24 @@ def _named(ranks: list[RankReport]) -> str:
 def _group(smoke: Smoke, group: tuple[int, ...]) -> str:
     ranks = [smoke.ranks[rank] for rank in group]
     return f"on {_named(ranks)} alone" if len(group) == 1 else f"between {_named(ranks)}"
+
+
+def advice(case: Case) -> Advice:
+    """How to test the host alone."""
+    return advise(
+        f"The collective of {case.who} came out with wrong values.",
+        "Take the host out of the job and test it alone: memory errors (nvidia-smi -q), PCIe ACS and IOMMU, the "
+        "NIC's firmware.",
+        case.check(),
+    )
+
+
+# The check of values that nccl-tests ends with.
+RULES = (
+    root(
+        r"Out of bounds values ?: ?[1-9]\d* FAILED|[Oo]ut of bounds values.*FAILED",
+        "# Out of bounds values : 8 FAILED",
+    ),
+)
+
+SIGNS = LogSigns(RULES, advice)

@@ -17,6 +17,9 @@ from __future__ import annotations
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import folded
+from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.rule import Grade, likely, root
+from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.host_nccl import HostNccl
@@ -60,3 +63,39 @@ def _judge_comm_id(own: HostNccl) -> BadValue | None:
     if not isinstance(failure, Failure):
         return None
     return BadValue(f"does not start: {failure.reason}", "IP:PORT or [IPv6]:PORT on a subnet of every host")
+
+
+def advice(case: Case) -> Advice:
+    """Which setting to correct."""
+    return advise(
+        f"NCCL does not take a setting as it was meant on {case.who}.",
+        "Correct or unset the variable or the file that the line names; look into ~/.nccl.conf and /etc/nccl.conf too:",
+        case.check(),
+    )
+
+
+# NCCL's warnings of a setting or a file that it can't use.
+RULES = (
+    root(
+        r"Invalid NCCL_COMM_ID",
+        "n1:9:9 [0] bootstrap.cc:88 NCCL WARN Invalid NCCL_COMM_ID, please use format: <ipv4>:<port>",
+    ),
+    root(
+        r"WARN .*(?:Could not open XML (?:topology|graph) file|XML (?:Topology|Graph) has wrong version|XML Parse"
+        r"|XML Mismatch|XML Import Channel)",
+        "n1:1:2 [0] graph/xml.cc:500 NCCL WARN Could not open XML topology file /etc/topo.xml : No such file or "
+        "directory",
+    ),
+    root(
+        r"WARN .*(?:[Nn]o algorithm/protocol available|Unrecognized (?:element|prefix) token"
+        r"|All entries except the first must have a prefix)",
+        "n1:1:2 [0] enqueue.cc:1 NCCL WARN Error : no algorithm/protocol available",
+    ),
+    likely(
+        r"WARN .*(?:Invalid NCCL_\w+|NCCL_\w+\S* (?:value|has invalid|is too|unknown value|is out of range"
+        r"|set to a value))",
+        "n1:1:2 [0] init.cc:1 NCCL WARN Invalid NCCL_COMM_BLOCKING value 7",
+    ),
+)
+
+SIGNS = LogSigns(RULES, advice, after=("plugin-fault",), warning_up_to=Grade.LIKELY)

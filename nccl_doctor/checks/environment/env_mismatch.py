@@ -15,6 +15,9 @@ from __future__ import annotations
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import minority
+from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.rule import Grade, root
+from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.variables import Variable, is_known
@@ -87,3 +90,23 @@ def _finding(name: str, column: dict[str, Variable | None]) -> Finding:
         ),
         severity=Severity.ERROR if name in MUST_AGREE else None,
     )
+
+
+def advice(case: Case) -> Advice:
+    """What to make the same."""
+    return advise(
+        f"NCCL's variables differ between ranks (seen by {case.who}): what one chooses does not fit the others.",
+        "Make them the same on all hosts, ~/.nccl.conf and /etc/nccl.conf included:",
+        case.check(),
+    )
+
+
+# NCCL's own comparison of variables between ranks (NCCL DIAG).
+RULES = (
+    root(
+        r"NCCL DIAG \[INFO\] .{0,20}[Ee]nv.{0,80}(?:mismatch|differ)",
+        "n1:4242 NCCL DIAG [INFO] NCCL env: NCCL_ALGO mismatch across 16 ranks in comm 0x5f, rank(s) 9 differ",
+    ),
+)
+
+SIGNS = LogSigns(RULES, advice, warning_up_to=Grade.ROOT)

@@ -15,6 +15,9 @@ from __future__ import annotations
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import folded
+from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.rule import root
+from nccl_doctor.logs.signs import Advice, LogSigns, advise, ifname_command
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.gloo import gloo_devices
@@ -65,3 +68,36 @@ def _better(nccl: ClusterNccl, host: str) -> str | None:
     if one is not None and one.chosen is not None and not nccl.bootstrap[host].is_lost and not nccl.is_idle(host):
         return one.chosen.name
     return nccl.suggestion.interfaces.get(host) if nccl.suggestion is not None else None
+
+
+def advice(case: Case) -> Advice:
+    """The name that gloo does not find, and how to see the right one."""
+    name = case.address.iface or case.address.ip or "the name that it was given"
+    return advise(
+        f"gloo finds no address for {name} on {case.who}: GLOO_SOCKET_IFNAME must be the exact name of an interface, "
+        "and the host's own name must give one of its addresses.",
+        "Set GLOO_SOCKET_IFNAME to the plain name of the interface, without = and ^. See which one:",
+        ifname_command(case),
+    )
+
+
+# Gloo finds no address for the name that it was given.
+RULES = (
+    root(
+        r"Unable to find address for:? ?(?P<iface>[A-Za-z0-9._=^,@-]+)",
+        "RuntimeError: [enforce fail at ../gloo/transport/tcp/device.cc:83] ifa != nullptr. Unable to find address "
+        "for: eth9",
+        unless=r"rp != nullptr",
+    ),
+    root(
+        r"Unable to find interface for: ?(?P<ip>[0-9a-fA-F.:]+)",
+        "RuntimeError: [enforce fail at gloo/transport/tcp/device.cc:208] rv != -1. Unable to find interface for: "
+        "10.2.0.9",
+    ),
+    root(
+        r"makeDeviceFor(?:Interface|Hostname)\(\): unsupported gloo device",
+        "RuntimeError: makeDeviceForInterface(): unsupported gloo device",
+    ),
+)
+
+SIGNS = LogSigns(RULES, advice)

@@ -19,6 +19,9 @@ from __future__ import annotations
 
 from nccl_doctor.checks.own_names import CHANCE, finding, own_names
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.rule import root
+from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.text.hostlist import fold
 
@@ -40,3 +43,30 @@ def hostname_loopback(view: View) -> Findings:
         hosts = tuple(own.host for own in caught)
         what = ": gloo gives the others that" if any(own.lost for own in caught) else f"; {CHANCE}"
         yield finding(view, caught, f"On {fold(hosts)} the host's own name resolves to a loopback address{what}.")
+
+
+def advice(case: Case) -> Advice:
+    """The line of /etc/hosts to mend."""
+    return advise(
+        f"gloo connected to {case.target if case.address.ip else 'a loopback address'} instead of another host: a "
+        "host's own name gives 127.x there, and that is what it told its peers.",
+        "Take the host's name out of the 127.0.1.1 line of /etc/hosts, or set GLOO_SOCKET_IFNAME on every host. See "
+        "which:",
+        case.check(),
+    )
+
+
+# Gloo dials 127.x, which a peer took for its own address.
+RULES = (
+    root(
+        r"connectFullMesh failed with .*(?:no error|remote=\[127\.|remote=\[::1\])",
+        "RuntimeError: Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:144] no error",
+    ),
+    root(
+        r"(?:SO_ERROR: Connection refused|timed out connecting).*remote=\[(?:127\.|::1\])",
+        "RuntimeError: [gloo/transport/tcp/pair.cc:152] timed out connecting: SO_ERROR: Connection refused, "
+        "remote=[127.0.1.1]:17308",
+    ),
+)
+
+SIGNS = LogSigns(RULES, advice, network=True)

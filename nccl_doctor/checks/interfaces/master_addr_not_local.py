@@ -14,6 +14,9 @@ from __future__ import annotations
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import failed_by
+from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.rule import root
+from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import HostFacts, known
@@ -62,3 +65,29 @@ def _shown(facts: HostFacts) -> list[str]:
         for entry in interfaces.addresses
         if not is_loopback(entry.address) and not entry.address.startswith("fe80:")
     ]
+
+
+def advice(case: Case) -> Advice:
+    """The address that is not the master's."""
+    return advise(
+        f"{case.who} should be the master but does not have the address {case.address.ip or 'that it was given'}: it "
+        "is another host's, or behind a NAT.",
+        "Set MASTER_ADDR to an address of the host that runs node rank 0:",
+        case.check(),
+    )
+
+
+# A bind to an address that this host does not have (EADDRNOTAVAIL, 99).
+RULES = (
+    root(
+        r"server socket has failed to (?:bind|listen).*(?::(?P<port>\d+) \(errno: 99 - |EADDRNOTAVAIL)",
+        "[W socket.cpp:426] [c10d] The server socket has failed to bind to 10.0.0.9:29500 (errno: 99 - Cannot assign "
+        "requested address).",
+    ),
+    root(
+        r"(?:bind|listen|OSError).*(?:\[Errno 99\]|errno=99|[Cc]annot assign requested address)",
+        "OSError: [Errno 99] Cannot assign requested address",
+    ),
+)
+
+SIGNS = LogSigns(RULES, advice)

@@ -20,6 +20,9 @@ from collections.abc import Iterable, Iterator
 
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.checks.wording import failed_where, on_each, pasted
+from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.rule import root
+from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import HostFacts, known
@@ -113,3 +116,24 @@ def _beside(nets: frozenset[Network], texts: Iterable[str]) -> Iterator[str]:
         address = address_of(text)
         if address.version == 4 and any(address in net for net in nets):
             yield text
+
+
+def advice(case: Case) -> Advice:
+    """The thresholds to raise."""
+    return advise(
+        f"The kernel of {case.who} keeps fewer neighbours' addresses than there are hosts on the net, and drops "
+        "packets to the rest.",
+        "Raise net.ipv4.neigh.default.gc_thresh1, 2 and 3 well above the number of hosts, on every host:",
+        case.check(),
+    )
+
+
+# The kernel's own line.
+RULES = (
+    root(
+        r"neighbou?r table overflow",
+        "[ 4242.1] neighbour: arp_cache: neighbor table overflow!",
+    ),
+)
+
+SIGNS = LogSigns(RULES, advice)

@@ -17,6 +17,57 @@ torch/csrc/distributed/c10d/socket.cpp.
 
 from __future__ import annotations
 
+from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.marks import C10D_CLIENT, failed_connects, failed_pairs
+from nccl_doctor.logs.rule import WEB, Grade, hint, likely
+from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD310", job_wide=False, errors=("ECONNREFUSED",))
+
+
+def advice(case: Case) -> Advice:
+    """Who was refused by whom, and a test of both."""
+    return advise(
+        f"{case.who} was refused by {case.target}: nothing listened there. Its process had ended or not yet begun, "
+        "or the address belongs to no host of this job.",
+        "Look for the first error on that host, check the master address, and test the ports:",
+        case.check(),
+    )
+
+
+# NCCL's, torch's, gloo's, MPI's and JAX's words for ECONNREFUSED (111).
+RULES = (
+    *failed_connects(Grade.LIKELY, r"[Cc]onnection refused", "Connection refused"),
+    *failed_pairs(Grade.LIKELY, r"[Cc]onnection refused", "Connection refused"),
+    likely(
+        r"WARN .*(?:onnect: exceeded retries|Call to connect timeout ?: ?Connection refused)",
+        "n1:1:2 [0] misc/socket.cc:435 NCCL WARN socketStartConnect: exceeded retries (20000)",
+    ),
+    likely(
+        r"(?:ConnectionRefusedError|\[Errno 111\]|errno ?= ?111\b)",
+        "ConnectionRefusedError: [Errno 111] Connection refused",
+        unless=WEB,
+    ),
+    likely(
+        r"ailed to connect to remote host: Connection refused",
+        "UNAVAILABLE: ipv4:10.0.0.2:8476: Failed to connect to remote host: Connection refused",
+    ),
+    likely(
+        r"(?:connect|Connect)\S* to (?P<ip>\d+\.\d+\.\d+\.\d+)(?::(?P<port>\d+))? (?:failed"
+        r"|refused).*[Cc]onnection refused",
+        "[n1][[1,0],2][btl_tcp_endpoint.c:803] connect() to 10.0.0.9:1024 failed: Connection refused (111)",
+    ),
+    hint(
+        C10D_CLIENT + r"(?:errno: 111|system error: 10061) - ",
+        "[W socket.cpp:558] [c10d] The client socket has failed to connect to [head]:29500 (errno: 111 - Connection "
+        "refused).",
+    ),
+    hint(
+        r"TCP client failed to connect/validate to host .*retrying.*Connection refused",
+        "[W TCPStore.cpp:340] [c10d] TCP client failed to connect/validate to host 10.0.0.2:29500 - retrying (try=3, "
+        "timeout=9ms, delay=1ms): Connection refused",
+    ),
+)
+
+SIGNS = LogSigns(RULES, advice, echo=True, network=True, hint=Grade.ROOT)

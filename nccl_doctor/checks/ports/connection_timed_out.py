@@ -14,6 +14,67 @@ References: NCCL's src/misc/socket.cc; torch/csrc/distributed/c10d/socket.cpp; t
 
 from __future__ import annotations
 
+from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.marks import C10D_CLIENT, RETURN_CODE, failed_connects, failed_pairs
+from nccl_doctor.logs.rule import WEB, Grade, generic, hint, likely, symptom
+from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD312", job_wide=False, errors=("ETIMEDOUT",))
+
+
+def advice(case: Case) -> Advice:
+    """Who got no answer from whom, and a test of both."""
+    return advise(
+        f"{case.who} got no answer from {case.target}: a firewall or a cloud's security group drops the packets, or "
+        "the address lies on a net that this host does not reach.",
+        "NCCL draws its ports from the whole ephemeral range, so one open master port is not enough. Test all:",
+        case.check(),
+    )
+
+
+# NCCL's, torch's, gloo's and Ray's words for ETIMEDOUT (110).
+RULES = (
+    *failed_connects(Grade.LIKELY, r"[Cc]onnection timed out", "Connection timed out"),
+    *failed_pairs(Grade.LIKELY, r"[Cc]onnection timed out", "Connection timed out"),
+    likely(
+        r"WARN .*onnect: exceeded timeouts",
+        "n1:1:2 [0] misc/socket.cc:435 NCCL WARN socketStartConnect: exceeded timeouts (3)",
+    ),
+    likely(
+        r"WARN .*Call to connect (?:timeout|failed) ?: ?(?:Connection|Operation) timed out",
+        "n1:1:2 [0] include/socket.h:361 NCCL WARN Call to connect timeout : Connection timed out",
+    ),
+    likely(
+        r"(?:[Cc]onnect timeout|[Tt]imed? ?out connecting:?|connect(?:ing)? timed out) \[?\d+\.\d+\.\d+\.\d+",
+        "RuntimeError: [gloo/transport/tcp/pair.cc:180] Connect timeout [10.0.0.2]:31337",
+    ),
+    likely(
+        r"\[Errno 110\]",
+        "TimeoutError: [Errno 110] Connection timed out",
+        unless=WEB,
+    ),
+    likely(
+        r"WARN .*socketPollConnect:? poll\(\) (?:returned|failed)",
+        "n1:1:2 [0] misc/socket.cc:586 NCCL WARN socketPollConnect poll() returned 1, no POLLOUT events",
+    ),
+    symptom(
+        r"WARN .*Call to (?:recv|send|write|read)\S* .*failed ?: (?:Connection timed out|No route|Operation timed)",
+        "n1:1:2 [0] misc/socket.cc:50 NCCL WARN Net : Call to recv from 10.0.0.2<4242> failed : Connection timed out",
+    ),
+    generic(
+        RETURN_CODE,
+        "n1:1:2 [0] NCCL INFO misc/socket.cc:564 -> 2",
+    ),
+    hint(
+        C10D_CLIENT + r"(?:errno: 110|system error: 10060) - ",
+        "[W socket.cpp:558] [c10d] The client socket has failed to connect to [head]:29500 (errno: 110 - Connection "
+        "timed out).",
+    ),
+    likely(
+        r"Failed to connect to GCS (?:at|within|after)|Unable to connect to GCS|ailed to connect to (?:the )?GCS",
+        "RuntimeError: Failed to connect to GCS at address=192.168.5.20:6379. rpc_code: 14",
+    ),
+)
+
+SIGNS = LogSigns(RULES, advice, echo=True, network=True, hint=Grade.ROOT)

@@ -24,6 +24,10 @@ from __future__ import annotations
 from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.checks.wording import pairs_of, pasted
+from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.marks import failed_connects
+from nccl_doctor.logs.rule import Grade, root
+from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.snapshot import Host, Mesh, known, ranks
@@ -107,3 +111,24 @@ def _widen(host: Host, master_port: int) -> tuple[Command, ...]:
 def needed_ports(local_ranks: int, world: int) -> int:
     """Ports that NCCL and torch need on a host at most, estimated as this module's page says."""
     return local_ranks * (OWN_PORTS + 2 * world)
+
+
+def advice(case: Case) -> Advice:
+    """The range to widen."""
+    return advise(
+        f"{case.who} found no free port in the kernel's ephemeral range, from which NCCL draws one for each listener.",
+        "Widen net.ipv4.ip_local_port_range on every host, and let NCCL use fewer connections (leave PXN on).",
+        case.check(),
+    )
+
+
+# A bind to port 0 or a connect that finds no free port.
+RULES = (
+    *failed_connects(Grade.ROOT, "Cannot assign requested address", "Cannot assign requested address"),
+    root(
+        r"NCCL WARN .*Call to bind failed ?: ?Address already in use",
+        "n1:1:2 [0] misc/socket.cc:374 NCCL WARN Call to bind failed: Address already in use",
+    ),
+)
+
+SIGNS = LogSigns(RULES, advice, network=True, hint=Grade.ROOT)

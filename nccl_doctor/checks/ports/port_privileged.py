@@ -11,6 +11,9 @@ Fix: choose a master port from 1024 up, outside of the ephemeral range: torchrun
 from __future__ import annotations
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.rule import root
+from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import known
 
@@ -40,3 +43,23 @@ def port_privileged(view: View) -> Findings:
             severity=Severity.ERROR if refused else Severity.WARNING,
             fix=Fix(summary="Set master_port in the hosts file to one from 1024 up; torchrun's default is 29500."),
         )
+
+
+def advice(case: Case) -> Advice:
+    """A port that may be opened."""
+    port = f" {case.port}" if case.port else ""
+    return advise(
+        f"Port{port} may not be opened by this user: ports below net.ipv4.ip_unprivileged_port_start need root.",
+        "Take a port above 1024 as master port.",
+    )
+
+
+# Torch may not bind the master port (EACCES, 13).
+RULES = (
+    root(
+        r"server socket has failed to (?:bind|listen).*(?::(?P<port>\d+) \(errno: 13 - |EACCES)",
+        "[W socket.cpp:426] [c10d] The server socket has failed to bind to [::]:80 (errno: 13 - Permission denied).",
+    ),
+)
+
+SIGNS = LogSigns(RULES, advice)

@@ -15,17 +15,13 @@ References: NCCL's src/transport/net_socket.cc and net_ib.cc; torch/csrc/distrib
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.collectives import waiting
 from nccl_doctor.logs.marks import RECORDED
-from nccl_doctor.logs.rule import LogSigns, likely, root
-from nccl_doctor.logs.words import Advice, advise, by_rank
+from nccl_doctor.logs.rule import likely, root
+from nccl_doctor.logs.signs import Advice, LogSigns, advise, by_rank
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.hostlist import ranks_of
-
-if TYPE_CHECKING:
-    from nccl_doctor.logs.case import Case
 
 from_logs(__name__, "NCD904")
 

@@ -18,19 +18,15 @@ from 2.2.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.collectives import never_started, waiting
 from nccl_doctor.logs.facts import absent, rank_progress
 from nccl_doctor.logs.marks import BROKE_OFF, BUSY, COMPLAINED, CONNECTED, RAS_LINE, RECORDED, SHARED, TABLE, TALKING
-from nccl_doctor.logs.rule import LogSigns, clue, generic, hint, symptom
-from nccl_doctor.logs.words import Advice, advise, by_rank
+from nccl_doctor.logs.rule import clue, generic, hint, symptom
+from nccl_doctor.logs.signs import Advice, LogSigns, advise, by_rank
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.nccl.versions import recorder
 from nccl_doctor.text.hostlist import fold, ranks_of
-
-if TYPE_CHECKING:
-    from nccl_doctor.logs.case import Case
 
 from_logs(__name__, "NCD903")
 

@@ -13,15 +13,11 @@ References: CUDA runtime API, cudaError_t; NVIDIA's Xid catalogue.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from nccl_doctor.logs.rule import LogSigns, generic, hint, likely, root
-from nccl_doctor.logs.words import Advice, advise
-from nccl_doctor.logs.xid import meaning_of_xid
+from nccl_doctor.checks.software.gpu_errors import meaning_of_xid
+from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.rule import generic, hint, likely, root
+from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.register import from_logs
-
-if TYPE_CHECKING:
-    from nccl_doctor.logs.case import Case
 
 from_logs(__name__, "NCD913", explains=("gdr-p2p-fault", "ib-fault", "out-of-memory"))
 

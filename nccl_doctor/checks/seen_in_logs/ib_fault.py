@@ -17,15 +17,12 @@ References: NCCL's src/transport/net_ib.cc; infiniband/verbs.h (ibv_wc_status).
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
+from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.prefix import number
-from nccl_doctor.logs.rule import LogSigns, hint, root, symptom
-from nccl_doctor.logs.words import Advice, advise
+from nccl_doctor.logs.rule import hint, root, symptom
+from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.register import from_logs
-
-if TYPE_CHECKING:
-    from nccl_doctor.logs.case import Case
 
 from_logs(__name__, "NCD910", explains=("cuda-error", "gdr-p2p-fault"))
 

@@ -14,15 +14,11 @@ References: signal(7); torch/distributed/elastic/multiprocessing/api.py.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.marks import INTERRUPTED
-from nccl_doctor.logs.rule import LogSigns, generic, likely
-from nccl_doctor.logs.words import Advice, advise
+from nccl_doctor.logs.rule import generic, likely
+from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.register import from_logs
-
-if TYPE_CHECKING:
-    from nccl_doctor.logs.case import Case
 
 from_logs(__name__, "NCD917")
 

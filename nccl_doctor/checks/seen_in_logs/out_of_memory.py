@@ -13,15 +13,11 @@ References: torch's CUDA memory notes; kernel documentation on the OOM killer.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.marks import KILLED_FOR_MEMORY
-from nccl_doctor.logs.rule import LogSigns, root
-from nccl_doctor.logs.words import Advice, advise
+from nccl_doctor.logs.rule import root
+from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.register import from_logs
-
-if TYPE_CHECKING:
-    from nccl_doctor.logs.case import Case
 
 from_logs(__name__, "NCD914", explains=("cuda-error", "gdr-p2p-fault", "ib-fault"))
 

@@ -14,16 +14,12 @@ References: NCCL's src/misc/socket.cc (socketProgress); torch/csrc/distributed/c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.marks import RAS_LINE, RECORDED, failed_connects
-from nccl_doctor.logs.rule import WEB, Grade, LogSigns, clue, generic, symptom
-from nccl_doctor.logs.words import Advice, advise
+from nccl_doctor.logs.rule import WEB, Grade, clue, generic, symptom
+from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.hostlist import capital, ranks_of
-
-if TYPE_CHECKING:
-    from nccl_doctor.logs.case import Case
 
 from_logs(__name__, "NCD905", errors=("ECONNRESET", "EPIPE"))
 

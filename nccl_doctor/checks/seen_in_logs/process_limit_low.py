@@ -14,14 +14,10 @@ References: fork(2) and pthread_create(3), EAGAIN; cgroup v2, pids.max.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from nccl_doctor.logs.rule import LogSigns, likely, root
-from nccl_doctor.logs.words import Advice, advise
+from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.rule import likely, root
+from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.register import from_logs
-
-if TYPE_CHECKING:
-    from nccl_doctor.logs.case import Case
 
 from_logs(__name__, "NCD924", explains=("peer-died", "collective-timeout", "killed", "script-failed", "out-of-memory"))
 

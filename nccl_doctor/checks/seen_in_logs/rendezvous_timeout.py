@@ -15,15 +15,11 @@ References: torch/csrc/distributed/c10d/socket.cpp and TCPStore.cpp; torch/distr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.marks import MEETING, STARTED
-from nccl_doctor.logs.rule import LogSigns, clue, generic, hint, likely
-from nccl_doctor.logs.words import Advice, advise
+from nccl_doctor.logs.rule import clue, generic, hint, likely
+from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.register import from_logs
-
-if TYPE_CHECKING:
-    from nccl_doctor.logs.case import Case
 
 from_logs(__name__, "NCD902")
 

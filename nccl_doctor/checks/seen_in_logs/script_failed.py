@@ -13,17 +13,13 @@ References: torch/distributed/elastic/multiprocessing/errors; torch/distributed/
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.endings import exit_code
 from nccl_doctor.logs.marks import EXITED, TERMINATING
-from nccl_doctor.logs.rule import WEB, LogSigns, clue, generic, hint, likely
-from nccl_doctor.logs.words import Advice, advise
+from nccl_doctor.logs.rule import WEB, clue, generic, hint, likely
+from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.secrets import part
-
-if TYPE_CHECKING:
-    from nccl_doctor.logs.case import Case
 
 from_logs(__name__, "NCD919")
 

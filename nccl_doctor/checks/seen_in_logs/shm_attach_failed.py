@@ -14,14 +14,10 @@ References: NCCL's src/misc/shmutils.cc; logind.conf(5).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from nccl_doctor.logs.rule import LogSigns, likely, root
-from nccl_doctor.logs.words import Advice, advise
+from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.rule import likely, root
+from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.register import from_logs
-
-if TYPE_CHECKING:
-    from nccl_doctor.logs.case import Case
 
 from_logs(__name__, "NCD909")
 

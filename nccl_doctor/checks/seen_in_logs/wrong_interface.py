@@ -15,15 +15,11 @@ References: NCCL's src/misc/socket.cc (ncclFindInterfaces).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.marks import CHOSEN, failed_connects
-from nccl_doctor.logs.rule import Grade, LogSigns, clue, hint, root
-from nccl_doctor.logs.words import Advice, advise, ifname_command
+from nccl_doctor.logs.rule import Grade, clue, hint, root
+from nccl_doctor.logs.signs import Advice, LogSigns, advise, ifname_command
 from nccl_doctor.model.register import from_logs
-
-if TYPE_CHECKING:
-    from nccl_doctor.logs.case import Case
 
 from_logs(__name__, "NCD901", explains=("hostname-loopback", "no-route-to-host"))
 

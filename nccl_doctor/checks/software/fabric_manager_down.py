@@ -16,6 +16,9 @@ from __future__ import annotations
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import on_each, pasted
+from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.rule import root
+from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import HostFacts, Unknown, known
@@ -66,3 +69,30 @@ def _registered(facts: HostFacts) -> bool:
     """Tells whether every GPU says that it is part of the fabric."""
     health = () if isinstance(facts.gpu_health, Unknown) else facts.gpu_health
     return bool(health) and all(gpu.fabric == "Completed" for gpu in health)
+
+
+def advice(case: Case) -> Advice:
+    """The service to start."""
+    return advise(
+        f"The NVSwitch fabric of {case.who} is not ready: nvidia-fabricmanager does not run, was restarted while "
+        "GPUs were in use, or does not fit the driver.",
+        "Start nvidia-fabricmanager of the driver's own version (systemctl status nvidia-fabricmanager); after a "
+        "restart of it reset the GPUs or reboot.",
+        case.check(),
+    )
+
+
+# CUDA's error 802 and NVLink SHARP that can't be bound.
+RULES = (
+    root(
+        r"(?:system not yet initialized|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY|[Ee]rror 802\b"
+        r"|[Ff]abric ?[Mm]anager.{0,40}(?:not running|fail|not active))",
+        "n1:1:2 [0] init.cc:5 NCCL WARN Cuda failure 802 'system not yet initialized'",
+    ),
+    root(
+        r"Failed to bind NVLink SHARP|transport/nvls\.cc:\d+ .*NCCL WARN .*(?:Cuda failure|CUDA error)",
+        "n1:1:2 [0] transport/nvls.cc:244 NCCL WARN Cuda failure 1 'invalid argument'",
+    ),
+)
+
+SIGNS = LogSigns(RULES, advice)

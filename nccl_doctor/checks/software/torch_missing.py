@@ -16,6 +16,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.rule import root
+from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import known
 
@@ -43,3 +46,24 @@ def _summary(others: Collection[str]) -> str:
         f'Name the interpreter that has torch in the hosts file ("python: {python}") or with --python, or install '
         "torch for this one."
     )
+
+
+def advice(case: Case) -> Advice:
+    """What to install, and where."""
+    return advise(
+        f"The Python of {case.who} has no torch, or one without CUDA or NCCL.",
+        "Install a build of torch for this CUDA into the very environment that the job runs in:",
+        case.check(),
+    )
+
+
+# No module, or a build without CUDA or NCCL.
+RULES = (
+    root(
+        r"(?:No module named '?torch'?$|doesn't have NCCL built in|Torch not compiled with CUDA enabled"
+        r"|is not built with NCCL|No module named '?torch\.distributed)",
+        "RuntimeError: Distributed package doesn't have NCCL built in",
+    ),
+)
+
+SIGNS = LogSigns(RULES, advice)

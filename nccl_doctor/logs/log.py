@@ -1,16 +1,63 @@
-"""All that was read of one source of log text."""
+"""One fault that one line of a log tells."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from nccl_doctor.logs.event import Event
 from nccl_doctor.logs.facts import Facts
+from nccl_doctor.logs.flight import Dump
 from nccl_doctor.logs.prefix import Prefix, number
 from nccl_doctor.logs.rule import Grade
+from nccl_doctor.nccl.messages import Meaning
+
+
+@dataclass(frozen=True)
+class Address:
+    """What a line names as the other end, or as the port that it is about."""
+
+    host: str | None = None
+    ip: str | None = None
+    port: int | None = None
+    iface: str | None = None
+
+
+@dataclass(frozen=True)
+class Event:
+    """One fault that one line tells.
+
+    Attributes:
+        name: may still change when the whole log is known, as may the grade.
+        wording: the pattern or NCCL's template that the line fits.
+        order: its place among all lines read.
+    """
+
+    name: str
+    grade: Grade
+    wording: str
+    file: str
+    line: int
+    text: str
+    message: str
+    prefix: Prefix
+    address: Address
+    rank: int | None
+    order: int
+    catalogued: Meaning | None = None
+
+    @classmethod
+    def of_file(
+        cls, file: str, wording: str, text: str, *, name: str = "", grade: Grade = Grade.CLUE, rank: int | None = None
+    ) -> Event:
+        """What a whole file says that is no log."""
+        return cls(name, grade, wording, file, 1, text, text, Prefix(), Address(), rank, order=-1)
+
+    def saying(self, message: str) -> Event:
+        """The same with another message than its text."""
+        return replace(self, message=message)
+
 
 KEPT = 512
 """Events of one diagnosis and grade that are kept of one source; further ones are counted."""
@@ -104,3 +151,50 @@ class Reading:
             self.summary.append(one._replace(rank=rank, host=one.host or told.get("host")))
         for of, told in later._telling.items():
             self._telling.setdefault(of, {}).update(told)
+
+
+_STREAM = re.compile(r"\b(?:std)?(?:out|err)\b")
+"""What the names of the two streams of one process differ by, as torchrun's --log-dir, Slurm and MPI write them."""
+
+
+@dataclass
+class Log:
+    """Everything that was read; dumps of the flight recorder by the file that they stand in.
+
+    Attributes:
+        joined: lines were joined that may not belong together, so that what follows what tells nothing.
+        cut: sources whose archive ends in the middle: nobody knows what followed.
+        refused: dumps and answers of RAS that ask for more than any holds, and for what.
+    """
+
+    facts: Facts
+    readings: list[Reading] = field(default_factory=list)
+    dumps: dict[str, Dump] = field(default_factory=dict)
+    joined: bool = False
+    cut: list[str] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def unsaid(self) -> list[str]:
+        """Sources that hold nothing; the one stream of a process is none of them where the other one speaks."""
+        speaking = {_STREAM.sub("", reading.name) for reading in self.readings if reading.bytes}
+        return [one.name for one in self.readings if not one.bytes and _STREAM.sub("", one.name) not in speaking]
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Lines of each diagnosis."""
+        total: Counter[str] = Counter()
+        for reading in self.readings:
+            for (name, grade), count in reading.counts.items():
+                total[name] += count if grade is not Grade.CLUE else 0
+        return total
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One cause: its events, most telling first, and the groups of events that follow from it."""
+
+    name: str
+    events: tuple[Event, ...]
+    follows: tuple[tuple[str, tuple[Event, ...]], ...] = ()
+    grade: Grade = Grade.ROOT

@@ -157,7 +157,7 @@ class Server:
 
         seconds = request["deadline_s"]
         deadline = time.monotonic() + seconds
-        return facts.run({"firewall": lambda: firewall.collect(deadline, request["sudo"], again=True)}, seconds)
+        return facts.run({"firewall": lambda: firewall.read_firewall(deadline, request["sudo"], again=True)}, seconds)
 
     def _watched(self, request: dict[str, Any]) -> Any:
         from nccl_doctor.probe.hang.watch import Watch

@@ -80,7 +80,7 @@ class Proc(NamedTuple):
     started: int
 
 
-def read(pid: int) -> Proc | None:
+def read_proc(pid: int) -> Proc | None:
     """A process; None where it is gone."""
     try:
         file = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
@@ -116,7 +116,7 @@ class Table:
     """
 
     def __init__(self) -> None:
-        found = (read(int(entry)) for entry in os.listdir("/proc") if entry.isdigit())
+        found = (read_proc(int(entry)) for entry in os.listdir("/proc") if entry.isdigit())
         self.procs: dict[int, Proc] = {proc.pid: proc for proc in found if proc is not None}
         self._children: dict[int, list[int]] = {}
         for proc in self.procs.values():

@@ -102,7 +102,7 @@ def _kernel_stack(pid: int) -> list[str]:
 
 
 def _worker(proc: Proc) -> dict[str, Any]:
-    fresh = procs.read(proc.pid)
+    fresh = procs.read_proc(proc.pid)
     return {
         "pid": proc.pid,
         "name": proc.name,

@@ -38,9 +38,9 @@ def fact(field: str, *, slow: bool = False) -> Callable[[Collector], Collector]:
     return register
 
 
-LIMIT = 1 << 23
+MOST_FILE_BYTES = 1 << 23
 """Bytes of one file. Fifty thousand sockets of /proc/net/tcp fit; anybody can make more in a namespace of their own."""
-PIECE = 1 << 16
+FILE_PIECE = 1 << 16
 
 
 @fact("port_range")
@@ -59,7 +59,7 @@ def read(path: str) -> str | None:
     try:
         with open(path, "rb", buffering=0) as file:
             # in pieces: a sysctl answers a buffer of 4 MiB with ENOMEM (proc_sys_call_handler, fs/proc/proc_sysctl.c)
-            while len(data) < LIMIT and (piece := file.read(PIECE)):
+            while len(data) < MOST_FILE_BYTES and (piece := file.read(FILE_PIECE)):
                 data += piece
     except OSError:
         return None

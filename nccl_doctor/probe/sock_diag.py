@@ -91,7 +91,7 @@ def sockets_on(port: int, timeout_s: float = 2.0, states: int = ALL_STATES) -> l
     Raises:
         OSError: the kernel has no sock_diag, or refuses.
     """
-    found = map(parse, _dump(port, 0, timeout_s, states))
+    found = map(parse_socket, _dump(port, 0, timeout_s, states))
     # The kernel passes the port over where it dumps sockets that are only bound (seen on 6.18).
     return [one for one in found if port in (0, one.local_port)]
 
@@ -112,7 +112,7 @@ def find_sockets(ports: set[int], *, listeners: bool = False) -> list[DiagSocket
     return found + [one for one in everywhere if one.local_port not in ports]
 
 
-def describe(one: DiagSocket, pid: int | None) -> dict[str, Any]:
+def describe_socket(one: DiagSocket, pid: int | None) -> dict[str, Any]:
     """Returns the JSON form of snapshot.TcpSocket; "BOUND" neither listens nor is connected."""
     return {
         "local_address": one.local_address,
@@ -141,7 +141,7 @@ def parse_flow(body: bytes) -> Flow:
     info = netlink.attributes(body[_MESSAGE.size + _SOCKET_ID.size + _TAIL.size :]).get(INET_DIAG_INFO, b"")
     acked, received = _BYTES.unpack_from(info, _BYTES_AT) if len(info) >= _BYTES_AT + _BYTES.size else (None, None)
     return Flow(
-        socket=parse(body),
+        socket=parse_socket(body),
         unread=unread,
         unsent=unsent,
         # without these timers there is nothing to send again, and nobody to ask
@@ -153,7 +153,7 @@ def parse_flow(body: bytes) -> Flow:
     )
 
 
-def parse(body: bytes) -> DiagSocket:
+def parse_socket(body: bytes) -> DiagSocket:
     """One struct inet_diag_msg (include/uapi/linux/inet_diag.h)."""
     family, state, timer, _ = _MESSAGE.unpack_from(body)
     local_port, remote_port, local, remote = _SOCKET_ID.unpack_from(body, _MESSAGE.size)

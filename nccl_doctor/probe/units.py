@@ -102,7 +102,7 @@ def elsewhere(port: int, table: Table) -> list[dict[str, object]]:
         if len(seen) > MOST_SPACES:
             break
         seen.add(space)
-        if port in _taken(pid):
+        if port in _held_ports(pid):
             found.append({"pid": pid, "command": table.command(pid), "unit": unit_of(pid, table)})
     return found
 
@@ -139,7 +139,7 @@ def _login(pid: int, table: Table) -> int | None:
     return int(told) if told.isdigit() and int(told) != NO_LOGIN else None
 
 
-def _taken(pid: int) -> Iterator[int]:
+def _held_ports(pid: int) -> Iterator[int]:
     """Local ports that a listener, or a socket that is only bound, has in a process's network namespace."""
     for name in ("tcp", "tcp6"):
         for line in (read(f"/proc/{pid}/net/{name}") or "").splitlines()[1:]:

@@ -43,7 +43,7 @@ class Agent:
         if not managers:  # firewall-cmd and ufw take 0.2 s to say that they don't run
             firewall.find = lambda program: None if program in {"firewall-cmd", "ufw"} else shutil.which(program)
 
-        return firewall.collect(time.monotonic() + HANGS_S)
+        return firewall.read_firewall(time.monotonic() + HANGS_S)
 
     def start(self, argv: list[str]) -> int:
         nowhere = subprocess.DEVNULL

@@ -67,7 +67,7 @@ EXPECTED = {
 def test_gpus_and_their_health(generation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(generation, tmp_path, monkeypatch)
     found = gpus.list_gpus(time.monotonic() + LONG_S)
-    health = gpu_health.collect(time.monotonic() + LONG_S)
+    health = gpu_health.read_gpu_health(time.monotonic() + LONG_S)
     assert [gpu["index"] for gpu in found] == [gpu["index"] for gpu in health]
     if generation != "no_devices":
         count, name, driver = EXPECTED[generation]
@@ -80,7 +80,9 @@ def test_gpus_and_their_health(generation: str, tmp_path: Path, monkeypatch: pyt
 def test_errors_are_told_by_the_gpu_that_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install("a100", tmp_path, monkeypatch)
     bad = [
-        gpu for gpu in gpu_health.collect(time.monotonic() + LONG_S) if gpu["ecc_uncorrected"] or gpu["remap_pending"]
+        gpu
+        for gpu in gpu_health.read_gpu_health(time.monotonic() + LONG_S)
+        if gpu["ecc_uncorrected"] or gpu["remap_pending"]
     ]
     assert [(gpu["index"], gpu["ecc_uncorrected"], gpu["remap_pending"], gpu["remap_failed"]) for gpu in bad] == [
         (3, 2, True, False)
@@ -89,7 +91,7 @@ def test_errors_are_told_by_the_gpu_that_has_them(tmp_path: Path, monkeypatch: p
 
 def test_what_is_not_told_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install("mig", tmp_path, monkeypatch)
-    first, second = gpu_health.collect(time.monotonic() + LONG_S)
+    first, second = gpu_health.read_gpu_health(time.monotonic() + LONG_S)
     assert (first["mig"], first["ecc_uncorrected"], first["remap_pending"]) == (True, None, None)
     assert (second["mig"], second["ecc_uncorrected"], second["remap_pending"]) == (True, 0, False)
 
@@ -100,7 +102,7 @@ def test_without_a_driver_there_is_nothing(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(tools, "MORE", ())
     monkeypatch.setattr(gpus, "DEVICES", (str(tmp_path / "nvidia0"),))
     assert gpus.list_gpus(time.monotonic() + LONG_S) == []
-    assert gpu_health.collect(time.monotonic() + LONG_S) == []
+    assert gpu_health.read_gpu_health(time.monotonic() + LONG_S) == []
     assert gpu_health.xids() == []
     assert read_rdma(str(tmp_path / "infiniband")) == []
 
@@ -250,8 +252,8 @@ def damaged(source: str) -> st.SearchStrategy[str]:
 @pytest.mark.parametrize("generation", ALL)
 @given(data=st.data())
 def test_no_damage_breaks_the_parsers_of_health(generation: str, data: st.DataObject) -> None:
-    fields = tuple(name for name in gpu_health.FIELDS if generation not in OLD_DRIVER or name != "fabric.state")
-    found = gpu_health.parse(data.draw(damaged(text(generation, "health.csv"))), fields)
+    fields = tuple(name for name in gpu_health.HEALTH_FIELDS if generation not in OLD_DRIVER or name != "fabric.state")
+    found = gpu_health.parse_gpu_health(data.draw(damaged(text(generation, "health.csv"))), fields)
     assert all(isinstance(gpu["index"], int) for gpu in found)
     gpu_health.parse_rows(data.draw(damaged(text(generation, "rows.csv"))))
 

@@ -400,7 +400,7 @@ def test_without_ipv6_there_is_one_table_and_without_proc_no_answer(
 
 def test_names_literals_and_the_hosts_own_are_answered() -> None:
     wanted = ("127.0.0.1", "::1", "localhost", "no-such-host.invalid", "127.0.0.2")
-    told = Names.model_validate(names.collect(dict.fromkeys(wanted), soon()))
+    told = Names.model_validate(names.resolve_names(dict.fromkeys(wanted), soon()))
     assert {"localhost", "no-such-host.invalid", socket.gethostname()} <= told.own.keys()
     assert told.source in ("127.0.0.1", "::1")
     assert told.get("127.0.0.1") == Resolution(addresses=("127.0.0.1",), source="127.0.0.1")
@@ -420,7 +420,7 @@ def test_only_what_deviates_from_what_others_made_of_it_is_told() -> None:
         "no-such-host.invalid": [[], lost["error"]],
         socket.gethostname(): [names.look_up(socket.gethostname())["addresses"], None],
     }
-    own = names.collect(wanted, soon())["own"]
+    own = names.resolve_names(wanted, soon())["own"]
     assert own["localhost"]["addresses"] == names.look_up("localhost")["addresses"]
     assert not own.keys() & {"127.0.0.1", "no-such-host.invalid"}
 
@@ -467,7 +467,7 @@ def test_a_look_up_that_never_ends_is_told_in_its_own_row(monkeypatch: pytest.Mo
         ),
     )
     try:
-        found = names.collect({"slow": None, "quick": None}, time.monotonic() + 0.3 * crowd())["own"]
+        found = names.resolve_names({"slow": None, "quick": None}, time.monotonic() + 0.3 * crowd())["own"]
     finally:
         release.set()
     assert (found["slow"]["addresses"], found["slow"]["error"][:12]) == ([], "no answer in")

@@ -19,7 +19,7 @@ from tests.probe.tables import RUN, Fake, FakeTable, rank
 def collected(monkeypatch: pytest.MonkeyPatch, *fakes: Fake) -> list[TrainingJob]:
     monkeypatch.setattr(processes, "Table", lambda: FakeTable(*fakes))
     monkeypatch.setattr(progress, "watch", lambda jobs: ["CPU time" if 70 in pids else None for pids in jobs])
-    return [TrainingJob.model_validate(row) for row in processes.collect()]
+    return [TrainingJob.model_validate(row) for row in processes.find_jobs()]
 
 
 def test_jobs_that_run_an_orphan_and_what_another_probe_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_a_zombie_whose_parent_lives_is_left_behind() -> None:
     with subprocess.Popen([*shell], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         parent.stdout.readline()
-        ask = "import json; from nccl_doctor.probe.facts import processes; print(json.dumps(processes.collect()))"
+        ask = "import json; from nccl_doctor.probe.facts import processes; print(json.dumps(processes.find_jobs()))"
         found = json.loads(subprocess.run([sys.executable, "-c", ask], capture_output=True, check=True).stdout)
         below = set(Table().descendants(parent.pid))
         for pid in below:

@@ -30,7 +30,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_file_is_its_digest_and_a_relative_path_starts_at_home(home: Path) -> None:
     (home / "train.py").write_text("x")
-    (entry,) = same.collect(["train.py"], soon())
+    (entry,) = same.digest_paths(["train.py"], soon())
     assert entry["resolved"] == str(home / "train.py")
     assert (entry["kind"], entry["size"], entry["problem"]) == ("file", 1, None)
     assert entry["files"] == {"": hashlib.sha256(b"x").hexdigest()}
@@ -40,17 +40,17 @@ def test_a_folder_is_its_files_without_caches(home: Path) -> None:
     for name in ("src/a.py", "src/deep/b.py", "src/__pycache__/a.pyc"):
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(name)
-    (entry,) = same.collect(["~/src"], soon())
+    (entry,) = same.digest_paths(["~/src"], soon())
     assert (entry["kind"], sorted(entry["files"])) == ("folder", ["a.py", "deep/b.py"])
 
 
 def test_what_is_not_there_is_missing_and_no_failure(home: Path) -> None:
-    assert same.collect(["nope"], soon()) == [{"path": "nope", "resolved": str(home / "nope"), "kind": "missing"}]
+    assert same.digest_paths(["nope"], soon()) == [{"path": "nope", "resolved": str(home / "nope"), "kind": "missing"}]
 
 
 def test_a_pipe_of_that_name_is_not_waited_for(home: Path) -> None:
     os.mkfifo(home / "pipe")
-    (entry,) = same.collect(["pipe"], soon())
+    (entry,) = same.digest_paths(["pipe"], soon())
     assert entry["files"] == {"": "no regular file"}
 
 
@@ -58,8 +58,8 @@ def test_too_many_files_and_too_little_time_are_told(home: Path, monkeypatch: py
     for number in range(4):
         (home / f"f{number}").write_text("x")
     monkeypatch.setattr(same, "MAX_FILES", 3)
-    assert "more than 3 files" in same.collect(["."], soon())[0]["problem"]
-    assert "too much to read" in same.collect(["f1"], time.monotonic() - 1)[0]["problem"]
+    assert "more than 3 files" in same.digest_paths(["."], soon())[0]["problem"]
+    assert "too much to read" in same.digest_paths(["f1"], time.monotonic() - 1)[0]["problem"]
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -77,19 +77,19 @@ def test_a_checkout_is_its_commit_and_what_was_changed(home: Path) -> None:
         (repo / name).write_text(name)
     git(repo, "add", ".")
     git(repo, "commit", "-qm", "first")
-    (entry,) = same.collect(["repo"], soon())
+    (entry,) = same.digest_paths(["repo"], soon())
     assert (entry["kind"], entry["commit"], entry["files"]) == ("checkout", git(repo, "rev-parse", "HEAD"), {})
 
     (repo / "c d.py").write_text("changed")
     (repo / "a.py").unlink()
     (repo / "new.py").write_text("untracked")
-    (entry,) = same.collect(["repo"], soon())
+    (entry,) = same.digest_paths(["repo"], soon())
     assert entry["files"] == {"a.py": "deleted", "c d.py": hashlib.sha256(b"changed").hexdigest()}
 
 
 def test_a_checkout_that_git_can_not_read_is_told(home: Path) -> None:
     (home / "repo" / ".git").mkdir(parents=True)
-    (entry,) = same.collect(["repo"], soon())
+    (entry,) = same.digest_paths(["repo"], soon())
     assert entry["kind"] == "checkout"
     assert entry["problem"].startswith("git ended with 128")
 
@@ -111,21 +111,29 @@ def test_plugins_are_found_where_ld_so_looks_and_once(tmp_path: Path, monkeypatc
 
 @given(st.binary())
 def test_no_file_breaks_the_version(data: bytes) -> None:
-    version = pci.parse_version(data)
+    version = pci.parse_plugin_version(data)
     assert version is None or version.encode() in data
 
 
 def test_the_answer_of_a_login_shell_stands_behind_its_mark() -> None:
-    said = b"Welcome!\n" + environment.MARK + b"/opt/conda/bin/python3\0/opt/conda\0\0NCCL_DEBUG=INFO\0A=1\n2\0"
-    assert environment.parse(said) == ("/opt/conda/bin/python3", "/opt/conda", {"NCCL_DEBUG": "INFO", "A": "1\n2"})
-    assert environment.parse(environment.MARK + b"\0\0HOME=/root\0") == (None, None, {"HOME": "/root"})
+    said = b"Welcome!\n" + environment.SHELL_MARK + b"/opt/conda/bin/python3\0/opt/conda\0\0NCCL_DEBUG=INFO\0A=1\n2\0"
+    assert environment.parse_login_shell(said) == (
+        "/opt/conda/bin/python3",
+        "/opt/conda",
+        {"NCCL_DEBUG": "INFO", "A": "1\n2"},
+    )
+    assert environment.parse_login_shell(environment.SHELL_MARK + b"\0\0HOME=/root\0") == (
+        None,
+        None,
+        {"HOME": "/root"},
+    )
     with pytest.raises(Unavailable):
-        environment.parse(b"This account is currently not available.\n")
+        environment.parse_login_shell(b"This account is currently not available.\n")
 
 
 @given(st.binary())
 def test_no_answer_breaks_the_login_shell(said: bytes) -> None:
-    executable, _, _ = environment.parse(environment.MARK + said)
+    executable, _, _ = environment.parse_login_shell(environment.SHELL_MARK + said)
     assert executable is None or executable.startswith("/")
 
 

@@ -29,7 +29,7 @@ def look(env: dict[str, str], seconds: float = LONG_S) -> TorchInfo | None:
     deadline = time.monotonic() + seconds
     asked = Interpreter(env, deadline)
     try:
-        found = torch_info.collect(env, asked, deadline)
+        found = torch_info.read_torch(env, asked, deadline)
     finally:
         asked.nccl()
     return None if found is None else TorchInfo.model_validate(found)

@@ -52,7 +52,7 @@ class Host:
 
 
 def collect(*, sudo: bool = True, seconds: float = LONG_S) -> FirewallFacts:
-    return FirewallFacts.model_validate(firewall.collect(time.monotonic() + seconds, sudo))
+    return FirewallFacts.model_validate(firewall.read_firewall(time.monotonic() + seconds, sudo))
 
 
 def test_a_host_without_any_firewall_has_none(host: Host) -> None:
@@ -85,7 +85,7 @@ def test_for_the_counters_nobody_but_the_kernel_is_asked(host: Host) -> None:
     host.program("iptables-nft-save", "echo '-A INPUT -m set --match-set s src -j DROP'")
     for name in ("ipset", "firewall-cmd", "ufw"):
         host.program(name, "exit 1")
-    facts = FirewallFacts.model_validate(firewall.collect(time.monotonic() + LONG_S, again=True))
+    facts = FirewallFacts.model_validate(firewall.read_firewall(time.monotonic() + LONG_S, again=True))
     assert (facts.nft, facts.nft_text, facts.ipsets, facts.firewalld, facts.ufw) == (XT + "\n", None, None, None, None)
     assert isinstance(facts.iptables, tuple)
     assert len(facts.iptables) == 1

@@ -161,12 +161,12 @@ def test_ports_of_another_namespace_are_read_from_its_table(tmp_path: Path, monk
     row = "   0: 00000000:{:04X} 00000000:0000 {} 00000000:00000000 00:00000000 00000000     0        0 1 1\n"
     text = head + row.format(29500, "0A") + row.format(29501, "01") + row.format(29502, "07")
     monkeypatch.setattr(units, "read", {"/proc/20/net/tcp": text}.get)
-    assert list(units._taken(20)) == [29500, 29502]
+    assert list(units._held_ports(20)) == [29500, 29502]
 
 
 def test_a_file_of_the_kernel_is_read_up_to_a_bound(tmp_path: Path) -> None:
     """And in pieces: for a sysctl the kernel takes no buffer of megabytes."""
     big = tmp_path / "tcp"
-    big.write_bytes(b"x" * (reading.LIMIT + reading.PIECE + 1))
-    assert len(reading.read(str(big)) or "") == reading.LIMIT
+    big.write_bytes(b"x" * (reading.MOST_FILE_BYTES + reading.FILE_PIECE + 1))
+    assert len(reading.read(str(big)) or "") == reading.MOST_FILE_BYTES
     assert reading.port_range()["low"] > 0

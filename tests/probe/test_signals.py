@@ -39,7 +39,7 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def started(pid: int) -> int:
-    proc = procs.read(pid)
+    proc = procs.read_proc(pid)
     assert proc is not None
     return proc.started
 

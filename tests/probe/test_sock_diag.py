@@ -13,7 +13,7 @@ from nccl_doctor.probe import netlink, sock_diag
 
 @given(st.sampled_from([socket.AF_INET, socket.AF_INET6]), st.binary(min_size=71, max_size=200))
 def test_any_message_is_read(family: int, rest: bytes) -> None:
-    one = sock_diag.parse(bytes([family]) + rest)
+    one = sock_diag.parse_socket(bytes([family]) + rest)
     assert 0 <= one.local_port <= 65535
     assert one.state
 

@@ -85,10 +85,10 @@ def file_text(path: str) -> str | None:
 SHELLS = ("bash", "zsh", "sh", "dash", "ksh", "mksh", "fish")
 """Those that take -l, -i and -c together; csh takes -l alone."""
 PATIENCE_S = 4.0
-LIMIT = 1024 * 1024
-WHO = "import sys; print(sys.executable, sys.prefix, sep=chr(0), end='')"
-MARK = b"nccl-doctor-login-shell\0"
-OF_THE_MARK = "nccl-doctor-login-shell\\0"
+MOST_SHELL_BYTES = 1024 * 1024
+WHICH_PYTHON = "import sys; print(sys.executable, sys.prefix, sep=chr(0), end='')"
+SHELL_MARK = b"nccl-doctor-login-shell\0"
+MARK_TEXT = "nccl-doctor-login-shell\\0"
 ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")
 """What an activated environment sets (venv and conda)."""
 
@@ -105,10 +105,10 @@ def read_login_shell(python: str, deadline: float) -> dict[str, Any] | None:
         return None
     if os.path.basename(shell) not in SHELLS:
         return None
-    where = "" if "/" in python else f"{shlex.quote(python)} -I -c {shlex.quote(WHO)};"
-    line = f"printf '{OF_THE_MARK}'; {where} printf '\\0\\0'; exec env -0"
-    said = _run([shell, "-l", "-i", "-c", line], min(deadline, time.monotonic() + PATIENCE_S))
-    executable, prefix, there = parse(said)
+    where = "" if "/" in python else f"{shlex.quote(python)} -I -c {shlex.quote(WHICH_PYTHON)};"
+    line = f"printf '{MARK_TEXT}'; {where} printf '\\0\\0'; exec env -0"
+    said = _ask_shell([shell, "-l", "-i", "-c", line], min(deadline, time.monotonic() + PATIENCE_S))
+    executable, prefix, there = parse_login_shell(said)
     here, there_too = read_environment(), read_environment(there)
     names = [name for name in sorted({*here, *there_too}) if here.get(name) != there_too.get(name)]
     return {
@@ -120,13 +120,13 @@ def read_login_shell(python: str, deadline: float) -> dict[str, Any] | None:
     }
 
 
-def parse(said: bytes) -> tuple[str | None, str | None, Mapping[str, str]]:
+def parse_login_shell(said: bytes) -> tuple[str | None, str | None, Mapping[str, str]]:
     """The interpreter, its sys.prefix, and the variables behind the mark; what start files print stands before it.
 
     Raises:
         Unavailable: there is no mark.
     """
-    _, mark, answer = said.rpartition(MARK)
+    _, mark, answer = said.rpartition(SHELL_MARK)
     if not mark:
         raise Unavailable("the login shell ends without running a command")
     fields = [field.decode("utf-8", "surrogateescape") for field in answer.split(b"\0")]
@@ -135,7 +135,7 @@ def parse(said: bytes) -> tuple[str | None, str | None, Mapping[str, str]]:
     return executable, prefix, {name: value for name, _, value in told}
 
 
-def _run(argv: list[str], deadline: float) -> bytes:
+def _ask_shell(argv: list[str], deadline: float) -> bytes:
     """What the shell prints; its history stays as it is, and it gets no terminal to wait at."""
     allowed_s = max(0.1, deadline - time.monotonic())
     # No pipe: an agent that a start file leaves in the background would hold it open.
@@ -155,6 +155,6 @@ def _run(argv: list[str], deadline: float) -> bytes:
             os.killpg(shell.pid, signal.SIGKILL)
             shell.wait()
             raise Unavailable("the login shell gave no answer in time") from None
-        return os.pread(answer, LIMIT, 0)
+        return os.pread(answer, MOST_SHELL_BYTES, 0)
     finally:
         os.close(answer)

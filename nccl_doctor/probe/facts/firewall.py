@@ -166,7 +166,7 @@ Reader = Callable[[], object]
 
 
 @fact("firewall", slow=True)
-def collect(deadline: float, sudo: bool = True, again: bool = False) -> dict[str, object]:
+def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> dict[str, object]:
     """All packet filters of this host.
 
     Args:

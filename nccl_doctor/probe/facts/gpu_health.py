@@ -14,7 +14,7 @@ from typing import Any
 from nccl_doctor.probe import gpus
 from nccl_doctor.probe.reading import Unavailable, fact
 
-FIELDS = ("index", "pci.bus_id", "mig.mode.current", "ecc.errors.uncorrected.volatile.total", "fabric.state")
+HEALTH_FIELDS = ("index", "pci.bus_id", "mig.mode.current", "ecc.errors.uncorrected.volatile.total", "fabric.state")
 ROW_FIELDS = ("gpu_bus_id", "remapped_rows.pending", "remapped_rows.failure")
 """A query of its own: ``--query-remapped-rows``, known since the A100's drivers."""
 NOT_A_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
@@ -28,16 +28,16 @@ fact("gpus", slow=True)(gpus.list_gpus)
 
 
 @fact("gpu_health", slow=True)
-def collect(deadline: float) -> list[dict[str, Any]]:
+def read_gpu_health(deadline: float) -> list[dict[str, Any]]:
     """snapshot.GpuHealth of each GPU; none where nothing of NVIDIA's is there at all.
 
     Raises:
         Unavailable: a driver without nvidia-smi, or nvidia-smi fails.
     """
-    fields = list(FIELDS)
+    fields = list(HEALTH_FIELDS)
     while True:
         try:
-            found = parse(gpus.query("gpu", fields, deadline), tuple(fields))
+            found = parse_gpu_health(gpus.query("gpu", fields, deadline), tuple(fields))
             break
         except Unavailable as error:
             # A driver that does not know a field refuses the whole query.
@@ -51,10 +51,10 @@ def collect(deadline: float) -> list[dict[str, Any]]:
     return found
 
 
-def parse(text: str, fields: tuple[str, ...]) -> list[dict[str, Any]]:
+def parse_gpu_health(text: str, fields: tuple[str, ...]) -> list[dict[str, Any]]:
     """The rows of the query; a line that is no row is passed over, as is a value not understood."""
     rows = [dict(zip(fields, (part.strip() for part in line.split(",")))) for line in text.splitlines()]
-    return [_gpu(row) for row in rows if len(row) == len(fields) and re.fullmatch(r"[0-9]{1,4}", row["index"])]
+    return [_health(row) for row in rows if len(row) == len(fields) and re.fullmatch(r"[0-9]{1,4}", row["index"])]
 
 
 def parse_rows(text: str) -> dict[str, tuple[bool | None, bool | None]]:
@@ -128,7 +128,7 @@ def _rows(deadline: float) -> dict[str, tuple[bool | None, bool | None]]:
         return {}
 
 
-def _gpu(row: dict[str, str]) -> dict[str, Any]:
+def _health(row: dict[str, str]) -> dict[str, Any]:
     errors = row.get("ecc.errors.uncorrected.volatile.total", "")
     fabric = row.get("fabric.state", "")
     return {

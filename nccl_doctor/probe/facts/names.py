@@ -20,7 +20,7 @@ def unpacked(text: str) -> dict[str, list[Any] | None]:
 
 
 @fact("resolution")
-def collect(names: dict[str, list[Any] | None], deadline: float) -> dict[str, Any]:
+def resolve_names(names: dict[str, list[Any] | None], deadline: float) -> dict[str, Any]:
     """snapshot.Names; a name that hangs until ``deadline`` is told as such.
 
     Args:

@@ -21,7 +21,7 @@ TRAINING_NAMES = ("pt_main_thread", "torchrun", "python")
 
 
 @fact("processes")
-def collect() -> list[dict[str, Any]]:
+def find_jobs() -> list[dict[str, Any]]:
     """snapshot.TrainingJob of each job, by the PID of its root."""
     table = Table()
     ours = _ours(table)

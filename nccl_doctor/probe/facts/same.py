@@ -20,7 +20,7 @@ GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false")
 
 
 @fact("same", slow=True)
-def collect(same: list[str], deadline: float) -> list[dict[str, Any]]:
+def digest_paths(same: list[str], deadline: float) -> list[dict[str, Any]]:
     """snapshot.SameEntry of each path; a relative one starts from the home directory, as a command over SSH does."""
     return [_entry(path, deadline) for path in same]
 

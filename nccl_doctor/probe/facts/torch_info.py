@@ -24,12 +24,12 @@ from nccl_doctor.probe.tools import output
 
 MARGIN_S = 1.0
 """What whoever decides may take beyond the deadline."""
-MARK = b"nccl-doctor-torch "
+CHILD_MARK = b"nccl-doctor-torch "
 SCRIPT = (
     "import sys, json\n"
     "from importlib.util import find_spec\n"
     "s = find_spec('torch')\n"
-    f"print('\\n' + {MARK.decode()!r} + json.dumps([s and s.origin, sys.path, sys.prefix]), flush=True)\n"
+    f"print('\\n' + {CHILD_MARK.decode()!r} + json.dumps([s and s.origin, sys.path, sys.prefix]), flush=True)\n"
     "exec(sys.stdin.read())\n"
 )
 
@@ -69,7 +69,7 @@ class Interpreter:
             self._await_word()
         finally:
             self._heard.set()
-        said, _, self._output = self._output.partition(MARK)[2].partition(b"\n")
+        said, _, self._output = self._output.partition(CHILD_MARK)[2].partition(b"\n")
         origin, path, prefix = json.loads(said.decode())
         return origin, path, prefix
 
@@ -120,7 +120,7 @@ class Interpreter:
                 raise Unavailable(f"{sys.executable} did not say where torch is: {words}")
 
     def _said(self) -> bool:
-        return b"\n" in self._output.partition(MARK)[2]
+        return b"\n" in self._output.partition(CHILD_MARK)[2]
 
     def _read(self) -> bool:
         """Takes more of what the child says; whether there was more.
@@ -147,7 +147,7 @@ def ask_libnccl(interpreter: Interpreter) -> dict[str, Any] | None:
 
 
 @fact("torch", slow=True)
-def collect(env: Mapping[str, str], interpreter: Interpreter, deadline: float) -> dict[str, Any] | None:
+def read_torch(env: Mapping[str, str], interpreter: Interpreter, deadline: float) -> dict[str, Any] | None:
     """snapshot.TorchInfo; None where torch is not installed. Tells the interpreter which libnccl torch will load.
 
     Args:
@@ -160,14 +160,14 @@ def collect(env: Mapping[str, str], interpreter: Interpreter, deadline: float) -
     """
     library: str | None = None
     try:
-        found = _collect({**os.environ, **env}, interpreter, deadline)
+        found = _read_torch({**os.environ, **env}, interpreter, deadline)
         library = found["nccl_library"] if found else None
     finally:
         interpreter.decide(library)
     return found
 
 
-def _collect(environ: dict[str, str], interpreter: Interpreter, deadline: float) -> dict[str, Any] | None:
+def _read_torch(environ: dict[str, str], interpreter: Interpreter, deadline: float) -> dict[str, Any] | None:
     origin, path, prefix = interpreter.torch()
     if not origin:  # a mere folder of that name has none
         return None

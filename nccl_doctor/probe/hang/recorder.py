@@ -166,7 +166,7 @@ def _enter(pid: int, started: int, writing: int) -> RankFiles:
             except OSError:  # the one with which they were listed
                 continue
     place = os.open(f"/proc/{pid}", os.O_PATH | os.O_DIRECTORY)  # of this very process, whoever has its number later
-    now = procs.read(pid)
+    now = procs.read_proc(pid)
     if now is None or now.started != started:
         raise Unavailable("the rank has ended")
     user, group, groups = _rights(place)

@@ -42,7 +42,7 @@ def send_signal(pid: int, started: int, number: signal.Signals) -> bool:
     except ProcessLookupError:
         return False
     try:
-        proc = procs.read(pid)
+        proc = procs.read_proc(pid)
         if proc is None or proc.started != started or proc.state == "Z":
             return False
         _deliver(pid, descriptor, number)

@@ -121,7 +121,7 @@ def _in_use(port: int, *, described: bool) -> dict[str, Any]:
     found, pids = _look(port)
     cause = cause_of(found)
     nobody: list[int | None] = [None]
-    rows = [sock_diag.describe(one, pid) for one in found for pid in pids.get(one.inode, nobody)]
+    rows = [sock_diag.describe_socket(one, pid) for one in found for pid in pids.get(one.inode, nobody)]
     everybody = sorted({pid for some in pids.values() for pid in some})
     processes = judged(everybody) if described else [{"pid": pid} for pid in everybody]
     explained: dict[str, Any] = {"cause": cause, "sockets": rows, "holders": processes}

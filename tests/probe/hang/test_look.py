@@ -46,14 +46,14 @@ def sleeper() -> Iterator[int]:
             assert process.stdout is not None
             process.stdout.readline()
             # it has said so before it does so
-            while (told := procs.read(process.pid)) is not None and told.state != "S":
+            while (told := procs.read_proc(process.pid)) is not None and told.state != "S":
                 time.sleep(0.01)
             yield process.pid
             process.kill()
 
 
 def started(pid: int) -> int:
-    found = procs.read(pid)
+    found = procs.read_proc(pid)
     assert found is not None
     return found.started
 

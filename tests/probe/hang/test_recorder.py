@@ -55,7 +55,7 @@ def http(body: bytes, status: str = "200 OK") -> bytes:
 
 def row(number: int = 0, pid: int | None = None, told: dict[str, str] | None = None) -> dict[str, Any]:
     """What hang/ranks.py tells of a rank that is this process, or another."""
-    proc = procs.read(pid or os.getpid())
+    proc = procs.read_proc(pid or os.getpid())
     assert proc is not None
     return {"pid": proc.pid, "started": proc.started, "uid": os.getuid(), "rank": number, "told": told or {}}
 

@@ -9,8 +9,7 @@ import os
 import re
 from typing import Any, Sequence
 
-from nccl_doctor.probe.reading import Unavailable
-from nccl_doctor.probe.tools import output
+from nccl_doctor.probe.tools import Unavailable, output
 
 FIELDS = ("index", "name", "uuid", "memory.total", "memory.used", "driver_version")
 DEVICES = ("/dev/nvidia0", "/proc/driver/nvidia", "/dev/dxg")

@@ -14,7 +14,7 @@ import re
 import time
 from typing import Iterable, Literal, NamedTuple, Sequence
 
-from nccl_doctor.probe import jobs, progress, units
+from nccl_doctor.probe import jobs, procs, progress
 from nccl_doctor.probe import jobs as programs
 from nccl_doctor.probe.jobs import JobProcesses
 from nccl_doctor.probe.procs import Proc, Table
@@ -54,7 +54,7 @@ def watcher(job: JobProcesses, table: Table) -> str | None:
 def attended(pids: Sequence[int], table: Table) -> str | None:
     """Why somebody may sit at one of these processes, or a service keep it; None where no sign of it is seen."""
     for pid in pids:
-        service = units.service_of(pid, table)
+        service = procs.service_of(pid, table)
         if service is not None:
             return f"systemd runs pid {pid} as {service}"
         screen, shell = _multiplexer(pid, table), _shell(pid, table)
@@ -86,7 +86,7 @@ def _shell(pid: int, table: Table) -> str | None:
 
 
 def _of_top(pid: int, table: Table) -> str | None:
-    service = units.service_of(pid, table)
+    service = procs.service_of(pid, table)
     if service is not None:
         return f"systemd runs it as {service}"
     proc = table.procs[pid]
@@ -201,7 +201,7 @@ def refuses(pid: int, table: Table, *, force: bool) -> str | None:
 
 def is_own(pid: int, table: Table) -> bool:
     """Whether the process is the user's that we are, in our container, Slurm job and login."""
-    return table.uid(pid) == os.getuid() and units.apart(pid, table) is None
+    return table.uid(pid) == os.getuid() and procs.apart(pid, table) is None
 
 
 def user(uid: int) -> str:
@@ -221,7 +221,7 @@ def age_s(pid: int, table: Table) -> float:
 def _foreign(pid: int, table: Table) -> str | None:
     if table.uid(pid) != os.getuid():
         return f"pid {pid} belongs to {user(table.uid(pid))}, and you are {user(os.getuid())}"
-    apart = units.apart(pid, table)
+    apart = procs.apart(pid, table)
     return None if apart is None else f"pid {pid} {apart}"
 
 

@@ -13,7 +13,7 @@ import os
 import re
 from typing import NamedTuple, Sequence
 
-from nccl_doctor.probe import units
+from nccl_doctor.probe import procs
 from nccl_doctor.probe.procs import Proc, Table
 
 PYTHON = re.compile(r"(?:python|pypy)[0-9.]*[a-z]?")
@@ -225,14 +225,14 @@ def _orphans_of_the_same_run(root: Proc, table: Table) -> list[int]:
         if proc.pid != root.pid and abs(proc.started - root.started) <= ticks and is_adopted(proc, table)
     )
     mine = [proc for proc in near if table.uid(proc.pid) == table.uid(root.pid) and _same_run(root, proc, table)]
-    place = units.surroundings(root.pid, table) if mine else ()
-    return sorted(proc.pid for proc in mine if units.surroundings(proc.pid, table) == place)
+    place = procs.surroundings(root.pid, table) if mine else ()
+    return sorted(proc.pid for proc in mine if procs.surroundings(proc.pid, table) == place)
 
 
 def _same_run(one: Proc, other: Proc, table: Table) -> bool:
     """Ranks of one launcher and what they forked, by what it gave to each; or what one Python process spawned.
 
-    All of it is what they say of themselves: another container may say the same, see :func:`units.surroundings`.
+    All of it is what they say of themselves: another container may say the same, see :func:`procs.surroundings`.
 
     Two with one LOCAL_RANK are of two runs, unless they share a process group: then one was the other's data loader.
     """

@@ -1,4 +1,9 @@
-"""Messages of the kernel's netlink sockets (netlink(7), rtnetlink(7)): their heads, attributes and dumps."""
+"""The kernel's netlink sockets (netlink(7), rtnetlink(7)): messages, dumps, and TCP sockets by sock_diag(7).
+
+Beyond /proc/net/tcp, sock_diag tells sockets that are bound and neither listen nor are connected (since Linux 6.8,
+TCP_BOUND_INACTIVE in include/net/tcp_states.h), and does not print the whole table to find one port. A kernel without
+it (gVisor's, or one built so) has that table.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import os
 import socket
 import struct
 import time
-from typing import Iterator
+from typing import Any, Iterator, NamedTuple
 
 NLM_F_REQUEST, NLM_F_DUMP = 0x1, 0x300
 NLM_F_DUMP_INTR = 0x10
@@ -110,3 +115,210 @@ def refusal(body: bytes) -> OSError:
     """What the body of an NLMSG_ERROR means."""
     code = -struct.unpack_from("=i", body)[0]
     return OSError(code, os.strerror(code))
+
+
+NETLINK_SOCK_DIAG = 4
+SOCK_DIAG_BY_FAMILY = 20
+STATES = (
+    *("UNKNOWN", "ESTABLISHED", "SYN_SENT", "SYN_RECV", "FIN_WAIT1", "FIN_WAIT2", "TIME_WAIT", "BOUND", "CLOSE_WAIT"),
+    *("LAST_ACK", "LISTEN", "CLOSING", "SYN_RECV", "BOUND"),
+)
+"""Names by number, include/net/tcp_states.h.
+
+13 (TCP_BOUND_INACTIVE) asks for sockets that are bound and no more; they are told as 7 (TCP_CLOSE), which no other
+socket with a port is in.
+"""
+ALL_STATES = (1 << len(STATES)) - 1
+LISTENING = 1 << STATES.index("LISTEN")
+TABLE_FIELDS = 10
+"""Of a line of /proc/net/tcp, up to the inode (proc_pid_net(5))."""
+TIMER_RETRANSMIT, TIMER_TIME_WAIT, TIMER_PROBE = 1, 3, 4
+INET_DIAG_INFO = 2
+
+_REQUEST = struct.Struct("=BBBBI")
+_SOCKET_ID = struct.Struct("!HH16s16s12x")
+_MESSAGE = struct.Struct("=BBBB")
+_TAIL = struct.Struct("=IIIII")
+_BYTES, _BYTES_AT = struct.Struct("=QQ"), 120
+"""tcpi_bytes_acked and tcpi_bytes_received, since Linux 4.1."""
+_HEARD, _HEARD_AT = struct.Struct("=I"), 52
+"""tcpi_last_data_recv, in ms."""
+
+
+class DiagSocket(NamedTuple):
+    """A TCP socket.
+
+    Attributes:
+        inode: what /proc/PID/fd shows as "socket:[inode]"; 0 where no process has it any more.
+        uid: of its owner.
+        expires_s: seconds until the kernel forgets it, in TIME_WAIT; else None.
+    """
+
+    state: str
+    local_address: str
+    local_port: int
+    remote_address: str
+    remote_port: int
+    inode: int
+    uid: int
+    expires_s: float | None
+
+
+class Flow(NamedTuple):
+    """A TCP socket and its traffic, in bytes.
+
+    Attributes:
+        unread: came in, and the program has not read it.
+        unsent: the program wrote it, and the peer has not acknowledged it.
+        retransmits: how often the oldest of that was sent again without an answer.
+        probes: it could not go out, for the peer had no room or this host dropped it, and the peer was asked this often
+            in a row without an answer (tcp_send_probe0). One may be on its way, and the peer's kernel answers two a
+            second (tcp_invalid_ratelimit).
+        acked: sent and acknowledged so far; None where the kernel does not tell, as for ``received``.
+        heard_s: seconds since data came, or since it was connected; None where the kernel does not tell.
+    """
+
+    socket: DiagSocket
+    unread: int
+    unsent: int
+    retransmits: int
+    probes: int
+    acked: int | None
+    received: int | None
+    heard_s: float | None = None
+
+
+def sockets_on(port: int, timeout_s: float = 2.0, states: int = ALL_STATES) -> list[DiagSocket]:
+    """All TCP sockets of this network namespace whose local port this is, IPv4 before IPv6; 0 for every port.
+
+    Raises:
+        OSError: the kernel has no sock_diag, or refuses.
+    """
+    found = map(parse_socket, _dump(port, 0, timeout_s, states))
+    # The kernel passes the port over where it dumps sockets that are only bound (seen on 6.18).
+    return [one for one in found if port in (0, one.local_port)]
+
+
+def find_sockets(ports: set[int], *, listeners: bool = False) -> list[DiagSocket]:
+    """The TCP sockets on these local ports, and where wanted all that listen.
+
+    They come from /proc/net/tcp where sock_diag is missing or refused.
+
+    Raises:
+        OSError: that can't be read either.
+    """
+    try:
+        found = [one for port in sorted(ports) for one in sockets_on(port)]
+        everywhere = sockets_on(0, states=LISTENING) if listeners else []
+    except OSError:
+        return [one for one in read_table() if one.local_port in ports or (listeners and one.state == "LISTEN")]
+    return found + [one for one in everywhere if one.local_port not in ports]
+
+
+def describe_socket(one: DiagSocket, pid: int | None) -> dict[str, Any]:
+    """Returns the JSON form of snapshot.TcpSocket; "BOUND" neither listens nor is connected."""
+    return {
+        "local_address": one.local_address,
+        "local_port": one.local_port,
+        "remote_address": one.remote_address if one.remote_port else None,
+        "remote_port": one.remote_port or None,
+        "state": one.state,
+        "pid": pid,
+    }
+
+
+def flows(timeout_s: float = 2.0) -> list[Flow]:
+    """All TCP sockets of this network namespace that a process holds, with what waits in them and what they moved.
+
+    Raises:
+        OSError: as for :func:`sockets_on`.
+    """
+    found = map(parse_flow, _dump(0, 1 << INET_DIAG_INFO - 1, timeout_s, ALL_STATES))
+    return [one for one in found if one.socket.inode]
+
+
+def parse_flow(body: bytes) -> Flow:
+    """A struct inet_diag_msg and its attribute with struct tcp_info (include/uapi/linux/tcp.h), where it has one."""
+    _, _, timer, _ = _MESSAGE.unpack_from(body)
+    _, unread, unsent, _, _ = _TAIL.unpack_from(body, _MESSAGE.size + _SOCKET_ID.size)
+    info = attributes(body[_MESSAGE.size + _SOCKET_ID.size + _TAIL.size :]).get(INET_DIAG_INFO, b"")
+    acked, received = _BYTES.unpack_from(info, _BYTES_AT) if len(info) >= _BYTES_AT + _BYTES.size else (None, None)
+    return Flow(
+        socket=parse_socket(body),
+        unread=unread,
+        unsent=unsent,
+        # without these timers there is nothing to send again, and nobody to ask
+        retransmits=info[2] if len(info) > 2 and timer == TIMER_RETRANSMIT else 0,
+        probes=info[3] if len(info) > 3 and timer == TIMER_PROBE else 0,
+        acked=acked,
+        received=received,
+        heard_s=_HEARD.unpack_from(info, _HEARD_AT)[0] / 1000 if len(info) >= _HEARD_AT + _HEARD.size else None,
+    )
+
+
+def parse_socket(body: bytes) -> DiagSocket:
+    """One struct inet_diag_msg (include/uapi/linux/inet_diag.h)."""
+    family, state, timer, _ = _MESSAGE.unpack_from(body)
+    local_port, remote_port, local, remote = _SOCKET_ID.unpack_from(body, _MESSAGE.size)
+    expires_ms, _, _, uid, inode = _TAIL.unpack_from(body, _MESSAGE.size + _SOCKET_ID.size)
+    size = 4 if family == socket.AF_INET else 16
+    return DiagSocket(
+        state=STATES[state] if state < len(STATES) else f"state {state}",
+        local_address=socket.inet_ntop(family, local[:size]),
+        local_port=local_port,
+        remote_address=socket.inet_ntop(family, remote[:size]),
+        remote_port=remote_port,
+        inode=inode,
+        uid=uid,
+        expires_s=expires_ms / 1000 if timer == TIMER_TIME_WAIT else None,
+    )
+
+
+def read_table(folder: str = "/proc/net") -> list[DiagSocket]:
+    """All TCP sockets that /proc/net/tcp and tcp6 list, as :func:`sockets_on` tells them.
+
+    Raises:
+        OSError: there is no such table, or it may not be read.
+    """
+    found = []
+    for name in ("tcp", "tcp6"):
+        try:
+            with open(f"{folder}/{name}", encoding="ascii") as table:
+                lines = [line.split() for line in table][1:]
+        except FileNotFoundError:
+            if name == "tcp":
+                raise
+            continue  # without IPv6
+        found += [_parse_line(fields) for fields in lines if len(fields) >= TABLE_FIELDS]
+    return found
+
+
+def parse_endpoint(text: str) -> tuple[str, int]:
+    """Address and port of such a line; the address stands there in words of the machine's byte order."""
+    address, _, port = text.partition(":")
+    words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
+    family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
+    return socket.inet_ntop(family, struct.pack(f"={len(words)}I", *words)), int(port, 16)
+
+
+def _parse_line(fields: list[str]) -> DiagSocket:
+    (local_address, local_port), (remote_address, remote_port) = map(parse_endpoint, fields[1:3])
+    state, (timer, ticks) = int(fields[3], 16), (int(part, 16) for part in fields[5].split(":"))
+    return DiagSocket(
+        state=STATES[state] if state < len(STATES) else f"state {state}",
+        local_address=local_address,
+        local_port=local_port,
+        remote_address=remote_address,
+        remote_port=remote_port,
+        inode=int(fields[9]),
+        uid=int(fields[7]),
+        expires_s=ticks / os.sysconf("SC_CLK_TCK") if timer == TIMER_TIME_WAIT else None,
+    )
+
+
+def _dump(port: int, extensions: int, timeout_s: float, states: int) -> Iterator[bytes]:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as kernel:
+        kernel.settimeout(timeout_s)
+        for family in (socket.AF_INET, socket.AF_INET6):
+            wanted = _REQUEST.pack(family, socket.IPPROTO_TCP, extensions, 0, states)
+            yield from dump(kernel, SOCK_DIAG_BY_FAMILY, wanted + _SOCKET_ID.pack(port, 0, b"", b""))

@@ -13,10 +13,10 @@ import os
 import time
 from typing import Any, NamedTuple, Sequence
 
-from nccl_doctor.probe import gpus, procs, reading, sock_diag
+from nccl_doctor.probe import gpus, netlink, procs, tools
+from nccl_doctor.probe.netlink import Flow
 from nccl_doctor.probe.procs import Proc, Table, open_files
-from nccl_doctor.probe.reading import Unavailable
-from nccl_doctor.probe.sock_diag import Flow
+from nccl_doctor.probe.tools import Unavailable
 
 MOST_WORKERS = 64
 MOST_THREADS = 1024
@@ -46,7 +46,7 @@ def look(pid: int, started: int, table: Table) -> dict[str, Any] | None:
 
 def cpu_s(pid: int) -> float | None:
     """Seconds of CPU that all threads had, utime and stime of proc_pid_stat(5)."""
-    text = reading.read(f"/proc/{pid}/stat")
+    text = tools.read(f"/proc/{pid}/stat")
     if text is None:
         return None
     fields = text.rpartition(")")[2].split()
@@ -65,7 +65,7 @@ def _threads(pid: int) -> tuple[int, dict[str, float]]:
         return 0, {}
     found = {}
     for number in numbers[:MOST_THREADS]:
-        text = reading.read(f"/proc/{pid}/task/{number}/schedstat")
+        text = tools.read(f"/proc/{pid}/task/{number}/schedstat")
         if text:
             ran, waited, _ = text.split()
             found[number] = (int(ran) + int(waited)) / 1e9
@@ -75,14 +75,14 @@ def _threads(pid: int) -> tuple[int, dict[str, float]]:
 
 def _switches(pid: int) -> int | None:
     """How often the main thread was taken from a CPU or left it: unchanged, it has not moved at all."""
-    text = reading.read(f"/proc/{pid}/task/{pid}/status") or ""
+    text = tools.read(f"/proc/{pid}/task/{pid}/status") or ""
     found = [int(line.split()[1]) for line in text.splitlines() if "ctxt_switches" in line]
     return sum(found) if found else None
 
 
 def io_bytes(pid: int) -> int | None:
     """Bytes that it read and wrote by whatever way; proc_pid_io(5)."""
-    text = reading.read(f"/proc/{pid}/io")
+    text = tools.read(f"/proc/{pid}/io")
     if text is None:
         return None
     fields = dict(line.split(": ", 1) for line in text.splitlines())
@@ -91,13 +91,13 @@ def io_bytes(pid: int) -> int | None:
 
 def _wchan(pid: int) -> str | None:
     """The kernel function that it sleeps in; None where it runs, or may not be told."""
-    text = reading.read(f"/proc/{pid}/wchan")
+    text = tools.read(f"/proc/{pid}/wchan")
     return text[:80] if text not in (None, "", "0") else None
 
 
 def _kernel_stack(pid: int) -> list[str]:
     """Innermost first; for root of the machine alone, and then worth gold."""
-    text = reading.read(f"/proc/{pid}/stack") or ""
+    text = tools.read(f"/proc/{pid}/stack") or ""
     return [line.partition("] ")[2][:120] for line in text.splitlines()[:STACK_LINES]]
 
 
@@ -157,7 +157,7 @@ def watch(jobs: Sequence[Sequence[int]]) -> list[str | None]:
 
 def _look(pids: Sequence[int]) -> Look:
     held = {target for _, _, target in open_files(set(pids)) if target.startswith("socket:")}
-    flows = (flow for flow in sock_diag.flows() if flow.socket.state == "ESTABLISHED")
+    flows = (flow for flow in netlink.flows() if flow.socket.state == "ESTABLISHED")
     return Look(
         time.monotonic(),
         {pid: cpu_s(pid) or 0.0 for pid in pids},

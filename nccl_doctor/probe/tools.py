@@ -1,4 +1,4 @@
-"""Every program of a host that the probe runs, where it is looked for, and the run of one for its output.
+"""How the probe looks: every program of a host that it runs, files of /proc and /sys, and its list of collectors.
 
 A program is looked for by its name alone, in the folders of the login's PATH and the system's own: never where a
 process that is looked at says, by its arguments, its folder, its variables or its root. As root, nothing is run that
@@ -6,22 +6,108 @@ anybody else could have put there or could change; so nothing can be swapped bet
 user has the programs that their own shell would run.
 
 Besides these the probe starts, by no name that is looked up: the interpreter that runs it, as the hosts file names it
-(facts/torch_info.py, smoke/allreduce.py); the login's own shell (facts/environment.py); /bin/sh (children.py,
-relay.py), with rm and sleep; and the py-spy sent along, out of memory (hang/stacks.py). Before it, the login's shell
-has started that interpreter, and a container's runtime, where the hosts file names one; around a container /bin/sh
-runs cat, df and readlink (collect/facts/outside.py).
+(facts/software.py, smoke/allreduce.py); the login's own shell (facts/software.py); /bin/sh (children.py, relay.py),
+with rm and sleep; and the py-spy sent along, out of memory (hang/watch.py). Before it, the login's shell has started
+that interpreter, and a container's runtime, where the hosts file names one; around a container /bin/sh runs cat, df and
+readlink (collect/facts/host_facts.py).
 """
 
 from __future__ import annotations
 
 import os
+import queue
 import stat
 import subprocess
+import threading
 import time
-from typing import Iterable, Sequence
+from typing import Any, Callable, Dict, Iterable, Sequence, Set, TypeVar
 
-from nccl_doctor.probe import reading
-from nccl_doctor.probe.reading import Unavailable
+
+class Unavailable(Exception):  # noqa: N818 - it is no error of ours
+    """A fact can't be had here; the message is a phrase that can stand behind "unknown: "."""
+
+
+COLLECTORS: Dict[str, Callable[..., object]] = {}
+SLOW: Set[str] = set()
+Collector = TypeVar("Collector", bound=Callable[..., object])
+
+
+def fact(field: str, *, slow: bool = False) -> Callable[[Collector], Collector]:
+    """Registers a collector of a field of snapshot.HostFacts.
+
+    What it needs it names as its parameters, out of ``given`` in probe/facts/__init__.py; others have defaults.
+
+    Args:
+        field: answers with it, in JSON form; an exception costs this fact alone.
+        slow: starts a program, and is therefore begun first.
+    """
+
+    def register(collector: Collector) -> Collector:
+        COLLECTORS[field] = collector
+        SLOW.update({field} if slow else ())
+        return collector
+
+    return register
+
+
+MOST_FILE_BYTES = 1 << 23
+"""Bytes of one file. Fifty thousand sockets of /proc/net/tcp fit; anybody can make more in a namespace of their own."""
+FILE_PIECE = 1 << 16
+
+
+@fact("port_range")
+def port_range(folder: str = "/proc/sys/net/ipv4") -> dict[str, Any]:
+    """snapshot.PortRange."""
+    told = read(f"{folder}/ip_local_port_range")
+    if told is None:
+        raise Unavailable(f"{folder}/ip_local_port_range can't be read")
+    low, high = told.split()
+    return {"low": int(low), "high": int(high), "reserved": read(f"{folder}/ip_local_reserved_ports") or ""}
+
+
+def read(path: str) -> str | None:
+    """A file's text without surrounding blanks, at most LIMIT of it; None where it is not there, or hidden."""
+    data = bytearray()
+    try:
+        with open(path, "rb", buffering=0) as file:
+            # in pieces: a sysctl answers a buffer of 4 MiB with ENOMEM (proc_sys_call_handler, fs/proc/proc_sysctl.c)
+            while len(data) < MOST_FILE_BYTES and (piece := file.read(FILE_PIECE)):
+                data += piece
+    except OSError:
+        return None
+    return data.decode("utf-8", "surrogateescape").strip()
+
+
+WORKERS = 16
+"""Look-ups at once: name servers drop queries of a client that floods them."""
+
+
+def side_by_side(look: Callable[[str], Any], names: list[str], deadline: float) -> dict[str, Any]:
+    """The answers that came before the deadline, by name; threads that still wait are left to end with the probe."""
+    todo: queue.SimpleQueue[str] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+    for name in names:
+        todo.put(name)
+
+    def work() -> None:
+        while time.monotonic() < deadline:
+            try:
+                name = todo.get_nowait()
+            except queue.Empty:
+                return
+            done.put((name, look(name)))
+
+    for _ in range(min(WORKERS, len(names))):
+        threading.Thread(target=work, name="resolve", daemon=True).start()
+    found: dict[str, Any] = {}
+    while len(found) < len(names):
+        try:
+            name, answer = done.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            break
+        found[name] = answer
+    return found
+
 
 PROGRAMS = {
     "nvidia-smi": "GPUs, their health, who uses them",
@@ -163,6 +249,6 @@ def _parts(path: str) -> list[str]:
 
 def _trusted_owners() -> frozenset[int]:
     """Root; in a user namespace also whoever has no number there, such as the host's root (user_namespaces(7))."""
-    whole = (reading.read("/proc/self/uid_map") or "").split() == ["0", "0", "4294967295"]
-    outside = None if whole else reading.read("/proc/sys/kernel/overflowuid")
+    whole = (read("/proc/self/uid_map") or "").split() == ["0", "0", "4294967295"]
+    outside = None if whole else read("/proc/sys/kernel/overflowuid")
     return frozenset({0, int(outside)}) if outside and outside.isdigit() else frozenset({0})

@@ -83,7 +83,7 @@ def _route_words(routes: tuple[Route, ...]) -> str:
 class HostFacts(Observed):
     """All that one host told, a field a fact; what :class:`Shown` says of one stands on the screen, in this order.
 
-    A fact is added here, with its type, and by its collector on the host (probe/reading.py, ``fact``).
+    A fact is added here, with its type, and by its collector on the host (probe/tools.py, ``fact``).
 
     Attributes:
         libnccl: None where it was not asked.

@@ -82,7 +82,7 @@ class TorchInfo(Observed):
 
 
 class LibncclAnswer(Observed):
-    """What the host's own libnccl answered when it was asked for a unique id (probe/facts/torch_info.py).
+    """What the host's own libnccl answered when it was asked for a unique id (probe/facts/software.py).
 
     Attributes:
         interface: which it names as its bootstrap's; None where the line could not be read.

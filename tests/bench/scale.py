@@ -30,7 +30,7 @@ from nccl_doctor.collect.run import open_run
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.register import all_checks
-from nccl_doctor.probe.facts.names import unpacked
+from nccl_doctor.probe.facts.network import unpacked
 from nccl_doctor.report.render import render
 from nccl_doctor.text.redact import redact
 from nccl_doctor.transport.process import LocalTransport

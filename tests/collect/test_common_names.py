@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nccl_doctor.collect.facts.names import CommonNames
 from nccl_doctor.model.cluster import Cluster
-from nccl_doctor.probe.facts.names import deviating, unpacked
+from nccl_doctor.probe.facts.network import deviating, unpacked
 from nccl_doctor.snapshot import Names, Resolution, Unknown, deviations, told_of, unknown
 from tests.collect.nodes import node
 

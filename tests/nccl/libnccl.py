@@ -32,7 +32,7 @@ FLAGS = {0x1: "up", 0x2: "broadcast", 0x8: "loopback", 0x10: "pointopoint", 0x40
 
 @dataclass(frozen=True)
 class Observation:
-    """A host as the kernel showed it, and libnccl's answer under each setting (see probe/facts/torch_info.py)."""
+    """A host as the kernel showed it, and libnccl's answer under each setting (see probe/facts/software.py)."""
 
     interfaces: Interfaces
     answers: tuple[dict[str, Any], ...]

@@ -12,7 +12,7 @@ import pytest
 from nccl_doctor.collect.facts.names import _packed
 from nccl_doctor.probe import facts
 from nccl_doctor.probe.ports import trial
-from nccl_doctor.probe.reading import COLLECTORS, Unavailable
+from nccl_doctor.probe.tools import COLLECTORS, Unavailable
 from nccl_doctor.snapshot import HostFacts, Skipped, Unknown
 from tests.patience import crowd
 

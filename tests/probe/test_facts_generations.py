@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.probe import gpus, tools
-from nccl_doctor.probe.facts import gpu_health, pci
+from nccl_doctor.probe.facts import hardware
 from nccl_doctor.probe.facts.network import parse_rate, parse_state, read_rdma
 from tests.patience import LONG_S
 
@@ -67,7 +67,7 @@ EXPECTED = {
 def test_gpus_and_their_health(generation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(generation, tmp_path, monkeypatch)
     found = gpus.list_gpus(time.monotonic() + LONG_S)
-    health = gpu_health.read_gpu_health(time.monotonic() + LONG_S)
+    health = hardware.read_gpu_health(time.monotonic() + LONG_S)
     assert [gpu["index"] for gpu in found] == [gpu["index"] for gpu in health]
     if generation != "no_devices":
         count, name, driver = EXPECTED[generation]
@@ -81,7 +81,7 @@ def test_errors_are_told_by_the_gpu_that_has_them(tmp_path: Path, monkeypatch: p
     install("a100", tmp_path, monkeypatch)
     bad = [
         gpu
-        for gpu in gpu_health.read_gpu_health(time.monotonic() + LONG_S)
+        for gpu in hardware.read_gpu_health(time.monotonic() + LONG_S)
         if gpu["ecc_uncorrected"] or gpu["remap_pending"]
     ]
     assert [(gpu["index"], gpu["ecc_uncorrected"], gpu["remap_pending"], gpu["remap_failed"]) for gpu in bad] == [
@@ -91,7 +91,7 @@ def test_errors_are_told_by_the_gpu_that_has_them(tmp_path: Path, monkeypatch: p
 
 def test_what_is_not_told_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install("mig", tmp_path, monkeypatch)
-    first, second = gpu_health.read_gpu_health(time.monotonic() + LONG_S)
+    first, second = hardware.read_gpu_health(time.monotonic() + LONG_S)
     assert (first["mig"], first["ecc_uncorrected"], first["remap_pending"]) == (True, None, None)
     assert (second["mig"], second["ecc_uncorrected"], second["remap_pending"]) == (True, 0, False)
 
@@ -102,8 +102,8 @@ def test_without_a_driver_there_is_nothing(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(tools, "MORE", ())
     monkeypatch.setattr(gpus, "DEVICES", (str(tmp_path / "nvidia0"),))
     assert gpus.list_gpus(time.monotonic() + LONG_S) == []
-    assert gpu_health.read_gpu_health(time.monotonic() + LONG_S) == []
-    assert gpu_health.xids() == []
+    assert hardware.read_gpu_health(time.monotonic() + LONG_S) == []
+    assert hardware.xids() == []
     assert read_rdma(str(tmp_path / "infiniband")) == []
 
 
@@ -147,7 +147,7 @@ def test_a_device_of_two_ports(tree: Any) -> None:
     ("generation", "acs"), [("a100", ["0000:01:00.0", "0000:02:04.0"]), ("h100", []), ("gb200", None)]
 )
 def test_acs_counts_on_bridges_alone_and_needs_root(generation: str, acs: list[str] | None) -> None:
-    assert pci.parse_acs(text(generation, "lspci.txt")) == acs
+    assert hardware.parse_acs(text(generation, "lspci.txt")) == acs
 
 
 def machine(root: Path, devices: dict[str, tuple[str, str]], iommu: str | None = None) -> str:
@@ -163,7 +163,7 @@ def machine(root: Path, devices: dict[str, tuple[str, str]], iommu: str | None =
 
 
 def test_switches_modules_and_iommu_are_read_from_sys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pci, "_service", lambda _deadline: "active")
+    monkeypatch.setattr(hardware, "_service", lambda _deadline: "active")
     root = machine(
         tmp_path,
         {
@@ -175,7 +175,7 @@ def test_switches_modules_and_iommu_are_read_from_sys(tmp_path: Path, monkeypatc
         iommu="DMA-FQ",
     )
     (tmp_path / "sys/module/nvidia_peermem").mkdir(parents=True)
-    assert pci.read_pci(time.monotonic() + LONG_S, root) == {
+    assert hardware.read_pci(time.monotonic() + LONG_S, root) == {
         "nvswitches": 2,
         "fabric_manager": "active",
         "peermem": True,
@@ -196,7 +196,7 @@ def test_switches_modules_and_iommu_are_read_from_sys(tmp_path: Path, monkeypatc
     ],
 )
 def test_state_of_the_fabric_manager(told: str, state: str | None) -> None:
-    assert pci.parse_service(told) == state
+    assert hardware.parse_service(told) == state
 
 
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build\n"
@@ -214,7 +214,7 @@ CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.06  Wed Jun 26
     ],
 )
 def test_dmabuf_needs_the_open_modules_and_a_kernel(version: str | None, kernel: str, possible: bool | None) -> None:
-    assert pci.dmabuf(version, kernel) is possible
+    assert hardware.dmabuf(version, kernel) is possible
 
 
 def record(text: str, seconds: float) -> str:
@@ -231,7 +231,7 @@ def test_xids_of_the_last_day() -> None:
         record("nvidia 0000:65:00.0: enabling device", now - 50),
         record("NVRM: Xid (0000:C1:00): 31, Ch 00000010, MMU Fault", now - 40),
     ]
-    assert [(x["number"], x["bus_id"], x["age_s"]) for x in gpu_health.parse_xids(records, now)] == [
+    assert [(x["number"], x["bus_id"], x["age_s"]) for x in hardware.parse_xids(records, now)] == [
         (79, "0000:65:00", 60.0),
         (31, "0000:c1:00", 40.0),
     ]
@@ -252,16 +252,16 @@ def damaged(source: str) -> st.SearchStrategy[str]:
 @pytest.mark.parametrize("generation", ALL)
 @given(data=st.data())
 def test_no_damage_breaks_the_parsers_of_health(generation: str, data: st.DataObject) -> None:
-    fields = tuple(name for name in gpu_health.HEALTH_FIELDS if generation not in OLD_DRIVER or name != "fabric.state")
-    found = gpu_health.parse_gpu_health(data.draw(damaged(text(generation, "health.csv"))), fields)
+    fields = tuple(name for name in hardware.HEALTH_FIELDS if generation not in OLD_DRIVER or name != "fabric.state")
+    found = hardware.parse_gpu_health(data.draw(damaged(text(generation, "health.csv"))), fields)
     assert all(isinstance(gpu["index"], int) for gpu in found)
-    gpu_health.parse_rows(data.draw(damaged(text(generation, "rows.csv"))))
+    hardware.parse_rows(data.draw(damaged(text(generation, "rows.csv"))))
 
 
 @pytest.mark.parametrize("generation", WITH_RDMA)
 @given(data=st.data())
 def test_no_damage_breaks_the_parser_of_lspci(generation: str, data: st.DataObject) -> None:
-    found = pci.parse_acs(data.draw(damaged(text(generation, "lspci.txt"))))
+    found = hardware.parse_acs(data.draw(damaged(text(generation, "lspci.txt"))))
     assert found is None or all(":" in address for address in found)
 
 
@@ -270,9 +270,9 @@ def test_no_text_breaks_the_small_parsers(said: str) -> None:
     state, rate = parse_state(said), parse_rate(said)
     assert state is None or state in said
     assert rate is None or rate >= 0
-    pci.parse_service(said)
-    pci.dmabuf(said, said)
-    assert gpu_health.parse_xids([said, record(said, 1.0)], 2.0) == [] or "Xid" in said
+    hardware.parse_service(said)
+    hardware.dmabuf(said, said)
+    assert hardware.parse_xids([said, record(said, 1.0)], 2.0) == [] or "Xid" in said
 
 
 @given(st.dictionaries(st.sampled_from(["state", "phys_state", "rate", "link_layer", "gids/0", "gids/x"]), st.text()))

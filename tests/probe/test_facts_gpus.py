@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.probe import gpus, tools
-from nccl_doctor.probe.reading import Unavailable
+from nccl_doctor.probe.tools import Unavailable
 from tests.patience import LONG_S
 
 A100 = "0, NVIDIA A100-SXM4-80GB, GPU-2b5a7c0e-5f0d-0f1c-9d6e-1a2b3c4d5e6f, 81920, 22631, 550.54.15"

@@ -19,12 +19,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.probe import netlink, sock_diag
-from nccl_doctor.probe.facts import names
+from nccl_doctor.probe import netlink
+from nccl_doctor.probe.facts import network
 from nccl_doctor.probe.facts import network as interfaces
 from nccl_doctor.probe.facts import network as routes
 from nccl_doctor.probe.facts.network import list_sockets
-from nccl_doctor.probe.reading import Unavailable, side_by_side
+from nccl_doctor.probe.tools import Unavailable, side_by_side
 from nccl_doctor.snapshot import Interfaces, Names, Resolution
 from tests.patience import LONG_S, crowd
 
@@ -219,7 +219,7 @@ for at, name in enumerate(list(names)):
     more = {"vxlan": f"id {at + 1} dstport 4789 remote 10.255.0.9", "veth": f"peer name p{at} index {numbers[2 * at + 1]}"}
     lines.append(f"link add {name} {index} type {how} {more.get(how, '')}")
     if how == "veth":
-        names.append(f"p{at}")
+        network.append(f"p{at}")
 lines += [f"link set {name} mtu {draw.choice([1280, 1400, 1450])}" for name in names if draw.random() < 0.4]
 lines += [f"link set {name} {draw.choice(['promisc on', 'multicast off', 'arp off', 'allmulticast on'])}" for name in names if draw.random() < 0.4]
 lines += [f"link set {name} up" for name in ["lo", *names] if draw.random() < 0.7]
@@ -369,8 +369,8 @@ def test_proc_lists_what_the_kernel_tells_by_netlink() -> None:
             client = keep.enter_context(socket.create_connection(("127.0.0.1" if host == "::" else host, port)))
             keep.enter_context(server.accept()[0])
             ports |= {port, client.getsockname()[1]}
-        told = {one._replace(expires_s=None) for one in sock_diag.find_sockets(ports)}
-        listed = {one._replace(expires_s=None) for one in sock_diag.read_table() if one.local_port in ports}
+        told = {one._replace(expires_s=None) for one in netlink.find_sockets(ports)}
+        listed = {one._replace(expires_s=None) for one in netlink.read_table() if one.local_port in ports}
         by_psutil = {one for one in psutil.net_connections(kind="tcp") if one.laddr and one.laddr.port in ports}
         rows = [row for row in list_sockets(ports) if row["local_port"] in ports]
     assert told == listed
@@ -384,13 +384,13 @@ def test_without_ipv6_there_is_one_table_and_without_proc_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tcp").write_text("".join(Path("/proc/net/tcp").read_text().splitlines(keepends=True)[:1]))
-    assert sock_diag.read_table(str(tmp_path)) == []
+    assert netlink.read_table(str(tmp_path)) == []
     (tmp_path / "tcp").unlink()
 
     def refuse(*_args: Any, **_options: Any) -> Any:
-        return sock_diag.read_table(str(tmp_path))
+        return netlink.read_table(str(tmp_path))
 
-    monkeypatch.setattr(sock_diag, "find_sockets", refuse)
+    monkeypatch.setattr(netlink, "find_sockets", refuse)
     with pytest.raises(Unavailable, match="neither sock_diag nor /proc/net/tcp can be read: No such file"):
         list_sockets({29500})
 
@@ -400,7 +400,7 @@ def test_without_ipv6_there_is_one_table_and_without_proc_no_answer(
 
 def test_names_literals_and_the_hosts_own_are_answered() -> None:
     wanted = ("127.0.0.1", "::1", "localhost", "no-such-host.invalid", "127.0.0.2")
-    told = Names.model_validate(names.resolve_names(dict.fromkeys(wanted), soon()))
+    told = Names.model_validate(network.resolve_names(dict.fromkeys(wanted), soon()))
     assert {"localhost", "no-such-host.invalid", socket.gethostname()} <= told.own.keys()
     assert told.source in ("127.0.0.1", "::1")
     assert told.get("127.0.0.1") == Resolution(addresses=("127.0.0.1",), source="127.0.0.1")
@@ -411,32 +411,32 @@ def test_names_literals_and_the_hosts_own_are_answered() -> None:
 
 
 def test_only_what_deviates_from_what_others_made_of_it_is_told() -> None:
-    lost = names.look_up("no-such-host.invalid")
+    lost = network.look_up("no-such-host.invalid")
     wanted: dict[str, list[Any] | None] = {
         "localhost": [["10.0.0.9"], None],
         "127.0.0.1": None,
         "127.0.0.2": None,
         "127.0.0.3": None,
         "no-such-host.invalid": [[], lost["error"]],
-        socket.gethostname(): [names.look_up(socket.gethostname())["addresses"], None],
+        socket.gethostname(): [network.look_up(socket.gethostname())["addresses"], None],
     }
-    own = names.resolve_names(wanted, soon())["own"]
-    assert own["localhost"]["addresses"] == names.look_up("localhost")["addresses"]
+    own = network.resolve_names(wanted, soon())["own"]
+    assert own["localhost"]["addresses"] == network.look_up("localhost")["addresses"]
     assert not own.keys() & {"127.0.0.1", "no-such-host.invalid"}
 
 
 def test_an_address_without_route_tells_the_errno() -> None:
     # class E is refused by every Linux that has no route of its own for it
-    assert names.source_to(socket.AF_INET, ("255.255.255.255", 9)) == (None, "EACCES")
+    assert network.source_to(socket.AF_INET, ("255.255.255.255", 9)) == (None, "EACCES")
 
 
 def test_a_name_that_is_none_has_an_error() -> None:
-    assert names.look_up("a" * 70 + ".example")["error"]
+    assert network.look_up("a" * 70 + ".example")["error"]
 
 
 @given(st.text(max_size=20))
 def test_any_text_is_a_literal_or_not(text: str) -> None:
-    assert names.is_literal(text) in (True, False)
+    assert network.is_literal(text) in (True, False)
 
 
 def test_what_hangs_leaves_the_others_their_answers() -> None:
@@ -458,7 +458,7 @@ def test_what_hangs_leaves_the_others_their_answers() -> None:
 def test_a_look_up_that_never_ends_is_told_in_its_own_row(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     monkeypatch.setattr(
-        names,
+        network,
         "look_up",
         lambda name: (
             release.wait(LONG_S)
@@ -467,7 +467,7 @@ def test_a_look_up_that_never_ends_is_told_in_its_own_row(monkeypatch: pytest.Mo
         ),
     )
     try:
-        found = names.resolve_names({"slow": None, "quick": None}, time.monotonic() + 0.3 * crowd())["own"]
+        found = network.resolve_names({"slow": None, "quick": None}, time.monotonic() + 0.3 * crowd())["own"]
     finally:
         release.set()
     assert (found["slow"]["addresses"], found["slow"]["error"][:12]) == ([], "no answer in")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.probe.facts import torch_info
-from nccl_doctor.probe.facts import torch_info as interpreter
-from nccl_doctor.probe.facts.torch_info import Interpreter
-from nccl_doctor.probe.reading import Unavailable
+from nccl_doctor.probe.facts import software as interpreter
+from nccl_doctor.probe.facts import software
+from nccl_doctor.probe.facts.software import Interpreter
+from nccl_doctor.probe.tools import Unavailable
 from nccl_doctor.snapshot import TorchInfo
 from tests.patience import LONG_S
 
@@ -29,7 +29,7 @@ def look(env: dict[str, str], seconds: float = LONG_S) -> TorchInfo | None:
     deadline = time.monotonic() + seconds
     asked = Interpreter(env, deadline)
     try:
-        found = torch_info.read_torch(env, asked, deadline)
+        found = software.read_torch(env, asked, deadline)
     finally:
         asked.nccl()
     return None if found is None else TorchInfo.model_validate(found)
@@ -48,7 +48,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def library(folder: Path) -> str:
     folder.mkdir(parents=True)
-    path = folder / torch_info.LIBRARY
+    path = folder / software.LIBRARY
     path.touch()
     return str(path)
 
@@ -84,7 +84,7 @@ def test_else_the_loaders_path_counts(site: Path, tmp_path: Path) -> None:
 
 def test_else_the_loaders_cache_counts(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = "3 libs found\n\tlibnccl.so.2 (libc6,x86-64) => /usr/lib64/libnccl.so.2\n"
-    monkeypatch.setattr(torch_info, "output", lambda argv, *_rest, **_more: cache if "-p" in argv else "")
+    monkeypatch.setattr(software, "output", lambda argv, *_rest, **_more: cache if "-p" in argv else "")
     found = look({"PYTHONPATH": str(site)})
     assert found is not None
     assert found.nccl_library == "/usr/lib64/libnccl.so.2"
@@ -130,4 +130,4 @@ def test_a_torch_without_version_is_unknown(site: Path) -> None:
 
 def test_old_and_rocm_builds_are_read() -> None:
     old = "__version__ = '1.13.1'\ndebug = False\ncuda = None\ngit_version = 'abc'\nhip = '5.2.21151-afdc89f8'\n"
-    assert torch_info.parse_version(old) == {"__version__": "1.13.1", "cuda": None, "hip": "5.2.21151-afdc89f8"}
+    assert software.parse_version(old) == {"__version__": "1.13.1", "cuda": None, "hip": "5.2.21151-afdc89f8"}

@@ -10,7 +10,7 @@ import pytest
 from nccl_doctor.probe import tools
 from nccl_doctor.probe.facts import firewall
 from nccl_doctor.probe.facts.firewall import find
-from nccl_doctor.probe.reading import Unavailable
+from nccl_doctor.probe.tools import Unavailable
 from nccl_doctor.snapshot import Firewalld, FirewallFacts, IptablesSave, Unknown
 from tests.patience import LONG_S, crowd
 

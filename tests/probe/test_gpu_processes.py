@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from nccl_doctor.probe.gpus import parse_gpu_processes
-from nccl_doctor.probe.reading import Unavailable
+from nccl_doctor.probe.tools import Unavailable
 
 
 def test_rows_are_read_with_the_index_of_each_gpu() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.probe import guard, jobs, reading, units
+from nccl_doctor.probe import guard, jobs, procs, tools
 from nccl_doctor.probe.procs import Table
 from tests.patience import LONG_S
 from tests.probe.tables import RUN, Fake, FakeTable, rank
@@ -153,20 +153,20 @@ def test_a_real_child_is_read_as_it_is() -> None:
 )
 def test_a_unit_is_told_by_the_control_group(group: str, environ: dict[str, str], unit: str | None) -> None:
     table = FakeTable(Fake(20, 1, "python train.py", environ, files={"cgroup": group}))
-    assert units.unit_of(20, table) == unit
+    assert procs.unit_of(20, table) == unit
 
 
 def test_ports_of_another_namespace_are_read_from_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
     row = "   0: 00000000:{:04X} 00000000:0000 {} 00000000:00000000 00:00000000 00000000     0        0 1 1\n"
     text = head + row.format(29500, "0A") + row.format(29501, "01") + row.format(29502, "07")
-    monkeypatch.setattr(units, "read", {"/proc/20/net/tcp": text}.get)
-    assert list(units._held_ports(20)) == [29500, 29502]
+    monkeypatch.setattr(procs, "read", {"/proc/20/net/tcp": text}.get)
+    assert list(procs._held_ports(20)) == [29500, 29502]
 
 
 def test_a_file_of_the_kernel_is_read_up_to_a_bound(tmp_path: Path) -> None:
     """And in pieces: for a sysctl the kernel takes no buffer of megabytes."""
     big = tmp_path / "tcp"
-    big.write_bytes(b"x" * (reading.MOST_FILE_BYTES + reading.FILE_PIECE + 1))
-    assert len(reading.read(str(big)) or "") == reading.MOST_FILE_BYTES
-    assert reading.port_range()["low"] > 0
+    big.write_bytes(b"x" * (tools.MOST_FILE_BYTES + tools.FILE_PIECE + 1))
+    assert len(tools.read(str(big)) or "") == tools.MOST_FILE_BYTES
+    assert tools.port_range()["low"] > 0

@@ -16,8 +16,8 @@ import pytest
 
 from nccl_doctor import probe
 from nccl_doctor.probe.facts.libnccl import _ANSWER, address_in, spell, understand
-from nccl_doctor.probe.facts.torch_info import Interpreter
-from nccl_doctor.probe.reading import Unavailable
+from nccl_doctor.probe.facts.software import Interpreter
+from nccl_doctor.probe.tools import Unavailable
 from tests.patience import LONG_S, crowd
 
 PACKAGE = "nvidia-nccl-cu13"
@@ -127,8 +127,8 @@ def test_it_also_runs_from_memory_as_on_a_host() -> None:
     code = f"""{(folder / "bootstrap.py").read_text()}
 import time
 sys.meta_path.insert(0, MemoryImporter({sources!r}))
-from nccl_doctor.probe.facts.torch_info import Interpreter
-from nccl_doctor.probe.reading import Unavailable
+from nccl_doctor.probe.facts.software import Interpreter
+from nccl_doctor.probe.tools import Unavailable
 child = Interpreter({{"NCCL_SOCKET_IFNAME": "=lo"}}, time.monotonic() + 300)
 child.decide({LIBRARY!r})
 print(json.dumps(child.nccl()))

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from nccl_doctor.probe import sock_diag
+from nccl_doctor.probe import netlink
+from nccl_doctor.probe.netlink import DiagSocket
 from nccl_doctor.probe.ports import trial as ports
-from nccl_doctor.probe.sock_diag import DiagSocket
 from nccl_doctor.snapshot import PortTrial
 from tests.patience import LONG_S
 
@@ -60,7 +60,7 @@ def time_wait(keep: ExitStack, port: int, *, reuse: bool) -> None:
         assert client.recv(1) == b""
     listener.close()
     deadline = time.monotonic() + LONG_S
-    while [one.state for one in sock_diag.sockets_on(port)] != ["TIME_WAIT"]:
+    while [one.state for one in netlink.sockets_on(port)] != ["TIME_WAIT"]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -142,12 +142,12 @@ def test_a_socket_that_is_only_bound_has_its_own_state() -> None:
 
 
 def test_older_kernels_leave_a_hint_at_who_may_hold_a_bound_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    complete = sock_diag.sockets_on
+    complete = netlink.sockets_on
 
     def without_bound(port: int) -> list[DiagSocket]:
         return [one for one in complete(port) if one.state != "BOUND"]
 
-    monkeypatch.setattr(sock_diag, "sockets_on", without_bound)
+    monkeypatch.setattr(netlink, "sockets_on", without_bound)
     with port_in("bound") as port:
         trial = ports.try_port(port)
     assert trial["cause"] == "unknown"
@@ -170,7 +170,7 @@ def test_every_process_that_inherited_the_socket_is_a_holder() -> None:
 @pytest.mark.parametrize("state", ["listener", "source of a connection", "TIME_WAIT without"])
 def test_without_sock_diag_proc_explains(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with port_in(state) as port:
-        monkeypatch.setattr(sock_diag, "sockets_on", no_sock_diag)
+        monkeypatch.setattr(netlink, "sockets_on", no_sock_diag)
         trial = PortTrial.model_validate(ports.try_port(port))
     assert trial.cause == STATES[state].cause
     if trial.cause == "time-wait":
@@ -180,8 +180,8 @@ def test_without_sock_diag_proc_explains(state: str, monkeypatch: pytest.MonkeyP
 
 
 def test_without_any_table_the_trial_still_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sock_diag, "sockets_on", no_sock_diag)
-    monkeypatch.setattr(sock_diag, "read_table", lambda: no_sock_diag(0))
+    monkeypatch.setattr(netlink, "sockets_on", no_sock_diag)
+    monkeypatch.setattr(netlink, "read_table", lambda: no_sock_diag(0))
     with port_in("listener") as port:
         trial = PortTrial.model_validate(ports.try_port(port))
     assert (trial.free, trial.cause) == (False, "unknown")

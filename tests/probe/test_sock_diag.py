@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.probe import netlink, sock_diag
+from nccl_doctor.probe import netlink
 
 
 @given(st.sampled_from([socket.AF_INET, socket.AF_INET6]), st.binary(min_size=71, max_size=200))
 def test_any_message_is_read(family: int, rest: bytes) -> None:
-    one = sock_diag.parse_socket(bytes([family]) + rest)
+    one = netlink.parse_socket(bytes([family]) + rest)
     assert 0 <= one.local_port <= 65535
     assert one.state
 
@@ -22,8 +22,8 @@ def test_a_pair_is_seen_from_both_ends() -> None:
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
         port = server.getsockname()[1]
         with socket.create_connection(("::1", port)) as client, server.accept()[0]:
-            found = sock_diag.sockets_on(port)
-            back = sock_diag.sockets_on(client.getsockname()[1])
+            found = netlink.sockets_on(port)
+            back = netlink.sockets_on(client.getsockname()[1])
     assert sorted(one.state for one in found) == ["ESTABLISHED", "LISTEN"]
     assert [(one.remote_address, one.remote_port) for one in back] == [("::1", port)]
     assert all(one.inode and one.expires_s is None for one in found)
@@ -34,11 +34,11 @@ def test_a_port_is_told_without_its_neighbours() -> None:
         one.bind(("127.0.0.1", 0))
         other.bind(("127.0.0.1", 0))
         listening, bound = server.getsockname()[1], one.getsockname()[1]
-        assert {row.local_port for row in sock_diag.sockets_on(listening)} == {listening}
-        every = {row.local_port for row in sock_diag.sockets_on(0)}
+        assert {row.local_port for row in netlink.sockets_on(listening)} == {listening}
+        every = {row.local_port for row in netlink.sockets_on(0)}
         assert listening in every
         # kernels that do not dump what is only bound show it nowhere
-        assert {row.local_port for row in sock_diag.sockets_on(bound)} == {bound} & every
+        assert {row.local_port for row in netlink.sockets_on(bound)} == {bound} & every
 
 
 def test_a_refusal_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,4 +47,4 @@ def test_a_refusal_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel.send(struct.pack("=IHHII", 16 + len(body), netlink.NLMSG_ERROR, 0, 1, 0) + body)
     monkeypatch.setattr(socket, "socket", lambda *_args: ours)
     with kernel, pytest.raises(FileNotFoundError):
-        sock_diag.sockets_on(29500)
+        netlink.sockets_on(29500)

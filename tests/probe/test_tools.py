@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor import probe
-from nccl_doctor.probe import reading, tools
-from nccl_doctor.probe.reading import Unavailable
+from nccl_doctor.probe import tools
+from nccl_doctor.probe.tools import Unavailable
 from tests.patience import LONG_S
 
 PROBE = Path(probe.__file__).parent
@@ -166,5 +166,5 @@ def test_in_a_user_namespace_the_hosts_root_is_nobody(tmp_path: Path, monkeypatc
     os.chown(path, 65534, 65534)
     assert tools.weak_place(str(path)) == str(path)
     told = {"/proc/self/uid_map": "0 1000 1\n1 100000 65536", "/proc/sys/kernel/overflowuid": "65534"}
-    monkeypatch.setattr(reading, "read", told.get)
+    monkeypatch.setattr(tools, "read", told.get)
     assert tools.weak_place(str(path)) is None

@@ -39,7 +39,7 @@ class CommonNames:
         return self._tables[-1]
 
     def known_to(self, node: Node) -> str:
-        """What a host is told of the names, packed (probe/facts/names.py); the same at every call."""
+        """What a host is told of the names, packed (probe/facts/network.py); the same at every call."""
         with self._lock:
             return self._asked.setdefault(node.name, (self.common, self._request))[1]
 

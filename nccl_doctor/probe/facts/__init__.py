@@ -1,6 +1,6 @@
 """The answer to the request ``facts``: each fact from a collector of its own.
 
-A collector is any function in this package's modules that :func:`~nccl_doctor.probe.reading.fact` registers for a field
+A collector is any function in this package's modules that :func:`~nccl_doctor.probe.tools.fact` registers for a field
 of snapshot.HostFacts. It runs in a thread of its own: an exception, a hanging name server, a dead NFS mount or an
 nvidia-smi that never returns costs its own fact and no other.
 """
@@ -17,7 +17,7 @@ import traceback
 from functools import partial
 from typing import Any, Callable, Dict, Iterable
 
-from nccl_doctor.probe.reading import COLLECTORS, SLOW, Unavailable
+from nccl_doctor.probe.tools import COLLECTORS, SLOW, Unavailable
 
 MARGIN_S = 0.3
 """Collectors that can end in time by themselves are told to end this much before the deadline."""
@@ -35,7 +35,7 @@ def collect(request: dict[str, Any]) -> dict[str, object]:
     Returns:
         For each field its value, or ``{"$unknown": reason, "traceback": text or None}``.
     """
-    from nccl_doctor.probe.facts.torch_info import Interpreter
+    from nccl_doctor.probe.facts.software import Interpreter
 
     deadline_s = request["deadline_s"]
     began = time.monotonic()
@@ -46,7 +46,7 @@ def collect(request: dict[str, Any]) -> dict[str, object]:
     facts["login_shell"] = None
     if facts["torch"] is None or facts["gpus"] or facts["rdma"]:
         # A login shell takes 100 ms. What it has besides matters where torch is not found, or where NCCL will run.
-        from nccl_doctor.probe.facts.environment import read_login_shell
+        from nccl_doctor.probe.facts.software import read_login_shell
 
         ask = partial(read_login_shell, request.get("python") or "python3", deadline)
         facts.update(run({"login_shell": ask}, max(began + deadline_s - time.monotonic(), MARGIN_S)))
@@ -65,7 +65,7 @@ def import_collectors() -> None:
 
 def _tasks(request: dict[str, Any], interpreter: object, deadline: float) -> dict[str, Callable[[], object]]:
     """Each collector with what its parameters name; those that start a program stand first, for they take longest."""
-    from nccl_doctor.probe.facts.names import unpacked
+    from nccl_doctor.probe.facts.network import unpacked
     from nccl_doctor.probe.ports.trial import bind_error
 
     port = request.get("trial_port")

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any, Callable
 
 from nccl_doctor.probe import tools
-from nccl_doctor.probe.reading import Unavailable, fact
+from nccl_doctor.probe.tools import Unavailable, fact
 
 MAX_BYTES = 8 << 20
 """Of one command's output. Tens of thousands of rules (kube-proxy) fit; more would stall the connection."""

@@ -4,7 +4,7 @@
 It does so once per process, from the environment it finds, and leaves a thread behind: so a child process asks, and
 ends by ``os._exit``. Nothing is written on the host; the child dies with the probe and after its deadline.
 
-This module is its own child: probe/facts/torch_info.py hands its source to the interpreter that training would run,
+This module is its own child: probe/facts/software.py hands its source to the interpreter that training would run,
 which then runs :func:`main`.
 """
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from nccl_doctor.probe import guard, jobs, progress, units
+from nccl_doctor.probe import guard, jobs, procs, progress
 from nccl_doctor.probe.gpus import list_gpu_processes
 from nccl_doctor.probe.guard import watcher
 from nccl_doctor.probe.jobs import JobProcesses, is_launcher, is_python, program
 from nccl_doctor.probe.ports.trial import explain
 from nccl_doctor.probe.procs import Proc, Table
-from nccl_doctor.probe.reading import fact
+from nccl_doctor.probe.tools import fact
 
 MEETING = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 PROBE = "<nccl-doctor>"
@@ -125,5 +125,5 @@ def _row(kind: str, job: JobProcesses, table: Table, *, left: bool) -> dict[str,
         "ppid": root.ppid,
         "parent": table.command(root.ppid) if root.ppid in table.procs else None,
         "terminal": root.terminal,
-        "unit": units.unit_of(job.root, table),
+        "unit": procs.unit_of(job.root, table),
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any, Iterator
 
-from nccl_doctor.probe import reading, sock_diag
+from nccl_doctor.probe import netlink, tools
 
 CONNECTED = ("ESTABLISHED", "FIN_WAIT1", "FIN_WAIT2", "CLOSE_WAIT", "LAST_ACK", "CLOSING", "SYN_SENT")
 MOST = 2048
@@ -23,7 +23,7 @@ def by_rank(pids: list[int]) -> dict[int, list[dict[str, Any]]]:
     """
     own = _namespace("self")
     at_home = [pid for pid in pids if _namespace(str(pid)) in (own, None)]
-    by_inode = {flow.socket.inode: _flow(flow) for flow in sock_diag.flows() if flow.socket.state in CONNECTED}
+    by_inode = {flow.socket.inode: _flow(flow) for flow in netlink.flows() if flow.socket.state in CONNECTED}
     found = {pid: _of(pid, by_inode) for pid in at_home}
     for pid in pids:
         if pid not in found:
@@ -33,7 +33,7 @@ def by_rank(pids: list[int]) -> dict[int, list[dict[str, Any]]]:
 
 def listens(pids: list[int], port: int) -> bool:
     """Whether one of the processes, in the probe's own network namespace, listens on a port."""
-    inodes = {one.inode for one in sock_diag.sockets_on(port) if one.state == "LISTEN"}
+    inodes = {one.inode for one in netlink.sockets_on(port) if one.state == "LISTEN"}
     return any(inode in inodes for pid in pids for inode in inodes_of(pid))
 
 
@@ -56,7 +56,7 @@ def _of(pid: int, by_inode: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
     return [by_inode[inode] for inode in sorted(set(inodes_of(pid))) if inode in by_inode][:MOST]
 
 
-def _flow(flow: sock_diag.Flow) -> dict[str, Any]:
+def _flow(flow: netlink.Flow) -> dict[str, Any]:
     return {
         "local": [_plain(flow.socket.local_address), flow.socket.local_port],
         "remote": [_plain(flow.socket.remote_address), flow.socket.remote_port],
@@ -84,9 +84,9 @@ def _namespace(pid: str) -> str | None:
 
 def _table(pid: int) -> Iterator[tuple[int, dict[str, Any]]]:
     for name in ("tcp", "tcp6"):
-        for line in (reading.read(f"/proc/{pid}/net/{name}") or "").splitlines()[1:]:
+        for line in (tools.read(f"/proc/{pid}/net/{name}") or "").splitlines()[1:]:
             fields = line.split()
-            state = sock_diag.STATES[int(fields[3], 16)] if len(fields) >= sock_diag.TABLE_FIELDS else ""
+            state = netlink.STATES[int(fields[3], 16)] if len(fields) >= netlink.TABLE_FIELDS else ""
             if state in CONNECTED:
                 yield int(fields[9]), _row(fields, state)
 
@@ -100,13 +100,13 @@ def _row(fields: list[str], state: str) -> dict[str, Any]:
         "state": state,
         "unread": unread,
         "unsent": unsent,
-        "retransmits": int(fields[6], 16) if timer == sock_diag.TIMER_RETRANSMIT else 0,
-        "probes": int(fields[8]) if timer == sock_diag.TIMER_PROBE else 0,
+        "retransmits": int(fields[6], 16) if timer == netlink.TIMER_RETRANSMIT else 0,
+        "probes": int(fields[8]) if timer == netlink.TIMER_PROBE else 0,
         "acked": None,
         "received": None,
     }
 
 
 def _end(text: str) -> list[Any]:
-    address, port = sock_diag.parse_endpoint(text)
+    address, port = netlink.parse_endpoint(text)
     return [_plain(address), port]

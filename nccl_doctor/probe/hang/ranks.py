@@ -23,7 +23,7 @@ from collections import Counter
 from itertools import islice
 from typing import Any, Dict, Iterable, Iterator, Mapping, Sequence
 
-from nccl_doctor.probe import guard, progress, units
+from nccl_doctor.probe import guard, procs, progress
 from nccl_doctor.probe import jobs as programs
 from nccl_doctor.probe.hang import flows
 from nccl_doctor.probe.jobs import is_python
@@ -255,8 +255,8 @@ def _told(pid: int, table: Table) -> dict[str, Any]:
         "uid": table.uid(pid),
         "user": guard.user(table.uid(pid)),
         "command": table.command(pid),
-        "unit": units.unit_of(pid, table),
-        "contained": units.is_contained(pid, table),
+        "unit": procs.unit_of(pid, table),
+        "contained": procs.is_contained(pid, table),
         "nccl": None if nccl is None else nccl["version"] or "unknown",
         "told": {name: environ[name][:TEXT] for name in TOLD if name in environ},
     }

@@ -11,7 +11,7 @@ import socket
 import time
 from typing import Any
 
-from nccl_doctor.probe.reading import Unavailable
+from nccl_doctor.probe.tools import Unavailable
 
 PORT = 28028
 LOCALHOST = "localhost"

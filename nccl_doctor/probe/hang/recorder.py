@@ -31,7 +31,7 @@ from typing import Any, Callable, Iterator, NamedTuple
 
 from nccl_doctor.probe import children, procs
 from nccl_doctor.probe.hang.flows import inodes_of
-from nccl_doctor.probe.reading import Unavailable, read
+from nccl_doctor.probe.tools import Unavailable, read
 
 ERROR_TEXT = 300
 REAP_S = 1.0

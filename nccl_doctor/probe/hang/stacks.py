@@ -18,7 +18,7 @@ import zlib
 from typing import Any
 
 from nccl_doctor.probe import children, tools
-from nccl_doctor.probe.reading import Unavailable
+from nccl_doctor.probe.tools import Unavailable
 
 MEMFD_CREATE = {"x86_64": 319, "aarch64": 279, "riscv64": 279, "ppc64le": 360}
 """The system call's number, by machine (the kernel's syscall tables)."""

@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any, Callable
 
 from nccl_doctor.probe import progress
-from nccl_doctor.probe.facts import gpu_health, run
-from nccl_doctor.probe.facts import gpu_health as kernel_log
+from nccl_doctor.probe.facts import hardware
+from nccl_doctor.probe.facts import run
 from nccl_doctor.probe.hang import flows, ranks, ras, recorder
 from nccl_doctor.probe.hang.ranks import find_launchers, loaded_nccl
 from nccl_doctor.probe.hang.stacks import Spy
 from nccl_doctor.probe.procs import Table
-from nccl_doctor.probe.reading import Unavailable
+from nccl_doctor.probe.tools import Unavailable
 
 ASK_S = 3.0
 """For one rank's recorder; the ranks of a host are asked one after the other within the look's own deadline."""
@@ -69,8 +69,8 @@ class Watch:
         around = run(
             {
                 "flows": lambda: {str(pid): rows for pid, rows in flows.by_rank(list(alive)).items()},
-                "killed": partial(kernel_log.killed, age_s),
-                "xids": gpu_health.xids,
+                "killed": partial(hardware.killed, age_s),
+                "xids": hardware.xids,
                 "serves_ras": partial(self._serves_ras, list(alive)),
             },
             left_s,

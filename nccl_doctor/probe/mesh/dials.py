@@ -13,7 +13,7 @@ import time
 from typing import Any, Tuple, Union
 
 from nccl_doctor.probe.mesh.listeners import end_with_reset
-from nccl_doctor.probe.reading import side_by_side
+from nccl_doctor.probe.tools import side_by_side
 
 AT_ONCE = 256
 """Dials in flight on one host: below the usual 1,024 open files, above what a round trip needs."""

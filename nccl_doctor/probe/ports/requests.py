@@ -17,12 +17,12 @@ import threading
 import time
 from typing import Any, Callable, Dict
 
-from nccl_doctor.probe import guard, jobs, procs, units
+from nccl_doctor.probe import guard, jobs, procs
 from nccl_doctor.probe.gpus import list_gpu_processes
 from nccl_doctor.probe.jobs import JobProcesses, is_launcher, program
 from nccl_doctor.probe.ports.trial import bind_error, describe, try_port
 from nccl_doctor.probe.procs import Table
-from nccl_doctor.probe.reading import Unavailable, port_range
+from nccl_doctor.probe.tools import Unavailable, port_range
 
 PIDFD_SEND_SIGNAL, PIDFD_OPEN = 424, 434
 """System calls' numbers on every machine that Linux 5.1 and later gave new calls (all but alpha)."""
@@ -105,7 +105,7 @@ def look(request: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         ``host``; ``user``, ``uid``: whom we are there; ``trial``: a snapshot.PortTrial, or None; ``jobs``: see
-        :func:`_job`; ``elsewhere``: see :func:`units.elsewhere`; ``range``: a snapshot.PortRange, or None.
+        :func:`_job`; ``elsewhere``: see :func:`procs.elsewhere`; ``range``: a snapshot.PortRange, or None.
     """
     port, pid = request["port"], request["pid"]
     # Tried first, so that no thread of ours is taken for a holder.
@@ -119,12 +119,12 @@ def look(request: dict[str, Any]) -> dict[str, Any]:
     refused = guard.refusals(found, named, table, request["grace_s"])
     unexplained = trial is not None and (trial["free"] or (trial["cause"] == "unknown" and not found))
     return {
-        "host": units.host_name(),
+        "host": procs.host_name(),
         "user": guard.user(os.getuid()),
         "uid": os.getuid(),
         "trial": trial,
         "jobs": [_job(job, named, table, why, gpus) for job, why in zip(found, refused)],
-        "elsewhere": units.elsewhere(port, table) if unexplained else [],
+        "elsewhere": procs.elsewhere(port, table) if unexplained else [],
         "range": _range(),
     }
 
@@ -210,7 +210,7 @@ def _job(
     return {
         "root": job.root,
         "orphan": orphan,
-        "unit": units.unit_of(job.root, table),
+        "unit": procs.unit_of(job.root, table),
         "holders": [_holder(pid, alive, orphan, table) for pid in named if pid in alive],
         "members": [_process(pid, table, gpus) for pid in alive],
         "refusal": refused and refused.reason,

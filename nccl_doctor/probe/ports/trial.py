@@ -12,9 +12,9 @@ import socket
 import time
 from typing import Any, Sequence
 
-from nccl_doctor.probe import guard, jobs, sock_diag
+from nccl_doctor.probe import guard, jobs, netlink
+from nccl_doctor.probe.netlink import DiagSocket
 from nccl_doctor.probe.procs import Table, open_files, pids_by_inode
-from nccl_doctor.probe.sock_diag import DiagSocket
 
 
 def describe(pid: int, table: Table) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def _in_use(port: int, *, described: bool) -> dict[str, Any]:
     found, pids = _look(port)
     cause = cause_of(found)
     nobody: list[int | None] = [None]
-    rows = [sock_diag.describe_socket(one, pid) for one in found for pid in pids.get(one.inode, nobody)]
+    rows = [netlink.describe_socket(one, pid) for one in found for pid in pids.get(one.inode, nobody)]
     everybody = sorted({pid for some in pids.values() for pid in some})
     processes = judged(everybody) if described else [{"pid": pid} for pid in everybody]
     explained: dict[str, Any] = {"cause": cause, "sockets": rows, "holders": processes}
@@ -135,7 +135,7 @@ def _in_use(port: int, *, described: bool) -> dict[str, Any]:
 def _look(port: int) -> tuple[list[DiagSocket], dict[int, list[int]]]:
     """The sockets on a port, and the processes of each inode; no socket where no table can be read."""
     try:
-        found = sock_diag.find_sockets({port})
+        found = netlink.find_sockets({port})
     except OSError:
         return [], {}
     return found, pids_by_inode({one.inode for one in found})
@@ -160,7 +160,7 @@ def unlisted_holders() -> list[int]:
     The protocol of a socket is an extended attribute of its link in /proc/PID/fd (sockfs_xattr_get, net/socket.c).
     """
     try:
-        listed = {f"socket:[{one.inode}]" for one in sock_diag.sockets_on(0) if one.state != "BOUND"}
+        listed = {f"socket:[{one.inode}]" for one in netlink.sockets_on(0) if one.state != "BOUND"}
     except OSError:
         return []
     found = set()

@@ -26,7 +26,7 @@ import time
 from collections import deque
 from typing import Any, Callable, Dict, Iterable
 
-from nccl_doctor.probe import children, reading
+from nccl_doctor.probe import children, tools
 from nccl_doctor.probe.smoke import ranks as allreduce_ranks
 
 FOLDER = "/dev/shm"  # noqa: S108 - shared memory lies nowhere else
@@ -317,7 +317,7 @@ def early(env: dict[str, str], worker: str) -> Launcher | None:
 
 def available_kib() -> int:
     """Memory that can be had without swapping, by proc(5)'s MemAvailable; 0 where the kernel does not tell."""
-    found = re.search(r"^MemAvailable:\s+(\d+) kB$", reading.read("/proc/meminfo") or "", re.MULTILINE)
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", tools.read("/proc/meminfo") or "", re.MULTILINE)
     return int(found[1]) if found else 0
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from nccl_doctor.probe.hang import recorder
 from nccl_doctor.probe.hang.recorder import RankFiles, ask
-from nccl_doctor.probe.reading import Unavailable
+from nccl_doctor.probe.tools import Unavailable
 from tests.lab import kernel
 from tests.patience import LONG_S
 from tests.probe.hang.test_recorder import row, soon

@@ -17,7 +17,7 @@ import pytest
 
 from nccl_doctor.collect.hang.hang import own_program, pack
 from nccl_doctor.probe import procs, tools
-from nccl_doctor.probe.facts.gpu_health import parse_killed
+from nccl_doctor.probe.facts.hardware import parse_killed
 from nccl_doctor.probe.hang import flows, ranks, stacks, watch
 from nccl_doctor.probe.procs import Table
 from nccl_doctor.probe.progress import look

@@ -9,7 +9,7 @@ import pytest
 
 from nccl_doctor.nccl.ras import parse
 from nccl_doctor.probe.hang import ras
-from nccl_doctor.probe.reading import Unavailable
+from nccl_doctor.probe.tools import Unavailable
 from tests.ras_server import Service, serving
 
 ANSWERS = Path(__file__).parents[2] / "nccl" / "ras"

@@ -17,7 +17,7 @@ import pytest
 
 from nccl_doctor.probe import procs
 from nccl_doctor.probe.hang import recorder
-from nccl_doctor.probe.reading import Unavailable
+from nccl_doctor.probe.tools import Unavailable
 from tests.patience import LONG_S
 
 ENTRY = {"collective_seq_id": 1, "pg_id": 0, "profiling_name": "gloo:all_reduce", "frames": ["secret"]}

@@ -95,7 +95,7 @@ def test_a_checkout_that_git_can_not_read_is_told(home: Path) -> None:
 
 
 def test_plugins_are_found_where_ld_so_looks_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "FOLDERS", (str(tmp_path / "vendor"),))
+    monkeypatch.setattr(hardware, "PLUGIN_FOLDERS", (str(tmp_path / "vendor"),))
     for folder in ("vendor", "mine"):
         (tmp_path / folder).mkdir()
     (tmp_path / "vendor" / "libnccl-net.so").write_bytes(b"\x7fELF NET/OFI Initializing aws-ofi-nccl 1.16.3\0")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.probe.facts import software as interpreter
 from nccl_doctor.probe.facts import software
 from nccl_doctor.probe.facts.software import Interpreter
 from nccl_doctor.probe.tools import Unavailable
@@ -39,7 +38,7 @@ def look(env: dict[str, str], seconds: float = LONG_S) -> TorchInfo | None:
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for PYTHONPATH with a torch that fails if somebody imports it; it hides what is installed here."""
     hide = "import sys; sys.path[:] = [p for p in sys.path if 'site-packages' not in p]\n"
-    monkeypatch.setattr(interpreter, "SCRIPT", hide + interpreter.SCRIPT)
+    monkeypatch.setattr(software, "SCRIPT", hide + software.SCRIPT)
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").write_text("raise AssertionError('imported')")
     (tmp_path / "torch/version.py").write_text(VERSION_PY)

@@ -121,7 +121,7 @@ def test_versions_are_spelt_out(number: int, text: str) -> None:
 
 def test_it_also_runs_from_memory_as_on_a_host() -> None:
     folder = Path(probe.__file__).parent
-    names = ("facts.libnccl", "facts.torch_info", "children", "reading", "tools")
+    names = ("facts.libnccl", "facts.software", "children", "tools")
     sources = {"nccl_doctor.__init__": "", "nccl_doctor.probe.__init__": "", "nccl_doctor.probe.facts.__init__": ""}
     sources |= {f"nccl_doctor.probe.{name}": (folder / f"{name.replace('.', '/')}.py").read_text() for name in names}
     code = f"""{(folder / "bootstrap.py").read_text()}

@@ -21,14 +21,14 @@ STARTERS = {
     "facts/firewall.py": "a program of the list, as root",
     "children.py": "what its callers start, and a folder's keeper by /bin/sh",
     "relay.py": "/bin/sh with the controller's own line, in a Slurm step",
-    "facts/environment.py": "the login's own shell, by passwd(5)",
+    "facts/software.py": "the login's own shell, by passwd(5)",
     "hang/recorder.py": "forks, and runs nothing",
     "smoke/worker.py": "forks ranks of the all-reduce, and runs nothing",
 }
 CALLERS = {
-    "facts/torch_info.py": "the interpreter that runs the probe",
+    "facts/software.py": "the interpreter that runs the probe",
     "smoke/allreduce.py": "the same, for torchrun",
-    "hang/stacks.py": "py-spy, of the list or out of memory",
+    "hang/watch.py": "py-spy, of the list or out of memory",
 }
 """Who calls children.start."""
 

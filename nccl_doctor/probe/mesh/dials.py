@@ -9,10 +9,10 @@ import os
 import resource
 import selectors
 import socket
+import struct
 import time
 from typing import Any, Tuple, Union
 
-from nccl_doctor.probe.mesh.listeners import end_with_reset
 from nccl_doctor.probe.tools import side_by_side
 
 AT_ONCE = 256
@@ -49,6 +49,11 @@ Key = Tuple[int, int]
 
 Place = Tuple[int, Any]
 """An address family, and an address as its sockets take it."""
+
+
+def end_with_reset(sock: socket.socket) -> None:
+    """Lets close(2) reset the connection, so that no TIME_WAIT stays on a port that was tested."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 class Dial:

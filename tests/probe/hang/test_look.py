@@ -18,7 +18,7 @@ import pytest
 from nccl_doctor.collect.hang.hang import own_program, pack
 from nccl_doctor.probe import procs, tools
 from nccl_doctor.probe.facts.hardware import parse_killed
-from nccl_doctor.probe.hang import flows, ranks, stacks, watch
+from nccl_doctor.probe.hang import flows, ranks, watch
 from nccl_doctor.probe.procs import Table
 from nccl_doctor.probe.progress import look
 from tests.patience import LONG_S
@@ -58,7 +58,7 @@ def started(pid: int) -> int:
     return found.started
 
 
-def seen(spy: stacks.Spy, pid: int, letter: str = "S", mode: str = "read") -> list[str]:
+def seen(spy: watch.Spy, pid: int, letter: str = "S", mode: str = "read") -> list[str]:
     threads = spy.dump({pid: letter}, mode, time.monotonic() + 10)[pid]
     assert isinstance(threads, list), threads
     return [frame["function"] for frame in threads[0]["frames"]]
@@ -91,21 +91,21 @@ def test_its_connection_waits_for_a_reader(sleeper: int) -> None:
 
 
 @pytest.fixture
-def sent() -> stacks.Spy:
+def sent() -> watch.Spy:
     """The one that is sent along."""
-    spy = stacks.Spy()
+    spy = watch.Spy()
     spy.install(pack(os.uname().machine))
     return spy
 
 
 def test_stacks_by_the_one_that_is_there_and_by_the_one_sent_along(
-    sleeper: int, sent: stacks.Spy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sleeper: int, sent: watch.Spy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = own_program()
     assert program is not None
     shutil.copy(program, tmp_path / "py-spy")
     monkeypatch.setenv("PATH", str(tmp_path))
-    spy = stacks.Spy()
+    spy = watch.Spy()
     assert spy.find()
     assert spy.path == str(tmp_path / "py-spy")
     assert seen(spy, sleeper)[:2] == ["wait", "<module>"]
@@ -130,7 +130,7 @@ def test_what_a_rank_has_under_that_name_is_not_run(tmp_path: Path, monkeypatch:
         env={"PATH": f"{tmp_path}/path"},
     ) as rank:
         try:
-            spy = stacks.Spy()
+            spy = watch.Spy()
             assert not spy.find()
             told = spy.dump({rank.pid: "S"}, "read", time.monotonic() + LONG_S)[rank.pid]
         finally:
@@ -139,10 +139,10 @@ def test_what_a_rank_has_under_that_name_is_not_run(tmp_path: Path, monkeypatch:
     assert not (tmp_path / "canary").exists()
 
 
-def test_a_stopped_process_stays_as_it_is(sleeper: int, sent: stacks.Spy) -> None:
+def test_a_stopped_process_stays_as_it_is(sleeper: int, sent: watch.Spy) -> None:
     os.kill(sleeper, signal.SIGSTOP)
     try:
-        for mode in stacks.MODES:
+        for mode in watch.MODES:
             assert seen(sent, sleeper, "T", mode)[:2] == ["wait", "<module>"]
             assert Path(f"/proc/{sleeper}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     finally:
@@ -150,7 +150,7 @@ def test_a_stopped_process_stays_as_it_is(sleeper: int, sent: stacks.Spy) -> Non
 
 
 def test_why_there_is_no_stack(sleeper: int, tmp_path: Path) -> None:
-    spy = stacks.Spy()
+    spy = watch.Spy()
     assert "not installed" in spy.dump({sleeper: "S"}, "read", time.monotonic() + 5)[sleeper]["$unknown"]
     spy.install({"missing": "none came"})
     assert "none came" in spy.dump({sleeper: "S"}, "read", time.monotonic() + 5)[sleeper]["$unknown"]

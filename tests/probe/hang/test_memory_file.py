@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.probe.hang import stacks
+from nccl_doctor.probe.hang import watch
 
 
 @pytest.mark.parametrize("how", ["memfd_create", "by number"])
@@ -13,7 +13,7 @@ def test_it_holds_what_was_written_and_is_nowhere_on_disk(how: str, monkeypatch:
     if how == "by number":
         monkeypatch.delattr(os, "memfd_create")
     data = os.urandom(100_000)
-    file = stacks.write_memory_file(data)
+    file = watch.write_memory_file(data)
     try:
         assert os.pread(file, len(data) + 1, 0) == data
         assert str(Path(f"/proc/self/fd/{file}").readlink()).startswith("/memfd:py-spy")
@@ -24,6 +24,6 @@ def test_it_holds_what_was_written_and_is_nowhere_on_disk(how: str, monkeypatch:
 
 def test_a_refusal_of_the_kernel_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
-    monkeypatch.setattr(stacks, "MEMFD_CREATE", {os.uname().machine: 0xFFFF})
+    monkeypatch.setattr(watch, "MEMFD_CREATE", {os.uname().machine: 0xFFFF})
     with pytest.raises(OSError, match="Function not implemented"):
-        stacks.write_memory_file(b"x")
+        watch.write_memory_file(b"x")

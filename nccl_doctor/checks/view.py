@@ -14,8 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal, get_args
 
 from nccl_doctor.firewall import blame
-from nccl_doctor.firewall.blame import ExplainedDials
-from nccl_doctor.firewall.network_policy import PolicyBlame, blames
+from nccl_doctor.firewall.blame import ExplainedDials, PolicyBlame, policy_blames
 from nccl_doctor.firewall.route_lookup import RouteFault, find_route_faults
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import CheckFunction, Scope, Traits, Unjudged, enter, make_entry
@@ -62,7 +61,7 @@ class FailedDials:
         """By dial that no packet filter explains, the NetworkPolicies that drop it."""
         mesh = self._snapshot.mesh
         kube = self._snapshot.cluster.options(KubeFacts)
-        return blames(kube, self.firewall.unexplained(mesh)) if isinstance(mesh, Mesh) and kube.pods else {}
+        return policy_blames(kube, self.firewall.unexplained(mesh)) if isinstance(mesh, Mesh) and kube.pods else {}
 
     @cached_property
     def unexplained(self) -> tuple[FailedDial, ...]:

@@ -1,19 +1,166 @@
-"""A TCP connection across two hosts: every packet of the handshake past every rule, and what the dialler then sees.
-
-A rule in words, for the evidence: its place, its text, its counter. All text of the host's is made printable.
-"""
+"""All rules of a host, and a TCP connection across two: every packet of the handshake past every rule."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import cached_property
+from typing import Literal, TypeVar
 
-from nccl_doctor.firewall.manager import direct_rule, is_direct_chain, manager_of, zone_of, zones
-from nccl_doctor.firewall.packet import Packet, PacketVerdict, RuleRef, Tri
-from nccl_doctor.firewall.ruleset import Ruleset
+from nccl_doctor.firewall import iptables, nft
+from nccl_doctor.firewall.iptables import Ipsets, load_iptables, table_names
+from nccl_doctor.firewall.rules import (
+    Accept,
+    BaseChain,
+    Branch,
+    Journey,
+    Jump,
+    Origin,
+    Packet,
+    PacketVerdict,
+    Return,
+    Rule,
+    RuleRef,
+    Step,
+    Tri,
+    When,
+    through,
+)
 from nccl_doctor.model.report import DialOutcome
-from nccl_doctor.snapshot import Firewalld, FirewallFacts
+from nccl_doctor.snapshot import FirewallFacts, IptablesSave, Unknown
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ruleset:
+    """The base chains of a host, and why some could not be read.
+
+    Attributes:
+        missing: a phrase for each part of the rules that nobody could read.
+    """
+
+    facts: FirewallFacts
+    bases: tuple[BaseChain, ...]
+    missing: tuple[str, ...] = ()
+
+    @cached_property
+    def deciding(self) -> tuple[BaseChain, ...]:
+        """The base chains that can stop a packet, cut down to what matters."""
+        return _pruned(self.bases)
+
+    def rules(self) -> Iterator[RuleRef]:
+        """Every rule and policy there is, once a base chain that may reach it."""
+        for base in self.bases:
+            yield base.policy_ref
+            for chain in base.chains.values():
+                yield from (rule.ref for rule in chain)
+
+    def objections(self, packet: Packet) -> tuple[PacketVerdict, ...]:
+        """What stops the packet, or may, on this host; empty where all rules let it through.
+
+        The first that surely stops it comes first: it does so whatever the unknown ones would say.
+        """
+        journey = Journey(groups=self.facts.groups, bridges=frozenset(self.facts.bridges))
+        found = through(self.deciding, packet, journey)
+        unread = tuple(PacketVerdict("unknown", reason=reason) for reason in self.missing)
+        return tuple(sorted(found + unread, key=lambda verdict: not verdict.blocks))
+
+
+def compile_rules(facts: FirewallFacts) -> Ruleset:
+    """Parses what was captured; what can't be parsed is missing."""
+    missing: list[str] = []
+    saves = _known(facts.iptables, missing) or ()
+    sets = iptables.load_ipsets(_known(facts.ipsets, missing) or "")
+    bases = [base for save in saves if save.backend == "legacy" for base in _iptables(save, sets)]
+    ruleset = _known(facts.nft, missing)
+    if ruleset is None:
+        bases += [base for save in saves if save.backend == "nft" for base in _iptables(save, sets)]
+    else:
+        try:
+            bases += _nft(facts, ruleset, [save for save in saves if save.backend == "nft"], sets)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            missing.append(f"`nft -j list ruleset` printed what can't be read ({type(error).__name__})")
+    return Ruleset(facts, tuple(sorted(bases, key=lambda base: base.priority)), tuple(missing))
+
+
+def _known(fact: Unknown | T | None, missing: list[str]) -> T | None:
+    if isinstance(fact, Unknown):
+        missing.append(fact.reason)
+        return None
+    return fact
+
+
+def _iptables(save: IptablesSave, sets: Ipsets) -> tuple[BaseChain, ...]:
+    origin: Origin = "iptables-legacy" if save.backend == "legacy" else "iptables-nft"
+    return load_iptables(save.text, 4 if save.family == "ip" else 6, origin, sets)
+
+
+def _nft(facts: FirewallFacts, ruleset: str, saves: list[IptablesSave], sets: Ipsets) -> list[BaseChain]:
+    """The chains of nftables; the tables whose matches nft hides behind ``xt`` are taken from iptables-save."""
+    listing = nft.objects(ruleset)
+    hidden = nft.xtables(listing)
+    read = {(save.family, table) for save in saves for table in table_names(save.text)}
+    text = facts.nft_text if isinstance(facts.nft_text, str) else ""
+    elsewhere = hidden & read
+    return [
+        *nft.load(listing, text, elsewhere),
+        *(
+            base
+            for save in saves
+            for base in _iptables(save, sets)
+            if (save.family, base.policy_ref.table) in elsewhere
+        ),
+    ]
+
+
+def _pruned(bases: Iterable[BaseChain]) -> tuple[BaseChain, ...]:
+    """The base chains that can stop or change a packet, without their rules that do nothing.
+
+    Managers make dozens of chains that stay empty, and the mesh asks often.
+    """
+    return tuple(_without_idle(base) for base in bases if _matters(base))
+
+
+def _matters(base: BaseChain) -> bool:
+    """Some action that can be reached is more than accepting and going round."""
+    if base.policy == "drop":
+        return True
+    seen: set[str] = set()
+    waiting = [base.rules]
+    while waiting:
+        for step in (step for rule in waiting.pop() for step in rule.steps):
+            for action in _actions(step):
+                if isinstance(action, Jump) and action.chain in base.chains:
+                    if action.chain not in seen:
+                        seen.add(action.chain)
+                        waiting.append(base.chains[action.chain])
+                elif not isinstance(action, (Accept, Return, When)):
+                    return True
+    return False
+
+
+def _actions(step: Step) -> tuple[Step, ...]:
+    return tuple(action for _, action in step.cases) if isinstance(step, Branch) else (step,)
+
+
+def _without_idle(base: BaseChain) -> BaseChain:
+    idle: set[str] = set()
+    while True:
+        more = {name for name, rules in base.chains.items() if all(_idle(rule, idle) for rule in rules)} - idle
+        if not more:
+            break
+        idle |= more
+    chains = {name: tuple(rule for rule in rules if not _idle(rule, idle)) for name, rules in base.chains.items()}
+    return replace(base, chains=chains, rules=tuple(rule for rule in base.rules if not _idle(rule, idle)))
+
+
+def _idle(rule: Rule, idle: set[str]) -> bool:
+    """It only tests, or jumps to where nothing happens. A ``goto`` leaves its chain, and that is something."""
+    return all(
+        isinstance(step, When) or (isinstance(step, Jump) and step.back and step.chain in idle) for step in rule.steps
+    )
+
 
 Side = Literal["dialler", "listener"]
 Segment = Literal["SYN", "SYN-ACK", "ACK"]
@@ -62,7 +209,7 @@ def handshake(syn: Packet, ends: Ends, dialler: Ruleset, listener: Ruleset) -> t
     A packet that is surely stopped is the last one looked at, but all that stops it is told, on both hosts.
 
     Args:
-        syn: of :func:`nccl_doctor.firewall.packet.syn`.
+        syn: of :func:`nccl_doctor.firewall.rules.syn`.
         ends: "lo" twice where the two are one host, or dialler and listener share its network stack.
         dialler: the rules of the host that connects.
         listener: the rules of the other one.
@@ -147,28 +294,6 @@ def reject_outcome(how: str, version: int) -> DialOutcome:
     return _SEEN_AS.get(code, "failed")
 
 
-LONGEST = 160
-
-
-def printable(text: str) -> str:
-    """One line of harmless characters, cut where it gets too long to read."""
-    line = "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
-    return line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
-
-
-def describe(rule: RuleRef, facts: FirewallFacts) -> str:
-    """The rule as its manager's user knows it, else as it stands in the kernel."""
-    words = _of_firewalld(rule, facts) if manager_of(rule, facts) == "firewalld" else None
-    return printable(words or _place(rule))
-
-
-def _of_firewalld(rule: RuleRef, facts: FirewallFacts) -> str | None:
-    direct = direct_rule(rule, facts)
-    if direct is not None:
-        return f"direct rule of firewalld: {direct.text}"
-    return None if is_direct_chain(rule) else _zone(rule, facts)
-
-
 def counted(rules: Sequence[tuple[RuleRef, Ruleset]]) -> str:
     """What the counters of one rule on some hosts counted together, each with its host's rules after the dials.
 
@@ -187,31 +312,6 @@ def growth(rule: RuleRef, after: Ruleset) -> int | None:
     """By how many packets a rule's counter has grown until it was read again; None where it has none."""
     later = _later(rule, after)
     return None if rule.packets is None or later is None else later - rule.packets
-
-
-def _place(rule: RuleRef) -> str:
-    where = f"{rule.family} {rule.table}, chain {rule.chain}"
-    if rule.place is None:
-        return f"{where}: {rule.text} (no rule of it accepts the packet)"
-    if rule.origin == "nft":
-        return f"{where}, handle {rule.place}: {rule.text}"
-    return f"{'ip6tables' if rule.family == 'ip6' else 'iptables'} {rule.table}, rule {rule.place}: {rule.text}"
-
-
-def _zone(rule: RuleRef, facts: FirewallFacts) -> str | None:
-    known = facts.firewalld
-    if not isinstance(known, Firewalld):
-        return None
-    zone = zones(known.runtime).get(zone_of(rule, facts) or "")
-    if zone is None:
-        return None
-    if rule.place is not None and (rich := zone.refusals):
-        return f"zone {zone.name}: {'; '.join(rich)}"
-    what = {key: zone.settings.get(key, "") for key in ("services", "ports", "sources")}
-    listed = "; ".join(f"{key} {value}" for key, value in what.items() if value) or "nothing"
-    bound = zone.settings.get("interfaces") or ("the default" if zone.name == known.default_zone else "")
-    rest = "dropped" if zone.settings.get("target") == "DROP" else "rejected"
-    return f"zone {zone.name}{', ' + bound if bound else ''}: lets in {listed}; all else {rest}"
 
 
 def _later(rule: RuleRef, after: Ruleset) -> int | None:

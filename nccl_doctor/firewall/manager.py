@@ -1,4 +1,4 @@
-"""Who manages a rule: whoever wrote it would write over what another tool changes there.
+"""Managers of rules, and a rule in the words of its manager: whoever wrote it would write over what another changes.
 
 firewalld's direct rules: iptables rules that it keeps and loads, in the words in which somebody gave them to it.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from nccl_doctor.firewall.packet import RuleRef
+from nccl_doctor.firewall.rules import RuleRef
 from nccl_doctor.snapshot import Firewalld, FirewallFacts, Unknown
 
 _SUFFIX = "_direct"
@@ -179,3 +179,50 @@ def zones(listing: str) -> dict[str, Zone]:
             key, _, value = line.strip().partition(":")
             found[name].settings[key] = value.strip()
     return found
+
+
+LONGEST = 160
+
+
+def printable(text: str) -> str:
+    """One line of harmless characters, cut where it gets too long to read."""
+    line = "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
+    return line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
+
+
+def describe(rule: RuleRef, facts: FirewallFacts) -> str:
+    """The rule as its manager's user knows it, else as it stands in the kernel."""
+    words = _of_firewalld(rule, facts) if manager_of(rule, facts) == "firewalld" else None
+    return printable(words or _place(rule))
+
+
+def _of_firewalld(rule: RuleRef, facts: FirewallFacts) -> str | None:
+    direct = direct_rule(rule, facts)
+    if direct is not None:
+        return f"direct rule of firewalld: {direct.text}"
+    return None if is_direct_chain(rule) else _zone(rule, facts)
+
+
+def _place(rule: RuleRef) -> str:
+    where = f"{rule.family} {rule.table}, chain {rule.chain}"
+    if rule.place is None:
+        return f"{where}: {rule.text} (no rule of it accepts the packet)"
+    if rule.origin == "nft":
+        return f"{where}, handle {rule.place}: {rule.text}"
+    return f"{'ip6tables' if rule.family == 'ip6' else 'iptables'} {rule.table}, rule {rule.place}: {rule.text}"
+
+
+def _zone(rule: RuleRef, facts: FirewallFacts) -> str | None:
+    known = facts.firewalld
+    if not isinstance(known, Firewalld):
+        return None
+    zone = zones(known.runtime).get(zone_of(rule, facts) or "")
+    if zone is None:
+        return None
+    if rule.place is not None and (rich := zone.refusals):
+        return f"zone {zone.name}: {'; '.join(rich)}"
+    what = {key: zone.settings.get(key, "") for key in ("services", "ports", "sources")}
+    listed = "; ".join(f"{key} {value}" for key, value in what.items() if value) or "nothing"
+    bound = zone.settings.get("interfaces") or ("the default" if zone.name == known.default_zone else "")
+    rest = "dropped" if zone.settings.get("target") == "DROP" else "rejected"
+    return f"zone {zone.name}{', ' + bound if bound else ''}: lets in {listed}; all else {rest}"

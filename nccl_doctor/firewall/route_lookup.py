@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from typing import Literal
 
 from nccl_doctor.firewall.connection import Ends
-from nccl_doctor.firewall.packet import Packet, Span, Tri, syn
+from nccl_doctor.firewall.rules import Packet, Span, Tri, syn
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.snapshot import Host, HostFacts, Interfaces, Names, PortRange, Snapshot, Way
 from nccl_doctor.text.inet import Address, Network, address_of, network_of, numeric, prefix_length

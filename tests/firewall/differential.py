@@ -8,9 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from nccl_doctor.firewall.connection import Ends, Objection, handshake
-from nccl_doctor.firewall.packet import syn
-from nccl_doctor.firewall.ruleset import compile_rules
+from nccl_doctor.firewall.connection import Ends, Objection, compile_rules, handshake
+from nccl_doctor.firewall.rules import syn
 from tests.firewall import generate
 from tests.firewall.netbox import Box, Pair
 

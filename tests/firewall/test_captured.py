@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nccl_doctor.firewall.manager import managed_by, manager_of
-from nccl_doctor.firewall.packet import RuleRef
+from nccl_doctor.firewall.rules import RuleRef
 from nccl_doctor.snapshot import unknown
 from tests.firewall.facts import arriving, captured, verdict
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nccl_doctor.firewall.ruleset import compile_rules
+from nccl_doctor.firewall.connection import compile_rules
 from nccl_doctor.snapshot import FirewallFacts
 from tests.firewall.facts import arriving, iptables_facts, nft_facts, verdict
 

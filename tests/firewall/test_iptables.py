@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.firewall.iptables_rule import Option, options
-from nccl_doctor.firewall.packet import Packet
+from nccl_doctor.firewall.iptables import Option, options
+from nccl_doctor.firewall.rules import Packet
 from tests.firewall.facts import arriving, iptables_facts, verdict
 
 

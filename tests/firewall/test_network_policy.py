@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.firewall.network_policy import blame, opening
+from nccl_doctor.firewall.blame import blame_policies, open_policy
 from nccl_doctor.inventory.kube_namespace import _policies
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.snapshot.pods import KubeFacts, PodFacts, Policy
@@ -36,7 +36,7 @@ def policies(*specs: dict[str, Any]) -> tuple[Policy, ...]:
 
 def stopped(kube: KubeFacts, found: tuple[Policy, ...], port: int = 40000) -> list[tuple[str, str]]:
     dial = FailedDial(src="b", dst="a", address="10.0.0.1", port=port, outcome="timed-out")
-    return [(one.pod, one.way) for one in blame(kube, found, dial)]
+    return [(one.pod, one.way) for one in blame_policies(kube, found, dial)]
 
 
 EVERYBODY: dict[str, Any] = {}
@@ -126,14 +126,14 @@ def test_what_opens_a_way_opens_it_and_shuts_no_other(specs: list[dict[str, Any]
     """The commands that are printed, read back: the dial passes, and a stranger that was let in still is."""
     kube, before = facts(), policies(*specs)
     dial = FailedDial(src="b", dst="a", address="10.0.0.1", port=40000, outcome="timed-out")
-    found = list(blame(kube, before, dial))
-    made = policies(*(opening(one, {"job": "train"}, "n", "ml")["spec"] for one in found))
+    found = list(blame_policies(kube, before, dial))
+    made = policies(*(open_policy(one, {"job": "train"}, "n", "ml")["spec"] for one in found))
     after = (*before, *made)
-    assert list(blame(kube, after, dial)) == []
+    assert list(blame_policies(kube, after, dial)) == []
     stranger = kube.model_copy(update={"pods": {**kube.pods, "b": pod("b", "10.9.9.9", labels={"role": "b"})}})
     for way in (
         FailedDial(src="b", dst="a", address="10.0.0.1", port=5, outcome="timed-out"),
         FailedDial(src="a", dst="b", address="10.9.9.9", port=5, outcome="timed-out"),
     ):
-        shut = {(one.pod, one.way) for one in blame(stranger, before, way)}
-        assert {(one.pod, one.way) for one in blame(stranger, after, way)} <= shut
+        shut = {(one.pod, one.way) for one in blame_policies(stranger, before, way)}
+        assert {(one.pod, one.way) for one in blame_policies(stranger, after, way)} <= shut

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.firewall.connection import describe, printable
-from nccl_doctor.firewall.manager import zones
-from nccl_doctor.firewall.packet import RuleRef
+from nccl_doctor.firewall.manager import describe, printable, zones
 from nccl_doctor.firewall.remedy import Opening, Remedy, merged, remedy
+from nccl_doctor.firewall.rules import RuleRef
 from nccl_doctor.snapshot import Firewalld, FirewallFacts
 from tests.firewall.facts import arriving, captured, iptables_facts, nft_facts, verdict
 

@@ -9,10 +9,10 @@ from nccl_doctor.checks.ports.port_unreachable import MEANS
 from nccl_doctor.checks.view import ALLREDUCE, View
 from nccl_doctor.checks.wording import pasted, ports_of
 from nccl_doctor.firewall.blame import NOT_DIALLED, Blame, ExplainedDials, compiled, opening, remedies, unconfirmed
-from nccl_doctor.firewall.connection import counted, describe
-from nccl_doctor.firewall.packet import RuleRef
+from nccl_doctor.firewall.connection import Ruleset, counted
+from nccl_doctor.firewall.manager import describe
 from nccl_doctor.firewall.remedy import Opening, port_words
-from nccl_doctor.firewall.ruleset import Ruleset
+from nccl_doctor.firewall.rules import RuleRef
 from nccl_doctor.model.finding import Finding, Fix, on
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.model.report import FailedDial

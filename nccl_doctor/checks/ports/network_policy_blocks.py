@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from nccl_doctor.checks.ports.port_unreachable import MEANS
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import common_labels, pairs_of, pasted, ports_of
-from nccl_doctor.firewall.network_policy import PolicyBlame, opening
+from nccl_doctor.firewall.blame import PolicyBlame, open_policy
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.snapshot.pods import KubeFacts
@@ -68,7 +68,7 @@ def _fix(kube: KubeFacts, closed: Sequence[PolicyBlame]) -> Fix:
     summary = "Let the job's pods reach each other on all TCP ports"
     if not job:
         return Fix(summary=f"{summary}: they have no label of their own in common by which a policy could name them.")
-    made = [opening(one, job, f"{one.names[0][:200]}-nccl-{one.way}", kube.namespace) for one in closed]
+    made = [open_policy(one, job, f"{one.names[0][:200]}-nccl-{one.way}", kube.namespace) for one in closed]
     texts = [json.dumps(policy, separators=(",", ":")) for policy in made]
     commands = on(None, *(line("printf %s {policy} | kubectl apply -f -", policy=text) for text in texts))
     return pasted(f"{summary} (with the right to write policies in the namespace):", commands)

@@ -40,9 +40,9 @@ class Agent:
             sys.path.insert(0, root)
         from nccl_doctor.probe.facts import firewall
 
-        if not managers:  # firewall-cmd and ufw take 0.2 s to say that they don't run
-            firewall.find = lambda program: None if program in {"firewall-cmd", "ufw"} else shutil.which(program)
-
+        # firewall-cmd and ufw take 0.2 s to say that they don't run
+        left_out = () if managers else ("firewall-cmd", "ufw")
+        firewall.find = lambda program: None if program in left_out else shutil.which(program)
         return firewall.read_firewall(time.monotonic() + HANGS_S)
 
     def start(self, argv: list[str]) -> int:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeGuard
 
 import pytest
 
@@ -114,24 +111,9 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def played(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[None]]]:
-    """The wanted cases, side by side: they mostly wait, for dials that time out and for programs to start."""
-    wanted = [str(item.callspec.params["name"]) for item in request.session.items if _parametrized_here(item)]
-    with ThreadPoolExecutor(6) as pool:
-        yield {name: pool.submit(play, CASES[name]) for name in wanted}
-
-
-def _parametrized_here(item: pytest.Item) -> TypeGuard[pytest.Function]:
-    return isinstance(item, pytest.Function) and item.path == Path(__file__) and hasattr(item, "callspec")
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_the_rule_is_named_and_its_remedy_opens_it_once(name: str, played: dict[str, Future[None]]) -> None:
-    played[name].result()
-
-
-def play(case: Case) -> None:
+def test_the_rule_is_named_and_its_remedy_opens_it_once(name: str) -> None:
+    case = CASES[name]
     managed = case.firewalld or "ufw" in case.script
     with Scene((case.host,) if managed else ()) as scene:
         if case.firewalld:

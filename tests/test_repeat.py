@@ -7,6 +7,8 @@ import pytest
 
 from tests import repeat
 
+pytestmark = pytest.mark.slow
+
 TESTS = """
 import os, pathlib, psutil, pytest
 

@@ -33,6 +33,8 @@ from tests.checks.snapshots import patched
 from tests.collect.liars import Bend, Bending
 from tests.lab.liar import made_up_job
 
+pytestmark = pytest.mark.slow
+
 LIAR, HONEST = "node2", ("node1", "node3")
 LONG = "x" * 5000
 FAULTS = [

@@ -3,7 +3,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.patience import LONG_S
+
+pytestmark = pytest.mark.slow
 
 
 def test_hostile_dumps_and_answers_are_read_within_bounds() -> None:

@@ -13,6 +13,8 @@ from tests.hostile.shell_without_programs import ShellWithoutPrograms
 from tests.hostile.snapshots import run
 from tests.patience import LONG_S
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.lab
 def test_hostile_facts_make_no_fault_and_no_harmful_command(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from tests.lab import port_liar
 from tests.lab.cluster import Lab
 from tests.lab.liar import MOST_MIB, Lie, in_process, through_cli
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     "seed", ["f30001", "f30002", "f30003", "f30005", "s30016", "h30003", "h30011", "d30005", "d30013"]

@@ -32,6 +32,8 @@ from tests.transport.servers import (
     sshd,
 )
 
+pytestmark = pytest.mark.slow
+
 KINDS: tuple[Kind, ...] = ("paramiko", "openssh")
 
 

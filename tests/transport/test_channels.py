@@ -17,6 +17,8 @@ from tests.patience import LONG_S, crowd
 from tests.transport.conftest import Make, run
 from tests.transport.servers import Controller, Sshd, node
 
+pytestmark = pytest.mark.slow
+
 KINDS: tuple[Kind, ...] = ("local", "paramiko", "openssh")
 
 

@@ -26,6 +26,8 @@ from tests.patience import LONG_S
 from tests.transport.conftest import Make, failure
 from tests.transport.servers import LOOPBACK, Controller, doors, for_ever, misbehaving, node, public, sshd
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 FLOODS = {"lines": "exec yes", "empty lines": "exec yes ''", "one line": "exec tr '\\0' y </dev/zero"}
 

@@ -23,6 +23,8 @@ from tests.patience import LONG_S, crowd
 from tests.transport.conftest import Make, failure, run
 from tests.transport.servers import LOOPBACK, Controller, Sshd, free_port, misbehaving, public, sshd
 
+pytestmark = pytest.mark.slow
+
 KINDS: tuple[Kind, ...] = ("paramiko", "openssh")
 
 

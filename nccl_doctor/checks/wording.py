@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 from nccl_doctor.checks.view import View
 from nccl_doctor.model.cluster import Cluster, Node
-from nccl_doctor.model.engine import Words, engines
+from nccl_doctor.model.engine import ClusterSource, Words, engines
 from nccl_doctor.model.finding import Command, Fix, on
 from nccl_doctor.model.ports import GRACE_S, age_words
 from nccl_doctor.model.report import FailedDial
-from nccl_doctor.model.source import ClusterSource
 from nccl_doctor.snapshot import Process, TrainingJob
 from nccl_doctor.snapshot.pods import KubeFacts
 from nccl_doctor.text.hostlist import fold, grouped, plural

@@ -13,7 +13,7 @@ from nccl_doctor.cli.output import failures, finish, try_files
 if TYPE_CHECKING:
     from nccl_doctor.collect.hang.hang import HangOptions
     from nccl_doctor.model.cluster import Cluster
-    from nccl_doctor.model.hang import HangReport
+    from nccl_doctor.model.documents import HangReport
     from nccl_doctor.snapshot.rank_look import HangSnapshot
 
 
@@ -93,7 +93,7 @@ def hang(
 
 def exit_code(report: HangReport) -> int:
     """1 where the job stands still, 0 where it moves, 3 where nobody can tell."""
-    from nccl_doctor.model.hang import STANDS_STILL
+    from nccl_doctor.model.documents import STANDS_STILL
 
     if report.verdict in STANDS_STILL:
         return 1

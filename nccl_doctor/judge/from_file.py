@@ -11,9 +11,8 @@ from collections.abc import Container, Iterable, Iterator
 from typing import Any, TypeVar
 
 from nccl_doctor.judge.diagnose import judge
-from nccl_doctor.model.documents import Change, DiagnosisChanges, Difference, Exports, InterfaceAnswers
+from nccl_doctor.model.documents import Change, DiagnosisChanges, Difference, Exports, HangReport, InterfaceAnswers
 from nccl_doctor.model.finding import Command, Fix
-from nccl_doctor.model.hang import HangReport
 from nccl_doctor.model.report import Diagnosis, Report
 from nccl_doctor.snapshot import Host, Names, Snapshot
 

@@ -10,7 +10,7 @@ from nccl_doctor.hang.observed_rank import ObservedRank, doing, folded
 from nccl_doctor.hang.verdict import Judgement, judge_hang
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.judge.run_check import attach_consequences
-from nccl_doctor.model.hang import STANDS_STILL, HangJob, HangLook, HangRank, HangReport
+from nccl_doctor.model.documents import STANDS_STILL, HangJob, HangLook, HangRank, HangReport
 from nccl_doctor.model.register import entry
 from nccl_doctor.model.report import Diagnosis
 from nccl_doctor.snapshot import Host, Snapshot, skipped

@@ -14,7 +14,7 @@ from nccl_doctor import __version__
 from nccl_doctor.checks.allreduce.link import best, link, way
 from nccl_doctor.firewall.manager import managed_by
 from nccl_doctor.model.cluster import ENVIRONMENT, Cluster
-from nccl_doctor.model.engine import reaching
+from nccl_doctor.model.engine import ClusterSource, reaching
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import Check, entry
 from nccl_doctor.model.report import (
@@ -31,7 +31,6 @@ from nccl_doctor.model.report import (
     Report,
     SampleReport,
 )
-from nccl_doctor.model.source import ClusterSource
 from nccl_doctor.snapshot import (
     PENDING,
     FirewallFacts,

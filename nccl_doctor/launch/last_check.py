@@ -17,9 +17,9 @@ from pydantic import Field, ValidationError
 from nccl_doctor.launch.plan import CheckedHost
 from nccl_doctor.model.base import FrozenModel, Version
 from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.engine import ClusterSource
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.report import Diagnosis, Report
-from nccl_doctor.model.source import ClusterSource
 from nccl_doctor.nccl.versions import release
 from nccl_doctor.snapshot import Snapshot, TorchInfo, Unknown
 from nccl_doctor.snapshot.ranks import counts

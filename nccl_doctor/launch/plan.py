@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.job_variables import ADDRESSES, OF_A_JOB, PlannedNode, contradictions, names_of
 from nccl_doctor.model.cluster import Cluster, Node
-from nccl_doctor.model.source import ClusterSource
+from nccl_doctor.model.engine import ClusterSource
 from nccl_doctor.snapshot.ranks import devices
 from nccl_doctor.text import shell
 from nccl_doctor.text.hostlist import fold, plural

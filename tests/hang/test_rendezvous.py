@@ -8,8 +8,8 @@ import pytest
 
 from nccl_doctor.hang import rendezvous
 from nccl_doctor.judge.hang_report import report
+from nccl_doctor.model.documents import HangReport
 from nccl_doctor.model.finding import Finding
-from nccl_doctor.model.hang import HangReport
 from nccl_doctor.snapshot.rank_look import HangSnapshot
 from tests.hang.made_up import UNREACHED, Job, idle
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nccl_doctor.judge.hang_report import report
-from nccl_doctor.model.hang import HangReport
+from nccl_doctor.model.documents import HangReport
 from tests.hang.made_up import IN_BACKWARD, IN_LOADER, Job, at, call, in_all_reduce, recorder
 
 RAS = Path(__file__).parents[1] / "nccl" / "ras"

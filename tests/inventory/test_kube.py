@@ -21,7 +21,7 @@ from nccl_doctor.inventory.kube_facts import quantity
 from nccl_doctor.inventory.parsed import SourceLocation
 from nccl_doctor.inventory.this_machine import ThisMachine
 from nccl_doctor.model.cluster import Cluster
-from nccl_doctor.model.source import ClusterSource
+from nccl_doctor.model.engine import ClusterSource
 from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.pods import KubeFacts
 from nccl_doctor.text.shell import script

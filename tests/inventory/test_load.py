@@ -10,7 +10,7 @@ from nccl_doctor.inventory.load import load
 from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.inventory.this_machine import ThisMachine
 from nccl_doctor.model.cluster import Cluster
-from nccl_doctor.model.source import ClusterSource
+from nccl_doctor.model.engine import ClusterSource
 from nccl_doctor.transport.containers import InsideOptions
 from nccl_doctor.transport.ssh import SshOptions
 from tests.inventory.conftest import ELSEWHERE

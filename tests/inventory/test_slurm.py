@@ -15,7 +15,7 @@ from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.inventory.slurm import SlurmRequest, request
 from nccl_doctor.launch.slurm_script import master_port
 from nccl_doctor.model.cluster import Cluster
-from nccl_doctor.model.source import ClusterSource
+from nccl_doctor.model.engine import ClusterSource
 from nccl_doctor.transport import make_transport
 from nccl_doctor.transport.slurm import SlurmOptions
 from nccl_doctor.transport.slurm.steps import SlurmTransport

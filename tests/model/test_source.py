@@ -9,7 +9,7 @@ from nccl_doctor.checks.wording import fix_port
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.model.cluster import Cluster, Node, access
-from nccl_doctor.model.source import ClusterSource
+from nccl_doctor.model.engine import ClusterSource
 from nccl_doctor.text.shell import line
 from nccl_doctor.transport.slurm import SlurmOptions
 from tests.checks.snapshots import patched

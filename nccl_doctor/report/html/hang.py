@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.model.hang import STANDS_STILL, HangRank, HangReport
+from nccl_doctor.model.documents import STANDS_STILL, HangRank, HangReport
 from nccl_doctor.report.html.cards import cards
 from nccl_doctor.report.html.document import document
 from nccl_doctor.report.html.page_views import Count, Stand, Table

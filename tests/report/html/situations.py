@@ -10,7 +10,7 @@ from typing import Any
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.verdict import report as log_report
-from nccl_doctor.model.hang import HangJob, HangLook, HangRank, HangReport
+from nccl_doctor.model.documents import HangJob, HangLook, HangRank, HangReport
 from nccl_doctor.model.report import Report
 from nccl_doctor.snapshot import Snapshot
 from tests.checks.snapshots import healthy, load, overlaid

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from nccl_doctor.model.documents import Change, DiagnosisChanges, Difference
-from nccl_doctor.model.hang import HangJob, HangRank, HangReport
+from nccl_doctor.model.documents import Change, DiagnosisChanges, Difference, HangJob, HangRank, HangReport
 from nccl_doctor.model.report import FailedDial, HostSummary, LogEvent, MeshReport, Report, SampleReport
 from nccl_doctor.report.html.charts import charts
 from nccl_doctor.report.html.hosts import host_table

@@ -57,8 +57,8 @@ def probe_failed(view: View) -> Findings:
     """Yields one finding for the hosts that failed alike; no verdict on a host of which a fact is malformed."""
     yield from findings(view, ProbeFailed, _remedy, joint=":")
     for host, facts in view.facts:
-        told = [(field, value) for field, value in facts if isinstance(value, Unknown) and value.malformed]
-        for field, value in told[:1]:
+        malformed = [(field, value) for field, value in facts if isinstance(value, Unknown) and value.malformed]
+        for field, value in malformed[:1]:
             yield Unjudged((host.name,), f"what it answered for {field} is {value.reason}")
 
 

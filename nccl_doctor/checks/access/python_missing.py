@@ -22,7 +22,7 @@ from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import PythonInfo, PythonMissing, PythonProblem
-from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.hostlist import fold, grouped
 from nccl_doctor.text.secrets import part
 
 
@@ -30,10 +30,11 @@ from nccl_doctor.text.secrets import part
 def python_missing(view: View) -> Findings:
     """Yields one finding for the hosts that miss the same interpreter, and one for those where it fails alike."""
     yield from findings(view, PythonMissing, _remedy, joint=":")
-    failing: dict[tuple[str, str], list[str]] = {}
-    for host, facts in view.facts:
-        if isinstance(facts.python, PythonInfo) and facts.python.failure is not None:
-            failing.setdefault((facts.python.executable, facts.python.failure), []).append(host.name)
+    failing = grouped(
+        ((facts.python.executable, facts.python.failure), host.name)
+        for host, facts in view.facts
+        if isinstance(facts.python, PythonInfo) and facts.python.failure is not None
+    )
     for (executable, failure), hosts in failing.items():
         end = part(failure, max(len(failure) - _WORDS, 0), len(failure))
         yield Finding(

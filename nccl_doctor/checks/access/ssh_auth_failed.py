@@ -35,7 +35,7 @@ from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, LogSigns, not_logged_in
 from nccl_doctor.model.finding import Fix, Severity, on
-from nccl_doctor.snapshot import LoginFacts, SshAuthFailed
+from nccl_doctor.snapshot import SshAuthFailed
 from nccl_doctor.text.shell import Line, line, script
 
 _LOGIN = re.compile(r"\w[\w.+-]*@\w[\w.:%-]*", re.ASCII)
@@ -65,6 +65,13 @@ _EARLY = (
     "A certificate's time has not begun: look at this machine's clock (date -u), which may be slow. Where it is right, "
     "the certificate is for later."
 )
+_SLURM = re.compile("(?i)slurm|no active job")
+"""Words of pam_slurm and pam_slurm_adopt."""
+_BY_SLURM = "Slurm lets users in only where they have a job: ask for the nodes first (salloc or sbatch), then check."
+_ACCOUNT = (
+    "The key is right. The account is expired, locked, or not let in on that host (PAM's account rules, nologin): "
+    "ask whoever runs it; journalctl -u ssh -u sshd there names the rule."
+)
 _PASSWORDS = {"password", "keyboard-interactive"}
 
 
@@ -76,8 +83,10 @@ def ssh_auth_failed(view: View) -> Findings:
 
 def _remedy(failures: tuple[SshAuthFailed, ...]) -> Fix:
     facts = failures[0].facts
-    prose = _slurm_or_account(failures[0].detail) if facts.barred else _of_the_server(facts)
-    if prose:
+    by_slurm = facts.barred and _SLURM.search(failures[0].detail)
+    typed = facts.partial or (facts.methods and "publickey" not in facts.methods)
+    prose = _BY_SLURM if by_slurm else _ACCOUNT if facts.barred else _TYPED if typed else _TOO_MANY
+    if facts.barred or typed or facts.aborted:
         return Fix(summary=prose)
     if facts.exposed:
         files = sorted({path for failure in failures for path in failure.facts.exposed})
@@ -96,22 +105,6 @@ def _remedy(failures: tuple[SshAuthFailed, ...]) -> Fix:
     if certificate:
         return Fix(summary=certificate)
     return Fix(summary=_NO_KEY if facts.identity_file is None else _REFUSED)
-
-
-def _of_the_server(facts: LoginFacts) -> str:
-    """What to do where the server wants something else than another key; empty where it doesn't."""
-    if facts.partial or (facts.methods and "publickey" not in facts.methods):
-        return _TYPED
-    return _TOO_MANY if facts.aborted else ""
-
-
-def _slurm_or_account(said: str) -> str:
-    if re.search("(?i)slurm|no active job", said):
-        return "Slurm lets users in only where they have a job: ask for the nodes first (salloc or sbatch), then check."
-    return (
-        "The key is right. The account is expired, locked, or not let in on that host (PAM's account rules, nologin): "
-        "ask whoever runs it; journalctl -u ssh -u sshd there names the rule."
-    )
 
 
 def _copies(failures: tuple[SshAuthFailed, ...]) -> list[Line | None]:

@@ -72,11 +72,11 @@ _OTHER = "See whether ssh with the host's name works; its -v shows where it stop
 @check("NCD101", severity=Severity.ERROR, explains=FOLLOWS, scope="ssh")
 def ssh_unreachable(view: View) -> Findings:
     """Yields one finding for the hosts that failed alike."""
-    return findings(view, SshUnreachable, _remedy, seen=_seen)
+    return findings(view, SshUnreachable, _remedy, addition=_from_peers)
 
 
-def _seen(failure: SshUnreachable) -> str:
-    """What other hosts saw of it, to go on behind what was seen from here."""
+def _from_peers(failure: SshUnreachable) -> str:
+    """Tells how other hosts reach it, to go on behind how it is reached from here."""
     up, refused, cut_off = (_who(failure, outcomes) for outcomes in (ANSWERS, ("refused",), UNANSWERED))
     here, is_refused = _dialler(failure), failure.facts.reason == "refused"
     if up:

@@ -15,18 +15,7 @@ Fix: the quoted error decides. What was killed by SIGKILL was mostly ended by th
 
 from __future__ import annotations
 
-from nccl_doctor.checks.allreduce.culprits import (
-    MISSING,
-    OWN_FAULT,
-    Culprits,
-    culprits,
-    describe_isolation,
-    isolation_evidence,
-    last_words,
-    next_step,
-    settled_isolation,
-    stages,
-)
+from nccl_doctor.checks.allreduce.culprits import MISSING, Culprits, culprits, last_words, stages
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import Smoke
@@ -50,32 +39,29 @@ def allreduce_failed(view: View) -> Findings:
         return
     found = culprits(smoke)
     first = found.ranks[0]
-    verdict = settled_isolation(smoke)
-    hosts = verdict.hosts if verdict else found.hosts
-    message = f"The all-reduce failed: {describe_isolation(verdict)}." if verdict else _message(smoke, found)
     advice = ADVICE.get(_signal(smoke, found))
     yield Finding(
-        hosts=hosts,
-        message=message,
+        hosts=found.hosts,
+        message=f"The all-reduce failed: {found.isolated}." if found.isolated else _message(smoke, found),
         evidence=(
-            *isolation_evidence(smoke),
+            *found.trials,
             *(f"rank {r.rank} ({r.host}), last stage {r.stage}: {r.error}" for r in found.ranks[:4] if r.error),
             *stages(smoke),
-            *last_words(smoke, hosts),
+            *last_words(smoke, found.hosts),
         ),
         facts={
             "ranks": [rank.rank for rank in found.ranks],
             "stage": first.stage,
             "why": found.why,
             "signal": first.signal,
-            "unexplained": found.why not in OWN_FAULT and verdict is None,
+            "unexplained": found.is_unexplained,
         },
-        fix=Fix(summary=f"On {fold(hosts)}: {advice}." if advice else next_step(smoke, found, hosts)),
+        fix=Fix(summary=f"On {fold(found.hosts)}: {advice}." if advice else found.advice),
     )
 
 
 def _signal(smoke: Smoke, found: Culprits) -> int:
-    """What killed the first culprit, or where no rank had begun, what starts them; 0 where nothing did."""
+    """The signal that killed the first culprit, or the launcher where no rank had begun; 0 without one."""
     first = found.ranks[0]
     return first.signal or (smoke.launcher_signals.get(first.host, 0) if found.why == "launcher" else 0)
 

@@ -24,19 +24,7 @@ Fix: it depends on the stage; where the ranks stood and what they printed last i
 
 from __future__ import annotations
 
-from nccl_doctor.checks.allreduce.culprits import (
-    MISSING,
-    OWN_FAULT,
-    Culprits,
-    culprits,
-    describe_isolation,
-    isolation_evidence,
-    last_words,
-    next_step,
-    settled_isolation,
-    stacks,
-    stages,
-)
+from nccl_doctor.checks.allreduce.culprits import MISSING, Culprits, culprits, last_words, place, stacks, stages
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import Smoke
@@ -49,42 +37,37 @@ def allreduce_timeout(view: View) -> Findings:
     if smoke.outcome != "timeout":
         return
     found = culprits(smoke)
-    verdict = settled_isolation(smoke)
-    hosts = verdict.hosts if verdict else found.hosts
-    what = describe_isolation(verdict) if verdict else _what(smoke, found)
     yield Finding(
-        hosts=hosts,
-        message=f"The all-reduce had no end after {smoke.deadline_s:.0f} s: {what}.",
+        hosts=found.hosts,
+        message=f"The all-reduce had no end after {smoke.deadline_s:.0f} s: {found.isolated or _what(smoke, found)}.",
         evidence=(
-            *isolation_evidence(smoke),
+            *found.trials,
             *stages(smoke),
-            *(() if verdict else stacks(found.ranks)),
-            *last_words(smoke, hosts),
+            *(() if found.isolation else stacks(found.ranks)),
+            *last_words(smoke, found.hosts),
         ),
         facts={
             "ranks": [rank.rank for rank in found.ranks],
             "stages": {str(rank.rank): rank.stage for rank in smoke.ranks},
             "why": found.why,
-            "unexplained": found.why not in OWN_FAULT and verdict is None,
+            "unexplained": found.is_unexplained,
         },
-        fix=Fix(summary=next_step(smoke, found, hosts)),
+        fix=Fix(summary=found.advice),
     )
 
 
 def _what(smoke: Smoke, found: Culprits) -> str:
-    """What the ranks did, as the rest of a sentence."""
+    """Tells the rest of a sentence: what the ranks did."""
     first = found.ranks[0]
     if found.why == "launcher":
         return f"{first.host} was lost: {smoke.launchers[first.host]}"
     if found.why == "stopped":
         return f"{found.named} {_state(first.state or '')}"
     if found.why == "elsewhere":
-        place = next(stacks(found.ranks, 1), "").partition(" stood in ")[2]
-        return f"{found.named} stood in {place} while the others waited"
-    if len(found.ranks) == len(smoke.ranks) and first.stage == "none":
-        return "no rank was started on any host: Python was not up in time"
+        return f"{found.named} stood in {place(found.ranks[0])} while the others waited"
     if len(found.ranks) == len(smoke.ranks):
-        return f"all {len(smoke.ranks)} ranks {MISSING[first.stage]}"
+        started = f"all {len(smoke.ranks)} ranks {MISSING[first.stage]}"
+        return started if first.stage != "none" else "no rank was started on any host: Python was not up in time"
     return f"{found.named} {MISSING[first.stage]}"
 
 

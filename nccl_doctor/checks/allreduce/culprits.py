@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -69,6 +69,7 @@ Why = Literal["signal", "error", "exit", "launcher", "stopped", "start", "elsewh
 OWN_FAULT: frozenset[Why] = frozenset({"signal", "error", "exit", "launcher", "stopped", "start", "elsewhere"})
 """Where it is clear that the ranks themselves are at fault, and not a connection between two of them."""
 
+_MOST_TRIALS = 8
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)')
 _SAYS_NOTHING = re.compile(
     r"(?:\[rank\d+\]: )?"
@@ -92,31 +93,78 @@ class Culprits:
             show is that they lost others.
     """
 
+    smoke: Smoke
     ranks: tuple[RankReport, ...]
     why: Why
 
     @property
+    def isolation(self) -> IsolationReport | None:
+        """The repetition over groups of hosts, where it came to a verdict."""
+        found = self.smoke.isolation
+        return found if isinstance(found, IsolationReport) and found.culprit is not None else None
+
+    @property
     def hosts(self) -> tuple[str, ...]:
-        """The names of the culprits' hosts, each once, in the order of the ranks."""
-        return tuple(dict.fromkeys(rank.host for rank in self.ranks))
+        """The hosts that the repetition blames; else those of the ranks, in their order."""
+        return self.isolation.hosts if self.isolation else tuple(dict.fromkeys(rank.host for rank in self.ranks))
 
     @property
     def named(self) -> str:
         """``rank 3 on node2``, ``ranks 8-15 on node[2-3]``."""
         numbers = fold_numbers(rank.rank for rank in self.ranks)
-        return f"{nouns(len(self.ranks), 'rank')} {numbers} on {fold(self.hosts)}"
+        return f"{nouns(len(self.ranks), 'rank')} {numbers} on {fold(dict.fromkeys(rank.host for rank in self.ranks))}"
+
+    @property
+    def isolated(self) -> str:
+        """The hosts that the repetition blames in a sentence; empty without a verdict."""
+        if self.isolation is None:
+            return ""
+        if self.isolation.culprit == "pair":
+            first, second = self.hosts
+            return f"{first} and {second} fail with each other, and each of them works with other hosts"
+        return f"{fold(self.hosts)} {'fails' if len(self.hosts) == 1 else 'fail'} with hosts that work with each other"
+
+    @property
+    def trials(self) -> tuple[str, ...]:
+        """Evidence: a line for each group that was tried; why there is no verdict, where there is none."""
+        found = self.smoke.isolation
+        if isinstance(found, Unknown):
+            return (f"the all-reduce over groups of hosts {found.reason}",)
+        if not isinstance(found, IsolationReport):
+            return ()
+        lines = [f"{fold(trial.hosts)} alone: {'worked' if trial.ok else 'failed'}" for trial in found.trials]
+        if len(lines) > _MOST_TRIALS:
+            lines = [*lines[: _MOST_TRIALS - 1], f"and {len(lines) - _MOST_TRIALS + 1} more groups"]
+        end = [f"repeated over groups of hosts, without a verdict: {found.end}"] if found.end else []
+        return tuple(lines + end)
+
+    @property
+    def is_unexplained(self) -> bool:
+        """True where neither the ranks nor the repetition show who is at fault."""
+        return self.why not in OWN_FAULT and self.isolation is None
+
+    @property
+    def advice(self) -> str:
+        """The next step where the failure itself does not say it."""
+        many = len({rank.host for rank in self.smoke.ranks}) > 2
+        if many and self.why not in OWN_FAULT and isinstance(self.smoke.isolation, Skipped):
+            return "Repeat it over groups of hosts, to find who fails: nccl-doctor smoke --isolate."
+        return f"Look at {fold(self.hosts)} first; run again with -v for all that its ranks printed."
 
 
 def culprits(smoke: Smoke) -> Culprits:
     """The ranks to look at first; the surest sign decides."""
     unfinished = [rank for rank in smoke.ranks if not rank.ok]
     lost = [rank for rank in unfinished if rank.host in smoke.launchers]
-    behind = furthest_behind(smoke)
+    # those that ended by themselves, or in a way that nobody could tell
+    left = [r for r in unfinished if r.exit_code is not None or (r.state == "X" and r.signal is None)]
+    earliest = min(STAGES.index(rank.stage) for rank in smoke.ranks)
+    behind = [rank for rank in smoke.ranks if STAGES.index(rank.stage) == earliest]
     signs: tuple[tuple[Why, list[RankReport]], ...] = (
         # one that lost its peers may still be ended by an abort of its own on the way out
         ("signal", [rank for rank in unfinished if rank.signal is not None and rank.error is None]),
         ("error", [rank for rank in unfinished if rank.error and not is_echo(rank.error, lost=bool(smoke.launchers))]),
-        ("exit", [rank for rank in unfinished if _left(rank) and rank.error is None]),
+        ("exit", [rank for rank in left if rank.error is None]),
         ("launcher", lost),
         ("stopped", [rank for rank in unfinished if rank.state is not None and rank.state[0] in "TtD"]),
         ("start", behind if behind[0].stage in ("none", "started") and len(behind) < len(smoke.ranks) else []),
@@ -125,26 +173,15 @@ def culprits(smoke: Smoke) -> Culprits:
     )
     for why, ranks in signs:
         if ranks:
-            return Culprits(tuple(ranks), why)
-    return Culprits(tuple(behind), "echo")
-
-
-def _left(rank: RankReport) -> bool:
-    """Tells whether it ended by itself, or in a way that nobody could tell."""
-    return rank.exit_code is not None or (rank.state == "X" and rank.signal is None)
-
-
-def furthest_behind(smoke: Smoke) -> list[RankReport]:
-    """The ranks whose last stage is the earliest of all."""
-    least = min(STAGES.index(rank.stage) for rank in smoke.ranks)
-    return [rank for rank in smoke.ranks if STAGES.index(rank.stage) == least]
+            return Culprits(smoke, tuple(ranks), why)
+    return Culprits(smoke, tuple(behind), "echo")
 
 
 def _elsewhere(ranks: list[RankReport]) -> list[RankReport]:
     """Ranks whose stack does not end in torch's communication, where that of some other does."""
-    seen = [rank for rank in ranks if rank.stack]
-    odd = [rank for rank in seen if not any(part in rank.stack[0] for part in _WAITING)]
-    return odd if len(odd) < len(seen) else []
+    known = [rank for rank in ranks if rank.stack]
+    elsewhere = [rank for rank in known if not any(part in rank.stack[0] for part in _WAITING)]
+    return elsewhere if len(elsewhere) < len(known) else []
 
 
 def stages(smoke: Smoke) -> Iterator[str]:
@@ -158,17 +195,18 @@ def stages(smoke: Smoke) -> Iterator[str]:
 
 
 def stacks(ranks: tuple[RankReport, ...], most: int = 2) -> Iterator[str]:
-    """Where the main thread of each rank stood: ``rank 1 in sleep (train.py:3), called by main (train.py:9)``."""
+    """Evidence: where the main thread of each rank stood."""
     for rank in ranks[:most]:
-        frames = [match for line in rank.stack if (match := _FRAME.search(line))]
-        if frames:
-            outer = [f for f in frames[1:] if not any(part in f["file"] for part in _BETWEEN)]
-            places = map(_place, [frames[0], *outer[:2]])
-            yield f"rank {rank.rank} ({rank.host}) stood in {', called by '.join(places)}"
+        if stood := place(rank):
+            yield f"rank {rank.rank} ({rank.host}) stood in {stood}"
 
 
-def _place(frame: re.Match[str]) -> str:
-    return f"{frame['name']} ({frame['file'].rpartition('/')[2]}:{frame['line']})"
+def place(rank: RankReport) -> str:
+    """The end of a rank's stack: ``sleep (train.py:3), called by main (train.py:9)``; empty without one."""
+    frames = [match for line in rank.stack if (match := _FRAME.search(line))]
+    outer = [frame for frame in frames[1:] if not any(part in frame["file"] for part in _BETWEEN)]
+    places = (f"{f['name']} ({f['file'].rpartition('/')[2]}:{f['line']})" for f in [*frames[:1], *outer[:2]])
+    return ", called by ".join(places)
 
 
 def last_words(smoke: Smoke, hosts: tuple[str, ...]) -> Iterator[str]:
@@ -183,43 +221,3 @@ def last_words(smoke: Smoke, hosts: tuple[str, ...]) -> Iterator[str]:
         ]
         for line in said[-3:]:
             yield f"{name} said: {part(line.strip(), 0, 300)}"
-
-
-_MOST_TRIALS = 8
-
-
-def settled_isolation(smoke: Smoke) -> IsolationReport | None:
-    """The verdict of the repetition, where it came to one."""
-    found = smoke.isolation
-    return found if isinstance(found, IsolationReport) and found.culprit is not None else None
-
-
-def describe_isolation(found: IsolationReport) -> str:
-    """Who breaks the all-reduce, as a sentence: one host, or two that fail only together."""
-    if found.culprit == "pair":
-        one, other = found.hosts
-        return f"{one} and {other} fail with each other, and each of them works with other hosts"
-    verb = "fails" if len(found.hosts) == 1 else "fail"
-    return f"{fold(found.hosts)} {verb} with hosts that work with each other"
-
-
-def next_step(smoke: Smoke, found: Culprits, hosts: Iterable[str]) -> str:
-    """What to do next where the failure itself does not say it."""
-    many = len({rank.host for rank in smoke.ranks}) > 2
-    if many and found.why not in OWN_FAULT and isinstance(smoke.isolation, Skipped):
-        return "Repeat it over groups of hosts, to find who fails: nccl-doctor smoke --isolate."
-    return f"Look at {fold(hosts)} first; run again with -v for all that its ranks printed."
-
-
-def isolation_evidence(smoke: Smoke) -> tuple[str, ...]:
-    """A line for each group that was tried; why there is no verdict, where there is none."""
-    found = smoke.isolation
-    if isinstance(found, Unknown):
-        return (f"the all-reduce over groups of hosts {found.reason}",)
-    if not isinstance(found, IsolationReport):
-        return ()
-    lines = [f"{fold(trial.hosts)} alone: {'worked' if trial.ok else 'failed'}" for trial in found.trials]
-    if len(lines) > _MOST_TRIALS:
-        lines = [*lines[: _MOST_TRIALS - 1], f"and {len(lines) - _MOST_TRIALS + 1} more groups"]
-    end = [f"repeated over groups of hosts, without a verdict: {found.end}"] if found.end else []
-    return tuple(lines + end)

@@ -41,70 +41,70 @@ def hostname_mismatch(view: View) -> Findings:
     master = view.snapshot.cluster.master_addr
     if stale:
         fatal = any(own.host == view.snapshot.cluster.nodes[0].name and own.name == master for own in stale)
-        about_own = finding(view, stale, _stale_words(stale))
+        what = "gloo gives the others 127.0.0.1" if any(own.lost for own in stale) else CHANCE
+        words = (
+            f"On {fold(own.host for own in stale)} the host's own name gives an address that it does not have: {what}."
+        )
+        about_own = finding(view, stale, words)
         yield about_own.model_copy(update={"severity": Severity.ERROR}) if fatal else about_own
     lost = [own for own in own_names(view) if own.lost and own.resolution.addresses and not own.is_loopback]
     given = {own.host: own.gloo for own in own_names(view)}
-    for one in (own for own in lost if not own.is_stale):
-        yield finding(view, [one], _lost_words(one, [given.get(host) for host in one.lost]))
-    own = {(one.host, one.name) for one in (*stale, *lost)}
+    for each in lost:
+        if not each.is_stale:
+            yield finding(view, [each], _lost_words(each, [given.get(host) for host in each.lost]))
+    own = {(each.host, each.name) for each in (*stale, *lost)}
     hosts = {host.name: facts.resolution for host, facts in view.facts if isinstance(facts.resolution, Names)}
     for name, deviating in deviations(hosts).items():
         shared = view.snapshot.names.get(name)
-        if not any(_real(told) not in ((), _real(shared)) for told in deviating.values()):
+        if not any(_real(answer) not in ((), _real(shared)) for answer in deviating.values()):
             continue  # what a host says of itself on loopback is no other address
         answers = {host: _real(names.get(name)) for host, names in hosts.items()}
         column = {host: real for host, real in answers.items() if real and (host, name) not in own}
         common, _ = Counter(column.values()).most_common(1)[0] if column else ((), 0)
-        odd = tuple(
+        outliers = tuple(
             host for host, real in column.items() if not set(real) & set(common) and not _reached(view, host, name)
         )
-        if odd:
-            yield _finding(view, name, column, odd)
+        if outliers:
+            yield _finding(view, name, column, outliers)
 
 
-def _stale_words(stale: list[OwnName]) -> str:
-    what = "gloo gives the others 127.0.0.1" if any(own.lost for own in stale) else CHANCE
-    return f"On {fold([own.host for own in stale])} the host's own name gives an address that it does not have: {what}."
-
-
-def _lost_words(one: OwnName, given: list[str | None]) -> str:
-    """What a host's own name does; ``given`` are the addresses that the lost hosts' names give gloo, None unknown."""
-    words = f"On {one.host} the host's own name gives {one.gloo}"
-    mine = ":" in one.gloo
+def _lost_words(own: OwnName, given: list[str | None]) -> str:
+    """Tells what a host's own name does; ``given`` are gloo's addresses by the lost hosts' names, None unknown."""
+    words = f"On {own.host} the host's own name gives {own.gloo}"
+    mine = ":" in own.gloo
     if given and all(address is not None and (":" in address) != mine for address in given):
         version = 4 if mine else 6
-        return f"{words}, and on {fold(one.lost)} IPv{version} addresses: gloo connects no two families."
-    return f"{words}, by which gloo can't connect it with {fold(one.lost)}."
+        return f"{words}, and on {fold(own.lost)} IPv{version} addresses: gloo connects no two families."
+    return f"{words}, by which gloo can't connect it with {fold(own.lost)}."
 
 
 def _reached(view: View, host: str, name: str) -> bool:
-    """Tells whether a host met our listener on the master port by the name of the master, whatever it makes of that."""
+    """Tells whether a host met our listener on the master port by the master's name, whatever it resolves to."""
     cluster, mesh = view.snapshot.cluster, view.snapshot.mesh
     master = cluster.nodes[0].name
     if not isinstance(mesh, Mesh) or name != cluster.master_addr or host == master:
         return False
-    met = host in mesh.answered.get(master, {}).get(name, ()) and cluster.master_port in mesh.ports.get(master, ())
-    return met and all(dial.address != name for dial in mesh.failures.get((host, master), ()))
+    answered = host in mesh.answered.get(master, {}).get(name, ()) and cluster.master_port in mesh.ports.get(master, ())
+    return answered and all(dial.address != name for dial in mesh.failures.get((host, master), ()))
 
 
-def _real(told: ResolverAnswer | None) -> tuple[str, ...]:
-    addresses = told.addresses if told is not None else ()
+def _real(answer: ResolverAnswer | None) -> tuple[str, ...]:
+    addresses = answer.addresses if answer is not None else ()
     return tuple(sorted(address for address in addresses if not address.startswith("127.") and address != "::1"))
 
 
-def _finding(view: View, name: str, column: dict[str, tuple[str, ...]], odd: tuple[str, ...]) -> Finding:
+def _finding(view: View, name: str, column: dict[str, tuple[str, ...]], outliers: tuple[str, ...]) -> Finding:
     is_master = name == view.snapshot.cluster.master_addr
     by_answer = grouped((real, host) for host, real in column.items())
     return Finding(
-        hosts=odd,
-        message=f"{fold(odd)} and the other hosts see different addresses for {quoted(name)}.",
+        hosts=outliers,
+        message=f"{fold(outliers)} and the other hosts see different addresses for {quoted(name)}.",
         evidence=tuple(f"{fold(hosts)}: {quoted(name)} is {', '.join(real)}" for real, hosts in by_answer.items()),
         facts={
             "name": name,
             "is_master": is_master,
             "matrix": {host: list(real) for host, real in column.items()},
-            "failed": failed_by(view, name, odd),
+            "failed": failed_by(view, name, outliers),
         },
         fix=Fix(summary="Make /etc/hosts the same on all hosts, or use IP addresses in the hosts file."),
         severity=Severity.ERROR if is_master else None,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from ipaddress import IPv4Address
 
 from nccl_doctor.checks.own_names import CHANCE, finding, is_without_gpus, own_names
@@ -25,9 +26,9 @@ from nccl_doctor.logs.marks import C10D_CLIENT
 from nccl_doctor.logs.rule import WEB, hint, root
 from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
-from nccl_doctor.snapshot import HostFacts, Names, Snapshot, Unknown, confirmed, deviations, known
+from nccl_doctor.snapshot import Names, Snapshot, Unknown, confirmed, deviations, known
 from nccl_doctor.snapshot.pods import KubeFacts, Service
-from nccl_doctor.text.hostlist import fold, quoted
+from nccl_doctor.text.hostlist import fold, grouped, quoted
 from nccl_doctor.text.inet import Address, numeric
 from nccl_doctor.text.shell import Line, line
 
@@ -42,50 +43,58 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
     in_logs=("port-in-use", "ssh-unreachable"),
 )
 def hostname_unresolvable(view: View) -> Findings:
-    """Yields one for the names that the same hosts lack: an error with the master's, or an own one that gloo needs."""
+    """Yields one finding for the names that the same hosts lack; an error with the master's, or one that gloo needs."""
     cluster = view.snapshot.cluster
     resolved = {host.name: known(facts.resolution) for host, facts in view.facts}
     common = next(iter(resolved.values())).common if resolved else {}
-    lost_on = {name for name, told in deviations(resolved).items() if any(not one.addresses for one in told.values())}
-    lost_on |= {name for name, told in common.items() if not told.addresses}
-    own = [one for one in own_names(view) if not one.resolution.addresses]
-    absent = _absent(view)
+    lost_on = {name for name, answers in deviations(resolved).items() if not all(a.addresses for a in answers.values())}
+    lost_on |= {name for name, answer in common.items() if not answer.addresses}
+    own = [name for name in own_names(view) if not name.resolution.addresses]
+    # pods that aren't there, or not ready: the cluster gives them no name yet, and pod-not-ready says why
+    away = {host.name for host in view.snapshot.hosts if host.facts is None}
+    absent = {name for name, pod in view.kube.pods.items() if name in away or not pod.addresses}
     used = ((cluster.master_addr, cluster.nodes[0].name), *((node.address, node.name) for node in cluster.nodes))
     names = dict.fromkeys(name for name, of in used if of not in absent)
-    together: dict[tuple[str, ...], list[str]] = {}
-    for name in (one for one in names if one in lost_on):
-        seen = {host: told for host, one in resolved.items() if (told := one.get(name)) is not None}
-        together.setdefault(tuple(host for host, told in seen.items() if not told.addresses), []).append(name)
+    together = grouped((tuple(_lost(resolved, name)), name) for name in names if name in lost_on)
     for hosts, those in together.items():
-        fails = is_without_gpus(view) and any(one.name in those and one.lost for one in own)
+        fails = is_without_gpus(view) and any(each.name in those and each.lost for each in own)
         yield _finding(view, hosts, those, is_fatal=fails or cluster.master_addr in those)
-    caught = [one for one in own if one.name not in names]
+    caught = [each for each in own if each.name not in names]
     if caught:
-        hosts = tuple(one.host for one in caught)
-        what = "gloo falls back to 127.0.0.1" if any(one.lost for one in caught) else CHANCE
-        yield finding(view, caught, f"{fold(hosts)} can't resolve the host's own name: {what}.")
+        what = "gloo falls back to 127.0.0.1" if any(each.lost for each in caught) else CHANCE
+        message = f"{fold(each.host for each in caught)} can't resolve the host's own name: {what}."
+        yield finding(view, caught, message)
 
 
-def _absent(view: View) -> set[str]:
-    """The pods that aren't there, or not ready: the cluster gives them no name yet, and pod-not-ready tells why."""
-    pods = view.kube.pods
-    lost = {host.name for host in view.snapshot.hosts if host.facts is None}
-    return {name for name, pod in pods.items() if name in lost or not pod.addresses}
+def _lost(resolved: dict[str, Names], name: str) -> Iterator[str]:
+    """The hosts on which a name that they were asked for gives nothing."""
+    for host, names in resolved.items():
+        answer = names.get(name)
+        if answer is not None and not answer.addresses:
+            yield host
 
 
 def _finding(view: View, hosts: tuple[str, ...], names: list[str], *, is_fatal: bool) -> Finding:
     lines = {host: _line(view.snapshot, names, host) for host in hosts}
-    commands = tuple(one for host in hosts for one in on(host, lines[host])) if all(lines.values()) else ()
-    one = len(names) == 1
-    s = "" if one else "s"
+    commands = tuple(command for host in hosts for command in on(host, lines[host])) if all(lines.values()) else ()
+    single = len(names) == 1
+    s = "" if single else "s"
     unserved = next((found for name in names if (found := why(view.kube, name)) is not None), None)
-    whose = "" if one or view.snapshot.cluster.master_addr not in names else ", the master's among them"
+    whose = "" if single or view.snapshot.cluster.master_addr not in names else ", the master's among them"
+    resolved = [(host.name, known(facts.resolution)) for host, facts in view.facts if host.name in hosts]
+    answers = ((host, name, its.get(name)) for name in names for host, its in resolved)
     return Finding(
         hosts=hosts,
-        message=f"The name{s} {quoted(fold(names))} {'does' if one else 'do'} not resolve on {fold(hosts)}{whose}"
+        message=f"The name{s} {quoted(fold(names))} {'does' if single else 'do'} not resolve on {fold(hosts)}{whose}"
         f"{'' if unserved is None else f': {unserved[0]}'}.",
-        evidence=_evidence(view, hosts, names),
-        facts={"names": names, "failed": _failed(view, hosts, names)},
+        evidence=folded((host, f"{quoted(name)}: {each.error}") for host, name, each in answers if each is not None),
+        facts={
+            "names": names,
+            # no fault of the host that was meant
+            "failed": failed_where(
+                view, lambda dial: dial.outcome == "failed" and dial.src in hosts and dial.address in names
+            ),
+        },
         fix=unserved[1]
         if unserved is not None
         else pasted(
@@ -97,18 +106,6 @@ def _finding(view: View, hosts: tuple[str, ...], names: list[str], *, is_fatal: 
     )
 
 
-def _evidence(view: View, hosts: tuple[str, ...], names: list[str]) -> tuple[str, ...]:
-    """What getaddrinfo(3) said, once for all that it said it to."""
-    told = [(host.name, known(facts.resolution)) for host, facts in view.facts if host.name in hosts]
-    said = ((host, name, one.get(name)) for name in names for host, one in told)
-    return folded((host, f"{quoted(name)}: {answer.error}") for host, name, answer in said if answer is not None)
-
-
-def _failed(view: View, hosts: tuple[str, ...], names: list[str]) -> list[dict[str, str]]:
-    """The pairs that failed because the name did: no fault of the host that was meant."""
-    return failed_where(view, lambda dial: dial.outcome == "failed" and dial.src in hosts and dial.address in names)
-
-
 def _line(snapshot: Snapshot, names: list[str], host: str) -> Line | None:
     """The entries for /etc/hosts; None where a name's address is not certain, or only other hosts' word says which."""
     entries = [word for name in names for word in (str(_address(snapshot, name, host) or ""), name)]
@@ -116,24 +113,21 @@ def _line(snapshot: Snapshot, names: list[str], host: str) -> Line | None:
 
 
 def _address(snapshot: Snapshot, name: str, host: str) -> Address | None:
-    """The one address of a name, of IPv4 where there are both."""
-    told = {address for one in snapshot.hosts if one.facts for address in _told(one.facts, name)}
-    told.update(snapshot.resolved.get(name, ()))
-    found = confirmed.of_name(snapshot, name, host) & {numeric(text) for text in told}
+    """The single address of a name, of IPv4 where there are both."""
+    resolutions = [each.facts.resolution for each in snapshot.hosts if each.facts]
+    answers = [names.get(name) for names in resolutions if isinstance(names, Names)]
+    texts = {str(address) for answer in answers if answer is not None for address in answer.addresses}
+    claimed = {numeric(text) for text in texts.union(snapshot.resolved.get(name, ()))}
+    found = confirmed.of_name(snapshot, name, host) & claimed
     some: list[Address] = [address for address in found if isinstance(address, IPv4Address)] or [*found]
     return some[0] if len(some) == 1 and _NAME.fullmatch(name) else None
-
-
-def _told(facts: HostFacts, name: str) -> tuple[str, ...]:
-    answer = facts.resolution.get(name) if isinstance(facts.resolution, Names) else None
-    return tuple(map(str, answer.addresses)) if answer is not None else ()
 
 
 _EARLY = '{"spec":{"publishNotReadyAddresses":true}}'
 
 
 def why(kube: KubeFacts, name: str) -> tuple[str, Fix] | None:
-    """A sentence and what to do; None where the hosts are no pods."""
+    """Explains why a pod's name does not resolve, and how to mend it; None where no Service is the reason."""
     if not kube.pods:
         return None
     pod_name, _, service_name = name.partition(".")

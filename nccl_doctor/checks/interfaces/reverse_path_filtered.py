@@ -16,7 +16,7 @@ See Documentation/networking/ip-sysctl.rst in the kernel's source, RFC 3704.
 
 from __future__ import annotations
 
-from nccl_doctor.checks.interfaces.route_missing import Hindered, hindered
+from nccl_doctor.checks.interfaces.route_missing import Hindered, hindered_hosts
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import pasted
 from nccl_doctor.model.finding import Finding, Severity, on
@@ -27,32 +27,27 @@ from nccl_doctor.text.shell import line
 @check("NCD220", severity=Severity.ERROR, needs=("mesh",), explains=ALLREDUCE)
 def reverse_path_filtered(view: View) -> Findings:
     """Yields one finding for each host that drops packets so."""
-    for one in hindered(view, "filtered"):
-        yield _finding(one)
+    return map(_finding, hindered_hosts(view, "filtered"))
 
 
-def _finding(one: Hindered) -> Finding:
-    interfaces = list(dict.fromkeys(fault.usual for fault in one.route_faults if fault.usual))
-    settings = [_loose(name) for name in interfaces]
-    peers = fold(sorted(one.peers))
+def _finding(found: Hindered) -> Finding:
+    interfaces = list(dict.fromkeys(fault.usual for fault in found.route_faults if fault.usual))
+    # a VLAN's name has a dot of its own, so that sysctl(8) wants slashes between the parts
+    settings = [("/" if "." in name else ".").join(("net", "ipv4", "conf", name, "rp_filter=2")) for name in interfaces]
+    peers = fold(sorted(found.peers))
     return Finding(
-        hosts=(one.host,),
-        message=f"{one.host} drops what {peers} sends: it comes in by {' and '.join(interfaces)}, by which {one.host} "
-        "would not answer, and rp_filter is strict there.",
+        hosts=(found.host,),
+        message=f"{found.host} drops what {peers} sends: it comes in by {' and '.join(interfaces)}, by which "
+        f"{found.host} would not answer, and rp_filter is strict there.",
         evidence=tuple(
-            f"{one.host}: ip route get {way.to} from {way.source} iif {way.iif}: {way.error}; rp_filter=1"
-            for way in dict.fromkeys(fault.way for fault in one.route_faults)
+            f"{found.host}: ip route get {way.to} from {way.source} iif {way.iif}: {way.error}; rp_filter=1"
+            for way in dict.fromkeys(fault.way for fault in found.route_faults)
         ),
-        facts={"interfaces": interfaces, "to": sorted(one.peers), "failed": one.pairs},
+        facts={"interfaces": interfaces, "to": sorted(found.peers), "failed": found.pairs},
         fix=pasted(
-            f"Give {peers} a route to {one.host} by the right interface; or filter loosely (for good: the same "
+            f"Give {peers} a route to {found.host} by the right interface; or filter loosely (for good: the same "
             "setting in /etc/sysctl.d/):",
-            on(one.host, line("sysctl -w {*settings}", settings=settings)),
+            on(found.host, line("sysctl -w {*settings}", settings=settings)),
             needs_root=True,
         ),
     )
-
-
-def _loose(interface: str) -> str:
-    """The setting; a VLAN's name has a dot of its own, so that sysctl(8) wants slashes between the parts."""
-    return ("/" if "." in interface else ".").join(("net", "ipv4", "conf", interface, "rp_filter=2"))

@@ -17,7 +17,7 @@ See ip-rule(8) and ip-route(8).
 
 from __future__ import annotations
 
-from nccl_doctor.checks.interfaces.route_missing import Hindered, hindered
+from nccl_doctor.checks.interfaces.route_missing import Hindered, hindered_hosts
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import pasted
 from nccl_doctor.firewall.route_lookup import MAIN_TABLES, RouteFault
@@ -29,18 +29,17 @@ from nccl_doctor.text.shell import line
 @check("NCD219", severity=Severity.ERROR, needs=("mesh",), explains=ALLREDUCE)
 def route_diverted(view: View) -> Findings:
     """Yields one finding for each host that does so."""
-    for one in hindered(view, "diverted"):
-        yield _finding(one)
+    return map(_finding, hindered_hosts(view, "diverted"))
 
 
-def _finding(one: Hindered) -> Finding:
-    ways = " and ".join(dict.fromkeys(_words(fault) for fault in one.route_faults))
+def _finding(found: Hindered) -> Finding:
+    ways = " and ".join(dict.fromkeys(_words(fault) for fault in found.route_faults))
     return Finding(
-        hosts=(one.host,),
-        message=f"{one.host} sends packets for {fold(sorted(one.peers))} {ways}, not into the network they share.",
-        evidence=tuple(dict.fromkeys(_evidence(fault) for fault in one.route_faults)),
-        facts={"to": sorted(one.peers), "failed": one.pairs},
-        fix=_fix(one),
+        hosts=(found.host,),
+        message=f"{found.host} sends packets for {fold(sorted(found.peers))} {ways}, not into the network they share.",
+        evidence=tuple(dict.fromkeys(_evidence(fault) for fault in found.route_faults)),
+        facts={"to": sorted(found.peers), "failed": found.pairs},
+        fix=_fix(found),
     )
 
 
@@ -60,9 +59,9 @@ def _evidence(fault: RouteFault) -> str:
     )
 
 
-def _fix(one: Hindered) -> Fix:
-    networks = dict.fromkeys(fault.network for fault in one.route_faults if fault.network is not None)
-    by_rule = all(fault.way.table not in MAIN_TABLES for fault in one.route_faults)
+def _fix(found: Hindered) -> Fix:
+    networks = dict.fromkeys(fault.network for fault in found.route_faults if fault.network is not None)
+    by_rule = all(fault.way.table not in MAIN_TABLES for fault in found.route_faults)
     if not by_rule:
         return Fix(
             summary="Take out the route that leads there (`ip route` shows it), or leave the cluster's network out of "
@@ -71,4 +70,4 @@ def _fix(one: Hindered) -> Fix:
         )
     lines = [line("ip rule add to {network} lookup main priority 1", network=network) for network in networks]
     summary = "Let the cluster's own network go by the main table (for good: in what sets up the network):"
-    return pasted(summary, on(one.host, *lines), needs_root=True)
+    return pasted(summary, on(found.host, *lines), needs_root=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -50,3 +51,11 @@ def test_the_script_runs_one_test_from_its_folder() -> None:
     )  # fmt: skip
     assert "1 passed" in done.stdout
     assert f"{Path(__file__).name}::{name}: as long as" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["bench", "check", "lab", "picture", "readme", "test"])
+def test_a_script_without_the_development_group_says_what_installs_it(tmp_path: Path, name: str) -> None:
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    done = subprocess.run([f"scripts/{name}"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"scripts/{name} needs what scripts/setup installs: run that first.\n"

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, final
@@ -55,10 +56,13 @@ class Lab:
             LabError: this machine can't; one sentence says what is missing.
         """
         require_lab()
+        # what outlives this process holds nothing of its caller's: `scripts/lab up 2>&1 | tail` would never end
+        own_errors = tempfile.TemporaryFile("w+") if detached else None  # noqa: SIM115 - closed below
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.lab.supervisor"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=own_errors,
             text=True,
             cwd=_PROJECT,
             start_new_session=True,
@@ -72,6 +76,10 @@ class Lab:
         if detached or "error" in answer:
             process.stdin.close()
             process.wait()
+        if own_errors is not None:
+            with own_errors:
+                own_errors.seek(0)
+                sys.stderr.write(own_errors.read())
         if "error" in answer:
             raise LabError(answer["error"])
         lab = cls(answer["supervisor"], [LabHost(**host) for host in answer["hosts"]])

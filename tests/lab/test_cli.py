@@ -1,5 +1,7 @@
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -7,6 +9,9 @@ import pytest
 
 from tests.lab import cli, state
 from tests.lab.faults import all_faults
+from tests.patience import LONG_S
+
+ROOT = Path(__file__).parents[2]
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -50,6 +55,27 @@ def test_up_shell_down(run: Run) -> None:
     assert run("down")[0] == 0
     assert not state.STATE.exists()
     assert not Path(f"/proc/{supervisor}/ns/net").exists()
+
+
+@pytest.mark.lab
+def test_a_lab_that_stands_keeps_nothing_of_who_built_it(tmp_path: Path) -> None:
+    """`scripts/lab up 2>&1 | tail` ends: the pipe has no other writer left."""
+    code = (
+        "import sys, pathlib; from tests.lab import cli, state; state.STATE = pathlib.Path(sys.argv[1]);"
+        "sys.exit(cli.main(sys.argv[2:]))"
+    )
+
+    def lab(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", code, str(tmp_path / "lab.json"), *words]
+        return subprocess.run(
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, timeout=LONG_S, check=True,
+        )  # fmt: skip
+
+    try:
+        assert "Take it down" in lab("up", "--hosts", "1").stdout
+    finally:
+        lab("down")
 
 
 @pytest.mark.lab

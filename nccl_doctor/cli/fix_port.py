@@ -198,7 +198,7 @@ def _steps(wanted: PortOptions, source: str | None, out: Out, countdown: Countdo
 def _show_next(wanted: PortOptions, report: PortReport, out: Out) -> int:
     """``--next``: the number alone on stdout, so that a script can take it."""
     if wanted.write and wanted.hosts is not None and report.port is not None:
-        from nccl_doctor.inventory.rewrite import write_master_port
+        from nccl_doctor.inventory.files import write_master_port
 
         write_master_port(wanted.hosts, report.port)
         if not out.quiet:

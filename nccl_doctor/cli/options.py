@@ -22,7 +22,7 @@ from nccl_doctor.model.engine import engines, kinds
 from nccl_doctor.report.render import FORMS
 
 if TYPE_CHECKING:
-    from nccl_doctor.inventory.overrides import Overrides
+    from nccl_doctor.inventory.build import Overrides
     from nccl_doctor.model.cluster import Cluster
     from nccl_doctor.model.register import Check
 
@@ -237,7 +237,7 @@ class LoginOptions:
 
     def overrides(self) -> Overrides:
         """The settings that were given in place of the hosts file."""
-        from nccl_doctor.inventory.overrides import Overrides
+        from nccl_doctor.inventory.build import Overrides
 
         return Overrides(**{name: value for name, value in vars(self).items() if value is not None})
 

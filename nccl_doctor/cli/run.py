@@ -22,10 +22,10 @@ from nccl_doctor.collect.options import RunOptions
 from nccl_doctor.collect.run import Run, open_run
 from nccl_doctor.collect.smoke import SmokeLimits
 from nccl_doctor.errors import UnwrittenError, UsageError
-from nccl_doctor.inventory.overrides import Overrides
+from nccl_doctor.inventory.build import Overrides
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.judge.summary import decided
-from nccl_doctor.launch.last_check import Hosts, remember
+from nccl_doctor.launch.launched import Hosts, remember
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import all_checks
 from nccl_doctor.model.report import Report

@@ -1,21 +1,69 @@
-"""What an Ansible inventory means, however it is written: groups, what they hand down, and hosts in file order.
+"""Ansible inventories, however they are written: groups, what they hand down, and hosts in file order.
 
-Only the variables that say how to reach a host are read. Rules after Ansible's documentation, "How to build your
-inventory": host variables win over a group's, what files say of any group over what the inventory itself says of one,
-a child group's over its parent's, and on one level the last by name.
+In INI ``[group]``, ``[group:children]`` and ``[group:vars]``, in YAML groups with ``hosts``, ``children`` and ``vars``;
+ranges of host names have colons. Only the variables that say how to reach a host are read. Rules after Ansible's
+documentation, "How to build your inventory": host variables win over a group's, what files say of any group over what
+the inventory itself says of one, a child group's over its parent's, and on one level the last by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+import re
+import shlex
+import string
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 from nccl_doctor.errors import DoctorError
 from nccl_doctor.inventory import values
-from nccl_doctor.inventory.ansible_ranges import expand
-from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
+from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation, read_text
+from nccl_doctor.inventory.yaml_tree import Mapping, Scalar, Tree, as_mapping, as_text, parse
 from nccl_doctor.text.hostlist import MAX_HOSTS, quoted
+
+_RANGE = re.compile(r"\[([0-9]{1,9}|[a-zA-Z]):([0-9]{1,9}|[a-zA-Z])(?::([0-9]{1,9}))?\]")
+
+
+def expand(pattern: str, place: SourceLocation) -> list[str]:
+    """Ansible's ranges: ``node[01:04]``, ``db-[a:c]``, and ``[1:9:2]`` with a step; both ends are included.
+
+    At most 65,536 names, counted before any is made.
+
+    Raises:
+        HostsFileError: for a bracket that is no such range.
+    """
+    parts: list[list[str]] = []
+    position, count = 0, 1
+    for match in _RANGE.finditer(pattern):
+        choices = _choices(match, place)
+        count *= len(choices)
+        if count > MAX_HOSTS:
+            raise place.error(f"{quoted(pattern)} stands for {count} hosts or more; at most {MAX_HOSTS} are allowed")
+        parts += [[pattern[position : match.start()]], list(choices)]
+        position = match.end()
+    rest = pattern[position:]
+    if "[" in rest or "]" in rest:
+        raise place.error(f"{quoted(pattern)} holds a bracket that is no range of Ansible's, such as node[01:04]")
+    return ["".join(name) for name in itertools.product(*parts, [rest])]
+
+
+def _choices(match: re.Match[str], place: SourceLocation) -> list[str]:
+    low, high, step = match[1], match[2], int(match[3] or 1)
+    letters = string.ascii_letters
+    if low.isdigit() != high.isdigit() or step == 0 or (low[0] == "0" and low != "0" and len(low) != len(high)):
+        raise place.error(f"{quoted(match[0])} is no range: two numbers, padded alike, or two letters, as in [01:04]")
+    first, last = (int(low), int(high)) if low.isdigit() else (letters.index(low), letters.index(high))
+    if last < first:
+        raise place.error(f"the range {quoted(match[0])} runs backwards; write the smaller end first")
+    steps = range(first, last + 1, step)
+    if len(steps) > MAX_HOSTS:
+        raise place.error(f"{quoted(match[0])} stands for {len(steps)} hosts; at most {MAX_HOSTS} are allowed")
+    if not low.isdigit():
+        return [letters[n] for n in steps]
+    return [f"{n:0{len(low) if low[0] == '0' else 1}d}" for n in steps]
+
 
 T = TypeVar("T")
 
@@ -180,3 +228,192 @@ def _first(variables: Variables, names: Iterable[str]) -> Sourced[str] | None:
                 raise said.place.error(f"{name} holds a template, which only Ansible can fill in; write the value")
             return said
     return None
+
+
+MAX_LINE = 1 << 16
+SECTION = re.compile(r"\[([^\[\]:\s]+)(?::(\w+))?\]\s*(?:[#;].*)?")
+_WITH_PORT = re.compile(r"((?:[^:\[\]]|\[[^\[\]]*\])+):([0-9]+)")
+
+
+def read_ini(text: str, place: SourceLocation) -> Inventory:
+    """What an inventory says.
+
+    Raises:
+        HostsFileError: at the first line that is not as it has to be.
+    """
+    inventory = Inventory(place)
+    name, kind = "ungrouped", ""
+    for number, raw in enumerate(text.split("\n"), start=1):
+        line, here = raw.strip(), place.at(number)
+        if not line or line[0] in "#;":
+            continue
+        if len(line) > MAX_LINE:
+            raise here.error(f"a line of more than {MAX_LINE} characters")
+        section = SECTION.fullmatch(line)
+        if section:
+            name, kind = section[1], section[2] or ""
+            if kind not in ("", "vars", "children"):
+                raise here.error(f"unknown section {quoted(line)}; allowed are [group], [group:vars], [group:children]")
+            inventory.group(name, here)
+        elif kind == "vars":
+            inventory.groups[name].variables.update(_variable(line, here.noted(f"group {quoted(name)}")))
+        elif kind == "children":
+            child = _words(line, here)[0]
+            inventory.group(child, here)
+            inventory.groups[name].children[child] = here
+        else:
+            _host(line, here, name, inventory)
+    return inventory
+
+
+def _host(line: str, place: SourceLocation, group: str, inventory: Inventory) -> None:
+    host, *words = _words(line, place)
+    variables: Variables = {}
+    with_port = _WITH_PORT.fullmatch(host)
+    if with_port:
+        host = with_port[1]
+        variables["ansible_port"] = Sourced(with_port[2], place)
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise place.error(
+                f"{quoted(word)} is not understood; behind a host stand variables, as ansible_host=10.0.0.1"
+            )
+        if key in WANTED:
+            variables[key] = Sourced(value, place)
+    inventory.add(inventory.group(group, place), host, place, variables)
+
+
+def _variable(line: str, place: SourceLocation) -> Variables:
+    key, equals, value = (part.strip() for part in line.partition("="))
+    if not equals:
+        raise place.error(f"{quoted(line)} is not understood; a line here is variable=value")
+    if key not in WANTED:
+        return {}
+    if "{{" in value:  # refused where it is used; its spaces say nothing
+        return {key: Sourced(value, place)}
+    words = _words(value, place) if value else []
+    if key in ARGUMENTS:
+        return {key: Sourced(words[0] if len(words) == 1 else value.partition(" #")[0], place)}
+    if len(words) != 1:
+        raise place.error(f"{key} must be one value; put a value with spaces in quotes")
+    return {key: Sourced(words[0], place)}
+
+
+def _words(line: str, place: SourceLocation) -> list[str]:
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError:
+        raise place.error("a quote or backslash without its partner; close it") from None
+    if not words or not words[0]:
+        raise place.error(f"{quoted(line)} holds no value")
+    return words
+
+
+_PARTS = ("hosts", "children", "vars")
+
+
+def looks_like_group(tree: Tree) -> bool:
+    """Whether a mapping has nothing but the parts of a group."""
+    return (
+        isinstance(tree, Mapping)
+        and bool(tree.pairs)
+        and all(isinstance(key, Scalar) and key.text in _PARTS for key, _ in tree.pairs)
+    )
+
+
+def read_yaml(tree: Tree, place: SourceLocation) -> Inventory:
+    """What an inventory says.
+
+    Raises:
+        HostsFileError: at the first line that is not as it has to be.
+    """
+    inventory = Inventory(place)
+    for name, (where, group) in as_mapping(tree, "the inventory").items():
+        _group(name, where, group, inventory)
+    return inventory
+
+
+def _group(name: str, place: SourceLocation, tree: Tree, inventory: Inventory) -> None:
+    """Reads one group; its depth is bounded by that of the tree."""
+    group = inventory.group(name, place)
+    for part, (where, value) in as_mapping(tree, f"the group {quoted(name)}").items():
+        if part not in _PARTS:
+            raise where.error(f"unknown key {quoted(part)} in a group; allowed are hosts, children, vars")
+        contents = as_mapping(value, f"{quoted(part)} of the group {quoted(name)}")
+        if part == "vars":
+            group.variables.update(wanted(contents, f"group {quoted(name)}"))
+        elif part == "hosts":
+            for pattern, (host_place, variables) in contents.items():
+                own = wanted(as_mapping(variables, f"the host {quoted(pattern)}"), "")
+                inventory.add(group, pattern, host_place, own)
+        else:
+            for child, (child_place, subtree) in contents.items():
+                group.children[child] = child_place
+                _group(child, child_place, subtree, inventory)
+
+
+def wanted(keys: dict[str, tuple[SourceLocation, Tree]], note: str) -> Variables:
+    """Those variables of a mapping that say how to reach a host."""
+    return {
+        name: Sourced(as_text(value, name), place.noted(note))
+        for name, (place, value) in keys.items()
+        if name in WANTED
+    }
+
+
+_ENDINGS = (".yml", ".yaml", ".json")
+_ENCRYPTED = "$ANSIBLE_VAULT;"
+_FOLDERS = "group_vars", "host_vars"
+
+
+def stand_beside(place: SourceLocation) -> bool:
+    """Whether there are such folders, which make a list of names an inventory."""
+    return place.is_file and any((Path(place.source).parent / folder).is_dir() for folder in _FOLDERS)
+
+
+def lay_over(inventory: Inventory) -> None:
+    """Puts what the folders say over the groups' and the hosts' variables.
+
+    A file that is encrypted as a whole is passed over: such hold secrets, and by custom nothing else.
+
+    Raises:
+        HostsFileError: a file can't be read or is no YAML, or a value that is wanted is encrypted.
+    """
+    if not inventory.place.is_file:
+        return
+    of_groups, of_hosts = (Path(inventory.place.source).parent / folder for folder in _FOLDERS)
+    for name, variables in _said(of_groups, inventory.groups):
+        inventory.groups[name].filed.update(variables)
+    for name, variables in _said(of_hosts, inventory.hosts):
+        inventory.hosts[name][1].update(variables)
+
+
+def _said(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, Variables]]:
+    if not folder.is_dir():
+        return
+    known = set(names)
+    for entry in sorted(folder.iterdir()):
+        name = next((name for name in (entry.name, _stem(entry)) if name in known), None)
+        if name is not None:
+            for file in _files(entry):
+                yield name, _variables(file)
+
+
+def _stem(path: Path) -> str:
+    return path.stem if path.suffix in _ENDINGS else path.name
+
+
+def _files(entry: Path) -> list[Path]:
+    if not entry.is_dir():
+        return [entry]
+    inner = sorted(path for path in entry.iterdir() if path.is_file() and not path.name.startswith("."))
+    return [path for path in inner if path.suffix in ("", *_ENDINGS)]
+
+
+def _variables(file: Path) -> Variables:
+    text = read_text(str(file)) if file.stat().st_size else ""
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    if text.startswith(_ENCRYPTED) or not [line for line in lines if line.strip() != "---"]:
+        return {}
+    return wanted(as_mapping(parse(text, SourceLocation(str(file))), f"what {file.name} says"), "")

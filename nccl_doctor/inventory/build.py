@@ -1,17 +1,26 @@
-"""From a parsed inventory to the cluster: what holds for the whole list, defaults, ranks, and each value's origin."""
+"""From a parsed inventory to the cluster: what holds for the whole list, defaults, ranks, and each value's origin.
+
+Options in place of a hosts file, for all hosts, and which host of a list is the machine that we run on.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
-from dataclasses import replace
+import ipaddress
+import os
+import socket
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from nccl_doctor.errors import UsageError
+from nccl_doctor.errors import DoctorError, UsageError
 from nccl_doctor.inventory import values
 from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
-from nccl_doctor.inventory.this_machine import ThisMachine, canonical
+from nccl_doctor.inventory.values import host
 from nccl_doctor.model.cluster import DEFAULT_MASTER_PORT, Cluster, Node, access
 from nccl_doctor.text.hostlist import fold, plural, quoted
+from nccl_doctor.text.inet import is_loopback
 from nccl_doctor.transport.containers import InsideOptions
 from nccl_doctor.transport.ssh import SshOptions
 
@@ -190,3 +199,147 @@ def _node(rank: int, entry: Entry, said: Settings, local: str | None, origins: d
         env={variable: value.value for variable, value in said.env.items()},
         local=local is not None,
     )
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """The options that win over the hosts file; None and empty where nothing was said."""
+
+    python: str | None = None
+    master_port: int | None = None
+    master_addr: str | None = None
+    nproc_per_node: int | None = None
+    user: str | None = None
+    port: int | None = None
+    env: tuple[str, ...] = ()
+    inside: str | None = None
+
+    def applied(self, cluster: Cluster) -> Cluster:
+        """The cluster with them, each named as the origin of its value.
+
+        Raises:
+            UsageError: a value can't be what the option is about.
+        """
+        python = None if self.python is None else values.python(self.python, _place("--python"))
+        nproc = self.nproc_per_node and values.nproc(str(self.nproc_per_node), _place("--nproc-per-node"))
+        login = {
+            "user": None if self.user is None else values.user(self.user, _place("--user")),
+            "port": self.port and values.port(str(self.port), _place("--port")),
+        }
+        login = {name: value for name, value in login.items() if value}
+        inside = () if self.inside is None else (self._container(self.inside),)
+        env = dict(self._variable(one) for one in self.env)
+        devices = env.pop(DEVICES, None)
+        if devices is not None:  # as in a hosts file, it stands in one place from here on
+            devices = values.devices(devices, _place("--env"))
+        origins = dict(cluster.origins)
+        whole: dict[str, object] = {}
+        if self.master_port:
+            whole["master_port"] = values.port(str(self.master_port), _place("--master-port"))
+        if self.master_addr is not None:
+            whole["master_addr"] = values.host(self.master_addr, _place("--master-addr"))
+        origins |= {name: f"--{name.replace('_', '-')}" for name in whole}
+        nodes = []
+        for node in cluster.nodes:
+            update: dict[str, object] = {"python": python, "nproc_per_node": nproc}
+            update = {name: value for name, value in update.items() if value}
+            origins |= {f"{node.name}.{name}": f"--{name.replace('_', '-')}" for name in update}
+            origins |= {f"{node.name}.ssh.{name}": f"--{name}" for name in login}
+            origins |= {f"{node.name}.env.{name}": "--env" for name in env}
+            if devices is not None:
+                update["cuda_visible_devices"] = devices
+                origins[f"{node.name}.cuda_visible_devices"] = "--env"
+            said = access(node.options(SshOptions).model_copy(update=login), *inside)
+            origins |= {f"{node.name}.inside.{name}": "--inside" for one in inside for name in one.model_fields_set}
+            update |= {"access": {**node.access, **said}, "env": {**node.env, **env}}
+            nodes.append(node.model_copy(update=update))
+            if nproc or devices:
+                count, seen = nodes[-1].nproc_per_node, nodes[-1].cuda_visible_devices
+                refuse_more_ranks_than_gpus(node.name, count, seen, _place("--nproc-per-node" if nproc else "--env"))
+        return cluster.model_copy(update={**whole, "nodes": tuple(nodes), "origins": origins})
+
+    @staticmethod
+    def _container(text: str) -> InsideOptions:
+        runtime, colon, name = text.partition(":")
+        if not colon:
+            raise _place("--inside").error(f"{text!r} is no RUNTIME:NAME, as in docker:train")
+        return values.inside(runtime, name, _place("--inside"))
+
+    @staticmethod
+    def _variable(text: str) -> tuple[str, str]:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise _place("--env").error(f"{text!r} is no NAME=VALUE")
+        return values.variable(name, _place("--env")), values.variable_value(value, _place("--env"))
+
+
+def _place(option: str) -> SourceLocation:
+    return SourceLocation(option, is_file=False)
+
+
+@dataclass(frozen=True)
+class ThisMachine:
+    """The names and addresses of this machine, in the form that :func:`canonical` gives."""
+
+    names: frozenset[str]
+    addresses: frozenset[str]
+
+    def answers_to(self, named: str) -> str | None:
+        """Why ``named`` is this machine: a phrase, or None where it is not. No name is looked up."""
+        text = canonical(named)
+        if text == "localhost" or is_loopback(text):
+            return "a loopback address is this machine"
+        if text in self.addresses:
+            return "one of this machine's addresses"
+        if text in self.names:
+            return "this machine's name"
+        return None
+
+
+def this_machine() -> ThisMachine:
+    """The machine that we run on; names come from the kernel alone, so that no name server is waited for."""
+    name = canonical(socket.gethostname())
+    return ThisMachine(frozenset({name, name.partition(".")[0]} - {""}), own_addresses())
+
+
+def own_addresses() -> frozenset[str]:
+    """All IPv4 and IPv6 addresses of this machine's interfaces."""
+    import netifaces
+
+    found = set()
+    for interface in netifaces.interfaces():
+        addresses = netifaces.ifaddresses(interface)  # empty for one that went away since it was listed
+        for family in (netifaces.InterfaceType.AF_INET, netifaces.InterfaceType.AF_INET6):
+            found |= {canonical(entry["addr"]) for entry in addresses.get(family, []) if "addr" in entry}
+    return frozenset(found)
+
+
+def canonical(named: str) -> str:
+    """One spelling a host: addresses as RFC 5952 has them, without the scope; names in small letters."""
+    try:
+        return str(ipaddress.ip_address(named.partition("%")[0]))
+    except ValueError:
+        return named.lower()
+
+
+def own_name() -> str:
+    """This machine's name up to the first dot; "localhost" where the kernel's is no valid host name."""
+    name = socket.gethostname().partition(".")[0]
+    try:
+        return host(name, SourceLocation("this machine", is_file=False))
+    except DoctorError:
+        return "localhost"
+
+
+def training_python(environ: Mapping[str, str]) -> tuple[str, str]:
+    """The interpreter that a training here would use, and why.
+
+    An active environment decides through PATH. Without one, ``.venv/bin/nccl-doctor check`` is asked about that
+    environment; but one that pipx or uv made for a tool alone (by the file that each leaves in it) trains nothing.
+    """
+    prefix = Path(sys.prefix)
+    in_venv = sys.prefix != sys.base_prefix
+    for_a_tool = (prefix / "pipx_metadata.json").exists() or (prefix / "uv-receipt.toml").exists()
+    if environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX") or not in_venv or for_a_tool:
+        return "python3", "default"
+    return os.fspath(sys.executable), "default: the environment that nccl-doctor runs in"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.inventory import kube_facts, kube_namespace, values
+from nccl_doctor.inventory import kube_api, kube_facts, values
 from nccl_doctor.inventory.kube_api import POD_LIST, Container, Pod, typed
 from nccl_doctor.inventory.kube_facts import facts, not_ready, training_container
 from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
@@ -69,7 +69,7 @@ class KubeRequest:
         pods, what = _pods_of(self)
         if kube_facts.over(pods):
             raise UsageError(f"--kube: all pods of {what} have ended; check while they run")
-        told = kube_namespace.told(pods[0].metadata.namespace)
+        told = kube_api.told(pods[0].metadata.namespace)
         place = SourceLocation(f"--kube {what}", is_file=False)
         return parsed(pods, place, asked=self.words, **told)
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.inventory import detect, values
-from nccl_doctor.inventory.build import build
+from nccl_doctor.inventory import files, slurm, values
+from nccl_doctor.inventory.build import Overrides, ThisMachine, build, own_name, this_machine, training_python
 from nccl_doctor.inventory.hostfiles import expanded, named
-from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.inventory.parsed import (
     STDIN,
     Entry,
@@ -23,11 +21,8 @@ from nccl_doctor.inventory.parsed import (
     SourceLocation,
     read_text,
 )
-from nccl_doctor.inventory.this_machine import ThisMachine, own_name, this_machine, training_python
 from nccl_doctor.model.cluster import ENVIRONMENT, Cluster
 from nccl_doctor.model.engine import engines, kinds
-
-SLURM_NODELIST = "SLURM_JOB_NODELIST"
 
 MASTER: dict[str, tuple[str, Callable[[str, SourceLocation], Any]]] = {
     "master_port": ("MASTER_PORT", values.port),
@@ -95,12 +90,12 @@ def _parsed(path: str | None, where: str | None, environ: Mapping[str, str], *, 
     if path is not None and where is not None:
         raise UsageError("a hosts file and -w both name the hosts; give one of them")
     if path is not None:
-        return detect.read(read_text(path), path)
+        return files.read(read_text(path), path)
     if where is not None:
         place = SourceLocation("-w", is_file=False)
         return ParsedInventory(place, named(where, place, Settings(), Settings()))
-    if environ.get(SLURM_NODELIST):
-        return _slurm_job(environ)
+    if environ.get(slurm.NODELIST):
+        return slurm.from_environment(environ)
     return _alone(environ, contained=contained)
 
 
@@ -123,6 +118,8 @@ def requested(
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} both name the hosts; give one of them")
     for engine in sources:
+        if not (engine.implied or any(flag.name in options for flag in engine.flags)):
+            continue
         request = import_module(engine.source or "").request
         source: HostSource | None = request(options, transport, environ, named=named)
         if source is not None:
@@ -146,24 +143,3 @@ def _alone(environ: Mapping[str, str], *, contained: bool) -> ParsedInventory:
     settings = Settings(python=Sourced(python, SourceLocation(why, is_file=False)))
     entry = Entry(Sourced(own_name(), place), Sourced("127.0.0.1", place), settings)
     return ParsedInventory(place, [entry], master_addr=Sourced("127.0.0.1", place))
-
-
-def _slurm_job(environ: Mapping[str, str]) -> ParsedInventory:
-    """The hosts of the Slurm job that we run in, from the variables that it sets there (sbatch(1)).
-
-    Raises:
-        UsageError: where the list can't be understood.
-    """
-    place = SourceLocation(SLURM_NODELIST, is_file=False)
-    return ParsedInventory(
-        place, named(environ[SLURM_NODELIST], place, Settings(), Settings(nproc_per_node=_slurm_ranks(environ)))
-    )
-
-
-def _slurm_ranks(environ: Mapping[str, str]) -> Sourced[int] | None:
-    """Ranks on a node: its GPUs, else its tasks; one task is torchrun's own and says nothing of ranks."""
-    for variable, least in (("SLURM_GPUS_ON_NODE", 1), ("SLURM_NTASKS_PER_NODE", 2)):
-        text = environ.get(variable, "")
-        if re.fullmatch(r"[0-9]{1,4}", text) and least <= int(text) <= values.MAX_NPROC:
-            return Sourced(int(text), SourceLocation(variable, is_file=False))
-    return None

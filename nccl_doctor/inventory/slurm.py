@@ -15,14 +15,15 @@ from typing import Any
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory import values
-from nccl_doctor.inventory.hostfiles import expanded
+from nccl_doctor.inventory.build import training_python
+from nccl_doctor.inventory.hostfiles import expanded, named
 from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
-from nccl_doctor.inventory.this_machine import training_python
-from nccl_doctor.launch.slurm_script import master_port
+from nccl_doctor.launch.slurm_job import master_port
 from nccl_doctor.text.hostlist import expand, fold, quoted
 from nccl_doctor.transport.slurm import SlurmOptions
 
 JOB_ID = "SLURM_JOB_ID"
+NODELIST = "SLURM_JOB_NODELIST"
 ANSWER_S = 15.0
 """For scontrol: a busy controller answers within seconds, and its own patience ends after 10 (MessageTimeout)."""
 
@@ -225,3 +226,24 @@ def _script_port(job: str) -> Sourced[int] | None:
     port = master_port(_scontrol("write", "batch_script", job, "-"), int(job))
     place = SourceLocation(f"the batch script of Slurm job {job}", is_file=False)
     return None if port is None else Sourced(port, place)
+
+
+def from_environment(environ: Mapping[str, str]) -> ParsedInventory:
+    """The hosts of the Slurm job that we run in, from the variables that it sets there (sbatch(1)).
+
+    Raises:
+        UsageError: where the list can't be understood.
+    """
+    place = SourceLocation(NODELIST, is_file=False)
+    return ParsedInventory(
+        place, named(environ[NODELIST], place, Settings(), Settings(nproc_per_node=_ranks_there(environ)))
+    )
+
+
+def _ranks_there(environ: Mapping[str, str]) -> Sourced[int] | None:
+    """Ranks on a node: its GPUs, else its tasks; one task is torchrun's own and says nothing of ranks."""
+    for variable, least in (("SLURM_GPUS_ON_NODE", 1), ("SLURM_NTASKS_PER_NODE", 2)):
+        text = environ.get(variable, "")
+        if re.fullmatch(r"[0-9]{1,4}", text) and least <= int(text) <= values.MAX_NPROC:
+            return Sourced(int(text), SourceLocation(variable, is_file=False))
+    return None

@@ -1,7 +1,5 @@
 """YAML as a tree of text and lines, and what a part of it has to be.
 
-From YAML to its tree.
-
 The tree is made from the parser's events, and no value is ever constructed: ``1``, ``true`` and ``0,1`` stay as
 written, a tag names no Python object, and an alias is a leaf, so that nothing can grow beyond the file.
 """

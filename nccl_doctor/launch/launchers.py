@@ -1,5 +1,7 @@
 """The line that starts each node, in the forms that scripts expect. Pure text; nothing is run.
 
+One line for this machine starts every host's own line over SSH, and ends them all with Ctrl-C.
+
 What each form does is torch's: torch/distributed/run.py (torchrun, whose static rendezvous keeps the list's order and
 allows uneven nproc_per_node; c10d, which numbers nodes by itself), torch/distributed/launch.py of PyTorch before 1.9
 (world size = nodes times processes), torch/distributed/rendezvous.py (``env://`` and ``tcp://``).
@@ -7,15 +9,18 @@ allows uneven nproc_per_node; c10d, which numbers nodes by itself), torch/distri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.plan import LaunchPlan, Start
+from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.finding import Command, on
 from nccl_doctor.nccl.versions import release
 from nccl_doctor.text import shell
 from nccl_doctor.text.inet import endpoint, is_loopback
 from nccl_doctor.text.shell import Line
+from nccl_doctor.transport.ssh import SshOptions
+from nccl_doctor.transport.ssh.settings import arguments
 
 NO_TORCHRUN = (1, 9)
 """torch.distributed.run came with PyTorch 1.9."""
@@ -155,3 +160,34 @@ def _each_rank(start: Start, of_rank: Callable[[Mapping[str, Line]], Line]) -> L
         numbers=numbers,
         one=one,
     )
+
+
+SSH = ("ssh", "-tt", "-n", "-o", "BatchMode=yes")
+"""A terminal there, so that what runs on it ends with the connection; nothing is read here, where all share a stdin."""
+
+
+def one_line(cluster: Cluster, commands: Iterable[Command]) -> Line:
+    """All hosts' lines side by side; it fails where one of them does.
+
+    Args:
+        cluster: the hosts.
+        commands: the line of each.
+    """
+    nodes = {node.name: node for node in cluster.nodes}
+    started = [
+        shell.script(
+            """{start} {command} & set -- "$@" $!;""",
+            start=_start_line(nodes[one.host or ""]),
+            command=shell.nested(one.command),
+        )
+        for one in commands
+    ]
+    return shell.script(
+        """(set --; trap 'kill "$@"' INT TERM; {started} for p in "$@"; do wait "$p" || s=1; done; exit ${{s:-0}})""",
+        started=started,
+    )
+
+
+def _start_line(node: Node) -> list[Line]:
+    words = ["sh", "-c"] if node.local else [*SSH, *arguments(node.options(SshOptions)), node.address]
+    return [shell.argument(word) for word in words]

@@ -88,6 +88,7 @@ class Engine:
         source: the module of ``inventory/`` that finds its hosts (:class:`~nccl_doctor.inventory.parsed.HostSource`);
             None where the user names them.
         flags: the options that choose its hosts.
+        implied: the environment may mean its hosts, too.
         kinds: the names by which ``--transport`` asks for it; empty where it is its own.
     """
 
@@ -100,6 +101,7 @@ class Engine:
     launches: ClassVar[bool] = False
     source: ClassVar[str | None] = None
     flags: ClassVar[tuple[Flag, ...]] = ()
+    implied: ClassVar[bool] = False
     kinds: ClassVar[tuple[Kind, ...]] = ()
 
     def name_node(self, name: str) -> NodeOptions:  # noqa: ARG002 - other engines' hosts are found, not named

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.firewall.blame import blame_policies, open_policy
-from nccl_doctor.inventory.kube_namespace import _policies
+from nccl_doctor.inventory.kube_api import _policies
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.snapshot.pods import KubeFacts, PodFacts, Policy
 

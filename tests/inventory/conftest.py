@@ -5,9 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from nccl_doctor.errors import DoctorError
-from nccl_doctor.inventory import detect
-from nccl_doctor.inventory.build import build
-from nccl_doctor.inventory.this_machine import ThisMachine
+from nccl_doctor.inventory import files
+from nccl_doctor.inventory.build import ThisMachine, build
 from nccl_doctor.model.cluster import Cluster
 
 ELSEWHERE = ThisMachine(frozenset(), frozenset())
@@ -20,7 +19,7 @@ Refusal = Callable[[str], str]
 @pytest.fixture
 def understand() -> Understand:
     """From the text of a file named "hosts.yaml" to the cluster."""
-    return lambda text: build(detect.read(text, "hosts.yaml"), (), ELSEWHERE)
+    return lambda text: build(files.read(text, "hosts.yaml"), (), ELSEWHERE)
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.errors import DoctorError
-from nccl_doctor.inventory import ansible, detect
+from nccl_doctor.inventory import ansible
+from nccl_doctor.inventory import files as hosts_files
 from nccl_doctor.inventory.ansible import MAX_GROUPS
 from nccl_doctor.inventory.build import build
 from nccl_doctor.transport.ssh import SshOptions
@@ -214,7 +215,7 @@ def test_the_folders_beside_it_win_and_what_is_encrypted_there_is_no_matter(tmp_
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    cluster = build(detect.read(files["hosts"], str(tmp_path / "hosts")), (), ELSEWHERE)
+    cluster = build(hosts_files.read(files["hosts"], str(tmp_path / "hosts")), (), ELSEWHERE)
     assert [(n.address, n.options(SshOptions).user, n.options(SshOptions).port, n.python) for n in cluster.nodes] == [
         ("a", "host", 2, "/opt/all/python"),
         ("b", "folder", 2, "/opt/all/python"),
@@ -223,4 +224,4 @@ def test_the_folders_beside_it_win_and_what_is_encrypted_there_is_no_matter(tmp_
     assert cluster.origins["b.ssh.user"] == f"{tmp_path}/group_vars/gpu/main.yml:3"
     (tmp_path / "host_vars" / "b.yaml").write_text("ansible_user: !vault |\n  $ANSIBLE_VAULT;1.1;AES256\n  6162\n")
     with pytest.raises(DoctorError, match=r"host_vars/b.yaml:1: the value is encrypted by ansible-vault"):
-        detect.read(files["hosts"], str(tmp_path / "hosts"))
+        hosts_files.read(files["hosts"], str(tmp_path / "hosts"))

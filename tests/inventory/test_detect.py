@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nccl_doctor.errors import DoctorError
-from nccl_doctor.inventory import detect
+from nccl_doctor.inventory import files
 from nccl_doctor.inventory.build import build
 from nccl_doctor.inventory.parsed import MAX_BYTES, decode
 from tests.inventory.conftest import ELSEWHERE, Understand
@@ -114,7 +114,7 @@ PIECES = [
 )
 def test_any_bytes_are_understood_or_refused_in_a_sentence(data: bytes) -> None:
     try:
-        cluster = build(detect.read(decode(data, "f"), "f"), (), ELSEWHERE)
+        cluster = build(files.read(decode(data, "f"), "f"), (), ELSEWHERE)
     except DoctorError as error:
         message = str(error)
         assert message.startswith("f:")
@@ -142,4 +142,4 @@ def test_any_bytes_are_understood_or_refused_in_a_sentence(data: bytes) -> None:
 def test_a_big_file_takes_no_more_than_moments(text: str) -> None:
     # Each is refused in less than a second; a reader of quadratic time would need hours.
     with pytest.raises(DoctorError):
-        detect.read(decode(text.encode(), "f"), "f")
+        files.read(decode(text.encode(), "f"), "f")

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 from nccl_doctor.checks.wording import fix_port
 from nccl_doctor.errors import UsageError
-from nccl_doctor.inventory import kube, kube_namespace
-from nccl_doctor.inventory.build import build
+from nccl_doctor.inventory import kube, kube_api
+from nccl_doctor.inventory.build import ThisMachine, build
 from nccl_doctor.inventory.kube import KubeRequest
 from nccl_doctor.inventory.kube_api import POD_LIST, typed
 from nccl_doctor.inventory.kube_facts import quantity
 from nccl_doctor.inventory.parsed import SourceLocation
-from nccl_doctor.inventory.this_machine import ThisMachine
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import ClusterSource
 from nccl_doctor.snapshot import Unknown
@@ -54,7 +53,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], list[tu
             return what if isinstance(what, bytes) else json.dumps(what).encode()
 
         monkeypatch.setattr(kube, "kubectl", answer)
-        monkeypatch.setattr(kube_namespace, "kubectl", answer)
+        monkeypatch.setattr(kube_api, "kubectl", answer)
         return seen
 
     return serve

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from nccl_doctor.errors import HostsFileError, UsageError
+from nccl_doctor.inventory.build import Overrides, ThisMachine
 from nccl_doctor.inventory.load import load
-from nccl_doctor.inventory.overrides import Overrides
-from nccl_doctor.inventory.this_machine import ThisMachine
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import ClusterSource
 from nccl_doctor.transport.containers import InsideOptions

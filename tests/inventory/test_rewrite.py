@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.errors import HostsFileError
-from nccl_doctor.inventory import detect
-from nccl_doctor.inventory.rewrite import with_master_port, write_master_port
+from nccl_doctor.inventory import files
+from nccl_doctor.inventory.files import with_master_port, write_master_port
 
 CHANGED = [
     ("master_port: 29500  # why\nhosts: [a]\n", "master_port: 29511  # why\nhosts: [a]\n"),
@@ -75,6 +75,6 @@ def test_any_layout_keeps_all_but_one_line(lines: list[str], comments: list[str]
         if line[0] in "+-" and "master_port" not in line
     ]
     assert changes == []
-    said = detect.read(after, "hosts.yaml").master_port
+    said = files.read(after, "hosts.yaml").master_port
     assert said is not None
     assert said.value == port

@@ -10,10 +10,10 @@ import pytest
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory import slurm
+from nccl_doctor.inventory.build import Overrides
 from nccl_doctor.inventory.load import load
-from nccl_doctor.inventory.overrides import Overrides
 from nccl_doctor.inventory.slurm import SlurmRequest, request
-from nccl_doctor.launch.slurm_script import master_port
+from nccl_doctor.launch.slurm_job import master_port
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import ClusterSource
 from nccl_doctor.transport import make_transport

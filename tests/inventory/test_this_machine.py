@@ -8,7 +8,7 @@ import netifaces
 import psutil
 import pytest
 
-from nccl_doctor.inventory.this_machine import (
+from nccl_doctor.inventory.build import (
     ThisMachine,
     canonical,
     own_addresses,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.judge.diagnose import judge
-from nccl_doctor.launch.last_check import OLD_S, Hosts, LastCheck, doubts, recall, recommended, remember
+from nccl_doctor.launch.launched import OLD_S, Hosts, LastCheck, doubts, recall, recommended, remember
 from nccl_doctor.model.finding import Command, Fix, Severity
 from nccl_doctor.model.report import Diagnosis
 from nccl_doctor.nccl.suggest import setting

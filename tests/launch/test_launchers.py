@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.launch.launchers import commands, default_launcher
+from nccl_doctor.launch.launchers import commands, default_launcher, one_line
 from nccl_doctor.launch.plan import CheckedHost, LaunchPlan, plan
 from nccl_doctor.launch.slurm_job import script as slurm_script
-from nccl_doctor.launch.ssh_start import one_line
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.text import shell
 from tests.patience import LONG_S

@@ -7,7 +7,7 @@ import pytest
 
 from nccl_doctor.checks.wording import fix_port
 from nccl_doctor.errors import UsageError
-from nccl_doctor.inventory.overrides import Overrides
+from nccl_doctor.inventory.build import Overrides
 from nccl_doctor.model.cluster import Cluster, Node, access
 from nccl_doctor.model.engine import ClusterSource
 from nccl_doctor.text.shell import line

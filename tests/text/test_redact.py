@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.text.redact import redact
 from nccl_doctor.text.secrets import LEFT_OUT, without_secrets
-from nccl_doctor.transport.ssh.failures import Target
-from nccl_doctor.transport.ssh.refusals import Login, auth_failed
+from nccl_doctor.transport.ssh.failures import Login, Target, auth_failed
 from tests.checks.snapshots import patched
 
 

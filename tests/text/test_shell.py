@@ -83,7 +83,7 @@ QUOTING = {
 PROSE = {
     "checks/access/ssh_host_key_unknown.py": "named in a sentence, of a closed set of key types",
     "collect/answers.py": "a sentence that begins with our name",
-    "launch/last_check.py": "named in a sentence, with the user's own file",
+    "launch/launched.py": "named in a sentence, with the user's own file",
     "probe/facts/firewall.py": "a sentence that begins with sudo",
     "probe/guard.py": "a sentence that begins with our name",
     "probe/ports/trial.py": "named in a sentence, with a port as a number",

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from nccl_doctor.transport.ssh.sockets import GreetedStream
+from nccl_doctor.transport.ssh.session import GreetedStream
 
 
 class Waiting:

@@ -17,8 +17,8 @@ from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.engine import Kind
 from nccl_doctor.transport.base import Transport
 from nccl_doctor.transport.ssh import SshOptions
-from nccl_doctor.transport.ssh.options import split_jump
 from nccl_doctor.transport.ssh.session import SshSession
+from nccl_doctor.transport.ssh.settings import split_jump
 from tests.patience import LONG_S, crowd
 from tests.transport.conftest import Make, failure, run
 from tests.transport.servers import LOOPBACK, Controller, Sshd, free_port, misbehaving, public, sshd

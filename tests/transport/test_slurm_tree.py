@@ -23,10 +23,9 @@ from nccl_doctor.probe import relay
 from nccl_doctor.probe.relay import CHUNK, PIECE, Relay
 from nccl_doctor.transport import make_transport
 from nccl_doctor.transport.slurm import SlurmOptions, member
-from nccl_doctor.transport.slurm.group import Group
 from nccl_doctor.transport.slurm.member import LONGEST, Ended, Ready, Unframer
 from nccl_doctor.transport.slurm.steps import SlurmTransport
-from nccl_doctor.transport.slurm.tree import GROUP, TreeTransport, parted
+from nccl_doctor.transport.slurm.tree import GROUP, Group, TreeTransport, parted
 from tests.each import each
 from tests.patience import LONG_S
 

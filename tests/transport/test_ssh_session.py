@@ -8,8 +8,7 @@ import paramiko
 import pytest
 from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_DATA, MSG_CHANNEL_OPEN
 
-from nccl_doctor.transport.ssh.session import SshSession
-from nccl_doctor.transport.ssh.sockets import GreetedStream
+from nccl_doctor.transport.ssh.session import GreetedStream, SshSession
 
 
 def of_channel(kind: int, number: int) -> paramiko.Message:

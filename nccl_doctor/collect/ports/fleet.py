@@ -242,9 +242,9 @@ class Fleet:
         job: HostSource | None,
         inside: str | None,
     ) -> None:
+        from nccl_doctor.inventory.build import Overrides
         from nccl_doctor.inventory.hostfiles import named
         from nccl_doctor.inventory.load import load
-        from nccl_doctor.inventory.overrides import Overrides
         from nccl_doctor.inventory.parsed import Settings, SourceLocation
         from nccl_doctor.transport import make_transport
 

@@ -49,6 +49,7 @@ class SlurmEngine(Engine):
     absent = "no host is a node of a Slurm job"
     launches = True
     source = "nccl_doctor.inventory.slurm"
+    implied = True
     flags = (
         Flag(
             "slurm_job",

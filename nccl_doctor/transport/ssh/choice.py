@@ -18,8 +18,7 @@ from nccl_doctor.transport.process import LocalTransport
 from nccl_doctor.transport.ssh import SshOptions, failures, known_hosts
 from nccl_doctor.transport.ssh.config import BeyondError
 from nccl_doctor.transport.ssh.openssh import OpensshTransport
-from nccl_doctor.transport.ssh.options import split_jump
-from nccl_doctor.transport.ssh.settings import HostSettings, resolve, unread_configuration
+from nccl_doctor.transport.ssh.settings import HostSettings, resolve, split_jump, unread_configuration
 
 if TYPE_CHECKING:
     from nccl_doctor.transport.ssh.paramiko_transport import ParamikoTransport

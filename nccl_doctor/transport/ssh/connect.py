@@ -11,15 +11,13 @@ import paramiko
 from paramiko.ssh_exception import IncompatiblePeer
 
 from nccl_doctor.transport.base import AccessError, pause, remaining
-from nccl_doctor.transport.ssh import failures, known_hosts, refusals
+from nccl_doctor.transport.ssh import failures, known_hosts
 from nccl_doctor.transport.ssh.config import BeyondError
-from nccl_doctor.transport.ssh.failures import Target
+from nccl_doctor.transport.ssh.failures import Login, Target
 from nccl_doctor.transport.ssh.identities import Identities, gather, out_of_time
 from nccl_doctor.transport.ssh.known_hosts import KnownKey
-from nccl_doctor.transport.ssh.refusals import Login
-from nccl_doctor.transport.ssh.session import SshSession, ends_at
+from nccl_doctor.transport.ssh.session import GreetedStream, ProxyCommandStream, SshSession, Stream, ends_at
 from nccl_doctor.transport.ssh.settings import HostSettings
-from nccl_doctor.transport.ssh.sockets import GreetedStream, ProxyCommandStream, Stream
 
 _SORTS = {"kex": "key exchange", "key_types": "host key algorithm", "ciphers": "cipher", "digests": "MAC"}
 """The sorts of algorithms in words, by paramiko's names."""
@@ -71,11 +69,11 @@ def negotiate(
         by_address = known_hosts.match_key(entries, known_hosts.entry_name(stream.peer(), settings.port), key)
         verdict = by_address if by_address.outcome == "changed" else verdict
     if verdict.outcome in ("changed", "revoked"):
-        raise refusals.host_key_changed(target, verdict, key)
+        raise failures.host_key_changed(target, verdict, key)
     if verdict.outcome == "unknown":
         file, line = settings.own_known_hosts, known_hosts.line_for(name, key)
         kind, fingerprint = known_hosts.key_type(key), known_hosts.fingerprint(key)
-        raise refusals.host_key_unknown(target, kind, fingerprint, file, line)
+        raise failures.host_key_unknown(target, kind, fingerprint, file, line)
 
 
 def _choose_algorithms(
@@ -161,7 +159,7 @@ def log_in(
     if login is None or time.monotonic() >= deadline:
         raise failures.stalled(target, "the login", deadline - started)
     expired, early = out_of_time(settings.identity_files)
-    raise refusals.auth_failed(target, replace(login, out_of_time=expired, early=early))
+    raise failures.auth_failed(target, replace(login, out_of_time=expired, early=early))
 
 
 def _try_keys(transport: SshSession, user: str, identities: Identities) -> Login:

@@ -22,11 +22,9 @@ from typing import IO
 from nccl_doctor.snapshot import Reason
 from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Greeting, pause
 from nccl_doctor.transport.process import ProcessChannel
-from nccl_doctor.transport.ssh import SshOptions, failures, identities, refusals
-from nccl_doctor.transport.ssh.failures import Target
-from nccl_doctor.transport.ssh.options import QUEUE, Places, split_jump
-from nccl_doctor.transport.ssh.refusals import Login
-from nccl_doctor.transport.ssh.settings import HostSettings, arguments
+from nccl_doctor.transport.ssh import SshOptions, failures, identities
+from nccl_doctor.transport.ssh.failures import Login, Target
+from nccl_doctor.transport.ssh.settings import QUEUE, HostSettings, Places, arguments, split_jump
 
 _SERVER_KEY = re.compile(r"Server host key: (\S+) (SHA256:\S+)")
 _OFFENDING = re.compile(r"Offending (?:\S+ )?key(?: for IP)? in (.+?):(\d+)")
@@ -111,15 +109,15 @@ def _host_key(attempt: Attempt, target: Target, log: str) -> AccessError | None:
     offending = _OFFENDING.search(log)
     if offending or _REVOKED.search(log):
         file, line = (offending[1], int(offending[2])) if offending else (str(attempt.settings.own_known_hosts), 0)
-        return refusals.key_mismatch(
+        return failures.key_mismatch(
             target, where=(file, line), new=(key_type, fingerprint), old=None, revoked=bool(_REVOKED.search(log))
         )
-    return refusals.host_key_unknown(target, key_type, fingerprint, attempt.settings.own_known_hosts)
+    return failures.host_key_unknown(target, key_type, fingerprint, attempt.settings.own_known_hosts)
 
 
 def _login(attempt: Attempt, target: Target, log: str) -> AccessError | None:
     if not attempt.late and _barred(log):
-        return refusals.auth_failed(target, Login(barred=True, said=_said(attempt.stderr), agent=_AGENT in log))
+        return failures.auth_failed(target, Login(barred=True, said=_said(attempt.stderr), agent=_AGENT in log))
     methods, accepted = _CONTINUE.findall(log), tuple(_ACCEPTED.findall(log))
     if attempt.late or not ("Permission denied" in log or "Too many authentication failures" in log):
         return None
@@ -141,7 +139,7 @@ def _login(attempt: Attempt, target: Target, log: str) -> AccessError | None:
         out_of_time=expired,
         early=early,
     )
-    return refusals.auth_failed(target, login)
+    return failures.auth_failed(target, login)
 
 
 def _barred(log: str) -> bool:

@@ -2,12 +2,23 @@
 
 A host that is tried again shares one with all that are tried again: what is the matter with the first, be it that the
 jump host was late or that the connection stands still, is no fault of the hosts behind it.
+
+Whether the large packets of a host vanish on their way to us: the host's own kernel knows.
+
+An MTU black hole lets small packets through, so the host hears us and its acknowledgements come, while what it answers
+is sent again and again. A host that is merely slow has sent nothing yet, a path that is cut lets no acknowledgement
+through, and a connection that a firewall forgot neither. The kernel is asked over a second connection, on which the
+host sends small packets only, for we tell it so in our SYN. No time is compared.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import logging
 import math
+import re
+import socket
 import sys
 import threading
 import time
@@ -22,11 +33,11 @@ from functools import partial
 from pathlib import Path
 from weakref import WeakSet
 
-from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, remaining
+from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, LineBuffer, Tail, if_free, remaining
 from nccl_doctor.transport.ssh import failures, known_hosts
+from nccl_doctor.transport.ssh.config import BeyondError
 from nccl_doctor.transport.ssh.failures import Target
-from nccl_doctor.transport.ssh.options import QUEUE, Places
-from nccl_doctor.transport.ssh.settings import HostSettings
+from nccl_doctor.transport.ssh.settings import QUEUE, HostSettings, Places
 
 with warnings.catch_warnings():  # cryptography warns of ciphers that paramiko merely lists
     warnings.simplefilter("ignore")
@@ -39,14 +50,219 @@ with warnings.catch_warnings():  # cryptography warns of ciphers that paramiko m
     if hidden:
         del sys.modules["invoke"]
 
+from paramiko.common import cMSG_CHANNEL_REQUEST
+
 from nccl_doctor.transport.ssh.connect import Deadlines, establish
-from nccl_doctor.transport.ssh.paramiko_channel import SMALL_MSS, ParamikoChannel
-from nccl_doctor.transport.ssh.session import SshSession, ends_at
-from nccl_doctor.transport.ssh.sockets import ProxyCommandStream, Stream, dial
+from nccl_doctor.transport.ssh.session import ProxyCommandStream, SshSession, Stream, dial, ends_at
 
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else its tracebacks reach stderr
 
 ResolveJump = Callable[[str, float], HostSettings]
+
+SMALL_MSS = 1200
+"""Bytes of a segment that pass wherever IPv6's smallest MTU (1280; RFC 8200, section 5) does."""
+
+TIMES = 3
+"""Retransmissions of one segment in a row, none of them acknowledged; after so many Linux suspects the path itself
+(tcp_retries1 in ip-sysctl)."""
+
+_ROW = re.compile(
+    r"^ *\d+: [0-9A-F]+:[0-9A-F]{4} (?P<address>[0-9A-F]+):(?P<port>[0-9A-F]{4}) 0[18] "
+    r"(?P<queued>[0-9A-F]{8}):[0-9A-F]{8} 01:[0-9A-F]{8} (?P<times>[0-9A-F]{8}) "
+)
+"""Of /proc/net/tcp (proc(5)), in a state in which the host may send, and with its retransmission timer running."""
+
+_ACKED = slice(120, 128)
+"""tcpi_bytes_acked in struct tcp_info (linux/tcp.h), since Linux 4.1."""
+_MOST = 64 * 1024
+
+
+def sent_in_vain(session: SshSession, speak: Callable[[], None], again: Callable[[], SshSession], by: float) -> bool:
+    """Whether the host sends us on this session what does not come, while what is small comes.
+
+    Args:
+        session: one that waits for an answer.
+        speak: says something on it that needs no answer.
+        again: another session with the host, on which it sends small packets.
+        by: when all this must have ended; what is not known by then is false.
+    """
+    held = session.connection()
+    if held is None or not hasattr(socket, "TCP_INFO"):
+        return False
+    try:
+        ours, before = held.getsockname(), _acknowledged(held)
+        speak()
+        small = again()
+        try:
+            with ends_at(by, small):
+                rows = _ask(small, f"grep -h ':{ours[1]:04X} 0' /proc/net/tcp /proc/net/tcp6", by)
+        finally:
+            small.close()
+        return any(is_in_vain(row, ours[0], ours[1]) for row in rows) and _acknowledged(held) > before
+    except (AccessError, BeyondError, paramiko.SSHException, EOFError, OSError):
+        return False  # nothing is proven, and the session's own failure is told
+
+
+def is_in_vain(row: str, address: str, port: int) -> bool:
+    """Whether a row of the host's /proc/net/tcp or tcp6 tells of something sent to us again and again.
+
+    Its addresses are words of 32 bits in the host's byte order, which is little-endian wherever NCCL runs.
+    """
+    found = _ROW.match(row)
+    if found is None:
+        return False
+    packed = ipaddress.ip_address(address.partition("%")[0]).packed
+    words = b"".join(packed[place : place + 4][::-1] for place in range(0, len(packed), 4))
+    to_us = found["address"].endswith(words.hex().upper()) and int(found["port"], 16) == port
+    return to_us and int(found["queued"], 16) > 0 and int(found["times"], 16) >= TIMES
+
+
+def _acknowledged(connection: socket.socket) -> int:
+    """The bytes of ours that the host's kernel has acknowledged."""
+    return int.from_bytes(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED.stop)[_ACKED], "little")
+
+
+def _ask(session: SshSession, command: str, by: float) -> list[str]:
+    channel = session.open_session(timeout=remaining(by))
+    channel.settimeout(remaining(by))
+    channel.exec_command(command)
+    said = b""
+    while len(said) < _MOST and (chunk := channel.recv(_MOST)):
+        said += chunk
+    return said.decode(errors="replace").splitlines()
+
+
+_CHUNK, _CHUNKS = 256 * 1024, 64
+_PACKET = 32 * 1024  # what paramiko sends at once
+_SLICE_S = 0.05  # stderr is emptied this often while stdout is silent: its window of 2 MiB must not fill
+_CLOSE_S = 2.0
+_STATUS_S = 0.5
+
+
+class ParamikoChannel:
+    """One command, in the session that it owns.
+
+    Args:
+        session: the session.
+        channel: what the command runs in.
+        small: makes another session with the host before a deadline, on which it sends small packets.
+    """
+
+    def __init__(self, session: SshSession, channel: paramiko.Channel, small: Callable[[float], SshSession]) -> None:
+        self._session, self._channel, self._small = session, channel, small
+        self._lines, self._tail = LineBuffer(), Tail()
+        self._ended = False
+        self._closing, self._sending = threading.Event(), threading.Lock()
+
+    def send(self, data: bytes, deadline: float) -> None:
+        """Writes all of ``data``, reading meanwhile what the command prints."""
+        view = memoryview(data)
+        with self._sending, ends_at(deadline, self._session):  # a full TCP buffer blocks paramiko without end
+            while view:
+                self._channel.settimeout(min(_SLICE_S, remaining(deadline)))
+                try:
+                    sent = self._channel.send(bytes(view[:_PACKET]))
+                except TimeoutError:
+                    sent = None
+                except (OSError, EOFError, paramiko.SSHException) as error:
+                    remaining(deadline)
+                    raise EOFError("the connection is gone") from error
+                if sent == 0:
+                    raise EOFError("the command takes no more input")
+                view = view[sent or 0 :]
+                if sent is None:
+                    self._drain()
+
+    def pulse(self) -> None:
+        """Sends an empty line, where neither the host's window nor a TCP buffer on the way is full."""
+        gone = OSError, EOFError, paramiko.SSHException  # who waits for an answer sees the end
+        with if_free(self._sending) as free, contextlib.suppress(*gone):
+            if free and self._channel.send_ready() and self._session.takes_more():
+                self._channel.send(b"\n")
+
+    def large_packets_vanish(self, by: float) -> bool:
+        """Whether what the command answers does not come because its packets are large; finds out before ``by``."""
+        return sent_in_vain(self._session, self.pulse, lambda: self._small(by), by)
+
+    def read_line(self, deadline: float) -> bytes | None:
+        """The next line of stdout; None at its end."""
+        while True:
+            if self._ended:
+                return self._lines.flush()
+            line = self._lines.pop()
+            if line is not None:
+                return line
+            self._channel.settimeout(min(_SLICE_S, remaining(deadline)))
+            try:
+                chunk = self._channel.recv(_CHUNK)
+            except TimeoutError:
+                chunk = None
+            except (OSError, EOFError, paramiko.SSHException):
+                chunk = b""
+            self._take(chunk)
+            self._drain_stderr()
+
+    def stderr_tail(self) -> str:
+        """The last 8 KiB of stderr, with what has come since the last read."""
+        self._drain_stderr()
+        return self._tail.text()
+
+    def exit_status(self, deadline: float) -> int | None:
+        """The exit status; None where the connection broke, a signal ended the command, or the deadline came first."""
+        while not self._channel.status_event.wait(_SLICE_S):
+            if time.monotonic() >= deadline:
+                return None
+            self._drain()
+        return self._channel.exit_status if self._channel.exit_status >= 0 else None
+
+    def close(self) -> None:
+        """Hangs up on the command as a terminal does, closes the channel and then the connection.
+
+        sshd itself merely closes the command's stdin: a login shell that waits for something else would stay for ever.
+        """
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        if self._channel.eof_received:  # the status follows at once, and is asked for after the close too
+            self._channel.status_event.wait(_STATUS_S)
+        farewell = threading.Thread(target=self._hang_up, name="ssh-close", daemon=True)
+        farewell.start()
+        farewell.join(_CLOSE_S)  # a dead host's full TCP buffer takes no farewell
+        self._session.close()
+
+    def _hang_up(self) -> None:
+        message = paramiko.Message()  # RFC 4254, section 6.9; sshd signals the process group, since OpenSSH 7.9
+        message.add_byte(cMSG_CHANNEL_REQUEST)
+        message.add_int(self._channel.remote_chanid)
+        message.add_string("signal")
+        message.add_boolean(False)
+        message.add_string("HUP")
+        try:
+            if not self._channel.closed:
+                self._session._send_user_message(message)  # noqa: SLF001 - it has no other
+            self._channel.close()
+        except (OSError, EOFError, paramiko.SSHException):
+            return
+
+    def _drain(self) -> None:
+        """Takes what is there from both streams, and does not wait; a host may say more as fast as it is read."""
+        for _ in range(_CHUNKS):
+            if not self._channel.recv_ready():
+                break
+            self._take(self._channel.recv(_CHUNK))
+        self._drain_stderr()
+
+    def _drain_stderr(self) -> None:
+        for _ in range(_CHUNKS):
+            if not self._channel.recv_stderr_ready():
+                break
+            self._tail.feed(self._channel.recv_stderr(_CHUNK))
+
+    def _take(self, chunk: bytes | None) -> None:
+        if chunk == b"":
+            self._ended = True
+        elif chunk:
+            self._lines.feed(chunk)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,12 @@
-"""Puts another master port into a hosts file: the value alone changes; comments, order, quotes and line ends stay."""
+"""Hosts files of every kind: which one it is, by its content, and another master port in one of ours.
+
+Of that the value alone changes; comments, order, quotes and line ends stay.
+"""
 
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 from ruamel.yaml import YAML
@@ -16,10 +20,60 @@ from ruamel.yaml.events import (
 )
 
 from nccl_doctor.errors import DoctorError, HostsFileError
-from nccl_doctor.inventory import detect
-from nccl_doctor.inventory.parsed import SourceLocation, decode
+from nccl_doctor.inventory import ansible, hostfiles
+from nccl_doctor.inventory.ansible import Inventory
+from nccl_doctor.inventory.parsed import ParsedInventory, SourceLocation, decode
 from nccl_doctor.inventory.yaml_tree import Listing, Mapping, Scalar, Tree, parse
 from nccl_doctor.text.files import write_atomically
+
+_KEYS = "|".join(sorted({*hostfiles.TOP_KEYS, "all"}))
+_YAML_START = re.compile(rf"---|%|-(?:\s|$)|[{{\[\"'&!*?|>]|(?:{_KEYS})\s*:|[^\s#]+\s*:(?:\s|$)")
+_BARE_HOST = re.compile(r"[\w.-]+(?:\[[\w:]+\][\w.-]*)?")
+_INI_VARIABLE = re.compile(r"\sansible_\w+\s*=")
+
+
+def read(text: str, source: str) -> ParsedInventory:
+    """What a file says: our own YAML, an Ansible inventory in YAML or INI, or a hostfile of MPI or DeepSpeed.
+
+    Raises:
+        HostsFileError: where it is none of these, or is wrong in itself.
+    """
+    place = SourceLocation(source)
+    if text.startswith("$ANSIBLE_VAULT;"):
+        raise place.error(
+            "encrypted by ansible-vault, so nothing in it can be read; name a list of hosts in plain text"
+        )
+    lines = [line for line in text.split("\n") if line.strip() and line.lstrip()[0] not in "#;"]
+    if any(line[0] == "[" and ansible.SECTION.fullmatch(line.rstrip()) for line in lines):
+        return _inventory(ansible.read_ini(text, place))
+    if lines and _YAML_START.match(lines[0].lstrip()):
+        return _read_yaml(text, place)
+    bare = all(_BARE_HOST.fullmatch(line.strip()) for line in lines)
+    if any(_INI_VARIABLE.search(line) for line in lines) or (bare and ansible.stand_beside(place)):
+        return _inventory(ansible.read_ini(text, place))
+    return hostfiles.read_hostfile(text, place)
+
+
+def _inventory(inventory: Inventory) -> ParsedInventory:
+    ansible.lay_over(inventory)
+    return inventory.parsed()
+
+
+def _read_yaml(text: str, place: SourceLocation) -> ParsedInventory:
+    tree = parse(text, place)
+    if not isinstance(tree, Mapping):
+        raise tree.place.error('a hosts file is a mapping; write "hosts:" and below it each host with "- " in front')
+    return _inventory(ansible.read_yaml(tree, place)) if _is_inventory(tree) else hostfiles.read(tree, place)
+
+
+def _is_inventory(tree: Mapping) -> bool:
+    """Ansible has groups at the top; we have none of ours that would look like one."""
+    groups: list[Tree] = [
+        value for key, value in tree.pairs if isinstance(key, Scalar) and key.text not in hostfiles.TOP_KEYS
+    ]
+    named_all = any(isinstance(key, Scalar) and key.text == "all" for key, _ in tree.pairs)
+    return named_all or any(ansible.looks_like_group(group) for group in groups)
+
 
 KEY = "master_port"
 _BOM = b"\xef\xbb\xbf"
@@ -101,7 +155,7 @@ def _top(text: str) -> tuple[MappingStartEvent, list[Event]]:
 
 
 def _port(text: str, source: str) -> int | None:
-    said = detect.read(text, source).master_port
+    said = read(text, source).master_port
     return None if said is None else said.value
 
 

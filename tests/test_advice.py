@@ -15,7 +15,7 @@ from nccl_doctor.logs.signs import signs
 from nccl_doctor.logs.verdict import report
 from nccl_doctor.model.register import entry
 from nccl_doctor.model.report import Diagnosis
-from nccl_doctor.report.diagnosis import diagnosis
+from nccl_doctor.report.human import diagnosis
 from nccl_doctor.report.text import Screen, painter
 from tests.checks.live import LIVE, folder
 from tests.checks.snapshots import load

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.model.documents import STANDS_STILL, HangReport
-from nccl_doctor.report.diagnosis import diagnosis
+from nccl_doctor.report.human import diagnosis
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.text import Screen, painter, table, wrap
 from nccl_doctor.text.hostlist import plural

@@ -85,8 +85,11 @@ def _diagnosis(found: Diagnosis) -> list[str]:
     return [_at(found.hosts) + found.message, *seen, found.fix.summary, *commands]
 
 
-def _consequence(one: Consequence, cause: Diagnosis) -> list[str]:
-    return [_at(one.hosts) + one.message, f"follows from {cause.code} {cause.name}: {_at(cause.hosts)}{cause.message}"]
+def _consequence(found: Consequence, cause: Diagnosis) -> list[str]:
+    return [
+        _at(found.hosts) + found.message,
+        f"follows from {cause.code} {cause.name}: {_at(cause.hosts)}{cause.message}",
+    ]
 
 
 def _at(hosts: tuple[str, ...]) -> str:

@@ -51,24 +51,24 @@ FORMS: dict[str, dict[str, str]] = {
     "smoke": REPORT,
     "logs": REPORT,
     "fix-port": {"human": "fix_port:render", "json": "json:render"},
-    "ifname": {"human": "ifname:render", "json": "json:render"},
-    "hosts": {"human": "hosts:render", "json": "json:render"},
+    "ifname": {"human": "screens:render_ifname", "json": "json:render"},
+    "hosts": {"human": "screens:render_hosts", "json": "json:render"},
     "launch": {
-        "shell": "launch:render",
+        "shell": "screens:render_launch",
         "json": "json:render",
-        "ssh": "launch:render",
-        "slurm": "launch:render_script",
+        "ssh": "screens:render_launch",
+        "slurm": "screens:render_script",
     },
-    "hang": {"human": "hang:render", "json": "json:render", "html": "html.hang:render"},
-    "diff": {"human": "diff:render", "json": "json:render", "html": "html.diff:render"},
-    "codes": {"human": "page:render_codes", "json": "json:render"},
-    "explain": {"human": "page:render", "json": "json:render"},
+    "hang": {"human": "hang:render", "json": "json:render", "html": "html.report:render_hang"},
+    "diff": {"human": "screens:render_diff", "json": "json:render", "html": "html.report:render_diff"},
+    "codes": {"human": "screens:render_codes", "json": "json:render"},
+    "explain": {"human": "screens:render_page", "json": "json:render"},
 }
 """By command: the names of its forms, the default one first, each with the module and function that make it."""
 
 
 def renderer(command: str, form: str) -> Renderer:
-    """What makes this form; its module is imported only now, since most of what forms need is slow to import."""
+    """The function that makes this form, imported only now: most of what forms need is slow to import."""
     module, function = FORMS[command][form].split(":")
     return cast("Renderer", getattr(import_module(f"nccl_doctor.report.{module}"), function))
 

@@ -35,5 +35,5 @@ def _shown(character: str) -> str:
 
 
 def pasteable(command: str) -> bool:
-    """Whether the command can be shown verbatim: on one line, with nothing in it that a terminal hides or obeys."""
+    """True where a command can be shown as it is: on one line, with nothing in it that a terminal hides or obeys."""
     return bool(command.strip()) and clean(command) == command

@@ -33,7 +33,7 @@ def smoke(result: AllReduceReport, screen: Screen) -> Iterator[list[str]]:
     yield [
         *wrap(f"{plural(len(ranks), 'rank')}, {backend(result)}", screen.prose, "backend  "),
         *_labelled("uses     ", uses(ranks), screen),
-        *_labelled("ways     ", ways(ranks), screen),
+        *_labelled("ways     ", transports(ranks), screen),
         *_labelled("ring     ", ring_words(result), screen),
         *_labelled("tree     ", _tree(result), screen),
         *_labelled("link     ", link_words(result.link), screen),
@@ -51,7 +51,7 @@ def _labelled(label: str, text: str, screen: Screen) -> list[str]:
 
 
 def backend(result: AllReduceReport) -> str:
-    """What carried it, in which versions, and why that."""
+    """The backend with its versions, and why it was taken."""
     versions = sorted({rank.nccl for rank in result.ranks if rank.nccl})
     name = " ".join(("NCCL" if result.backend == "nccl" else result.backend, *versions))
     return f"{name} ({result.reason})" if result.reason else name
@@ -69,7 +69,7 @@ def uses(ranks: Sequence[RankReport]) -> str:
     return "; ".join(f"{what} on {fold(names)}" for what, names in hosts.items())
 
 
-def ways(ranks: Sequence[RankReport]) -> str:
+def transports(ranks: Sequence[RankReport]) -> str:
     """Channels by the way they go, those with most first."""
     counts: dict[str, int] = {}
     for rank in ranks:
@@ -119,7 +119,7 @@ def _spark(sizes: Sequence[SizeReport]) -> str:
 
 
 def link_words(link: LinkShare | None) -> str:
-    """What the slowest link could give, and how much of it was reached; "" where nobody knows it."""
+    """The rate that the slowest link could give, and how much of it was reached; "" where nobody knows it."""
     if link is None:
         return ""
     return f"{link.name} on {link.host} could give {link.gb_per_s:.3g} GB/s, {100 * link.share:.0f} % reached"

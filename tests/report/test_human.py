@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from nccl_doctor.cli.output import Out
 from nccl_doctor.model.finding import Command, Fix, LogLine, Severity
 from nccl_doctor.model.report import AllReduceReport, Consequence, RankReport, Report
-from nccl_doctor.report.diagnosis import by_host, place_of
+from nccl_doctor.report.human import by_host, place_of
 from nccl_doctor.report.safe import clean, pasteable
 from tests.report.reports import ALL, FIREWALL, STALE, UNREACHABLE, healthy, host_away, log, one_fault, render
 from tests.report.strategies import REPORTS

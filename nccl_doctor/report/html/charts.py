@@ -7,7 +7,7 @@ from math import ceil, floor, log10
 from typing import NamedTuple
 
 from nccl_doctor.model.report import AllReduceReport, SizeReport
-from nccl_doctor.report.html.page_views import Chart, Series, Table, Tick
+from nccl_doctor.report.html.document import Table, View
 from nccl_doctor.report.smoke import rate_words, size_rows, size_words, time_words
 from nccl_doctor.text.hostlist import grouped
 
@@ -31,7 +31,7 @@ class _Scale(NamedTuple):
         return round(self.start + share * (self.end - self.start), 1)
 
 
-def charts(smoke: AllReduceReport) -> tuple[Chart, ...]:
+def charts(smoke: AllReduceReport) -> tuple[View, ...]:
     """Time and busbw; none where fewer than two sizes were measured."""
     sizes = [one for one in smoke.sizes if one.bytes > 0 and one.seconds > 0 and one.busbw > 0]
     if len({one.bytes for one in sizes}) < 2:
@@ -66,7 +66,7 @@ def _chart(
     value: Callable[[SizeReport], float],
     words: Callable[[float], str],
     reference: tuple[str, list[tuple[float, float]]],
-) -> Chart:
+) -> View:
     bytes_ = sorted({one.bytes for one in sizes})
     values = [value(one) for one in sizes]
     low, high = min(values), max(*values, *(at for _, at in reference[1]))
@@ -75,7 +75,7 @@ def _chart(
     step = -(-len(bytes_) // _SIZE_TICKS)
     decades = range(round(log10(up.low)), round(log10(up.high)) + 1)
     measured = grouped((one.dtype, one) for one in sizes)
-    return Chart(
+    return View(
         title=title,
         says=f"{title}: {words(values[0])} at {size_words(sizes[0].bytes)}, {words(values[-1])} at "
         f"{size_words(sizes[-1].bytes)}; {reference[0]} for comparison. The table has all figures.",
@@ -85,10 +85,10 @@ def _chart(
         right=_WIDTH - _RIGHT,
         top=_TOP,
         bottom=_HEIGHT - _BOTTOM,
-        across=tuple(Tick(across.at(size), size_words(size)) for size in bytes_[::step]),
-        up=tuple(Tick(up.at(10.0**power), words(10.0**power).replace(".00 ", " ")) for power in decades),
+        across=[View(at=across.at(size), label=size_words(size)) for size in bytes_[::step]],
+        up=[View(at=up.at(10.0**power), label=words(10.0**power).replace(".00 ", " ")) for power in decades],
         series=(
-            Series(reference[0], "reference", _path([(across.at(x), up.at(y)) for x, y in reference[1]]), ()),
+            _series(reference[0], "reference", [(across.at(x), up.at(y)) for x, y in reference[1]]),
             *(
                 _measured(kind, number, [(one, across.at(one.bytes), up.at(value(one))) for one in its], value, words)
                 for number, (kind, its) in enumerate(measured.items())
@@ -103,11 +103,14 @@ def _measured(
     places: list[tuple[SizeReport, float, float]],
     value: Callable[[SizeReport], float],
     words: Callable[[float], str],
-) -> Series:
+) -> View:
     """The points of one type; two types have two colours."""
     points = tuple((x, y, f"{size_words(one.bytes)}: {words(value(one))}") for one, x, y in places)
-    return Series(f"measured, {kind}", f"measured{number % 2}", _path([(x, y) for x, y, _ in points]), points)
+    return _series(f"measured, {kind}", f"measured{number % 2}", [(x, y) for x, y, _ in points], points)
 
 
-def _path(points: Sequence[tuple[float, float]]) -> str:
-    return "M" + "L".join(f"{x:g} {y:g}" for x, y in points)
+def _series(
+    name: str, kind: str, places: Sequence[tuple[float, float]], points: tuple[tuple[float, float, str], ...] = ()
+) -> View:
+    """A line of a chart: an SVG path, and its measured points with what they say."""
+    return View(name=name, kind=kind, path="M" + "L".join(f"{x:g} {y:g}" for x, y in places), points=points)

@@ -1,22 +1,49 @@
-"""From a template to one file that asks the network for nothing and runs nothing but what was written here."""
+"""From a template to one file that asks the network for nothing and runs nothing but what was written here.
+
+Templates read the documents themselves; what a picture adds to them are plain values, made by its own module.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timezone
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
 
-from nccl_doctor.report.html.text import short
-from nccl_doctor.report.safe import clean
+from nccl_doctor.model.finding import Fix, LogLine
+from nccl_doctor.model.report import Diagnosis
+from nccl_doctor.report.human import LABELLED, by_consequence, by_host, place_of, plain, where
+from nccl_doctor.report.render import RenderOptions
+from nccl_doctor.report.safe import clean, pasteable
 
 _LONGEST = 1200
 """Characters of one text; whoever sends more wants to bury the rest, and ``-o json`` has it all."""
+
+View = SimpleNamespace
+"""Values as a template reads them."""
+
+
+class Table(NamedTuple):
+    """Cells as they are shown."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def short(text: str, most: int) -> str:
+    """At most so many characters, the middle left out: both ends of a host's name tell hosts apart."""
+    if len(text) <= most:
+        return text
+    end = (most - 1) // 2
+    return f"{text[: most - 1 - end]}…{text[-end:]}"
 
 
 def document(template: str, **values: Any) -> str:  # noqa: ANN401 - what the template reads
@@ -33,6 +60,35 @@ def page_text(text: str) -> Markup:
     """A diagnosis's page, which is Markdown of our own, as HTML; tags in it stay text."""
     rendered: str = MarkdownIt("commonmark", {"html": False}).render(text)
     return Markup(rendered)  # noqa: S704 - markdown-it escapes what it does not make itself
+
+
+def head(report: Any, options: RenderOptions) -> View:  # noqa: ANN401 - a document of any command
+    """The top of every page: the command, when, who asked, which version."""
+    observed = "" if options.observed_at is None else _time(options.observed_at)
+    made = "" if options.made_at is None else _time(options.made_at)
+    return View(
+        command=f"nccl-doctor {report.command}",
+        version=f"nccl-doctor {report.version}",
+        observed=observed or made,
+        made=made if observed and made[:16] != observed[:16] else "",
+        asked_by=options.asked_by,
+    )
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def pages(diagnoses: Iterable[Diagnosis], options: RenderOptions) -> dict[str, tuple[str, str]]:
+    """By code, the names and pages of all that the report names."""
+    found = tuple(diagnoses)
+    names = {one.code: one.name for each in found for one in each.explains} | {one.code: one.name for one in found}
+    return {code: (names[code], text) for code, text in sorted(options.pages.items()) if code in names}
+
+
+def gravest_first(diagnoses: Iterable[Diagnosis]) -> list[Diagnosis]:
+    """In the order of the report within one severity."""
+    return sorted(diagnoses, key=lambda found: -found.severity.rank)
 
 
 @lru_cache(1)
@@ -54,7 +110,9 @@ def _environment() -> Environment:
         "form-action 'none'",
     )
     environment.globals.update({"style": style, "script": script, "policy": "; ".join(policy)})
-    environment.filters.update({"page": page_text, "whole": _whole})
+    # whole: a command that can be pasted, however long: not a character of it may be missing
+    environment.filters.update({"page": page_text, "whole": escape, "where": where, "plain": plain})
+    environment.filters.update({"labelled": _labelled, "consequences": by_consequence, "groups": _groups})
     return environment
 
 
@@ -63,9 +121,22 @@ def _finalized(value: object) -> object:
     return short(clean(value), _LONGEST) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def _whole(command: str) -> Markup:
-    """A command that can be pasted, however long: not a character of it may be missing."""
-    return escape(command)
+def _labelled(evidence: Iterable[str | LogLine]) -> Iterator[tuple[str, str]]:
+    """Each line of evidence with its label: its first word, or a log's file and line."""
+    for line in evidence:
+        if isinstance(line, LogLine):
+            yield f"{line.file}:{line.line}", line.text
+        else:
+            labelled = LABELLED.fullmatch(clean(line))
+            yield (labelled[1], labelled[2]) if labelled else ("", line)
+
+
+def _groups(fix: Fix) -> Iterator[tuple[str, tuple[str, ...], bool]]:
+    """Commands to paste in one place, ``On node1, as root:``; True where they can be shown as they are."""
+    groups = by_host(fix.commands)
+    for hosts, side, lines in groups:
+        place = place_of(hosts, side, root=fix.needs_root, several=len(groups) > 1)
+        yield place, lines, all(map(pasteable, lines))
 
 
 def _asset(name: str) -> Markup:

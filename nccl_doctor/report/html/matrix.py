@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nccl_doctor.model.report import Diagnosis, FailedDial, HostSummary, MeshReport, Report
-from nccl_doctor.report.html.page_views import Cell, Column, Legend, Matrix, Pair, Row
-from nccl_doctor.report.html.text import short
+from nccl_doctor.report.html.document import View, short
 from nccl_doctor.report.smoke import time_words
 from nccl_doctor.text.hostlist import fold, grouped, plural
 
@@ -58,7 +57,7 @@ class _Group(NamedTuple):
 
 
 class _Mesh:
-    """Who dialled whom, and what came of it."""
+    """The dials of each pair, and their outcome."""
 
     def __init__(self, mesh: MeshReport, hosts: Sequence[HostSummary], diagnoses: Sequence[Diagnosis]) -> None:
         self.ports = mesh.ports
@@ -75,44 +74,43 @@ class _Mesh:
             return "away"
         return "open" if self._dialled(src, dst) else "untried"
 
-    def pair(self, src: str, dst: str) -> Pair:
+    def pair(self, src: str, dst: str) -> View:
         """A pair whose dials failed, in words."""
         dials = self.failed[src, dst]
         outcomes = dict.fromkeys(_FAILURES.get(one.outcome, _OTHER)[2] for one in dials)
-        return Pair(src, dst, _ports(dials), ", ".join(outcomes) + _after(dials), self.cause(src, dst))
+        outcome = ", ".join(outcomes) + _after(dials)
+        return View(src=src, dst=dst, ports=_ports(dials), outcome=outcome, cause=self.cause(src, dst))
 
 
-def matrix(report: Report) -> Matrix | None:
+def matrix(report: Report) -> View | None:
     """The picture; None where nobody dialled."""
     mesh, hosts = report.mesh, sorted(report.hosts, key=lambda host: host.node_rank)
     if mesh is None or len(hosts) < 2:
         return None
-    seen = _Mesh(mesh, hosts, report.diagnoses)
+    dials = _Mesh(mesh, hosts, report.diagnoses)
     blamed = {name for found in report.of_category("ports") for name in found.hosts}
     each = -(-len(hosts) // MOST_ROWS)
     groups = [_group(hosts[start : start + each], blamed) for start in range(0, len(hosts), each)]
     size = min(max(_ROOM / len(groups), _SMALLEST), _LARGEST)
     longest = min(max(len(group.name) for group in groups), _LONGEST)
     left = top = max(14 + longest * _LETTER, 66)
-    pairs = Counter(seen.kind(src, dst) for src, dst in product(hosts, hosts) if src is not dst)
-    rows = tuple(
-        Row(top + size * y, src.name, short(src.name, _LONGEST), src.blamed, _cells(src, groups, seen, size))
-        for y, src in enumerate(groups)
-    )
-    columns = tuple(
-        Column(left + size * x, dst.name, short(dst.name, _LONGEST), dst.blamed) for x, dst in enumerate(groups)
-    )
-    failed = [seen.pair(*ends) for ends in seen.failed]
-    columns = tuple(
-        column._replace(blamed=column.blamed and any(row.cells[place].mark for row in rows))
-        for place, column in enumerate(columns)
-    )
-    rows = tuple(row._replace(blamed=row.blamed and any(cell.mark for cell in row.cells)) for row in rows)
-    if any(cell.kind == "partly" for row in rows for cell in row.cells):
+    pairs = Counter(dials.kind(src, dst) for src, dst in product(hosts, hosts) if src is not dst)
+    cells = [[_cell(src, dst, dials, round(size * x, 2)) for x, dst in enumerate(groups)] for src in groups]
+    rows = [
+        View(y=top + size * place, cells=cells[place], **_axis(group, cells[place]))
+        for place, group in enumerate(groups)
+    ]
+    columns = [View(x=left + size * x, **_axis(group, [row[x] for row in cells])) for x, group in enumerate(groups)]
+    failed = [dials.pair(*ends) for ends in dials.failed]
+    if any(cell.kind == "partly" for row in cells for cell in row):
         pairs["partly"] = 0
-    legend = tuple(Legend(kind, *words, pairs[kind]) for kind, words in _LEGEND.items() if kind in pairs)
+    legend = [
+        View(kind=kind, mark=mark, words=words, pairs=pairs[kind])
+        for kind, (mark, words) in _LEGEND.items()
+        if kind in pairs
+    ]
     extent = size * len(groups)
-    return Matrix(
+    return View(
         caption=_caption(mesh, each),
         cell=size,
         left=left,
@@ -122,7 +120,7 @@ def matrix(report: Report) -> Matrix | None:
         rows=rows,
         columns=columns,
         legend=legend,
-        failed=tuple(failed[:MOST_PAIRS]),
+        failed=failed[:MOST_PAIRS],
         more_failed=max(len(failed) - MOST_PAIRS, 0),
     )
 
@@ -138,37 +136,41 @@ def _group(hosts: Sequence[HostSummary], blamed: set[str]) -> _Group:
     return _Group(tuple(hosts), name, any(host.name in blamed for host in hosts))
 
 
-def _cells(src: _Group, groups: Sequence[_Group], seen: _Mesh, size: float) -> tuple[Cell, ...]:
-    return tuple(_cell(src, dst, seen, round(size * x, 2)) for x, dst in enumerate(groups))
+def _axis(group: _Group, cells: Sequence[View]) -> dict[str, Any]:
+    """The name beside a row or column, which is marked where a diagnosis lies with its hosts and a dial failed."""
+    blamed = group.blamed and any(cell.mark for cell in cells)
+    return {"name": group.name, "label": short(group.name, _LONGEST), "blamed": blamed}
 
 
-def _cell(src: _Group, dst: _Group, seen: _Mesh, x: float) -> Cell:
+def _cell(src: _Group, dst: _Group, dials: _Mesh, x: float) -> View:
+    """A pair of hosts, or of groups of them: its place, colour and letter, and what it says."""
     pairs = [(a, b) for a, b in product(src.hosts, dst.hosts) if a is not b]
-    if not pairs:
-        return Cell(x, "self", "", f"{src.name} itself")
     between = f"{src.name} to {dst.name}"
-    kinds = [seen.kind(a, b) for a, b in pairs]
-    failed = [pair for pair in pairs if (pair[0].name, pair[1].name) in seen.failed]
-    if failed:
-        worst = Counter(seen.kind(*pair) for pair in failed).most_common(1)[0][0]
-        return Cell(x, worst, _LEGEND[worst][0], _failed_words(between, failed, len(pairs), seen))
+    kinds = [dials.kind(a, b) for a, b in pairs]
+    failed = [pair for pair in pairs if (pair[0].name, pair[1].name) in dials.failed]
     dialled = kinds.count("open")
-    if len(pairs) == 1:
-        return Cell(x, kinds[0], "", f"{between}: {_LEGEND[kinds[0]][1]}")
-    if not dialled:
-        kind = "untried" if "untried" in kinds else "away"
-        return Cell(x, kind, "", f"{between}: {_LEGEND[kind][1]}")
-    kind = "open" if dialled == len(pairs) else "partly"
-    return Cell(x, kind, "", f"{between}: {dialled} of {len(pairs)} pairs dialled, all answered")
+    mark = ""
+    if not pairs:
+        kind, says = "self", f"{src.name} itself"
+    elif failed:
+        kind = Counter(dials.kind(*pair) for pair in failed).most_common(1)[0][0]
+        mark, says = _LEGEND[kind][0], _failed_words(between, failed, len(pairs), dials)
+    elif len(pairs) == 1 or not dialled:
+        kind = "untried" if "untried" in kinds else kinds[0]
+        says = f"{between}: {_LEGEND[kind][1]}"
+    else:
+        kind = "open" if dialled == len(pairs) else "partly"
+        says = f"{between}: {dialled} of {len(pairs)} pairs dialled, all answered"
+    return View(x=x, kind=kind, mark=mark, says=says)
 
 
-def _failed_words(between: str, failed: list[tuple[HostSummary, HostSummary]], count: int, seen: _Mesh) -> str:
-    told = [seen.pair(a.name, b.name) for a, b in failed]
+def _failed_words(between: str, failed: list[tuple[HostSummary, HostSummary]], count: int, dials: _Mesh) -> str:
+    lost = [dials.pair(a.name, b.name) for a, b in failed]
     if count == 1:
-        one = told[0]
+        one = lost[0]
         return f"{between}, {one.ports}: {one.outcome}{f' ({one.cause})' if one.cause else ''}"
-    first = f"{short(told[0].src, 40)} to {short(told[0].dst, 40)}, {told[0].ports}: {told[0].outcome}"
-    return f"{between}: {len(told)} of {plural(count, 'pair')} failed; {first}"
+    first = f"{short(lost[0].src, 40)} to {short(lost[0].dst, 40)}, {lost[0].ports}: {lost[0].outcome}"
+    return f"{between}: {len(lost)} of {plural(count, 'pair')} failed; {first}"
 
 
 def _ports(dials: Sequence[FailedDial]) -> str:
@@ -200,12 +202,12 @@ def _causes(diagnoses: Sequence[Diagnosis]) -> Callable[[str, str], str]:
 
 
 def _rule(rules: object, host: str) -> str:
-    told = rules.get(host) if isinstance(rules, dict) else None
-    return f": {short('; '.join(map(str, told)), _RULE)}" if isinstance(told, list) else ""
+    named = rules.get(host) if isinstance(rules, dict) else None
+    return f": {short('; '.join(map(str, named)), _RULE)}" if isinstance(named, list) else ""
 
 
 def _dialled(mesh: MeshReport, hosts: Sequence[HostSummary]) -> Callable[[HostSummary, HostSummary], bool]:
-    """Whether a pair was dialled; of a sample, by the ranks' distance in the ring."""
+    """The test of whether a pair was dialled; of a sample, by the ranks' distance in the ring."""
     sample = mesh.sample
     if sample is None:
         return lambda src, dst: src is not dst

@@ -1,38 +1,34 @@
-"""``check``, ``smoke`` and ``logs`` as one HTML file."""
+"""The whole files: ``check``, ``smoke`` and ``logs`` in one form, ``hang`` and ``diff`` in their own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from datetime import datetime, timezone
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
-from nccl_doctor.model.report import CheckResult, Diagnosis, Outcome, RankReport, Report
-from nccl_doctor.report.html.cards import cards
+from nccl_doctor.model.documents import STANDS_STILL, Difference, HangRank, HangReport
+from nccl_doctor.model.report import CheckResult, LogEvent, Outcome, RankReport, Report
 from nccl_doctor.report.html.charts import charts, size_table
-from nccl_doctor.report.html.document import document
-from nccl_doctor.report.html.hosts import host_table
+from nccl_doctor.report.html.document import Table, View, document, gravest_first, head, pages, short
+from nccl_doctor.report.html.hosts import host_table, waterfall
 from nccl_doctor.report.html.matrix import matrix
-from nccl_doctor.report.html.page_views import Count
-from nccl_doctor.report.html.text import short
-from nccl_doctor.report.html.timeline import timeline
-from nccl_doctor.report.html.waterfall import waterfall
-from nccl_doctor.report.html.ways import nets, ring
+from nccl_doctor.report.html.rings import nets, ring
+from nccl_doctor.report.human import verdict
 from nccl_doctor.report.render import RenderOptions
-from nccl_doctor.report.smoke import backend, gradient, link_words, ring_words, uses, ways
-from nccl_doctor.report.summary import verdict
-from nccl_doctor.text.hostlist import fold, grouped, plural
+from nccl_doctor.report.smoke import backend, gradient, link_words, ring_words, transports, uses
+from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
+
+MOST_MOMENTS = 120
+_DAY_S = 86400
 
 
 def render(report: Report, options: RenderOptions) -> str:
-    """The whole file."""
-    shown = cards(report.diagnoses)
+    """The file of a report with diagnoses."""
     smoke = report.smoke
     return document(
         "report.html",
         report=report,
         head=head(report, options),
         headline=_headline(report),
-        cards=shown,
+        cards=gravest_first(report.diagnoses),
         pages=pages(report.diagnoses, options),
         unjudged=_unjudged(report.checks),
         matrix=matrix(report),
@@ -47,31 +43,12 @@ def render(report: Report, options: RenderOptions) -> str:
     )
 
 
-def head(report: Any, options: RenderOptions) -> dict[str, str]:  # noqa: ANN401 - a document of any command
-    """What stands at the top of every page: the command, when, who asked, which version."""
-    taken = "" if options.observed_at is None else _time(options.observed_at)
-    made = "" if options.made_at is None else _time(options.made_at)
-    return {
-        "command": f"nccl-doctor {report.command}",
-        "version": f"nccl-doctor {report.version}",
-        "taken": taken or made,
-        "made": made if taken and made[:16] != taken[:16] else "",
-        "asked_by": options.asked_by,
-    }
+def _count(words: str, kind: str, where: str = "") -> View:
+    """The headline, its colour (error, warning, info, ok or unknown), and the hosts that it is about."""
+    return View(words=words, kind=kind, where=where)
 
 
-def pages(diagnoses: Iterable[Diagnosis], options: RenderOptions) -> dict[str, tuple[str, str]]:
-    """By code, the names and pages of all that the report names."""
-    found = tuple(diagnoses)
-    names = {one.code: one.name for each in found for one in each.explains} | {one.code: one.name for one in found}
-    return {code: (names[code], text) for code, text in sorted(options.pages.items()) if code in names}
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def _headline(report: Report) -> tuple[Count, str]:
+def _headline(report: Report) -> tuple[View, str]:
     """The verdict in two words with its colour, and the rest of the sentence."""
     cause = max(report.diagnoses, key=lambda found: found.severity.rank, default=None)
     ready, counts, line = verdict(report, cause)
@@ -79,7 +56,7 @@ def _headline(report: Report) -> tuple[Count, str]:
     kind = cause.severity.value if cause else "ok" if ready or report.complete else "unknown"
     grave = [found for found in report.diagnoses if cause and found.severity is cause.severity]
     where = "" if ready else short(fold(host for found in grave for host in found.hosts), 40)
-    return Count(words, "ok" if ready else kind, where), line.removeprefix("Ready. ").removeprefix(f"{words}, ")
+    return _count(words, "ok" if ready else kind, where), line.removeprefix("Ready. ").removeprefix(f"{words}, ")
 
 
 def _unjudged(checks: Iterable[CheckResult]) -> dict[str, list[str]]:
@@ -98,16 +75,138 @@ def _came(rank: RankReport) -> str:
 
 
 def _smoke_words(report: Report) -> list[tuple[str, str]]:
-    """What is known of the all-reduce besides its figures."""
+    """All that is known of the all-reduce besides its figures."""
     smoke = report.smoke
     assert smoke is not None
-    told = (
+    known = (
         ("backend", f"{plural(len(smoke.ranks), 'rank')}, {backend(smoke)}"),
         ("uses", uses(smoke.ranks)),
-        ("ways", ways(smoke.ranks)),
+        ("ways", transports(smoke.ranks)),
         ("ring", ring_words(smoke)),
         ("link", link_words(smoke.link)),
         ("a model", gradient(smoke.sizes) if smoke.sizes else ""),
     )
     late = [(f"rank {rank.rank}", _came(rank)) for rank in smoke.ranks if not rank.ok]
-    return [pair for pair in told if pair[1]] + late
+    return [pair for pair in known if pair[1]] + late
+
+
+def render_hang(report: HangReport, options: RenderOptions) -> str:
+    """The verdict, the ranks by where they stand, and all of them in a table."""
+    still = report.verdict in STANDS_STILL
+    kind = "error" if still else "unknown" if report.verdict == "unknown" else "ok"
+    job = report.job
+    title = f"{report.hosts} hosts, {job.world_size} ranks, master {job.master_addr}:{job.master_port}" if job else ""
+    return document(
+        "hang.html",
+        report=report,
+        head=head(report, options),
+        headline=(_count(report.verdict.replace("-", " "), kind), report.message),
+        title=title,
+        cards=gravest_first(report.diagnoses),
+        pages=pages(report.diagnoses, options),
+        stands=tuple(_stands(report.ranks)),
+        ranks=_rank_table(report.ranks),
+    )
+
+
+def _stands(ranks: tuple[HangRank, ...]) -> Iterator[View]:
+    """Ranks by the frame in which they stand and the collectives that they issued, most of them first."""
+    groups = grouped(((_stand_of(one), _issued(one), one.behind), one) for one in ranks)
+    most = max(map(len, groups.values()), default=1)
+    for (where, issued, behind), its in sorted(groups.items(), key=lambda group: (-len(group[1]), group[1][0].rank)):
+        ranks_ = fold_numbers(one.rank for one in its)
+        hosts = fold(one.host for one in its if one.host)
+        share = round(1000 * len(its) / most, 1)
+        count = len(its)
+        yield View(
+            where=where, issued=issued, ranks=f"rank {ranks_}", hosts=hosts, count_of=count, share=share, behind=behind
+        )
+
+
+def _stand_of(rank: HangRank) -> str:
+    if rank.frame is None:
+        return rank.doing or rank.state
+    return f"{rank.called} at {rank.frame}" if rank.called else rank.frame
+
+
+def _issued(rank: HangRank) -> str:
+    return ", ".join(f"{group} {count}" for group, count in rank.collectives.items())
+
+
+def _rank_table(ranks: tuple[HangRank, ...]) -> Table:
+    header = ("rank", "host", "pid", "state", "where", "collectives", "")
+    rows = (
+        (
+            str(one.rank),
+            one.host or "?",
+            str(one.pid or ""),
+            one.state,
+            one.doing or _stand_of(one),
+            _issued(one),
+            "behind" * one.behind,
+        )
+        for one in ranks
+    )
+    return Table(header, tuple(rows))
+
+
+def render_diff(found: Difference, options: RenderOptions) -> str:
+    """Diagnoses that came and went, and a table of the facts that changed."""
+    new, gone = found.diagnoses.new, found.diagnoses.gone
+    counts = f"Diagnoses: {len(new)} new, {len(gone)} gone; {plural(len(found.changes), 'fact')} changed."
+    changes = tuple((fold(one.hosts) or "the cluster", one.what, one.before, one.after) for one in found.changes)
+    return document(
+        "diff.html",
+        head=head(found, options),
+        headline=(_headline_of_changes(found), counts),
+        new=gravest_first(new),
+        gone=gravest_first(gone),
+        changes=changes and Table(("hosts", "fact", "before", "after"), changes),
+        pages=pages((*new, *gone), options),
+    )
+
+
+def _headline_of_changes(found: Difference) -> View:
+    if found.is_empty:
+        return _count("Nothing changed", "ok")
+    gravest = max((one.severity for one in found.diagnoses.new), key=lambda severity: severity.rank, default=None)
+    return _count("Changed", gravest.value if gravest else "ok" if found.diagnoses.gone else "info")
+
+
+def timeline(events: Sequence[LogEvent]) -> View | None:
+    """The moments in their order, ranks that said the same in the same second together; None without events."""
+    if not events:
+        return None
+    timed = all(event.at is not None for event in events)
+    first = events[0].at or 0
+    groups = grouped(((event.at if timed else event.order, event.code, event.cause), event) for event in events)
+    span = max(_place(events[-1], events[0], timed=timed), 1)
+    moments = [_moment(its, first, span, timed=timed) for its in groups.values()]
+    return View(timed=timed, moments=moments[:MOST_MOMENTS], more=max(len(moments) - MOST_MOMENTS, 0))
+
+
+def _place(event: LogEvent, first: LogEvent, *, timed: bool) -> float:
+    """How far behind the first event: in seconds, over midnight too; else in lines."""
+    if timed:
+        return ((event.at or 0) - (first.at or 0)) % _DAY_S
+    return event.order - first.order
+
+
+def _moment(events: list[LogEvent], first: int, span: float, *, timed: bool) -> View:
+    one = events[0]
+    after = ((one.at or 0) - first) % _DAY_S
+    ranks = [str(event.rank) for event in events if event.rank is not None]
+    hosts = fold(event.host for event in events if event.host)
+    who = f"rank {fold_numbers(ranks)}" if ranks else ""
+    clock = f"{(one.at or 0) // 3600:02}:{(one.at or 0) // 60 % 60:02}:{(one.at or 0) % 60:02}" if timed else ""
+    return View(
+        when=clock or f"line {one.line}",
+        after=f"+{after} s" if timed else "",
+        x=round(1000 * after / span, 1) if timed else 0.0,
+        who=" on ".join(filter(None, (who, hosts))) or one.file,
+        code=one.code,
+        name=one.name,
+        cause=any(event.cause for event in events),
+        place=f"{one.file}:{one.line}",
+        text=one.text,
+    )

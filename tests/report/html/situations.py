@@ -86,8 +86,10 @@ def hostile() -> Report:
         facts["gpus"] = {"$unknown": NASTY[1] + NASTY[0]}
         facts["firewall"] = {"$unknown": NASTY[2]}
     report = judge(Snapshot.model_validate(document), "check")
-    # A snapshot holds 4,096 characters of a text at most; a report, as many as it likes.
-    longer = Report.model_validate_json(report.model_dump_json(by_alias=True).replace(NASTY[5][:4000], NASTY[5]))
+    # A snapshot and what was measured hold 4,096 characters of a text at most; a report's own words, any number.
+    told = json.loads(report.model_dump_json(by_alias=True))
+    measured = {"smoke": told.pop("smoke"), "mesh": told.pop("mesh")}
+    longer = Report.model_validate(json.loads(json.dumps(told).replace(NASTY[5][:4000], NASTY[5])) | measured)
     return longer.model_copy(update={"title": NASTY[0] + NASTY[4]})
 
 

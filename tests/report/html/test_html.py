@@ -6,11 +6,10 @@ from hypothesis import HealthCheck, given, settings
 from nccl_doctor.model.documents import Change, DiagnosisChanges, Difference, HangJob, HangRank, HangReport
 from nccl_doctor.model.report import FailedDial, HostSummary, LogEvent, MeshReport, Report, SampleReport
 from nccl_doctor.report.html.charts import charts
-from nccl_doctor.report.html.hosts import host_table
+from nccl_doctor.report.html.hosts import host_table, waterfall
 from nccl_doctor.report.html.matrix import matrix
-from nccl_doctor.report.html.timeline import timeline
-from nccl_doctor.report.html.waterfall import waterfall
-from nccl_doctor.report.html.ways import nets, ring
+from nccl_doctor.report.html.report import timeline
+from nccl_doctor.report.html.rings import nets, ring
 from nccl_doctor.report.safe import clean, pasteable
 from tests.report.html.reading import assert_harmless, html, read
 from tests.report.reports import ALL, FIREWALL, healthy, log, one_fault
@@ -181,8 +180,8 @@ def test_a_host_unlike_most_is_marked() -> None:
     )
     table = host_table(healthy().model_copy(update={"hosts": hosts}))
     assert table
-    assert [row.name for row in table.rows if row.odd] == ["node3"]
-    assert table.odd == 1
+    assert [row.name for row in table.rows if row.unusual] == ["node3"]
+    assert table.unusual == 1
 
 
 def test_the_slowest_host_stands_first_and_is_called_slow() -> None:

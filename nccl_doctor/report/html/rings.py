@@ -7,8 +7,7 @@ from itertools import groupby, pairwise
 from math import cos, pi, sin
 
 from nccl_doctor.model.report import AllReduceReport, HostSummary, Report
-from nccl_doctor.report.html.page_views import Chosen, Hop, Net, Ring, Stop
-from nccl_doctor.report.html.text import short
+from nccl_doctor.report.html.document import View, short
 from nccl_doctor.report.smoke import link_words, rate_words, ring_words
 from nccl_doctor.text.hostlist import fold, grouped
 
@@ -25,27 +24,34 @@ _BESIDE, _ABOVE, _LETTER = 24.0, 34.0, 6.8
 _LONGEST = 14
 
 
-def nets(report: Report) -> tuple[Net, ...]:
+def nets(report: Report) -> tuple[View, ...]:
     """Hosts by the net of the address that NCCL chose there, the largest net first; the last have none."""
     wrong = _speaks_against(report)
-    told = ((host.network or "", _chosen(host, wrong)) for host in report.hosts if host.reached)
-    found = grouped(told)
+    chosen = ((host.network or "", _chosen(host, wrong)) for host in report.hosts if host.reached)
+    found = grouped(chosen)
     order = sorted(found, key=lambda name: (not name, -len(found[name])))
-    return tuple(Net(name or "no address known", len(found[name]), _folded(found[name])) for name in order)
-
-
-def _folded(hosts: list[Chosen]) -> tuple[Chosen, ...]:
-    """Many hosts with the same interface as one entry; those that are wrong stay by themselves."""
-    if len(hosts) <= _MOST_CHIPS:
-        return tuple(hosts)
-    groups = grouped(((one.interface, one.wrong), one) for one in hosts)
     return tuple(
-        Chosen(fold(one.host for one in its), interface, its[0].address if len(its) == 1 else "", wrong)
-        for (interface, wrong), its in sorted(groups.items(), key=lambda group: not group[0][1])
+        View(name=name or "no address known", size=len(found[name]), hosts=_folded(found[name])) for name in order
     )
 
 
-def ring(report: Report) -> Ring | None:
+def _folded(hosts: list[View]) -> list[View]:
+    """Many hosts with the same interface as one entry; those that are wrong stay by themselves."""
+    if len(hosts) <= _MOST_CHIPS:
+        return hosts
+    groups = grouped(((one.interface, one.wrong), one) for one in hosts)
+    return [
+        View(
+            host=fold(one.host for one in its),
+            interface=interface,
+            address=its[0].address if len(its) == 1 else "",
+            wrong=wrong,
+        )
+        for (interface, wrong), its in sorted(groups.items(), key=lambda group: not group[0][1])
+    ]
+
+
+def ring(report: Report) -> View | None:
     """The ring over the hosts that the all-reduce took, else that of the ranks; None for fewer than two hosts."""
     hosts = _order(report)
     if not 2 <= len(hosts) <= MOST_STOPS:
@@ -67,7 +73,7 @@ def ring(report: Report) -> Ring | None:
         for name, point, angle in zip(hosts, points, angles, strict=True)
     )
     measured = bool(report.smoke and report.smoke.rings)
-    return Ring(
+    return View(
         title="Ring of the all-reduce" if measured else "Ring in rank order",
         words=(report.smoke and ring_words(report.smoke)) or " -> ".join(short(one, 40) for one in [*hosts, hosts[0]]),
         width=round(2 * across, 1),
@@ -84,10 +90,10 @@ def _speaks_against(report: Report) -> dict[str, str]:
     return {host: f"{one.code} {one.name}" for one in found for host in one.hosts}
 
 
-def _chosen(host: HostSummary, wrong: dict[str, str]) -> Chosen:
+def _chosen(host: HostSummary, wrong: dict[str, str]) -> View:
     uses = host.nccl_interface
     name, address = (uses.name, uses.address) if uses else ("unknown", "")
-    return Chosen(host.name, name, address, wrong.get(host.name, ""))
+    return View(host=host.name, interface=name, address=address, wrong=wrong.get(host.name, ""))
 
 
 def _order(report: Report) -> list[str]:
@@ -102,7 +108,7 @@ def _order(report: Report) -> list[str]:
 
 
 def _known(smoke: AllReduceReport | None) -> Iterator[str]:
-    """What is known of the bandwidth over the ring, and of its slowest link."""
+    """The known bandwidth over the ring, and that of its slowest link."""
     if smoke is None or not smoke.sizes:
         return
     yield f"busbw {rate_words(max(size.busbw for size in smoke.sizes))}"
@@ -110,18 +116,24 @@ def _known(smoke: AllReduceReport | None) -> Iterator[str]:
         yield f"its slowest link {link_words(smoke.link)}"
 
 
-def _hop(start: tuple[float, float], end: tuple[float, float], gap: float, *, failed: bool) -> Hop:
+def _hop(start: tuple[float, float], end: tuple[float, float], gap: float, *, failed: bool) -> View:
     """An arrow from near the one to near the other."""
     (x1, y1), (x2, y2) = start, end
     length = max(((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5, 1.0)
     across, down = (x2 - x1) / length * gap, (y2 - y1) / length * gap
-    return Hop(round(x1 + across, 1), round(y1 + down, 1), round(x2 - across, 1), round(y2 - down, 1), failed)
+    return View(
+        x1=round(x1 + across, 1),
+        y1=round(y1 + down, 1),
+        x2=round(x2 - across, 1),
+        y2=round(y2 - down, 1),
+        failed=failed,
+    )
 
 
-def _stop(name: str, point: tuple[float, float], angle: float, *, named: bool, blamed: bool) -> Stop:
+def _stop(name: str, point: tuple[float, float], angle: float, *, named: bool, blamed: bool) -> View:
     x, y = point
     anchor = "middle" if abs(cos(angle)) < 0.3 else "start" if cos(angle) > 0 else "end"
-    return Stop(
+    return View(
         x=round(x, 1),
         y=round(y, 1),
         label=short(name, _LONGEST) if named or blamed else "",

@@ -1,0 +1,267 @@
+"""Screens of the commands that don't judge: ``hosts``, ``ifname``, ``launch``, ``diff``, ``explain`` and ``codes``."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator, Sequence
+
+from nccl_doctor.model.cluster import Cluster, Node
+from nccl_doctor.model.documents import (
+    Change,
+    Codes,
+    Difference,
+    HostList,
+    InterfaceAnswer,
+    InterfaceAnswers,
+    Launch,
+    Page,
+    RankPlace,
+    Topic,
+    TopicList,
+)
+from nccl_doctor.model.report import Diagnosis, NcclInterface
+from nccl_doctor.report.render import RenderOptions
+from nccl_doctor.report.safe import clean, pasteable
+from nccl_doctor.report.text import WIDTH, apart, painter, table, wrap
+from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, nouns, plural
+
+
+def render_hosts(cluster: HostList, _options: RenderOptions) -> str:
+    """The hosts with their ranks, then every setting with the place that it came from; hosts alike are folded."""
+    count = plural(len(cluster.nodes), "host")
+    title = wrap(f"{cluster.source}: {count}, master {cluster.master_addr}:{cluster.master_port}", WIDTH)
+    nodes = table(("node", "host", "address", "ranks", "python"), _node_rows(cluster), WIDTH)
+    settings = table(("setting", "value", "hosts", "from"), _settings(cluster), WIDTH)
+    return "\n\n".join("\n".join(lines) for lines in (title, nodes, settings)) + "\n"
+
+
+def _node_rows(cluster: Cluster) -> Iterator[tuple[str, str, str, str, str]]:
+    first: int | None = 0
+    for node in cluster.nodes:
+        yield str(node.node_rank), node.name, node.address, _ranks(first, node.nproc_per_node), node.python
+        first = None if first is None or node.nproc_per_node is None else first + node.nproc_per_node
+
+
+def _ranks(first: int | None, count: int | None) -> str:
+    """``0-7``; where the count of an earlier host is not known, only how many."""
+    if count is None:
+        return "one per GPU"
+    if first is None:
+        return plural(count, "rank")
+    return str(first) if count == 1 else f"{first}-{first + count - 1}"
+
+
+def _settings(cluster: Cluster) -> Iterator[tuple[str, str, str, str]]:
+    """A row per setting and origin; the value where the hosts of the row share it."""
+    for name, value in (("master_addr", cluster.master_addr), ("master_port", str(cluster.master_port))):
+        yield name, value, "", cluster.origins.get(name, "")
+    if cluster.same:
+        yield "same", ", ".join(cluster.same), "", cluster.origins.get("same", "")
+    places: dict[str, dict[str, dict[str, str]]] = {}
+    for node in cluster.nodes:
+        for name, value in _values(node):
+            origin = cluster.origins.get(f"{node.name}.{name}")
+            if origin is not None:
+                places.setdefault(name, {}).setdefault(origin, {})[node.name] = value
+    for name, origins in places.items():
+        for origin, values in origins.items():
+            distinct = set(values.values())
+            yield name, distinct.pop() if len(distinct) == 1 else "each its own", fold(values), origin
+
+
+def _values(node: Node) -> Iterator[tuple[str, str]]:
+    """The settings of a node, by the names that ``Cluster.origins`` gives them."""
+    yield "address", node.address
+    yield "nproc_per_node", "" if node.nproc_per_node is None else str(node.nproc_per_node)
+    yield "python", node.python
+    yield "cuda_visible_devices", node.cuda_visible_devices or ""
+    for engine, options in node.access.items():
+        for name, option in options.items():
+            yield f"{engine}.{name}", str(option)
+    for name, value in node.env.items():
+        yield f"env.{name}", value
+    yield "local", "without SSH"
+
+
+NOTHING = "nothing"
+NOT_KNOWN = "not known"
+
+
+def render_ifname(answers: InterfaceAnswers, options: RenderOptions) -> str:
+    """The table, hosts alike folded, then what to set, each command alone on its line, bold where there is colour."""
+    paint, width = painter(options.color), options.width
+    text = table(("host", "NCCL uses", "why"), _interface_rows(answers.hosts), width)
+    for block in answers.exports:
+        shown = [line for line in block.lines if pasteable(line)]
+        if len(shown) < len(block.lines):
+            text += ["", "What to set can't be shown safely here; -o json has it."]
+            continue
+        where = "every host" if block.hosts is None else fold(block.hosts)
+        text += [
+            "",
+            *wrap(
+                f"Set on {where}{f' ({block.place})' if block.place else ''}, or under env in the hosts file:", width
+            ),
+            "",
+            *(paint(line, "bold") for line in shown),
+        ]
+    return "\n".join(text) + "\n"
+
+
+def _interface_rows(answers: Sequence[InterfaceAnswer]) -> Iterator[tuple[str, str, str]]:
+    groups: dict[tuple[str, str], list[InterfaceAnswer]] = {}
+    for one in answers:
+        name = one.nccl_interface.name if one.nccl_interface else NOTHING if one.known else NOT_KNOWN
+        groups.setdefault((name, one.reason), []).append(one)
+    for (name, reason), members in groups.items():
+        chosen = [member.nccl_interface for member in members if member.nccl_interface is not None]
+        addresses = [interface.address for interface in chosen]
+        sources = {_source(interface) for interface in chosen}
+        uses = f"{name}  {_shared(addresses)}" if addresses else name
+        said_by = f" ({', '.join(sorted(sources))})" if sources else ""
+        yield fold([member.name for member in members]), uses, reason + said_by
+
+
+def _source(interface: NcclInterface) -> str:
+    """The source of the choice: the host's own libnccl, or our model where it could not be asked."""
+    version = interface.nccl_version or "any version"
+    return f"asked libnccl {version}" if interface.source == "libnccl" else f"model of NCCL {version}"
+
+
+def _shared(addresses: Sequence[str]) -> str:
+    """A single address as it is; several by the part they share: ``10.0.0.x``, ``2001:db8::/64``."""
+    if len(set(addresses)) == 1:
+        return addresses[0]
+    parsed = {ipaddress.ip_address(text.partition("%")[0]) for text in addresses}
+    if all(address.version == 4 for address in parsed):
+        parts = [str(address).split(".") for address in parsed]
+        same = next((n for n in range(4) if len({tuple(part[: n + 1]) for part in parts}) > 1), 4)
+        return ".".join(parts[0][:same] + ["x"] * (4 - same)) if same else "several"
+    nets = {ipaddress.ip_network((address, 64 if address.version == 6 else 32), strict=False) for address in parsed}
+    return str(nets.pop()) if len(nets) == 1 else "several"
+
+
+_LAUNCH_WIDTH = 100
+_RANK_ROWS = 64
+"""Beyond so many ranks a row stands for a whole node."""
+
+
+def render_launch(plan: Launch, _options: RenderOptions) -> str:
+    """The ranks, then each host's line, which stands alone."""
+    ranks = grouped((place.host, place) for place in plan.ranks)
+    master = f"master {plan.master_addr}:{plan.master_port}"
+    blocks = [
+        [f"# {plural(len(ranks), 'node')}, {plural(plan.world_size, 'rank')}, {master}", *_draw_ranks(plan.ranks)]
+    ]
+    if plan.notes:
+        blocks.append([f"# {clean(note)}" for note in plan.notes])
+    for one in plan.commands:
+        there = ", ".join(filter(None, (f"on {clean(one.host or '')}", one.place)))
+        where = "here, for all hosts" if one.host is None else f"{there}, {_span(ranks[one.host])}"
+        blocks.append([f"# {where}:", one.command])
+    return "\n".join("\n".join([*block, ""]) for block in blocks)
+
+
+def render_script(plan: Launch, _options: RenderOptions) -> str:
+    """Slurm's batch script, as it is."""
+    return plan.commands[0].command
+
+
+def _span(places: list[RankPlace]) -> str:
+    numbers = fold_numbers(place.rank for place in places)
+    return f"{nouns(len(places), 'rank')} {numbers}"
+
+
+def _ends(places: list[RankPlace], name: str) -> str:
+    """The first and the last of a node's numbers."""
+    first, last = (getattr(place, name) for place in (places[0], places[-1]))
+    return "-" if first is None else str(first) if len(places) == 1 else f"{first} to {last}"
+
+
+def _draw_ranks(places: tuple[RankPlace, ...]) -> Iterator[str]:
+    """A row a rank, its node named once."""
+    nodes = grouped((place.node_rank, place) for place in places)
+    rows: list[tuple[str, ...]] = []
+    for node, its in nodes.items():
+        if len(places) > _RANK_ROWS:
+            rows.append((str(node), its[0].host, *(_ends(its, name) for name in ("local_rank", "rank", "gpu"))))
+            continue
+        for place in its:
+            head = ("", "") if place.local_rank else (str(node), place.host)
+            rows.append((*head, str(place.local_rank), str(place.rank), "-" if place.gpu is None else place.gpu))
+    for line in table(("node", "host", "local rank", "global rank", "GPU"), rows, _LAUNCH_WIDTH):
+        yield f"#   {line}".rstrip()
+
+
+_VALUE = 60
+
+
+def render_diff(found: Difference, _options: RenderOptions) -> str:
+    """The diagnoses that went and came, then each fact that is not what it was."""
+    blocks = [
+        [line for one in found.diagnoses.gone for line in wrap(_diagnosis_line(one), WIDTH, "gone  ")],
+        [line for one in found.diagnoses.new for line in wrap(_diagnosis_line(one), WIDTH, "new   ")],
+        [line for change in found.changes for line in _change(change)],
+    ]
+    shown = "\n".join("\n".join([*block, ""]) for block in blocks if block)
+    end = f"{plural(len(found.changes), 'fact')} changed." if found.changes else "Nothing changed in what is compared."
+    return f"{shown}\n{end}\n" if shown else f"{end}\n"
+
+
+def _diagnosis_line(found: Diagnosis) -> str:
+    on = f" on {fold(found.hosts)}" if found.hosts else ""
+    return f"{found.severity.value} {found.code} {found.name}{on}: {found.message}"
+
+
+def _change(change: Change) -> list[str]:
+    where = f"{fold(change.hosts)}  " if change.hosts else ""
+    return wrap(f"{where}{change.what}: {_cut(change.before)} -> {_cut(change.after)}", WIDTH, "", "    ")
+
+
+def _cut(value: str) -> str:
+    return value if len(value) <= _VALUE else f"{value[: _VALUE - 1]}…"
+
+
+_ITEM = re.compile(r"\s*(?:[-*]|\d+[.)])\s+")
+
+
+def render_page(page: Page | Topic | TopicList, _options: RenderOptions) -> str:
+    """A page as ``explain`` prints it: its text, which is written for editors, flowed anew to 80 columns.
+
+    Paragraphs and list items are flowed; blocks that are indented by four spaces stand as they are, since they hold
+    commands or output.
+    """
+    if isinstance(page, TopicList):
+        rows = [(each.name, each.title) for each in page.topics]
+        more = "nccl-doctor explain TOPIC prints one; nccl-doctor codes lists the diagnoses."
+        return "\n".join(table(("topic", "what it tells"), rows, WIDTH)) + f"\n\n{more}\n"
+    if isinstance(page, Topic):
+        head = apart(page.name, page.title, WIDTH - 2)
+    else:
+        head = apart(f"{page.code} {page.name}", f"{page.severity.value}, {page.category}", WIDTH - 2)
+    blocks = [list(_flow(block)) for block in re.split(r"\n(?:[ \t]*\n)+", page.text.strip("\n"))]
+    return "\n\n".join("\n".join(lines) for lines in (head, *blocks)) + "\n"
+
+
+def render_codes(document: Codes, _options: RenderOptions) -> str:
+    """All diagnoses in a table."""
+    rows = [(each.code, each.name, each.severity.value, each.category) for each in document.codes]
+    return "\n".join(table(("code", "name", "severity", "category"), rows, WIDTH)) + "\n"
+
+
+def _flow(block: str) -> Iterator[str]:
+    lines = block.split("\n")
+    if all(line.startswith("    ") for line in lines):
+        yield from (clean(line.rstrip()) for line in lines)
+        return
+    pieces: list[tuple[str, list[str]]] = []
+    for line in lines:
+        marker = _ITEM.match(line)
+        if marker or not pieces:
+            start = marker[0] if marker else ""
+            pieces.append((start, [line[len(start) :]]))
+        else:
+            pieces[-1][1].append(line)
+    for start, words in pieces:
+        yield from wrap(" ".join(word.strip() for word in words), WIDTH - 2, start)

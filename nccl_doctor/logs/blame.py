@@ -1,24 +1,127 @@
-"""Which of all the faults that a log shows is the cause, and what merely follows from it."""
+"""Which of all the faults that a log shows is the cause, and what merely follows from it.
+
+What events mean beside each other, the checks declare as passes (``signs.Stage``); what is left is ordered here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from nccl_doctor.logs.context import in_context
-from nccl_doctor.logs.flight import Dump, compare
-from nccl_doctor.logs.log import KEPT, Cause, Event, Log
-from nccl_doctor.logs.marks import EXITED, RECORDED
-from nccl_doctor.logs.rule import SCRIPT, Grade
-from nccl_doctor.logs.signs import echoes
+from nccl_doctor.logs.facts import Facts
+from nccl_doctor.logs.log import Cause, Event, Log, Reading
+from nccl_doctor.logs.marks import BROKE_OFF, CHOSEN, COMPLAINED, EXITED, RETURN_CODE, STARTED, TABLE
+from nccl_doctor.logs.ras_events import from_text
+from nccl_doctor.logs.rule import Grade
+from nccl_doctor.logs.signs import Scene, Stage, echoes, faults, having, on_the_way, signs
 from nccl_doctor.model.register import entry
 from nccl_doctor.text.hostlist import grouped
 
 MOST_CAUSES = 3
 
+_RETRIES_AT_THE_END = 3
+"""A log that ends within this many lines of a retry shows no success after it."""
+
+_BEGINNINGS = frozenset({CHOSEN, STARTED, TABLE})
+
+
+def in_context(log: Log) -> list[Event]:
+    """The events that stand for a fault, some under another name or of another weight than their line alone has."""
+    every = [event for reading in log.readings for event in (*reading.events, *from_text(reading.events))]
+    scene = Scene(every, log, {reading.name: reading for reading in log.readings})
+    _run(scene, Stage.MEANING, Stage.RECOVERY)
+    scene.events = [event for event in scene.events if not _overcome(event, scene.sources[event.file])]
+    readings, facts = last_run(log.readings, log.facts)
+    scene.log = replace(log, readings=readings, facts=facts)
+    _run(scene, Stage.ENDING)
+    scene.stuck = set() if facts.ended_well else _stuck_retries(scene.log)
+    _run(scene, Stage.GIVING_UP)
+    scene.names = faults(scene.events)
+    weighed = [_weighed(event, scene) if event.grade is Grade.HINT else event for event in scene.events]
+    scene.events = _without_return_codes([event for event in weighed if event.grade > Grade.HINT])
+    if not facts.ended_well and not log.joined:
+        _run(scene, Stage.PLACES, Stage.HANGS)
+    _run(scene, Stage.CONSEQUENCES, Stage.RECORDS)
+    return scene.events
+
+
+def _run(scene: Scene, *stages: Stage) -> None:
+    for stage in stages:
+        for _, shown in sorted(signs().items()):
+            if stage in shown.passes:
+                scene.events = shown.passes[stage](scene)
+
+
+def _overcome(event: Event, reading: Reading) -> bool:
+    """The run of this source came to its end after all."""
+    return event.line < reading.well and event.grade is not Grade.ROOT
+
+
+def _without_return_codes(events: list[Event]) -> list[Event]:
+    """The events without the codes that a process passed up after a line that says what failed."""
+    named = {(e.prefix.host, e.prefix.pid) for e in events if e.wording != RETURN_CODE}
+    return [e for e in events if e.wording != RETURN_CODE or (e.prefix.host, e.prefix.pid) not in named]
+
+
+def _weighed(event: Event, scene: Scene) -> Event:
+    """A hint, given what else the log shows."""
+    shown, names = signs()[event.name], scene.names
+    if shown.weigh is not None:
+        return replace(event, grade=shown.weigh(event, scene))
+    if shown.dials and scene.log.facts.came_together:
+        return event
+    beside = on_the_way() - having("waits") if shown.network else echoes().union(shown.hint_beside)
+    wanted = names.intersection(shown.hint_beside) if shown.hint_beside else names
+    matters = (bool(wanted) and names <= beside) or event.name in scene.stuck
+    return replace(event, grade=shown.hint) if matters else event
+
+
+def _stuck_retries(log: Log) -> set[str]:
+    """Diagnoses whose retries were the last that a source said: nothing succeeded after them."""
+    stuck: set[str] = set()
+    for reading in log.readings:
+        hints = [event for event in reading.events if event.grade is Grade.HINT and event.name in having("retried")]
+        complained = any(event.wording in {COMPLAINED, BROKE_OFF} for event in reading.events)
+        if hints and (reading.lines - hints[-1].line <= _RETRIES_AT_THE_END or complained):
+            stuck.add(hints[-1].name)
+    return stuck
+
+
+def last_run(readings: Sequence[Reading], facts: Facts) -> tuple[list[Reading], Facts]:
+    """The readings without what stands before the good end of an earlier run, and the facts of what came after.
+
+    A good end says nothing of a run that began after it.
+    """
+    begun = {reading.name for reading in readings if _begins_again(reading)}
+    if not begun:
+        return [*readings], facts
+    left = [replace(r, events=_later(r), well=0) if r.name in begun else r for r in readings]
+    alive = {(event.prefix.host, event.prefix.pid) for reading in left for event in reading.events}
+    processes = {key: process for key, process in facts.processes.items() if key in alive}
+    rows = sum(reading.row > reading.well for reading in readings)
+    torn = any(line > reading.well for reading in readings for line in reading.torn.values())
+    return left, replace(facts, processes=processes, rows=rows, ended_well=False, torn_down=torn)
+
+
+def _later(reading: Reading) -> list[Event]:
+    return [event for event in reading.events if event.line > reading.well]
+
+
+def _begins_again(reading: Reading) -> bool:
+    """Processes that had no word before a good end begin after it, or look for each other, or a table does."""
+    if not reading.well:
+        return False
+    old = {event.prefix.pid for event in reading.events if event.line <= reading.well and event.prefix.pid}
+    return any(
+        event.prefix.pid not in old
+        and (event.wording in _BEGINNINGS or (event.grade is Grade.HINT and event.name in having("retried")))
+        for event in _later(reading)
+    )
+
 
 def causes(log: Log) -> tuple[Cause, ...]:
     """At most three causes, most likely first; none for a healthy log."""
-    events = in_context(log) + _recorded(log.dumps)
+    events = in_context(log)
     if not events:
         return ()
     order = _order(events)
@@ -57,7 +160,7 @@ def _order(events: Sequence[Event]) -> Callable[[Event], tuple[int, int, tuple[i
 
     def key(event: Event) -> tuple[int, int, tuple[int, int, int], int]:
         time = event.prefix.time if timed and event.prefix.time else (0, 0, 0)
-        given_up = event.name == SCRIPT and event.grade is Grade.GENERIC
+        given_up = event.name in having("gives_up") and event.grade is Grade.GENERIC
         late = 2 + (event.wording == EXITED) if given_up else event.name in echoes()
         return -event.grade, late, time, event.order
 
@@ -66,7 +169,7 @@ def _order(events: Sequence[Event]) -> Callable[[Event], tuple[int, int, tuple[i
 
 def _follows(group: list[Event], chosen: list[list[Event]]) -> bool:
     name, grade = group[0].name, group[0].grade
-    if grade < Grade.LIKELY or name in echoes() or name == SCRIPT:
+    if grade < Grade.LIKELY or name in echoes() or name in having("gives_up"):
         return True
     return any(name in _effects(cause[0].name) for cause in chosen)
 
@@ -75,36 +178,3 @@ def _effects(name: str) -> tuple[str, ...]:
     """What else follows from a cause, beyond the echoes."""
     check = entry(name)
     return check.explains + check.in_logs
-
-
-def _recorded(dumps: dict[str, Dump]) -> list[Event]:
-    """Events out of the flight recorder's dumps, so that they stand beside those of the text.
-
-    One for each rank at the first place where they part, the culprits' first; none where all is well.
-    """
-    found = compare(dumps.values())
-    if found is None:
-        return []
-    files = {dump.rank: name for name, dump in dumps.items()}
-    odd = found.odd
-    name, grade = ("collective-mismatch", Grade.ROOT) if odd else ("collective-timeout", Grade.SYMPTOM)
-    where = f"number {found.seq} of group {found.group}"
-    told = {
-        rank: f"never came to {where}" + (f"; its last was {record.words()}" if record else "")
-        for rank, record in found.behind.items()
-    }
-    told |= {rank: f"{found.mismatch(rank)} mismatch: {found.did[rank].words()}" for rank in odd}
-    told |= {
-        rank: ("" if odd else "waits in ") + record.words() for rank, record in found.did.items() if rank not in odd
-    }
-    if len(told) == 1 and len(files) > 1:
-        told = {rank: f"{text}, a group that no other dump knows of" for rank, text in told.items()}
-    if found.absent and not odd and not found.behind:
-        first = next(iter(files.values()))
-        absent = found.absent[:KEPT]
-        files |= dict.fromkeys(absent, first)
-        told = dict.fromkeys(absent, f"gave no dump, while others wait in {where}") | told
-    return [
-        Event.of_file(files[rank], RECORDED, f"rank {rank}: {text}", name=name, grade=grade, rank=rank).saying(text)
-        for rank, text in told.items()
-    ]

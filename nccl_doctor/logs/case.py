@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ MOST_LINES = 5
 """Lines that are quoted of one cause."""
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
-_OF_ADAPTERS = frozenset({"ib-fault", "gdr-p2p-fault", "memlock-low"})
 _ADAPTER = re.compile(
     r"\b((?:mlx[45](?:_bond)?|bnxt_re|irdma|hns|efa|rdmap\w*|qedr|rocep\w*|ibp\w*)_?\d+\w*)(?:[:/ ,.)]|$)"
 )
@@ -102,8 +101,8 @@ class Case:
         nearby += facts.of_host(self.first.prefix.host) or list(facts.processes.values())
         return next((process.interfaces[0] for process in nearby if process.interfaces), None)
 
-    def entities(self) -> dict[str, Any]:
-        """What the contract asks for, as far as the log names it."""
+    def entities(self, interface: Callable[[Case], str | None] | None = None) -> dict[str, Any]:
+        """What the contract asks for, as far as the log names it; ``interface`` where the diagnosis has its own."""
         facts, address, own = self.log.facts, self.address, self.interface()
         ranks = [*(self.rank_of(event) for event in self.cause.events), facts.summary_rank]
         ranks += self._rank_that_follows()
@@ -111,7 +110,7 @@ class Case:
             "host": next(iter(self.hosts), None) or address.host or facts.summary_host,
             "ip": address.ip or (own.address.partition("%")[0] if own else self.first.prefix.ip),
             "port": self.port,
-            "iface": self._iface(address, own),
+            "iface": (interface and interface(self)) or address.iface or (own.name if own else None) or facts.ifname,
             "rank": next((rank for rank in ranks if rank is not None), next(iter(facts.stated_ranks), None)),
             "nccl_version": next(iter(facts.nccl_versions), None),
             "torch_version": next(iter(facts.torch_versions), None),
@@ -123,18 +122,12 @@ class Case:
         found = {self.rank_of(event) for _, events in self.cause.follows for event in events} - {None}
         return [*found] if len(found) == 1 else []
 
-    def _iface(self, address: Address, own: Interface | None) -> str | None:
-        if self.cause.name == "ifname-no-match" and self.log.facts.ifname:
-            return self.log.facts.ifname
-        if self.cause.name in _OF_ADAPTERS:
-            found = (_ADAPTER.search(event.text) for event in self.cause.events)
-            device = next((match[1] for match in found if match), None)
-            if device is not None:
-                return device
-        theirs = self._of_address(address.ip) if self.cause.name == "wrong-interface" else None
-        return address.iface or theirs or (own.name if own else None) or self.log.facts.ifname
+    def adapter(self) -> str | None:
+        """The RDMA device that the lines name."""
+        found = (_ADAPTER.search(event.text) for event in self.cause.events)
+        return next((match[1] for match in found if match), None)
 
-    def _of_address(self, ip: str | None) -> str | None:
+    def interface_of(self, ip: str | None) -> str | None:
         """The name that NCCL prints beside an address."""
         found = (one for process in self.log.facts.processes.values() for one in process.interfaces)
         return next((one.name for one in found if one.address.partition("%")[0] == ip), None)

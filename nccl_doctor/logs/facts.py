@@ -240,6 +240,11 @@ class Facts:
         """Ranks that lines of NCCL name, sorted."""
         return tuple(sorted({p.rank for p in self.processes.values() if p.rank is not None}))
 
+    @property
+    def came_together(self) -> bool:
+        """A rank came to its communicator, which needs all of them."""
+        return any(process.milestone is Milestone.COMPLETE for process in self.processes.values())
+
     def of_host(self, host: str | None) -> list[Process]:
         """The processes of a host."""
         return [process for process in self.processes.values() if process.host == host]

@@ -92,6 +92,17 @@ RAS_LINE = (
 )
 """A line of RAS' report (``ncclras``) that tells of a fault, or of where it is."""
 
+RAS_DEAD, RAS_SILENT, RAS_LEFT, RAS_STARTING, RAS_BEHIND, RAS_ERROR = (
+    "dead",
+    "silent",
+    "left",
+    "INIT",
+    "behind",
+    "error",
+)
+"""What RAS says of processes and ranks, beside the names that it gives to errors: no longer reached, without an answer,
+out of a communicator that others use, not yet in it, behind the others, and any other error."""
+
 RECORDED = "flight recorder"
 """Stands for the wording where no line but a dump of torch's flight recorder tells."""
 

@@ -16,10 +16,6 @@ WEB = (
 """Not about a host of the job: on clusters, downloads and trackers fail to connect every day, and IPv6 to resolve."""
 
 
-SCRIPT = "script-failed"
-"""The diagnosis of what the training script itself did: its exit code alone says less than any other line."""
-
-
 class Grade(IntEnum):
     """How much a line says about the cause. Between two lines the higher grade is blamed, then the earlier one."""
 

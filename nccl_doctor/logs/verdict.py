@@ -10,8 +10,7 @@ from nccl_doctor.logs.diagnose import LogVerdict
 from nccl_doctor.logs.facts import RankProgress, rank_progress
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade
-from nccl_doctor.logs.signs import signs
-from nccl_doctor.logs.stall import guessed
+from nccl_doctor.logs.signs import having, signs
 from nccl_doctor.logs.summed import summed
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Check, entry
@@ -74,14 +73,15 @@ def first_events(verdict: LogVerdict) -> Iterator[LogEvent]:
 
 def finding(case: Case) -> Finding:
     """The finding of one cause, as a live check would yield it."""
-    advice = signs()[case.cause.name].advice(case)
+    shown = signs()[case.cause.name]
+    advice = shown.advice(case)
     return Finding(
         hosts=case.hosts,
         message=_sentence(advice.message),
         evidence=case.evidence(),
         facts={"ranks": list(case.ranks), "lines": case.count, "reached": _reached(rank_progress(case.log.facts))},
         fix=advice.fix,
-        entities=case.entities(),
+        entities=case.entities(shown.interface),
     )
 
 
@@ -115,7 +115,7 @@ def _unfinished(verdict: LogVerdict) -> Diagnosis | None:
         or (where.finished and not (where.reached and where.missing))
     ):
         return None
-    check = entry("rendezvous-timeout")
+    check = entry(next(iter(having("unfinished"))))
     return Diagnosis(
         code=check.code,
         name=check.name,
@@ -128,21 +128,13 @@ def _unfinished(verdict: LogVerdict) -> Diagnosis | None:
 
 
 def _severity(case: Case) -> Severity:
-    """Less than an error where the log shows nothing worse: NCCL may have gone on without the plugin or the setting.
-
-    A warning that nobody knows, in a log where nothing failed, is worth knowing and no more.
-    """
-    cause, facts = case.cause, case.log.facts
-    if not cause.follows and cause.grade <= signs()[cause.name].warning_up_to:
+    """Less than an error where the log shows nothing worse: NCCL may have gone on without the plugin or the setting."""
+    cause, shown = case.cause, signs()[case.cause.name]
+    if not cause.follows and cause.grade <= shown.warning_up_to:
         return Severity.WARNING
-    if cause.follows or cause.grade > Grade.LIKELY:
+    if cause.follows or cause.grade > Grade.LIKELY or shown.severity is None:
         return Severity.ERROR
-    if guessed(cause.events):
-        return Severity.WARNING
-    only_warned = all(event.prefix.level == "WARN" for event in cause.events)
-    if cause.name == "nccl-unknown-error" and only_warned and not facts.gave_up:
-        return Severity.INFO
-    return Severity.ERROR
+    return shown.severity(case) or Severity.ERROR
 
 
 def _consequence(name: str, events: tuple[Event, ...], case: Case) -> Consequence:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from nccl_doctor.checks.seen_in_logs.killed import blamed
 from nccl_doctor.logs.diagnose import LogSource, diagnose
-from nccl_doctor.logs.endings import blamed
 from nccl_doctor.logs.facts import Facts, Process
 from nccl_doctor.logs.prefix import Prefix
 from nccl_doctor.logs.reader import Reader

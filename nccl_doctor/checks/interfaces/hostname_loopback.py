@@ -17,13 +17,18 @@ See gloo/transport/tcp/device.cc and torch's ProcessGroupGloo.cpp (createDefault
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from nccl_doctor.checks.own_names import CHANCE, finding, own_names
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.logs.case import Case
-from nccl_doctor.logs.rule import root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.log import Event
+from nccl_doctor.logs.rule import Grade, root
+from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise, having
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.inet import numeric
 
 
 @check(
@@ -69,4 +74,39 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice, network=True)
+
+def _own_name(scene: Scene) -> list[Event]:
+    """The events; a connection of gloo's to a loopback address failed for what a host's own name gives.
+
+    Between hosts their names are the fault; within one host they are as they should be.
+    """
+    dials = having("dials")
+    named = [
+        replace(event, name="hostname-loopback", grade=Grade.ROOT)
+        if event.name in dials and event.grade > Grade.HINT and "gloo" in event.text and _of_gloo(event)
+        else event
+        for event in scene.events
+    ]
+    return _within_one_host(named)
+
+
+def _within_one_host(events: Sequence[Event]) -> list[Event]:
+    """The events; where ranks had met at 127.x and then lost each other, a later dial there was but refused."""
+    lost = min((e.order for e in events if e.name == "peer-died" and _of_gloo(e)), default=None)
+    first = min((e.order for e in events if e.name == "hostname-loopback"), default=0)
+    if lost is None or lost > first:
+        return [*events]
+    return [
+        replace(event, name="connection-refused", grade=Grade.SYMPTOM)
+        if event.name == "hostname-loopback" and _of_gloo(event)
+        else event
+        for event in events
+    ]
+
+
+def _of_gloo(event: Event) -> bool:
+    address = numeric(event.address.ip or "")
+    return address is not None and address.is_loopback and "loo" in event.text
+
+
+SIGNS = LogSigns(RULES, advice, network=True, passes={Stage.MEANING: _own_name})

@@ -15,16 +15,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from ipaddress import IPv4Address
 
 from nccl_doctor.checks.own_names import CHANCE, finding, is_without_gpus, own_names
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import common_labels, failed_where, folded, pasted
 from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.marks import C10D_CLIENT
-from nccl_doctor.logs.rule import WEB, hint, root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.rule import WEB, Grade, hint, root
+from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise, having
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.snapshot import Names, Snapshot, Unknown, confirmed, deviations, known
 from nccl_doctor.snapshot.pods import KubeFacts, Service
@@ -275,6 +278,27 @@ RULES = (
     ),
 )
 
+
+_AGAIN = 3
+"""A name of an address is asked for once for each kind of address, and then dialled (c10d/socket.cpp, tryConnect)."""
+
+
+def _never_resolved(scene: Scene) -> list[Event]:
+    """The events; a name that was asked for until the time ran out, and never dialled, is the cause."""
+    dialled = {event.address.host for event in scene.events if event.name in having("dials")}
+    given_up = {event.address.host for event in scene.events if event.name == "rendezvous-timeout"}
+    asked = Counter(event.address.host for event in scene.events if _asks(event))
+    unknown = {host for host, times in asked.items() if times >= _AGAIN and host in given_up - dialled}
+    return [replace(e, grade=Grade.ROOT) if _asks(e) and e.address.host in unknown else e for e in scene.events]
+
+
+def _asks(event: Event) -> bool:
+    return event.name == "hostname-unresolvable" and event.grade is Grade.HINT and event.address.host is not None
+
+
 SIGNS = LogSigns(
-    RULES, advice, hint_beside=("connection-refused", "connection-timed-out", "no-route-to-host", "rendezvous-timeout")
+    RULES,
+    advice,
+    hint_beside=("connection-refused", "connection-timed-out", "no-route-to-host", "rendezvous-timeout"),
+    passes={Stage.GIVING_UP: _never_resolved},
 )

@@ -14,11 +14,14 @@ See NCCL's documentation of NCCL_SOCKET_IFNAME, and src/misc/socket.cc in its so
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS, findings
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.case import Case
-from nccl_doctor.logs.rule import root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise, ifname_command
+from nccl_doctor.logs.log import Event
+from nccl_doctor.logs.rule import Grade, root
+from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise, ifname_command
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.nccl.cluster_nccl import Kind
 from nccl_doctor.text.shell import word
@@ -78,4 +81,20 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice)
+
+def _without_interface(scene: Scene) -> list[Event]:
+    """The events; NCCL 2.27 calls it an unknown error where no line says that an interface is used."""
+    facts = scene.log.facts
+    if not facts.ifname or any(process.interfaces for process in facts.processes.values()):
+        return scene.events
+    return [
+        replace(event, name="ifname-no-match", grade=Grade.LIKELY) if event.name == "nccl-unknown-error" else event
+        for event in scene.events
+    ]
+
+
+def _named_interface(case: Case) -> str | None:
+    return case.log.facts.ifname
+
+
+SIGNS = LogSigns(RULES, advice, passes={Stage.CONSEQUENCES: _without_interface}, interface=_named_interface)

@@ -70,4 +70,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice, echo=True, network=True, hint=Grade.ROOT)
+SIGNS = LogSigns(RULES, advice, echo=True, network=True, dials=True, retried=True, hint=Grade.ROOT)

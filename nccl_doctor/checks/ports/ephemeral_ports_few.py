@@ -25,9 +25,10 @@ from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.checks.wording import pairs_of, pasted
 from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.marks import failed_connects
 from nccl_doctor.logs.rule import Grade, root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.snapshot import Host, Mesh, known, ranks
@@ -131,4 +132,12 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice, network=True, hint=Grade.ROOT)
+
+def _without_ras(scene: Scene) -> list[Event]:
+    """The events without a failed bind of NCCL's RAS service, after which jobs go on (src/ras/client_support.cc)."""
+    if not scene.log.facts.ras_failures:
+        return scene.events
+    return [event for event in scene.events if event.name != "ephemeral-ports-few"]
+
+
+SIGNS = LogSigns(RULES, advice, network=True, hint=Grade.ROOT, passes={Stage.MEANING: _without_ras})

@@ -61,4 +61,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice, network=True, hint=Grade.ROOT)
+SIGNS = LogSigns(RULES, advice, network=True, dials=True, retried=True, hint=Grade.ROOT)

@@ -92,4 +92,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice, hint=Grade.ROOT, hint_beside=("ib-fault", "plugin-fault"))
+SIGNS = LogSigns(RULES, advice, interface=Case.adapter, hint=Grade.ROOT, hint_beside=("ib-fault", "plugin-fault"))

@@ -15,11 +15,17 @@ References: NCCL's src/transport/net_socket.cc and net_ib.cc; torch/csrc/distrib
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
 from nccl_doctor.logs.case import Case
-from nccl_doctor.logs.collectives import waiting
+from nccl_doctor.logs.flight import Dump, compare
+from nccl_doctor.logs.log import KEPT, Event
 from nccl_doctor.logs.marks import RECORDED
-from nccl_doctor.logs.rule import likely, root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise, by_rank
+from nccl_doctor.logs.prefix import number
+from nccl_doctor.logs.rule import Grade, likely, root
+from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise, by_rank
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.hostlist import ranks_of
 
@@ -87,4 +93,125 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice)
+
+_WORK = re.compile(
+    r"SeqNum=(?P<seq>\d+), ?OpType=(?P<op>\w+)(?:, ?NumelIn=(?P<numel_in>\d+), ?NumelOut=(?P<numel_out>\d+))?"
+)
+
+
+_GROUP = re.compile(r"\[PG (?:ID )?(?P<group>\d+)")
+
+
+_LAST = re.compile(r"last (?P<which>enqueued|completed) work: (?P<number>-?\d+)")
+
+
+_MUST_AGREE = frozenset(
+    {"ALLREDUCE", "BROADCAST", "REDUCE", "_ALLGATHER_BASE", "_REDUCE_SCATTER_BASE", "ALLREDUCE_COALESCED"}
+)
+"""Collectives whose sizes are equal on all ranks; all-to-all and coalesced gathers may differ."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A collective that a rank waits in; ``group`` is the process group's number, "" where torch does not say it."""
+
+    rank: int
+    group: str
+    seq: int
+    op: str
+    numel: tuple[str | None, str | None]
+
+
+def work(event: Event) -> Work | None:
+    """The collective that a watchdog line names."""
+    match = _WORK.search(event.text)
+    seq = number(match["seq"]) if match else None
+    if match is None or seq is None or event.rank is None:
+        return None
+    group = _GROUP.search(event.text)
+    return Work(
+        event.rank,
+        group["group"] if group else "",
+        seq,
+        match["op"],
+        (match["numel_in"], match["numel_out"]),
+    )
+
+
+def mismatch(events: Iterable[Event]) -> list[Event]:
+    """The events of ranks that wait in the same place of one group for different collectives, or of different sizes."""
+    places: dict[tuple[str, int], dict[int, tuple[Work, Event]]] = {}
+    for event in events:
+        found = work(event) if event.name == "collective-timeout" else None
+        if found is not None:
+            places.setdefault((found.group, found.seq), {}).setdefault(found.rank, (found, event))
+    for ranks in places.values():
+        works = [one for one, _ in ranks.values()]
+        sizes = {one.numel for one in works if one.op in _MUST_AGREE}
+        if len({one.op for one in works}) > 1 or len(sizes) > 1:
+            return [event for _, event in ranks.values()]
+    return []
+
+
+def waiting(events: Iterable[Event]) -> dict[tuple[int, str], list[int]]:
+    """(SeqNum, OpType) to the ranks that wait there: who is behind shows as a smaller number."""
+    found: dict[tuple[int, str], list[int]] = {}
+    for event in events:
+        one = work(event)
+        if one is not None and one.rank not in found.setdefault((one.seq, one.op), []):
+            found[one.seq, one.op].append(one.rank)
+    return dict(sorted(found.items()))
+
+
+def never_started(events: Iterable[Event]) -> bool:
+    """Whether no collective ever ended: the first one timed out, so that the ranks never came together."""
+    lines = [event.text for event in events]
+    if any(
+        match["which"] == "completed" and match["number"] == "-1" for text in lines for match in _LAST.finditer(text)
+    ):
+        return True
+    sequence = [found.seq for found in map(work, events) if found is not None]
+    return bool(sequence) and max(sequence) <= 1
+
+
+def _recorded(dumps: dict[str, Dump]) -> list[Event]:
+    """Events out of the flight recorder's dumps, so that they stand beside those of the text.
+
+    One for each rank at the first place where they part, the culprits' first; none where all is well.
+    """
+    found = compare(dumps.values())
+    if found is None:
+        return []
+    files = {dump.rank: name for name, dump in dumps.items()}
+    fewer = found.odd
+    name, grade = ("collective-mismatch", Grade.ROOT) if fewer else ("collective-timeout", Grade.SYMPTOM)
+    where = f"number {found.seq} of group {found.group}"
+    told = {
+        rank: f"never came to {where}" + (f"; its last was {record.words()}" if record else "")
+        for rank, record in found.behind.items()
+    }
+    told |= {rank: f"{found.mismatch(rank)} mismatch: {found.did[rank].words()}" for rank in fewer}
+    told |= {
+        rank: ("" if fewer else "waits in ") + record.words() for rank, record in found.did.items() if rank not in fewer
+    }
+    if len(told) == 1 and len(files) > 1:
+        told = {rank: f"{text}, a group that no other dump knows of" for rank, text in told.items()}
+    if found.absent and not fewer and not found.behind:
+        first = next(iter(files.values()))
+        absent = found.absent[:KEPT]
+        files |= dict.fromkeys(absent, first)
+        told = dict.fromkeys(absent, f"gave no dump, while others wait in {where}") | told
+    return [
+        Event.of_file(files[rank], RECORDED, f"rank {rank}: {text}", name=name, grade=grade, rank=rank).saying(text)
+        for rank, text in told.items()
+    ]
+
+
+def _compared(scene: Scene) -> list[Event]:
+    """The events, with what ranks wait in that differs, in lines and in dumps."""
+    differing = mismatch(scene.events)
+    events = [replace(e, name="collective-mismatch", grade=Grade.ROOT) if e in differing else e for e in scene.events]
+    return events + _recorded(scene.log.dumps)
+
+
+SIGNS = LogSigns(RULES, advice, passes={Stage.RECORDS: _compared})

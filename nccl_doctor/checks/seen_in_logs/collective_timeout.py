@@ -18,12 +18,32 @@ from 2.2.
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
+from nccl_doctor.checks.seen_in_logs.collective_mismatch import never_started, waiting
 from nccl_doctor.logs.case import Case
-from nccl_doctor.logs.collectives import never_started, waiting
-from nccl_doctor.logs.facts import absent, rank_progress
-from nccl_doctor.logs.marks import BROKE_OFF, BUSY, COMPLAINED, CONNECTED, RAS_LINE, RECORDED, SHARED, TABLE, TALKING
-from nccl_doctor.logs.rule import clue, generic, hint, symptom
-from nccl_doctor.logs.signs import Advice, LogSigns, advise, by_rank
+from nccl_doctor.logs.facts import Facts, Milestone, absent, rank_progress
+from nccl_doctor.logs.log import Event, Reading
+from nccl_doctor.logs.marks import (
+    BROKE_OFF,
+    BUSY,
+    CHOSEN,
+    COMPLAINED,
+    CONNECTED,
+    INTERRUPTED,
+    MEETING,
+    RAS_BEHIND,
+    RAS_LINE,
+    RECORDED,
+    SHARED,
+    STARTED,
+    TABLE,
+    TALKING,
+)
+from nccl_doctor.logs.rule import Grade, clue, generic, hint, symptom
+from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise, by_rank
+from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.nccl.versions import recorder
 from nccl_doctor.text.hostlist import fold, ranks_of
@@ -158,4 +178,141 @@ RULES = (
     clue(BROKE_OFF, "^C"),
 )
 
-SIGNS = LogSigns(RULES, advice, echo=True, hint_beside=("collective-timeout", "peer-died"))
+
+_PLACES = frozenset({CHOSEN, STARTED, CONNECTED, TABLE, MEETING, TALKING})
+
+
+_NEAR = 25
+"""Lines between the place where a run stood and the interrupt: a stack trace, not the steps of a training."""
+
+
+_LATER = 3
+"""Lines of others than NCCL after which a log no longer ends with what NCCL said."""
+
+
+_TABLE_OF_GPUS = re.compile(
+    rb"\s*(?:$|[|+]|.{0,80}nvidia-smi|\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\s*$)|.{0,200}NCCL (?:INFO|WARN)"
+)
+"""A line of NCCL's, or one that nvidia-smi draws: its table, the time above it, the command, as ``watch`` shows it."""
+
+
+def guessed(events: tuple[Event, ...]) -> bool:
+    """Whether only the end of the log speaks for a hang, which may be the end of an excerpt, or GPUs that work."""
+    wordings = {event.wording for event in events}
+    return BUSY in wordings or wordings <= {STARTED, CONNECTED}
+
+
+def interrupts(events: list[Event]) -> bool:
+    """Whether nothing but an interrupt stands among the faults."""
+    return all(event.wording == INTERRUPTED for event in events)
+
+
+def stalled(readings: list[Reading], facts: Facts) -> list[Event]:
+    """Where the run stood, and the words that say so; nothing where it may just have gone on."""
+    for reading in readings:
+        found = _complained(reading, facts) or _interrupted(reading) or _empty_table(reading, facts) or _busy(reading)
+        if found:
+            return found
+    return _left_waiting(readings, facts) or _silent(readings, facts)
+
+
+def _complained(reading: Reading, facts: Facts) -> list[Event]:
+    words = [event for event in reading.events if event.wording == COMPLAINED]
+    if not words:
+        return []
+    places = [event for event in reading.events if event.wording in _PLACES]
+    name = "collective-timeout" if facts.came_together else "rendezvous-timeout"
+    name = _name(places[-1]) if places else name
+    return [_blamed(event, name) for event in (*places[-1:], words[-1])]
+
+
+def _busy(reading: Reading) -> list[Event]:
+    """GPUs at work below the place where a log of NCCL's ends: they may compute, or wait for each other."""
+    rows = [event for event in reading.events if event.wording == BUSY]
+    places = [event for event in reading.events if event.wording in _PLACES]
+    after = reading.after(places[-1].line) if rows and places and places[-1].line < rows[-1].line else None
+    if after is None or not all(map(_TABLE_OF_GPUS.match, after)):
+        return []
+    return [_blamed(event, _name(places[-1])) for event in (places[-1], rows[-1])]
+
+
+def _interrupted(reading: Reading) -> list[Event]:
+    ends = [event for event in reading.events if event.wording in {BROKE_OFF, INTERRUPTED}]
+    places = [event for event in reading.events if event.wording in _PLACES]
+    for end in ends:
+        before = [place for place in places if 0 <= end.line - place.line <= _NEAR]
+        if before:
+            return [_blamed(event, _name(before[-1])) for event in (before[-1], end)]
+    return []
+
+
+def _empty_table(reading: Reading, facts: Facts) -> list[Event]:
+    """The head of a benchmark's table that is followed by no row."""
+    heads = [event for event in reading.events if event.wording == TABLE]
+    return [_blamed(heads[-1], heads[-1].name)] if heads and not facts.rows else []
+
+
+def _left_waiting(readings: list[Reading], facts: Facts) -> list[Event]:
+    """The last line of a log, where it is a rank that waits for others that never came in any log."""
+    if facts.came_together:
+        return []
+    for reading in readings:
+        last = [event for event in reading.events if event.wording == STARTED][-1:]
+        if last and _ends_with_nccl(reading, last[0].line):
+            return [_blamed(last[0], last[0].name)]
+    return []
+
+
+def _ends_with_nccl(reading: Reading, line: int) -> bool:
+    """Whether NCCL alone spoke after a line, as far as the end that is kept reaches back."""
+    after = reading.after(line)
+    return after is not None and sum(bool(one.strip()) and b"NCCL INFO" not in one for one in after) <= _LATER
+
+
+def _silent(readings: list[Reading], facts: Facts) -> list[Event]:
+    """The last line of a log, where all ranks of one host connected through its memory, and their script said no more.
+
+    A log of NCCL's lines alone (NCCL_DEBUG_FILE) ends so in a healthy run.
+    """
+    together = all(process.milestone is Milestone.COMPLETE for process in facts.processes.values())
+    if not together or len(facts.hosts) != 1 or len(facts.processes) < 2 or facts.rows or facts.torn_down:
+        return []
+    for reading in readings:
+        last = [event for event in reading.events if event.wording == CONNECTED][-1:]
+        shared = any(event.wording == SHARED for event in reading.events)
+        lines = [line for line in reading.tail.split(b"\n") if line.strip()]
+        if last and shared and b"NCCL INFO" in lines[-1] and any(b"NCCL" not in line for line in lines):
+            return [_blamed(last[0], last[0].name)]
+    return []
+
+
+def _name(place: Event) -> str:
+    """What a run waits for that stands there: behind the choice of an interface, for the other ranks."""
+    return "rendezvous-timeout" if place.wording == CHOSEN else place.name
+
+
+def _blamed(event: Event, name: str, grade: Grade = Grade.LIKELY) -> Event:
+    return replace(event, name=name, grade=grade)
+
+
+def _standing_still(scene: Scene) -> list[Event]:
+    """What shows a hang, where no other fault explains it."""
+    return (stalled(scene.log.readings, scene.log.facts) or scene.events) if interrupts(scene.events) else scene.events
+
+
+def likely_hang(case: Case) -> Severity | None:
+    """A warning where only the end of the log speaks for a hang."""
+    return Severity.WARNING if guessed(case.cause.events) else None
+
+
+SIGNS = LogSigns(
+    RULES,
+    advice,
+    echo=True,
+    waits=True,
+    hint_beside=("collective-timeout", "peer-died"),
+    passes={Stage.HANGS: _standing_still},
+    catalogued=Grade.SYMPTOM,
+    ras={RAS_BEHIND: Grade.SYMPTOM, "Timeout": Grade.SYMPTOM},
+    severity=likely_hang,
+)

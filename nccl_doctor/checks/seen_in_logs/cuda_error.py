@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from nccl_doctor.checks.software.gpu_errors import meaning_of_xid
 from nccl_doctor.logs.case import Case
-from nccl_doctor.logs.rule import generic, hint, likely, root
+from nccl_doctor.logs.rule import Grade, generic, hint, likely, root
 from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.register import from_logs
 
@@ -83,6 +83,7 @@ RULES = (
 SIGNS = LogSigns(
     RULES,
     advice,
+    ras={"Unhandled CUDA error": Grade.LIKELY},
     after=(
         "duplicate-gpu",
         "fabric-manager-down",

@@ -68,4 +68,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice, after=("out-of-memory",))
+SIGNS = LogSigns(RULES, advice, interface=Case.adapter, after=("out-of-memory",))

@@ -101,4 +101,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice, after=("memlock-low",))
+SIGNS = LogSigns(RULES, advice, interface=Case.adapter, after=("memlock-low",))

@@ -14,10 +14,16 @@ References: signal(7); torch/distributed/elastic/multiprocessing/api.py.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
 from nccl_doctor.logs.case import Case
-from nccl_doctor.logs.marks import INTERRUPTED
-from nccl_doctor.logs.rule import generic, likely
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.facts import Facts
+from nccl_doctor.logs.log import Event, Reading, label
+from nccl_doctor.logs.marks import EXITED, INTERRUPTED, MEETING, TALKING, TERMINATING
+from nccl_doctor.logs.rule import Grade, generic, likely
+from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD917")
@@ -101,4 +107,180 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice, echo=True)
+
+_FIRST = re.compile(r"failed \(exitcode: (?P<torchrun>-?\d{1,3})\)|exits with return code = (?P<deepspeed>-?\d{1,3})\b")
+"""torch/distributed/elastic/multiprocessing/api.py; deepspeed/launcher/launch.py."""
+
+
+_PID = re.compile(r"(?:\(pid: |received by PID )(\d{1,9})\b")
+
+
+_ABORTED = -6
+
+
+def exit_code(event: Event) -> int | None:
+    """How the process ended that failed first, negative for a signal; None for lines that do not say so."""
+    first = _FIRST.search(event.text)
+    return int(first["torchrun"] or first["deepspeed"]) if first else None
+
+
+def killed(event: Event) -> bool:
+    """Whether a signal ended the process that failed first; by SIGABRT it ends itself, after a fault of its own."""
+    code = exit_code(event)
+    return code is not None and code < 0 and code != _ABORTED
+
+
+def blamed(events: Sequence[Event], source: Mapping[str, Reading], facts: Facts) -> list[Event]:
+    """The events, with the rank and the host that torchrun's summary gives a process, where that one is the cause.
+
+    An exit code tells of the cause where its process said nothing, and the others only that it was gone.
+    """
+    others = [one for one in events if one.grade >= Grade.SYMPTOM and (exit_code(one) is None or killed(one))]
+    lost = bool(others) and all(one.name == "peer-died" for one in others)
+    losers: set[int | None] = {_rank(one, facts) for one in others} if lost else {None}
+    return [_blamed(event, source[event.file], losers) for event in events]
+
+
+def _blamed(event: Event, reading: Reading, losers: set[int | None]) -> Event:
+    rank, host = _place(event, reading)
+    alone = event.grade is Grade.GENERIC and exit_code(event) is not None and losers.isdisjoint({None, rank})
+    if rank is None or not (alone or event.name == "killed"):
+        return event
+    host = event.prefix.host or (None if host == "localhost" else host)
+    grade = Grade.LIKELY if alone else event.grade
+    return replace(event, rank=rank, grade=grade, prefix=replace(event.prefix, host=host))
+
+
+def _place(event: Event, reading: Reading) -> tuple[int | None, str | None]:
+    """The rank and the host of the process that an event names; None where several may be meant."""
+    pid, code = _PID.search(event.text), exit_code(event)
+    found = [one for one in reading.summary if pid and one.pid == pid[1] and code in (None, one.code)]
+    own = [one for one in found if one.label == label(event.prefix)] or found
+    places = {(one.rank, one.host) for one in own}
+    return places.pop() if len(places) == 1 else (None, None)
+
+
+def _rank(event: Event, facts: Facts) -> int | None:
+    process = facts.process(event.prefix)
+    return event.rank if event.rank is not None or process is None else process.rank
+
+
+_FRAME = re.compile(
+    rb"\s|$|Traceback|During handling|The above exception|[\w.]*(?:Error|Exception)\b|\^|[~^ ]+$|\S+: +File |=+$|-+$"
+    rb"|.{0,120}destroy_process_group\(\) was not called|wandb: |Exception ignored in|.{0,200}resource_tracker: "
+)
+"""Lines of stacks, and what Python, torch and trackers say on the way out."""
+
+
+_ABOVE, _STACK, _SOON = 60, 80, 200
+"""Lines from an exception to a launcher's notice, from the head of its stack to it, and to those that then waited."""
+
+
+_ABORT = re.compile(r"exit ?code ?: -6\b|Signal 6 \(SIGABRT\)|: Aborted\b")
+
+
+_ENDS_ALL = re.compile(r"Terminating (?:StepId|job step)|[Jj]ob step aborted|Force Terminated StepId|MPI_ABORT was")
+
+
+_LEFT = frozenset({"collective-timeout", "peer-died"})
+
+
+def accused(event: Event, reading: Reading, left: set[str]) -> Event:
+    """An exception that ended the job weighs more than a hint, a kill that a launcher announced less than a cause.
+
+    ``left`` names the sources whose ranks waited for others, or lost them.
+    """
+    if event.name not in {"killed", "script-failed"} or event.grade is Grade.CLUE:
+        return event
+    if any(one.line < event.line for one in reading.events if _ends_the_job(one)):
+        exited = any(one.wording == EXITED and one.line < event.line for one in reading.events)
+        grade = Grade.CLUE if exited and event.name == "killed" else event.grade
+        return replace(event, grade=min(grade, Grade.GENERIC))
+    if killed(event):
+        return replace(event, grade=max(event.grade, Grade.LIKELY))
+    notices = [one.line for one in reading.events if one.wording == TERMINATING or _aborted(one)]
+    if event.name == "killed" and not _aborted(event):
+        announced = any(line < event.line for line in notices) and event.wording != TERMINATING
+        return replace(event, grade=min(event.grade, Grade.GENERIC)) if announced else event
+    if event.grade is not Grade.HINT:
+        return event
+    fatal = any(0 < line - event.line <= _ABOVE for line in notices) or _left_others_waiting(event, reading)
+    fatal = fatal or (bool(left) and reading.name not in left and _ended_by(event, reading))
+    return replace(event, grade=Grade.LIKELY) if fatal else event
+
+
+def _ends_the_job(event: Event) -> bool:
+    """Whether Slurm or MPI says that it ends all: that a launcher then sees a process killed tells no more."""
+    return event.wording == TERMINATING and _ENDS_ALL.search(event.text) is not None
+
+
+def broken_off_after(event: Event, reading: Reading) -> bool:
+    """Whether somebody pressed Ctrl-C behind the good end of a run, where no process stood in a collective."""
+    stood = (one.line > reading.well for one in reading.events if one.wording in (MEETING, TALKING))
+    return event.wording == INTERRUPTED and 0 < reading.well < event.line and not any(stood)
+
+
+def _aborted(event: Event) -> bool:
+    """Whether a process ended itself by SIGABRT, as it does after a fatal error of its own."""
+    return event.name == "killed" and event.grade is Grade.GENERIC and _ABORT.search(event.text) is not None
+
+
+def _left_others_waiting(event: Event, reading: Reading) -> bool:
+    """Whether soon after an exception whose stack stands above it others waited for its process in vain."""
+    later = (one.line - event.line for one in reading.events if one.name in _LEFT and one.grade is Grade.SYMPTOM)
+    stack = any(0 <= event.line - one <= _STACK for one in reading.tracebacks)
+    return stack and any(0 < lines <= _SOON for lines in later)
+
+
+def _ended_by(event: Event, reading: Reading) -> bool:
+    """Whether nothing follows an exception in its source but noise, and its stack stands above it."""
+    stack = any(0 <= event.line - one <= _STACK for one in reading.tracebacks)
+    return stack and only_frames(reading.after(event.line))
+
+
+def sources_left(events: Iterable[Event]) -> set[str]:
+    """The sources whose ranks waited for others, or lost them."""
+    return {event.file for event in events if event.name in _LEFT and event.grade is Grade.SYMPTOM}
+
+
+def only_frames(after: list[bytes] | None) -> bool:
+    """Whether the last lines are but the stacks of other processes, which write into each other's."""
+    return after is not None and all(_FRAME.match(line) or b'File "' in line for line in after)
+
+
+def _ended(scene: Scene) -> list[Event]:
+    """The events without a Ctrl-C behind a good end, and with the process that failed first."""
+    ends = {reading.name: reading for reading in scene.log.readings}
+    events = [event for event in scene.events if not broken_off_after(event, ends[event.file])]
+    left = sources_left(events)
+    events = [accused(event, scene.sources[event.file], left) for event in events]
+    return blamed(events, scene.sources, scene.log.facts)
+
+
+def _ended_after_a_wait(scene: Scene) -> list[Event]:
+    """A process that a launcher ended once a collective had timed out: that it was killed tells no more."""
+    waits = [event for event in scene.events if event.name == "collective-timeout"]
+    timed = min((e for e in waits if e.prefix.time), key=lambda e: e.prefix.time or (), default=None)
+    first: dict[tuple[str, bool], Event] = {}
+    for event in waits:
+        first.setdefault((event.file, event.prefix.time is None), event)
+
+    def waited(event: Event) -> bool:
+        near = (timed, first.get((event.file, True)), first.get((event.file, False)))
+        return event.name == "killed" and any(other is not None and _before(other, event) for other in near)
+
+    return [replace(e, grade=min(e.grade, Grade.GENERIC)) if waited(e) else e for e in scene.events]
+
+
+def _before(one: Event, other: Event) -> bool:
+    if one.prefix.time is not None and other.prefix.time is not None:
+        return one.prefix.time < other.prefix.time
+    return one.file == other.file and one.order < other.order
+
+
+SIGNS = LogSigns(
+    RULES,
+    advice,
+    echo=True,
+    passes={Stage.ENDING: _ended, Stage.CONSEQUENCES: _ended_after_a_wait},
+)

@@ -15,8 +15,10 @@ References: NCCL's src/debug.cc; NCCL user guide, troubleshooting.
 from __future__ import annotations
 
 from nccl_doctor.logs.case import Case
-from nccl_doctor.logs.rule import generic
+from nccl_doctor.logs.marks import RAS_ERROR
+from nccl_doctor.logs.rule import Grade, generic
 from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD918")
@@ -51,4 +53,20 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice, after=("cuda-error", "peer-died", "rendezvous-timeout"), echo=True)
+
+def _unknown_warning(case: Case) -> Severity | None:
+    """A warning that nobody knows, in a log where nothing failed, is worth knowing and no more."""
+    only_warned = all(event.prefix.level == "WARN" for event in case.cause.events)
+    return Severity.INFO if only_warned and not case.log.facts.gave_up else None
+
+
+SIGNS = LogSigns(
+    RULES,
+    advice,
+    after=("cuda-error", "peer-died", "rendezvous-timeout"),
+    echo=True,
+    catalogued=Grade.GENERIC,
+    of_catalogue=True,
+    ras={RAS_ERROR: Grade.GENERIC},
+    severity=_unknown_warning,
+)

@@ -14,9 +14,10 @@ References: torch's CUDA memory notes; kernel documentation on the OOM killer.
 from __future__ import annotations
 
 from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.marks import KILLED_FOR_MEMORY
 from nccl_doctor.logs.rule import root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD914", explains=("cuda-error", "gdr-p2p-fault", "ib-fault"))
@@ -73,4 +74,16 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice)
+
+def _without_caught(scene: Scene) -> list[Event]:
+    """The events without what a script that tries sizes out met, unless the kernel or Slurm says it."""
+    return [
+        event
+        for event in scene.events
+        if event.name != "out-of-memory"
+        or event.wording == KILLED_FOR_MEMORY
+        or event.line >= scene.sources[event.file].well
+    ]
+
+
+SIGNS = LogSigns(RULES, advice, passes={Stage.RECOVERY: _without_caught})

@@ -15,9 +15,10 @@ References: NCCL's src/misc/socket.cc (socketProgress); torch/csrc/distributed/c
 from __future__ import annotations
 
 from nccl_doctor.logs.case import Case
-from nccl_doctor.logs.marks import RAS_LINE, RECORDED, failed_connects
+from nccl_doctor.logs.log import Event, Reading
+from nccl_doctor.logs.marks import RAS_DEAD, RAS_LEFT, RAS_LINE, RAS_SILENT, RECORDED, failed_connects
 from nccl_doctor.logs.rule import WEB, Grade, clue, generic, symptom
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.hostlist import capital, ranks_of
 
@@ -108,4 +109,55 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice, echo=True)
+
+_STACK = 80
+"""Lines from the head of a stack to what ended the process."""
+
+
+def _is_shutdown_noise(event: Event, reading: Reading, world: int | None, *, others_well: bool) -> bool:
+    """A process missed the store at the end: the run, it itself, or rank 0, which has the store, was done."""
+    if not _of_the_store(event):
+        return False
+    if others_well or 0 < reading.well < event.line:
+        return True
+    ranks = {0, event.rank} if event.rank is not None else {rank for rank, _ in reading.torn}
+    ends = [
+        line for (rank, size), line in reading.torn.items() if rank in ranks and size == world and line < event.line
+    ]
+    return any(not _in_trouble(reading, line) for line in ends)
+
+
+def _of_the_store(event: Event) -> bool:
+    return event.name == "peer-died" and "TCPStore" in event.text
+
+
+def _in_trouble(reading: Reading, line: int) -> bool:
+    """Whether something had failed before a line: a communicator is aborted after that, too."""
+    failed = any(one.grade > Grade.HINT and one.line < line and not _of_the_store(one) for one in reading.events)
+    return failed or any(0 < line - one <= _STACK for one in reading.tracebacks)
+
+
+def _without_shutdown_noise(scene: Scene) -> list[Event]:
+    """The events without what processes say of a store that is gone at the end of a run."""
+    well = {reading.name for reading in scene.log.readings if reading.well}
+    world = scene.log.facts.world_size
+    return [
+        event
+        for event in scene.events
+        if not _is_shutdown_noise(event, scene.sources[event.file], world, others_well=len(well) > (event.file in well))
+    ]
+
+
+SIGNS = LogSigns(
+    RULES,
+    advice,
+    echo=True,
+    passes={Stage.RECOVERY: _without_shutdown_noise},
+    catalogued=Grade.SYMPTOM,
+    ras={
+        RAS_DEAD: Grade.LIKELY,
+        RAS_SILENT: Grade.LIKELY,
+        RAS_LEFT: Grade.SYMPTOM,
+        "Remote process error": Grade.SYMPTOM,
+    },
+)

@@ -15,8 +15,9 @@ References: NCCL's src/plugin/net.cc; aws-ofi-nccl.
 from __future__ import annotations
 
 from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, hint, likely, root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, LogSigns, Scene, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD912", explains=("cuda-error", "ib-fault"))
@@ -83,4 +84,11 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice, warning_up_to=Grade.LIKELY)
+
+def _weigh(_event: Event, scene: Scene) -> Grade:
+    """A plugin that is not there matters where NCCL took sockets."""
+    sockets = any(process.network == "Socket" for process in scene.log.facts.processes.values())
+    return Grade.LIKELY if sockets else Grade.HINT
+
+
+SIGNS = LogSigns(RULES, advice, weigh=_weigh, warning_up_to=Grade.LIKELY)

@@ -15,9 +15,10 @@ References: torch/csrc/distributed/c10d/socket.cpp and TCPStore.cpp; torch/distr
 
 from __future__ import annotations
 
+from nccl_doctor.checks.seen_in_logs.collective_timeout import likely_hang
 from nccl_doctor.logs.case import Case
-from nccl_doctor.logs.marks import MEETING, STARTED
-from nccl_doctor.logs.rule import clue, generic, hint, likely
+from nccl_doctor.logs.marks import MEETING, RAS_STARTING, STARTED
+from nccl_doctor.logs.rule import Grade, clue, generic, hint, likely
 from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.register import from_logs
 
@@ -127,4 +128,12 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice, echo=True)
+SIGNS = LogSigns(
+    RULES,
+    advice,
+    echo=True,
+    retried=True,
+    unfinished=True,
+    ras={RAS_STARTING: Grade.SYMPTOM},
+    severity=likely_hang,
+)

@@ -13,11 +13,14 @@ References: torch/distributed/elastic/multiprocessing/errors; torch/distributed/
 
 from __future__ import annotations
 
+import re
+
+from nccl_doctor.checks.seen_in_logs.killed import exit_code, only_frames
 from nccl_doctor.logs.case import Case
-from nccl_doctor.logs.endings import exit_code
+from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.marks import EXITED, TERMINATING
-from nccl_doctor.logs.rule import WEB, clue, generic, hint, likely
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.rule import WEB, Grade, clue, generic, hint, likely
+from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.secrets import part
 
@@ -100,4 +103,40 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice)
+
+_LAST_WORDS = 1
+"""Lines that may stand behind the one that names an exception at the end of a source, frames of stacks apart."""
+
+
+_SERVED = re.compile(rb'HTTP/1\.[01]" [1-5]\d\d')
+"""A server goes on: what failed was a request."""
+
+
+def _given_up(scene: Scene) -> list[Event]:
+    """Notes that an exception ended its process, and was not caught."""
+    if _is_given_up(scene):
+        scene.stuck.add("script-failed")
+    return scene.events
+
+
+def _is_given_up(scene: Scene) -> bool:
+    """An exception was not caught: a launcher says so, or its source says no more."""
+    own = [event for event in scene.events if event.name == "script-failed"]
+    exceptions = {event.file: event.line for event in own if event.grade is Grade.HINT}
+    readings = {reading.name: reading for reading in scene.log.readings}
+    at_the_end = any(
+        (
+            readings[file].lines - line <= _LAST_WORDS
+            and not _SERVED.search(readings[file].tail.rstrip().rpartition(b"\n")[2])
+        )
+        or (not scene.log.joined and only_frames(readings[file].after(line)))
+        for file, line in exceptions.items()
+    )
+    return at_the_end or any(event.grade > Grade.HINT for event in own)
+
+
+def _weigh(_event: Event, scene: Scene) -> Grade:
+    return Grade.GENERIC if "script-failed" in scene.stuck else Grade.HINT
+
+
+SIGNS = LogSigns(RULES, advice, gives_up=True, weigh=_weigh, passes={Stage.GIVING_UP: _given_up})

@@ -14,9 +14,14 @@ References: NCCL's src/bootstrap.cc.
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 from nccl_doctor.logs.case import Case
-from nccl_doctor.logs.rule import root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.log import Event
+from nccl_doctor.logs.prefix import number
+from nccl_doctor.logs.rule import Grade, root
+from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD915")
@@ -79,4 +84,23 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice)
+
+_BARRIER = re.compile(r"world_size=(?P<size>\d+), worker_count=(?P<workers>\d+)")
+
+
+def _crowded_barrier(scene: Scene) -> list[Event]:
+    """The events; a barrier to which more workers came than there are is this fault."""
+    return [
+        replace(event, name="world-size-mismatch", grade=Grade.ROOT)
+        if event.name == "rendezvous-timeout" and _is_crowded(event.text)
+        else event
+        for event in scene.events
+    ]
+
+
+def _is_crowded(text: str) -> bool:
+    barrier = _BARRIER.search(text)
+    return barrier is not None and (number(barrier["workers"]) or 0) > (number(barrier["size"]) or 0)
+
+
+SIGNS = LogSigns(RULES, advice, passes={Stage.MEANING: _crowded_barrier})

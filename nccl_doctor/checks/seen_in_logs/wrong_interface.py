@@ -15,11 +15,17 @@ References: NCCL's src/misc/socket.cc (ncclFindInterfaces).
 
 from __future__ import annotations
 
+import ipaddress
+from dataclasses import replace
+
 from nccl_doctor.logs.case import Case
+from nccl_doctor.logs.facts import Facts
+from nccl_doctor.logs.log import Event, Reading
 from nccl_doctor.logs.marks import CHOSEN, failed_connects
 from nccl_doctor.logs.rule import Grade, clue, hint, root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise, ifname_command
+from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise, faults, having, ifname_command, on_the_way
 from nccl_doctor.model.register import from_logs
+from nccl_doctor.text.inet import numeric
 
 from_logs(__name__, "NCD901", explains=("hostname-loopback", "no-route-to-host"))
 
@@ -32,7 +38,7 @@ _VIRTUAL = (
 
 def advice(case: Case) -> Advice:
     """Which interface NCCL took, and how to see the right one."""
-    entities = case.entities()
+    entities = case.entities(_interface)
     iface, ip = entities.get("iface"), entities.get("ip")
     used = f"{iface} ({ip})" if iface and ip else iface or ip or "an interface that the peers do not reach"
     return advise(
@@ -62,4 +68,82 @@ RULES = (
     clue(CHOSEN, "n1:1:2 [0] NCCL INFO Bootstrap : Using eno1:10.0.0.1<0>"),
 )
 
-SIGNS = LogSigns(RULES, advice)
+
+_NETS = tuple(
+    map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16"))
+)
+
+
+def apart(readings: list[Reading], facts: Facts) -> list[Event]:
+    """The interfaces of hosts that chose different nets, or such as no other host reaches."""
+    if facts.came_together:
+        return []
+    chosen: dict[str, Event] = {}
+    for reading in readings:
+        for event in reading.events:
+            if event.wording == CHOSEN and event.prefix.host:
+                chosen.setdefault(event.prefix.host, event)
+    nets = {_net(event.address.ip) for event in chosen.values()}
+    parted = len(nets - {None}) > 1 or (len(chosen) > 1 and str(_NETS[-1]) in nets)
+    return [replace(event, name="wrong-interface", grade=Grade.ROOT) for event in chosen.values()] if parted else []
+
+
+def _net(ip: str | None) -> str | None:
+    """The private range that holds an address, "public" for others; None for IPv6, which tells nothing here."""
+    address = numeric(ip or "")
+    if address is None or address.version == 6 or address.is_loopback:
+        return None
+    return next((str(net) for net in _NETS if address in net), "public")
+
+
+def _nowhere(scene: Scene) -> list[Event]:
+    """The events; a connection to a loopback, link-local or docker0 address failed for that."""
+    dials = having("dials")
+    return [
+        replace(event, name="wrong-interface", grade=Grade.ROOT)
+        if event.name in dials and event.grade > Grade.HINT and _leads_nowhere(event)
+        else event
+        for event in scene.events
+    ]
+
+
+def _leads_nowhere(event: Event) -> bool:
+    """No other host has the address; of a loopback one that gloo dials, the host's name is the fault."""
+    address = numeric(event.address.ip or "")
+    if address is None or (address.is_loopback and "gloo" in event.text):
+        return False
+    of_nccl = event.prefix.level is not None or "onnect to" in event.message
+    docker = address in ipaddress.ip_network("172.17.0.0/16")
+    return address.is_link_local or docker or (address.is_loopback and of_nccl)
+
+
+def _apart(scene: Scene) -> list[Event]:
+    """The events, and before them hosts that chose different nets, where nothing but the way between hosts failed."""
+    if not faults(scene.events) <= on_the_way():
+        return scene.events
+    return [*apart(scene.log.readings, scene.log.facts), *scene.events]
+
+
+def _weigh(event: Event, scene: Scene) -> Grade:
+    """An interface that others do not reach explains the failure; alone, only among several hosts."""
+    names, facts = scene.names | scene.stuck, scene.log.facts
+    several = len(facts.hosts) > 1 or (facts.nodes or 1) > 1
+    if names:
+        matters = names <= on_the_way() and (bool(names & having("retried")) or several)
+    else:
+        matters = several and "Bootstrap" in event.message and not facts.came_together
+    return Grade.ROOT if matters else Grade.HINT
+
+
+def _interface(case: Case) -> str | None:
+    """The one that the lines name, or that has the address which they name."""
+    return case.address.iface or case.interface_of(case.address.ip)
+
+
+SIGNS = LogSigns(
+    RULES,
+    advice,
+    weigh=_weigh,
+    passes={Stage.MEANING: _nowhere, Stage.PLACES: _apart},
+    interface=_interface,
+)

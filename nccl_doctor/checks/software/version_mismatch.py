@@ -26,11 +26,15 @@ Fix: install the same versions everywhere, or name interpreters in the hosts fil
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import difference, ordered
 from nccl_doctor.logs.case import Case
-from nccl_doctor.logs.rule import likely, root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.log import Event
+from nccl_doctor.logs.rule import Grade, likely, root
+from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import HostFacts, LibncclAnswer, Smoke, TorchInfo, Unknown, known
 from nccl_doctor.text.hostlist import fold
@@ -162,4 +166,40 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice)
+
+_SIZES = re.compile(r"mismatch in info from procs, nranks (?P<one>\d{1,9}) vs (?P<other>\d{1,9})\b")
+"""Two builds of NCCL lay out differently what they tell each other: equal sizes, and the rest is garbage."""
+
+
+def _other_builds(scene: Scene) -> list[Event]:
+    """The events; where hosts tell of sockets from different files of NCCL's source, they run different builds of it.
+
+    src/misc/socket.cc has them to 2.28, src/os/linux.cc from 2.29 on.
+    """
+    files: dict[str, set[str]] = {"os/linux.cc": set(), "misc/socket.cc": set()}
+    for event in scene.events:
+        file = event.prefix.where.partition(":")[0].rpartition("src/")[2]
+        if event.prefix.host and file in files:
+            files[file].add(event.prefix.host)
+    new, old = files.values()
+    if not new or not old or new & old:
+        return scene.events
+    return [
+        replace(event, name="version-mismatch", grade=Grade.ROOT) if event.prefix.host in new | old else event
+        for event in scene.events
+    ]
+
+
+def _garbled(scene: Scene) -> list[Event]:
+    """The events; ranks of equal sizes that do not understand each other have two builds of NCCL."""
+    return [
+        replace(event, name="version-mismatch", grade=Grade.ROOT)
+        if event.name == "world-size-mismatch"
+        and (sizes := _SIZES.search(event.text))
+        and sizes["one"] == sizes["other"]
+        else event
+        for event in scene.events
+    ]
+
+
+SIGNS = LogSigns(RULES, advice, passes={Stage.MEANING: _garbled, Stage.CONSEQUENCES: _other_builds})

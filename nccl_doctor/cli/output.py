@@ -170,10 +170,10 @@ def exit_code_of(out: Out, work: Callable[[], int]) -> int:
         discard_stdout()
         code = 141
     except Exception as error:  # noqa: BLE001 - the promise is one message and no traceback
-        from nccl_doctor.text import own_limits
+        from nccl_doctor.text import machine
 
-        if own_limits.out_of_threads(error):
-            return _fail(out, own_limits.words(), 2)
+        if machine.out_of_threads(error):
+            return _fail(out, machine.describe_thread_limit(), 2)
         if os.environ.get("NCDOCTOR_TRACEBACK"):
             import traceback
 
@@ -196,7 +196,7 @@ def try_files(*files: tuple[str, Path | None], folder: Path | None = None) -> No
     named = [(option, path) for option, path in files if path is not None]
     if not named and folder is None:
         return
-    from nccl_doctor.text.files import try_file, try_folder
+    from nccl_doctor.text.machine import try_file, try_folder
 
     for option, path, look in [*((*one, try_file) for one in named), ("--save-logs", folder, try_folder)]:
         try:
@@ -223,7 +223,7 @@ def write_file(path: Path, text: str, *, private: bool = False) -> None:
     Raises:
         DoctorError: it can't be written.
     """
-    from nccl_doctor.text.files import write_atomically
+    from nccl_doctor.text.machine import write_atomically
 
     try:
         write_atomically(path, text.encode(), private=private)

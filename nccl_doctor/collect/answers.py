@@ -30,7 +30,7 @@ from nccl_doctor.model.base import (
 )
 from nccl_doctor.model.report import DialOutcome, DialSeconds, MachineLoad, Reported, SizeReport
 from nccl_doctor.snapshot import AnyAccessFailure, Fact, FirewallFacts, Way
-from nccl_doctor.text.own_limits import out_of_threads
+from nccl_doctor.text.machine import out_of_threads
 from nccl_doctor.transport.base import AccessError
 
 T = TypeVar("T")

@@ -24,7 +24,7 @@ from nccl_doctor.inventory import ansible, hostfiles
 from nccl_doctor.inventory.ansible import Inventory
 from nccl_doctor.inventory.parsed import ParsedInventory, SourceLocation, decode
 from nccl_doctor.inventory.yaml_tree import Listing, Mapping, Scalar, Tree, parse
-from nccl_doctor.text.files import write_atomically
+from nccl_doctor.text.machine import write_atomically
 
 _KEYS = "|".join(sorted({*hostfiles.TOP_KEYS, "all"}))
 _YAML_START = re.compile(rf"---|%|-(?:\s|$)|[{{\[\"'&!*?|>]|(?:{_KEYS})\s*:|[^\s#]+\s*:(?:\s|$)")

@@ -32,8 +32,8 @@ from nccl_doctor.nccl.versions import release
 from nccl_doctor.snapshot import Snapshot, TorchInfo, Unknown
 from nccl_doctor.snapshot.ranks import counts
 from nccl_doctor.text import shell
-from nccl_doctor.text.files import write_atomically
 from nccl_doctor.text.hostlist import fold, plural
+from nccl_doctor.text.machine import write_atomically
 
 OLD_S = 86_400.0
 

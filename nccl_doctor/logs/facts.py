@@ -13,7 +13,7 @@ from enum import IntEnum
 from functools import cached_property
 
 from nccl_doctor.logs.prefix import Prefix, number, peel, records, tidy
-from nccl_doctor.text.bounds import compiled
+from nccl_doctor.text.bounds import safe_regex
 from nccl_doctor.text.hostlist import ranks_of
 
 
@@ -79,7 +79,7 @@ class FactRule:
     @cached_property
     def compiled(self) -> re.Pattern[str]:
         """Made when a line first needs it."""
-        return compiled(self.pattern)
+        return safe_regex(self.pattern)
 
 
 RULES: tuple[FactRule, ...] = (

@@ -22,7 +22,7 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 
-from nccl_doctor.text.bounds import compiled
+from nccl_doctor.text.bounds import safe_regex
 from nccl_doctor.text.secrets import part
 
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[@-_]|\x9b[0-?]*[ -/]*[@-~]")
@@ -82,19 +82,19 @@ def quote(text: str, start: int, end: int) -> str:
 _LEVELS = r"(?:NCCL|RCCL) (?:INFO|WARN|VERSION|CALL|TRACE|ABORT|DIAG)(?: |$)"
 _LEVEL = re.compile(_LEVELS)
 _PROCESS = r"(?P<host>[A-Za-z0-9][A-Za-z0-9._-]*):(?P<pid>\d+)"
-_DIAGNOSTIC = compiled(_PROCESS + r" (?P<level>NCCL DIAG)(?: |$)")
+_DIAGNOSTIC = safe_regex(_PROCESS + r" (?P<level>NCCL DIAG)(?: |$)")
 _USUAL = re.compile(
     _PROCESS + r":(?P<tid>\d+) \[(?P<dev>-?\d+)\] (?P<where>(?:[^ \[\]]+:\d+ )?)(?P<level>" + _LEVELS + ")"
 )
 """What nearly all lines of NCCL begin with: found at once, and in time that grows with the text."""
 
-_OWN = compiled(
+_OWN = safe_regex(
     r"(?:" + _PROCESS + r":(?P<tid>\d+) )?(?:\[(?P<dev>-?\d+)\] )?"
     r"(?P<where>(?:[^ \[\]]+(?::\d+| \d+)(?: \([^()]*\))? ?|.{0,200}?:\d+ )?)(?P<level>" + _LEVELS + ")$"
 )
 """NCCL's prefix anywhere before the first level: ranks that share a terminal write into each other's lines."""
 
-_RECORD = compiled(r"(?:^|[^A-Za-z0-9._-])([A-Za-z0-9][A-Za-z0-9._-]*:\d+:\d+ \[-?\d+\] )")
+_RECORD = safe_regex(r"(?:^|[^A-Za-z0-9._-])([A-Za-z0-9][A-Za-z0-9._-]*:\d+:\d+ \[-?\d+\] )")
 """Where a record of NCCL begins, inside a line of several."""
 
 _NO_TABLE = r"(?! (?! (?:host|rank|exitcode) +: ))"
@@ -150,7 +150,7 @@ _LONGEST = 600
 """Letters in which the prefix of NCCL stands, if there is one."""
 
 
-_BAR = compiled(
+_BAR = safe_regex(
     r"[^|━]{0,120}?\d{1,3}%\|[^|]{0,200}\|[^\[|]{0,40}\[[^\]|]{0,200}\] ?"
     r"|[^|━]{0,120}?━[━╸╺ ]{0,200}[^|━]{0,60}?(?:it/s|s/it) ?"
 )

@@ -10,9 +10,9 @@ from nccl_doctor.logs.log import KEPT, Address, Event
 from nccl_doctor.logs.marks import RAS_BEHIND, RAS_DEAD, RAS_ERROR, RAS_LEFT, RAS_LINE, RAS_SILENT, RAS_STARTING
 from nccl_doctor.logs.signs import ras_states
 from nccl_doctor.nccl.ras import Communicator, RankGroup, RasAnswer, RasProcess, RasRank, parse_lines
-from nccl_doctor.text.bounds import compiled
+from nccl_doctor.text.bounds import safe_regex
 
-_BEGINS = compiled(r"Process \d|Rank \d|#\d|\d+ (?:ranks?|job process)|Missing communicator|Communicator ranks")
+_BEGINS = safe_regex(r"Process \d|Rank \d|#\d|\d+ (?:ranks?|job process)|Missing communicator|Communicator ranks")
 
 
 def from_text(events: Sequence[Event]) -> list[Event]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property, partial
 
-from nccl_doctor.text.bounds import compiled
+from nccl_doctor.text.bounds import safe_regex
 
 WEB = (
     r"https?://|HTTPS?Connection|urllib3\.|requests\.exceptions|huggingface\.co\b|huggingface_hub\.|\bwandb[.:]"
@@ -56,7 +56,7 @@ class LogRule:
     @cached_property
     def _compiled(self) -> tuple[re.Pattern[str], re.Pattern[str] | None]:
         """Made when a line first needs it: most never do."""
-        return compiled(self.pattern), compiled(self.unless) if self.unless else None
+        return safe_regex(self.pattern), safe_regex(self.unless) if self.unless else None
 
     def match(self, text: str) -> re.Match[str] | None:
         """Where the wording stands in ``text``; None where it does not, or what speaks against it does."""

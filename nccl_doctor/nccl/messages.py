@@ -28,7 +28,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Literal
 
-from nccl_doctor.text.bounds import compiled
+from nccl_doctor.text.bounds import safe_regex
 
 _PLACE = re.compile(r"%(?:[-+ #0]*\d*(?:\.\d+)?)(?:hh|h|ll|l|z|j|t)?([diouxXcspfgem%])")
 _PLACES = {"d": r"-?\d+", "i": r"-?\d+", "u": r"\d+", "x": r"[0-9a-fA-F]+", "X": r"[0-9a-fA-F]+", "o": r"[0-7]+"}
@@ -68,7 +68,7 @@ def meaning(text: str) -> Meaning | None:
     by_word = _entries()
     words = {"", *_WORD.findall(text)}
     for _, entry in heapq.merge(*(by_word[word] for word in words if word in by_word), key=lambda pair: pair[0]):
-        if entry.plain in text and compiled(entry.pattern).search(text):
+        if entry.plain in text and safe_regex(entry.pattern).search(text):
             return entry.meaning
     return None
 

@@ -1,4 +1,4 @@
-"""What bounds the time and memory that a text of anybody's takes.
+"""Bounds of the time and memory that a text of anybody's takes.
 
 Regular expressions are RE2's, whose time grows with the text alone; JSON is looked through before it is parsed, for
 what parsers build takes up to 150 times its bytes.
@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import cast
 
 
-def compiled(pattern: str) -> re.Pattern[str]:
+def safe_regex(pattern: str) -> re.Pattern[str]:
     """The pattern, with the interface of :mod:`re`; its classes of characters know ASCII alone.
 
     Raises:

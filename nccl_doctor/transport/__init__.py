@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.model.engine import engines, engines_of, kinds, reaching
-from nccl_doctor.text import own_limits
+from nccl_doctor.text import machine
 from nccl_doctor.text.hostlist import fold
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def make_transport(kind: Kind, cluster: Cluster, ssh_config: Path | None = None)
             machine, which runs no Linux.
     """
     if here := [node.name for node in cluster.nodes if node.local]:
-        own_limits.require_linux(fold(here))
+        machine.require_linux(fold(here))
     engine = reaching(cluster.nodes)
     if kind != "auto" and kinds()[kind] is not engine:
         raise UsageError(f"--transport {kind} does not reach the hosts of {cluster.source}; leave it out")

@@ -10,7 +10,7 @@ import pytest
 
 from nccl_doctor.collect.connect.reach import Reach
 from nccl_doctor.errors import UsageError
-from nccl_doctor.text import own_limits
+from nccl_doctor.text import machine
 from nccl_doctor.transport.process import LocalTransport, ProcessChannel
 from tests.collect.nodes import node
 from tests.lab.cluster import Lab
@@ -18,11 +18,11 @@ from tests.patience import LONG_S
 
 
 def test_only_the_words_of_a_machine_at_its_limit_are_taken_for_it() -> None:
-    assert own_limits.out_of_threads(RuntimeError("can't start new thread"))
-    assert own_limits.out_of_threads(BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"))
-    assert not own_limits.out_of_threads(RuntimeError("can't start"))
-    assert not own_limits.out_of_threads(BlockingIOError(errno.EINPROGRESS, "Operation now in progress"))
-    assert not own_limits.out_of_threads(None)
+    assert machine.out_of_threads(RuntimeError("can't start new thread"))
+    assert machine.out_of_threads(BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"))
+    assert not machine.out_of_threads(RuntimeError("can't start"))
+    assert not machine.out_of_threads(BlockingIOError(errno.EINPROGRESS, "Operation now in progress"))
+    assert not machine.out_of_threads(None)
 
 
 class Exhausted(LocalTransport):
@@ -40,11 +40,11 @@ def test_no_host_is_accused_of_it() -> None:
 
 
 def test_another_system_is_no_host_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    own_limits.require_linux("this machine")
+    machine.require_linux("this machine")
     monkeypatch.setattr(sys, "platform", "darwin")
     for named, words in (("this machine", "only Linux can"), ("ctl", "ctl is this machine, and only Linux can")):
         with pytest.raises(UsageError, match=f"^{words}.*name the job's own hosts"):
-            own_limits.require_linux(named)
+            machine.require_linux(named)
 
 
 @pytest.mark.lab

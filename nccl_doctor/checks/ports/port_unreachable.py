@@ -39,8 +39,8 @@ from nccl_doctor.model.register import Unjudged
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.nccl.suggest import setting
 from nccl_doctor.snapshot import FirewallFacts, Mesh, Rail, Unknown
+from nccl_doctor.snapshot.mesh import Group, groups
 from nccl_doctor.snapshot.pods import KubeFacts
-from nccl_doctor.text.fewest import Group, groups
 from nccl_doctor.text.hostlist import fold, grouped, nouns
 
 MEANS = {

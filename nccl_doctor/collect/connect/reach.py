@@ -18,7 +18,7 @@ from nccl_doctor.collect.connect.session import PULSE_S, SILENCE_S, ProbeSession
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.report import Load, MachineLoad
 from nccl_doctor.snapshot import AnyAccessFailure
-from nccl_doctor.text import own_limits
+from nccl_doctor.text import machine
 from nccl_doctor.transport.base import AccessError, Transport
 
 _TICK_S = 0.05
@@ -135,7 +135,7 @@ class Reach:
         for node, end in zip(nodes, ends, strict=True):
             if isinstance(end, AccessError):
                 self.failures[node.name] = end.failure
-            elif end is not None and own_limits.out_of_threads(end):
+            elif end is not None and machine.out_of_threads(end):
                 raise end  # the fault is here
             elif end is not None:
                 self.failures[node.name] = failure_of(OwnFaultError(end), "connect", "it was not reached")

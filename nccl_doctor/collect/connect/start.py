@@ -19,7 +19,7 @@ from pathlib import Path
 
 from nccl_doctor import probe
 from nccl_doctor.snapshot import ProbeFacts, ProbeFailed, PythonFacts, PythonMissing, PythonProblem
-from nccl_doctor.text.once import once
+from nccl_doctor.text.machine import thread_safe_cache
 from nccl_doctor.text.secrets import part
 
 _NOT_FOUND = 127
@@ -157,7 +157,7 @@ else would take it for commands. The nonce stands backwards, so that an echo of 
 length and digest go ahead: channels are known that lost bytes (kubernetes#112834)."""
 
 
-@once
+@thread_safe_cache
 def bundle() -> bytes:
     """The probe, compressed: bootstrap.py's text and a call that hands it every module's source."""
     root = Path(probe.__file__).parent

@@ -40,7 +40,7 @@ from nccl_doctor.snapshot.rank_look import (
     Starter,
     StoreClient,
 )
-from nccl_doctor.text.once import once
+from nccl_doctor.text.machine import thread_safe_cache
 from nccl_doctor.transport.base import Transport
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ ELF_MACHINES = {62: "x86_64", 183: "aarch64", 243: "riscv64", 21: "ppc64le"}
 REMEDY = "to have stacks there, install py-spy on that host, in root's PATH"
 
 
-@once
+@thread_safe_cache
 def pack(machine: str) -> dict[str, Any]:
     """``{"machine", "data": base64 of zlib}``, or ``{"missing": reason}``, which the hosts repeat.
 

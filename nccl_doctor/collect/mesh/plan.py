@@ -37,8 +37,8 @@ from nccl_doctor.snapshot import (
     Sample,
     Unknown,
 )
+from nccl_doctor.snapshot.mesh import groups
 from nccl_doctor.text import inet
-from nccl_doctor.text.fewest import groups
 
 MeshSize = Literal["auto", "full", "none"]
 

@@ -16,7 +16,7 @@ from nccl_doctor.model.base import Count, Observed, Pid, Port, Seconds
 from nccl_doctor.model.ports import MAX_PROCESSES, Cause, Elsewhere, HolderJob
 from nccl_doctor.probe.ports.requests import HANDLERS
 from nccl_doctor.snapshot.system import PortRange, TcpSocket
-from nccl_doctor.text import own_limits
+from nccl_doctor.text.machine import require_linux
 
 if TYPE_CHECKING:
     from nccl_doctor.collect.connect.reach import Reach
@@ -106,7 +106,7 @@ class ThisMachine:
     name = ""
 
     def __init__(self) -> None:
-        own_limits.require_linux("this machine")
+        require_linux("this machine")
 
     def ask(self, do: str, **arguments: Any) -> Any:  # noqa: ANN401 - each request has its own
         """The answer to a request."""

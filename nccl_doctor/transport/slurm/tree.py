@@ -30,7 +30,7 @@ from typing import IO
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.probe import relay
 from nccl_doctor.text import shell
-from nccl_doctor.text.once import once
+from nccl_doctor.text.machine import thread_safe_cache
 from nccl_doctor.transport import process
 from nccl_doctor.transport.base import Channel
 from nccl_doctor.transport.slurm import SlurmOptions
@@ -333,7 +333,7 @@ def _way(node: Node) -> tuple[SlurmOptions, str]:
     return node.options(SlurmOptions).model_copy(update={"gpus": 0}), node.python
 
 
-@once
+@thread_safe_cache
 def _relay() -> str:
     """The relay's source as a line of Python."""
     packed = base64.b64encode(zlib.compress(Path(relay.__file__).read_bytes(), 9)).decode()

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from nccl_doctor.text.hostlist import grouped
-from nccl_doctor.text.once import once
+from nccl_doctor.text.machine import thread_safe_cache
 from nccl_doctor.transport.base import remaining
 
 Values = dict[str, list[str]]
@@ -93,7 +93,7 @@ def ask(arguments: list[str], name: str, deadline: float) -> Values:
     return _parse(done.stdout.decode(errors="replace"))
 
 
-@once
+@thread_safe_cache
 def compiled_in() -> Values:
     """The values that this machine's ssh has where no file says anything."""
     return ask(["-F", os.devnull], "host", time.monotonic() + 10)

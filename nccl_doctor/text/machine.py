@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all, and telling beforehand that it can't be written."""
+"""This machine: files written whole or not at all, what is made once for all threads, and what it lets us have."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ import errno
 import fcntl
 import os
 import re
+import resource
 import stat
+import sys
 import tempfile
+import threading
+from collections.abc import Callable, Hashable
+from functools import wraps
 from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from nccl_doctor.errors import UsageError
 
 _OPEN = re.compile(r"/(?:dev/fd|proc/(?:self|\d+)/fd)/(\d{1,9})")
 _STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
@@ -153,3 +161,62 @@ def _sync(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def thread_safe_cache(make: Callable[P, T]) -> Callable[P, T]:
+    """As :func:`functools.cache`, whose threads would each make one of their own; an error is raised to each anew.
+
+    What is given by name says how long it may take, not what is wanted: it makes no other one.
+    """
+    kept: dict[Hashable, T] = {}
+    locks: dict[Hashable, threading.Lock] = {}
+
+    @wraps(make)
+    def made(*args: P.args, **kwargs: P.kwargs) -> T:
+        with locks.setdefault(args, threading.Lock()):  # who asks for another one does not wait
+            if args not in kept:
+                kept[args] = make(*args, **kwargs)
+            return kept[args]
+
+    return made
+
+
+_NO_THREAD = "can't start new thread"
+"""CPython's words, Modules/_threadmodule.c."""
+
+
+def out_of_threads(error: BaseException | None) -> bool:
+    """Whether it says that this machine starts no further thread, or program (fork(2), EAGAIN).
+
+    That is no fault of a host's, and none of the program's.
+    """
+    thread = isinstance(error, RuntimeError) and str(error) == _NO_THREAD
+    return thread or (isinstance(error, BlockingIOError) and error.errno == errno.EAGAIN)
+
+
+def describe_thread_limit() -> str:
+    """For the user, in one sentence."""
+    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    said = "" if limit == resource.RLIM_INFINITY else f" (ulimit -u is {limit})"
+    return (
+        f"this machine starts no further threads for you{said}, and each host takes about two: end other programs of "
+        "yours here, or start from a machine that allows more"
+    )
+
+
+def require_linux(named: str) -> None:
+    """For what looks at this machine as at a host of the job.
+
+    Raises:
+        UsageError: it runs something else, such as macOS, from which only other hosts can be looked at.
+    """
+    if sys.platform != "linux":
+        what = "" if named == "this machine" else f"{named} is this machine, and "
+        raise UsageError(
+            f"{what}only Linux can be looked at, which this machine does not run: name the job's own hosts, in a hosts "
+            "file or with -w"
+        )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import nccl_doctor
-from nccl_doctor.text.files import try_file, try_folder, write_atomically
+from nccl_doctor.text.machine import try_file, try_folder, write_atomically
 
 
 def test_a_file_is_replaced_whole_and_a_link_followed(tmp_path: Path) -> None:
@@ -206,4 +206,4 @@ OTHERS = {
 def test_files_are_written_in_one_place() -> None:
     package = Path(nccl_doctor.__file__).parent
     writers = {str(path.relative_to(package)) for path in package.rglob("*.py") if WRITES.search(path.read_text())}
-    assert writers == {"text/files.py", *OTHERS}
+    assert writers == {"text/machine.py", *OTHERS}

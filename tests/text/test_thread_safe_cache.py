@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from nccl_doctor.text.once import once
+from nccl_doctor.text.machine import thread_safe_cache
 from tests.patience import LONG_S
 
 
@@ -16,7 +16,7 @@ def test_threads_that_ask_together_get_the_same_one() -> None:
     made: list[object] = []
     start = threading.Barrier(8)
 
-    @once
+    @thread_safe_cache
     def make() -> object:
         time.sleep(0.05)  # time enough for the others to come
         made.append(object())
@@ -34,7 +34,7 @@ def test_threads_that_ask_together_get_the_same_one() -> None:
 def test_what_failed_is_tried_again() -> None:
     tries = iter([OSError("no file"), None])
 
-    @once
+    @thread_safe_cache
     def make() -> str:
         if (error := next(tries)) is not None:
             raise error
@@ -48,7 +48,7 @@ def test_what_failed_is_tried_again() -> None:
 def test_who_wants_another_one_does_not_wait() -> None:
     asked, free = threading.Event(), threading.Event()
 
-    @once
+    @thread_safe_cache
     def make(what: str, *, latest: float) -> float:
         if what == "slow":
             asked.set()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.text.fewest import EXACT_UP_TO, groups
+from nccl_doctor.snapshot.mesh import EXACT_UP_TO, groups
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ class InterfaceAnswers(Document):
 
 
 class Change(FrozenModel):
-    """One fact that is not what it was.
+    """A fact that is not what it was.
 
     Attributes:
         what: its place, "torch.version" or "interfaces.links[eno1].mtu".
@@ -128,12 +128,12 @@ class Difference(Document):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing changed."""
+        """True where nothing changed."""
         return not (self.changes or self.diagnoses.gone or self.diagnoses.new)
 
 
 class CodeEntry(FrozenModel):
-    """One diagnosis of the register: what it is called, how grave it is by default, and its category."""
+    """A diagnosis of the register: what it is called, how grave it is by default, and its category."""
 
     code: str
     name: str
@@ -199,7 +199,7 @@ class HangJob(FrozenModel):
 
 
 class HangRank(FrozenModel):
-    """One rank.
+    """A rank of the job.
 
     Attributes:
         pid: None for one without a process.
@@ -223,7 +223,7 @@ class HangRank(FrozenModel):
 
 
 class HangLook(FrozenModel):
-    """One time at which the ranks were looked at, in ISO 8601."""
+    """A time at which the ranks were looked at, in ISO 8601."""
 
     at: str
 

@@ -235,7 +235,7 @@ class Server:
         return {"ok": self._launcher.run(request["order"], lambda _event: None, self._stop)["exit"] == 0}
 
     def _free_port(self, _request: dict[str, Any]) -> int:
-        from nccl_doctor.probe.ports.trial import free_port
+        from nccl_doctor.probe.ports.requests import free_port
 
         return free_port()
 

@@ -229,7 +229,7 @@ class Process(Observed):
 
 
 class PortTrial(Observed):
-    """The bind that torch's TCPStore would make, tried on the host (see probe/ports/trial.py).
+    """The bind that torch's TCPStore would make, tried on the host (see probe/ports/requests.py).
 
     Attributes:
         free: torch would get the port.

@@ -11,7 +11,7 @@ import pytest
 
 from nccl_doctor.collect.facts.names import _packed
 from nccl_doctor.probe import facts
-from nccl_doctor.probe.ports import trial
+from nccl_doctor.probe.ports import requests
 from nccl_doctor.probe.tools import COLLECTORS, Unavailable
 from nccl_doctor.snapshot import HostFacts, Skipped, Unknown
 from tests.patience import crowd
@@ -38,7 +38,7 @@ def test_the_answer_is_all_of_a_hosts_facts_and_all_are_known() -> None:
 
 def test_the_trial_is_over_before_the_sockets_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     order = []
-    monkeypatch.setattr(trial, "bind_error", lambda port: order.append(f"trial {port}"))
+    monkeypatch.setattr(requests, "bind_error", lambda port: order.append(f"trial {port}"))
     facts.import_collectors()
     monkeypatch.setitem(COLLECTORS, "sockets", lambda ports: order.append(f"list {sorted(ports)}"))
     facts.collect({**REQUEST, "trial_port": 29517, "master_port": 29500})

@@ -18,7 +18,7 @@ import pytest
 
 from nccl_doctor.probe import netlink
 from nccl_doctor.probe.netlink import DiagSocket
-from nccl_doctor.probe.ports import trial as ports
+from nccl_doctor.probe.ports import requests as ports
 from nccl_doctor.snapshot import PortTrial
 from tests.patience import LONG_S
 
@@ -197,7 +197,7 @@ def test_the_holder_is_named() -> None:
 def test_a_privileged_port_is_told_by_its_error() -> None:
     # root keeps everything but the right to low ports, so that the test needs no other user
     lesser = ["setpriv", "--inh-caps=-all", "--bounding-set=-net_bind_service"] if os.getuid() == 0 else []
-    code = "import json; from nccl_doctor.probe.ports.trial import try_port; print(json.dumps(try_port(81)))"
+    code = "import json; from nccl_doctor.probe.ports.requests import try_port; print(json.dumps(try_port(81)))"
     done = subprocess.run([*lesser, sys.executable, "-c", code], capture_output=True, text=True, check=True)
     trial = PortTrial.model_validate(json.loads(done.stdout))
     assert (trial.free, trial.error, trial.cause) == (False, "EACCES", "unknown")

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from nccl_doctor.probe import jobs, procs
-from nccl_doctor.probe.ports.trial import describe
+from nccl_doctor.probe.ports.requests import describe
 from nccl_doctor.probe.procs import Table
 from tests.probe.tables import Fake, FakeTable
 

@@ -47,7 +47,7 @@ class Trial(_Answer):
 
 
 class Look(_Answer):
-    """Who holds a port on a host, or what job a process of it belongs to."""
+    """The holders of a port on a host, or the job of a process there."""
 
     host: str
     uid: Count
@@ -83,7 +83,7 @@ ANSWERS: dict[str, TypeAdapter[Any]] = {
 
 
 class Machine(Protocol):
-    """One host that answers the probe's requests."""
+    """A host that answers the probe's requests."""
 
     @property
     def name(self) -> str:

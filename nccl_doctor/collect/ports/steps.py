@@ -1,4 +1,4 @@
-"""One call of ``fix-port``: it looks, ends a job, waits for the kernel, finds a port that is free on all hosts.
+"""The steps of ``fix-port``: look, end a job, wait for the kernel, find a port that is free on all hosts.
 
 A port that is free is of no use where a firewall drops it; only what every host really connected to is suggested.
 """
@@ -52,7 +52,7 @@ torchrun's c10d rendezvous (29400).
 
 
 class Ended(NamedTuple):
-    """What became of a job: PIDs that are gone, PIDs that still live, and why some were not signalled."""
+    """The end of a job: PIDs that are gone, PIDs that still live, and why some were not signalled."""
 
     gone: tuple[int, ...]
     left: tuple[int, ...]
@@ -60,7 +60,7 @@ class Ended(NamedTuple):
 
 
 def look(machine: Machine, port: int | None, process: Identity | None, grace_s: float) -> PortReport:
-    """Who holds a port on a machine, or what job a process of it belongs to."""
+    """Finds who holds a port on a machine, or the job of a process there."""
     pid, started = process or (None, None)
     answer: Look = machine.ask("port", port=port, pid=pid, started=started, grace_s=grace_s)
     trial = answer.trial or Trial(free=not answer.jobs)
@@ -212,7 +212,7 @@ def _wait(
 
 
 class Steps(NamedTuple):
-    """What is to be done besides looking.
+    """All that is to be done besides looking.
 
     Attributes:
         kill: end the jobs of the holders.
@@ -234,7 +234,7 @@ class Steps(NamedTuple):
 
 
 def about_port(fleet: Fleet, port: int, process: Identity | None, steps: Steps) -> PortReport:
-    """What became of a port, or of what one process has on it."""
+    """Looks at a port, or at what one process has on it, and does the steps."""
     report = look(fleet.target, port, process, steps.grace_s)
     if report.gone and not report.free:
         report = look(fleet.target, port, None, steps.grace_s)
@@ -249,7 +249,7 @@ def about_port(fleet: Fleet, port: int, process: Identity | None, steps: Steps) 
 
 
 def about_process(fleet: Fleet, process: Identity, steps: Steps) -> PortReport:
-    """What became of the job of a process, whatever port it has."""
+    """Looks at the job of a process, whatever port it has, and ends it where asked to."""
     report = look(fleet.target, None, process, steps.grace_s)
     return _kill(report, fleet.target, steps) if steps.kill and report.jobs else report
 

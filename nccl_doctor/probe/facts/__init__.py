@@ -66,7 +66,7 @@ def import_collectors() -> None:
 def _tasks(request: dict[str, Any], interpreter: object, deadline: float) -> dict[str, Callable[[], object]]:
     """Each collector with what its parameters name; those that start a program stand first, for they take longest."""
     from nccl_doctor.probe.facts.network import unpacked
-    from nccl_doctor.probe.ports.trial import bind_error
+    from nccl_doctor.probe.ports.requests import bind_error
 
     port = request.get("trial_port")
     given = {

@@ -9,7 +9,7 @@ from nccl_doctor.probe import guard, jobs, procs, progress
 from nccl_doctor.probe.gpus import list_gpu_processes
 from nccl_doctor.probe.guard import watcher
 from nccl_doctor.probe.jobs import JobProcesses, is_launcher, is_python, program
-from nccl_doctor.probe.ports.trial import explain
+from nccl_doctor.probe.ports.requests import explain
 from nccl_doctor.probe.procs import Proc, Table
 from nccl_doctor.probe.tools import fact
 

@@ -1,11 +1,13 @@
-"""The requests of ``fix-port``: what holds a port, a signal to named processes, and which ports are free.
+"""``fix-port``: tries torch's bind of a port, explains it, signals named processes, and finds ports that are free.
 
-They run in the probe on a host, and in nccl-doctor's own process for this machine.
+It runs in the probe on a host, and in nccl-doctor's own process for this machine.
 
-A signal to one process and no other, however quickly PIDs are used again.
+No reading of a table replaces the trial: whether a TIME_WAIT or an accepted connection is in the way depends on
+SO_REUSEADDR of a socket that may be gone, which no table shows. The table then explains the answer.
 
-A pidfd (Linux 5.3, pidfd_open(2)) stays with the process it was opened for; its start is compared after opening and
-right before the signal. Where the kernel has none or a container's filter refuses it, the comparison stands alone.
+A signal goes to one process and no other, however quickly PIDs are used again: a pidfd (Linux 5.3, pidfd_open(2)) stays
+with the process it was opened for; its start is compared after opening and right before the signal. Where the kernel
+has none or a container's filter refuses it, the comparison stands alone.
 """
 
 from __future__ import annotations
@@ -13,19 +15,184 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import socket
 import threading
 import time
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Sequence
 
-from nccl_doctor.probe import guard, jobs, procs
+from nccl_doctor.probe import guard, jobs, netlink, procs
 from nccl_doctor.probe.gpus import list_gpu_processes
 from nccl_doctor.probe.jobs import JobProcesses, is_launcher, program
-from nccl_doctor.probe.ports.trial import bind_error, describe, try_port
-from nccl_doctor.probe.procs import Table
+from nccl_doctor.probe.netlink import DiagSocket
+from nccl_doctor.probe.procs import Table, open_files, pids_by_inode
 from nccl_doctor.probe.tools import Unavailable, port_range
 
+CLOSING = frozenset({"TIME_WAIT", "FIN_WAIT1", "FIN_WAIT2", "LAST_ACK", "CLOSING"})
+"""States in which a socket may have lost its process; the kernel ends it by itself."""
 PIDFD_SEND_SIGNAL, PIDFD_OPEN = 424, 434
 """System calls' numbers on every machine that Linux 5.1 and later gave new calls (all but alpha)."""
+GPU_PATIENCE_S = 5.0
+"""nvidia-smi takes seconds where no daemon keeps the driver loaded."""
+SERVICES = "/etc/services"
+
+
+def describe(pid: int, table: Table) -> dict[str, Any]:
+    """A process in the JSON form of snapshot.Process, but for its refusal."""
+    proc = table.procs[pid]
+    age = guard.age_s(pid, table)
+    return {
+        "pid": pid,
+        "ppid": proc.ppid,
+        "user": guard.user(table.uid(pid)),
+        "command": table.command(pid),
+        "started": time.time() - age,
+        "ticks": proc.started,
+        "age_s": age,
+        "orphan": jobs.is_orphan(pid, table),
+        "own": guard.is_own(pid, table),
+    }
+
+
+def describe_all(pids: Sequence[int]) -> list[dict[str, Any]]:
+    """snapshot.Process of each that is still there, with the reason for which its job is not ended."""
+    table = Table()
+    found = jobs.jobs_of(list(pids), table)
+    refusals = guard.refusals(found, pids, table, guard.GRACE_S)
+    reasons = {pid: one and one.reason for job, one in zip(found, refusals) for pid in job.pids}
+    return [{**describe(pid, table), "refusal": reasons[pid]} for pid in pids if pid in table.procs]
+
+
+def try_port(port: int, *, described: bool = True) -> dict[str, Any]:
+    """Tries torch's bind, closes it at once, and explains a failure; the JSON form of snapshot.PortTrial.
+
+    Args:
+        port: to try.
+        described: tell of each holder who it is and why it is not ended, which may take seconds; else its PID alone.
+    """
+    return explain(port, bind_error(port), described=described)
+
+
+def free_port() -> int:
+    """A TCP port that was free a moment ago."""
+    with socket.socket() as trial:
+        trial.bind(("", 0))
+        port: int = trial.getsockname()[1]
+        return port
+
+
+def explain(port: int, error: int | None, *, described: bool = True) -> dict[str, Any]:
+    """Explains the outcome of :func:`bind_error` by the socket tables; may take as long as /proc is big."""
+    if error is None:
+        return {"port": port, "free": True}
+    trial: dict[str, Any] = {"port": port, "free": False, "error": errno.errorcode.get(error, str(error))}
+    if error == errno.EADDRINUSE:
+        return {**trial, **_in_use(port, described=described)}
+    if error == errno.EACCES:
+        hint = f"ports below {_first_unprivileged()} (net.ipv4.ip_unprivileged_port_start) are for root"
+        return {**trial, "cause": "unknown", "hint": hint}
+    return {**trial, "cause": "unknown", "hint": os.strerror(error)}
+
+
+def bind_error(port: int) -> int | None:
+    """The errno with which torch's TCPStore would fail to listen on a port; None where it would get it.
+
+    As torch 2.13 does with its default libuv backend (seen with strace): ``[::]`` for both families, and where that
+    fails for whatever reason, ``0.0.0.0``, whose error counts; both with SO_REUSEADDR.
+    """
+    if _listen_error(socket.AF_INET6, "::", port) is None:
+        return None
+    return _listen_error(socket.AF_INET, "0.0.0.0", port)  # noqa: S104 - what torch binds to
+
+
+def cause_of(found: list[DiagSocket]) -> str:
+    """The word of snapshot.PortTrial.cause for the sockets on a port that could not be bound.
+
+    A socket that no process holds and the kernel is still closing counts as time-wait: waiting is the remedy.
+    """
+    states = {one.state for one in found if one.inode != 0 or one.state not in CLOSING}
+    if "LISTEN" in states:
+        return "listener"
+    if states - {"BOUND"}:
+        return "outbound"
+    if "BOUND" in states:
+        return "bound"
+    return "time-wait" if found else "unknown"
+
+
+def _listen_error(family: socket.AddressFamily, address: str, port: int) -> int | None:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            trial.bind((address, port))
+            trial.listen(1)
+    except OSError as error:
+        return error.errno or errno.EIO
+    return None
+
+
+def _in_use(port: int, *, described: bool) -> dict[str, Any]:
+    try:
+        found = netlink.find_sockets({port})
+    except OSError:  # no table can be read
+        found = []
+    pids = pids_by_inode({one.inode for one in found})
+    cause = cause_of(found)
+    nobody: list[int | None] = [None]
+    rows = [netlink.describe_socket(one, pid) for one in found for pid in pids.get(one.inode, nobody)]
+    everybody = sorted({pid for some in pids.values() for pid in some})
+    processes = describe_all(everybody) if described else [{"pid": pid} for pid in everybody]
+    explained: dict[str, Any] = {"cause": cause, "sockets": rows, "holders": processes}
+    if cause == "time-wait":
+        explained["time_wait_s"] = max((one.expires_s for one in found if one.expires_s is not None), default=None)
+    elif not processes:
+        explained["hint"] = _hint(port, found)
+    return explained
+
+
+def _hint(port: int, found: list[DiagSocket]) -> str:
+    command = f"sudo ss -tanp 'sport = :{port}'"
+    users = sorted({guard.user(one.uid) for one in found if one.inode and one.uid >= 0})
+    if users and os.getuid() == 0:
+        return f"a process of {', '.join(users)} that can't be seen from here: look outside this container"
+    if users:
+        return f"a process of {', '.join(users)} that only root may look at: {command}"
+    suspects = unlisted_holders()
+    if suspects:
+        return f"pid {', '.join(map(str, suspects))} has a TCP socket that no table lists and that may be bound to it"
+    return f"nothing of ours is on it; to see all: {command}"
+
+
+def unlisted_holders() -> list[int]:
+    """Processes with a TCP socket that no table lists: bound only, which kernels before 6.8 show nowhere, or unused.
+
+    The protocol of a socket is an extended attribute of its link in /proc/PID/fd (sockfs_xattr_get, net/socket.c).
+    """
+    try:
+        listed = {f"socket:[{one.inode}]" for one in netlink.sockets_on(0) if one.state != "BOUND"}
+    except OSError:
+        return []
+    found = set()
+    for pid, link, target in open_files():
+        if target.startswith("socket:") and target not in listed and _protocol(link) in (b"TCP", b"TCPv6"):
+            found.add(pid)
+    return sorted(found)
+
+
+def _protocol(link: str) -> bytes:
+    try:
+        return os.getxattr(link, "system.sockprotoname").rstrip(b"\0")
+    except OSError:  # closed meanwhile
+        return b""
+
+
+def _first_unprivileged() -> int:
+    try:
+        with open("/proc/sys/net/ipv4/ip_unprivileged_port_start") as file:
+            return int(file.read())
+    except (OSError, ValueError):  # Linux before 4.11 has the fixed limit
+        return 1024
 
 
 def send_signal(pid: int, started: int, number: signal.Signals) -> bool:
@@ -90,13 +257,8 @@ def _call(number: int, *arguments: int | None) -> int:
     return result
 
 
-GPU_PATIENCE_S = 5.0
-"""nvidia-smi takes seconds where no daemon keeps the driver loaded."""
-SERVICES = "/etc/services"
-
-
 def look(request: dict[str, Any]) -> dict[str, Any]:
-    """Who holds a port, or what job a process belongs to.
+    """Finds who holds a port, or the job of a process.
 
     Args:
         request: ``port`` to try and explain, or None; ``pid`` whose job is meant, or None; ``grace_s``: see
@@ -145,8 +307,8 @@ def send(request: dict[str, Any]) -> dict[str, Any]:
     family = list(dict.fromkeys(member for pid in named for member in (pid, *table.descendants(pid))))
     family = [pid for pid in family if table.procs[pid].state != "Z"]
     sent: list[int] = []
-    judged = ((pid, guard.refuses(pid, table, force=request["force"])) for pid in family if request["signal"])
-    denied = [(pid, why) for pid, why in judged if why is not None]
+    verdicts = ((pid, guard.refuses(pid, table, force=request["force"])) for pid in family if request["signal"])
+    denied = [(pid, why) for pid, why in verdicts if why is not None]
     for pid in family if request["signal"] and not denied else []:
         try:
             if send_signal(pid, table.procs[pid].started, _SIGNALS[request["signal"]]):
@@ -157,7 +319,7 @@ def send(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def free(request: dict[str, Any]) -> dict[str, Any]:
-    """Which ports a job could use here.
+    """Finds ports that a job could use here.
 
     Args:
         request: ``ports``: candidates, in order.
@@ -166,9 +328,9 @@ def free(request: dict[str, Any]) -> dict[str, Any]:
         ``free``: those that torch would get and that nobody is likely to take later: outside the ephemeral range, the
         reserved ports and the services that the host knows by name.
     """
-    told = _range() or {"low": 1, "high": 0, "reserved": ""}
-    taken = _numbers(told["reserved"]) | _known_services()
-    fit = (port for port in request["ports"] if not told["low"] <= port <= told["high"] and port not in taken)
+    drawn = _range() or {"low": 1, "high": 0, "reserved": ""}
+    kept = _numbers(drawn["reserved"]) | _known_services()
+    fit = (port for port in request["ports"] if not drawn["low"] <= port <= drawn["high"] and port not in kept)
     return {"free": [port for port in fit if bind_error(port) is None]}
 
 
@@ -192,7 +354,7 @@ class _Gpus:
             return
 
     def of(self, pid: int) -> list[dict[str, Any]]:
-        """What a process holds."""
+        """Finds the memory that a process holds."""
         self._thread.join(max(0.0, self._deadline - time.monotonic()))
         return [use for use in self._uses if use["pid"] == pid]
 
@@ -212,7 +374,7 @@ def _job(
         "orphan": orphan,
         "unit": procs.unit_of(job.root, table),
         "holders": [_holder(pid, alive, orphan, table) for pid in named if pid in alive],
-        "members": [_process(pid, table, gpus) for pid in alive],
+        "members": [_member(pid, table, gpus) for pid in alive],
         "refusal": refused and refused.reason,
         "final": refused is not None and refused.kind == "protected",
     }
@@ -231,25 +393,17 @@ def _holder(pid: int, tree: list[int], orphan: bool, table: Table) -> dict[str, 
     }
 
 
-def _process(pid: int, table: Table, gpus: _Gpus | None) -> dict[str, Any]:
+def _member(pid: int, table: Table, gpus: _Gpus | None) -> dict[str, Any]:
+    argv = table.argv(pid)
     return {
         "pid": pid,
         "started": table.procs[pid].started,
         "command": table.command(pid),
-        "rank": _is_rank(pid, table),
-        "launcher": _launcher(pid, table),
+        # a launcher started it; what a rank starts has its variables too, and is none
+        "rank": jobs.is_rank(pid, table) and not jobs.is_rank(table.procs[pid].ppid, table),
+        "launcher": program(argv) if is_launcher(argv) else None,
         "gpus": gpus.of(pid) if gpus else [],
     }
-
-
-def _is_rank(pid: int, table: Table) -> bool:
-    """Whether a launcher started it; what a rank starts has its variables too, and is none."""
-    return jobs.is_rank(pid, table) and not jobs.is_rank(table.procs[pid].ppid, table)
-
-
-def _launcher(pid: int, table: Table) -> str | None:
-    argv = table.argv(pid)
-    return program(argv) if is_launcher(argv) else None
 
 
 def _lives(pid: int, started: int, table: Table) -> bool:

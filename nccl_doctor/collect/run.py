@@ -20,7 +20,12 @@ from nccl_doctor.collect.connect.session import PATIENT_S, ProbeSession
 from nccl_doctor.collect.facts import outside
 from nccl_doctor.collect.facts.host_facts import NO_FACTS, Asking, failure, firewalls_again
 from nccl_doctor.collect.facts.names import look_up
-from nccl_doctor.collect.mesh.failed_dials import ask_witnesses, find_interceptions, find_other_nets, look_up_routes
+from nccl_doctor.collect.mesh.failed_dials import (
+    ask_reachability_from_peers,
+    find_interceptions,
+    find_other_nets,
+    look_up_routes,
+)
 from nccl_doctor.collect.mesh.mesh import run_mesh
 from nccl_doctor.collect.options import Clock, Progress, RunOptions
 from nccl_doctor.collect.smoke import begin_import, trials
@@ -196,7 +201,9 @@ class Run:
     def look(self) -> None:
         """Reaches the hosts, and asks each what it knows of itself as soon as it is there."""
         self._sessions = self._first.connect_and_collect(self._transport)
-        self._first.failures.update(ask_witnesses(self._sessions, self._first.failures, self._clock.until))
+        self._first.failures.update(
+            ask_reachability_from_peers(self._sessions, self._first.failures, self._clock.until)
+        )
         self._leave_lost("hosts that others can't reach were looked for")
 
     def mesh(self) -> None:

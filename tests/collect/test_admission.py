@@ -6,7 +6,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.collect.connect.asking import FEWEST, FIRST, MOST, Stage, Window, each, in_turns
+from nccl_doctor.collect.connect.asking import FEWEST, FIRST, MOST, Stage, Window, fan_out, in_turns
 
 
 def run(window: Window, seconds: list[float]) -> None:
@@ -114,8 +114,8 @@ def test_the_next_ones_turn_comes_with_the_end_of_one_and_an_error_ends_that_ite
     assert sorted(done) == [0, 1, 2, 3]
 
 
-def test_each_gives_results_in_order_and_errors_as_results() -> None:
-    zero, *_, error = each(lambda item: 6 // (3 - item), range(4))
+def test_results_are_in_order_and_errors_are_results_also_in_turns() -> None:
+    zero, *_, error = fan_out(lambda item: 6 // (3 - item), range(4), window=Window())
     assert zero == 2
     assert isinstance(error, ZeroDivisionError)
 

@@ -18,8 +18,7 @@ from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import GoneError, MalformedError, NoAnswerError, ProbeError
 from nccl_doctor.collect.connect.session import MAX_REQUEST
 from nccl_doctor.collect.facts.host_facts import typed
-from nccl_doctor.collect.mesh.dials import _dial
-from nccl_doctor.collect.mesh.mesh import _listen
+from nccl_doctor.collect.mesh.dials import dial_targets, open_listeners
 from nccl_doctor.collect.mesh.plan import Target, listeners, own_nonce
 from nccl_doctor.collect.smoke.outcome import MOST_EVENTS, AllReduceRun
 from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits
@@ -226,11 +225,12 @@ def test_ports_that_were_not_asked_for_are_not_dialled() -> None:
     snapshot = patched({})
     facts = snapshot.hosts[1].facts
     assert facts is not None
-    wanted = [one["port"] for one in listeners(facts, None, own_nonce("n", "here"))]
+    sockets = listeners(facts, None, own_nonce("n", "here"))
+    wanted = [one["port"] for one in sockets]
 
     def listened(*ports: Any) -> Any:
         session = lying({"id": 1, "ok": {"ports": list(ports), "errors": {}}})
-        return _listen(session, facts, snapshot.cluster, "n").ports
+        return open_listeners(session, "n", sockets).ports
 
     assert listened(*wanted) == tuple(wanted)
     assert listened(wanted[0] + 15, wanted[1] - 15, None) == (wanted[0] + 15, wanted[1] - 15, None)
@@ -249,7 +249,7 @@ def test_ports_that_were_not_asked_for_are_not_dialled() -> None:
 def test_dials_that_were_not_asked_for_are_not_believed(connected: int, failed: Any) -> None:
     session = lying({"id": 1, "ok": {"connected": connected, "failed": failed}})
     with pytest.raises(MalformedError):
-        _dial(session, [Target("b", "10.0.0.2", (80,))], "n", 1.0)
+        dial_targets(session, [Target("b", "10.0.0.2", (80,))], "n", 1.0)
 
 
 PLAN = Plan(patched({}).cluster, SmokeLimits(), {"node1": 1, "node2": 1, "node3": 1}, "gloo", "no GPU")

@@ -6,7 +6,7 @@ import pytest
 
 from nccl_doctor.collect.answers import DIALLED, Dialled, Hello, ProbeError
 from nccl_doctor.collect.connect.session import ProbeSession
-from nccl_doctor.collect.mesh.dials import run
+from nccl_doctor.collect.mesh.dials import retry
 from nccl_doctor.collect.mesh.plan import Target
 from nccl_doctor.model.report import MachineLoad
 from tests.collect.nodes import node
@@ -38,7 +38,7 @@ def redialled(failed: list[list[Any]], second: list[list[Any]], connected: int =
         return told(len(targets) - len(second), second)
 
     answers: list[Dialled | Exception] = [told(connected, failed), told(connected, []), ProbeError("gone")]
-    return asked, run(SESSIONS, TARGETS, answers, dial)
+    return asked, retry(SESSIONS, TARGETS, answers, dial)
 
 
 @pytest.mark.parametrize("lost", [LOST, [0, 29500, "reset", "ECONNRESET", 0.2]])
@@ -82,7 +82,7 @@ def test_what_a_busy_host_lost_is_tried_as_long_as_that_helps(saved: list[int], 
         late = [[place, wanted[place].ports[0], "timed-out", "ETIMEDOUT", 3.0] for place in range(through, len(wanted))]
         return told(through, late)
 
-    (answer,) = run(BUSY, targets, [told(1, rows)], dial)
+    (answer,) = retry(BUSY, targets, [told(1, rows)], dial)
     assert len(asked) == tries
     assert isinstance(answer, Dialled)
     assert answer.connected == 1 + sum(saved[:tries])

@@ -37,7 +37,9 @@ def unreachable(address: str) -> SshUnreachable:
 
 def others(witness: Witness, address: str = "10.0.0.3", left_s: float = 60.0) -> dict[str, str]:
     sessions = cast("list[ProbeSession]", [witness])
-    found = failed_dials.ask_witnesses(sessions, {"node3": unreachable(address)}, time.monotonic() + left_s)
+    found = failed_dials.ask_reachability_from_peers(
+        sessions, {"node3": unreachable(address)}, time.monotonic() + left_s
+    )
     return {name: outcome for failure in found.values() for name, outcome in failure.facts.others.items()}
 
 

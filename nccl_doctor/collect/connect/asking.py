@@ -1,8 +1,9 @@
-"""Something asked of many hosts at once, such that whatever becomes of one of them is no other's matter.
+"""The one way to ask many hosts at once, such that whatever becomes of one of them is no other's matter.
 
-A fixed number accuses healthy hosts: each one's time then runs while it waits for the others' handshakes. Here a host's
-time begins with its turn; the next one's turn comes as handshakes end, sooner while they end fast, and a host that
-merely waits in silence, dead or slow to log in, holds nobody up.
+What is small is asked of all at once (:class:`AllAtOnce`). Handshakes, and what takes a host or this machine work, go
+in turns (:class:`Window`), for a fixed number accuses healthy hosts: each one's time then runs while it waits for the
+others. Here a host's time begins with its turn; the next one's turn comes as handshakes end, sooner while they end
+fast, and a host that merely waits in silence, dead or slow to log in, holds nobody up.
 
 A host's answer is typed, and made into what is kept of it, in that host's own worker. What fails there beside the
 connection is a fault of ours which that host's words have found: it is told as such, nothing more is asked of that
@@ -11,13 +12,14 @@ host, and the others are judged.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from nccl_doctor.collect.answers import GoneError, NoAnswerError, OwnFaultError, attempt
 from nccl_doctor.collect.connect.session import ProbeSession
@@ -27,46 +29,6 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 AT_ONCE = 64
-
-
-def fan_out(
-    work: Callable[[Item], Result],
-    items: Iterable[Item],
-    on_done: Callable[[Item], None] | None = None,
-    at_once: int = AT_ONCE,
-) -> list[Result | Exception]:
-    """Runs ``work`` on every item and returns the results in the items' order; an exception is a result.
-
-    Threads are daemons, so that Ctrl-C in the main thread never waits for a host. ``work`` keeps its own deadline.
-    """
-    todo = list(items)
-    results: list[Result | Exception] = [RuntimeError("not run")] * len(todo)
-    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
-    finished: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for index in range(len(todo)):
-        waiting.put(index)
-
-    def serve() -> None:
-        while True:
-            try:
-                index = waiting.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                results[index] = work(todo[index])
-            except Exception as error:  # noqa: BLE001 - handed to the caller as this item's result
-                results[index] = error
-            finished.put(index)
-
-    for _ in range(min(at_once, len(todo))):
-        threading.Thread(target=serve, daemon=True).start()
-    for _ in todo:
-        index = finished.get()
-        if on_done is not None:
-            on_done(todo[index])
-    return results
-
-
 FIRST = 8
 FEWEST = 4
 MOST = 64
@@ -77,9 +39,48 @@ _SHORTEST_S = 0.05
 _SILENCE_S = 1.0
 
 
+class Turns(Protocol):
+    """Decides how many items are worked on at once; times are of one clock, in seconds."""
+
+    def admits(self, now: float) -> bool:
+        """Whether one more may begin."""
+
+    def wait(self, now: float) -> float | None:
+        """How long until one more may begin though none ends; None: not before."""
+
+    def begin(self, number: int, now: float) -> None:
+        """Work on an item begins."""
+
+    def end(self, number: int, now: float, *, well: bool) -> None:
+        """It ended; one that came to nothing says nothing of how fast the others can be."""
+
+
+@dataclass
+class AllAtOnce:
+    """So many at once, whatever they take: for what each host answers by itself."""
+
+    limit: int = AT_ONCE
+    _running: int = 0
+
+    def admits(self, _now: float) -> bool:
+        """While fewer than the limit run."""
+        return self._running < self.limit
+
+    def wait(self, _now: float) -> None:
+        """Only an end makes room."""
+
+    def begin(self, _number: int, _now: float) -> None:
+        """One more runs."""
+        self._running += 1
+
+    def end(self, _number: int, _now: float, *, well: bool) -> None:  # noqa: ARG002 - as Turns
+        """One less."""
+        self._running -= 1
+
+
 @dataclass
 class Window:
-    """The rule alone; times are of one clock, in seconds.
+    """As many as end fast; times are of one clock, in seconds.
 
     Attributes:
         limit: handshakes at once, those not counted that have been silent for long.
@@ -127,23 +128,25 @@ class Window:
 
 @dataclass
 class Stage(Generic[Item]):
-    """What is done with every item, as many at once as its window admits, and who is told of each that is through."""
+    """Work on every item, as much at once as the window admits; ``on_done`` hears of each that is through."""
 
     work: Callable[[Item], object]
     on_done: Callable[[Item], None] = lambda _item: None
-    window: Window = field(default_factory=Window)
+    window: Turns = field(default_factory=Window)
 
 
-def in_turns(items: Iterable[Item], *stages: Stage[Item]) -> list[Exception | None]:
+def in_turns(items: Iterable[Item], *stages: Stage[Item], until: float = math.inf) -> list[Exception | None]:
     """Takes every item through all stages, a thread a turn; why each went no further, None where it came through.
 
-    An item is in its next stage as soon as that one's window has a turn for it, whatever the others are at.
+    An item is in its next stage as soon as that one's window has a turn for it, whatever the others are at. Threads are
+    daemons, so that Ctrl-C in the main thread never waits for a host, and what has not ended ``until`` then (on the
+    monotonic clock) is left behind: a :class:`TimeoutError`.
     """
     todo = list(items)
     ends: list[Exception | None] = [None] * len(todo)
     waiting = [deque(range(len(todo))), *(deque[int]() for _ in stages[1:])]
     finished: queue.SimpleQueue[tuple[int, int, float]] = queue.SimpleQueue()
-    left = len(todo)
+    unfinished = set(range(len(todo)))
 
     def serve(place: int, index: int) -> None:
         try:
@@ -152,8 +155,8 @@ def in_turns(items: Iterable[Item], *stages: Stage[Item]) -> list[Exception | No
             ends[index] = error
         finished.put((place, index, time.monotonic()))
 
-    while left:
-        patience: list[float] = []
+    while unfinished:
+        patience = [until - time.monotonic()] if until < math.inf else []
         for place, stage in enumerate(stages):
             while waiting[place] and stage.window.admits(now := time.monotonic()):
                 index = waiting[place].popleft()
@@ -162,33 +165,42 @@ def in_turns(items: Iterable[Item], *stages: Stage[Item]) -> list[Exception | No
             silence = stage.window.wait(time.monotonic()) if waiting[place] else None
             patience += [] if silence is None else [silence]
         try:
-            place, index, ended = finished.get(timeout=min(patience, default=None))
+            place, index, ended = finished.get(timeout=max(0.0, min(patience)) if patience else None)
         except queue.Empty:  # somebody is silent: the next one's turn
+            if time.monotonic() >= until:
+                return [
+                    TimeoutError("no answer in time") if index in unfinished else end for index, end in enumerate(ends)
+                ]
             continue
         failed = ends[index] is not None
         stages[place].window.end(index, ended, well=not failed)
         stages[place].on_done(todo[index])
         if failed or place + 1 == len(stages):
-            left -= 1
+            unfinished.discard(index)
         else:
             waiting[place + 1].append(index)
     return ends
 
 
-def each(
+def fan_out(
     work: Callable[[Item], Result],
     items: Iterable[Item],
     on_done: Callable[[Item], None] = lambda _item: None,
-    at_once: int = FIRST,
+    window: Turns | None = None,
+    until: float = math.inf,
 ) -> list[Result | Exception]:
-    """As :func:`~nccl_doctor.collect.fanout.fan_out`, but in turns."""
+    """The results in the items' order, an exception being one; :class:`AllAtOnce` without a window.
+
+    ``work`` keeps its own deadline; see :func:`in_turns` for ``until``.
+    """
     todo = list(items)
     results: dict[int, Result] = {}
 
-    def one(index: int) -> None:
+    def serve(index: int) -> None:
         results[index] = work(todo[index])
 
-    ends = in_turns(range(len(todo)), Stage(one, lambda index: on_done(todo[index]), Window(at_once)))
+    stage = Stage(serve, lambda index: on_done(todo[index]), window or AllAtOnce())
+    ends = in_turns(range(len(todo)), stage, until=until)
     return [results[index] if end is None else end for index, end in enumerate(ends)]
 
 
@@ -200,32 +212,22 @@ _LINES, _PHRASE = 5, 500
 
 def ask_all(
     ask: Callable[[ProbeSession], T],
-    sessions: list[ProbeSession],
+    sessions: Collection[ProbeSession],
     on_done: Callable[[ProbeSession], None] = lambda _session: None,
-    at_once: int = FIRST,
+    window: Window | None = None,
 ) -> list[T | Exception]:
-    """The answers in the sessions' order; an exception is one.
+    """The hosts' answers as :func:`fan_out` has them; a fault of ours over one ends that host's session alone.
 
-    A host's time begins with its turn. Who ran out of it is asked again when all others are through, which for a
-    request that it has is to wait for the answer (:meth:`ProbeSession.ask`). ``at_once`` is how many begin together.
+    With a window, those that ran out of time are asked again when all others are through, which for a request that a
+    host has is to wait for the answer (:meth:`ProbeSession.ask`).
     """
-    by_itself = apart(ask)
-    results = each(by_itself, sessions, on_done, at_once)
+    work, todo = apart(ask), list(sessions)
+    results = fan_out(work, todo, on_done, window)
     late = [place for place, result in enumerate(results) if isinstance(result, NoAnswerError)]
-    if late and len(sessions) > 1:
-        for place, result in zip(late, each(lambda place: by_itself(sessions[place]), late), strict=True):
+    if window is not None and late and len(todo) > 1:
+        for place, result in zip(late, fan_out(work, [todo[place] for place in late], window=Window()), strict=True):
             results[place] = result
     return results
-
-
-def ask_once(
-    ask: Callable[[ProbeSession], T],
-    sessions: Iterable[ProbeSession],
-    on_done: Callable[[ProbeSession], None] | None = None,
-    at_once: int = AT_ONCE,
-) -> list[T | Exception]:
-    """The same for what is small: all at once, and nobody is asked again."""
-    return fan_out(apart(ask), sessions, on_done, at_once)
 
 
 def apart(ask: Callable[[ProbeSession], T]) -> Callable[[ProbeSession], T]:

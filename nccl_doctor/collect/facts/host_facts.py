@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import MalformedError, NoAnswerError, ProbeError, problems
-from nccl_doctor.collect.connect.asking import ask_all, failure_of
+from nccl_doctor.collect.connect.asking import Window, ask_all, failure_of
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.facts.names import CommonNames
 from nccl_doctor.model.cluster import Cluster, Node
@@ -127,7 +127,10 @@ def firewalls_again(
         told = session.ask(answers.RULES, "firewall", deadline, deadline_s=limits.timeout_s, sudo=limits.sudo)
         return facts[session.node.name].model_copy(update={"firewall_after": told.firewall})
 
-    named = {session.node.name: result for session, result in zip(sessions, ask_all(ask, sessions), strict=True)}
+    named = {
+        session.node.name: result
+        for session, result in zip(sessions, ask_all(ask, sessions, window=Window()), strict=True)
+    }
     return {name: result for name, result in named.items() if isinstance(result, HostFacts)}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import queue
 import socket
 import threading
 import time
@@ -12,6 +11,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from nccl_doctor.collect.connect.asking import fan_out
 from nccl_doctor.model.base import IpAddress, ip_address
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.snapshot import Names, ResolverAnswer, Unknown
@@ -80,41 +80,16 @@ def _row(told: ResolverAnswer | None) -> list[Any] | None:
     return None if told is None else [list(told.addresses), told.error]
 
 
-_AT_ONCE = 64
-_Answers = dict[str, tuple[IpAddress, ...]]
-
-
-def look_up(names: Iterable[str], within_s: float) -> _Answers:
+def look_up(names: Iterable[str], within_s: float) -> dict[str, tuple[IpAddress, ...]]:
     """Addresses by name, of getaddrinfo(3), or of ~/.ssh/config where only that knows the name; without the others.
 
     The resolver has no deadline of ours, so it is left behind in its thread.
     """
     wanted = [name for name in dict.fromkeys(names) if numeric(name) is None]
-    left: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for name in wanted:
-        left.put(name)
-    answers: queue.SimpleQueue[tuple[str, tuple[IpAddress, ...]]] = queue.SimpleQueue()
-    for number in range(min(_AT_ONCE, len(wanted))):
-        threading.Thread(target=_work, args=(left, answers), name=f"name-{number}", daemon=True).start()
-    deadline = time.monotonic() + within_s
-    found: _Answers = {}
-    for _ in wanted:
-        try:
-            name, addresses = answers.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            break
-        if addresses:
-            found[name] = addresses
-    return found
-
-
-def _work(left: queue.SimpleQueue[str], answers: queue.SimpleQueue[tuple[str, tuple[IpAddress, ...]]]) -> None:
-    while True:
-        try:
-            name = left.get_nowait()
-        except queue.Empty:
-            return
-        answers.put((name, _addresses(name) or _addresses(ssh_alias(name))))
+    found = fan_out(
+        lambda name: _addresses(name) or _addresses(ssh_alias(name)), wanted, until=time.monotonic() + within_s
+    )
+    return {name: told for name, told in zip(wanted, found, strict=True) if told and not isinstance(told, Exception)}
 
 
 def _addresses(name: str | None) -> tuple[IpAddress, ...]:

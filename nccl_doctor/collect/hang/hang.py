@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 
 from nccl_doctor import __version__
 from nccl_doctor.collect import answers
-from nccl_doctor.collect.connect.asking import MOST, apart, ask_all, failure_of, fan_out
+from nccl_doctor.collect.connect.asking import MOST, Window, apart, ask_all, failure_of, fan_out
 from nccl_doctor.collect.connect.reach import Reach
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.hang.answers import LOOK, host_look
@@ -297,7 +297,7 @@ class _Watch:
     ) -> dict[str, Result]:
         """What each host answered, by name; one that fails is a failure of its own."""
         asked = self._sessions if sessions is None else sessions
-        results = ask_all(work, asked, lambda session: self._progress.done(session.node.name), at_once=MOST)
+        results = ask_all(work, asked, lambda session: self._progress.done(session.node.name), Window(MOST))
         found: dict[str, Result] = {}
         for session, result in zip(asked, results, strict=True):
             if isinstance(result, Exception):

@@ -11,15 +11,17 @@ of lateness: from a queue that was full (tcp_abort_on_overflow), or from a liste
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import Dialled, DialRow, Listening, MalformedError, ProbeError
-from nccl_doctor.collect.connect.asking import ask_all, each
+from nccl_doctor.collect.connect.asking import Window, ask_all, fan_out
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.mesh.plan import Rails, Target, between, confirmed, could_open, of_host, own_nonce
 from nccl_doctor.model.cluster import Cluster, Node
@@ -37,7 +39,7 @@ TRIES = 4
 """Of busy hosts; each but the first only where the one before it got something through."""
 
 
-def run(
+def retry(
     sessions: list[ProbeSession],
     targets: dict[str, list[Target]],
     answers: list[Dialled | Exception],
@@ -51,14 +53,14 @@ def run(
         answers: of each session's dials, in the same order; an exception where there is none.
         dial: dials a host's targets.
     """
-    answers = [_looked(answer) for answer in _again(sessions, targets, answers, dial, _unopened, _instead)]
+    answers = [_looked(answer) for answer in _again(sessions, targets, answers, dial, _unopened, replace_rows)]
     busy = any(session.hello.load is not None and session.hello.load.busy for session in sessions)
     for _ in range(TRIES if busy else 1):
         before = sum(len(_late(answer)) for answer in answers)
         dials = sum(a.connected + len(a.failed) for a in answers if not isinstance(a, Exception))
         if before == 0 or not (busy or before <= FEW * dials):
             break
-        answers = _again(sessions, targets, answers, dial, _late, _without)
+        answers = _again(sessions, targets, answers, dial, _late, drop_recovered)
         if sum(len(_late(answer)) for answer in answers) == before:
             break
     return answers
@@ -83,7 +85,7 @@ def _again(
         wanted = [Target(told[row.target].dst, told[row.target].address, (row.port,)) for row in rows]
         return mended(first, rows, dial(session, wanted))
 
-    redone = each(again, range(len(sessions)))
+    redone = fan_out(again, range(len(sessions)), window=Window())
     return [first if isinstance(now, Exception) else now for first, now in zip(answers, redone, strict=True)]
 
 
@@ -100,7 +102,7 @@ def _looked(answer: Dialled | Exception) -> Dialled | Exception:
     return ProbeError(f"it may open no more files, for {missed} of them") if missed else answer
 
 
-def _without(answer: Dialled, rows: list[DialRow], second: Dialled) -> Dialled:
+def drop_recovered(answer: Dialled, rows: list[DialRow], second: Dialled) -> Dialled:
     """The answer without those of the rows that did not fail again, which stay as they were seen first."""
     still = {row.target for row in second.failed}
     saved = [row for place, row in enumerate(rows) if place not in still]
@@ -108,7 +110,7 @@ def _without(answer: Dialled, rows: list[DialRow], second: Dialled) -> Dialled:
     return Dialled(connected=answer.connected + len(saved), failed=left)
 
 
-def _instead(answer: Dialled, rows: list[DialRow], second: Dialled) -> Dialled:
+def replace_rows(answer: Dialled, rows: list[DialRow], second: Dialled) -> Dialled:
     """The answer with what the second try saw in place of the rows."""
     seen = tuple(row._replace(target=rows[row.target].target) for row in second.failed)
     left = tuple(row for row in answer.failed if row not in rows)
@@ -183,14 +185,14 @@ class Dialling:
                 own = self.facts[name], self.addresses[name], self.cluster, self.ports.get(name, ())
                 targets[name] += _oneself(self.nodes[name], *own)
 
-        def dial(session: ProbeSession, wanted: list[Target]) -> Dialled:
-            return _dial(session, wanted, self.nonce, self.dial_s)
+        def first(session: ProbeSession) -> Dialled:
+            return dial_targets(session, targets[session.node.name], self.nonce, self.dial_s)
 
         def again(session: ProbeSession, wanted: list[Target]) -> Dialled:
-            return _dial(session, wanted, self.nonce, AGAIN * self.dial_s)
+            return dial_targets(session, wanted, self.nonce, AGAIN * self.dial_s)
 
-        dialled = ask_all(lambda s: dial(s, targets[s.node.name]), self.sessions, on_done)
-        return targets, run(self.sessions, targets, dialled, again)
+        dialled = ask_all(first, self.sessions, on_done, Window())
+        return targets, retry(self.sessions, targets, dialled, again)
 
 
 def _others(
@@ -219,9 +221,23 @@ def _oneself(node: Node, facts: HostFacts, address: str, cluster: Cluster, mine:
         yield Target(node.name, address, tuple(dict.fromkeys(wanted)))
 
 
+@contextmanager
+def listening(
+    sessions: Collection[ProbeSession],
+    nonce: str,
+    sockets: Callable[[ProbeSession], list[dict[str, Any]]],
+    window: Window | None = None,
+) -> Iterator[dict[str, Listening | Exception]]:
+    """Has hosts listen as long as the block runs: by host, on which ports of those asked for, or why it does not."""
+    opened = ask_all(lambda session: open_listeners(session, nonce, sockets(session)), sessions, window=window)
+    yield {session.node.name: told for session, told in zip(sessions, opened, strict=True)}
+    ask_all(lambda session: session.ask(answers.NOTHING, "unlisten", time.monotonic() + ANSWER_S), sessions)
+
+
 def open_listeners(session: ProbeSession, nonce: str, sockets: list[dict[str, Any]]) -> Listening:
     """What a host listens on, of what it was asked for."""
-    told = session.ask(answers.LISTENING, "listen", time.monotonic() + ANSWER_S, nonce=nonce, sockets=sockets)
+    mine = own_nonce(nonce, session.node.name)
+    told = session.ask(answers.LISTENING, "listen", time.monotonic() + ANSWER_S, nonce=mine, sockets=sockets)
     if len(told.ports) != len(sockets) or any(
         port is not None and not could_open(wanted, port) for wanted, port in zip(sockets, told.ports, strict=True)
     ):
@@ -255,11 +271,14 @@ def together(names: list[str], first: Dials, second: Dials) -> Dials:
     return targets, both
 
 
-def _dial(session: ProbeSession, targets: list[Target], nonce: str, timeout_s: float) -> Dialled:
+def dial_targets(
+    session: ProbeSession, targets: list[Target], nonce: str, timeout_s: float, latest: float = math.inf
+) -> Dialled:
+    """Has a host dial listeners of this nonce; its answer comes before ``latest``, on the monotonic clock."""
     wanted = [[target.address, list(target.ports), own_nonce(nonce, target.dst)] for target in targets]
     # A resolver has its time, and dials beyond the number made at once wait for their turn, at worst a time-out each.
     rounds = 2 + sum(len(target.ports) for target in targets) // AT_ONCE
-    deadline = time.monotonic() + rounds * timeout_s + ANSWER_S
+    deadline = min(time.monotonic() + rounds * timeout_s + ANSWER_S, latest)
     told = session.ask(answers.DIALLED, "dial", deadline, targets=wanted, timeout_s=timeout_s)
     asked = {(place, port) for place, target in enumerate(targets) for port in target.ports}
     failed = {(row.target, row.port) for row in told.failed}

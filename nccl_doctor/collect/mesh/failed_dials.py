@@ -18,12 +18,12 @@ import time
 from collections.abc import Iterable, Mapping
 
 from nccl_doctor.collect import answers
-from nccl_doctor.collect.answers import Dialled, DialRow, MalformedError
-from nccl_doctor.collect.connect.asking import ask_once
+from nccl_doctor.collect.answers import Dialled, DialRow, Listening, MalformedError
+from nccl_doctor.collect.connect.asking import ask_all
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.facts.names import look_up
-from nccl_doctor.collect.mesh.dials import open_listeners
-from nccl_doctor.collect.mesh.plan import address_of, on_link, own_nonce
+from nccl_doctor.collect.mesh.dials import dial_targets, listening
+from nccl_doctor.collect.mesh.plan import Target, address_of, on_link
 from nccl_doctor.firewall.route_lookup import interface_of
 from nccl_doctor.model.report import DialOutcome, FailedDial
 from nccl_doctor.nccl.reach import LOST
@@ -39,13 +39,13 @@ ADDRESSES = 4
 ANSWER_S = 5.0
 LISTENER = {"address": "", "port": 0, "step": 0, "tries": 1}
 
-Met = dict[str, dict[str, tuple[str, ...]]]
+AlternativeAddresses = dict[str, dict[str, tuple[str, ...]]]
 """By host and its address, who met its listener there."""
 
 
 def find_other_nets(
     sessions: list[ProbeSession], facts: dict[str, HostFacts], mesh: Mesh, failed: Iterable[FailedDial], dial_s: float
-) -> Met:
+) -> AlternativeAddresses:
     """Where the hosts of the dials that nothing on them explains can meet after all."""
     wanted = _wanted(facts, mesh, list(failed))
     if not wanted:
@@ -53,23 +53,16 @@ def find_other_nets(
     nonce = secrets.token_hex(16)
     ends = wanted.keys() | {dst for told in wanted.values() for dst, _ in told}
     concerned = [session for session in sessions if session.node.name in ends]
+    with listening(concerned, nonce, lambda _session: [LISTENER]) as opened:
+        ports = {name: told.ports[0] for name, told in opened.items() if isinstance(told, Listening)}
 
-    def listen(session: ProbeSession) -> int | None:
-        return open_listeners(session, own_nonce(nonce, session.node.name), [LISTENER]).ports[0]
+        def meet(session: ProbeSession) -> list[tuple[str, str]]:
+            pairs = [pair for pair in wanted.get(session.node.name, ()) if ports.get(pair[0])]
+            targets = [Target(dst, address, (ports[dst] or 0,)) for dst, address in pairs]
+            lost = {row.target for row in dial_targets(session, targets, nonce, dial_s).failed}
+            return [pair for place, pair in enumerate(pairs) if place not in lost]
 
-    def dial(session: ProbeSession) -> list[tuple[str, str]]:
-        told = [(dst, address) for dst, address in wanted.get(session.node.name, ()) if ports.get(dst)]
-        targets = [[address, [ports[dst]], own_nonce(nonce, dst)] for dst, address in told]
-        deadline = time.monotonic() + dial_s + ANSWER_S
-        answer = session.ask(answers.DIALLED, "dial", deadline, targets=targets, timeout_s=dial_s)
-        lost = {row.target for row in answer.failed}
-        return [pair for place, pair in enumerate(told) if place not in lost]
-
-    opened = ask_once(listen, concerned)
-    named = zip((session.node.name for session in concerned), opened, strict=True)
-    ports = {name: port for name, port in named if isinstance(port, int)}
-    dialled = ask_once(dial, concerned)
-    ask_once(lambda session: session.ask(answers.NOTHING, "unlisten", time.monotonic() + ANSWER_S), concerned)
+        dialled = ask_all(meet, concerned)
     met: dict[str, dict[str, list[str]]] = {}
     for session, connected in zip(concerned, dialled, strict=True):
         for dst, address in () if isinstance(connected, Exception) else connected:
@@ -110,34 +103,25 @@ def find_interceptions(
         return ()
     nonce = secrets.token_hex(16)
 
-    def hold(session: ProbeSession) -> int | None:
-        return open_listeners(session, nonce, [CLOSED]).ports[0]
+    after = dict(zip([session.node.name for session in sessions], [*sessions[1:], sessions[0]], strict=True))
+    with listening(sessions, nonce, lambda _session: [CLOSED]) as held:
 
-    held = ask_once(hold, sessions)
-    first, *others = zip(sessions, held, strict=True)
-    after = {session.node.name: other for session, other in zip(sessions, (*others, first), strict=True)}
+        def dial_closed(session: ProbeSession) -> Interception | None:
+            other = after[session.node.name]
+            port = told.ports[0] if isinstance(told := held[other.node.name], Listening) else None
+            if port is None:
+                return None
+            target = Target(other.node.name, address_of(other.node, facts[other.node.name]), (port,))
+            outcome = dial_targets(session, [target], nonce, CLOSED_DIAL_S)
+            if not outcome.connected and not any(map(was_accepted, outcome.failed)):
+                return None
+            return Interception(src=session.node.name, dst=target.dst, address=target.address, port=port)
 
-    def dial(session: ProbeSession) -> Interception | None:
-        other, port = after[session.node.name]
-        if not isinstance(port, int):
-            return None
-        address = address_of(other.node, facts[other.node.name])
-        deadline = time.monotonic() + 2 * CLOSED_DIAL_S + ANSWER_S
-        targets = [[address, [port], nonce]]
-        told = session.ask(answers.DIALLED, "dial", deadline, targets=targets, timeout_s=CLOSED_DIAL_S)
-        names = {"src": session.node.name, "dst": other.node.name}
-        met = [
-            FailedDial(**names, address=address, port=port, outcome=row.outcome, error=row.error) for row in told.failed
-        ]
-        is_taken = told.connected > 0 or any(was_accepted(one) for one in met)
-        return Interception(**names, address=address, port=port) if is_taken else None
-
-    found = ask_once(dial, sessions)
-    ask_once(lambda session: session.ask(answers.NOTHING, "unlisten", time.monotonic() + ANSWER_S), sessions)
+        found = ask_all(dial_closed, sessions)
     return tuple(one for one in found if isinstance(one, Interception))
 
 
-def was_accepted(dial: FailedDial) -> bool:
+def was_accepted(dial: FailedDial | DialRow) -> bool:
     """Whether the connection of a failed dial came about, with whomever."""
     return dial.outcome in ("stranger", "intercepted", "reset") or dial.error == "SILENT"
 
@@ -193,7 +177,7 @@ def _ask(sessions: list[ProbeSession], wanted: dict[str, dict[Packet, None]]) ->
         return told
 
     concerned = [session for session in sessions if session.node.name in wanted]
-    found = ask_once(ask, concerned)
+    found = ask_all(ask, concerned)
     named = zip((session.node.name for session in concerned), found, strict=True)
     return {name: answer for name, answer in named if not isinstance(answer, Exception)}
 
@@ -221,16 +205,16 @@ def _is_literal(address: str) -> bool:
     return True
 
 
-WITNESSES = 2
+PEERS = 2
 """Hosts that look."""
 
 TARGETS = 64
 """Addresses that each looks at."""
 
-WITNESS_DIAL_S = 2.0
+PEER_DIAL_S = 2.0
 NAMES_S = 2.0
-WITNESS_ANSWER_S = 3.0
-TAKES_S = NAMES_S + 2 * WITNESS_DIAL_S + WITNESS_ANSWER_S
+PEER_ANSWER_S = 3.0
+TAKES_S = NAMES_S + 2 * PEER_DIAL_S + PEER_ANSWER_S
 """What all of it may take: what is silent is spoken to, and waited for as long again."""
 
 WORTH_ASKING = ("timed-out", "no-route", "unreachable", "refused")
@@ -239,20 +223,20 @@ WORTH_ASKING = ("timed-out", "no-route", "unreachable", "refused")
 LOOKS: tuple[DialOutcome, ...] = (
     "stranger", "intercepted", "reset", "refused", "timed-out", "no-route", "unreachable",
 )  # fmt: skip
-"""What a witness saw, the most telling first, as of a host's several addresses one counts; the others are no look:
+"""What a peer saw, the most telling first, as of a host's several addresses one counts; the others are no look:
 it could not open a socket, or had no address of its own to dial from."""
 
 
-def ask_witnesses(
+def ask_reachability_from_peers(
     sessions: list[ProbeSession], failures: Mapping[str, AnyAccessFailure], until: float
 ) -> dict[str, SshUnreachable]:
     """The failures of the hosts that were looked at, with what was seen: sshd greets all, so a stranger is up.
 
-    This machine itself, where it is one of the hosts, is no witness: it has looked already.
+    This machine itself, where it is one of the hosts, is no peer to ask: it has looked already.
     Nothing is looked at where it might not have ended by ``until`` (:func:`time.monotonic`).
     """
     latest = time.monotonic() + TAKES_S
-    chosen = [session for session in sessions if not session.node.local][:WITNESSES]
+    chosen = [session for session in sessions if not session.node.local][:PEERS]
     lost = {
         name: failure
         for name, failure in failures.items()
@@ -264,17 +248,16 @@ def ask_witnesses(
     if not places:
         return {}
     nonce = secrets.token_hex(16)
-    targets = [[address, [lost[name].facts.port], nonce] for name, address in places]
+    targets = [Target(name, address, (lost[name].facts.port,)) for name, address in places]
 
     def look(session: ProbeSession) -> Dialled:
-        return session.ask(answers.DIALLED, "dial", latest, targets=targets, timeout_s=WITNESS_DIAL_S)
+        return dial_targets(session, targets, nonce, PEER_DIAL_S, latest)
 
     seen: dict[str, dict[str, DialOutcome]] = {}
-    for session, told in zip(chosen, ask_once(look, chosen), strict=True):
+    for session, told in zip(chosen, ask_all(look, chosen), strict=True):
         rows = () if isinstance(told, Exception) else told.failed
         for row in sorted(filter(_is_look, rows), key=lambda row: LOOKS.index(row.outcome)):
-            if row.target < len(places):
-                seen.setdefault(places[row.target][0], {}).setdefault(session.node.name, row.outcome)
+            seen.setdefault(places[row.target][0], {}).setdefault(session.node.name, row.outcome)
     return {
         name: lost[name].model_copy(update={"facts": lost[name].facts.model_copy(update={"others": others})})
         for name, others in seen.items()
@@ -282,7 +265,7 @@ def ask_witnesses(
 
 
 def _places(lost: Mapping[str, SshUnreachable]) -> list[tuple[str, str]]:
-    """Hosts and their addresses as this machine resolves them: a witness may know the name as another's, or not at all.
+    """Hosts and their addresses as this machine resolves them: a peer may know the name as another's, or not at all.
 
     An address that means another machine elsewhere is left out: 127.0.0.1 of a forward (ssh -L), a link's own.
     """

@@ -12,12 +12,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import Dialled, Listening, MalformedError, PathMtuResult
-from nccl_doctor.collect.connect.asking import ask_all, ask_once
+from nccl_doctor.collect.connect.asking import Window, ask_all
 from nccl_doctor.collect.connect.session import ProbeSession
-from nccl_doctor.collect.mesh.dials import ANSWER_S, Dialling, doubts, failed_pairs, open_listeners, together
+from nccl_doctor.collect.mesh.dials import Dialling, doubts, failed_pairs, listening, together
 from nccl_doctor.collect.mesh.plan import (
     MeshSize,
     Target,
@@ -71,7 +73,7 @@ def find_stalls(
             raise session.gone(MalformedError("large packets to others than it was asked for"))
         return tuple(_stall(session, *row) for row in zip(mine, told, strict=True) if row[1].outcome == "stalled")
 
-    found = ask_all(ask, sessions)
+    found = ask_all(ask, sessions, window=Window())
     stalls = tuple(stall for result in found if not isinstance(result, Exception) for stall in result)
     broken = [f"{name}: {result}" for name, result in zip(names, found, strict=True) if isinstance(result, Exception)]
     return unknown(f"large packets could not be tried: {broken[0]}") if broken and not stalls else stalls
@@ -110,18 +112,17 @@ def run_mesh(
     """Opens the listeners, dials them all, closes them."""
     nonce = secrets.token_hex(16)
     names = [session.node.name for session in sessions]
-    opened = ask_all(lambda s: _listen(s, facts[s.node.name], cluster, nonce), sessions)
-    ports, silent = _listening(names, opened)
-    sample = sampled([node.name for node in cluster.nodes], limits.size)
-    addresses = {session.node.name: address_of(session.node, facts[session.node.name]) for session in sessions}
-    dialling = Dialling(sessions, facts, cluster, limits.dial_s, nonce, ports, addresses)
-    targets, dialled = dialling.run(partners(dict.fromkeys(names), sample), on_done, sample, oneself=True)
-    if sample is not None and (found := suspects(failed_pairs(targets, names, dialled))):
-        first, sample = sample, sample.model_copy(update={"by_all": found})
-        plan = {name: [dst for dst in found if dst != name and not first.holds(name, dst)] for name in names}
-        targets, dialled = together(names, (targets, dialled), dialling.run(plan, lambda _session: None))
-    stalls = find_stalls(sessions, targets, dialled)
-    ask_once(lambda s: s.ask(answers.NOTHING, "unlisten", time.monotonic() + ANSWER_S), sessions)
+    with listening(sessions, nonce, partial(_sockets, facts, cluster, nonce), Window()) as opened:
+        ports, silent = _listening(opened)
+        sample = sampled([node.name for node in cluster.nodes], limits.size)
+        addresses = {session.node.name: address_of(session.node, facts[session.node.name]) for session in sessions}
+        dialling = Dialling(sessions, facts, cluster, limits.dial_s, nonce, ports, addresses)
+        targets, dialled = dialling.run(partners(dict.fromkeys(names), sample), on_done, sample, oneself=True)
+        if sample is not None and (found := suspects(failed_pairs(targets, names, dialled))):
+            first, sample = sample, sample.model_copy(update={"by_all": found})
+            plan = {name: [dst for dst in found if dst != name and not first.holds(name, dst)] for name in names}
+            targets, dialled = together(names, (targets, dialled), dialling.run(plan, lambda _session: None))
+        stalls = find_stalls(sessions, targets, dialled)
     silent.update(doubts(dialling.doubtful))
     failed: list[FailedDial] = []
     tested = 0
@@ -173,21 +174,20 @@ def _answered(
     return met
 
 
-def _listen(session: ProbeSession, facts: HostFacts, cluster: Cluster, nonce: str) -> Listening:
-    trial = facts.master_port
+def _sockets(
+    facts: Mapping[str, HostFacts], cluster: Cluster, nonce: str, session: ProbeSession
+) -> list[dict[str, Any]]:
+    own = facts[session.node.name]
+    trial = own.master_port
     free = session.node.node_rank == 0 and isinstance(trial, PortTrial) and trial.free
-    mine = own_nonce(nonce, session.node.name)
-    sockets = listeners(facts, cluster.master_port if free else None, mine)
-    return open_listeners(session, mine, sockets)
+    return listeners(own, cluster.master_port if free else None, own_nonce(nonce, session.node.name))
 
 
-def _listening(
-    names: list[str], opened: list[Listening | Exception]
-) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+def _listening(opened: Mapping[str, Listening | Exception]) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
     """By host, the ports it listens on, and why it does not listen on some."""
     ports: dict[str, tuple[int, ...]] = {}
     silent: dict[str, str] = {}
-    for name, answer in zip(names, opened, strict=True):
+    for name, answer in opened.items():
         if isinstance(answer, Exception):
             silent[name] = f"could not listen: {answer}"
             continue

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import NoAnswerError, ProbeError, RankEvent, SmokeEnd
-from nccl_doctor.collect.connect.asking import apart, fan_out
+from nccl_doctor.collect.connect.asking import AllAtOnce, apart, fan_out
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.smoke.outcome import ANSWER_S, AllReduceRun, result
 from nccl_doctor.collect.smoke.plan import SmokeLimits, environment, plan
@@ -96,7 +96,7 @@ def run(
         all_reduce.end(name, _answer(session, numbers[name], all_reduce, on_event))
 
     threading.Thread(target=all_reduce.watch, args=(stop,), daemon=True).start()
-    fan_out(follow, sessions, lambda session: watcher.done(session.node.name), at_once=len(sessions))
+    fan_out(follow, sessions, lambda session: watcher.done(session.node.name), AllAtOnce(len(sessions)))
     limits.keep_output({name: end.output for name, end in all_reduce.ends.items()})
     return result(what, all_reduce)
 

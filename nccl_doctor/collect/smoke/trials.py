@@ -17,7 +17,7 @@ from typing import Literal
 
 from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import ProbeError
-from nccl_doctor.collect.connect.asking import ask_once, fan_out
+from nccl_doctor.collect.connect.asking import AllAtOnce, apart, ask_all, fan_out
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.smoke.plan import Backend, Plan, SmokeLimits, environment, order_of, plan
 from nccl_doctor.model.cluster import Cluster
@@ -163,7 +163,7 @@ class _Groups:
             return True
 
         sessions = self._sessions.values()
-        for session, result in zip(sessions, ask_once(is_ready, sessions), strict=True):
+        for session, result in zip(sessions, ask_all(is_ready, sessions), strict=True):
             if result is False:
                 raise ProbeError("there was no time left")
             if isinstance(result, Exception):
@@ -184,7 +184,7 @@ class _Groups:
     def close(self) -> None:
         """Ends the processes that wait for another group."""
         deadline = min(time.monotonic(), self._until) + ANSWER_S
-        ask_once(lambda session: session.ask(answers.NOTHING, "end_launcher", deadline), self._sessions.values())
+        ask_all(lambda session: session.ask(answers.NOTHING, "end_launcher", deadline), self._sessions.values())
 
     def _within(self, seconds: float) -> float:
         return min(time.monotonic() + seconds, self._until)
@@ -206,7 +206,7 @@ class _Groups:
             told = session.ask(answers.TRIAL_END, "trial", self._within(seconds + ANSWER_S), order=order)
             return told.ok
 
-        return all(result is True for result in ask_once(works, sessions, at_once=len(group)))
+        return all(result is True for result in fan_out(apart(works), sessions, window=AllAtOnce(len(group))))
 
     def _master(self, session: ProbeSession) -> tuple[str, int]:
         """Where the group's ranks meet: as the job would where its master is among them."""

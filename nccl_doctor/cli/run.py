@@ -20,7 +20,7 @@ from nccl_doctor.collect.mesh.mesh import MeshLimits
 from nccl_doctor.collect.mesh.plan import MeshSize
 from nccl_doctor.collect.options import RunOptions
 from nccl_doctor.collect.run import Run, open_run
-from nccl_doctor.collect.smoke import SmokeLimits
+from nccl_doctor.collect.smoke.plan import SmokeLimits
 from nccl_doctor.errors import UnwrittenError, UsageError
 from nccl_doctor.inventory.build import Overrides
 from nccl_doctor.judge.diagnose import judge

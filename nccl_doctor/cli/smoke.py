@@ -64,7 +64,7 @@ def smoke(
 
     def work() -> int:
         from nccl_doctor.cli.run import Request, check_cluster
-        from nccl_doctor.collect.smoke import SmokeLimits
+        from nccl_doctor.collect.smoke.plan import SmokeLimits
 
         request = Request(
             which=which,

@@ -14,10 +14,9 @@ from nccl_doctor import __version__
 from nccl_doctor.checks.view import FailedDials
 from nccl_doctor.collect import smoke as smoke_phase
 from nccl_doctor.collect.answers import OwnFaultError, ProbeError, StoodStillError
-from nccl_doctor.collect.connect.asking import failure_of, fan_out
-from nccl_doctor.collect.connect.reach import CONNECT_S, Reach
+from nccl_doctor.collect.connect.reach import CONNECT_S, Reach, failure_of, fan_out
 from nccl_doctor.collect.connect.session import PATIENT_S, ProbeSession
-from nccl_doctor.collect.facts import outside
+from nccl_doctor.collect.facts import host_facts
 from nccl_doctor.collect.facts.host_facts import NO_FACTS, Asking, failure, firewalls_again
 from nccl_doctor.collect.facts.names import look_up
 from nccl_doctor.collect.mesh.failed_dials import (
@@ -77,7 +76,7 @@ class FirstLook:
     def connect_and_collect(self, transport: Transport) -> list[ProbeSession]:
         """Reaches and asks all; the sessions of those that answered, in the cluster's order."""
         names = {self._cluster.master_addr, *(node.address for node in self._cluster.nodes)}
-        around = partial(outside.look, transport, names)
+        around = partial(host_facts.look_outside, transport, names)
         asking = Asking(self._cluster, self._options.facts_limits, self._clock.until, around)
 
         def look(session: ProbeSession, share: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nccl_doctor.cli.run import total_s
-from nccl_doctor.collect.smoke import SmokeLimits
+from nccl_doctor.collect.smoke.plan import SmokeLimits
 
 
 @pytest.mark.parametrize(

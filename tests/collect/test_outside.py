@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.collect.facts.outside import SCRIPT, look, parse
+from nccl_doctor.collect.facts.host_facts import SCRIPT, look_outside, parse_outside
 from nccl_doctor.model.cluster import Node, access
 from nccl_doctor.snapshot import Outside, ResourceLimits, Unknown
 from nccl_doctor.transport.containers import InsideOptions
@@ -48,7 +48,7 @@ tmpfs             65536000     0  65536000       0% /dev/shm
 
 
 def test_all_that_it_tells() -> None:
-    assert parse(TOLD.splitlines(), MARK, TRAIN, {"node2", "node9"}) == Outside(
+    assert parse_outside(TOLD.splitlines(), MARK, TRAIN, {"node2", "node9"}) == Outside(
         runtime="docker",
         name="train",
         place="the docker container train",
@@ -66,7 +66,7 @@ def test_what_one_program_does_not_tell_costs_its_own_fact(lacking: str) -> None
     lines = TOLD.splitlines()
     at = lines.index(f"{MARK} {lacking}")
     end = next((n for n in range(at + 1, len(lines)) if lines[n].startswith(MARK)), len(lines))
-    found = parse(lines[: at + 1] + lines[end:], MARK, TRAIN, {"node2"})
+    found = parse_outside(lines[: at + 1] + lines[end:], MARK, TRAIN, {"node2"})
     assert isinstance(found, Outside)
     empty = {"network": None, "hostname": "", "limits": None, "shm_bytes": None, "devices": (), "names": ()}
     lost = {name for name, value in empty.items() if getattr(found, name) == value}
@@ -75,23 +75,25 @@ def test_what_one_program_does_not_tell_costs_its_own_fact(lacking: str) -> None
 
 @given(st.lists(st.one_of(st.text(max_size=200), st.sampled_from(TOLD.splitlines())), max_size=40))
 def test_whatever_it_says_is_typed(lines: list[str]) -> None:
-    assert isinstance(parse(lines, MARK, TRAIN, {"node2"}), Outside | Unknown)
+    assert isinstance(parse_outside(lines, MARK, TRAIN, {"node2"}), Outside | Unknown)
 
 
 def test_this_machines_own_shell(tmp_path: Path) -> None:
     node = Node(name="n", address="n", node_rank=0, access=access(InsideOptions(runtime="enter", name="1")), local=True)
-    found = look(LocalTransport(), {"localhost"}, node, time.monotonic() + LONG_S)
+    found = look_outside(LocalTransport(), {"localhost"}, node, time.monotonic() + LONG_S)
     assert isinstance(found, Outside)
     assert found.network == str(Path("/proc/self/ns/net").readlink())
     assert found.hostname == Path("/proc/sys/kernel/hostname").read_text().strip()
     assert found.limits is not None
     assert found.job_limits is not None
     assert found.shm_bytes
-    assert look(LocalTransport(), set(), node.model_copy(update={"access": {}}), time.monotonic() + LONG_S) is None
+    assert (
+        look_outside(LocalTransport(), set(), node.model_copy(update={"access": {}}), time.monotonic() + LONG_S) is None
+    )
     for shell in (["dash"], ["bash"], ["busybox", "sh"]):
         text = SCRIPT.format(mark=MARK, pid="-", path="/usr/bin:/bin")
         done = subprocess.run(shell, input=text, capture_output=True, text=True, timeout=LONG_S, check=False)
-        assert isinstance(parse(done.stdout.splitlines(), MARK, TRAIN, set()), Outside)
+        assert isinstance(parse_outside(done.stdout.splitlines(), MARK, TRAIN, set()), Outside)
         assert done.stdout.endswith(f"{MARK} end\n")
 
 
@@ -106,7 +108,7 @@ def test_a_shell_that_prints_without_end_is_not_kept() -> None:
     node = Node(name="n", address="127.0.0.1", node_rank=0, access=access(TRAIN))
     tracemalloc.start()
     try:
-        found = look(Endless(), set(), node, time.monotonic() + LONG_S)
+        found = look_outside(Endless(), set(), node, time.monotonic() + LONG_S)
         assert tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:
         tracemalloc.stop()

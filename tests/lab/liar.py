@@ -33,7 +33,7 @@ from nccl_doctor.cli.progress import Silent
 from nccl_doctor.collect.hang.hang import HangOptions, take
 from nccl_doctor.collect.options import RunOptions
 from nccl_doctor.collect.run import open_run
-from nccl_doctor.collect.smoke import SmokeLimits
+from nccl_doctor.collect.smoke.plan import SmokeLimits
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.judge.hang_report import report as hang_report
 from nccl_doctor.model.cluster import Cluster, Node, access

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nccl_doctor.collect.connect.asking import fan_out
+from nccl_doctor.collect.connect.reach import fan_out
 from nccl_doctor.model.base import IpAddress, ip_address
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.snapshot import Names, ResolverAnswer, Unknown

@@ -21,8 +21,7 @@ from pydantic import TypeAdapter
 
 from nccl_doctor import __version__
 from nccl_doctor.collect import answers
-from nccl_doctor.collect.connect.asking import MOST, Window, apart, ask_all, failure_of, fan_out
-from nccl_doctor.collect.connect.reach import Reach
+from nccl_doctor.collect.connect.reach import MOST, Reach, Window, apart, ask_all, failure_of, fan_out
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.hang.answers import LOOK, host_look
 from nccl_doctor.collect.hang.jobs import choose, with_counted

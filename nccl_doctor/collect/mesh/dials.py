@@ -21,7 +21,7 @@ from typing import Any
 
 from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import Dialled, DialRow, Listening, MalformedError, ProbeError
-from nccl_doctor.collect.connect.asking import Window, ask_all, fan_out
+from nccl_doctor.collect.connect.reach import Window, ask_all, fan_out
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.mesh.plan import Rails, Target, between, confirmed, could_open, of_host, own_nonce
 from nccl_doctor.model.cluster import Cluster, Node

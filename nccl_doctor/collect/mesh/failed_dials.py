@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 
 from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import Dialled, DialRow, Listening, MalformedError
-from nccl_doctor.collect.connect.asking import ask_all
+from nccl_doctor.collect.connect.reach import ask_all
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.facts.names import look_up
 from nccl_doctor.collect.mesh.dials import dial_targets, listening

@@ -17,7 +17,7 @@ from typing import Any
 
 from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import Dialled, Listening, MalformedError, PathMtuResult
-from nccl_doctor.collect.connect.asking import Window, ask_all
+from nccl_doctor.collect.connect.reach import Window, ask_all
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.mesh.dials import Dialling, doubts, failed_pairs, listening, together
 from nccl_doctor.collect.mesh.plan import (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from nccl_doctor.collect import answers
-from nccl_doctor.collect.connect.asking import apart, fan_out
+from nccl_doctor.collect.connect.reach import apart, fan_out
 from nccl_doctor.errors import NotReachedError, UsageError
 from nccl_doctor.model.base import Count, Observed, Pid, Port, Seconds
 from nccl_doctor.model.ports import MAX_PROCESSES, Cause, Elsewhere, HolderJob

@@ -14,7 +14,7 @@ from itertools import chain, islice
 from time import sleep
 from typing import Any, NamedTuple
 
-from nccl_doctor.collect.connect.asking import fan_out
+from nccl_doctor.collect.connect.reach import fan_out
 from nccl_doctor.collect.ports.fleet import Fleet, Look, Machine, Signalled, Trial
 from nccl_doctor.errors import DoctorError, NotReachedError
 from nccl_doctor.model.ports import LAST_PORT, HolderJob, Identity, PortReport, Socket, Suggestion

@@ -17,7 +17,7 @@ from typing import Literal
 
 from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import ProbeError
-from nccl_doctor.collect.connect.asking import AllAtOnce, apart, ask_all, fan_out
+from nccl_doctor.collect.connect.reach import AllAtOnce, apart, ask_all, fan_out
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.smoke.plan import Backend, Plan, SmokeLimits, environment, order_of, plan
 from nccl_doctor.model.cluster import Cluster

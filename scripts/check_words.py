@@ -14,6 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "nccl_doctor"
 WORDS = frozenset({"told", "seen", "met", "said", "one", "nobody", "taken", "odd"})
+PROMISED = frozenset({"seen", "not_seen", "taken_at"})
+"""Fields that JSON and snapshots promise to scripts: facts of hosts, what a look at a job missed, the time of a run."""
 OPENINGS = frozenset({"What", "Whether", "Whom", "Who", "Which", "One"})
 
 
@@ -46,7 +48,8 @@ def _names(node: ast.AST) -> Iterator[tuple[str, int]]:
         yield node.name, node.lineno
         for statement in node.body:
             targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-            yield from ((target.id, target.lineno) for target in targets if isinstance(target, ast.Name))
+            named = (target for target in targets if isinstance(target, ast.Name) and target.id not in PROMISED)
+            yield from ((target.id, target.lineno) for target in named)
     elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
         yield node.attr, node.lineno
 

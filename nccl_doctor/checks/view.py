@@ -22,7 +22,7 @@ from nccl_doctor.model.report import FailedDial
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl, cluster_nccl
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.snapshot import Host, HostFacts, Mesh, Smoke, Snapshot, known
-from nccl_doctor.snapshot.pods import KubeFacts
+from nccl_doctor.snapshot.surroundings import KubeFacts
 from nccl_doctor.text.hostlist import K, grouped
 
 if TYPE_CHECKING:

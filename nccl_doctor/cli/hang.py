@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from nccl_doctor.collect.hang.hang import HangOptions
     from nccl_doctor.model.cluster import Cluster
     from nccl_doctor.model.documents import HangReport
-    from nccl_doctor.snapshot.rank_look import HangSnapshot
+    from nccl_doctor.snapshot.hang import HangSnapshot
 
 
 @flattened
@@ -57,7 +57,7 @@ def hang(
         from nccl_doctor.cli.snapshots import keep, of_snapshot, read_snapshot
         from nccl_doctor.collect.hang.hang import HangOptions
         from nccl_doctor.errors import UnwrittenError
-        from nccl_doctor.snapshot.rank_look import HangSnapshot
+        from nccl_doctor.snapshot.hang import HangSnapshot
 
         try_files(("--save", kept.save))
         # while hosts are waited for: what judges takes as long to import as a host to answer

@@ -24,7 +24,7 @@ from nccl_doctor.text.bounds import refuse_crowded
 if TYPE_CHECKING:
     from nccl_doctor.judge.from_file import Judged
     from nccl_doctor.model.cluster import Node
-    from nccl_doctor.snapshot.rank_look import HangSnapshot
+    from nccl_doctor.snapshot.hang import HangSnapshot
 
 MOST_BYTES = 256 << 20
 """Of a snapshot's file; that of 4,096 hosts has 22 MB."""

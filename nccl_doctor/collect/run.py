@@ -48,7 +48,7 @@ from nccl_doctor.snapshot import (
     skipped,
     unknown,
 )
-from nccl_doctor.snapshot.pods import KubeFacts
+from nccl_doctor.snapshot.surroundings import KubeFacts
 from nccl_doctor.transport.base import Transport
 
 

@@ -19,8 +19,9 @@ from nccl_doctor.firewall.remedy import Opening, Remedy, merged, remedy
 from nccl_doctor.firewall.route_lookup import Path, dialled_address, ephemeral, path_of, source_address
 from nccl_doctor.firewall.rules import Direction, Packet, RuleRef, Tri, every, some
 from nccl_doctor.model.report import FailedDial
-from nccl_doctor.snapshot import FirewallFacts, Host, Mesh, Snapshot, Unknown, confirmed, known
-from nccl_doctor.snapshot.pods import Block, KubeFacts, Peer, PodFacts, Policy, PolicyPort, Rule, Selector
+from nccl_doctor.snapshot import FirewallFacts, Host, Mesh, Snapshot, Unknown, known
+from nccl_doctor.snapshot.hosts import corroborated_addresses
+from nccl_doctor.snapshot.surroundings import Block, KubeFacts, Peer, PodFacts, Policy, PolicyPort, Rule, Selector
 from nccl_doctor.text.inet import network_of, numeric
 
 NOT_DIALLED = "not dialled"
@@ -222,7 +223,7 @@ def unconfirmed(blames: Sequence[Blame], snapshot: Snapshot, listens: Mapping[st
         (host, address)
         for host, address in peers
         if any(
-            ip_address(address) not in confirmed.addresses(snapshot, host, reader)
+            ip_address(address) not in corroborated_addresses(snapshot, host, reader)
             for reader in readers
             if reader != host
         )

@@ -10,7 +10,7 @@ from nccl_doctor.logs import flight
 from nccl_doctor.logs.flight import compare
 from nccl_doctor.nccl import ras
 from nccl_doctor.nccl.ras import Communicator, MalformedAnswerError, RasAnswer
-from nccl_doctor.snapshot.rank_look import Call, HangSnapshot, Ras, Recorded
+from nccl_doctor.snapshot.hang import Call, HangSnapshot, Ras, Recorded
 from nccl_doctor.text.bounds import CrowdedError
 
 

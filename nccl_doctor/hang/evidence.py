@@ -9,7 +9,7 @@ from nccl_doctor.hang.calls import Divergence, RasView
 from nccl_doctor.hang.observed_rank import Link, ObservedRank, world_size
 from nccl_doctor.hang.rendezvous import Rendezvous, RendezvousFault
 from nccl_doctor.snapshot import Unknown
-from nccl_doctor.snapshot.rank_look import HangHost, HangSnapshot
+from nccl_doctor.snapshot.hang import HangHost, HangSnapshot
 
 CHATTER = 1 << 20
 """Bytes between two looks that NCCL's own services (RAS) may exchange while the job stands still."""

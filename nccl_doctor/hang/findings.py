@@ -24,7 +24,7 @@ from nccl_doctor.hang.observed_rank import (
 from nccl_doctor.hang.verdict import Judgement
 from nccl_doctor.model.finding import Finding, Fix, on
 from nccl_doctor.snapshot import Unknown
-from nccl_doctor.snapshot.rank_look import HangSnapshot, Ras
+from nccl_doctor.snapshot.hang import HangSnapshot, Ras
 from nccl_doctor.text.hostlist import capital, fold, grouped, plural, ranks_of
 from nccl_doctor.text.shell import line
 

@@ -12,7 +12,7 @@ from enum import Enum
 from pathlib import PurePosixPath
 
 from nccl_doctor.snapshot import Skipped, Unknown
-from nccl_doctor.snapshot.rank_look import (
+from nccl_doctor.snapshot.hang import (
     Flow,
     Frame,
     HangHost,

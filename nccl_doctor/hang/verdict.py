@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from nccl_doctor.hang.evidence import HangEvidence, gather_evidence
 from nccl_doctor.hang.observed_rank import Kind, ObservedRank, doing, folded, named
 from nccl_doctor.model.documents import HangVerdict
-from nccl_doctor.snapshot.rank_look import HangSnapshot
+from nccl_doctor.snapshot.hang import HangSnapshot
 from nccl_doctor.text.hostlist import grouped
 
 

@@ -15,9 +15,8 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, V
 from pydantic_core import from_json
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.model.base import IpAddress
-from nccl_doctor.snapshot.pods import Peer, Policy, PolicyPort, Rule, Selector, Service
-from nccl_doctor.snapshot.unknown import Unknown, unknown
+from nccl_doctor.model.base import IpAddress, Unknown, unknown
+from nccl_doctor.snapshot.surroundings import Peer, Policy, PolicyPort, Rule, Selector, Service
 from nccl_doctor.text.hostlist import quoted
 from nccl_doctor.transport.kube.kubectl import KubectlError, kubectl
 
@@ -276,7 +275,7 @@ class _Namespace(Seen):
 
 
 def told(namespace: str) -> dict[str, Any]:
-    """Fields of :class:`~nccl_doctor.snapshot.pods.KubeFacts`, asked for side by side."""
+    """Fields of :class:`~nccl_doctor.snapshot.surroundings.KubeFacts`, asked for side by side."""
     wanted: dict[str, Callable[[], object]] = {
         "services": lambda: _asked(_services, "services", "get", "services", "-n", namespace, "-o", "json"),
         "policies": lambda: _asked(

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from nccl_doctor.inventory.kube_api import Container, Pod, State, StateDetail
-from nccl_doctor.snapshot.pods import PodFacts
+from nccl_doctor.snapshot.surroundings import PodFacts
 from nccl_doctor.text.shell import line
 from nccl_doctor.transport.kube import NotReady
 

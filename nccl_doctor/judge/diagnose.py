@@ -19,7 +19,7 @@ from nccl_doctor.model.register import Check, all_checks, entry
 from nccl_doctor.model.report import CheckResult, Diagnosis, HostSummary, Outcome, Report
 from nccl_doctor.snapshot import Host, HostFacts, Interfaces, Skipped, Smoke, Snapshot, Unknown
 from nccl_doctor.snapshot.hosts import Shown
-from nccl_doctor.snapshot.pods import PodFacts
+from nccl_doctor.snapshot.surroundings import PodFacts
 from nccl_doctor.text.inet import network_of, prefix_length
 
 Selection = Callable[[Check], bool]

@@ -14,7 +14,7 @@ from nccl_doctor.model.documents import STANDS_STILL, HangJob, HangLook, HangRan
 from nccl_doctor.model.register import entry
 from nccl_doctor.model.report import Diagnosis
 from nccl_doctor.snapshot import Host, Snapshot, skipped
-from nccl_doctor.snapshot.rank_look import HangSnapshot
+from nccl_doctor.snapshot.hang import HangSnapshot
 from nccl_doctor.text.hostlist import ranks_of
 
 MOST_PLACES = 12

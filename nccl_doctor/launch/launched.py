@@ -30,7 +30,7 @@ from nccl_doctor.model.report import Diagnosis, Report
 from nccl_doctor.nccl.versions import diagnosable as recorded
 from nccl_doctor.nccl.versions import release
 from nccl_doctor.snapshot import Snapshot, TorchInfo, Unknown
-from nccl_doctor.snapshot.ranks import counts
+from nccl_doctor.snapshot.hosts import rank_counts
 from nccl_doctor.text import shell
 from nccl_doctor.text.hostlist import fold, plural
 from nccl_doctor.text.machine import write_atomically
@@ -107,7 +107,7 @@ def remember(hosts: Hosts, snapshot: Snapshot, report: Report, taken_at: float, 
     digest = hosts.digest
     if digest is None:
         return
-    ranks = counts(snapshot)
+    ranks = rank_counts(snapshot)
     variables = recommended(report.diagnoses)
     seen = {
         host.name: HostSeen(

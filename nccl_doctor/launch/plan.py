@@ -12,7 +12,7 @@ from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.job_variables import ADDRESSES, OF_A_JOB, PlannedNode, contradictions, names_of
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.engine import ClusterSource
-from nccl_doctor.snapshot.ranks import devices
+from nccl_doctor.snapshot.hosts import named_devices
 from nccl_doctor.text import shell
 from nccl_doctor.text.hostlist import fold, plural
 from nccl_doctor.text.inet import numeric
@@ -166,7 +166,7 @@ def _refuse_other_places(job: LaunchPlan) -> None:
 def _refuse_more_ranks_than_gpus(cluster: Cluster, seen: Mapping[str, CheckedHost]) -> None:
     """Options can contradict a hosts file, and both what the last check saw; without any GPU ranks are on CPUs."""
     for node in cluster.nodes:
-        there = len(devices(node))
+        there = len(named_devices(node))
         if not there and node.cuda_visible_devices is None and node.name in seen:
             there = seen[node.name].gpus or 0
         count = _count(node, seen.get(node.name)) or 0
@@ -178,7 +178,7 @@ def _refuse_more_ranks_than_gpus(cluster: Cluster, seen: Mapping[str, CheckedHos
 
 
 def _count(node: Node, seen: CheckedHost | None) -> int | None:
-    named = len(devices(node))
+    named = len(named_devices(node))
     return node.nproc_per_node or named or (seen.nproc if seen else None)
 
 
@@ -187,7 +187,7 @@ def _start(node: Node, count: int, first: int, seen: CheckedHost | None) -> Star
     variables = {**(seen.variables if seen else {}), **own}
     if node.cuda_visible_devices is not None:
         variables["CUDA_VISIBLE_DEVICES"] = node.cuda_visible_devices
-    named = devices(node)
+    named = named_devices(node)
     there = seen.gpus if seen is not None and seen.gpus is not None else count
     numbered = tuple(map(str, range(there)))
     return Start(node, count, first, named if node.cuda_visible_devices is not None else numbered, variables)

@@ -3,7 +3,7 @@
 Every command that a report prints is made here: lines to paste, and the host they are for.
 
 What one host claims never stands in a command for another unless something else confirms it
-(:mod:`nccl_doctor.snapshot.confirmed`); how a line is made of a template and typed values, says
+(:mod:`nccl_doctor.snapshot.hosts`); how a line is made of a template and typed values, says
 :mod:`nccl_doctor.text.shell`.
 """
 

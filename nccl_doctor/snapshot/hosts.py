@@ -1,39 +1,77 @@
-"""One host: all that it told, or why it told nothing."""
+"""All that hosts told, the snapshot of a run, and what follows: ranks, and corroborated addresses.
+
+A host may claim any address, and what it claims must not become a rule on an honest one: only addresses that somebody
+besides it speaks for stand in a command for another host. Evidence is, each alone:
+
+- the hosts file names the address;
+- this machine resolves the hosts file's name for the host to it (:attr:`Snapshot.resolved`);
+- the host that the command is for resolves that name to it: it answers for its own command alone;
+- the host that the command is for dialled it and met the host's own listener, which says a nonce of the run's that is
+  this host's alone (:attr:`Mesh.answered`). That a third one says so is none: two that lie could vouch for each other.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from datetime import datetime
+from typing import Annotated, Any, Literal
 
-from pydantic import model_validator
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationInfo, field_validator, model_validator
 
-from nccl_doctor.model.base import EnvValue, Observed, SysctlNumber
-from nccl_doctor.model.cluster import Node
+from nccl_doctor.model.base import (
+    EnvValue,
+    Fact,
+    HostAddress,
+    IpAddress,
+    Observed,
+    Phased,
+    Seconds,
+    SysctlNumber,
+    Unknown,
+    unknown,
+)
+from nccl_doctor.model.cluster import Cluster, Node
+from nccl_doctor.model.report import Load
 from nccl_doctor.snapshot.access import AnyAccessFailure
-from nccl_doctor.snapshot.container import Outside, StepLimits, Surroundings
-from nccl_doctor.snapshot.hardware import GpuHealth, LoginShell, NcclPlugin, PciPaths, RdmaDevice, SameEntry, Xid
-from nccl_doctor.snapshot.names import Common, Names
-from nccl_doctor.snapshot.network import FirewallFacts, Interfaces, Route, Way
+from nccl_doctor.snapshot.mesh import Mesh
+from nccl_doctor.snapshot.network import (
+    Common,
+    FirewallFacts,
+    Interfaces,
+    Names,
+    PortRange,
+    PortTrial,
+    ResolverAnswer,
+    Route,
+    TcpSocket,
+    Way,
+)
+from nccl_doctor.snapshot.smoke import Smoke
+from nccl_doctor.snapshot.surroundings import Outside, StepLimits, Surroundings
 from nccl_doctor.snapshot.system import (
     Clock,
     ConfigFile,
     Gpu,
+    GpuHealth,
     GpuProcess,
     Identity,
     LibncclAnswer,
-    PortRange,
-    PortTrial,
+    LoginShell,
+    NcclPlugin,
+    PciPaths,
     PythonInfo,
+    RdmaDevice,
     ResourceLimits,
+    SameEntry,
     Shm,
-    TcpSocket,
     TorchInfo,
     TrainingJob,
+    Xid,
 )
-from nccl_doctor.snapshot.unknown import Fact, Phased, unknown
+from nccl_doctor.text.inet import Address, numeric
 
 _ENDED = re.compile(r"libnccl (?P<version>\S+) ended with “(?P<error>.*)”; the model of it uses .*", re.DOTALL)
 """How snapshots told it while they held the chosen interface and not libnccl's answer."""
@@ -175,3 +213,147 @@ class Host(Observed):
             return self
         facts = self.facts.model_copy(update={"resolution": self.facts.resolution.beside(names)})
         return self.model_copy(update={"facts": facts})
+
+
+HOST_ADDRESS: TypeAdapter[str] = TypeAdapter(HostAddress)
+
+
+def _time(text: str) -> str:
+    datetime.fromisoformat(text)
+    return text
+
+
+class Snapshot(Observed):
+    """All that was seen in one run; judged now, or again by a later release.
+
+    What stands in it fits together, also where it comes out of a file: one host a node, in the cluster's order, and
+    dials, ranks and outputs of these hosts alone.
+
+    Attributes:
+        resolved: addresses by name of the hosts file, as the machine resolves them that nccl-doctor ran on; asked only
+            where a dial failed or a host lacks a name, for what is to be done about that.
+        spent: by host and phase, the seconds of the run from which until which the host was busy with it.
+        names: what the hosts make of the cluster's names, where a host's own facts say nothing else.
+    """
+
+    schema_: Literal[1] = Field(default=1, alias="schema", serialization_alias="schema")
+    version: str
+    taken_at: Annotated[str, AfterValidator(_time)]
+    cluster: Cluster
+    names: dict[str, ResolverAnswer] = Field(default_factory=dict)
+    hosts: tuple[Host, ...]
+    mesh: Phased[Mesh]
+    smoke: Phased[Smoke]
+    timings: dict[str, Seconds] = Field(default_factory=dict)
+    resolved: dict[str, tuple[IpAddress, ...]] = Field(default_factory=dict)
+    load: Load | None = None
+    spent: dict[str, dict[str, tuple[Seconds, Seconds]]] = Field(default_factory=dict)
+
+    @field_validator("hosts")
+    @classmethod
+    def _beside_names(cls, hosts: tuple[Host, ...], info: ValidationInfo) -> tuple[Host, ...]:
+        return tuple(host.beside(info.data.get("names", {})) for host in hosts)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Snapshot:
+        names = [node.name for node in self.cluster.nodes]
+        if not names or len(set(names)) != len(names) or [host.name for host in self.hosts] != names:
+            raise ValueError("the hosts are not the cluster's nodes")
+        for text in (self.cluster.master_addr, *(node.address for node in self.cluster.nodes)):
+            HOST_ADDRESS.validate_python(text)
+        mesh = self.mesh.names if isinstance(self.mesh, Mesh) else set()
+        smoke = self.smoke.names if isinstance(self.smoke, Smoke) else set()
+        load = {*self.load.hosts, *self.load.second_try} if self.load else set()
+        if not mesh | smoke | load | self.spent.keys() <= set(names):
+            raise ValueError("the mesh, the all-reduce, the load or the times name hosts that are not there")
+        return self
+
+    @property
+    def reached(self) -> tuple[Host, ...]:
+        """The hosts that answered."""
+        return tuple(host for host in self.hosts if host.facts is not None)
+
+
+def nproc(node: Node, facts: HostFacts, *, alone: bool) -> int:
+    """Ranks that the node starts: as set, else its GPUs, else 1; 2 on a machine alone, where 1 would test nothing."""
+    if node.nproc_per_node is not None:
+        return node.nproc_per_node
+    named = named_devices(node)
+    if named:
+        return len(named)
+    gpus = 0 if isinstance(facts.gpus, Unknown) else len(facts.gpus)
+    return gpus or (2 if alone else 1)
+
+
+def rank_counts(snapshot: Snapshot) -> dict[str, int]:
+    """By name of each reached node, how many ranks it will have."""
+    alone = len(snapshot.cluster.nodes) == 1
+    return {host.name: nproc(host.node, host.facts, alone=alone) for host in snapshot.hosts if host.facts is not None}
+
+
+def world_size(snapshot: Snapshot) -> int:
+    """All ranks; a node that was not reached counts with what the hosts file says, else 1."""
+    known = rank_counts(snapshot)
+    return sum(known.get(host.name, host.node.nproc_per_node or 1) for host in snapshot.hosts)
+
+
+def named_devices(node: Node) -> tuple[str, ...]:
+    """The parts of the node's CUDA_VISIBLE_DEVICES; none where it is not set."""
+    return tuple(part.strip() for part in (node.cuda_visible_devices or "").split(",") if part.strip())
+
+
+def visible_gpus(node: Node, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    """The host's GPUs that the node's ranks see, in their order: all, or those that it names by index or identifier.
+
+    A part of a GPU (``MIG-…``) stands for nothing here: nvidia-smi's list of GPUs does not tell where it lies.
+    """
+    if node.cuda_visible_devices is None:
+        return gpus
+    named = named_devices(node)
+    return tuple(gpu for part in named for gpu in gpus if part == str(gpu.index) or _is_called(gpu, part))
+
+
+def _is_called(gpu: Gpu, part: str) -> bool:
+    """CUDA takes any beginning of an identifier that is unambiguous."""
+    return part.startswith("GPU-") and gpu.uuid.lower().startswith(part.lower())
+
+
+def corroborated_addresses(snapshot: Snapshot, host: str, reader: str) -> frozenset[Address]:
+    """The confirmed addresses of a host, for a command on ``reader``; both by their nodes' names."""
+    told = snapshot.mesh.answered.get(host, {}) if isinstance(snapshot.mesh, Mesh) else {}
+    met = [address for address, witnesses in told.items() if reader in witnesses]
+    names = [node.address for node in snapshot.cluster.nodes if node.name == host]
+    if snapshot.cluster.nodes[0].name == host:
+        names.append(snapshot.cluster.master_addr)
+    return frozenset(_usable((*met, *(text for name in names for text in _resolved(snapshot, name, reader)))))
+
+
+def corroborated_by_name(snapshot: Snapshot, name: str, reader: str) -> frozenset[Address]:
+    """The confirmed addresses of a name of the hosts file."""
+    hosts = [node.name for node in snapshot.cluster.nodes if node.address == name]
+    if name == snapshot.cluster.master_addr:
+        hosts.append(snapshot.cluster.nodes[0].name)
+    found = [one for host in hosts for one in corroborated_addresses(snapshot, host, reader)]
+    return frozenset(found) | frozenset(_usable(_resolved(snapshot, name, reader)))
+
+
+def _resolved(snapshot: Snapshot, name: str, reader: str) -> Iterator[object]:
+    """What the hosts file, this machine and the reader make of a name."""
+    yield name
+    yield from snapshot.resolved.get(name, ())
+    for host in snapshot.hosts:
+        if host.name == reader:
+            yield from _resolved_there(host, name)
+
+
+def _resolved_there(host: Host, name: str) -> Iterator[object]:
+    if host.facts is not None and isinstance(host.facts.resolution, Names):
+        told = host.facts.resolution.get(name)
+        yield from told.addresses if told is not None else ()
+
+
+def _usable(texts: Iterable[object]) -> Iterator[Address]:
+    for text in texts:
+        address = numeric(str(text))
+        if address is not None and not (address.is_loopback or address.is_unspecified or address.is_multicast):
+            yield address

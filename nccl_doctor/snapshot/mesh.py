@@ -10,9 +10,19 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from nccl_doctor.model.base import Clipped, Count, HostAddress, InterfaceName, Observed, Port
+from nccl_doctor.model.base import (
+    Clipped,
+    Count,
+    HostAddress,
+    InterfaceName,
+    Observed,
+    Phased,
+    Port,
+    Skipped,
+    Unknown,
+    skipped,
+)
 from nccl_doctor.model.report import FailedDial
-from nccl_doctor.snapshot.unknown import Phased, Skipped, Unknown, skipped
 from nccl_doctor.text.hostlist import grouped
 
 

@@ -1,16 +1,34 @@
-"""A host's network: links, addresses, routes.
+"""A host's network: links, addresses, routes, names, packet filters as their tools print them, ports and their holders.
 
-The packet filters of a host, as raw as their tools print them.
+Of names, hosts share one answer, and of each host stands only where it deviates: of 4,096 hosts and as many names, one
+answer a pair would be 16 million.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import ipaddress
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from itertools import chain
+from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
-from nccl_doctor.model.base import Count, InterfaceName, IpAddress, IpNetwork, Netmask, Observed, Output
-from nccl_doctor.snapshot.unknown import Fact
+from nccl_doctor.model.base import (
+    Count,
+    Fact,
+    InterfaceName,
+    IpAddress,
+    IpNetwork,
+    Netmask,
+    Observed,
+    Output,
+    Pid,
+    Port,
+    Seconds,
+    SocketPort,
+    ip_address,
+)
 
 
 class Link(Observed):
@@ -148,3 +166,242 @@ class FirewallFacts(Observed):
     docker: bool = False
     groups: dict[str, Count] = Field(default_factory=dict)
     bridges: tuple[InterfaceName, ...] = ()
+
+
+class ResolverAnswer(Observed):
+    """What a resolver makes of one name or address.
+
+    Attributes:
+        addresses: of getaddrinfo(3), in its order; empty where it does not resolve.
+        error: getaddrinfo's own words, where it does not resolve.
+    """
+
+    addresses: tuple[IpAddress, ...]
+    error: str | None = None
+
+
+class Resolution(ResolverAnswer):
+    """What a host makes of one name or address of the cluster.
+
+    Attributes:
+        source: the local address the kernel would send from to the first address (a UDP connect(2), no packet).
+        source_error: errno name of that, e.g. "ENETUNREACH".
+    """
+
+    source: IpAddress | None = None
+    source_error: str | None = None
+
+
+Common = Mapping[str, ResolverAnswer]
+"""The answers that hosts share, by name."""
+
+
+class Resolver(Protocol):
+    """What one host makes of names."""
+
+    def get(self, name: str) -> Resolution | None:
+        """What this host resolves a name to; None where nobody asked it."""
+
+
+class Names(Observed):
+    """What one host makes of the cluster's names.
+
+    Attributes:
+        own: where it deviates from the common answer, or from :attr:`source`; in older snapshots every name.
+        source: the address it sends from to all others.
+    """
+
+    own: dict[str, Resolution]
+    source: IpAddress | None = None
+    _common: Common = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _every_name_of_older_snapshots(cls, data: Any) -> Any:  # noqa: ANN401 - whatever stands there
+        told = data.get("own") if isinstance(data, dict) else None
+        relative = isinstance(told, dict) and "addresses" not in told and data.keys() <= {"own", "source"}
+        return data if relative or not isinstance(data, dict) else {"own": data}
+
+    @property
+    def common(self) -> Common:
+        """What holds for the names that are not in ``own``; an address of the list is itself."""
+        return self._common
+
+    def beside(self, common: Common) -> Names:
+        """The same in terms of these common answers (:attr:`Snapshot.names`)."""
+        return self._made(self.own, common)
+
+    def get(self, name: str) -> Resolution | None:
+        """What the host makes of a name; None where it was not asked."""
+        if name in self.own:
+            return self.own[name]
+        told = self.shared(name)
+        if told is None:
+            return None
+        source = self.source if told.addresses else None
+        return Resolution.model_construct(addresses=told.addresses, error=told.error, source=source, source_error=None)
+
+    def shared(self, name: str) -> ResolverAnswer | None:
+        """The common answer for a name, or the address that the name itself is."""
+        return self._common.get(name) or (None if self.source is None else literal(name))
+
+    def relative_to(self, common: Common, changed: Iterable[str]) -> Names:
+        """The same in terms of another common answer, which differs in these names alone."""
+        before = {name: told for name in changed if (told := self.get(name)) is not None}
+        own = {name: told for name, told in (before | self.own).items() if not self._follows(name, told, common)}
+        return self._made(own, common)
+
+    def _made(self, own: dict[str, Resolution], common: Common) -> Names:
+        made = Names.model_construct(own=own, source=self.source)
+        made._common = common  # noqa: SLF001 - of the same class
+        return made
+
+    def _follows(self, name: str, told: Resolution, common: Common) -> bool:
+        shared = common.get(name) or (None if self.source is None else literal(name))
+        if shared is None or (told.addresses, told.error) != (shared.addresses, shared.error):
+            return False
+        return (told.source, told.source_error) == (self.source if told.addresses else None, None)
+
+
+def literal(name: str) -> ResolverAnswer | None:
+    """What everybody makes of an address; None for a name."""
+    try:
+        ipaddress.ip_address(name.partition("%")[0])
+        return ResolverAnswer.model_construct(addresses=(ip_address(name),), error=None)
+    except ValueError:
+        return None
+
+
+def told_of(names: Iterable[Names]) -> dict[str, set[str]]:
+    """By name, all addresses that any of these hosts makes of it."""
+    found: dict[str, set[str]] = {}
+    common: Common = {}
+    for one in names:
+        if one.common is not common:  # all hosts of a snapshot share one table
+            common = one.common
+            for name, answer in common.items():
+                found.setdefault(name, set()).update(answer.addresses)
+        for name, told in one.own.items():
+            found.setdefault(name, set()).update(told.addresses)
+    return found
+
+
+def deviations(hosts: Mapping[str, Names]) -> dict[str, dict[str, Resolution]]:
+    """By name, what those hosts make of it that deviate from the common answer."""
+    found: dict[str, dict[str, Resolution]] = {}
+    for host, names in hosts.items():
+        for name, told in names.own.items():
+            found.setdefault(name, {})[host] = told
+    return found
+
+
+class TcpSocket(Observed):
+    """A TCP socket of the host; ``pid`` None where it belongs to someone we may not look at."""
+
+    local_address: IpAddress
+    local_port: SocketPort
+    remote_address: IpAddress | None
+    remote_port: SocketPort | None
+    state: str
+    pid: Pid | None
+
+
+class Process(Observed):
+    """A process that holds something. ``command`` is hostile text.
+
+    Attributes:
+        started: Unix time in seconds.
+        orphan: its parent is pid 1 or a subreaper, though a launcher would have been.
+        own: it is the user's that we are logged in as, in our container, Slurm job and login.
+        ticks: clock ticks from the host's boot to its start; with ``pid``, what it is known by.
+        refusal: why ``fix-port`` would not end its job without ``--force``; None where it would.
+    """
+
+    pid: Pid
+    ppid: Pid
+    user: str
+    command: str
+    started: Seconds
+    age_s: Seconds
+    orphan: bool
+    own: bool
+    ticks: Count | None = None
+    refusal: str | None = None
+
+
+class PortTrial(Observed):
+    """The bind that torch's TCPStore would make, tried on the host (see probe/ports/requests.py).
+
+    Attributes:
+        free: torch would get the port.
+        error: errno name of the failed bind, e.g. "EADDRINUSE", "EACCES".
+        cause: why it is not free, as the socket tables explain it; None where it is free.
+        time_wait_s: seconds until the longest TIME_WAIT ends, for cause "time-wait".
+        hint: how to see more, for cause "unknown".
+    """
+
+    port: Port
+    free: bool
+    error: str | None = None
+    cause: Literal["listener", "bound", "outbound", "time-wait", "unknown"] | None = None
+    sockets: tuple[TcpSocket, ...] = ()
+    holders: tuple[Process, ...] = ()
+    time_wait_s: Seconds | None = None
+    hint: str | None = None
+
+
+MAX_RESERVED = 1 << 18
+"""Characters of every other port with commas."""
+
+
+def _spans(told: object) -> object:
+    """The pairs of "8080,9000-9010"; a text that is no such list is left for the type to refuse."""
+    if not isinstance(told, str) or len(told) > MAX_RESERVED:
+        return told
+    ends = [part.strip().partition("-")[::2] for part in told.split(",") if part.strip()]
+    return [(low, high or low) for low, high in ends]
+
+
+def _ordered(span: tuple[int, int]) -> tuple[int, int]:
+    if span[0] > span[1]:
+        raise ValueError("the range ends before it begins")
+    return span
+
+
+PortSpan = Annotated[tuple[SocketPort, SocketPort], AfterValidator(_ordered)]
+"""First and last port of a range."""
+
+
+class PortRange(Observed):
+    """Ports that the kernel gives out unasked.
+
+    Attributes:
+        low: first port of net.ipv4.ip_local_port_range; ``high`` is the last.
+        reserved: of ip_local_reserved_ports, first and last port of each range; those are given to nobody unasked.
+            Taken as a list of pairs and as the kernel prints it, "8080,9000-9010" (its ip-sysctl.rst).
+    """
+
+    low: Port
+    high: Port
+    reserved: Annotated[tuple[PortSpan, ...], Field(max_length=1 << 15), BeforeValidator(_spans)] = ()
+
+    @model_validator(mode="after")
+    def _upwards(self) -> PortRange:
+        if self.low > self.high:
+            raise ValueError("the range ends before it begins")
+        return self
+
+    @cached_property
+    def reserved_ports(self) -> frozenset[int]:
+        """Each of the reserved ports."""
+        return frozenset(chain.from_iterable(range(low, high + 1) for low, high in self.reserved))
+
+    @property
+    def reserved_text(self) -> str:
+        """The reserved ports as the kernel takes them; "" where there are none."""
+        return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in self.reserved)
+
+    @property
+    def size(self) -> int:
+        """How many ports there are to give out."""
+        return self.high - self.low + 1 - sum(self.low <= port <= self.high for port in self.reserved_ports)

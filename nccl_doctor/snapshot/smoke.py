@@ -6,9 +6,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from nccl_doctor.model.base import Clipped, Count, Observed, Seconds
+from nccl_doctor.model.base import Clipped, Count, Observed, Phased, Seconds, skipped
 from nccl_doctor.model.report import IsolationReport, RankReport, SizeReport
-from nccl_doctor.snapshot.unknown import Phased, skipped
 
 
 class Smoke(Observed):

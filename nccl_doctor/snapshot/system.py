@@ -1,17 +1,10 @@
-"""The host itself: who it is, its software, its limits.
-
-Training jobs that run on a host, or are left there, and what they hold.
-
-Ports and who holds them.
-"""
+"""The host itself: who it is, its software, hardware and limits, and training jobs that run there or were left."""
 
 from __future__ import annotations
 
-from functools import cached_property
-from itertools import chain
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import Field
 
 from nccl_doctor.model.base import (
     Clipped,
@@ -23,10 +16,9 @@ from nccl_doctor.model.base import (
     Output,
     Path,
     Pid,
-    Port,
+    Rate,
     Seconds,
     SignedSeconds,
-    SocketPort,
     Version,
 )
 
@@ -194,113 +186,154 @@ class GpuProcess(Observed):
     command: str | None
 
 
-class TcpSocket(Observed):
-    """A TCP socket of the host; ``pid`` None where it belongs to someone we may not look at."""
+# --- RDMA and the paths to it -------------------------------------------------------------------------------------
 
-    local_address: IpAddress
-    local_port: SocketPort
-    remote_address: IpAddress | None
-    remote_port: SocketPort | None
+
+class RdmaGid(Observed):
+    """An entry of a port's GID table that is not empty.
+
+    Attributes:
+        type: "RoCE v2" or "IB/RoCE v1", as the kernel writes it; None where it does not tell.
+        interface: the network interface behind it; None on InfiniBand.
+    """
+
+    index: Count
+    gid: str
+    type: str | None = None
+    interface: InterfaceName | None = None
+
+
+class RdmaPort(Observed):
+    """A port as /sys/class/infiniband tells it, in ibstat's terms.
+
+    Attributes:
+        state: "ACTIVE", "DOWN", "INIT", "ARMED", …
+        rate_gbps: gigabits a second.
+        link_layer: "InfiniBand", "Ethernet" (RoCE) or "Unspecified" (EFA).
+    """
+
+    number: Count
     state: str
-    pid: Pid | None
+    physical_state: str | None = None
+    rate_gbps: Rate | None = None
+    link_layer: str | None = None
+    gids: tuple[RdmaGid, ...] = ()
 
 
-class Process(Observed):
-    """A process that holds something. ``command`` is hostile text.
+class RdmaDevice(Observed):
+    """An RDMA device, "mlx5_0"; ``model`` as hca_type, ``firmware`` as fw_ver."""
 
-    Attributes:
-        started: Unix time in seconds.
-        orphan: its parent is pid 1 or a subreaper, though a launcher would have been.
-        own: it is the user's that we are logged in as, in our container, Slurm job and login.
-        ticks: clock ticks from the host's boot to its start; with ``pid``, what it is known by.
-        refusal: why ``fix-port`` would not end its job without ``--force``; None where it would.
-    """
-
-    pid: Pid
-    ppid: Pid
-    user: str
-    command: str
-    started: Seconds
-    age_s: Seconds
-    orphan: bool
-    own: bool
-    ticks: Count | None = None
-    refusal: str | None = None
+    name: str
+    model: str | None = None
+    firmware: str | None = None
+    ports: tuple[RdmaPort, ...] = ()
 
 
-class PortTrial(Observed):
-    """The bind that torch's TCPStore would make, tried on the host (see probe/ports/requests.py).
+class PciPaths(Observed):
+    """What stands between GPUs and RDMA devices.
 
     Attributes:
-        free: torch would get the port.
-        error: errno name of the failed bind, e.g. "EADDRINUSE", "EACCES".
-        cause: why it is not free, as the socket tables explain it; None where it is free.
-        time_wait_s: seconds until the longest TIME_WAIT ends, for cause "time-wait".
-        hint: how to see more, for cause "unknown".
+        nvswitches: NVSwitch devices on the PCI bus.
+        fabric_manager: state of the service that makes NVSwitches usable: systemd's ActiveState ("active", "inactive",
+            "failed", …), "missing" where there is no such service; None where there are no NVSwitches, or no systemd
+            to ask, as in containers.
+        peermem: nvidia_peermem (or its forerunner nv_peer_mem) is loaded.
+        dmabuf: the driver can hand out GPU memory as DMA-BUF: its open kernel modules on Linux ≥5.12; None where the
+            driver's flavour can't be read.
+        iommu: kinds of the IOMMU groups that GPUs are in: "identity" passes through, "DMA" and "DMA-FQ" translate;
+            empty where no IOMMU is in use.
+        acs: PCI bridges with ACS redirection on, by address; None where only root could read that.
     """
 
-    port: Port
-    free: bool
-    error: str | None = None
-    cause: Literal["listener", "bound", "outbound", "time-wait", "unknown"] | None = None
-    sockets: tuple[TcpSocket, ...] = ()
-    holders: tuple[Process, ...] = ()
-    time_wait_s: Seconds | None = None
-    hint: str | None = None
+    nvswitches: Count = 0
+    fabric_manager: str | None = None
+    peermem: bool = False
+    dmabuf: bool | None = None
+    iommu: tuple[str, ...] = ()
+    acs: tuple[str, ...] | None = None
 
 
-MAX_RESERVED = 1 << 18
-"""Characters of every other port with commas."""
+# --- GPUs ---------------------------------------------------------------------------------------------------------
 
 
-def _spans(told: object) -> object:
-    """The pairs of "8080,9000-9010"; a text that is no such list is left for the type to refuse."""
-    if not isinstance(told, str) or len(told) > MAX_RESERVED:
-        return told
-    ends = [part.strip().partition("-")[::2] for part in told.split(",") if part.strip()]
-    return [(low, high or low) for low, high in ends]
-
-
-def _ordered(span: tuple[int, int]) -> tuple[int, int]:
-    if span[0] > span[1]:
-        raise ValueError("the range ends before it begins")
-    return span
-
-
-PortSpan = Annotated[tuple[SocketPort, SocketPort], AfterValidator(_ordered)]
-"""First and last port of a range."""
-
-
-class PortRange(Observed):
-    """Ports that the kernel gives out unasked.
+class GpuHealth(Observed):
+    """What nvidia-smi tells of a GPU's health; None where the GPU or the driver does not tell.
 
     Attributes:
-        low: first port of net.ipv4.ip_local_port_range; ``high`` is the last.
-        reserved: of ip_local_reserved_ports, first and last port of each range; those are given to nobody unasked.
-            Taken as a list of pairs and as the kernel prints it, "8080,9000-9010" (its ip-sysctl.rst).
+        ecc_uncorrected: uncorrected memory errors since the driver was loaded.
+        remap_pending: a broken memory row waits for a GPU reset to be replaced.
+        remap_failed: a row could not be replaced.
+        mig: multi-instance mode is on.
+        fabric: the state of NVLink fabric registration: "Completed", "In Progress", …
     """
 
-    low: Port
-    high: Port
-    reserved: Annotated[tuple[PortSpan, ...], Field(max_length=1 << 15), BeforeValidator(_spans)] = ()
+    index: Count
+    bus_id: str | None = None
+    ecc_uncorrected: Count | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    mig: bool | None = None
+    fabric: str | None = None
 
-    @model_validator(mode="after")
-    def _upwards(self) -> PortRange:
-        if self.low > self.high:
-            raise ValueError("the range ends before it begins")
-        return self
 
-    @cached_property
-    def reserved_ports(self) -> frozenset[int]:
-        """Each of the reserved ports."""
-        return frozenset(chain.from_iterable(range(low, high + 1) for low, high in self.reserved))
+class Xid(Observed):
+    """An error that the driver wrote into the kernel's log: its number, the GPU's PCI address, seconds ago."""
 
-    @property
-    def reserved_text(self) -> str:
-        """The reserved ports as the kernel takes them; "" where there are none."""
-        return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in self.reserved)
+    number: Count
+    bus_id: str
+    age_s: SignedSeconds
+    text: str
 
-    @property
-    def size(self) -> int:
-        """How many ports there are to give out."""
-        return self.high - self.low + 1 - sum(self.low <= port <= self.high for port in self.reserved_ports)
+
+# --- software -----------------------------------------------------------------------------------------------------
+
+
+class NcclPlugin(Observed):
+    """A shared library that NCCL loads by itself; ``digest`` is its SHA-256, ``version`` where the file names one."""
+
+    name: str
+    path: Path
+    digest: str
+    version: str | None = None
+
+
+class SameEntry(Observed):
+    """A path that has to be the same on all hosts.
+
+    Attributes:
+        path: as the hosts file has it.
+        resolved: as an absolute path on the host.
+        kind: "checkout" is a folder that Git keeps: its commit is compared, and what was changed in it.
+        files: SHA-256 by path within the folder, "" for a file itself; in a checkout those of changed files, with
+            "deleted" for one that is gone.
+        size: of all files together, in bytes.
+        problem: why not all of it could be read.
+    """
+
+    path: Path
+    resolved: Path
+    kind: Literal["file", "folder", "checkout", "missing"]
+    files: dict[Path, str] = Field(default_factory=dict)
+    size: Count = 0
+    commit: str | None = None
+    problem: str | None = None
+
+
+class LoginShell(Observed):
+    """What an interactive login shell has, against the shell that SSH runs a command with.
+
+    Attributes:
+        shell: its program.
+        python: the interpreter that it runs by the hosts file's name for it; None where it finds none, or where that
+            name is a path and means the same everywhere.
+        prefix: sys.prefix of that, which tells one virtual environment from another.
+        differing: variables that bear on training and differ: name to (as SSH has it, as the login shell has it),
+            None where unset.
+        environment: the conda or virtual environment that it activates.
+    """
+
+    shell: str
+    python: str | None
+    prefix: str | None = None
+    differing: dict[str, tuple[EnvValue | None, EnvValue | None]] = Field(default_factory=dict)
+    environment: str | None = None

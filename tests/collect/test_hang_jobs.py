@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nccl_doctor.collect.hang.jobs import MOST_STORES, _jobs, _stores, choose, with_counted
 from nccl_doctor.errors import UsageError
-from nccl_doctor.snapshot.rank_look import JobRank, JobRanks, Starter, StoreClient
+from nccl_doctor.snapshot.hang import JobRank, JobRanks, Starter, StoreClient
 from tests.hang.made_up import PORT, Job
 
 STORE = ("10.0.0.1", 29500)

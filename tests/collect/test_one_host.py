@@ -28,7 +28,7 @@ from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.render import render
 from nccl_doctor.snapshot import Mesh, ProbeFailed, Snapshot
-from nccl_doctor.snapshot.rank_look import HangSnapshot
+from nccl_doctor.snapshot.hang import HangSnapshot
 from tests.checks.snapshots import patched
 from tests.collect.liars import Bend, Bending
 from tests.lab.liar import made_up_job

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nccl_doctor.firewall.blame import blame_policies, open_policy
 from nccl_doctor.inventory.kube_api import _policies
 from nccl_doctor.model.report import FailedDial
-from nccl_doctor.snapshot.pods import KubeFacts, PodFacts, Policy
+from nccl_doctor.snapshot.surroundings import KubeFacts, PodFacts, Policy
 
 SPACE = {"team": "ml"}
 

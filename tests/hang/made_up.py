@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nccl_doctor.snapshot.rank_look import HangSnapshot
+from nccl_doctor.snapshot.hang import HangSnapshot
 
 C10D = "/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 GRAPH = "/opt/venv/lib/python3.11/site-packages/torch/autograd/graph.py"

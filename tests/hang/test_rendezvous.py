@@ -10,7 +10,7 @@ from nccl_doctor.hang import rendezvous
 from nccl_doctor.judge.hang_report import report
 from nccl_doctor.model.documents import HangReport
 from nccl_doctor.model.finding import Finding
-from nccl_doctor.snapshot.rank_look import HangSnapshot
+from nccl_doctor.snapshot.hang import HangSnapshot
 from tests.hang.made_up import UNREACHED, Job, idle
 
 STORE = ["10.0.0.1", 29500]

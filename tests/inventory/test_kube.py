@@ -22,7 +22,7 @@ from nccl_doctor.inventory.parsed import SourceLocation
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import ClusterSource
 from nccl_doctor.snapshot import Unknown
-from nccl_doctor.snapshot.pods import KubeFacts
+from nccl_doctor.snapshot.surroundings import KubeFacts
 from nccl_doctor.text.shell import script
 from nccl_doctor.transport.kube import KubeOptions
 from nccl_doctor.transport.kube.kubectl import KubectlError

@@ -6,7 +6,7 @@ import pytest
 
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot import Gpu
-from nccl_doctor.snapshot.ranks import counts, visible, world_size
+from nccl_doctor.snapshot.hosts import rank_counts, visible_gpus, world_size
 from tests.checks.snapshots import UNREACHABLE, patched
 
 GPUS = tuple(
@@ -21,7 +21,7 @@ GPUS = tuple(
 )
 def test_visible_devices_are_taken_in_their_order(named: str | None, seen: list[int]) -> None:
     node = Node(name="a", address="a", node_rank=0, cuda_visible_devices=named)
-    assert [gpu.index for gpu in visible(node, GPUS)] == seen
+    assert [gpu.index for gpu in visible_gpus(node, GPUS)] == seen
 
 
 def test_ranks_are_set_or_gpus_or_one() -> None:
@@ -31,5 +31,5 @@ def test_ranks_are_set_or_gpus_or_one() -> None:
         {"hosts": {"node1": {"node": {"nproc_per_node": 2}, "facts": {"gpus": gpus}}, "node2": {"facts": {"gpus": gpus}},
                    "node3": {**away, "node": {"nproc_per_node": 3}}}}
     )  # fmt: skip
-    assert counts(snapshot) == {"node1": 2, "node2": 4}
+    assert rank_counts(snapshot) == {"node1": 2, "node2": 4}
     assert world_size(snapshot) == 9

@@ -26,7 +26,7 @@ from nccl_doctor.launch.job_variables import PlannedNode, contradictions, names_
 from nccl_doctor.model.engine import command_way
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import Host, HostFacts, Names, PortTrial, Snapshot, Unknown, known
-from nccl_doctor.snapshot.ranks import counts, world_size
+from nccl_doctor.snapshot.hosts import rank_counts, world_size
 from nccl_doctor.text.hostlist import fold, quoted
 
 
@@ -68,7 +68,7 @@ def _sources(host: Host, facts: HostFacts, of_pod: Collection[str]) -> Iterator[
 
 
 def _places(snapshot: Snapshot) -> Iterator[tuple[str, PlannedNode]]:
-    ranks, world, first = counts(snapshot), world_size(snapshot), 0
+    ranks, world, first = rank_counts(snapshot), world_size(snapshot), 0
     for host in snapshot.hosts:
         nproc = ranks.get(host.name, host.node.nproc_per_node or 1)
         resolution = host.facts.resolution if host.facts is not None else None

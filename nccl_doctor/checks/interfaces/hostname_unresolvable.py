@@ -29,8 +29,9 @@ from nccl_doctor.logs.marks import C10D_CLIENT
 from nccl_doctor.logs.rule import WEB, Grade, hint, root
 from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise, having
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
-from nccl_doctor.snapshot import Names, Snapshot, Unknown, confirmed, deviations, known
-from nccl_doctor.snapshot.pods import KubeFacts, Service
+from nccl_doctor.snapshot import Names, Snapshot, Unknown, deviations, known
+from nccl_doctor.snapshot.hosts import corroborated_by_name
+from nccl_doctor.snapshot.surroundings import KubeFacts, Service
 from nccl_doctor.text.hostlist import fold, grouped, quoted
 from nccl_doctor.text.inet import Address, numeric
 from nccl_doctor.text.shell import Line, line
@@ -121,7 +122,7 @@ def _address(snapshot: Snapshot, name: str, host: str) -> Address | None:
     answers = [names.get(name) for names in resolutions if isinstance(names, Names)]
     texts = {str(address) for answer in answers if answer is not None for address in answer.addresses}
     claimed = {numeric(text) for text in texts.union(snapshot.resolved.get(name, ()))}
-    found = confirmed.of_name(snapshot, name, host) & claimed
+    found = corroborated_by_name(snapshot, name, host) & claimed
     some: list[Address] = [address for address in found if isinstance(address, IPv4Address)] or [*found]
     return some[0] if len(some) == 1 and _NAME.fullmatch(name) else None
 

@@ -31,7 +31,8 @@ from nccl_doctor.logs.rule import Grade, root
 from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
 from nccl_doctor.model.report import FailedDial
-from nccl_doctor.snapshot import Host, Mesh, known, ranks
+from nccl_doctor.snapshot import Host, Mesh, known
+from nccl_doctor.snapshot.hosts import rank_counts, world_size
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import line
 
@@ -44,8 +45,8 @@ WIDE = (15000, 65000)
 @check("NCD307", severity=Severity.WARNING, needs=("port_range",), explains=("port-unreachable", *ANYWAY))
 def ephemeral_ports_few(view: View) -> Findings:
     """Yields one finding for all hosts with the same range that is too small."""
-    world = ranks.world_size(view.snapshot)
-    local = ranks.counts(view.snapshot)
+    world = world_size(view.snapshot)
+    local = rank_counts(view.snapshot)
     short: dict[tuple[int, int, int, int], list[Host]] = {}
     for host, facts in view.facts:
         own = known(facts.port_range)

@@ -25,7 +25,7 @@ from nccl_doctor.checks.wording import common_labels, pairs_of, pasted, ports_of
 from nccl_doctor.firewall.blame import PolicyBlame, open_policy
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.model.report import FailedDial
-from nccl_doctor.snapshot.pods import KubeFacts
+from nccl_doctor.snapshot.surroundings import KubeFacts
 from nccl_doctor.text.hostlist import fold, grouped
 from nccl_doctor.text.shell import line
 

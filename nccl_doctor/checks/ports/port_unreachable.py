@@ -40,7 +40,7 @@ from nccl_doctor.model.report import FailedDial
 from nccl_doctor.nccl.suggest import setting
 from nccl_doctor.snapshot import FirewallFacts, Mesh, Rail, Unknown
 from nccl_doctor.snapshot.mesh import Group, groups
-from nccl_doctor.snapshot.pods import KubeFacts
+from nccl_doctor.snapshot.surroundings import KubeFacts
 from nccl_doctor.text.hostlist import fold, grouped, nouns
 
 MEANS = {

@@ -44,7 +44,7 @@ from nccl_doctor.snapshot import (
     Unknown,
     known,
 )
-from nccl_doctor.snapshot.ranks import nproc, world_size
+from nccl_doctor.snapshot.hosts import nproc, world_size
 from nccl_doctor.text.hostlist import fold, grouped
 from nccl_doctor.text.inet import numeric
 from nccl_doctor.text.shell import line

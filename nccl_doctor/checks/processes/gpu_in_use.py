@@ -22,7 +22,7 @@ from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import Gpu, GpuProcess, Host, TrainingJob, Unknown, known
-from nccl_doctor.snapshot.ranks import visible
+from nccl_doctor.snapshot.hosts import visible_gpus
 from nccl_doctor.text.hostlist import nouns
 
 TAKEN_MIB = 1024
@@ -82,7 +82,7 @@ def _evidence(use: GpuProcess, job: TrainingJob | None) -> str:
 
 def _needed(node: Node, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
     """As CUDA numbers them for the ranks: the first ``nproc_per_node`` of those that they see."""
-    return visible(node, gpus)[: node.nproc_per_node]
+    return visible_gpus(node, gpus)[: node.nproc_per_node]
 
 
 def _counts(use: GpuProcess) -> bool:

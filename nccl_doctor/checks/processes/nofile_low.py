@@ -23,7 +23,7 @@ from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import known
-from nccl_doctor.snapshot.ranks import world_size
+from nccl_doctor.snapshot.hosts import world_size
 from nccl_doctor.text.hostlist import fold
 
 BASE = 256

@@ -21,7 +21,7 @@ from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import folded, on_each, pasted
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import HostFacts, Shm, Unknown, known
-from nccl_doctor.snapshot.ranks import nproc
+from nccl_doctor.snapshot.hosts import nproc
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import line
 

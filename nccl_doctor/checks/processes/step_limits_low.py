@@ -23,7 +23,7 @@ from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.engine import engines_of
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import known
-from nccl_doctor.snapshot.ranks import nproc
+from nccl_doctor.snapshot.hosts import nproc
 from nccl_doctor.text.hostlist import fold, grouped, plural
 
 GIB = 1 << 30

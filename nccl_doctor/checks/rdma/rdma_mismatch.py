@@ -25,7 +25,7 @@ from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import Difference, difference, ordered
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import Host, HostFacts, Unknown, known
-from nccl_doctor.snapshot.hardware import RdmaDevice, RdmaPort
+from nccl_doctor.snapshot.system import RdmaDevice, RdmaPort
 from nccl_doctor.text.hostlist import fold
 
 ROCE_V2 = "RoCE v2"

@@ -20,7 +20,7 @@ from nccl_doctor.checks.wording import Difference, difference
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import known
-from nccl_doctor.snapshot.hardware import SameEntry
+from nccl_doctor.snapshot.system import SameEntry
 from nccl_doctor.text.hostlist import fold, grouped
 
 SHOWN = 8

@@ -25,7 +25,7 @@ from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import Gpu, known
-from nccl_doctor.snapshot.ranks import devices, nproc, visible
+from nccl_doctor.snapshot.hosts import named_devices, nproc, visible_gpus
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
 
 
@@ -46,7 +46,7 @@ def gpu_count_low(view: View) -> Findings:
         gpus = known(facts.gpus)
         ranks = nproc(host.node, facts, alone=len(view.snapshot.cluster.nodes) == 1)
         missing = _missing(host.node, gpus)
-        seen = visible(host.node, gpus)
+        seen = visible_gpus(host.node, gpus)
         if missing or (len(seen) < ranks and not _parts(host.node)):
             yield _short(host.node, gpus, ranks, missing)
         elif host.node.nproc_per_node is None and host.node.cuda_visible_devices is None:
@@ -57,12 +57,12 @@ def gpu_count_low(view: View) -> Findings:
 def _missing(node: Node, gpus: tuple[Gpu, ...]) -> list[str]:
     """Indexes in CUDA_VISIBLE_DEVICES that no GPU has: CUDA hides those and all behind them."""
     there = {str(gpu.index) for gpu in gpus}
-    return [part for part in devices(node) if part.isdigit() and part not in there]
+    return [part for part in named_devices(node) if part.isdigit() and part not in there]
 
 
 def _parts(node: Node) -> bool:
     """Tells whether the node names parts of GPUs, whose number nvidia-smi's list does not tell."""
-    return any(part.startswith("MIG-") for part in devices(node))
+    return any(part.startswith("MIG-") for part in named_devices(node))
 
 
 def _short(node: Node, gpus: tuple[Gpu, ...], ranks: int, missing: list[str]) -> Finding:

@@ -24,7 +24,7 @@ from nccl_doctor.logs.rule import likely, root
 from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import Unknown, known
-from nccl_doctor.snapshot.hardware import GpuHealth, Xid
+from nccl_doctor.snapshot.system import GpuHealth, Xid
 
 PROGRAMS_OWN = frozenset({13, 31, 43, 45, 68, 69})
 """Xids that a faulty program causes on a sound GPU (NVIDIA's "Xid Errors", column "User app error")."""

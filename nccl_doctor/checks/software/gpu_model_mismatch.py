@@ -18,7 +18,7 @@ from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.checks.wording import difference, ordered
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import Gpu, known
-from nccl_doctor.snapshot.ranks import visible
+from nccl_doctor.snapshot.hosts import visible_gpus
 from nccl_doctor.text.hostlist import fold
 
 GIB = 1024
@@ -30,7 +30,7 @@ def gpu_model_mismatch(view: View) -> Findings:
     kinds = {}
     for host, facts in view.facts:
         gpus = known(facts.gpus)
-        seen = visible(host.node, gpus)
+        seen = visible_gpus(host.node, gpus)
         if seen:
             kinds[host.name] = Counter(map(_kind, seen))
     mixed = {name for name, found in kinds.items() if len(found) > 1}

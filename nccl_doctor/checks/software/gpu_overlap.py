@@ -19,7 +19,7 @@ import itertools
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import known
-from nccl_doctor.snapshot.ranks import nproc, visible
+from nccl_doctor.snapshot.hosts import nproc, visible_gpus
 from nccl_doctor.text.hostlist import grouped
 
 
@@ -30,7 +30,7 @@ def gpu_overlap(view: View) -> Findings:
     for host, facts in view.facts:
         gpus = known(facts.gpus)
         ranks = nproc(host.node, facts, alone=len(view.snapshot.cluster.nodes) == 1)
-        mine = visible(host.node, gpus)[:ranks]
+        mine = visible_gpus(host.node, gpus)[:ranks]
         used[host.name] = {gpu.uuid: f"{gpu.index} ({gpu.name})" for gpu in mine if gpu.uuid.startswith("GPU-")}
     users = grouped((uuid, name) for name, own in used.items() for uuid in own)
     pairs = dict.fromkeys(pair for hosts in users.values() for pair in itertools.combinations(hosts, 2))

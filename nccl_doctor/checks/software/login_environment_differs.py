@@ -27,7 +27,7 @@ from nccl_doctor.model.engine import command_way, engines_of
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import Host, PythonInfo, Unknown, known
-from nccl_doctor.snapshot.hardware import LoginShell
+from nccl_doctor.snapshot.system import LoginShell
 from nccl_doctor.text.hostlist import fold, quoted
 
 SEARCHED = frozenset({"LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH"})

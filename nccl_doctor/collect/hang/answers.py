@@ -13,8 +13,7 @@ from nccl_doctor.collect.hang.reader import MOST_CALLS
 from nccl_doctor.logs import flight
 from nccl_doctor.model.base import Count, Seconds
 from nccl_doctor.snapshot import Fact, Phased, Unknown, unknown
-from nccl_doctor.snapshot.hardware import Xid
-from nccl_doctor.snapshot.rank_look import (
+from nccl_doctor.snapshot.hang import (
     Call,
     Flow,
     HostLook,
@@ -26,6 +25,7 @@ from nccl_doctor.snapshot.rank_look import (
     Recorded,
     Thread,
 )
+from nccl_doctor.snapshot.system import Xid
 
 _TEXT = 200
 

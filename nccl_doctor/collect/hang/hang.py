@@ -29,7 +29,7 @@ from nccl_doctor.collect.hang.reader import Reader, UnreadableError
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.snapshot import AnyAccessFailure, Fact, Phased, Unknown, unknown
-from nccl_doctor.snapshot.rank_look import (
+from nccl_doctor.snapshot.hang import (
     HangHost,
     HangSnapshot,
     HostLook,

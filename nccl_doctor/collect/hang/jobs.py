@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.snapshot import Unknown
-from nccl_doctor.snapshot.rank_look import MAX_RANKS, JobRank, JobRanks, StoreClient, User
+from nccl_doctor.snapshot.hang import MAX_RANKS, JobRank, JobRanks, StoreClient, User
 from nccl_doctor.text.hostlist import fold, grouped, plural
 
 MOST_TOLD = 8

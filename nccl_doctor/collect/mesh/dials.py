@@ -26,7 +26,7 @@ from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.mesh.plan import Rails, Target, between, confirmed, could_open, of_host, own_nonce
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.snapshot import HostFacts, Sample
-from nccl_doctor.snapshot.ranks import nproc
+from nccl_doctor.snapshot.hosts import nproc
 from nccl_doctor.text.hostlist import fold
 
 FEW = 0.05

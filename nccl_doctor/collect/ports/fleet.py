@@ -15,7 +15,7 @@ from nccl_doctor.errors import NotReachedError, UsageError
 from nccl_doctor.model.base import Count, Observed, Pid, Port, Seconds
 from nccl_doctor.model.ports import MAX_PROCESSES, Cause, Elsewhere, HolderJob
 from nccl_doctor.probe.ports.requests import HANDLERS
-from nccl_doctor.snapshot.system import PortRange, TcpSocket
+from nccl_doctor.snapshot.network import PortRange, TcpSocket
 from nccl_doctor.text.machine import require_linux
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import pytest
 from nccl_doctor.collect.facts.names import look_up
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.report import Diagnosis
-from nccl_doctor.snapshot import Snapshot, confirmed
+from nccl_doctor.snapshot import Snapshot
+from nccl_doctor.snapshot.hosts import corroborated_addresses, corroborated_by_name
 from tests.checks.snapshots import NAMES, patched
 from tests.firewall.facts import DROP, nft_facts
 
@@ -69,8 +70,8 @@ def test_an_address_that_something_else_confirms_is_let_in(evidence: dict[str, A
 
 def test_the_hosts_file_confirms_what_it_says() -> None:
     seen = patched({})
-    assert confirmed.addresses(seen, "node2", "node1") == {ip_address("10.0.0.2")}
-    assert confirmed.of_name(seen, "10.0.0.1", "node3") == {ip_address("10.0.0.1")}
+    assert corroborated_addresses(seen, "node2", "node1") == {ip_address("10.0.0.2")}
+    assert corroborated_by_name(seen, "10.0.0.1", "node3") == {ip_address("10.0.0.1")}
 
 
 def test_a_claimed_name_gets_no_line_in_etc_hosts() -> None:

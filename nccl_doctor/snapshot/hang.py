@@ -1,8 +1,6 @@
-"""How a rank of a running job stood at one moment: what the kernel, its stack and its recorder told.
+"""A running job as it was seen at a few moments: its ranks, what launched them, and how each rank stood.
 
-A running job as it was seen at a few moments: one document, judged by :mod:`nccl_doctor.hang`.
-
-Who the ranks of a running job are, and what launched them.
+One document, judged by :mod:`nccl_doctor.hang`: what the kernel, a rank's stack and its recorder told.
 """
 
 from __future__ import annotations
@@ -13,20 +11,22 @@ from pydantic import Field
 
 from nccl_doctor.model.base import (
     Count,
+    Fact,
     FrozenModel,
     HostAddress,
     IpAddress,
     Observed,
     Output,
+    Phased,
     Pid,
     Port,
     Seconds,
     SocketPort,
+    skipped,
 )
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.snapshot.access import AnyAccessFailure
-from nccl_doctor.snapshot.hardware import Xid
-from nccl_doctor.snapshot.unknown import Fact, Phased, skipped
+from nccl_doctor.snapshot.system import Xid
 
 Letter = Annotated[str, Field(pattern=r"^[A-Za-z]$")]
 """A process's state, proc_pid_stat(5): "S" sleeps, "D" sits in the kernel, "T" is stopped, "Z" has ended."""

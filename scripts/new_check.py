@@ -60,12 +60,11 @@ from_logs(__name__, "NCD{code}", explains=("peer-died", "killed", "script-failed
 RULES = (root(r"the wording: {name}", "n1:1:2 [0] the wording: {name}, in a line that holds it"),)
 
 
-def advice(case: Case) -> Advice:
-    """What to do."""
+def _advice(case: Case) -> Advice:
     return advise(f"What is wrong on {{case.who}}.", "What to do there.", case.check())
 
 
-SIGNS = LogSigns(RULES, advice)
+SIGNS = LogSigns(RULES, _advice)
 '''
 
 

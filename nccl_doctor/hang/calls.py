@@ -45,15 +45,15 @@ def divergence(ranks: dict[int, ObservedRank]) -> Divergence | None:
     # what a group did that no rank stands in now is over, however it ended
     groups = {one.calls[-1].group for one in chosen.values() if one.calls}
     found = compare(_dump(number, one, groups) for number, one in chosen.items()) if len(chosen) >= 2 else None
-    if found is None or not (found.odd or found.behind):
+    if found is None or not (found.minority or found.behind):
         return _apart({number: one.calls[-1] for number, one in chosen.items() if one.calls}, len(ranks))
     where = f"number {found.seq} of group {found.group}"
     did = {
         rank: " ".join(part for part in (record.name, record.sizes, record.dtypes) if part)
         for rank, record in found.did.items()
     }
-    if found.odd:
-        return Divergence(where, found.odd, did, differs=True)
+    if found.minority:
+        return Divergence(where, found.minority, did, differs=True)
     last = {rank: chosen[rank].calls[-1] for rank in found.behind if chosen[rank].calls}
     crossed = len(last) == len(found.behind) and not any(one.done for one in last.values())
     did |= {rank: f"{one.name} number {one.seq} of group {one.group}" for rank, one in last.items() if crossed}

@@ -1,4 +1,4 @@
-"""Which of all the faults that a log shows is the cause, and what merely follows from it.
+"""Finds the cause among all faults that a log shows, and what merely follows from it.
 
 What events mean beside each other, the checks declare as passes (``signs.Stage``); what is left is ordered here.
 """
@@ -10,9 +10,8 @@ from dataclasses import replace
 
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.log import Cause, Event, Log, Reading
-from nccl_doctor.logs.marks import BROKE_OFF, CHOSEN, COMPLAINED, EXITED, RETURN_CODE, STARTED, TABLE
-from nccl_doctor.logs.ras_events import from_text
-from nccl_doctor.logs.rule import Grade
+from nccl_doctor.logs.reader import from_text
+from nccl_doctor.logs.rule import BROKE_OFF, CHOSEN, COMPLAINED, EXITED, RETURN_CODE, STARTED, TABLE, Grade
 from nccl_doctor.logs.signs import Scene, Stage, echoes, faults, having, on_the_way, signs
 from nccl_doctor.model.register import entry
 from nccl_doctor.text.hostlist import grouped
@@ -175,6 +174,6 @@ def _follows(group: list[Event], chosen: list[list[Event]]) -> bool:
 
 
 def _effects(name: str) -> tuple[str, ...]:
-    """What else follows from a cause, beyond the echoes."""
+    """Names of what else follows from a cause, beyond the echoes."""
     check = entry(name)
     return check.explains + check.in_logs

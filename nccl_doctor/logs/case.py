@@ -45,7 +45,7 @@ def reachable(names: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Case:
-    """One cause with the log it stands in."""
+    """A cause with the log it stands in."""
 
     cause: Cause
     log: Log
@@ -102,7 +102,7 @@ class Case:
         return next((process.interfaces[0] for process in nearby if process.interfaces), None)
 
     def entities(self, interface: Callable[[Case], str | None] | None = None) -> dict[str, Any]:
-        """What the contract asks for, as far as the log names it; ``interface`` where the diagnosis has its own."""
+        """The contract's entities, as far as the log names them; ``interface`` where the diagnosis has its own."""
         facts, address, own = self.log.facts, self.address, self.interface()
         ranks = [*(self.rank_of(event) for event in self.cause.events), facts.summary_rank]
         ranks += self._rank_that_follows()

@@ -10,11 +10,9 @@ from nccl_doctor.logs import flight
 from nccl_doctor.logs.blame import causes
 from nccl_doctor.logs.facts import CHANNEL_RULES, Facts, facts_of
 from nccl_doctor.logs.log import Cause, Event, Log, Reading
-from nccl_doctor.logs.marks import RAS_LINE
 from nccl_doctor.logs.prefix import decode, flow, join, wide, width
-from nccl_doctor.logs.ras_events import from_answer
-from nccl_doctor.logs.reader import Reader
-from nccl_doctor.logs.rule import Grade
+from nccl_doctor.logs.reader import Reader, from_answer
+from nccl_doctor.logs.rule import RAS_LINE, Grade
 from nccl_doctor.nccl.ras import MalformedAnswerError, RasAnswer, parse_json
 from nccl_doctor.text.bounds import CrowdedError
 
@@ -33,7 +31,7 @@ class CutOffError(Exception):
 
 @dataclass(frozen=True)
 class LogSource:
-    """One log: the name to show, and its bytes block by block. Blocks may be cut anywhere.
+    """A log: the name to show, and its bytes block by block, cut anywhere.
 
     Where it ends in the middle of its archive, :class:`CutOffError` follows the last block.
     """
@@ -44,7 +42,7 @@ class LogSource:
 
 @dataclass(frozen=True)
 class LogVerdict:
-    """What a set of logs says.
+    """The causes that a set of logs shows.
 
     Attributes:
         causes: at most three, most likely first.
@@ -129,7 +127,7 @@ class Investigation:
         head, self._head = self._head or b"", None
         self._wide = wide(head)
         head = self._narrow(head)
-        if is_one_record(head[:_SAMPLE]):
+        if is_record_file(head[:_SAMPLE]):
             self._dump = []
         elif not self._live:
             self._width = width(head[:_SAMPLE])
@@ -177,7 +175,7 @@ class Investigation:
             reader.close()
 
     def verdict(self) -> LogVerdict:
-        """What is known so far."""
+        """The causes known so far."""
         found = causes(self.log)
         if self._small and self._reader is None and (not found or found[0].grade < Grade.LIKELY):
             found = self._read_again(found)
@@ -216,8 +214,8 @@ class Investigation:
         return found
 
 
-def is_one_record(head: bytes) -> bool:
-    """Whether a file that begins so may be a dump of the flight recorder, or an answer of RAS: no lines of a log."""
+def is_record_file(head: bytes) -> bool:
+    """A file that begins so may be a dump of the flight recorder, or an answer of RAS: no lines of a log."""
     return flight.looks_like_dump(head) or _RAS_JSON in head
 
 

@@ -1,4 +1,4 @@
-"""What NCCL and torch tell about a run that is not a fault: versions, interfaces, ranks, how far each one came.
+"""Facts of a run that are no fault: versions, interfaces, ranks, how far each came.
 
 The same reader serves the all-reduce, whose ranks run with ``NCCL_DEBUG=INFO``: :func:`facts_of`.
 """
@@ -39,7 +39,7 @@ class Interface:
 
 @dataclass
 class Process:
-    """One process of the job.
+    """A process of the job.
 
     Attributes:
         rank: the first that NCCL gave it, None where no line says it.
@@ -70,7 +70,7 @@ class Process:
 
 @dataclass(frozen=True)
 class FactRule:
-    """One wording of a fact; ``kind`` is the method of ``Facts`` that takes it."""
+    """A wording of a fact; ``kind`` is the method of ``Facts`` that takes it."""
 
     kind: str
     pattern: str
@@ -460,7 +460,7 @@ class RankProgress:
 
     @property
     def finished(self) -> bool:
-        """Whether every rank that is seen came to its communicator."""
+        """Every rank with a line of NCCL's came to its communicator."""
         return set(self.reached) <= {Milestone.COMPLETE}
 
     def phrase(self) -> str:
@@ -477,14 +477,14 @@ def rank_progress(facts: Facts) -> RankProgress:
     for process in facts.processes.values():
         if process.rank is not None:
             reached.setdefault(process.milestone, set()).add(process.rank)
-    seen = set().union(*reached.values()) if reached else set()
+    ranks = set().union(*reached.values()) if reached else set()
     return RankProgress(
         {milestone: tuple(sorted(reached[milestone])) for milestone in sorted(reached)},
-        absent(seen, facts.world_size) if seen else (),
+        absent(ranks, facts.world_size) if ranks else (),
     )
 
 
-def absent(seen: set[int], world_size: int | None) -> tuple[int, ...]:
-    """The ranks of a job that are not among ``seen``; none where so many are that their logs were just not given."""
-    few = (world_size or 0) - len(seen) <= _MOST_MISSING
-    return tuple(sorted(set(range(world_size or 0)) - seen)) if few else ()
+def absent(ranks: set[int], world_size: int | None) -> tuple[int, ...]:
+    """The ranks of a job that are not among ``ranks``; none where so many are that their logs were just not given."""
+    few = (world_size or 0) - len(ranks) <= _MOST_MISSING
+    return tuple(sorted(set(range(world_size or 0)) - ranks)) if few else ()

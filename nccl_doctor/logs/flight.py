@@ -49,7 +49,7 @@ _SAME_SIZES = frozenset({"all_reduce", "broadcast", "reduce", "_all_gather_base"
 
 @dataclass(frozen=True)
 class Record:
-    """One collective of one rank.
+    """A collective of a rank.
 
     Attributes:
         group: the process group's name; ``seq`` counts within it.
@@ -67,7 +67,7 @@ class Record:
 
     @property
     def call(self) -> tuple[str, str, str]:
-        """What all ranks must have in common: name, sizes where they must agree, types."""
+        """Name, sizes and types that all ranks must have in common: name, sizes where they must agree, types."""
         return self.name, self.sizes if self.name in _SAME_SIZES else "", self.dtypes
 
     def words(self) -> str:
@@ -78,7 +78,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Dump:
-    """What one rank had issued, in its order; ``groups``: ranks of those whose ranks torch writes down."""
+    """The collectives that a rank had issued, in its order; ``groups``: ranks of those that torch writes down."""
 
     rank: int
     records: tuple[Record, ...]
@@ -86,7 +86,7 @@ class Dump:
 
 
 def looks_like_dump(head: bytes) -> bool:
-    """Whether a file that begins so may be a dump: a pickle of protocol 2 and later, or JSON with its keys."""
+    """A file that begins so may be a dump: a pickle of protocol 2 and later, or JSON with its keys."""
     return head[:1] == b"\x80" or (
         head.lstrip()[:1] == b"{" and b'"' in head and (b"pg_" in head or b"entries" in head)
     )
@@ -227,7 +227,7 @@ class Disagreement:
     absent: tuple[int, ...] = ()
 
     @property
-    def odd(self) -> tuple[int, ...]:
+    def minority(self) -> tuple[int, ...]:
         """The ranks that called another collective than most, or one of other sizes or types; none where all agree."""
         calls: dict[tuple[str, str, str], list[int]] = {}
         for rank, record in sorted(self.did.items()):
@@ -238,7 +238,7 @@ class Disagreement:
     def mismatch(self, rank: int) -> str:
         """In what an odd rank's call differs from that of most, as torch's own analyser names it."""
         own = self.did[rank].call
-        most = next(record.call for other, record in self.did.items() if other not in self.odd)
+        most = next(record.call for other, record in self.did.items() if other not in self.minority)
         return next(word for word, one, other in zip(_PARTS, own, most, strict=True) if one != other)
 
 
@@ -268,6 +268,6 @@ def compare(dumps: Iterable[Dump]) -> Disagreement | None:
         found = Disagreement(group, seq, did, behind)
         if open_:
             return replace(found, absent=tuple(sorted(members[group] - set(by_rank))))
-        if len(did) > 1 and found.odd:
+        if len(did) > 1 and found.minority:
             return found
     return None

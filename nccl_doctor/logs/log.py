@@ -1,4 +1,4 @@
-"""One fault that one line of a log tells."""
+"""All that was read of logs: the faults that lines tell, by source, and their causes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nccl_doctor.nccl.messages import Meaning
 
 @dataclass(frozen=True)
 class Address:
-    """What a line names as the other end, or as the port that it is about."""
+    """The other end that a line names, or the port that it is about."""
 
     host: str | None = None
     ip: str | None = None
@@ -26,7 +26,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Event:
-    """One fault that one line tells.
+    """A fault that a line tells.
 
     Attributes:
         name: may still change when the whole log is known, as may the grade.
@@ -51,7 +51,7 @@ class Event:
     def of_file(
         cls, file: str, wording: str, text: str, *, name: str = "", grade: Grade = Grade.CLUE, rank: int | None = None
     ) -> Event:
-        """What a whole file says that is no log."""
+        """Makes the event of a whole file that is no log."""
         return cls(name, grade, wording, file, 1, text, text, Prefix(), Address(), rank, order=-1)
 
     def saying(self, message: str) -> Event:
@@ -73,7 +73,7 @@ _Label = tuple[str | None, int | None, str | None]
 
 
 def label(prefix: Prefix) -> _Label:
-    """What tells the launchers apart that write into one log."""
+    """Host, rank and address, which tell launchers apart that write into one log."""
     return prefix.host, prefix.rank, prefix.ip
 
 
@@ -192,7 +192,7 @@ class Log:
 
 @dataclass(frozen=True)
 class Cause:
-    """One cause: its events, most telling first, and the groups of events that follow from it."""
+    """A cause: its events, most telling first, and the groups of events that follow from it."""
 
     name: str
     events: tuple[Event, ...]

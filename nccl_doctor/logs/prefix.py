@@ -1,4 +1,4 @@
-"""What stands before a message: launchers, containers and loggers stack their prefixes, NCCL adds its own.
+"""Peels off what stands before a message: launchers, containers and loggers stack their prefixes.
 
 Each is peeled off and used: host, rank, process, time. NCCL's own (src/debug.cc):
 
@@ -160,7 +160,7 @@ _MOST_BARS = 8
 
 @dataclass(frozen=True)
 class Prefix:
-    """What the prefixes of a line said; None where they did not.
+    """Host, rank, process and time that a line's prefixes name; None where they don't.
 
     Attributes:
         level: "INFO", "WARN", … where it is a line of NCCL's.
@@ -190,7 +190,7 @@ def records(line: str) -> list[tuple[int, int]]:
 
 
 def without_bars(text: str) -> tuple[str, str]:
-    """What a line says behind its progress bars, alone and with its prefix; a line without any is both."""
+    """The line behind its progress bars, alone and with its prefix; a line without any is both."""
     if "%|" not in text and "━" not in text:
         return text, text
     start = end = _peel_tags(text, {})

@@ -150,7 +150,7 @@ def _opened(path: Path) -> io.BufferedReader:
 
 
 def _first_words(path: Path, descriptor: int) -> bytes:
-    """What a named pipe gives as soon as somebody has opened it to write, which may be nothing."""
+    """Reads what a named pipe gives once a writer has opened it, which may be nothing."""
     deadline = time.monotonic() + WRITER_S
     while True:
         try:
@@ -165,7 +165,7 @@ def _first_words(path: Path, descriptor: int) -> bytes:
 
 
 def _piped(file: io.BufferedReader, patience_s: float | None) -> Iterator[bytes]:
-    """What comes through a pipe until its end; an empty block where nothing came for so many seconds."""
+    """Yields what comes through a pipe; an empty block where nothing came for so many seconds."""
     while block := file.read1(BLOCK):
         yield block
         while not select.select([file], [], [], patience_s)[0]:
@@ -243,7 +243,7 @@ def _zstd_blocks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def compressed(head: bytes) -> bool:
-    """Whether a file that begins so is compressed."""
+    """A file that begins so is compressed."""
     return head.startswith((_GZIP, _XZ, _ZSTD))
 
 

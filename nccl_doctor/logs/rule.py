@@ -1,4 +1,9 @@
-"""Rules: a wording, the diagnosis that it speaks for, and how much it weighs."""
+"""Rules: a wording, the diagnosis that it speaks for, and how much it weighs.
+
+Below them, wordings that code asks for by name, that several diagnoses share, or that look like faults and are none. A
+hang has no error line: where a run stood shows it. NCCL: src/init.cc and src/bootstrap.cc; its sockets:
+src/include/socket.h to 2.11, src/misc/socket.cc from 2.12, src/os/linux.cc from 2.29; nccl-tests: src/common.cu.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +42,7 @@ class Grade(IntEnum):
 
 @dataclass(frozen=True)
 class LogRule:
-    """One wording that logs hold.
+    """A wording that logs hold.
 
     Attributes:
         pattern: a regular expression that doesn't look around (:mod:`nccl_doctor.text.bounds`). Named groups ``host``,
@@ -77,3 +82,174 @@ clue = partial(LogRule, Grade.CLUE)
 def benign(pattern: str, sample: str) -> LogRule:
     """A rule of grade BENIGN: its line is no fault, whatever other rules say."""
     return LogRule(Grade.BENIGN, pattern, sample)
+
+
+CHOSEN = r"Bootstrap ?: Using (?:\[0\])?(?P<iface>[A-Za-z][A-Za-z0-9_.-]*):(?P<ip>[0-9a-fA-F.:]+)"
+"""A process chose its interface."""
+
+SHARED = r"-> \d{1,6}\[\S{1,16}\] .{0,40}via SHM/"
+"""Two ranks of a host go through its memory."""
+
+BUSY = r"\d{1,7}MiB / +\d{1,7}MiB \| +100% +Default"
+"""A row of nvidia-smi below a log: somebody shows what its GPUs do meanwhile."""
+
+STARTED = r"nranks \d+ .*- Init START"
+"""A rank waits for the others."""
+
+CONNECTED = r"nranks \d+ .*- Init COMPLETE"
+"""A rank has its communicator."""
+
+TABLE = r"# +size +count +type   redop"
+"""A benchmark begins; its rows follow."""
+
+MEETING = r"torch/distributed/\S+\.py\", line \d+, in (?:init_process_group|_?store_based_barrier|\w*rendezvous\w*)"
+"""A stack ends where processes meet."""
+
+TALKING = (
+    r"distributed_c10d\.py\", line \d+, in (?:barrier|monitored_barrier|all_reduce|all_gather\w*|broadcast\w*|gather"
+    r"|scatter|reduce\w*|all_to_all\w*|send|recv)\b"
+)
+"""A stack ends in a collective."""
+
+COMPLAINED = (
+    r"(?i:(?:hangs?|hung|stuck|freezes|frozen|stalls|blocks|blocked) (?:right )?(?:here|forever|indefinitely"
+    r"|at this (?:point|step|line|stage)|after this|for (?:hours|minutes|ever)))"
+    r"|(?i:(?:nothing|no (?:more|further) (?:output|logs?|lines?)) (?:happens|is printed|after this"
+    r"|any ?more|from here))"
+    r"|(?i:(?:and then|then it|it just|program|script|training|process|job) (?:hangs|gets stuck|is stuck|freezes))"
+)
+"""Somebody wrote into the log what they saw."""
+
+BROKE_OFF = r"^\^C|^\[mpiexec@\S+\] (?:Sending Ctrl-C|Press Ctrl-C)|Ctrl-C caught|mpirun: killing job"
+"""Somebody ended it from the keyboard."""
+
+INTERRUPTED = r"KeyboardInterrupt|Received (?:2|Signals\.SIGINT) death signal|got signal: 2\b"
+"""The same, as Python and torchrun tell it."""
+
+EXITED = (
+    r"(?:failed \(exitcode: (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\)"
+    r"|exits with return code = (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\b"
+    r"|srun: error: (?P<host>\S+): tasks? \S+: Exited with exit code (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\b"
+    r"|returned non-zero exit status (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\.)"
+)
+"""The bare exit code that torchrun, DeepSpeed, Slurm, torch.distributed.launch and Accelerate tell; 128 and more is a
+signal's."""
+
+TERMINATING = (
+    r"(?:Forcefully terminating all other processes|[Ss]ending process \d+ closing signal"
+    r"|Closing process \d+ via signal|Killing subprocess \d+|Terminating (?:StepId|job step|all)|[Jj]ob step aborted"
+    r"|Force Terminated StepId"
+    r"|\[rank: \d+\] Child process with PID \d+ terminated with code"
+    r"|primary job (?:terminated|job)|MPI_ABORT was invoked|mpirun (?:detected|has exited due)|KILLING (?:JOB|TASK)"
+    r"|prterun (?:detected|has exited due)|process returned a non-zero exit code|[Kk]illing (?:all )?remaining"
+    r"|Shutting down (?:all )?workers|Terminat\w+ (?:all )?(?:other|remaining|sibling) (?:processes|ranks|workers))"
+)
+"""A launcher says that it ends the other processes: what is killed after that was killed by it."""
+
+KILLED_FOR_MEMORY = (
+    r"(?:oom-kill|oom_kill|oom_reaper|OOMKilled|OOM Killed|[Dd]etected \d+ oom|Out [Oo]f [Mm]emory: Kill)"
+)
+"""The kernel, Slurm or Kubernetes ended a process for want of memory, which no script catches."""
+
+RETURN_CODE = r"INFO misc/socket\.cc:\d+ -> 2\b"
+"""ncclSystemError, on its way up: what failed stands before it, in a line that may be lost."""
+
+RAS_LINE = (
+    r"(?:job process(?: is|es are) considered dead|Missing communicator data from \d+ "
+    r"|#\d+-\d+ \([0-9a-f]{1,16}\) (?:INCOMPLETE|MISMATCH|ERROR)|Communicator ranks have different "
+    r"|ranks? (?:\d+ )?(?:have|has) (?:launched up to operation|not launched any op|status )"
+    r"|Rank \d+ (?:has .{0,40})?-- (?:GPU|\[process)|Rank \d+ has (?:launched|not launched|status) .{0,80} --"
+    r"|Process \d+ on node \S+ managing GPU|(?:ranks|Rank \d+) reported [A-Z][\w ]+)"
+)
+"""A line of RAS' report (``ncclras``) that tells of a fault, or of where it is."""
+
+RAS_DEAD, RAS_SILENT, RAS_LEFT, RAS_STARTING, RAS_BEHIND, RAS_ERROR = (
+    "dead",
+    "silent",
+    "left",
+    "INIT",
+    "behind",
+    "error",
+)
+"""What RAS says of processes and ranks, beside the names that it gives to errors: no longer reached, without an answer,
+out of a communicator that others use, not yet in it, behind the others, and any other error."""
+
+RECORDED = "flight recorder"
+"""Stands for the wording where no line but a dump of torch's flight recorder tells."""
+
+
+C10D_CLIENT = r"client socket has failed to connect to .*"
+"""torch's store (torch/csrc/distributed/c10d/socket.cpp); the errno follows."""
+
+
+def failed_connects(grade: Grade, errno: str, text: str) -> tuple[LogRule, ...]:
+    """A failed connect of NCCL; while it is only retried it is a hint.
+
+    ``errno`` is the pattern of strerror's text, ``text`` one that it fits.
+    """
+    warn = f"n1:1:2 [0] misc/socket.cc:534 NCCL WARN socketStartConnect: Connect to 10.0.0.2<4242> failed : {text}"
+    last = f"Last error:  socketPollConnect: connect to 10.0.0.2<4242> returned {text}, exceeded error retry count"
+    retry = f"n1:1:2 [0] NCCL INFO Call to connect returned {text}, retrying"
+    return (
+        LogRule(grade, f"WARN .*[Cc]onnect to .*(?:failed|returned).*{errno}", warn),
+        LogRule(grade, f"onnect (?:to .* )?returned .*{errno}.*exceeded error retry", last),
+        hint(f"INFO .*connect.* returned .*{errno}.*retrying", retry),
+    )
+
+
+def failed_pairs(grade: Grade, errno: str, text: str) -> tuple[LogRule, ...]:
+    """A failed connect of gloo (gloo/transport/tcp): the peer's address stands behind ``remote=``."""
+    full = f"RuntimeError: [enforce fail at gloo/transport/tcp/pair.cc:799] connect [10.0.0.2]:31337: {text}"
+    return (
+        LogRule(
+            grade,
+            rf"SO_ERROR: .*{errno}",
+            f"RuntimeError: timed out connecting: SO_ERROR: {text}, remote=[10.0.0.2]:9",
+        ),
+        LogRule(grade, rf"connect \[\S+\]:\d+: {errno}", full),
+    )
+
+
+BENIGN: tuple[LogRule, ...] = (
+    benign(r"NCCL DIAG (?:\[OK\]|=== )", "n1:4242 NCCL DIAG [OK] ECC: no errors on 16 ranks"),
+    benign(
+        r"errno: 97 - ",
+        "[W socket.cpp:601] [c10d] The client socket cannot be initialized to connect to [head]:29500 (errno: 97 - "
+        "Address family not supported by protocol).",
+    ),
+    benign(
+        C10D_CLIENT + r"errno: (?:99|101) - ",
+        "[W socket.cpp:663] [c10d] The client socket has failed to connect to [::1]:29500 (errno: 101 - Network is "
+        "unreachable).",
+    ),
+    # events of a subnet manager at work, as ibv_event_type_str names them; transfers go on after them
+    benign(
+        r"NET/IB ?: .{0,40}Got async event : (?:client reregistration|port active|SM change|LID change|P_Key change)",
+        "n1:1:2 [0] NCCL WARN NET/IB : mlx5_0:1 Got async event : client reregistration",
+    ),
+    benign(
+        r"NCCL INFO .*Cuda failure",
+        "n1:1:2 [0] NCCL INFO misc/cudawrap.cc:36 Cuda failure 'initialization error'",
+    ),
+    benign(
+        r"NET/OFI .{0,80}ncclGetVersion",
+        "n1:1:2 [0] NCCL WARN NET/OFI Failed to find ncclGetVersion symbol, can not get NCCL version",
+    ),
+    benign(
+        r"WARN NET/OFI (?:Failed to open libcudart|.*(?:using default|not set|Setting ))",
+        "n1:1:2 [0] configure_x:9 NCCL WARN NET/OFI Failed to open libcudart.so",
+    ),
+    benign(
+        r"fastsocket\S* NCCL WARN (?:Cannot get incoming CPU|Maximum retry reached for)",
+        "n1:1:2 [0] net_fastsocket.cc:765 NCCL WARN Cannot get incoming CPU.",
+    ),
+    benign(
+        r"WARN .*(?:Missing \"?(?:iommu=|amd_iommu)|NUMA auto balancing enabled|HSA_FORCE_FINE_GRAIN_PCIE)",
+        'n1:1:2 [0] init.cc:1 NCCL WARN Missing "iommu=pt" from kernel command line which can lead to system '
+        "instablity or hang!",
+    ),
+    benign(
+        r"INFO .*\[Service thread\] Connection closed by localRank",
+        "n1:1:2 [0] NCCL INFO [Service thread] Connection closed by localRank 0",
+    ),
+)

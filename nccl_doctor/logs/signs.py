@@ -15,8 +15,7 @@ from typing import Literal
 
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.log import Event, Log, Reading
-from nccl_doctor.logs.marks import BENIGN
-from nccl_doctor.logs.rule import Grade, LogRule
+from nccl_doctor.logs.rule import BENIGN, Grade, LogRule
 from nccl_doctor.model.finding import Command, Fix, Severity, on
 from nccl_doctor.model.register import PACKAGE
 from nccl_doctor.text.hostlist import ranks_of
@@ -25,7 +24,7 @@ from nccl_doctor.text.shell import line
 
 @dataclass(frozen=True)
 class Advice:
-    """One sentence for a tired person, and what to do."""
+    """A sentence for a tired person, and what to do."""
 
     message: str
     fix: Fix
@@ -61,7 +60,7 @@ def not_logged_in(case: Case, why: str, summary: str) -> Advice:
 
 
 def by_rank(case: Case) -> Advice:
-    """What RAS or the flight recorder says of each rank, the culprits' words first."""
+    """Advises with what RAS or the flight recorder says of each rank, the culprits first."""
     words = [f"{ranks_of([e.rank]) if e.rank is not None else 'a rank'} {e.message}" for e in case.cause.events[:3]]
     more = len(case.cause.events) - len(words)
     return advise(
@@ -213,7 +212,7 @@ def echoes() -> frozenset[str]:
 
 @cache
 def ras_states() -> dict[str, tuple[str, Grade]]:
-    """What RAS says of ranks and processes: the diagnosis, and its weight."""
+    """The diagnosis and the weight of what RAS says of ranks and processes."""
     return {state: (name, grade) for name, shown in signs().items() for state, grade in shown.ras.items()}
 
 

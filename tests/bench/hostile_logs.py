@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 
 from nccl_doctor.logs import facts
-from nccl_doctor.logs.anchors import anchor
 from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.rule import LogRule
+from nccl_doctor.logs.scan import anchor
 from nccl_doctor.logs.signs import rules
 from nccl_doctor.logs.verdict import report
 

@@ -16,7 +16,7 @@ import pytest
 import zstandard
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.logs import flight, parallel, reading
+from nccl_doctor.logs import flight, reading, run
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.diagnose import Investigation, LogSource, LogVerdict, diagnose
 from nccl_doctor.logs.log import KEPT, LAST
@@ -204,9 +204,9 @@ def test_what_is_no_known_archive_is_read_as_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [997, 4096, 50_000])
 def test_several_processes_see_what_one_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(parallel, "_PART", size)
-    monkeypatch.setattr(parallel, "LONG", 1)
-    monkeypatch.setattr(parallel, "processes", lambda: 2)
+    monkeypatch.setattr(run, "_PART", size)
+    monkeypatch.setattr(run, "LONG", 1)
+    monkeypatch.setattr(run, "processes", lambda: 2)
     rng = random.Random(size)
     for name in "abc":
         data = (NOISE.format(0, 0) * 1000 + "".join(PLACES)).encode() + log(2000, rng.randrange(2000))
@@ -233,16 +233,16 @@ def test_several_processes_see_what_one_sees(tmp_path: Path, monkeypatch: pytest
 
 def test_an_answer_of_ras_beside_long_logs_is_read_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ras.json").write_bytes(b'{\n  "communicators_count": 1\n}\n')
-    monkeypatch.setattr(parallel, "LONG", 1)
-    monkeypatch.setattr(parallel, "processes", lambda: 2)
-    assert parallel._read(parallel.Part(tmp_path / "ras.json", 0, 30)) is None
+    monkeypatch.setattr(run, "LONG", 1)
+    monkeypatch.setattr(run, "processes", lambda: 2)
+    assert run._read(run.Part(tmp_path / "ras.json", 0, 30)) is None
 
 
 def test_a_line_that_fills_a_part_leaves_the_next_line_to_the_next_part(tmp_path: Path) -> None:
     path = tmp_path / "run.log"
     path.write_bytes(b"a\n" + b"x" * 9 + b"\n" + FAULT.encode())
-    parts = [parallel.Part(path, start, end) for start, end in ((0, 4), (4, 12), (12, 12 + len(FAULT)))]
-    found = [reading for part in parts if (reading := parallel._read(part)) is not None]
+    parts = [run.Part(path, start, end) for start, end in ((0, 4), (4, 12), (12, 12 + len(FAULT)))]
+    found = [reading for part in parts if (reading := run._read(part)) is not None]
     assert [len(reading.events) for reading in found] == [0, 0, 1]
     assert sum(reading.bytes for reading in found) == path.stat().st_size
 
@@ -251,8 +251,8 @@ def test_a_summary_that_a_border_of_parts_cuts_is_read_whole(tmp_path: Path) -> 
     path, block = tmp_path / "run.log", PLACES[-1]
     path.write_text(block)
     for cut in range(1, len(block)):
-        parts = [parallel.Part(path, 0, cut), parallel.Part(path, cut, len(block))]
-        whole = parallel._merged([reading for part in parts if (reading := parallel._read(part)) is not None])
+        parts = [run.Part(path, 0, cut), run.Part(path, cut, len(block))]
+        whole = run._merged([reading for part in parts if (reading := run._read(part)) is not None])
         assert [(one.pid, one.code, one.rank, one.host) for one in whole.summary] == [("4242", -9, 3, "gpu07")]
 
 
@@ -260,8 +260,8 @@ def test_parts_keep_no_more_than_one_reader_does_and_the_last_words(tmp_path: Pa
     path, raised = tmp_path / "run.log", "Traceback (most recent call last):\nValueError: {}\n"
     path.write_text("".join(raised.format("bad " * (n % 7)) for n in range(2000)))
     size = path.stat().st_size
-    parts = [parallel.Part(path, at, min(at + 9000, size)) for at in range(0, size, 9000)]
-    whole = parallel._merged([reading for part in parts if (reading := parallel._read(part)) is not None])
+    parts = [run.Part(path, at, min(at + 9000, size)) for at in range(0, size, 9000)]
+    whole = run._merged([reading for part in parts if (reading := run._read(part)) is not None])
     assert [event.line for event in whole.events][:KEPT] == [2 * n for n in range(1, KEPT + 1)]
     assert KEPT < len(whole.events) <= KEPT + LAST
     assert (len(whole.tracebacks), whole.counts["script-failed", Grade.HINT]) == (KEPT, 2000)
@@ -269,8 +269,8 @@ def test_parts_keep_no_more_than_one_reader_does_and_the_last_words(tmp_path: Pa
 
 def test_what_can_not_be_read_beside_long_logs_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run.log").write_bytes(log(100, 3))
-    monkeypatch.setattr(parallel, "LONG", 1)
-    monkeypatch.setattr(parallel, "processes", lambda: 2)
+    monkeypatch.setattr(run, "LONG", 1)
+    monkeypatch.setattr(run, "processes", lambda: 2)
     session = LogsRun((str(tmp_path), "/proc/self/mem"))
     session.begin()
     with pytest.raises(UsageError, match="can't be read"):

@@ -6,11 +6,10 @@ import re
 
 import pytest
 
-from nccl_doctor.logs import marks
-from nccl_doctor.logs.anchors import anchor
 from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.facts import CHANNEL_RULES, RULES, FactRule, Facts
-from nccl_doctor.logs.rule import Grade, LogRule
+from nccl_doctor.logs.rule import BROKE_OFF, Grade, LogRule
+from nccl_doctor.logs.scan import anchor
 from nccl_doctor.logs.signs import rules, signs
 from nccl_doctor.logs.verdict import report
 from nccl_doctor.model.register import all_checks
@@ -62,7 +61,7 @@ def test_fits_the_line_beside_it(rule: LogRule) -> None:
 @each(TABLES, lambda rule: rule.pattern[:40])
 def test_its_sample_passes_the_first_pass(rule: LogRule | FactRule) -> None:
     found = anchor(rule.pattern)
-    assert found.worth >= 4 or rule.pattern == marks.BROKE_OFF
+    assert found.worth >= 4 or rule.pattern == BROKE_OFF
     assert any(string.lower() in rule.sample.lower() for string in found.strings)
 
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nccl_doctor.logs.log import KEPT, Event
-from nccl_doctor.logs.marks import RAS_LINE
-from nccl_doctor.logs.ras_events import from_answer
+from nccl_doctor.logs.reader import from_answer
+from nccl_doctor.logs.rule import RAS_LINE
 from nccl_doctor.nccl.ras import MalformedAnswerError, RasAnswer, RasProcess, parse, parse_lines
 from nccl_doctor.text.bounds import CrowdedError
 

@@ -124,8 +124,7 @@ def _fix(summary: str, lines: list[Line | None]) -> Fix:
     return pasted(summary, commands)
 
 
-def advice(case: Case) -> Advice:
-    """The host, and where the key goes."""
+def _advice(case: Case) -> Advice:
     return not_logged_in(
         case, "no key was accepted", "Put the public key of the launching host into authorized_keys there:"
     )
@@ -139,4 +138,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice)
+SIGNS = LogSigns(RULES, _advice)

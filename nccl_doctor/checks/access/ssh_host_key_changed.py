@@ -45,8 +45,7 @@ def _remedy(failures: tuple[HostKeyChanged, ...]) -> Fix:
     )
 
 
-def advice(case: Case) -> Advice:
-    """The host, and what to find out first."""
+def _advice(case: Case) -> Advice:
     return not_logged_in(case, "its host key has changed", "Find out why before you remove the old key:")
 
 
@@ -58,4 +57,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice)
+SIGNS = LogSigns(RULES, _advice)

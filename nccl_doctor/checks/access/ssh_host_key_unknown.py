@@ -85,12 +85,11 @@ def _own(failure: HostKeyUnknown) -> str:
     return f"ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub"
 
 
-def advice(case: Case) -> Advice:
-    """The host, and what to compare."""
+def _advice(case: Case) -> Advice:
     return not_logged_in(case, "its host key is not known", "Compare its fingerprint, then add the key to known_hosts:")
 
 
 # The words of OpenSSH's client.
 RULES = (root(r"Host key verification failed", "Host key verification failed."),)
 
-SIGNS = LogSigns(RULES, advice)
+SIGNS = LogSigns(RULES, _advice)

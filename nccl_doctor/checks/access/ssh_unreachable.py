@@ -108,8 +108,7 @@ def _remedy(failures: tuple[SshUnreachable, ...]) -> Fix:
     return Fix(summary=_SUMMARY.get(str(failures[0].facts.reason), _OTHER))
 
 
-def advice(case: Case) -> Advice:
-    """The host, and what to start there."""
+def _advice(case: Case) -> Advice:
     return not_logged_in(case, "it does not answer", "Start sshd there and open its port, or correct the name:")
 
 
@@ -130,4 +129,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice)
+SIGNS = LogSigns(RULES, _advice)

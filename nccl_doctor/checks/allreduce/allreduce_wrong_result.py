@@ -71,8 +71,7 @@ def _group(smoke: Smoke, group: tuple[int, ...]) -> str:
     return f"on {_named(ranks)} alone" if len(group) == 1 else f"between {_named(ranks)}"
 
 
-def advice(case: Case) -> Advice:
-    """How to test the host alone."""
+def _advice(case: Case) -> Advice:
     return advise(
         f"The collective of {case.who} came out with wrong values.",
         "Take the host out of the job and test it alone: memory errors (nvidia-smi -q), PCIe ACS and IOMMU, the "
@@ -89,4 +88,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice)
+SIGNS = LogSigns(RULES, _advice)

@@ -65,8 +65,7 @@ def _judge_comm_id(own: HostNccl) -> BadValue | None:
     return BadValue(f"does not start: {failure.reason}", "IP:PORT or [IPv6]:PORT on a subnet of every host")
 
 
-def advice(case: Case) -> Advice:
-    """Which setting to correct."""
+def _advice(case: Case) -> Advice:
     return advise(
         f"NCCL does not take a setting as it was meant on {case.who}.",
         "Correct or unset the variable or the file that the line names; look into ~/.nccl.conf and /etc/nccl.conf too:",
@@ -98,4 +97,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice, after=("plugin-fault",), warning_up_to=Grade.LIKELY)
+SIGNS = LogSigns(RULES, _advice, after=("plugin-fault",), warning_up_to=Grade.LIKELY)

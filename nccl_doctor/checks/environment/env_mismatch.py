@@ -92,8 +92,7 @@ def _finding(name: str, column: dict[str, Variable | None]) -> Finding:
     )
 
 
-def advice(case: Case) -> Advice:
-    """What to make the same."""
+def _advice(case: Case) -> Advice:
     return advise(
         f"NCCL's variables differ between ranks (seen by {case.who}): what one chooses does not fit the others.",
         "Make them the same on all hosts, ~/.nccl.conf and /etc/nccl.conf included:",
@@ -109,4 +108,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice, warning_up_to=Grade.ROOT)
+SIGNS = LogSigns(RULES, _advice, warning_up_to=Grade.ROOT)

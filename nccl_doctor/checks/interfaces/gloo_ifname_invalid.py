@@ -70,8 +70,7 @@ def _better(nccl: ClusterNccl, host: str) -> str | None:
     return nccl.suggestion.interfaces.get(host) if nccl.suggestion is not None else None
 
 
-def advice(case: Case) -> Advice:
-    """The name that gloo does not find, and how to see the right one."""
+def _advice(case: Case) -> Advice:
     name = case.address.iface or case.address.ip or "the name that it was given"
     return advise(
         f"gloo finds no address for {name} on {case.who}: GLOO_SOCKET_IFNAME must be the exact name of an interface, "
@@ -100,4 +99,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice)
+SIGNS = LogSigns(RULES, _advice)

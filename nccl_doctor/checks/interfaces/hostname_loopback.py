@@ -50,8 +50,7 @@ def hostname_loopback(view: View) -> Findings:
         yield finding(view, caught, f"On {fold(hosts)} the host's own name resolves to a loopback address{what}.")
 
 
-def advice(case: Case) -> Advice:
-    """The line of /etc/hosts to mend."""
+def _advice(case: Case) -> Advice:
     return advise(
         f"gloo connected to {case.target if case.address.ip else 'a loopback address'} instead of another host: a "
         "host's own name gives 127.x there, and that is what it told its peers.",
@@ -109,4 +108,4 @@ def _of_gloo(event: Event) -> bool:
     return address is not None and address.is_loopback and "loo" in event.text
 
 
-SIGNS = LogSigns(RULES, advice, network=True, passes={Stage.MEANING: _own_name})
+SIGNS = LogSigns(RULES, _advice, network=True, passes={Stage.MEANING: _own_name})

@@ -25,8 +25,7 @@ from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import common_labels, failed_where, folded, pasted
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.log import Event
-from nccl_doctor.logs.marks import C10D_CLIENT
-from nccl_doctor.logs.rule import WEB, Grade, hint, root
+from nccl_doctor.logs.rule import C10D_CLIENT, WEB, Grade, hint, root
 from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise, having
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.snapshot import Names, Snapshot, Unknown, deviations, known
@@ -186,8 +185,7 @@ def _make(kube: KubeFacts, name: str) -> Fix:
     return pasted(f"{summary}:", commands)
 
 
-def advice(case: Case) -> Advice:
-    """The name, and where to enter it."""
+def _advice(case: Case) -> Advice:
     name = case.address.host
     return advise(
         f"{case.who} could not resolve {name or 'the name of another host'}.",
@@ -299,7 +297,7 @@ def _asks(event: Event) -> bool:
 
 SIGNS = LogSigns(
     RULES,
-    advice,
+    _advice,
     hint_beside=("connection-refused", "connection-timed-out", "no-route-to-host", "rendezvous-timeout"),
     passes={Stage.GIVING_UP: _never_resolved},
 )

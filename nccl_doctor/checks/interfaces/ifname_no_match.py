@@ -40,8 +40,7 @@ def ifname_no_match(view: View) -> Findings:
     yield from findings(view, Kind.NO_MATCH)
 
 
-def advice(case: Case) -> Advice:
-    """The value that fits nothing, and how to see what there is."""
+def _advice(case: Case) -> Advice:
     value = case.log.facts.ifname
     setting = f"NCCL_SOCKET_IFNAME={word(value)} fits" if value else "NCCL_SOCKET_IFNAME fits"
     return advise(
@@ -97,4 +96,4 @@ def _named_interface(case: Case) -> str | None:
     return case.log.facts.ifname
 
 
-SIGNS = LogSigns(RULES, advice, passes={Stage.CONSEQUENCES: _without_interface}, interface=_named_interface)
+SIGNS = LogSigns(RULES, _advice, passes={Stage.CONSEQUENCES: _without_interface}, interface=_named_interface)

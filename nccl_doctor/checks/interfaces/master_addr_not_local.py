@@ -67,8 +67,7 @@ def _shown(facts: HostFacts) -> list[str]:
     ]
 
 
-def advice(case: Case) -> Advice:
-    """The address that is not the master's."""
+def _advice(case: Case) -> Advice:
     return advise(
         f"{case.who} should be the master but does not have the address {case.address.ip or 'that it was given'}: it "
         "is another host's, or behind a NAT.",
@@ -90,4 +89,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice)
+SIGNS = LogSigns(RULES, _advice)

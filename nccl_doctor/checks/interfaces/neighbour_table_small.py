@@ -118,8 +118,7 @@ def _beside(nets: frozenset[Network], texts: Iterable[str]) -> Iterator[str]:
             yield text
 
 
-def advice(case: Case) -> Advice:
-    """The thresholds to raise."""
+def _advice(case: Case) -> Advice:
     return advise(
         f"The kernel of {case.who} keeps fewer neighbours' addresses than there are hosts on the net, and drops "
         "packets to the rest.",
@@ -136,4 +135,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice)
+SIGNS = LogSigns(RULES, _advice)

@@ -18,16 +18,14 @@ torch/csrc/distributed/c10d/socket.cpp.
 from __future__ import annotations
 
 from nccl_doctor.logs.case import Case
-from nccl_doctor.logs.marks import C10D_CLIENT, failed_connects, failed_pairs
-from nccl_doctor.logs.rule import WEB, Grade, hint, likely
+from nccl_doctor.logs.rule import C10D_CLIENT, WEB, Grade, failed_connects, failed_pairs, hint, likely
 from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD310", job_wide=False, errors=("ECONNREFUSED",))
 
 
-def advice(case: Case) -> Advice:
-    """Who was refused by whom, and a test of both."""
+def _advice(case: Case) -> Advice:
     return advise(
         f"{case.who} was refused by {case.target}: nothing listened there. Its process had ended or not yet begun, "
         "or the address belongs to no host of this job.",
@@ -70,4 +68,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice, echo=True, network=True, dials=True, retried=True, hint=Grade.ROOT)
+SIGNS = LogSigns(RULES, _advice, echo=True, network=True, dials=True, retried=True, hint=Grade.ROOT)

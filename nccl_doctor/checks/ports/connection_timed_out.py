@@ -15,16 +15,25 @@ References: NCCL's src/misc/socket.cc; torch/csrc/distributed/c10d/socket.cpp; t
 from __future__ import annotations
 
 from nccl_doctor.logs.case import Case
-from nccl_doctor.logs.marks import C10D_CLIENT, RETURN_CODE, failed_connects, failed_pairs
-from nccl_doctor.logs.rule import WEB, Grade, generic, hint, likely, symptom
+from nccl_doctor.logs.rule import (
+    C10D_CLIENT,
+    RETURN_CODE,
+    WEB,
+    Grade,
+    failed_connects,
+    failed_pairs,
+    generic,
+    hint,
+    likely,
+    symptom,
+)
 from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD312", job_wide=False, errors=("ETIMEDOUT",))
 
 
-def advice(case: Case) -> Advice:
-    """Who got no answer from whom, and a test of both."""
+def _advice(case: Case) -> Advice:
     return advise(
         f"{case.who} got no answer from {case.target}: a firewall or a cloud's security group drops the packets, or "
         "the address lies on a net that this host does not reach.",
@@ -77,4 +86,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice, echo=True, network=True, dials=True, retried=True, hint=Grade.ROOT)
+SIGNS = LogSigns(RULES, _advice, echo=True, network=True, dials=True, retried=True, hint=Grade.ROOT)

@@ -26,8 +26,7 @@ from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.checks.wording import pairs_of, pasted
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.log import Event
-from nccl_doctor.logs.marks import failed_connects
-from nccl_doctor.logs.rule import Grade, root
+from nccl_doctor.logs.rule import Grade, failed_connects, root
 from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
 from nccl_doctor.model.report import FailedDial
@@ -115,8 +114,7 @@ def needed_ports(local_ranks: int, world: int) -> int:
     return local_ranks * (OWN_PORTS + 2 * world)
 
 
-def advice(case: Case) -> Advice:
-    """The range to widen."""
+def _advice(case: Case) -> Advice:
     return advise(
         f"{case.who} found no free port in the kernel's ephemeral range, from which NCCL draws one for each listener.",
         "Widen net.ipv4.ip_local_port_range on every host, and let NCCL use fewer connections (leave PXN on).",
@@ -141,4 +139,4 @@ def _without_ras(scene: Scene) -> list[Event]:
     return [event for event in scene.events if event.name != "ephemeral-ports-few"]
 
 
-SIGNS = LogSigns(RULES, advice, network=True, hint=Grade.ROOT, passes={Stage.MEANING: _without_ras})
+SIGNS = LogSigns(RULES, _advice, network=True, hint=Grade.ROOT, passes={Stage.MEANING: _without_ras})

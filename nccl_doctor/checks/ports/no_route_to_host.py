@@ -15,8 +15,7 @@ References: NCCL's src/misc/socket.cc and src/os/linux.cc; connect(2) on EHOSTUN
 from __future__ import annotations
 
 from nccl_doctor.logs.case import Case
-from nccl_doctor.logs.marks import C10D_CLIENT, failed_connects, failed_pairs
-from nccl_doctor.logs.rule import WEB, Grade, hint, root
+from nccl_doctor.logs.rule import C10D_CLIENT, WEB, Grade, failed_connects, failed_pairs, hint, root
 from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.register import from_logs
 
@@ -26,8 +25,7 @@ from_logs(__name__, "NCD311", job_wide=False, errors=("EHOSTUNREACH",))
 _ERRNO = r"(?:No route to host|[Hh]ost is unreachable|[Nn]etwork is unreachable)"
 
 
-def advice(case: Case) -> Advice:
-    """Who did not reach whom, and a test of both."""
+def _advice(case: Case) -> Advice:
     return advise(
         f'{case.who} could not reach {case.target}. "No route to host" between hosts that can ping each other is a '
         "firewall's REJECT, or an interface on another net.",
@@ -61,4 +59,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice, network=True, dials=True, retried=True, hint=Grade.ROOT)
+SIGNS = LogSigns(RULES, _advice, network=True, dials=True, retried=True, hint=Grade.ROOT)

@@ -157,8 +157,7 @@ class _Remedy:
         return made[0].command if made else "nccl-doctor fix-port --next"
 
 
-def advice(case: Case) -> Advice:
-    """The port, and the command that shows who holds it."""
+def _advice(case: Case) -> Advice:
     port = case.port
     place = f"port {port}" if port else "the master port"
     return advise(
@@ -209,4 +208,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice)
+SIGNS = LogSigns(RULES, _advice)

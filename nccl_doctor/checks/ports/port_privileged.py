@@ -45,8 +45,7 @@ def port_privileged(view: View) -> Findings:
         )
 
 
-def advice(case: Case) -> Advice:
-    """A port that may be opened."""
+def _advice(case: Case) -> Advice:
     port = f" {case.port}" if case.port else ""
     return advise(
         f"Port{port} may not be opened by this user: ports below net.ipv4.ip_unprivileged_port_start need root.",
@@ -62,4 +61,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice)
+SIGNS = LogSigns(RULES, _advice)

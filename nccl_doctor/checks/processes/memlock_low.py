@@ -67,8 +67,7 @@ def _is_exempt(facts: HostFacts) -> bool:
     return not isinstance(facts.identity, Unknown) and facts.identity.uid == 0 and facts.identity.container is None
 
 
-def advice(case: Case) -> Advice:
-    """Where the limit is set."""
+def _advice(case: Case) -> Advice:
     return advise(
         f"{case.who} may not lock enough memory for RDMA (ulimit -l).",
         "Set memlock to unlimited in /etc/security/limits.conf, for services by LimitMEMLOCK=infinity, for "
@@ -92,4 +91,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice, interface=Case.adapter, hint=Grade.ROOT, hint_beside=("ib-fault", "plugin-fault"))
+SIGNS = LogSigns(RULES, _advice, interface=Case.adapter, hint=Grade.ROOT, hint_beside=("ib-fault", "plugin-fault"))

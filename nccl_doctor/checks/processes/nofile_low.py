@@ -67,8 +67,7 @@ def nofile_low(view: View) -> Findings:
         )
 
 
-def advice(case: Case) -> Advice:
-    """The limit to raise."""
+def _advice(case: Case) -> Advice:
     return advise(
         f"{case.who} has too many files open: each connection of NCCL is one, and their number grows with the job.",
         "Raise the limit where the job starts (ulimit -n 1048576 in the batch script; LimitNOFILE for services), "
@@ -89,4 +88,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice)
+SIGNS = LogSigns(RULES, _advice)

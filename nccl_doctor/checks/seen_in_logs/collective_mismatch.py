@@ -22,9 +22,8 @@ from dataclasses import dataclass, replace
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.flight import Dump, compare
 from nccl_doctor.logs.log import KEPT, Event
-from nccl_doctor.logs.marks import RECORDED
 from nccl_doctor.logs.prefix import number
-from nccl_doctor.logs.rule import Grade, likely, root
+from nccl_doctor.logs.rule import RECORDED, Grade, likely, root
 from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise, by_rank
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.hostlist import ranks_of
@@ -32,8 +31,7 @@ from nccl_doctor.text.hostlist import ranks_of
 from_logs(__name__, "NCD904")
 
 
-def advice(case: Case) -> Advice:
-    """Which rank calls what."""
+def _advice(case: Case) -> Advice:
     if case.first.wording == RECORDED:
         return by_rank(case)
     places = waiting(case.cause.events)
@@ -164,7 +162,7 @@ def waiting(events: Iterable[Event]) -> dict[tuple[int, str], list[int]]:
 
 
 def never_started(events: Iterable[Event]) -> bool:
-    """Whether no collective ever ended: the first one timed out, so that the ranks never came together."""
+    """No collective ever ended: the first timed out, so that the ranks never came together."""
     lines = [event.text for event in events]
     if any(
         match["which"] == "completed" and match["number"] == "-1" for text in lines for match in _LAST.finditer(text)
@@ -183,7 +181,7 @@ def _recorded(dumps: dict[str, Dump]) -> list[Event]:
     if found is None:
         return []
     files = {dump.rank: name for name, dump in dumps.items()}
-    fewer = found.odd
+    fewer = found.minority
     name, grade = ("collective-mismatch", Grade.ROOT) if fewer else ("collective-timeout", Grade.SYMPTOM)
     where = f"number {found.seq} of group {found.group}"
     told = {
@@ -214,4 +212,4 @@ def _compared(scene: Scene) -> list[Event]:
     return events + _recorded(scene.log.dumps)
 
 
-SIGNS = LogSigns(RULES, advice, passes={Stage.RECORDS: _compared})
+SIGNS = LogSigns(RULES, _advice, passes={Stage.RECORDS: _compared})

@@ -25,7 +25,7 @@ from nccl_doctor.checks.seen_in_logs.collective_mismatch import never_started, w
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.facts import Facts, Milestone, absent, rank_progress
 from nccl_doctor.logs.log import Event, Reading
-from nccl_doctor.logs.marks import (
+from nccl_doctor.logs.rule import (
     BROKE_OFF,
     BUSY,
     CHOSEN,
@@ -40,8 +40,12 @@ from nccl_doctor.logs.marks import (
     STARTED,
     TABLE,
     TALKING,
+    Grade,
+    clue,
+    generic,
+    hint,
+    symptom,
 )
-from nccl_doctor.logs.rule import Grade, clue, generic, hint, symptom
 from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise, by_rank
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import from_logs
@@ -51,8 +55,7 @@ from nccl_doctor.text.hostlist import fold, ranks_of
 from_logs(__name__, "NCD903")
 
 
-def advice(case: Case) -> Advice:
-    """Which ranks wait where, which are missing, and where to look."""
+def _advice(case: Case) -> Advice:
     if case.first.wording in (RAS_LINE, RECORDED):
         return by_rank(case)
     if case.first.wording == CONNECTED:
@@ -197,13 +200,13 @@ _TABLE_OF_GPUS = re.compile(
 
 
 def guessed(events: tuple[Event, ...]) -> bool:
-    """Whether only the end of the log speaks for a hang, which may be the end of an excerpt, or GPUs that work."""
+    """Only the end of the log speaks for a hang, which may be the end of an excerpt, or GPUs that work."""
     wordings = {event.wording for event in events}
     return BUSY in wordings or wordings <= {STARTED, CONNECTED}
 
 
 def interrupts(events: list[Event]) -> bool:
-    """Whether nothing but an interrupt stands among the faults."""
+    """Nothing but an interrupt stands among the faults."""
     return all(event.wording == INTERRUPTED for event in events)
 
 
@@ -264,7 +267,7 @@ def _left_waiting(readings: list[Reading], facts: Facts) -> list[Event]:
 
 
 def _ends_with_nccl(reading: Reading, line: int) -> bool:
-    """Whether NCCL alone spoke after a line, as far as the end that is kept reaches back."""
+    """NCCL alone spoke after a line, as far as the end that is kept reaches back."""
     after = reading.after(line)
     return after is not None and sum(bool(one.strip()) and b"NCCL INFO" not in one for one in after) <= _LATER
 
@@ -287,7 +290,7 @@ def _silent(readings: list[Reading], facts: Facts) -> list[Event]:
 
 
 def _name(place: Event) -> str:
-    """What a run waits for that stands there: behind the choice of an interface, for the other ranks."""
+    """The diagnosis of a run that stands there: behind the choice of an interface it waits for the other ranks."""
     return "rendezvous-timeout" if place.wording == CHOSEN else place.name
 
 
@@ -296,7 +299,7 @@ def _blamed(event: Event, name: str, grade: Grade = Grade.LIKELY) -> Event:
 
 
 def _standing_still(scene: Scene) -> list[Event]:
-    """What shows a hang, where no other fault explains it."""
+    """Events that show a hang, where no other fault explains it."""
     return (stalled(scene.log.readings, scene.log.facts) or scene.events) if interrupts(scene.events) else scene.events
 
 
@@ -307,7 +310,7 @@ def likely_hang(case: Case) -> Severity | None:
 
 SIGNS = LogSigns(
     RULES,
-    advice,
+    _advice,
     echo=True,
     waits=True,
     hint_beside=("collective-timeout", "peer-died"),

@@ -21,8 +21,7 @@ from nccl_doctor.model.register import from_logs
 from_logs(__name__, "NCD923", explains=("killed", "peer-died", "script-failed", "rendezvous-timeout", "disk-full"))
 
 
-def advice(case: Case) -> Advice:
-    """What to try by hand."""
+def _advice(case: Case) -> Advice:
     host = case.address.host
     return advise(
         f"A container could not be started on {case.who if case.who != 'a rank' else host or 'a host'}: the job never "
@@ -51,4 +50,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice, after=("cuda-driver-mismatch", "out-of-memory"))
+SIGNS = LogSigns(RULES, _advice, after=("cuda-driver-mismatch", "out-of-memory"))

@@ -22,8 +22,7 @@ from nccl_doctor.model.register import from_logs
 from_logs(__name__, "NCD913", explains=("gdr-p2p-fault", "ib-fault", "out-of-memory"))
 
 
-def advice(case: Case) -> Advice:
-    """What the Xid means where a line names one; else how to find the call."""
+def _advice(case: Case) -> Advice:
     return meaning_of_xid(case) or advise(
         f"CUDA failed on {case.who}. Later errors of this process are of no account; the call that failed may be an "
         "earlier one.",
@@ -82,7 +81,7 @@ RULES = (
 
 SIGNS = LogSigns(
     RULES,
-    advice,
+    _advice,
     ras={"Unhandled CUDA error": Grade.LIKELY},
     after=(
         "duplicate-gpu",

@@ -20,8 +20,7 @@ from nccl_doctor.model.register import from_logs
 from_logs(__name__, "NCD920", explains=("collective-timeout", "peer-died", "killed", "script-failed"))
 
 
-def advice(case: Case) -> Advice:
-    """Where to make room."""
+def _advice(case: Case) -> Advice:
     return advise(
         f"A disk is full, or a quota used up, on {case.who}: a file could not be written.",
         "Look at df -h, df -i and quota -s there, for the folder that the line names; then make room.",
@@ -40,4 +39,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice)
+SIGNS = LogSigns(RULES, _advice)

@@ -22,8 +22,7 @@ from nccl_doctor.model.register import from_logs
 from_logs(__name__, "NCD906", explains=("cuda-error",))
 
 
-def advice(case: Case) -> Advice:
-    """How each process gets its own GPU."""
+def _advice(case: Case) -> Advice:
     return advise(
         f"Two ranks use one GPU ({case.who}).",
         'Give each process its own: torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything else, and no '
@@ -39,4 +38,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice)
+SIGNS = LogSigns(RULES, _advice)

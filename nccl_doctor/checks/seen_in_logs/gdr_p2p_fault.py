@@ -22,8 +22,7 @@ from nccl_doctor.model.register import from_logs
 from_logs(__name__, "NCD911", explains=("cuda-error", "ib-fault", "out-of-memory"))
 
 
-def advice(case: Case) -> Advice:
-    """How to find out which way fails."""
+def _advice(case: Case) -> Advice:
     return advise(
         f"GPUs of {case.who} do not reach each other or the network adapter directly.",
         "Try NCCL_P2P_DISABLE=1 or NCCL_NET_GDR_LEVEL=LOC to see which way it is; then ACS and IOMMU off, "
@@ -68,4 +67,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice, interface=Case.adapter, after=("out-of-memory",))
+SIGNS = LogSigns(RULES, _advice, interface=Case.adapter, after=("out-of-memory",))

@@ -40,8 +40,7 @@ _STATUSES = {
 """Of ibv_wc_status, infiniband/verbs.h."""
 
 
-def advice(case: Case) -> Advice:
-    """What the completion's status means, and how to test the pair."""
+def _advice(case: Case) -> Advice:
     statuses = [number(digits) for event in case.cause.events for digits in _STATUS.findall(event.text)]
     told = next((_STATUSES[status] for status in statuses if status is not None and status in _STATUSES), None)
     place = (f" over {case.device}" if case.device else "") + (f" to {case.target}" if case.address.ip else "")
@@ -101,4 +100,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice, interface=Case.adapter, after=("memlock-low",))
+SIGNS = LogSigns(RULES, _advice, interface=Case.adapter, after=("memlock-low",))

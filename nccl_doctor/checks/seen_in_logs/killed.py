@@ -21,16 +21,14 @@ from dataclasses import replace
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.log import Event, Reading, label
-from nccl_doctor.logs.marks import EXITED, INTERRUPTED, MEETING, TALKING, TERMINATING
-from nccl_doctor.logs.rule import Grade, generic, likely
+from nccl_doctor.logs.rule import EXITED, INTERRUPTED, MEETING, TALKING, TERMINATING, Grade, generic, likely
 from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD917")
 
 
-def advice(case: Case) -> Advice:
-    """Who may have sent the signal, or how to see where a process crashed."""
+def _advice(case: Case) -> Advice:
     if case.first.wording == INTERRUPTED:
         return advise(
             f"A process of {case.who} was interrupted: by Ctrl-C, or by the SIGINT of what had started it.",
@@ -125,7 +123,7 @@ def exit_code(event: Event) -> int | None:
 
 
 def killed(event: Event) -> bool:
-    """Whether a signal ended the process that failed first; by SIGABRT it ends itself, after a fault of its own."""
+    """A signal ended the process that failed first; by SIGABRT it ends itself, after a fault of its own."""
     code = exit_code(event)
     return code is not None and code < 0 and code != _ABORTED
 
@@ -210,30 +208,30 @@ def accused(event: Event, reading: Reading, left: set[str]) -> Event:
 
 
 def _ends_the_job(event: Event) -> bool:
-    """Whether Slurm or MPI says that it ends all: that a launcher then sees a process killed tells no more."""
+    """Slurm or MPI says that it ends all: that a launcher then sees a process killed tells no more."""
     return event.wording == TERMINATING and _ENDS_ALL.search(event.text) is not None
 
 
 def broken_off_after(event: Event, reading: Reading) -> bool:
-    """Whether somebody pressed Ctrl-C behind the good end of a run, where no process stood in a collective."""
+    """Somebody pressed Ctrl-C behind the good end of a run, where no process stood in a collective."""
     stood = (one.line > reading.well for one in reading.events if one.wording in (MEETING, TALKING))
     return event.wording == INTERRUPTED and 0 < reading.well < event.line and not any(stood)
 
 
 def _aborted(event: Event) -> bool:
-    """Whether a process ended itself by SIGABRT, as it does after a fatal error of its own."""
+    """A process ended itself by SIGABRT, as it does after a fatal error of its own."""
     return event.name == "killed" and event.grade is Grade.GENERIC and _ABORT.search(event.text) is not None
 
 
 def _left_others_waiting(event: Event, reading: Reading) -> bool:
-    """Whether soon after an exception whose stack stands above it others waited for its process in vain."""
+    """Soon after an exception whose stack stands above it others waited for its process in vain."""
     later = (one.line - event.line for one in reading.events if one.name in _LEFT and one.grade is Grade.SYMPTOM)
     stack = any(0 <= event.line - one <= _STACK for one in reading.tracebacks)
     return stack and any(0 < lines <= _SOON for lines in later)
 
 
 def _ended_by(event: Event, reading: Reading) -> bool:
-    """Whether nothing follows an exception in its source but noise, and its stack stands above it."""
+    """Nothing follows an exception in its source but noise, and its stack stands above it."""
     stack = any(0 <= event.line - one <= _STACK for one in reading.tracebacks)
     return stack and only_frames(reading.after(event.line))
 
@@ -244,7 +242,7 @@ def sources_left(events: Iterable[Event]) -> set[str]:
 
 
 def only_frames(after: list[bytes] | None) -> bool:
-    """Whether the last lines are but the stacks of other processes, which write into each other's."""
+    """The last lines are but the stacks of other processes, which write into each other's."""
     return after is not None and all(_FRAME.match(line) or b'File "' in line for line in after)
 
 
@@ -272,15 +270,15 @@ def _ended_after_a_wait(scene: Scene) -> list[Event]:
     return [replace(e, grade=min(e.grade, Grade.GENERIC)) if waited(e) else e for e in scene.events]
 
 
-def _before(one: Event, other: Event) -> bool:
-    if one.prefix.time is not None and other.prefix.time is not None:
-        return one.prefix.time < other.prefix.time
-    return one.file == other.file and one.order < other.order
+def _before(event: Event, other: Event) -> bool:
+    if event.prefix.time is not None and other.prefix.time is not None:
+        return event.prefix.time < other.prefix.time
+    return event.file == other.file and event.order < other.order
 
 
 SIGNS = LogSigns(
     RULES,
-    advice,
+    _advice,
     echo=True,
     passes={Stage.ENDING: _ended, Stage.CONSEQUENCES: _ended_after_a_wait},
 )

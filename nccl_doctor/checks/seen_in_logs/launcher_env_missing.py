@@ -22,8 +22,7 @@ from nccl_doctor.model.register import from_logs
 from_logs(__name__, "NCD916")
 
 
-def advice(case: Case) -> Advice:
-    """How to start it."""
+def _advice(case: Case) -> Advice:
     return advise(
         f"{case.who} was started without the variables that torch.distributed reads (RANK, WORLD_SIZE, LOCAL_RANK, "
         "MASTER_ADDR, MASTER_PORT).",
@@ -80,4 +79,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice, warning_up_to=Grade.GENERIC)
+SIGNS = LogSigns(RULES, _advice, warning_up_to=Grade.GENERIC)

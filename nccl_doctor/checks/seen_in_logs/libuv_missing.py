@@ -20,8 +20,7 @@ from nccl_doctor.model.register import from_logs
 from_logs(__name__, "NCD922", explains=("rendezvous-timeout", "connection-refused", "script-failed", "peer-died"))
 
 
-def advice(case: Case) -> Advice:
-    """The variable that helps."""
+def _advice(case: Case) -> Advice:
     return advise(
         f"The torch of {case.who} was built without libuv, which its rendezvous store asks for.",
         "Set USE_LIBUV=0 on every host before the start, or install a build of torch with libuv.",
@@ -36,4 +35,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice)
+SIGNS = LogSigns(RULES, _advice)

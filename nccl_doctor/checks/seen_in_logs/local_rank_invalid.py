@@ -20,8 +20,7 @@ from nccl_doctor.model.register import from_logs
 from_logs(__name__, "NCD907", explains=("cuda-error", "gpu-count-low"))
 
 
-def advice(case: Case) -> Advice:
-    """Which of the numbers to change."""
+def _advice(case: Case) -> Advice:
     return advise(
         f"{case.who} asked for a GPU that is not there: its local rank is as large as the number of GPUs it may see, "
         "or larger.",
@@ -51,4 +50,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice)
+SIGNS = LogSigns(RULES, _advice)

@@ -15,8 +15,7 @@ References: NCCL's src/debug.cc; NCCL user guide, troubleshooting.
 from __future__ import annotations
 
 from nccl_doctor.logs.case import Case
-from nccl_doctor.logs.marks import RAS_ERROR
-from nccl_doctor.logs.rule import Grade, generic
+from nccl_doctor.logs.rule import RAS_ERROR, Grade, generic
 from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import from_logs
@@ -24,8 +23,7 @@ from nccl_doctor.model.register import from_logs
 from_logs(__name__, "NCD918")
 
 
-def advice(case: Case) -> Advice:
-    """How to get more out of NCCL."""
+def _advice(case: Case) -> Advice:
     known = case.first.catalogued
     since = f" (in NCCL since {known.first})" if known else ""
     return advise(
@@ -62,7 +60,7 @@ def _unknown_warning(case: Case) -> Severity | None:
 
 SIGNS = LogSigns(
     RULES,
-    advice,
+    _advice,
     after=("cuda-error", "peer-died", "rendezvous-timeout"),
     echo=True,
     catalogued=Grade.GENERIC,

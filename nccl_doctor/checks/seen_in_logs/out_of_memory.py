@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.log import Event
-from nccl_doctor.logs.marks import KILLED_FOR_MEMORY
-from nccl_doctor.logs.rule import root
+from nccl_doctor.logs.rule import KILLED_FOR_MEMORY, root
 from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
 
@@ -29,8 +28,7 @@ _CUDA = (
 )
 
 
-def advice(case: Case) -> Advice:
-    """Where to save memory."""
+def _advice(case: Case) -> Advice:
     return advise(
         f"Memory ran out on {case.who}.",
         "For GPU memory: a smaller batch, or free what else holds the GPU. For the host's: more memory for the job, "
@@ -86,4 +84,4 @@ def _without_caught(scene: Scene) -> list[Event]:
     ]
 
 
-SIGNS = LogSigns(RULES, advice, passes={Stage.RECOVERY: _without_caught})
+SIGNS = LogSigns(RULES, _advice, passes={Stage.RECOVERY: _without_caught})

@@ -16,8 +16,19 @@ from __future__ import annotations
 
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.log import Event, Reading
-from nccl_doctor.logs.marks import RAS_DEAD, RAS_LEFT, RAS_LINE, RAS_SILENT, RECORDED, failed_connects
-from nccl_doctor.logs.rule import WEB, Grade, clue, generic, symptom
+from nccl_doctor.logs.rule import (
+    RAS_DEAD,
+    RAS_LEFT,
+    RAS_LINE,
+    RAS_SILENT,
+    RECORDED,
+    WEB,
+    Grade,
+    clue,
+    failed_connects,
+    generic,
+    symptom,
+)
 from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.hostlist import capital, ranks_of
@@ -25,8 +36,7 @@ from nccl_doctor.text.hostlist import capital, ranks_of
 from_logs(__name__, "NCD905", errors=("ECONNRESET", "EPIPE"))
 
 
-def advice(case: Case) -> Advice:
-    """Which rank is gone, and where its last words may be."""
+def _advice(case: Case) -> Advice:
     if case.first.wording in (RAS_LINE, RECORDED):
         return advise(
             f"{capital(case.first.message)}.",
@@ -132,7 +142,7 @@ def _of_the_store(event: Event) -> bool:
 
 
 def _in_trouble(reading: Reading, line: int) -> bool:
-    """Whether something had failed before a line: a communicator is aborted after that, too."""
+    """Something had failed before a line: a communicator is aborted after that, too."""
     failed = any(one.grade > Grade.HINT and one.line < line and not _of_the_store(one) for one in reading.events)
     return failed or any(0 < line - one <= _STACK for one in reading.tracebacks)
 
@@ -150,7 +160,7 @@ def _without_shutdown_noise(scene: Scene) -> list[Event]:
 
 SIGNS = LogSigns(
     RULES,
-    advice,
+    _advice,
     echo=True,
     passes={Stage.RECOVERY: _without_shutdown_noise},
     catalogued=Grade.SYMPTOM,

@@ -23,8 +23,7 @@ from nccl_doctor.model.register import from_logs
 from_logs(__name__, "NCD912", explains=("cuda-error", "ib-fault"))
 
 
-def advice(case: Case) -> Advice:
-    """What the plugin needs."""
+def _advice(case: Case) -> Advice:
     return advise(
         f"NCCL's network plugin failed on {case.who}.",
         "Look whether its devices are there (fi_info -p efa, /dev/infiniband in the container), whether the "
@@ -91,4 +90,4 @@ def _weigh(_event: Event, scene: Scene) -> Grade:
     return Grade.LIKELY if sockets else Grade.HINT
 
 
-SIGNS = LogSigns(RULES, advice, weigh=_weigh, warning_up_to=Grade.LIKELY)
+SIGNS = LogSigns(RULES, _advice, weigh=_weigh, warning_up_to=Grade.LIKELY)

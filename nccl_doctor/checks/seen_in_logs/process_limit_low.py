@@ -22,8 +22,7 @@ from nccl_doctor.model.register import from_logs
 from_logs(__name__, "NCD924", explains=("peer-died", "collective-timeout", "killed", "script-failed", "out-of-memory"))
 
 
-def advice(case: Case) -> Advice:
-    """Where the limits are."""
+def _advice(case: Case) -> Advice:
     return advise(
         f"{case.who} could not make another process or thread: a limit on their number is reached.",
         "Look at ulimit -u, at the cgroup's pids.max and at /proc/sys/kernel/threads-max there; raise them, or start "
@@ -52,4 +51,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice)
+SIGNS = LogSigns(RULES, _advice)

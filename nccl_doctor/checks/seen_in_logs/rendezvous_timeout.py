@@ -17,16 +17,14 @@ from __future__ import annotations
 
 from nccl_doctor.checks.seen_in_logs.collective_timeout import likely_hang
 from nccl_doctor.logs.case import Case
-from nccl_doctor.logs.marks import MEETING, RAS_STARTING, STARTED
-from nccl_doctor.logs.rule import Grade, clue, generic, hint, likely
+from nccl_doctor.logs.rule import MEETING, RAS_STARTING, STARTED, Grade, clue, generic, hint, likely
 from nccl_doctor.logs.signs import Advice, LogSigns, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD902")
 
 
-def advice(case: Case) -> Advice:
-    """Who waited for whom, and a test of the hosts."""
+def _advice(case: Case) -> Advice:
     return advise(
         f"{case.who} waited for the master at {case.target} or for other ranks until the time ran out.",
         "Not every rank came: a host that did not start, another master address or port, a firewall. Test the hosts:",
@@ -130,7 +128,7 @@ RULES = (
 
 SIGNS = LogSigns(
     RULES,
-    advice,
+    _advice,
     echo=True,
     retried=True,
     unfinished=True,

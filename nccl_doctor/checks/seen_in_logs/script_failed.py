@@ -18,8 +18,7 @@ import re
 from nccl_doctor.checks.seen_in_logs.killed import exit_code, only_frames
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.log import Event
-from nccl_doctor.logs.marks import EXITED, TERMINATING
-from nccl_doctor.logs.rule import WEB, Grade, clue, generic, hint, likely
+from nccl_doctor.logs.rule import EXITED, TERMINATING, WEB, Grade, clue, generic, hint, likely
 from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.secrets import part
@@ -35,8 +34,7 @@ _BEGINS = r"(?:^|\\n|\] |\]: |>:? ?|\) |\| |\d: )"
 """The beginning of a line, also of one inside a JSON string, or the end of a launcher's prefix."""
 
 
-def advice(case: Case) -> Advice:
-    """The exception, or how to get it where only an exit code is left."""
+def _advice(case: Case) -> Advice:
     if case.first.wording != EXITED:
         return advise(
             f"The script itself failed on {case.who}: {part(' '.join(case.first.message.split()), 0, 160)}",
@@ -139,4 +137,4 @@ def _weigh(_event: Event, scene: Scene) -> Grade:
     return Grade.GENERIC if "script-failed" in scene.stuck else Grade.HINT
 
 
-SIGNS = LogSigns(RULES, advice, gives_up=True, weigh=_weigh, passes={Stage.GIVING_UP: _given_up})
+SIGNS = LogSigns(RULES, _advice, gives_up=True, weigh=_weigh, passes={Stage.GIVING_UP: _given_up})

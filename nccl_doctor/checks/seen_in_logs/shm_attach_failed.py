@@ -22,8 +22,7 @@ from nccl_doctor.model.register import from_logs
 from_logs(__name__, "NCD909")
 
 
-def advice(case: Case) -> Advice:
-    """How ranks of a host share it."""
+def _advice(case: Case) -> Advice:
     return advise(
         f"{case.who} could not open a shared memory segment that another rank of its host had made: containers that "
         "do not share /dev/shm, segments that were removed, or a rank that had ended.",
@@ -54,4 +53,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice, after=("shm-exhausted",))
+SIGNS = LogSigns(RULES, _advice, after=("shm-exhausted",))

@@ -22,8 +22,7 @@ from nccl_doctor.model.register import from_logs
 from_logs(__name__, "NCD908", errors=("ENOSPC",), explains=("shm-attach-failed",))
 
 
-def advice(case: Case) -> Advice:
-    """How to give a container more."""
+def _advice(case: Case) -> Advice:
     return advise(
         f"Shared memory (/dev/shm) is full or too small on {case.who}; a container has 64 MB of it unless told more.",
         "Start the container with --ipc=host or --shm-size=16g; in Kubernetes mount an emptyDir with medium: Memory "
@@ -63,4 +62,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice, hint=Grade.LIKELY)
+SIGNS = LogSigns(RULES, _advice, hint=Grade.LIKELY)

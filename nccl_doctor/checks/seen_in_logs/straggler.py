@@ -22,8 +22,7 @@ from nccl_doctor.model.register import from_logs
 from_logs(__name__, "NCD921", explains=("collective-timeout", "peer-died", "killed", "rendezvous-timeout"))
 
 
-def advice(case: Case) -> Advice:
-    """The rank to look at."""
+def _advice(case: Case) -> Advice:
     ranks = ", ".join(dict.fromkeys(str(event.rank) for event in case.cause.events if event.rank is not None))
     who = f"Rank {ranks}" if ranks else "A rank"
     return advise(
@@ -40,4 +39,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice)
+SIGNS = LogSigns(RULES, _advice)

@@ -27,8 +27,7 @@ from nccl_doctor.model.register import from_logs
 from_logs(__name__, "NCD915")
 
 
-def advice(case: Case) -> Advice:
-    """The numbers to compare."""
+def _advice(case: Case) -> Advice:
     return advise(
         f"Ranks and world size do not fit together (seen by {case.who}): two processes with one rank, a job that "
         "another one's ranks came to, or a size that does not divide.",
@@ -103,4 +102,4 @@ def _is_crowded(text: str) -> bool:
     return barrier is not None and (number(barrier["workers"]) or 0) > (number(barrier["size"]) or 0)
 
 
-SIGNS = LogSigns(RULES, advice, passes={Stage.MEANING: _crowded_barrier})
+SIGNS = LogSigns(RULES, _advice, passes={Stage.MEANING: _crowded_barrier})

@@ -21,8 +21,7 @@ from dataclasses import replace
 from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.log import Event, Reading
-from nccl_doctor.logs.marks import CHOSEN, failed_connects
-from nccl_doctor.logs.rule import Grade, clue, hint, root
+from nccl_doctor.logs.rule import CHOSEN, Grade, clue, failed_connects, hint, root
 from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise, faults, having, ifname_command, on_the_way
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.inet import numeric
@@ -36,8 +35,7 @@ _VIRTUAL = (
 """Interfaces that other hosts do not reach, or not by this address."""
 
 
-def advice(case: Case) -> Advice:
-    """Which interface NCCL took, and how to see the right one."""
+def _advice(case: Case) -> Advice:
     entities = case.entities(_interface)
     iface, ip = entities.get("iface"), entities.get("ip")
     used = f"{iface} ({ip})" if iface and ip else iface or ip or "an interface that the peers do not reach"
@@ -142,7 +140,7 @@ def _interface(case: Case) -> str | None:
 
 SIGNS = LogSigns(
     RULES,
-    advice,
+    _advice,
     weigh=_weigh,
     passes={Stage.MEANING: _nowhere, Stage.PLACES: _apart},
     interface=_interface,

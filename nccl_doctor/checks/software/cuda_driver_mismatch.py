@@ -100,8 +100,7 @@ def _lifted(host: Host, facts: HostFacts) -> bool:
     return "compat" in {**env, **host.node.env}.get("LD_LIBRARY_PATH", "")
 
 
-def advice(case: Case) -> Advice:
-    """What to install."""
+def _advice(case: Case) -> Advice:
     return advise(
         f"The NVIDIA driver of {case.who} does not fit: too old for this CUDA, not loaded, or updated while running.",
         "Install a driver that this CUDA needs, or a torch built for the driver's CUDA; after an update reboot.",
@@ -134,4 +133,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice)
+SIGNS = LogSigns(RULES, _advice)

@@ -71,8 +71,7 @@ def _registered(facts: HostFacts) -> bool:
     return bool(health) and all(gpu.fabric == "Completed" for gpu in health)
 
 
-def advice(case: Case) -> Advice:
-    """The service to start."""
+def _advice(case: Case) -> Advice:
     return advise(
         f"The NVSwitch fabric of {case.who} is not ready: nvidia-fabricmanager does not run, was restarted while "
         "GPUs were in use, or does not fit the driver.",
@@ -95,4 +94,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice)
+SIGNS = LogSigns(RULES, _advice)

@@ -105,8 +105,7 @@ def _uneven(counts: dict[str, int]) -> Iterator[Finding]:
     )
 
 
-def advice(case: Case) -> Advice:
-    """Where GPUs may be hidden."""
+def _advice(case: Case) -> Advice:
     return advise(
         f"{case.who} sees fewer GPUs than the job wants, or none.",
         "Look at CUDA_VISIBLE_DEVICES, at the container's --gpus, at the scheduler's request and at nvidia-smi:",
@@ -140,4 +139,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice, after=("local-rank-invalid",))
+SIGNS = LogSigns(RULES, _advice, after=("local-rank-invalid",))

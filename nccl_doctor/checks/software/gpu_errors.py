@@ -78,8 +78,7 @@ def _ago(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{seconds / 3600:.0f} h"
 
 
-def advice(case: Case) -> Advice:
-    """What the Xid means; what NCCL's diagnostics say where no line names one."""
+def _advice(case: Case) -> Advice:
     return meaning_of_xid(case) or advise(
         f"NCCL's diagnostics report an error of a GPU or its links on {case.who}.",
         "See nvidia-smi -q and dcgmi diag -r 3 there.",
@@ -106,7 +105,7 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice, after=("cuda-error",))
+SIGNS = LogSigns(RULES, _advice, after=("cuda-error",))
 
 
 _XID = re.compile(

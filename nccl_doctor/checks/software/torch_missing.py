@@ -48,8 +48,7 @@ def _summary(others: Collection[str]) -> str:
     )
 
 
-def advice(case: Case) -> Advice:
-    """What to install, and where."""
+def _advice(case: Case) -> Advice:
     return advise(
         f"The Python of {case.who} has no torch, or one without CUDA or NCCL.",
         "Install a build of torch for this CUDA into the very environment that the job runs in:",
@@ -66,4 +65,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, advice)
+SIGNS = LogSigns(RULES, _advice)

@@ -114,8 +114,7 @@ def _loaded_nccl(facts: HostFacts) -> str | None:
     return facts.libnccl.version if isinstance(facts.libnccl, LibncclAnswer) else None
 
 
-def advice(case: Case) -> Advice:
-    """The versions that the log names, and what to make the same."""
+def _advice(case: Case) -> Advice:
     versions = " and ".join(case.log.facts.nccl_versions)
     seen = f" The log names NCCL {versions}." if len(case.log.facts.nccl_versions) > 1 else ""
     return advise(
@@ -202,4 +201,4 @@ def _garbled(scene: Scene) -> list[Event]:
     ]
 
 
-SIGNS = LogSigns(RULES, advice, passes={Stage.MEANING: _garbled, Stage.CONSEQUENCES: _other_builds})
+SIGNS = LogSigns(RULES, _advice, passes={Stage.MEANING: _garbled, Stage.CONSEQUENCES: _other_builds})

@@ -102,7 +102,7 @@ def of_engines(chooser: str, *, fix_port: bool = False) -> dict[str, Any]:
     """
     return {
         flag.name: Annotated[
-            bool | None if flag.switch else str | None,
+            str | None,
             of_hosts(
                 *flag.words,
                 metavar=flag.metavar,

@@ -198,7 +198,7 @@ def _entry(name: Sourced[str], variables: Variables, shared: Variables) -> Entry
 
 
 def _settings(variables: Variables, inherited: Variables) -> Settings:
-    """What ``variables`` say; of the arguments for ssh, which add up, also what is ``inherited``."""
+    """The settings that ``variables`` hold; of the arguments for ssh, which add up, also the ``inherited`` ones."""
     said = [each for name in ARGUMENTS if (each := _checked(inherited, (name,), values.ssh_options))]
     options = [option for each in said for option in each.value]
     python = _checked(variables, _PYTHON, values.python)
@@ -236,7 +236,7 @@ _WITH_PORT = re.compile(r"((?:[^:\[\]]|\[[^\[\]]*\])+):([0-9]+)")
 
 
 def read_ini(text: str, place: SourceLocation) -> Inventory:
-    """What an inventory says.
+    """Reads an inventory in INI.
 
     Raises:
         HostsFileError: at the first line that is not as it has to be.
@@ -314,7 +314,7 @@ _PARTS = ("hosts", "children", "vars")
 
 
 def looks_like_group(tree: Tree) -> bool:
-    """Whether a mapping has nothing but the parts of a group."""
+    """Tells whether a mapping has nothing but the parts of a group."""
     return (
         isinstance(tree, Mapping)
         and bool(tree.pairs)
@@ -323,7 +323,7 @@ def looks_like_group(tree: Tree) -> bool:
 
 
 def read_yaml(tree: Tree, place: SourceLocation) -> Inventory:
-    """What an inventory says.
+    """Reads an inventory in YAML.
 
     Raises:
         HostsFileError: at the first line that is not as it has to be.
@@ -368,7 +368,7 @@ _FOLDERS = "group_vars", "host_vars"
 
 
 def stand_beside(place: SourceLocation) -> bool:
-    """Whether there are such folders, which make a list of names an inventory."""
+    """Tells whether there are such folders, which make a list of names an inventory."""
     return place.is_file and any((Path(place.source).parent / folder).is_dir() for folder in _FOLDERS)
 
 

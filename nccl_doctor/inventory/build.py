@@ -128,7 +128,7 @@ def _why_local(entry: Entry, here: ThisMachine) -> str | None:
 
 
 def _refuse_shared_gpus(settings: SettledHosts, local: dict[str, str | None]) -> None:
-    """One machine may be several nodes where each has GPUs of its own."""
+    """Refuses nodes of one machine that don't each have GPUs of their own."""
     machines: dict[tuple[object, ...], list[tuple[Entry, Settings]]] = {}
     for name, (entry, said) in settings.items():
         if entry.access:  # an engine gives each its own
@@ -315,7 +315,7 @@ def own_addresses() -> frozenset[str]:
 
 
 def canonical(named: str) -> str:
-    """One spelling a host: addresses as RFC 5952 has them, without the scope; names in small letters."""
+    """The same spelling for the same host: addresses as in RFC 5952, without the scope; names in small letters."""
     try:
         return str(ipaddress.ip_address(named.partition("%")[0]))
     except ValueError:

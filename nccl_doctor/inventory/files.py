@@ -33,7 +33,7 @@ _INI_VARIABLE = re.compile(r"\sansible_\w+\s*=")
 
 
 def read(text: str, source: str) -> ParsedInventory:
-    """What a file says: our own YAML, an Ansible inventory in YAML or INI, or a hostfile of MPI or DeepSpeed.
+    """Reads our own YAML, an Ansible inventory in YAML or INI, or a hostfile of MPI or DeepSpeed.
 
     Raises:
         HostsFileError: where it is none of these, or is wrong in itself.
@@ -122,7 +122,7 @@ def _is_ours(text: str, place: SourceLocation) -> bool:
 
 
 def _edit(text: str, port: int) -> tuple[int, int, str]:
-    """From where to where in the text, and what to put there."""
+    """The place in the text, from and to, and the new words for it."""
     mapping, parts = _top(text)
     for key, value in zip(parts[::2], parts[1::2], strict=True):
         if isinstance(key, ScalarEvent) and key.value == KEY and isinstance(value, ScalarEvent):

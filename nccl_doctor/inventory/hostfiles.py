@@ -48,7 +48,7 @@ _COUNTED = re.compile(r"([^:]+):([0-9]+)")
 
 
 def read_hostfile(text: str, place: SourceLocation) -> ParsedInventory:
-    """What a hostfile says.
+    """Reads a hostfile of MPI or DeepSpeed.
 
     Raises:
         HostsFileError: at the first line that is not as it has to be.
@@ -117,7 +117,7 @@ SSH_KEYS = ("user", "port", "identity_file")
 
 
 def read(tree: Tree, place: SourceLocation) -> ParsedInventory:
-    """What a hosts file says.
+    """Reads a hosts file of ours.
 
     Raises:
         HostsFileError: at the first line that is not as it has to be.
@@ -142,7 +142,6 @@ def read(tree: Tree, place: SourceLocation) -> ParsedInventory:
 
 
 def _same(tree: Tree) -> tuple[Sourced[str], ...]:
-    """The files and folders that have to be the same on all hosts."""
     paths = as_list(tree, '"same"')
     if len(paths) > MAX_SAME:
         raise tree.place.error(f'"same" names {len(paths)} paths; at most {MAX_SAME} are allowed, and a folder is one')
@@ -218,7 +217,6 @@ def _env(tree: Tree, note: str) -> dict[str, Sourced[str]]:
 
 
 def _known(tree: Tree, what: str, allowed: tuple[str, ...]) -> Keys:
-    """The keys of a mapping that may have only those in ``allowed``."""
     keys = as_mapping(tree, what)
     for key, (place, _) in keys.items():
         if key not in allowed:

@@ -40,7 +40,7 @@ _MASTER = ("MASTER_ADDR", "PET_MASTER_ADDR", "LWS_LEADER_ADDRESS")
 
 @dataclass(frozen=True)
 class KubeRequest:
-    """Which pods: ``job`` is KIND/NAME or empty, ``selector`` labels as ``kubectl -l`` takes them."""
+    """The pods that are meant: KIND/NAME or empty, and labels as ``kubectl -l`` takes them."""
 
     job: str = ""
     selector: str | None = None
@@ -143,7 +143,7 @@ def _selector(kind: str, name: str, where: Sequence[str]) -> str:
 
 
 def _nothing(kind: str, name: str, what: str, where: Sequence[str]) -> str:
-    """What to say where no pod was found: the job may not be there, or not have any yet."""
+    """Words for finding no pod: the job may not be there, or not have any yet."""
     place = f" in the namespace {where[1]}" if where else " in the current namespace"
     if kind:
         full = {"lws": "leaderworkerset"}.get(kind, kind)
@@ -233,14 +233,13 @@ def _master(chosen: Sequence[tuple[Pod, Container]], place: SourceLocation) -> S
 
 
 def _port(chosen: Sequence[tuple[Pod, Container]], place: SourceLocation) -> Sourced[int] | None:
-    """The master port, where the job's pods are told one."""
     return next((Sourced(values.port(text, place), noted) for text, noted in _told(chosen, _PORTS, place)), None)
 
 
 def _told(
     chosen: Sequence[tuple[Pod, Container]], names: Sequence[str], place: SourceLocation
 ) -> Iterator[tuple[str, SourceLocation]]:
-    """What the second pod's environment says, then the first's, which may call itself localhost."""
+    """The variables of the second pod's environment, then of the first's, which may call itself localhost."""
     for pod, container in (*chosen[1:2], *chosen[:1]):
         told = {one.name: one.value for one in container.env}
         for variable in names:

@@ -40,7 +40,7 @@ class Seen(BaseModel):
 
 
 class Owner(Seen):
-    """Who made an object."""
+    """The maker of an object."""
 
     kind: Text = ""
     name: Name
@@ -48,7 +48,7 @@ class Owner(Seen):
 
 
 class Metadata(Seen):
-    """What every object has."""
+    """The part that every object has."""
 
     name: Name
     namespace: Name = "default"
@@ -76,7 +76,7 @@ class Mount(Seen):
 
 
 class Resources(Seen):
-    """What a container asks for and may use, as quantities."""
+    """The quantities that a container asks for and may use."""
 
     limits: dict[Text, str | int | float] = Field(default_factory=dict)
     requests: dict[Text, str | int | float] = Field(default_factory=dict)
@@ -89,7 +89,7 @@ class Capabilities(Seen):
 
 
 class SecurityContext(Seen):
-    """What a container may do."""
+    """The rights of a container."""
 
     privileged: bool = False
     capabilities: Capabilities = Capabilities()
@@ -104,7 +104,7 @@ class ContainerPort(Seen):
 
 
 class Container(Seen):
-    """One of a pod."""
+    """A container of a pod."""
 
     name: Name
     env: tuple[Variable, ...] = ()
@@ -128,7 +128,7 @@ class Volume(Seen):
 
 
 class PodSpec(Seen):
-    """What a pod is to be."""
+    """The plan of a pod."""
 
     node: Text | None = Field(default=None, alias="nodeName")
     hostname: Text = ""
@@ -140,7 +140,7 @@ class PodSpec(Seen):
 
 
 class Condition(Seen):
-    """One of a pod's."""
+    """A condition of a pod."""
 
     type: Text
     status: Text
@@ -192,7 +192,7 @@ class PodStatus(Seen):
 
 
 class Pod(Seen):
-    """One pod of the list."""
+    """A pod of the list."""
 
     metadata: Metadata
     spec: PodSpec

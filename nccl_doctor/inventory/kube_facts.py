@@ -145,7 +145,7 @@ def training_container(pod: Pod) -> Container:
 
 
 def facts(pod: Pod, container: Container) -> PodFacts:
-    """What the judgement may want of a pod."""
+    """The facts of a pod that judging may want."""
     spec, security = pod.spec, container.security
     volume, size = _shm(pod, container)
     every = (*spec.containers, *spec.init_containers)
@@ -188,7 +188,6 @@ def quantity(text: object) -> int | None:
 
 
 def _shm(pod: Pod, container: Container) -> tuple[str, int | None]:
-    """The volume at /dev/shm, and its bound."""
     at = next((one.name for one in container.mounts if one.path.rstrip("/") == "/dev/shm"), "")  # noqa: S108 - a name
     volume = next((one for one in pod.spec.volumes if at and one.name == at), None)
     return at, quantity(volume.empty_dir.limit) if volume is not None and volume.empty_dir is not None else None
@@ -224,7 +223,7 @@ Rank = tuple[int, str, int, int, tuple[str | int, ...]]
 
 
 def rank(pod: Pod) -> Rank:
-    """What a pod is sorted by: its role, the Job within a set, its index there; the name where it has none."""
+    """A key to sort a pod by: its role, the Job within a set, its index there; the name where it has none."""
     labels = pod.metadata.annotations | pod.metadata.labels
     role = labels.get(_ROLE, "").lower()
     job, own = (_first(labels, names) for names in _INDEXES)
@@ -234,7 +233,7 @@ def rank(pod: Pod) -> Rank:
 
 
 def current(pods: Iterable[Pod]) -> list[Pod]:
-    """One pod a place, in order: of those that a controller has replaced the newest, those that live before all."""
+    """The pods in order, one a place: of those that were replaced the newest, those that live before all."""
     by_place: dict[tuple[Rank, str], Pod] = {}
     for pod in pods:
         place = rank(pod), pod.owner.name if pod.owner else ""
@@ -245,7 +244,7 @@ def current(pods: Iterable[Pod]) -> list[Pod]:
 
 
 def over(pods: Sequence[Pod]) -> bool:
-    """Whether all have ended."""
+    """Tells whether all have ended."""
     return all(pod.status.phase in _OVER for pod in pods)
 
 
@@ -259,5 +258,4 @@ def _first(labels: dict[str, str], names: Sequence[str]) -> int | None:
 
 
 def _natural(name: str) -> tuple[str | int, ...]:
-    """The name with its numbers as numbers, so that train-2 stands before train-10."""
     return tuple(int(part) if part.isdigit() else part for part in re.split(r"([0-9]{1,15})", name))

@@ -76,7 +76,7 @@ def load(  # noqa: PLR0913 - each is a word of the command line
 
 
 def _with_master(parsed: ParsedInventory, overridden: Collection[str], environ: Mapping[str, str]) -> ParsedInventory:
-    """The parsed with the environment's word on the master, which counts where nobody else said one."""
+    """The same with the environment's word on the master, which counts where nothing else names it."""
     said: dict[str, Any] = {
         name: Sourced(read(text, place), place)
         for name, (variable, read) in MASTER.items()

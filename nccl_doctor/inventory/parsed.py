@@ -1,4 +1,4 @@
-"""What a source of hosts says, before it is judged as a whole: values, each with the place where it was said.
+"""The parts of an inventory as a source says them, each with the place where it stands; reading files.
 
 Reading a hosts file, or another document: bounded in size and time. A hosts file is text or refused.
 """
@@ -65,7 +65,7 @@ class Sourced(Generic[T]):
 
 @dataclass(frozen=True)
 class Settings:
-    """What may be said of one host, of a group of hosts, or of all; None where nothing was."""
+    """The settings of one host, of a group of hosts, or of all; None where nothing is said."""
 
     python: Sourced[str] | None = None
     user: Sourced[str] | None = None
@@ -84,13 +84,13 @@ class Settings:
 
     @property
     def says_how_to_log_in(self) -> bool:
-        """Whether any option of SSH is among them."""
+        """True where any option of SSH is among them."""
         return bool(self.user or self.port or self.identity_file or self.ssh_options)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One host of the list.
+    """A host of the list.
 
     Attributes:
         own: what was said of this host alone; wins over ``shared``.

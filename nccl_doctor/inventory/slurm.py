@@ -46,7 +46,6 @@ class SlurmRequest:
     container_image: str = ""
     container_name: str = ""
     steps: bool = True
-    tree: bool | None = None
 
     @property
     def login(self) -> str:
@@ -79,7 +78,6 @@ class SlurmRequest:
             inside=inside,
             container_image=self.container_image,
             container_name=self.container_name,
-            tree=self.tree,
         )
         shared = Settings()
         if inside and not reached.container:
@@ -105,7 +103,7 @@ def request(
     """The job that options or the environment mean; None where neither does.
 
     Args:
-        options: ``slurm_job``, ``container_image``, ``container_name`` and ``tree`` as far as they were given.
+        options: ``slurm_job``, ``container_image`` and ``container_name`` as far as they were given.
         transport: of ``--transport``; a way over SSH leaves the nodes to it. None: nobody is contacted, so that without
             Slurm's commands the environment's list of nodes does.
         environ: in which SLURM_JOB_ID is set inside an allocation.
@@ -126,16 +124,13 @@ def request(
         raise UsageError(
             f"{option} wants a job: give --slurm-job ID, or run inside an allocation, without a hosts file"
         )
-    tree = options.get("tree")
-    if tree is not None and (job is None or not steps):
-        raise UsageError("--tree is for a Slurm job's steps: give --slurm-job ID, or run inside an allocation")
     if job is None:
         return None
     if not _NUMBER.fullmatch(job):
         raise UsageError(f"--slurm-job: {quoted(job)} is no job; it takes the number that squeue shows")
     if (image or name) and not steps:
         raise UsageError(f"a container is entered by steps of the job; leave out --transport {transport}")
-    return SlurmRequest(job, image, name, steps, tree)
+    return SlurmRequest(job, image, name, steps)
 
 
 _NO_SLURM = (
@@ -205,7 +200,6 @@ def _chosen(where: str, names: list[str], place: SourceLocation) -> list[str]:
 
 
 def _gpus(rest: str) -> dict[str, int]:
-    """By node, the GPUs that the job has there."""
     found: dict[str, int] = {}
     for group in _GRES.finditer(rest):
         count = sum(int(one["count"]) for one in _GPUS.finditer(group["gres"]))
@@ -222,7 +216,6 @@ def _tasks(rest: str, names: list[str]) -> dict[str, int]:
 
 
 def _script_port(job: str) -> Sourced[int] | None:
-    """The master port that the job's batch script sets, as far as it can be told without running it."""
     port = master_port(_scontrol("write", "batch_script", job, "-"), int(job))
     place = SourceLocation(f"the batch script of Slurm job {job}", is_file=False)
     return None if port is None else Sourced(port, place)

@@ -1,4 +1,4 @@
-"""What each value may be; all that goes on to a shell, to SSH or into an environment passes here."""
+"""Single values, judged as a hosts file and options may have them."""
 
 from __future__ import annotations
 

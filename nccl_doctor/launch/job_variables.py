@@ -63,7 +63,7 @@ def contradictions(variables: Mapping[str, str], place: PlannedNode) -> Iterator
 
 
 def _planned(name: str, value: str, place: PlannedNode) -> str | None:
-    """What the plan says instead; None where it says the same."""
+    """The plan's value; None where it is the same."""
     port = place.cluster.master_port
     if name in ADDRESSES:
         return None if value in place.masters else f"the master is {place.cluster.master_addr}"

@@ -39,7 +39,7 @@ OLD_S = 86_400.0
 
 
 class HostSeen(FrozenModel):
-    """One host, as :class:`~nccl_doctor.launch.plan.CheckedHost`."""
+    """A host, as :class:`~nccl_doctor.launch.plan.CheckedHost`."""
 
     nproc: int
     gpus: int | None
@@ -87,7 +87,7 @@ class Hosts:
 
     @property
     def key(self) -> str:
-        """What tells this list from others: the file's whole path, or else the names."""
+        """The name of this list: the file's whole path, or else the names."""
         return str(self) if self.file is None else str(Path(self.file).resolve())
 
     @property
@@ -147,7 +147,7 @@ def recall(hosts: Hosts, environ: Mapping[str, str]) -> LastCheck | None:
 
 
 def doubts(last: LastCheck | None, hosts: Hosts, now: float) -> tuple[str, ...]:
-    """What speaks against a start on the strength of that check, each a sentence."""
+    """The sentences that speak against a start on the strength of that check."""
     again = f"nccl-doctor check {hosts}"
     if last is None:
         return (f"no check of {hosts} is known; {again} makes one",)
@@ -197,7 +197,7 @@ def divides(batch: int, world: int) -> None:
 
 
 def batch_notes(script: tuple[str, ...], world: int) -> tuple[list[str], list[str]]:
-    """What a script's batch sizes mean for so many ranks, and what speaks against them; each a sentence.
+    """Judges a script's batch sizes for so many ranks: notes, and warnings; each a sentence.
 
     Whether a script splits a batch or gives each rank one of that size, only the script knows: nothing is refused.
     """

@@ -149,7 +149,7 @@ def _tcp(job: LaunchPlan, start: Start) -> Line:
 
 
 def _each_rank(start: Start, of_rank: Callable[[Mapping[str, Line]], Line]) -> Line:
-    """One line that runs ``of_rank`` once for each rank of the node, side by side, and fails where one of them does."""
+    """A line that runs ``of_rank`` for each rank of the node, side by side, and fails where any of them does."""
     if start.nproc == 1:
         return of_rank({"rank": shell.script("{first}", first=start.first), "local_rank": shell.script("0")})
     numbers = [shell.script("{i}", i=i) for i in range(start.nproc)]

@@ -1,4 +1,4 @@
-"""Which ranks a job has and where they run. Pure: counts come from the hosts file or from the last check."""
+"""The plan of a job: its ranks on each node, and their variables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CheckedHost:
-    """What a check saw of one host.
+    """A host as a check found it.
 
     Attributes:
         nproc: the ranks that it would start.
@@ -38,7 +38,7 @@ class CheckedHost:
 
 @dataclass(frozen=True)
 class Start:
-    """One node's part: its ranks from ``first`` on, and all variables that they get besides the launcher's own."""
+    """A node's part: its ranks from ``first`` on, and all their variables besides the launcher's own."""
 
     node: Node
     nproc: int
@@ -49,7 +49,7 @@ class Start:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What is started.
+    """A job to start.
 
     Attributes:
         script: the script and its arguments.

@@ -40,7 +40,6 @@ class Flag:
         words: as it is written; the first stands in messages.
         help: ``{chooser}`` is the option that chooses among the hosts.
         default: shown by the help.
-        switch: it has no value.
         bare: its value may be left out.
         fix_port: ``fix-port`` has it, too.
     """
@@ -50,7 +49,6 @@ class Flag:
     help: str
     metavar: str | None = None
     default: str | None = None
-    switch: bool = False
     bare: bool = False
     fix_port: bool = True
 
@@ -199,7 +197,7 @@ def written(options: Mapping[str, Any]) -> Iterator[str]:
     """The words of engines' flags that were given, by their names."""
     for flag in (flag for engine in engines() for flag in engine.flags if flag.name in options):
         yield flag.words[0]
-        if not flag.switch and options[flag.name]:
+        if options[flag.name]:
             yield str(options[flag.name])
 
 

@@ -6,7 +6,7 @@ anybody else could have put there or could change; so nothing can be swapped bet
 user has the programs that their own shell would run.
 
 Besides these the probe starts, by no name that is looked up: the interpreter that runs it, as the hosts file names it
-(facts/software.py, smoke/allreduce.py); the login's own shell (facts/software.py); /bin/sh (children.py, relay.py),
+(facts/software.py, smoke/allreduce.py); the login's own shell (facts/software.py); /bin/sh (children.py),
 with rm and sleep; and the py-spy sent along, out of memory (hang/watch.py). Before it, the login's shell has started
 that interpreter, and a container's runtime, where the hosts file names one; around a container /bin/sh runs cat, df and
 readlink (collect/facts/host_facts.py).

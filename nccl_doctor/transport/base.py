@@ -1,4 +1,4 @@
-"""What every way of reaching hosts offers: a channel to a command, its lines, its failures, and when to try again.
+"""Channels to a command on a host, their lines and failures, and when to try again.
 
 Deadlines are values of :func:`time.monotonic`; a wait that reaches its own raises :class:`TimeoutError`.
 """
@@ -140,7 +140,7 @@ class AccessError(Exception):
 
 
 class LostError(OSError):
-    """What the command ran in has ended, and with it the command; ``failure`` says it."""
+    """The end of what the command ran in, and with it of the command; ``failure`` says it."""
 
     def __init__(self, failure: AnyAccessFailure) -> None:
         self.failure = failure
@@ -148,7 +148,7 @@ class LostError(OSError):
 
 
 class Channel(Protocol):
-    """One command running on a host. One thread uses it at a time; :meth:`close` may come from any."""
+    """A command running on a host. A thread at a time uses it; :meth:`close` may come from any."""
 
     def send(self, data: bytes, deadline: float) -> None:
         """Writes all of ``data`` to the command's stdin.
@@ -185,7 +185,7 @@ class KnowsItsPath(Protocol):
     """A channel that can tell why nothing comes."""
 
     def large_packets_vanish(self, by: float) -> bool:
-        """Whether what the command answers does not come because its packets are large; finds out before ``by``."""
+        """Finds out before ``by`` whether answers are missing because their packets are large."""
 
 
 class Transport(Protocol):
@@ -216,7 +216,7 @@ _KEPT, _LONGEST = 5, 300
 
 
 class Greeting:
-    """What a host says before a mark: a login's words, of which the last are kept.
+    """A host's words before a mark: a login's, of which the last are kept.
 
     Args:
         read_line: as :meth:`Channel.read_line`.

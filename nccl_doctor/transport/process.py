@@ -146,7 +146,7 @@ class ProcessChannel:
 
     @property
     def running(self) -> bool:
-        """Whether the command has not ended yet."""
+        """True until the command has ended."""
         return self._process.poll() is None
 
     def close(self) -> None:
@@ -177,7 +177,6 @@ class ProcessChannel:
         return self._stdin in ready
 
     def _read(self, pipe: IO[bytes]) -> bool:
-        """Reads a chunk; False where there was none."""
         chunk = pipe.read(_CHUNK)
         if chunk == b"":
             self._ended.add(pipe)
@@ -192,7 +191,6 @@ class ProcessChannel:
                 return
 
     def _wait(self, patience: float) -> None:
-        """Waits for the process to end, discarding what it prints meanwhile."""
         end = time.monotonic() + patience
         while self._process.poll() is None and time.monotonic() < end:
             if {self._stdout, self._stderr} <= self._ended:
@@ -210,7 +208,6 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 
 
 def _write(pipe: IO[bytes], view: memoryview) -> int:
-    """Bytes written; 0 where the pipe was full after all."""
     return pipe.write(view[:_CHUNK]) or 0
 
 

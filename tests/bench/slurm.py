@@ -1,7 +1,6 @@
-"""``check --slurm-job``, with a step a node and as a tree, beside ``check`` over SSH: ``scripts/bench slurm [NODES…]``.
+"""``check --slurm-job``, with a step a node, beside ``check`` over SSH: ``scripts/bench slurm [NODES…]``.
 
-To the same hosts, without the all-reduce. The lab's nodes share this machine's processors: what a tree spares here, the
-relays of its nodes take.
+To the same hosts, without the all-reduce. The lab's nodes share this machine's processors.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ def main() -> None:
             steps = [*check, "--slurm-job", job, "--python", sys.executable]
             ways = {
                 "SSH": [*check, "hosts.yaml"],
-                "a step a node": [*steps, "--no-tree"],
-                "a tree of steps": [*steps, "--tree"],
+                "a step a node": steps,
             }
             costs = medians(lab.controller, list(ways.values()), TIMES)
             for (way, command), cost in zip(ways.items(), costs, strict=True):

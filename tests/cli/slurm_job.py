@@ -25,7 +25,7 @@ def check(slurm: Slurm, *words: str, command: str = "check") -> Run:
 @contextmanager
 def started(slurm: Slurm, job: str, *words: str) -> Iterator[Started]:
     """A check whose probes all answer."""
-    python = sys.executable if "--tree" in words else interpreter()  # the relay looks after its own children
+    python = interpreter()
     argv = ("check", "--slurm-job", job, "--python", python, "-o", "json", *words)
     with start_in(slurm.lab.controller, *argv) as process:
         for line in process.stderr:

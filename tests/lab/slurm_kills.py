@@ -49,9 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
-    parser.add_argument("--tree", action="store_true")
     wanted = parser.parse_args()
-    more = ("--tree",) if wanted.tree else ()
     moments, failed, slowest = random.Random(wanted.seed), 0, 0.0
     print(f"seed {wanted.seed}")
     with Lab.up(4) as lab:
@@ -59,7 +57,7 @@ def main() -> None:
         job = slurm.allocate("-N4", "--exclusive")
         for number in range(1, wanted.runs + 1):
             seconds = moments.uniform(0.1, LONGEST_S * min(crowd(), 2.0))
-            remains, took = killed_after(slurm, job, seconds, *more)
+            remains, took = killed_after(slurm, job, seconds)
             slowest, failed = max(slowest, took), failed + bool(remains)
             print(f"{number:3}: killed after {seconds:5.2f} s, all gone {took:.2f} s later {remains or ''}", flush=True)
     print(f"{wanted.runs} runs, {failed} left something, the slowest end took {slowest:.1f} s")

@@ -20,7 +20,6 @@ STARTERS = {
     "tools.py": "a program of the list, for its output",
     "facts/firewall.py": "a program of the list, as root",
     "children.py": "what its callers start, and a folder's keeper by /bin/sh",
-    "relay.py": "/bin/sh with the controller's own line, in a Slurm step",
     "facts/software.py": "the login's own shell, by passwd(5)",
     "hang/recorder.py": "forks, and runs nothing",
     "smoke/worker.py": "forks ranks of the all-reduce, and runs nothing",

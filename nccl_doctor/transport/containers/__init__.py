@@ -51,7 +51,7 @@ class InsideOptions(NodeOptions):
 
     @property
     def program(self) -> str:
-        """What is started on the host to get in."""
+        """The program on the host that leads in."""
         return self._prefix.partition(" ")[0]
 
     def line(self, command: str) -> str:

@@ -38,7 +38,7 @@ _SAID: tuple[tuple[Problem, str], ...] = (
 
 
 class Entry(NamedTuple):
-    """What was seen of a way in that came to nothing.
+    """A way in that came to nothing.
 
     Attributes:
         said: the lines that came on stdout and stderr after the login.
@@ -53,7 +53,7 @@ class Entry(NamedTuple):
 
 
 def problem(entry: Entry) -> Problem:
-    """What kept the command out."""
+    """Names what kept the command out."""
     program, text = entry.options.program, "\n".join(entry.said)
     absent = (
         rf"(?:^|[\s:]){program}: (?:command )?not found|command not found: {program}|unknown command:? \W*{program}"
@@ -75,12 +75,12 @@ def late(options: InsideOptions, seconds: float) -> EngineFailure:
 
 
 def puzzles(failure: AnyAccessFailure) -> bool:
-    """Whether the runtime said what nobody knows."""
+    """Tells whether the runtime's words are of no known kind."""
     return isinstance(failure, EngineFailure) and (failure.facts.model_extra or {}).get("problem") == "failed"
 
 
 def explains(failure: AnyAccessFailure) -> bool:
-    """Whether it is known what keeps the command out, by the runtime's words."""
+    """Tells whether the runtime's words name what keeps the command out."""
     unexplained = ("failed", "late")
     return isinstance(failure, EngineFailure) and (failure.facts.model_extra or {}).get("problem") not in unexplained
 
@@ -209,7 +209,7 @@ class InsideTransport:
         self._outside.close()
 
     def _why_ended(self, node: Node, deadline: float) -> AnyAccessFailure | None:
-        """Why the container can't be entered any more; None where it can. Past the deadline it has a moment still."""
+        """The reason why the container can't be entered any more; past the deadline it has a moment still."""
         now = time.monotonic()
         try:
             self.open(node, "exit", now + _AGAIN_S, max(deadline, now + _MOMENT_S)).close()
@@ -231,7 +231,7 @@ class InsideTransport:
         raise AccessError(failure(entry))
 
     def _running(self, node: Node) -> list[str] | None:
-        """The containers that run on the host; None where it does not tell."""
+        """The containers that run on the host; None where it does not answer."""
         listing = node.options(InsideOptions).listing()
         if listing is None:
             return None
@@ -276,18 +276,13 @@ class _InsideChannel:
 
 
 def _as_long_again(began: float, deadline: float, latest: float) -> bool:
-    """Whether after a pause there is as much time as a try took that began then: a shorter one only ends too late."""
+    """Tells whether after a pause there is as much time as the last try took: a shorter one only ends too late."""
     now = time.monotonic()
     left = min(LOGIN_TIMES * (deadline - now - _PAUSE_S), latest - now - _PAUSE_S)
     return left >= max(now - began, _PAUSE_S)
 
 
 def _await_login(channel: Channel, mark: str, options: InsideOptions, deadline: float) -> None:
-    """Waits until the host's shell is through its start-up files.
-
-    Raises:
-        AccessError: it never is.
-    """
     late = f"{options.program} did not start in time: the login waits or runs something else"
     try:
         arrived, said = _read_to(channel, mark, deadline)
@@ -300,7 +295,7 @@ def _await_login(channel: Channel, mark: str, options: InsideOptions, deadline: 
 
 
 def _read_to(channel: Channel, mark: str, deadline: float) -> tuple[bool, tuple[str, ...]]:
-    """Whether a line ends with the mark, and where the output ended without it, the last words."""
+    """Reads up to the mark; where the output ended before it, gives the last words."""
     greeting = Greeting(channel.read_line, mark)
     if greeting.ends(deadline):
         return True, ()
@@ -308,7 +303,7 @@ def _read_to(channel: Channel, mark: str, deadline: float) -> tuple[bool, tuple[
 
 
 def _lines(channel: Channel, deadline: float) -> Iterator[str]:
-    """What comes until the end of output, without empty lines."""
+    """The lines until the end of output, without empty ones."""
     while (line := channel.read_line(deadline)) is not None:
         text = line.decode(errors="replace").strip()
         if text:

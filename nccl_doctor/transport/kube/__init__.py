@@ -64,14 +64,14 @@ class KubeEngine(Engine):
         return ["kubectl", "-n", options.namespace, "exec", "-i", options.pod, "-c", options.container, "--"]
 
     def refusal(self, node: Node) -> EngineFailure | None:
-        """What the list of pods says of one that is not ready."""
+        """The failure of a pod that the list shows as not ready."""
         from nccl_doctor.transport.kube.kubectl import not_ready
 
         options = node.options(KubeOptions)
         return None if options.not_ready is None else not_ready(options, options.not_ready)
 
     def failure(self, node: Node, entry: Entry) -> EngineFailure:
-        """What kubectl's words or its silence show."""
+        """The failure that kubectl's words or its silence show."""
         from nccl_doctor.transport.kube.kubectl import failure
 
         return failure(node.options(KubeOptions), entry)

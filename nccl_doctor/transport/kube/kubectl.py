@@ -57,7 +57,7 @@ class _Ended:
 
 
 def kubectl(*arguments: str, seconds: float, text: str = "") -> bytes:
-    """What ``kubectl ARGUMENTS`` prints.
+    """Runs ``kubectl ARGUMENTS`` and gives its output.
 
     Args:
         arguments: of kubectl.
@@ -76,7 +76,7 @@ def kubectl(*arguments: str, seconds: float, text: str = "") -> bytes:
 
 
 def trouble(stderr: str) -> Trouble:
-    """What kubectl's words mean."""
+    """Names the trouble that kubectl's words mean."""
     return next((name for name, words in _WORDS if re.search(words, stderr, re.IGNORECASE)), "failed")
 
 

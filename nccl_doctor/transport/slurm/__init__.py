@@ -8,9 +8,6 @@ from typing import Any, ClassVar
 from nccl_doctor.model.cluster import Cluster, Node, NodeOptions
 from nccl_doctor.model.engine import Engine, Flag, Kind, Words
 
-MANY = 512
-"""Above so many nodes an srun serves several, where nobody says otherwise."""
-
 
 class SlurmOptions(NodeOptions):
     """The job that a node belongs to, and how a step enters it.
@@ -21,7 +18,6 @@ class SlurmOptions(NodeOptions):
         container_image: as ``srun --container-image`` takes it (pyxis); empty for none.
         container_name: as ``srun --container-name`` takes it.
         gpus: what Slurm gave the job on this node.
-        tree: one srun serves several nodes; None: where there are very many.
     """
 
     engine: ClassVar[str] = "slurm"
@@ -31,7 +27,6 @@ class SlurmOptions(NodeOptions):
     container_image: str = ""
     container_name: str = ""
     gpus: int = 0
-    tree: bool | None = None
 
     @property
     def container(self) -> tuple[str, ...]:
@@ -72,24 +67,13 @@ class SlurmEngine(Engine):
             metavar="NAME",
             fix_port=False,
         ),
-        Flag(
-            "tree",
-            ("--tree/--no-tree",),
-            "One srun for up to 64 nodes of the job.",
-            default=f"above {MANY} nodes",
-            switch=True,
-            fix_port=False,
-        ),
     )
 
     def transport(self, kind: Kind, ssh_config: Path | None, cluster: Cluster) -> Any:  # noqa: ANN401, ARG002 - as declared
-        """A step for each node, or a tree where those would be too many."""
+        """A step on each node."""
         from nccl_doctor.transport.slurm.steps import SlurmTransport
-        from nccl_doctor.transport.slurm.tree import TreeTransport
 
-        asked = cluster.nodes[0].options(SlurmOptions).tree
-        tree = len(cluster.nodes) > MANY if asked is None else asked
-        return TreeTransport(cluster.nodes) if tree else SlurmTransport()
+        return SlurmTransport()
 
     def lacks(self, node: Node) -> frozenset[str]:
         """Inside the job its own environment counts, and no login shell's."""

@@ -34,7 +34,7 @@ _WHY = re.compile(r"\bReason=(.+?)(?: \[.*)?$", re.MULTILINE)
 
 
 class _Cause(NamedTuple):
-    """What srun says, and what that means."""
+    """A cause, and the words of srun that show it."""
 
     reason: str
     pattern: str
@@ -144,7 +144,7 @@ def not_run(error: OSError) -> EngineFailure:
 
 
 def step_exists(job: str, name: str, node: str) -> bool:
-    """Whether Slurm has a step of this name on the node."""
+    """Tells whether Slurm has a step of this name on the node."""
     for line in _asked("squeue", "-h", "-s", "-j", job, "-o", "%j %N"):
         step, _, nodes = line.partition(" ")
         if step == name and node in _expanded(nodes):
@@ -153,7 +153,7 @@ def step_exists(job: str, name: str, node: str) -> bool:
 
 
 def _state(node: str) -> tuple[str, ...]:
-    """What Slurm's controller holds of a node, where that is more than that it works."""
+    """The node's state for Slurm's controller, where that is more than that it works."""
     text = "\n".join(_asked("scontrol", "-o", "show", "node", node))
     state, why = _STATE.search(text), _WHY.search(text)
     plain = state is None or state[1] in ("IDLE", "ALLOCATED", "MIXED")
@@ -163,7 +163,7 @@ def _state(node: str) -> tuple[str, ...]:
 
 
 def _asked(*argv: str) -> list[str]:
-    """The lines that a command of Slurm's answers; none where it does not: what it could add is then left out."""
+    """The lines of a Slurm command's answer; none where it fails: what it could add is then left out."""
     try:
         done = subprocess.run(
             argv, capture_output=True, timeout=_ASKING_S, check=False, stdin=subprocess.DEVNULL, encoding="utf-8",
@@ -257,7 +257,7 @@ class SlurmTransport:
         raise AccessError(self._failure(channel, options, node, greeting.words, late=late))
 
     def connect_timeout(self, node: Node) -> float:
-        """What a step needs; a container has to be brought first."""
+        """The time that a step needs; a container has to be brought first."""
         return CONTAINER_S if node.options(SlurmOptions).container else STEP_S
 
     def close(self) -> None:
@@ -285,7 +285,6 @@ class SlurmTransport:
                 )
 
     def _argv(self, options: SlurmOptions, names: Sequence[str], script: str, *more: str) -> list[str]:
-        """Srun with ``script`` for each of the nodes."""
         count = len(names)
         return [
             *("srun", f"--jobid={options.job}", "--overlap", "-w", fold(names), f"-N{count}", f"-n{count}"),

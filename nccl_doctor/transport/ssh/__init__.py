@@ -43,7 +43,7 @@ class SshEngine(Engine):
         return ChoosingTransport(kind, ssh_config)
 
     def node_words(self, node: Node) -> Iterator[tuple[str, str, object]]:
-        """Who logs in, and where."""
+        """The user to log in as, and the port."""
         options = node.options(SshOptions)
         yield "--user", "ssh.user", options.user
         yield "--port", "ssh.port", options.port

@@ -1,4 +1,4 @@
-"""Which way to which host."""
+"""Chooses the way to each host: local, paramiko, or the ssh program."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _paramiko(resolve_jump: Callable[[str, float], HostSettings], *, alone: bool
 
 
 def _beyond_paramiko(paramiko: ParamikoTransport, way: list[HostSettings]) -> str:
-    """What on the way to a host only OpenSSH does exactly; empty where there is nothing."""
+    """Names what only OpenSSH does exactly on the way to a host; empty for nothing."""
     for host in way:
         if host.beyond:
             return ", ".join(host.beyond)

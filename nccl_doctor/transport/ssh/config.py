@@ -1,4 +1,4 @@
-"""What OpenSSH's client makes of its configuration for one host: ``ssh -G``, its tokens, and what of it is ours to do.
+"""OpenSSH's configuration for a host: ``ssh -G``, its tokens, and what of it is ours to do.
 
 Every option falls in one of three: it has no bearing on who is let in where, it is implemented here exactly, or the
 host is left to the ``ssh`` program. An option that nobody here has heard of is of the third kind as soon as its value
@@ -66,7 +66,7 @@ class NoAccountError(Exception):
 
 
 def exists(config: Path | None) -> bool:
-    """Whether there is any configuration to ask about; without one, the defaults of the program are ours."""
+    """Tells whether there is any configuration to ask about; without it, the program's defaults are ours."""
     return any(path.exists() for path in ([config] if config else [expand("~/.ssh/config"), SYSTEM_CONFIG]))
 
 

@@ -79,7 +79,7 @@ def negotiate(
 def _choose_algorithms(
     transport: SshSession, settings: HostSettings, target: Target, known: Sequence[KnownKey]
 ) -> None:
-    """What the SSH configuration allows and paramiko has, in the configuration's order.
+    """Restricts paramiko to what the SSH configuration allows, in its order.
 
     The types of the host's known keys come first: another of its keys would look like a changed one. A key that is
     known and revoked does not count, as with ssh: beside it the host may have a good one of another type.
@@ -209,7 +209,7 @@ def _try_keys(transport: SshSession, user: str, identities: Identities) -> Login
 
 
 def _methods(transport: paramiko.Transport, user: str) -> list[str]:
-    """What the server would take, which it says when asked for nothing (RFC 4252, section 5.2)."""
+    """The methods that the server takes, which it lists when asked for nothing (RFC 4252, section 5.2)."""
     if transport.is_authenticated() or not transport.is_active():
         return []
     try:

@@ -29,7 +29,7 @@ from nccl_doctor.transport.ssh import known_hosts
 
 @dataclass(frozen=True)
 class Target:
-    """Whom we tried to reach.
+    """A host that we tried to reach.
 
     Attributes:
         name: as given to ssh, so that ~/.ssh/config applies.
@@ -46,7 +46,7 @@ class Target:
 
     @property
     def facts(self) -> SshTarget:
-        """What every failure's facts begin with."""
+        """The beginning of every failure's facts."""
         return SshTarget(
             target=self.name,
             address=self.address,
@@ -117,12 +117,12 @@ def dropped(target: Target, said: str) -> AccessError:
 
 
 def is_dropped(error: AccessError) -> bool:
-    """What :func:`dropped` made, which may be tried again."""
+    """Tells whether :func:`dropped` made it, so that it may be tried again."""
     return isinstance(error.failure, SshUnreachable) and error.failure.facts.reason == "dropped"
 
 
 def says_dropped(said: str) -> bool:
-    """What sshd writes in place of a greeting when it drops a connection (sshd.c; the second since OpenSSH 9.8)."""
+    """Tells whether sshd wrote this as it dropped a connection (sshd.c; the second since OpenSSH 9.8)."""
     return "MaxStartups" in said or "Not allowed at this time" in said
 
 
@@ -176,7 +176,7 @@ def no_common(target: Target, sort: str, theirs: str, ours: Iterable[str] = ()) 
 
 
 def reason_of(text: str) -> Reason | None:
-    """What a message of ssh, sshd or a proxy command means; None where it tells no reason that we know."""
+    """The reason that a message of ssh, sshd or a proxy command means; None for no known one."""
     return next((reason for reason, words in _WORDS if re.search(words, text, re.IGNORECASE)), None)
 
 
@@ -243,7 +243,7 @@ _PHRASE = 300
 
 @dataclass(frozen=True)
 class Login:
-    """What was tried to log in.
+    """A login that was tried.
 
     Attributes:
         offered: the keys that the server saw, each a phrase.

@@ -44,7 +44,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Identities:
-    """What there is to try.
+    """The keys to try.
 
     Attributes:
         encrypted: files that need a passphrase and whose public part no agent key matches.
@@ -184,7 +184,7 @@ class _Ring:
             self._named.append(held)
 
     def _allowed(self, identity: Identity) -> bool:
-        """Whether PubkeyAcceptedAlgorithms and RequiredRSASize let the key be offered."""
+        """PubkeyAcceptedAlgorithms and RequiredRSASize let the key be offered."""
         kind = identity.key.get_name()
         accepted = self._settings.algorithms.get("pubkeys")
         names = {kind, "rsa-sha2-256", "rsa-sha2-512"} if kind == "ssh-rsa" else {kind}
@@ -231,7 +231,7 @@ def _public_part(text: str) -> bytes:
 
 
 def _exposed(path: Path) -> bool:
-    """Whether ssh passes a private key over since others may read it (sshkey_perm_ok, authfile.c)."""
+    """True where ssh passes a private key over since others may read it (sshkey_perm_ok, authfile.c)."""
     try:
         status = path.stat()
     except OSError:  # is told when it is read

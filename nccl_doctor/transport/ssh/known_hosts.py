@@ -33,7 +33,7 @@ class KnownKey:
 
 @dataclass(frozen=True)
 class KeyMatch:
-    """What the files say of a host's key, and the line that says it."""
+    """The files' verdict on a host's key, and the line that gives it."""
 
     outcome: Literal["known", "unknown", "changed", "revoked"]
     by: KnownKey | None = None
@@ -81,7 +81,7 @@ def matching(entries: Iterable[KnownKey], name: str) -> tuple[KnownKey, ...]:
 
 
 def match_key(entries: Iterable[KnownKey], name: str, key: bytes) -> KeyMatch:
-    """Whether ``key`` is the one that ``name`` is known by; ``name`` as :func:`entry_name` makes it.
+    """Judges whether ``key`` is the one that ``name`` is known by; ``name`` as :func:`entry_name` makes it.
 
     A key that is not known with its port may also stand under the plain name; there it only ever confirms.
     """

@@ -53,7 +53,7 @@ _SORTS = {"key exchange method": "key exchange", "host key type": "host key algo
 
 @dataclass(frozen=True)
 class Attempt:
-    """One run of ssh that came to nothing.
+    """A run of ssh that came to nothing.
 
     Attributes:
         log: what ssh itself said.
@@ -83,12 +83,12 @@ def classify(attempt: Attempt, jump: Target | None = None) -> AccessError:
 
 
 def logs_in(log: str) -> bool:
-    """Whether the handshake is over; an open ControlMaster has had its own."""
+    """Tells whether the handshake is over; an open ControlMaster has had its own."""
     return _HANDSHAKEN.search(log) is not None
 
 
 def _let_in(hops: str) -> bool:
-    """Whether all jump hosts on the way let us in; each that is itself behind one tells of its proxy command."""
+    """True where all jump hosts let us in; each that is itself behind one tells of its proxy command."""
     return len(_LET_IN.findall(hops)) > hops.count("debug1: Executing proxy command")
 
 
@@ -150,12 +150,11 @@ def _barred(log: str) -> bool:
 
 
 def _said(stderr: str) -> str:
-    """What the server showed during the login: ssh hands it on among its own words."""
+    """The server's words during the login, which ssh hands on among its own."""
     return "\n".join(line for line in stderr.splitlines() if not _OWN.match(line))
 
 
 def _session(attempt: Attempt, target: Target, log: str) -> AccessError | None:
-    """The server greeted, and what came of it was no session."""
     if not _GREETED.search(log):
         return None
     if attempt.late:
@@ -171,7 +170,6 @@ def _session(attempt: Attempt, target: Target, log: str) -> AccessError | None:
 
 
 def _connection(attempt: Attempt, target: Target, log: str) -> AccessError:
-    """The server did not greet."""
     words = _last_words(log)
     if "Connection established" in log:
         return _greeting(attempt, target, log, words)
@@ -202,7 +200,6 @@ def _greeting(attempt: Attempt, target: Target, log: str, words: str) -> AccessE
 
 
 def _last_words(log: str) -> str:
-    """The last line that is no debugging."""
     lines = [line.strip() for line in log.splitlines()]
     return next((line for line in reversed(lines) if line and not line.startswith("debug")), "")
 
@@ -331,7 +328,7 @@ class OpensshTransport:
 
 @dataclass(frozen=True)
 class _Log:
-    """What ssh says of the connection, apart from what the host's programs say; ``path`` is where it writes it."""
+    """Ssh's words about the connection, apart from those of the host's programs; it writes them to ``path``."""
 
     file: IO[bytes]
     path: str

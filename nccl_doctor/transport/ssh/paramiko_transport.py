@@ -78,7 +78,7 @@ _MOST = 64 * 1024
 
 
 def sent_in_vain(session: SshSession, speak: Callable[[], None], again: Callable[[], SshSession], by: float) -> bool:
-    """Whether the host sends us on this session what does not come, while what is small comes.
+    """Tells whether the host sends us on this session what does not come, while what is small comes.
 
     Args:
         session: one that waits for an answer.
@@ -104,7 +104,7 @@ def sent_in_vain(session: SshSession, speak: Callable[[], None], again: Callable
 
 
 def is_in_vain(row: str, address: str, port: int) -> bool:
-    """Whether a row of the host's /proc/net/tcp or tcp6 tells of something sent to us again and again.
+    """Tells whether a row of the host's /proc/net/tcp or tcp6 is of something sent again and again.
 
     Its addresses are words of 32 bits in the host's byte order, which is little-endian wherever NCCL runs.
     """
@@ -140,7 +140,7 @@ _STATUS_S = 0.5
 
 
 class ParamikoChannel:
-    """One command, in the session that it owns.
+    """A command in the session that it owns.
 
     Args:
         session: the session.
@@ -181,7 +181,7 @@ class ParamikoChannel:
                 self._channel.send(b"\n")
 
     def large_packets_vanish(self, by: float) -> bool:
-        """Whether what the command answers does not come because its packets are large; finds out before ``by``."""
+        """Finds out before ``by`` whether answers are missing because their packets are large."""
         return sent_in_vain(self._session, self.pulse, lambda: self._small(by), by)
 
     def read_line(self, deadline: float) -> bytes | None:

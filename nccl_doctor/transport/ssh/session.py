@@ -37,7 +37,7 @@ _GRACE_S = 0.2  # for a proxy command to end once its host has hung up
 
 
 class Stream(Protocol):
-    """What paramiko wants of a socket."""
+    """A socket as paramiko wants it."""
 
     def send(self, data: bytes, /) -> int:
         """How many of the bytes were taken."""
@@ -364,11 +364,11 @@ class SshSession(paramiko.Transport):
         return self._stream.inner if isinstance(self._stream.inner, socket.socket) else None
 
     def takes_more(self) -> bool:
-        """Whether a short message goes out without a wait: there may be many to write to, and one of them dead."""
+        """Tells whether a short message goes out without a wait: of many to write to, one may be dead."""
         return self.clear_to_send.is_set() and _takes_more(self._stream.inner)
 
     def get_exception(self) -> Exception | None:
-        """What ended this thread's wish for a channel, else what ended the session."""
+        """The end of this thread's wish for a channel, else that of the session."""
         refusal = self._refusals.pop(self._wanted.pop(threading.get_ident(), -1), None)
         error = super().get_exception()
         return refusal or (None if isinstance(error, paramiko.ChannelException) else error)

@@ -92,7 +92,7 @@ class HostSettings:
 
     @property
     def via(self) -> bool:
-        """Whether the host is reached through a jump host or a proxy command."""
+        """True where a jump host or a proxy command leads to the host."""
         return bool(self.proxy_jump or self.proxy_command)
 
     @property
@@ -257,7 +257,7 @@ class _Reader:
         return None if value in (None, "", "none") else value
 
     def _identities(self) -> tuple[Path, ...]:
-        """One path a line; an answer without any, or with "none", means that there are none."""
+        """Paths, one a line; an answer without any, or with "none", means that there are none."""
         if not self._values:
             return _default_keys()
         lines = [value for value in self._values.get("identityfile", []) if value != "none"]

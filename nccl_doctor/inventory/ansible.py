@@ -383,13 +383,13 @@ def lay_over(inventory: Inventory) -> None:
     if not inventory.place.is_file:
         return
     of_groups, of_hosts = (Path(inventory.place.source).parent / folder for folder in _FOLDERS)
-    for name, variables in _said(of_groups, inventory.groups):
+    for name, variables in _read_folder(of_groups, inventory.groups):
         inventory.groups[name].filed.update(variables)
-    for name, variables in _said(of_hosts, inventory.hosts):
+    for name, variables in _read_folder(of_hosts, inventory.hosts):
         inventory.hosts[name][1].update(variables)
 
 
-def _said(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, Variables]]:
+def _read_folder(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, Variables]]:
     if not folder.is_dir():
         return
     known = set(names)

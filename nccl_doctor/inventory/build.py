@@ -39,10 +39,10 @@ def build(parsed: ParsedInventory, exclude: Collection[str], here: ThisMachine) 
     settings: SettledHosts = {}
     for entry in parsed.entries:
         _refuse_double(entry, settings)
-        said = _one_word_for_devices(entry.own.over(entry.shared), entry)
-        if (ranks := said.nproc_per_node) and (devices := said.cuda_visible_devices):
+        given = _settle_devices(entry.own.over(entry.shared), entry)
+        if (ranks := given.nproc_per_node) and (devices := given.cuda_visible_devices):
             refuse_more_ranks_than_gpus(entry.name.value, ranks.value, devices.value, ranks.place)
-        settings[entry.name.value] = entry, said
+        settings[entry.name.value] = entry, given
     local = {entry.name.value: _why_local(entry, here) for entry in parsed.entries}
     _refuse_shared_gpus(settings, local)
     _refuse_absent(exclude, settings, parsed)
@@ -50,7 +50,9 @@ def build(parsed: ParsedInventory, exclude: Collection[str], here: ThisMachine) 
     if not left:
         raise UsageError(f"-x leaves out every host of {parsed.place.source}; at least one has to remain")
     origins: dict[str, str] = {}
-    nodes = tuple(_node(rank, entry, said, local[entry.name.value], origins) for rank, (entry, said) in enumerate(left))
+    nodes = tuple(
+        _node(rank, entry, given, local[entry.name.value], origins) for rank, (entry, given) in enumerate(left)
+    )
     origins["master_addr"] = (
         str(parsed.master_addr.place) if parsed.master_addr else "default: the first host's address"
     )
@@ -78,27 +80,27 @@ def _refuse_absent(exclude: Collection[str], settings: SettledHosts, parsed: Par
         raise UsageError(f"-x: {fold(absent)} is no host of {parsed.place.source}{hint}")
 
 
-def _refuse_double(entry: Entry, seen: SettledHosts) -> None:
+def _refuse_double(entry: Entry, earlier: SettledHosts) -> None:
     name = entry.name.value
-    if name in seen:
-        first = seen[name][0].name.place.line
+    if name in earlier:
+        first = earlier[name][0].name.place.line
         raise entry.name.place.error(
             f"the host {quoted(name)} stands twice{f', first in line {first}' if first else ''}; "
             "keep one, or give one machine that is two nodes two names"
         )
 
 
-def _one_word_for_devices(settings: Settings, entry: Entry) -> Settings:
+def _settle_devices(settings: Settings, entry: Entry) -> Settings:
     """CUDA_VISIBLE_DEVICES moved from ``env`` to where it belongs, so that it stands in one place from here on."""
     if DEVICES not in settings.env:
         return settings
     env = dict(settings.env)
-    said = env.pop(DEVICES)
+    given = env.pop(DEVICES)
     if entry.own.cuda_visible_devices and DEVICES in entry.own.env:
-        raise said.place.error(f"{DEVICES} in env says again what cuda_visible_devices says; keep one")
+        raise given.place.error(f"{DEVICES} in env says again what cuda_visible_devices says; keep one")
     if settings.cuda_visible_devices:
         return replace(settings, env=env)
-    devices = Sourced(values.devices(said.value, said.place), said.place)
+    devices = Sourced(values.devices(given.value, given.place), given.place)
     return replace(settings, env=env, cuda_visible_devices=devices)
 
 
@@ -130,50 +132,50 @@ def _why_local(entry: Entry, here: ThisMachine) -> str | None:
 def _refuse_shared_gpus(settings: SettledHosts, local: dict[str, str | None]) -> None:
     """Refuses nodes of one machine that don't each have GPUs of their own."""
     machines: dict[tuple[object, ...], list[tuple[Entry, Settings]]] = {}
-    for name, (entry, said) in settings.items():
+    for name, (entry, given) in settings.items():
         if entry.access:  # an engine gives each its own
             continue
         # Another port is another sshd: commonly that of a container, whose GPUs can't be told from here.
-        way = ("here",) if local[name] else (canonical(entry.address.value), said.port.value if said.port else None)
-        machines.setdefault((*way, said.inside and said.inside.value), []).append((entry, said))
+        way = ("here",) if local[name] else (canonical(entry.address.value), given.port.value if given.port else None)
+        machines.setdefault((*way, given.inside and given.inside.value), []).append((entry, given))
     for nodes in machines.values():
         if len(nodes) > values.MAX_NPROC:
             place = nodes[values.MAX_NPROC][0].name.place
             raise place.error(f"more than {values.MAX_NPROC} nodes on one machine, which has no so many GPUs")
-        for index, (entry, said) in enumerate(nodes):
-            for other, other_said in nodes[:index]:
-                _compare(entry, said, other, other_said)
+        for index, (entry, given) in enumerate(nodes):
+            for other, other_given in nodes[:index]:
+                _compare(entry, given, other, other_given)
 
 
-def _compare(entry: Entry, said: Settings, other: Entry, other_said: Settings) -> None:
+def _compare(entry: Entry, given: Settings, other: Entry, other_given: Settings) -> None:
     both = f"{quoted(entry.name.value)} and {quoted(other.name.value)} are one machine"
-    if not said.cuda_visible_devices or not other_said.cuda_visible_devices:
-        lacking = other if said.cuda_visible_devices else entry
+    if not given.cuda_visible_devices or not other_given.cuda_visible_devices:
+        lacking = other if given.cuda_visible_devices else entry
         raise lacking.name.place.error(f"{both}; set cuda_visible_devices on each, to GPUs of its own")
-    shared = values.shared_devices(said.cuda_visible_devices.value, other_said.cuda_visible_devices.value)
+    shared = values.shared_devices(given.cuda_visible_devices.value, other_given.cuda_visible_devices.value)
     if shared:
-        raise said.cuda_visible_devices.place.error(
+        raise given.cuda_visible_devices.place.error(
             f"{both}, and both use GPU {', '.join(shared)}; give each GPUs of its own"
         )
 
 
-def _node(rank: int, entry: Entry, said: Settings, local: str | None, origins: dict[str, str]) -> Node:
+def _node(rank: int, entry: Entry, given: Settings, local: str | None, origins: dict[str, str]) -> Node:
     name = entry.name.value
     origins[f"{name}.name"] = str(entry.name.place)
     origins[f"{name}.address"] = str(entry.address.place)
-    origins[f"{name}.python"] = str(said.python.place) if said.python else "default"
+    origins[f"{name}.python"] = str(given.python.place) if given.python else "default"
     origins[f"{name}.nproc_per_node"] = (
-        str(said.nproc_per_node.place) if said.nproc_per_node else "default: the GPUs that the host shows, or 1"
+        str(given.nproc_per_node.place) if given.nproc_per_node else "default: the GPUs that the host shows, or 1"
     )
     for key, value in (
-        ("cuda_visible_devices", said.cuda_visible_devices),
-        ("ssh.user", said.user),
-        ("ssh.port", said.port),
-        ("ssh.identity_file", said.identity_file),
-        ("ssh.options", said.ssh_options),
-        ("inside.runtime", said.inside),
-        ("inside.name", said.inside),
-        *((f"env.{variable}", value) for variable, value in said.env.items()),
+        ("cuda_visible_devices", given.cuda_visible_devices),
+        ("ssh.user", given.user),
+        ("ssh.port", given.port),
+        ("ssh.identity_file", given.identity_file),
+        ("ssh.options", given.ssh_options),
+        ("inside.runtime", given.inside),
+        ("inside.name", given.inside),
+        *((f"env.{variable}", value) for variable, value in given.env.items()),
     ):
         if value:
             origins[f"{name}.{key}"] = str(value.place)
@@ -183,20 +185,20 @@ def _node(rank: int, entry: Entry, said: Settings, local: str | None, origins: d
         name=name,
         address=entry.address.value,
         node_rank=rank,
-        nproc_per_node=said.nproc_per_node.value if said.nproc_per_node else None,
-        cuda_visible_devices=said.cuda_visible_devices.value if said.cuda_visible_devices else None,
-        python=said.python.value if said.python else "python3",
+        nproc_per_node=given.nproc_per_node.value if given.nproc_per_node else None,
+        cuda_visible_devices=given.cuda_visible_devices.value if given.cuda_visible_devices else None,
+        python=given.python.value if given.python else "python3",
         access=access(
             *entry.access,
             SshOptions(
-                user=said.user.value if said.user else None,
-                port=said.port.value if said.port else None,
-                identity_file=said.identity_file.value if said.identity_file else None,
-                options=said.ssh_options.value if said.ssh_options else (),
+                user=given.user.value if given.user else None,
+                port=given.port.value if given.port else None,
+                identity_file=given.identity_file.value if given.identity_file else None,
+                options=given.ssh_options.value if given.ssh_options else (),
             ),
-            said.inside.value if said.inside else InsideOptions(),
+            given.inside.value if given.inside else InsideOptions(),
         ),
-        env={variable: value.value for variable, value in said.env.items()},
+        env={variable: value.value for variable, value in given.env.items()},
         local=local is not None,
     )
 
@@ -249,13 +251,13 @@ class Overrides:
             if devices is not None:
                 update["cuda_visible_devices"] = devices
                 origins[f"{node.name}.cuda_visible_devices"] = "--env"
-            said = access(node.options(SshOptions).model_copy(update=login), *inside)
+            given = access(node.options(SshOptions).model_copy(update=login), *inside)
             origins |= {f"{node.name}.inside.{name}": "--inside" for one in inside for name in one.model_fields_set}
-            update |= {"access": {**node.access, **said}, "env": {**node.env, **env}}
+            update |= {"access": {**node.access, **given}, "env": {**node.env, **env}}
             nodes.append(node.model_copy(update=update))
             if nproc or devices:
-                count, seen = nodes[-1].nproc_per_node, nodes[-1].cuda_visible_devices
-                refuse_more_ranks_than_gpus(node.name, count, seen, _place("--nproc-per-node" if nproc else "--env"))
+                count, visible = nodes[-1].nproc_per_node, nodes[-1].cuda_visible_devices
+                refuse_more_ranks_than_gpus(node.name, count, visible, _place("--nproc-per-node" if nproc else "--env"))
         return cluster.model_copy(update={**whole, "nodes": tuple(nodes), "origins": origins})
 
     @staticmethod

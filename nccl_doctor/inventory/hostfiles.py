@@ -135,8 +135,8 @@ def read(tree: Tree, place: SourceLocation) -> ParsedInventory:
     return ParsedInventory(
         place,
         entries,
-        _said(keys, "master_addr", values.host, ""),
-        _said(keys, "master_port", values.port, ""),
+        _value(keys, "master_addr", values.host, ""),
+        _value(keys, "master_port", values.port, ""),
         _same(keys["same"][1]) if "same" in keys else (),
     )
 
@@ -179,18 +179,18 @@ def _names(keys: Keys, key: str, limit: int) -> list[Sourced[str]]:
 def _settings(keys: Keys, note: str) -> Settings:
     ssh = _known(keys["ssh"][1], '"ssh"', SSH_KEYS) if "ssh" in keys else {}
     return Settings(
-        python=_said(keys, "python", values.python, note),
-        user=_said(ssh, "user", values.user, note),
-        port=_said(ssh, "port", values.port, note),
-        identity_file=_said(ssh, "identity_file", values.path, note),
-        nproc_per_node=_said(keys, "nproc_per_node", values.nproc, note),
-        cuda_visible_devices=_said(keys, "cuda_visible_devices", values.devices, note),
+        python=_value(keys, "python", values.python, note),
+        user=_value(ssh, "user", values.user, note),
+        port=_value(ssh, "port", values.port, note),
+        identity_file=_value(ssh, "identity_file", values.path, note),
+        nproc_per_node=_value(keys, "nproc_per_node", values.nproc, note),
+        cuda_visible_devices=_value(keys, "cuda_visible_devices", values.devices, note),
         inside=_inside(keys["inside"][1], note) if "inside" in keys else None,
         env=_env(keys["env"][1], note) if "env" in keys else {},
     )
 
 
-def _said(keys: Keys, key: str, check: Callable[[str, SourceLocation], T], note: str) -> Sourced[T] | None:
+def _value(keys: Keys, key: str, check: Callable[[str, SourceLocation], T], note: str) -> Sourced[T] | None:
     if key not in keys:
         return None
     _, tree = keys[key]

@@ -69,9 +69,9 @@ class KubeRequest:
         pods, what = _pods_of(self)
         if kube_facts.over(pods):
             raise UsageError(f"--kube: all pods of {what} have ended; check while they run")
-        told = kube_api.told(pods[0].metadata.namespace)
+        namespace = kube_api.read_namespace(pods[0].metadata.namespace)
         place = SourceLocation(f"--kube {what}", is_file=False)
-        return parsed(pods, place, asked=self.words, **told)
+        return parsed(pods, place, asked=self.words, **namespace)
 
 
 def request(
@@ -178,7 +178,7 @@ def _words(error: KubectlError, right: str, what: str) -> str:
         "no-server": "the cluster's API server can't be reached from here",
         "not-configured": "kubectl is not set up for a cluster here (KUBECONFIG, ~/.kube/config)",
     }.get(error.trouble)
-    said = f"its words: {error.said}"
+    said = f"its words: {error.last}"
     return f"the cluster was not asked; {said}" if words is None else f"{words} ({said})"
 
 
@@ -191,8 +191,8 @@ def _refuse_groups(pods: Sequence[Pod], what: str) -> None:
         )
 
 
-def parsed(pods: Sequence[Pod], place: SourceLocation, **told: Any) -> ParsedInventory:  # noqa: ANN401 - of KubeFacts
-    """The pods as hosts; ``told`` is what else is known of them together, as KubeFacts has it."""
+def parsed(pods: Sequence[Pod], place: SourceLocation, **known_too: Any) -> ParsedInventory:  # noqa: ANN401 - of KubeFacts
+    """The pods as hosts; ``known_too`` is what else is known of them together, as KubeFacts has it."""
     chosen = [(pod, training_container(pod)) for pod in pods]
     known = {pod.metadata.name: facts(pod, container) for pod, container in chosen}
     return ParsedInventory(
@@ -200,7 +200,7 @@ def parsed(pods: Sequence[Pod], place: SourceLocation, **told: Any) -> ParsedInv
         [_entry(pod, container, place) for pod, container in chosen],
         master_addr=_master(chosen, place),
         master_port=_port(chosen, place),
-        access=(KubeFacts(namespace=pods[0].metadata.namespace, pods=known, **told),),
+        access=(KubeFacts(namespace=pods[0].metadata.namespace, pods=known, **known_too),),
     )
 
 
@@ -222,7 +222,7 @@ def _entry(pod: Pod, container: Container, place: SourceLocation) -> Entry:
 
 def _master(chosen: Sequence[tuple[Pod, Container]], place: SourceLocation) -> Sourced[str] | None:
     """The master's name as the job looks it up: what its pods are told, else the first one's in its Service."""
-    for address, noted in _told(chosen, _MASTER, place):
+    for address, noted in _variables(chosen, _MASTER, place):
         if address != "localhost":
             return Sourced(values.host(address, place), noted)
     first = chosen[0][0]
@@ -233,10 +233,10 @@ def _master(chosen: Sequence[tuple[Pod, Container]], place: SourceLocation) -> S
 
 
 def _port(chosen: Sequence[tuple[Pod, Container]], place: SourceLocation) -> Sourced[int] | None:
-    return next((Sourced(values.port(text, place), noted) for text, noted in _told(chosen, _PORTS, place)), None)
+    return next((Sourced(values.port(text, place), noted) for text, noted in _variables(chosen, _PORTS, place)), None)
 
 
-def _told(
+def _variables(
     chosen: Sequence[tuple[Pod, Container]], names: Sequence[str], place: SourceLocation
 ) -> Iterator[tuple[str, SourceLocation]]:
     """The variables of the second pod's environment, then of the first's, which may call itself localhost."""

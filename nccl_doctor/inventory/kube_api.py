@@ -28,7 +28,7 @@ Long = Annotated[str, Field(max_length=256 << 10)]
 T = TypeVar("T")
 
 
-class Seen(BaseModel):
+class ApiObject(BaseModel):
     """Base of all: what is null is as if it were not there, and unknown fields are nobody's business."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
@@ -39,7 +39,7 @@ class Seen(BaseModel):
         return {key: value for key, value in data.items() if value is not None} if isinstance(data, Mapping) else data
 
 
-class Owner(Seen):
+class Owner(ApiObject):
     """The maker of an object."""
 
     kind: Text = ""
@@ -47,7 +47,7 @@ class Owner(Seen):
     controller: bool = False
 
 
-class Metadata(Seen):
+class Metadata(ApiObject):
     """The part that every object has."""
 
     name: Name
@@ -61,41 +61,41 @@ class Metadata(Seen):
     deleted: AwareDatetime | None = Field(default=None, alias="deletionTimestamp")
 
 
-class Variable(Seen):
+class Variable(ApiObject):
     """An environment variable; ``value`` None where it comes from elsewhere (``valueFrom``)."""
 
     name: Text
     value: Long | None = None
 
 
-class Mount(Seen):
+class Mount(ApiObject):
     """Where a volume stands in a container."""
 
     name: Text
     path: Text = Field(alias="mountPath")
 
 
-class Resources(Seen):
+class Resources(ApiObject):
     """The quantities that a container asks for and may use."""
 
     limits: dict[Text, str | int | float] = Field(default_factory=dict)
     requests: dict[Text, str | int | float] = Field(default_factory=dict)
 
 
-class Capabilities(Seen):
+class Capabilities(ApiObject):
     """Of a container's root."""
 
     add: tuple[Text, ...] = ()
 
 
-class SecurityContext(Seen):
+class SecurityContext(ApiObject):
     """The rights of a container."""
 
     privileged: bool = False
     capabilities: Capabilities = Capabilities()
 
 
-class ContainerPort(Seen):
+class ContainerPort(ApiObject):
     """A port that has a name, for policies."""
 
     name: Text = ""
@@ -103,7 +103,7 @@ class ContainerPort(Seen):
     protocol: Text = "TCP"
 
 
-class Container(Seen):
+class Container(ApiObject):
     """A container of a pod."""
 
     name: Name
@@ -114,20 +114,20 @@ class Container(Seen):
     ports: tuple[ContainerPort, ...] = ()
 
 
-class EmptyDir(Seen):
+class EmptyDir(ApiObject):
     """A volume of the pod's own."""
 
     limit: str | int | None = Field(default=None, alias="sizeLimit")
 
 
-class Volume(Seen):
+class Volume(ApiObject):
     """Of a pod; ``empty_dir`` None where it is another kind."""
 
     name: Text
     empty_dir: EmptyDir | None = Field(default=None, alias="emptyDir")
 
 
-class PodSpec(Seen):
+class PodSpec(ApiObject):
     """The plan of a pod."""
 
     node: Text | None = Field(default=None, alias="nodeName")
@@ -139,7 +139,7 @@ class PodSpec(Seen):
     volumes: tuple[Volume, ...] = ()
 
 
-class Condition(Seen):
+class Condition(ApiObject):
     """A condition of a pod."""
 
     type: Text
@@ -148,7 +148,7 @@ class Condition(Seen):
     message: Long = ""
 
 
-class StateDetail(Seen):
+class StateDetail(ApiObject):
     """Why a container waits or has ended."""
 
     reason: Text = ""
@@ -156,7 +156,7 @@ class StateDetail(Seen):
     exit_code: int | None = Field(default=None, alias="exitCode")
 
 
-class State(Seen):
+class State(ApiObject):
     """Of a container: one of three."""
 
     running: dict[str, Any] | None = None
@@ -164,7 +164,7 @@ class State(Seen):
     terminated: StateDetail | None = None
 
 
-class ContainerStatus(Seen):
+class ContainerStatus(ApiObject):
     """How a container is."""
 
     name: Name
@@ -172,13 +172,13 @@ class ContainerStatus(Seen):
     state: State = State()
 
 
-class PodIp(Seen):
+class PodIp(ApiObject):
     """An address of a pod."""
 
     ip: IpAddress
 
 
-class PodStatus(Seen):
+class PodStatus(ApiObject):
     """How a pod is."""
 
     phase: Text = "Unknown"
@@ -191,7 +191,7 @@ class PodStatus(Seen):
     init_containers: tuple[ContainerStatus, ...] = Field(default=(), alias="initContainerStatuses")
 
 
-class Pod(Seen):
+class Pod(ApiObject):
     """A pod of the list."""
 
     metadata: Metadata
@@ -204,7 +204,7 @@ class Pod(Seen):
         return next((one for one in self.metadata.owners if one.controller), None)
 
 
-class PodList(Seen):
+class PodList(ApiObject):
     """The answer to ``kubectl get pods -o json``."""
 
     items: tuple[Pod, ...] = ()
@@ -233,48 +233,48 @@ Typed = TypeVar("Typed")
 SECONDS = 15.0
 
 
-class _ServiceSpec(Seen):
+class _ServiceSpec(ApiObject):
     cluster_ip: Text = Field(default="", alias="clusterIP")
     selector: dict[Text, Text] = Field(default_factory=dict)
     early: bool = Field(default=False, alias="publishNotReadyAddresses")
 
 
-class _Service(Seen):
+class _Service(ApiObject):
     metadata: Metadata
     spec: _ServiceSpec
 
 
-class _Rule(Seen):
+class _Rule(ApiObject):
     sources: tuple[Peer, ...] = Field(default=(), alias="from")
     targets: tuple[Peer, ...] = Field(default=(), alias="to")
     ports: tuple[PolicyPort, ...] = ()
 
 
-class _PolicySpec(Seen):
+class _PolicySpec(ApiObject):
     pods: Selector = Field(default=Selector(), alias="podSelector")
     ingress: tuple[_Rule, ...] = ()
     egress: tuple[_Rule, ...] | None = None
     types: tuple[Text, ...] = Field(default=(), alias="policyTypes")
 
 
-class _Policy(Seen):
+class _Policy(ApiObject):
     metadata: Metadata
     spec: _PolicySpec
 
 
-class _Services(Seen):
+class _Services(ApiObject):
     items: tuple[_Service, ...] = ()
 
 
-class _Policies(Seen):
+class _Policies(ApiObject):
     items: tuple[_Policy, ...] = ()
 
 
-class _Namespace(Seen):
+class _Namespace(ApiObject):
     metadata: Metadata
 
 
-def told(namespace: str) -> dict[str, Any]:
+def read_namespace(namespace: str) -> dict[str, Any]:
     """Fields of :class:`~nccl_doctor.snapshot.surroundings.KubeFacts`, asked for side by side."""
     wanted: dict[str, Callable[[], object]] = {
         "services": lambda: _asked(_services, "services", "get", "services", "-n", namespace, "-o", "json"),
@@ -295,7 +295,7 @@ def _asked(read: Callable[[bytes], Typed], what: str, *arguments: str) -> Typed 
         return unknown(f"the API server did not tell the {what} in {SECONDS:.0f} s")
     except KubectlError as error:
         no = f"you may not read {what} (kubectl auth can-i list {what})"
-        return unknown(no if error.trouble == "forbidden" else f"{what}: {error.said}")
+        return unknown(no if error.trouble == "forbidden" else f"{what}: {error.last}")
     except UsageError as error:
         return unknown(str(error))
 
@@ -318,14 +318,14 @@ def _policies(answer: bytes) -> tuple[Policy, ...]:
     return tuple(_policy(one) for one in listed.items)
 
 
-def _policy(one: _Policy) -> Policy:
+def _policy(policy: _Policy) -> Policy:
     """As it is meant: without ``policyTypes`` for what comes in, and for what goes out where it has such rules."""
-    spec = one.spec
+    spec = policy.spec
     types = spec.types or ("Ingress", *(("Egress",) if spec.egress is not None else ()))
     inwards = tuple(Rule(peers=rule.sources, ports=rule.ports) for rule in spec.ingress)
     outwards = tuple(Rule(peers=rule.targets, ports=rule.ports) for rule in spec.egress or ())
     return Policy(
-        name=one.metadata.name,
+        name=policy.metadata.name,
         pods=spec.pods,
         ingress=inwards if "Ingress" in types else None,
         egress=outwards if "Egress" in types else None,

@@ -30,7 +30,7 @@ def not_ready(pod: Pod, container: Container) -> NotReady | None:
     if status.phase in ("Succeeded", "Failed"):
         why = f": {status.reason}" if status.reason else _exit(_state(pod, container))
         remedy = "Start the job again, and check while it runs; its pods have to live for a check."
-        return NotReady(detail=f"has ended ({status.phase}{why})", evidence=_said(status.message), remedy=remedy)
+        return NotReady(detail=f"has ended ({status.phase}{why})", evidence=_evidence(status.message), remedy=remedy)
     state = _state(pod, container)
     if state.running is not None and status.phase == "Running":
         return None
@@ -56,11 +56,11 @@ def _unscheduled(pod: Pod, container: Container) -> NotReady | None:
         return None
     if found.reason == "SchedulingGated":
         remedy = "Whoever set the gates lifts them: Kueue, once the job's queue has room (kubectl get workloads)."
-        return NotReady(detail="is held back by its scheduling gates", evidence=_said(found.message), remedy=remedy)
+        return NotReady(detail="is held back by its scheduling gates", evidence=_evidence(found.message), remedy=remedy)
     lacks = _LACK.findall(found.message)
     if not lacks:
         remedy = "Change what it demands of a node (selector, affinity, tolerations), or give the cluster such a node."
-        return NotReady(detail="is pending: no node takes it", evidence=_said(found.message), remedy=remedy)
+        return NotReady(detail="is pending: no node takes it", evidence=_evidence(found.message), remedy=remedy)
     asked = {name: container.resources.requests.get(name, container.resources.limits.get(name)) for _, name in lacks}
     what = " and ".join(
         f"{name}" + (f" ({count} asked for)" if count is not None else "") for name, count in asked.items()
@@ -69,14 +69,14 @@ def _unscheduled(pod: Pod, container: Container) -> NotReady | None:
         f"Ask for less, wait for other jobs to end, or have nodes added; kubectl describe nodes shows what is taken of "
         f"{' and '.join(asked)}."
     )
-    return NotReady(detail=f"is pending: no node has enough {what}", evidence=_said(found.message), remedy=remedy)
+    return NotReady(detail=f"is pending: no node has enough {what}", evidence=_evidence(found.message), remedy=remedy)
 
 
 def _held(state: State, pod: Pod, describe: str) -> NotReady:
     """A pod that has its node, and a container that does not run."""
     later = f"See what the cluster says of it: {describe}."
     if state.waiting is not None:
-        reason, said = state.waiting.reason or "no reason given", _said(state.waiting.message)
+        reason, said = state.waiting.reason or "no reason given", _evidence(state.waiting.message)
         if _IMAGE.search(reason):
             remedy = "Mend the image's name or tag, or give the pod the registry's secret (imagePullSecrets)."
             return NotReady(detail=f"does not get its image: {reason}", evidence=said, remedy=remedy)
@@ -87,12 +87,14 @@ def _held(state: State, pod: Pod, describe: str) -> NotReady:
     if state.terminated is not None:
         return NotReady(
             detail=f"runs, but its container has ended{_exit(state)}",
-            evidence=_said(state.terminated.message),
+            evidence=_evidence(state.terminated.message),
             remedy=later,
         )
     if pod.status.phase == "Unknown":
         return NotReady(detail="is lost: its node no longer tells of it", remedy=later)
-    return NotReady(detail=f"is not running yet ({pod.status.phase})", evidence=_said(pod.status.message), remedy=later)
+    return NotReady(
+        detail=f"is not running yet ({pod.status.phase})", evidence=_evidence(pod.status.message), remedy=later
+    )
 
 
 def _state(pod: Pod, container: Container) -> State:
@@ -108,7 +110,7 @@ def _exit(state: State) -> str:
     return f": {', '.join(word for word in words if word)}"
 
 
-def _said(message: str) -> tuple[str, ...]:
+def _evidence(message: str) -> tuple[str, ...]:
     line = re.sub(r"\s+", " ", message).strip()
     return (line[:_LONGEST],) if line else ()
 

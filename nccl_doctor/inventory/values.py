@@ -175,11 +175,11 @@ def device_list(text: str) -> list[str]:
     return [token.strip() for token in text.split(",")] if text.strip() else []
 
 
-def shared_devices(one: str, other: str) -> list[str]:
+def shared_devices(first: str, other: str) -> list[str]:
     """The GPUs that two values of CUDA_VISIBLE_DEVICES both name; an identifier may be cut short, as CUDA allows."""
     return [
         a
-        for a in device_list(one)
+        for a in device_list(first)
         for b in device_list(other)
         if a == b or (not a.isdigit() and not b.isdigit() and (a.startswith(b) or b.startswith(a)))
     ]

@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch import slurm_job
-from nccl_doctor.launch.launchers import commands, default_launcher, one_line
+from nccl_doctor.launch.launchers import commands, default_launcher, start_over_ssh
 from nccl_doctor.launch.plan import CheckedHost, plan
 from nccl_doctor.model.base import FrozenModel, Version
 from nccl_doctor.model.cluster import Cluster
@@ -38,7 +38,7 @@ from nccl_doctor.text.machine import write_atomically
 OLD_S = 86_400.0
 
 
-class HostSeen(FrozenModel):
+class HostCheck(FrozenModel):
     """A host, as :class:`~nccl_doctor.launch.plan.CheckedHost`."""
 
     nproc: int
@@ -51,19 +51,19 @@ class LastCheck(FrozenModel):
 
     Attributes:
         digest: SHA-256 of the hosts file then, or of the names.
-        taken_at: seconds since 1970-01-01 UTC.
+        checked_at: seconds since 1970-01-01 UTC.
         errors: names of the diagnoses of severity error, each with its hosts.
     """
 
     digest: str
-    taken_at: float
+    checked_at: float
     complete: bool
     errors: tuple[str, ...]
     torch: Version | None
-    hosts: dict[str, HostSeen]
+    hosts: dict[str, HostCheck]
 
     @property
-    def seen(self) -> dict[str, CheckedHost]:
+    def checked(self) -> dict[str, CheckedHost]:
         """By name, what of each host a launch plan needs to know."""
         return {name: CheckedHost(one.nproc, one.gpus, one.variables) for name, one in self.hosts.items()}
 
@@ -102,15 +102,15 @@ class Hosts:
             return None
 
 
-def remember(hosts: Hosts, snapshot: Snapshot, report: Report, taken_at: float, environ: Mapping[str, str]) -> None:
+def remember(hosts: Hosts, snapshot: Snapshot, report: Report, checked_at: float, environ: Mapping[str, str]) -> None:
     """Keeps what a check came to. A state folder that can't be written is no reason to fail a check."""
     digest = hosts.digest
     if digest is None:
         return
     ranks = rank_counts(snapshot)
     variables = recommended(report.diagnoses)
-    seen = {
-        host.name: HostSeen(
+    checked = {
+        host.name: HostCheck(
             nproc=ranks[host.name],
             gpus=None if isinstance(host.facts.gpus, Unknown) else len(host.facts.gpus),
             variables=variables.get(host.name, {}),
@@ -122,11 +122,11 @@ def remember(hosts: Hosts, snapshot: Snapshot, report: Report, taken_at: float, 
     errors = tuple(f"{d.name} ({', '.join(d.hosts)})" for d in report.diagnoses if d.severity is Severity.ERROR)
     last = LastCheck(
         digest=digest,
-        taken_at=taken_at,
+        checked_at=checked_at,
         complete=report.complete,
         errors=errors,
         torch=min(torch, key=release, default=None),
-        hosts=seen,
+        hosts=checked,
     )
     path = _path(hosts, environ)
     if path is None:
@@ -158,8 +158,8 @@ def doubts(last: LastCheck | None, hosts: Hosts, now: float) -> tuple[str, ...]:
         found.append(f"the last check of {hosts} could not judge everything; {again} says what was missing")
     if hosts.digest != last.digest:
         found.append(f"{hosts} was changed since its last check; {again} checks it as it is")
-    elif now - last.taken_at > OLD_S:
-        found.append(f"the last check of {hosts} is {(now - last.taken_at) / 3600:.0f} h old; {again} renews it")
+    elif now - last.checked_at > OLD_S:
+        found.append(f"the last check of {hosts} is {(now - last.checked_at) / 3600:.0f} h old; {again} renews it")
     return tuple(found)
 
 
@@ -298,7 +298,7 @@ def launched(
     """
     these = Hosts.named(hosts, cluster)
     last = recall(these, environ)
-    job = plan(cluster, last.seen if last else {}, tuple(script), last.torch if last else None)
+    job = plan(cluster, last.checked if last else {}, tuple(script), last.torch if last else None)
     if wishes.batch_size is not None:
         divides(wishes.batch_size, job.world_size)
     notes, warnings = batch_notes(job.script, job.world_size)
@@ -317,7 +317,7 @@ def launched(
     of_slurm = launcher == "slurm"
     lines = on(None, slurm_job.script(job)) if of_slurm else commands(job, launcher, use_env=wishes.use_env)
     if wishes.form == "ssh":
-        lines = on(None, one_line(cluster, lines))
+        lines = on(None, start_over_ssh(cluster, lines))
         notes.append("starts in each host's home directory; Ctrl-C ends it on all of them")
     return Launch(
         launcher=launcher,

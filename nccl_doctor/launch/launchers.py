@@ -166,7 +166,7 @@ SSH = ("ssh", "-tt", "-n", "-o", "BatchMode=yes")
 """A terminal there, so that what runs on it ends with the connection; nothing is read here, where all share a stdin."""
 
 
-def one_line(cluster: Cluster, commands: Iterable[Command]) -> Line:
+def start_over_ssh(cluster: Cluster, commands: Iterable[Command]) -> Line:
     """All hosts' lines side by side; it fails where one of them does.
 
     Args:

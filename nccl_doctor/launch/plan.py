@@ -116,20 +116,20 @@ class LaunchPlan:
 
 
 def plan(
-    cluster: Cluster, seen: Mapping[str, CheckedHost], script: tuple[str, ...], torch: str | None = None
+    cluster: Cluster, checked: Mapping[str, CheckedHost], script: tuple[str, ...], torch: str | None = None
 ) -> LaunchPlan:
     """The job of a cluster.
 
     Args:
         cluster: the nodes.
-        seen: what the last check saw, by host; where the hosts file says the same, that wins.
+        checked: what the last check saw, by host; where the hosts file says the same, that wins.
         script: the script and its arguments.
         torch: its version, where it is known.
 
     Raises:
         UsageError: the number of ranks of a node is known from nowhere.
     """
-    unknown = [node.name for node in cluster.nodes if _count(node, seen.get(node.name)) is None]
+    unknown = [node.name for node in cluster.nodes if _count(node, checked.get(node.name)) is None]
     if unknown:
         source = ClusterSource(cluster)
         place = "give --nproc-per-node N" if source.file is None else f"set nproc_per_node in {source.file}"
@@ -138,12 +138,12 @@ def plan(
             f"how many ranks {fold(unknown)} should start is not known: {place}, or run {check} first, which counts "
             "the GPUs"
         )
-    _refuse_more_ranks_than_gpus(cluster, seen)
+    _refuse_more_ranks_than_gpus(cluster, checked)
     starts: list[Start] = []
     for node in cluster.nodes:
-        count = _count(node, seen.get(node.name)) or 1
+        count = _count(node, checked.get(node.name)) or 1
         first = starts[-1].first + starts[-1].nproc if starts else 0
-        starts.append(_start(node, count, first, seen.get(node.name)))
+        starts.append(_start(node, count, first, checked.get(node.name)))
     job = LaunchPlan(cluster, tuple(starts), script, torch)
     _refuse_other_places(job)
     return job
@@ -163,13 +163,13 @@ def _refuse_other_places(job: LaunchPlan) -> None:
             )
 
 
-def _refuse_more_ranks_than_gpus(cluster: Cluster, seen: Mapping[str, CheckedHost]) -> None:
+def _refuse_more_ranks_than_gpus(cluster: Cluster, checked: Mapping[str, CheckedHost]) -> None:
     """Options can contradict a hosts file, and both what the last check saw; without any GPU ranks are on CPUs."""
     for node in cluster.nodes:
         there = len(named_devices(node))
-        if not there and node.cuda_visible_devices is None and node.name in seen:
-            there = seen[node.name].gpus or 0
-        count = _count(node, seen.get(node.name)) or 0
+        if not there and node.cuda_visible_devices is None and node.name in checked:
+            there = checked[node.name].gpus or 0
+        count = _count(node, checked.get(node.name)) or 0
         if there and count > there:
             raise UsageError(
                 f"{node.name} is to start {plural(count, 'rank')} and has {plural(there, 'GPU')}; set nproc_per_node "
@@ -177,17 +177,17 @@ def _refuse_more_ranks_than_gpus(cluster: Cluster, seen: Mapping[str, CheckedHos
             )
 
 
-def _count(node: Node, seen: CheckedHost | None) -> int | None:
+def _count(node: Node, checked: CheckedHost | None) -> int | None:
     named = len(named_devices(node))
-    return node.nproc_per_node or named or (seen.nproc if seen else None)
+    return node.nproc_per_node or named or (checked.nproc if checked else None)
 
 
-def _start(node: Node, count: int, first: int, seen: CheckedHost | None) -> Start:
+def _start(node: Node, count: int, first: int, checked: CheckedHost | None) -> Start:
     own = {name: value for name, value in node.env.items() if name not in OF_A_JOB}  # the launcher sets those
-    variables = {**(seen.variables if seen else {}), **own}
+    variables = {**(checked.variables if checked else {}), **own}
     if node.cuda_visible_devices is not None:
         variables["CUDA_VISIBLE_DEVICES"] = node.cuda_visible_devices
     named = named_devices(node)
-    there = seen.gpus if seen is not None and seen.gpus is not None else count
+    there = checked.gpus if checked is not None and checked.gpus is not None else count
     numbered = tuple(map(str, range(there)))
     return Start(node, count, first, named if node.cuda_visible_devices is not None else numbered, variables)

@@ -73,7 +73,7 @@ class Entry:
 
 
 class Engine:
-    """One way of reaching hosts, as it stands: a command behind a prefix, run on this machine.
+    """A way of reaching hosts, as it stands: a command behind a prefix, run on this machine.
 
     Attributes:
         name: in :attr:`Node.access`, and as the scope of a check.
@@ -235,7 +235,7 @@ class ClusterSource:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """What ``check`` and ``launch`` take for these hosts, with what options said beside a file."""
+        """The words for these hosts behind ``check`` and ``launch``, with what options said beside a file."""
         chosen, left_out = self.cluster.origins.get("-w"), self.cluster.origins.get("-x")
         exclude = ("-x", left_out) if left_out else ()
         if self.engine_words:

@@ -25,9 +25,9 @@ def hosts(tmp_path: Path) -> Hosts:
     return Hosts(str(tmp_path / "hosts.yaml"), patched({}).cluster)
 
 
-def checked(hosts: Hosts, environ: dict[str, str], patch: dict[str, Any], taken_at: float | None = None) -> LastCheck:
+def checked(hosts: Hosts, environ: dict[str, str], patch: dict[str, Any], checked_at: float | None = None) -> LastCheck:
     snapshot = patched(patch)
-    remember(hosts, snapshot, judge(snapshot, "check"), taken_at or time.time(), environ)
+    remember(hosts, snapshot, judge(snapshot, "check"), checked_at or time.time(), environ)
     last = recall(hosts, environ)
     assert last is not None
     return last
@@ -44,8 +44,8 @@ def test_a_check_that_went_well_leaves_no_doubt(hosts: Hosts, environ: dict[str,
     }
     last = checked(hosts, environ, {"hosts": {"node1": {"facts": {"gpus": [gpu]}, "node": {"nproc_per_node": 1}}}})
     assert last.torch == "2.9.1+cu128"
-    assert (last.seen["node1"].nproc, last.seen["node1"].gpus) == (1, 1)
-    assert (last.seen["node2"].nproc, last.seen["node2"].gpus) == (1, 0)
+    assert (last.checked["node1"].nproc, last.checked["node1"].gpus) == (1, 1)
+    assert (last.checked["node2"].nproc, last.checked["node2"].gpus) == (1, 0)
     assert doubts(checked(hosts, environ, {}), hosts, time.time()) == ()
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.launch.launchers import commands, default_launcher, one_line
+from nccl_doctor.launch.launchers import commands, default_launcher, start_over_ssh
 from nccl_doctor.launch.plan import CheckedHost, LaunchPlan, plan
 from nccl_doctor.launch.slurm_job import script as slurm_script
 from nccl_doctor.model.cluster import Cluster, Node
@@ -95,7 +95,7 @@ def test_a_job_is_named_after_its_script(script: str, name: str) -> None:
 
 
 def ssh_line(made: LaunchPlan) -> str:
-    return str(one_line(made.cluster, commands(made, "torchrun")))
+    return str(start_over_ssh(made.cluster, commands(made, "torchrun")))
 
 
 def test_one_line_starts_all_hosts_over_ssh(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_a_known_user_goes_wherever_the_name_stands(line: str) -> None:
 
 LOGINS = {
     "refused": Login(offered=("key",), methods=("publickey",)),
-    "barred": Login(barred=True, said="dora, go away"),
+    "barred": Login(barred=True, message="dora, go away"),
     "partial": Login(partial=True),
     "aborted": Login(aborted=True),
     "no keys": Login(methods=("password",)),

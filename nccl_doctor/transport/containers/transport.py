@@ -41,20 +41,20 @@ class Entry(NamedTuple):
     """A way in that came to nothing.
 
     Attributes:
-        said: the lines that came on stdout and stderr after the login.
+        output: the lines that came on stdout and stderr after the login.
         status: of the program that should have got in; None where nobody knows.
         running: the containers that run there; None where that is not known.
     """
 
     options: InsideOptions
-    said: Sequence[str]
+    output: Sequence[str]
     status: int | None
     running: Sequence[str] | None = None
 
 
 def problem(entry: Entry) -> Problem:
     """Names what kept the command out."""
-    program, text = entry.options.program, "\n".join(entry.said)
+    program, text = entry.options.program, "\n".join(entry.output)
     absent = (
         rf"(?:^|[\s:]){program}: (?:command )?not found|command not found: {program}|unknown command:? \W*{program}"
     )
@@ -66,7 +66,7 @@ def problem(entry: Entry) -> Problem:
 def failure(entry: Entry) -> EngineFailure:
     """The failure that what was seen shows."""
     found = problem(entry)
-    return _failure(entry.options, found, _detail(entry, found), tuple(entry.said))
+    return _failure(entry.options, found, _detail(entry, found), tuple(entry.output))
 
 
 def late(options: InsideOptions, seconds: float) -> EngineFailure:
@@ -97,8 +97,8 @@ def _failure(options: InsideOptions, found: Problem, detail: str, evidence: tupl
 def _detail(entry: Entry, found: Problem) -> str:
     options = entry.options
     program, place = options.program, options.place
-    said = next((line.strip()[:_LAST_WORDS] for line in reversed(entry.said) if line.strip()), "")
-    quoted = f', and said "{said}"' if said else ""
+    output = next((line.strip()[:_LAST_WORDS] for line in reversed(entry.output) if line.strip()), "")
+    quoted = f', and said "{output}"' if output else ""
     if found == "missing":
         if options.runtime == "enter":
             return f"no process {options.name} runs there"
@@ -220,12 +220,12 @@ class InsideTransport:
     def _await_entry(self, channel: Channel, mark: str, node: Node, span: tuple[float, float]) -> None:
         options, (began, deadline) = node.options(InsideOptions), span
         try:
-            arrived, said = _read_to(channel, mark, deadline)
+            arrived, output = _read_to(channel, mark, deadline)
         except TimeoutError:
             raise AccessError(late(options, deadline - began)) from None
         if arrived:
             return
-        entry = Entry(options, said, channel.exit_status(time.monotonic() + 1))
+        entry = Entry(options, output, channel.exit_status(time.monotonic() + 1))
         if problem(entry) in ("missing", "stopped"):
             entry = entry._replace(running=self._running(node))
         raise AccessError(failure(entry))
@@ -285,13 +285,13 @@ def _as_long_again(began: float, deadline: float, latest: float) -> bool:
 def _await_login(channel: Channel, mark: str, options: InsideOptions, deadline: float) -> None:
     late = f"{options.program} did not start in time: the login waits or runs something else"
     try:
-        arrived, said = _read_to(channel, mark, deadline)
+        arrived, output = _read_to(channel, mark, deadline)
     except TimeoutError:
         raise AccessError(ProbeFailed(detail=late, facts=ProbeFacts(stage="login", late=True))) from None
     if not arrived:
-        words = f', and said "{said[-1][:120]}"' if said else ""
+        words = f', and said "{output[-1][:120]}"' if output else ""
         detail = f"its login ended without starting {options.program}{words}"
-        raise AccessError(ProbeFailed(detail=detail, evidence=said, facts=ProbeFacts(stage="login")))
+        raise AccessError(ProbeFailed(detail=detail, evidence=output, facts=ProbeFacts(stage="login")))
 
 
 def _read_to(channel: Channel, mark: str, deadline: float) -> tuple[bool, tuple[str, ...]]:

@@ -42,11 +42,11 @@ _WORDS: tuple[tuple[Trouble, str], ...] = (
 
 
 class KubectlError(Exception):
-    """kubectl failed; ``said`` is its last line."""
+    """kubectl failed; ``last`` is its last line."""
 
-    def __init__(self, trouble: Trouble, said: str) -> None:
-        self.trouble, self.said = trouble, said
-        super().__init__(said)
+    def __init__(self, trouble: Trouble, last: str) -> None:
+        self.trouble, self.last = trouble, last
+        super().__init__(last)
 
 
 @dataclass(frozen=True)
@@ -147,14 +147,14 @@ def failure(options: KubeOptions, entry: Entry) -> EngineFailure:
 
 
 def _ended(options: KubeOptions, stderr: str) -> EngineFailure:
-    why, said = trouble(stderr), last_line(stderr)
+    why, last = trouble(stderr), last_line(stderr)
     plain = "was not entered: kubectl exec ended", "See what kubectl exec into that pod says."
     detail, remedy = _DETAIL.get(why, plain)
     holes = {"namespace": options.namespace, "container": options.container}
     return EngineFailure(
         kind="pod-not-ready" if why in _AWAY else "pod-unreachable",
         detail=detail.format(**holes),
-        evidence=(*_where(options), *((f"kubectl: {said}",) if said else ())),
+        evidence=(*_where(options), *((f"kubectl: {last}",) if last else ())),
         remedy=remedy.format(**holes),
         facts=_facts(options, why),
     )

@@ -89,17 +89,17 @@ _CAUSES = (
 )
 
 
-def classify(node: str, options: SlurmOptions, said: Sequence[str], *, late: bool, started: bool) -> EngineFailure:
+def classify(node: str, options: SlurmOptions, output: Sequence[str], *, late: bool, started: bool) -> EngineFailure:
     """The failure that srun's words show, or its silence.
 
     Args:
         node: where the step was to run.
         options: the job's.
-        said: what came on srun's output, lines that are not empty.
+        output: what came on srun's output, lines that are not empty.
         late: it was a deadline.
         started: Slurm has the step.
     """
-    lines = [re.sub(r"^srun: (?:error: )?", "", line).strip() for line in said if not _IDLE.search(line)]
+    lines = [re.sub(r"^srun: (?:error: )?", "", line).strip() for line in output if not _IDLE.search(line)]
     told = (*lines[-4:], *_state(node))
     facts = {"job": options.job, "node": node}
     for cause in _CAUSES:
@@ -297,11 +297,11 @@ class SlurmTransport:
         self, channel: ProcessChannel, options: SlurmOptions, node: Node, before: Sequence[str], *, late: bool
     ) -> EngineFailure:
         started = late and step_exists(options.job, self._name, node.address)
-        said = [*before, *channel.stderr_tail().splitlines()]
+        output = [*before, *channel.stderr_tail().splitlines()]
         channel.grace_s = _NOTHING_S
         channel.close()
         self._left = True
-        return classify(node.address, options, [line for line in said if line.strip()], late=late, started=started)
+        return classify(node.address, options, [line for line in output if line.strip()], late=late, started=started)
 
 
 def foreign(options: SlurmOptions) -> str:

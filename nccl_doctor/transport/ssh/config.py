@@ -50,11 +50,11 @@ _TOKEN = re.compile(r"%(.)|\$\{([^}]*)\}", re.DOTALL)
 
 
 class ConfigError(Exception):
-    """ssh itself rejects the configuration; ``said`` is how."""
+    """ssh itself rejects the configuration; ``lines`` is how."""
 
-    def __init__(self, said: list[str]) -> None:
-        self.said = said
-        super().__init__(*said)
+    def __init__(self, lines: list[str]) -> None:
+        self.lines = lines
+        super().__init__(*lines)
 
 
 class BeyondError(Exception):

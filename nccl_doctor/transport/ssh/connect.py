@@ -203,7 +203,7 @@ def _try_keys(transport: SshSession, user: str, identities: Identities) -> Login
         barred=barred,
         partial=partial,
         exposed=identities.exposed,
-        said=transport.said(),
+        message=transport.banner(),
         beyond=identities.beyond,
     )
 

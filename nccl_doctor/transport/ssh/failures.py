@@ -109,11 +109,11 @@ def silent(target: Target, seconds: float) -> AccessError:
     return unreachable(target, "no-banner", detail)
 
 
-def dropped(target: Target, said: str) -> AccessError:
+def dropped(target: Target, message: str) -> AccessError:
     """Connected, and closed before the greeting, each time; the usual reason is sshd's MaxStartups (10:30:100)."""
     detail = "closed every connection before the SSH greeting: sshd's MaxStartups is reached, or it bars this machine"
-    said = re.sub(r"\s+", " ", said).strip()
-    return unreachable(target, "dropped", detail, (f'it said "{said[:200]}"',) if said else ())
+    message = re.sub(r"\s+", " ", message).strip()
+    return unreachable(target, "dropped", detail, (f'it said "{message[:200]}"',) if message else ())
 
 
 def is_dropped(error: AccessError) -> bool:
@@ -121,9 +121,9 @@ def is_dropped(error: AccessError) -> bool:
     return isinstance(error.failure, SshUnreachable) and error.failure.facts.reason == "dropped"
 
 
-def says_dropped(said: str) -> bool:
+def says_dropped(message: str) -> bool:
     """Tells whether sshd wrote this as it dropped a connection (sshd.c; the second since OpenSSH 9.8)."""
-    return "MaxStartups" in said or "Not allowed at this time" in said
+    return "MaxStartups" in message or "Not allowed at this time" in message
 
 
 def of_os_error(target: Target, error: OSError, seconds: float) -> AccessError:
@@ -136,12 +136,12 @@ def of_os_error(target: Target, error: OSError, seconds: float) -> AccessError:
     return unreachable(target, reason, evidence=(f"connect: {error.strerror}",))
 
 
-def not_forwarded(target: Target, reason: Reason, said: str) -> AccessError:
+def not_forwarded(target: Target, reason: Reason, message: str) -> AccessError:
     """The jump host could not connect to the host, or may not."""
     detail = "" if reason in ("refused", "forwarding") else "could not be connected to from its jump host"
     if reason == "name-unresolved":
         detail = "has a name that does not resolve on its jump host"
-    return unreachable(target, reason, detail, (f"the jump host said: {said}",))
+    return unreachable(target, reason, detail, (f"the jump host said: {message}",))
 
 
 def stalled(target: Target, stage: str, seconds: float) -> AccessError:
@@ -258,7 +258,7 @@ class Login:
         partial: the server took a key and asks for more, which nobody here can type.
         exposed: files that others may read, which ssh does not use.
         out_of_time: certificates that have expired, each a phrase; ``early``: those whose time has not begun.
-        said: what the server showed during the login: its Banner, or PAM's words.
+        message: what the server showed during the login: its Banner, or PAM's words.
         beyond: keys were passed over that the ssh program could use.
     """
 
@@ -274,7 +274,7 @@ class Login:
     exposed: tuple[str, ...] = ()
     out_of_time: tuple[str, ...] = ()
     early: tuple[str, ...] = ()
-    said: str = ""
+    message: str = ""
     beyond: bool = False
 
 
@@ -296,9 +296,9 @@ def auth_failed(target: Target, login: Login) -> AccessError:
         early=login.early,
         public=login.identity_file is None or Path(f"{login.identity_file}.pub").exists(),
     )
-    said = re.sub(r"\s+", " ", login.said).strip()
+    message = re.sub(r"\s+", " ", login.message).strip()
     if login.barred:
-        words = f'said "{said[-_PHRASE:]}"' if said else "hung up without a word"
+        words = f'said "{message[-_PHRASE:]}"' if message else "hung up without a word"
         detail = f"took a key of the user {target.user}, barred the account and {words}"
         return AccessError(SshAuthFailed(detail=detail, evidence=bounded(login.notes), facts=facts))
     evidence = [f"refused: {key}" for key in login.offered]
@@ -307,8 +307,8 @@ def auth_failed(target: Target, login: Login) -> AccessError:
     evidence += [f"passed over: {path} needs a passphrase and no agent holds it" for path in login.encrypted]
     evidence += [f"passed over: others may read {path}, and so ssh does not use it" for path in login.exposed]
     evidence += [*login.notes, *login.out_of_time, *login.early]
-    if said:
-        evidence.append(f'the server said "{said[-_PHRASE:]}"')
+    if message:
+        evidence.append(f'the server said "{message[-_PHRASE:]}"')
     if login.methods:
         evidence.append(f"the server takes: {', '.join(login.methods)}")
     if login.aborted:

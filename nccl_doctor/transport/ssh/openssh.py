@@ -117,7 +117,9 @@ def _host_key(attempt: Attempt, target: Target, log: str) -> AccessError | None:
 
 def _login(attempt: Attempt, target: Target, log: str) -> AccessError | None:
     if not attempt.late and _barred(log):
-        return failures.auth_failed(target, Login(barred=True, said=_said(attempt.stderr), agent=_AGENT in log))
+        return failures.auth_failed(
+            target, Login(barred=True, message=_server_words(attempt.stderr), agent=_AGENT in log)
+        )
     methods, accepted = _CONTINUE.findall(log), tuple(_ACCEPTED.findall(log))
     if attempt.late or not ("Permission denied" in log or "Too many authentication failures" in log):
         return None
@@ -132,7 +134,7 @@ def _login(attempt: Attempt, target: Target, log: str) -> AccessError | None:
         notes=tuple(f"{path} does not exist" for path in files if attempt.settings.chosen_keys and not path.exists()),
         identity_file=next(map(str, existing), None),
         agent=_AGENT in log,
-        said=_said(attempt.stderr),
+        message=_server_words(attempt.stderr),
         aborted="Too many authentication failures" in log,
         partial=partial,
         exposed=exposed,
@@ -149,7 +151,7 @@ def _barred(log: str) -> bool:
     return bool(taken) and hung_up is not None and "Authenticated" not in after
 
 
-def _said(stderr: str) -> str:
+def _server_words(stderr: str) -> str:
     """The server's words during the login, which ssh hands on among its own."""
     return "\n".join(line for line in stderr.splitlines() if not _OWN.match(line))
 

@@ -139,8 +139,8 @@ def look_up(target: Target, deadline: float) -> list[tuple[Any, ...]]:
         raise failures.unreachable(target, "name-unresolved", detail, late=True) from None
     if isinstance(result, list):
         return result
-    said = result.strerror if isinstance(result, OSError) else str(result)
-    raise failures.unreachable(target, "name-unresolved", evidence=(f"{target.address}: {said}",)) from result
+    banner = result.strerror if isinstance(result, OSError) else str(result)
+    raise failures.unreachable(target, "name-unresolved", evidence=(f"{target.address}: {banner}",)) from result
 
 
 def dial(target: Target, deadline: float, bound: float, mss: int | None = None) -> socket.socket:
@@ -197,13 +197,13 @@ class ProxyCommandStream:
         self._closing = threading.Lock()
         self._last_words = ""
         self._ours, theirs = socket.socketpair()
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - close() closes it
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - close() closes it
         with theirs:
             self._process = subprocess.Popen(
                 [os.environ.get("SHELL") or "/bin/sh", "-c", f"exec {command}"],  # as sshconnect.c does
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
-                stderr=self._said,
+                stderr=self._stderr,
                 start_new_session=True,
             )
         self.send = self._ours.send
@@ -223,7 +223,7 @@ class ProxyCommandStream:
     def close(self) -> None:
         """Hangs up; a command that does not go by itself is ended. Any thread may do it."""
         with self._closing:
-            if self._said.closed:
+            if self._stderr.closed:
                 return
             _wake(self._ours)
             self._ours.close()
@@ -232,9 +232,9 @@ class ProxyCommandStream:
             except subprocess.TimeoutExpired:
                 os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait(1.0)
-            with self._said:
-                self._said.seek(max(0, self._said.seek(0, os.SEEK_END) - _LAST_WORDS))
-                self._last_words = self._said.read().decode(errors="replace").strip()
+            with self._stderr:
+                self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - _LAST_WORDS))
+                self._last_words = self._stderr.read().decode(errors="replace").strip()
 
 
 MAX_PACKET = 256 * 1024
@@ -353,7 +353,7 @@ class SshSession(paramiko.Transport):
         self.farewell = words.get_text()
         super()._parse_disconnect(message)  # type: ignore[misc]  # not in the stubs
 
-    def said(self) -> str:
+    def banner(self) -> str:
         """The last banner that the server sent during the login: PAM's words where PAM had any (RFC 4252, 5.4)."""
         handler = self.auth_handler  # get_banner() forgets it when the server hangs up
         banner = handler.banner if handler is not None else None

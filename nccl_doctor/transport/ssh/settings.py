@@ -177,7 +177,7 @@ def resolve(name: str, options: SshOptions, deadline: float, config: Path | None
         raise failures.unreachable(target, "no-account", detail) from None
     except ssh_config.ConfigError as error:
         detail = "could not be looked up in the SSH configuration"
-        raise failures.unreachable(target, "ssh-config", detail, tuple(error.said[-5:])) from None
+        raise failures.unreachable(target, "ssh-config", detail, tuple(error.lines[-5:])) from None
     except TimeoutError as error:
         detail = "could not be looked up: ssh -G took too long"
         raise failures.unreachable(target, "ssh-config", detail, late=True) from error

@@ -50,11 +50,6 @@ def _advice(case: Case) -> Advice:
 
 
 # The words of OpenSSH's client.
-RULES = (
-    root(
-        r"REMOTE HOST IDENTIFICATION HAS CHANGED",
-        "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @",
-    ),
-)
+RULES = (root(r"REMOTE HOST IDENTIFICATION HAS CHANGED", "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @"),)
 
 SIGNS = LogSigns(RULES, _advice)

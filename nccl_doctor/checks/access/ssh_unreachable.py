@@ -114,10 +114,7 @@ def _advice(case: Case) -> Advice:
 
 # The words of OpenSSH's client, and of an MPI launcher whose daemons do not start.
 RULES = (
-    root(
-        r"ssh: connect to host (?P<host>\S+) port \d+: ",
-        "ssh: connect to host gpu-17 port 22: Connection timed out",
-    ),
+    root(r"ssh: connect to host (?P<host>\S+) port \d+: ", "ssh: connect to host gpu-17 port 22: Connection timed out"),
     root(
         r"(?:ssh|kex)_exchange_identification: |rcmd: socket: Permission denied"
         r"|Connection (?:closed|reset) by (?P<ip>[0-9.]+) port 22\b",

@@ -83,8 +83,7 @@ def _advice(case: Case) -> Advice:
 # The check of values that nccl-tests ends with.
 RULES = (
     root(
-        r"Out of bounds values ?: ?[1-9]\d* FAILED|[Oo]ut of bounds values.*FAILED",
-        "# Out of bounds values : 8 FAILED",
+        r"Out of bounds values ?: ?[1-9]\d* FAILED|[Oo]ut of bounds values.*FAILED", "# Out of bounds values : 8 FAILED"
     ),
 )
 

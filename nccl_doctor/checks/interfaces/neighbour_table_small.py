@@ -128,11 +128,6 @@ def _advice(case: Case) -> Advice:
 
 
 # The kernel's own line.
-RULES = (
-    root(
-        r"neighbou?r table overflow",
-        "[ 4242.1] neighbour: arp_cache: neighbor table overflow!",
-    ),
-)
+RULES = (root(r"neighbou?r table overflow", "[ 4242.1] neighbour: arp_cache: neighbor table overflow!"),)
 
 SIGNS = LogSigns(RULES, _advice)

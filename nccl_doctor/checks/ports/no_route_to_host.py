@@ -42,11 +42,7 @@ RULES = (
         r"WARN .*Call to connect (?:timeout|failed) ?: ?(?:No route|Network is unr)",
         "n1:1:2 [0] include/socket.h:361 NCCL WARN Call to connect failed : No route to host",
     ),
-    root(
-        r"\[Errno 113\]",
-        "OSError: [Errno 113] No route to host",
-        unless=WEB,
-    ),
+    root(r"\[Errno 113\]", "OSError: [Errno 113] No route to host", unless=WEB),
     root(
         r"(?:errno ?(?:=|:) ?113|btl_tcp\S* .*connect\(\) to (?P<ip>[0-9.]+):\d+ failed: No route)",
         "[n1][[1,0],2][btl_tcp_endpoint.c:803:mca_btl_tcp_endpoint_complete_connect] connect() to 10.0.0.9:1024 "

@@ -185,10 +185,7 @@ RULES = (
         "[W socket.cpp:426] [c10d] The server socket has failed to bind to [::]:29500 (system error: 10048 - Only one "
         "usage of each socket address is normally permitted.).",
     ),
-    root(
-        r"(?:EADDRINUSE|\[Errno (?:98|48)\]|errno: (?:98|48)\b)",
-        "OSError: [Errno 98] Address already in use",
-    ),
+    root(r"(?:EADDRINUSE|\[Errno (?:98|48)\]|errno: (?:98|48)\b)", "OSError: [Errno 98] Address already in use"),
     likely(
         r"(?:Error|error|bind|listen|failed|Failed|FATAL|store|c10d).*[Aa]ddress already in use",
         "RuntimeError: Address already in use",

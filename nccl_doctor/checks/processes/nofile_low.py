@@ -82,10 +82,7 @@ RULES = (
         r"Too many open files",
         "n1:1:2 [0] os/linux.cc:214 NCCL WARN ncclOsSocketTryAccept: Accept failed: Too many open files",
     ),
-    root(
-        r"received 0 items of ancdata",
-        "RuntimeError: received 0 items of ancdata",
-    ),
+    root(r"received 0 items of ancdata", "RuntimeError: received 0 items of ancdata"),
 )
 
 SIGNS = LogSigns(RULES, _advice)

@@ -37,10 +37,7 @@ RULES = (
         "ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable RANK "
         "expected, but not set",
     ),
-    root(
-        r"env:// rendezvous: \w+ not set",
-        "ValueError: env:// rendezvous: WORLD_SIZE not set",
-    ),
+    root(r"env:// rendezvous: \w+ not set", "ValueError: env:// rendezvous: WORLD_SIZE not set"),
     root(
         r"KeyError: '(?:(?:LOCAL_|GROUP_|NODE_)?RANK|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT)|SLURM_\w+|OMPI_\w+"
         r"|PMI\w*_\w+)'",
@@ -52,10 +49,7 @@ RULES = (
         r"(?:not (?:been )?set|set|missing|undefined|required)",
         "RuntimeError: MASTER_ADDR is not set",
     ),
-    root(
-        r"unrecognized arguments: .*--local[-_]rank",
-        "train.py: error: unrecognized arguments: --local-rank=0",
-    ),
+    root(r"unrecognized arguments: .*--local[-_]rank", "train.py: error: unrecognized arguments: --local-rank=0"),
     root(
         r"(?:arguments are required|requires? (?:argument|the)).*--?(?:local[-_]rank|node[-_]rank"
         r"|nproc[-_]per[-_]node|master[-_]addr)",

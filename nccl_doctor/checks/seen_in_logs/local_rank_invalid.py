@@ -40,14 +40,8 @@ RULES = (
         r"|does not (?:exist|have))",
         "AssertionError: local_rank 4 exceeds the number of available GPUs",
     ),
-    root(
-        r"insufficient CUDA devices for DDP command",
-        "AssertionError: insufficient CUDA devices for DDP command",
-    ),
-    root(
-        r"device >= 0 && device < num_gpus",
-        "RuntimeError: device >= 0 && device < num_gpus INTERNAL ASSERT FAILED",
-    ),
+    root(r"insufficient CUDA devices for DDP command", "AssertionError: insufficient CUDA devices for DDP command"),
+    root(r"device >= 0 && device < num_gpus", "RuntimeError: device >= 0 && device < num_gpus INTERNAL ASSERT FAILED"),
 )
 
 SIGNS = LogSigns(RULES, _advice)

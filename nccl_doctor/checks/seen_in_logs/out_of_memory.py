@@ -43,10 +43,7 @@ RULES = (
         r"|hipErrorOutOfMemory)",
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
     ),
-    root(
-        _CUDA + r".{0,40}out of memory",
-        "n1:1:2 [0] enqueue.cc:99 NCCL WARN Cuda failure 2 'out of memory'",
-    ),
+    root(_CUDA + r".{0,40}out of memory", "n1:1:2 [0] enqueue.cc:99 NCCL WARN Cuda failure 2 'out of memory'"),
     root(
         r"WARN .*(?:Failed to CUDA (?:host )?(?:malloc|calloc|alloc)|Failed to malloc \d+"
         r"|malloc\(size=\d+\) returned null|Allocation failed)",

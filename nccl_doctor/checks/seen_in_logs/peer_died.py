@@ -92,9 +92,7 @@ RULES = (
         "RuntimeError: failed to recv, got 0 bytes",
     ),
     symptom(
-        r"(?:\[Errno 104\]|\[Errno 32\])",
-        "ConnectionResetError: [Errno 104] Connection reset by peer",
-        unless=WEB,
+        r"(?:\[Errno 104\]|\[Errno 32\])", "ConnectionResetError: [Errno 104] Connection reset by peer", unless=WEB
     ),
     symptom(
         r"(?:RuntimeError|DistNetworkError|DistBackendError): (?:.*: )?(?:Connection reset by peer|Broken pipe)",

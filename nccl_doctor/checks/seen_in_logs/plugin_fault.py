@@ -53,10 +53,7 @@ RULES = (
         "n1:1:2 [0] ofi_process_cq:1077 NCCL WARN NET/OFI Request 0x7f completed with error. RC: 103. Error: 4126 "
         "(Unresponsive receiver)",
     ),
-    likely(
-        r"WARN NET/OFI ",
-        "n1:1:2 [0] nccl_net_ofi_init:1444 NCCL WARN NET/OFI aws-ofi-nccl initialization failed",
-    ),
+    likely(r"WARN NET/OFI ", "n1:1:2 [0] nccl_net_ofi_init:1444 NCCL WARN NET/OFI aws-ofi-nccl initialization failed"),
     likely(
         r"SHARP coll init error|Cannot create SHARP job|sharp_coll_init failed",
         "n1:1:2 [0] sharp_plugin.c:352 NCCL WARN NET/IB :SHARP coll init error: Cannot create SHARP job(-11)",

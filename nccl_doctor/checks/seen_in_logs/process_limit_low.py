@@ -45,10 +45,7 @@ RULES = (
         r"(?:pthread_create|thread creation) failed",
         "OpenBLAS blas_thread_init: pthread_create failed for thread 41 of 64: Operation not permitted",
     ),
-    likely(
-        r"cgroup: fork rejected by pids controller",
-        "cgroup: fork rejected by pids controller in /docker/4f1",
-    ),
+    likely(r"cgroup: fork rejected by pids controller", "cgroup: fork rejected by pids controller in /docker/4f1"),
 )
 
 SIGNS = LogSigns(RULES, _advice)

@@ -54,11 +54,7 @@ RULES = (
         TERMINATING,
         "[rank: 0] Child process with PID 812 terminated with code 1. Forcefully terminating all other processes",
     ),
-    hint(
-        _BEGINS + r"(?:[\w.]+\.)?\w*(?:Error|Exception)$",
-        "AssertionError",
-        unless=WEB,
-    ),
+    hint(_BEGINS + r"(?:[\w.]+\.)?\w*(?:Error|Exception)$", "AssertionError", unless=WEB),
     hint(  # of transformers, which has tried again before; other lines of downloads are passed over
         r"OSError: (?:We couldn't connect to 'https://|Can't load \w+ for ')",
         "OSError: We couldn't connect to 'https://huggingface.co' to load the files",
@@ -75,10 +71,7 @@ RULES = (
     ),
     # torch's excepthook writes the rank before the lines of an exception that nobody caught (torch 2.4,
     # torch/distributed/distributed_c10d.py)
-    likely(
-        r"\[rank(?P<rank>\d+)\]: (?:[\w.]+\.)?" + _PLAIN + r"(?:: |$)",
-        "[rank1]: ValueError: bad shape",
-    ),
+    likely(r"\[rank(?P<rank>\d+)\]: (?:[\w.]+\.)?" + _PLAIN + r"(?:: |$)", "[rank1]: ValueError: bad shape"),
     likely(
         r"RuntimeError: (?:The size of tensor a|mat1 and mat2 shapes|shape '|Sizes of tensors must match"
         r"|Expected all tensors to be on the same device|Error\(s\) in loading state_dict"

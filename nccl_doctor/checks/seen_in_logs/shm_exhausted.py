@@ -51,10 +51,7 @@ RULES = (
         "RuntimeError: DataLoader worker (pid 42) is killed by signal: Bus error. It is possible that dataloader's "
         "workers are out of shared memory.",
     ),
-    likely(
-        r"(?:Bus error|SIGBUS|exitcode: -7\b|[Ss]ignal 7\b)",
-        "Signal 7 (SIGBUS) received by PID 4242",
-    ),
+    likely(r"(?:Bus error|SIGBUS|exitcode: -7\b|[Ss]ignal 7\b)", "Signal 7 (SIGBUS) received by PID 4242"),
     hint(
         r"INFO .*(?:fallocate: Failed to extend|cuMem host allocations do not appear)",
         "n1:1:2 [0] NCCL INFO fallocate: Failed to extend /dev/shm/nccl-a1 to 9637892 bytes, error: No space left - "

@@ -27,9 +27,8 @@ from collections.abc import Collection
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import generic, root
-from nccl_doctor.logs.signs import Advice, LogSigns, not_logged_in
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, not_logged_in
 from nccl_doctor.model.finding import Fix, Severity
 from nccl_doctor.snapshot import SshUnreachable
 from nccl_doctor.text.hostlist import fold

@@ -20,9 +20,8 @@ from collections.abc import Iterable, Iterator
 
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.checks.wording import failed_where, on_each, pasted
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot import HostFacts, known

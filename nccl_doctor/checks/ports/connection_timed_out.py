@@ -14,7 +14,6 @@ References: NCCL's src/misc/socket.cc; torch/csrc/distributed/c10d/socket.cpp; t
 
 from __future__ import annotations
 
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import (
     C10D_CLIENT,
     RETURN_CODE,
@@ -27,7 +26,7 @@ from nccl_doctor.logs.rule import (
     likely,
     symptom,
 )
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD312", job_wide=False, errors=("ETIMEDOUT",))

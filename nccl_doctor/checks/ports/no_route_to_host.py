@@ -14,9 +14,8 @@ References: NCCL's src/misc/socket.cc and src/os/linux.cc; connect(2) on EHOSTUN
 
 from __future__ import annotations
 
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import C10D_CLIENT, WEB, Grade, failed_connects, failed_pairs, hint, root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD311", job_wide=False, errors=("EHOSTUNREACH",))

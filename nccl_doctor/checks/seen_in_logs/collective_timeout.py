@@ -22,7 +22,6 @@ import re
 from dataclasses import replace
 
 from nccl_doctor.checks.seen_in_logs.collective_mismatch import never_started, waiting
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.facts import Facts, Milestone, absent, rank_progress
 from nccl_doctor.logs.log import Event, Reading
 from nccl_doctor.logs.rule import (
@@ -46,7 +45,7 @@ from nccl_doctor.logs.rule import (
     hint,
     symptom,
 )
-from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise, by_rank
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, by_rank
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.nccl.versions import recorder

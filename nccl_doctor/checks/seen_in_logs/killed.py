@@ -18,11 +18,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.log import Event, Reading, label
 from nccl_doctor.logs.rule import EXITED, INTERRUPTED, MEETING, TALKING, TERMINATING, Grade, generic, likely
-from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD917")

@@ -14,9 +14,8 @@ References: NCCL's src/debug.cc; NCCL user guide, troubleshooting.
 
 from __future__ import annotations
 
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import RAS_ERROR, Grade, generic
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import from_logs
 

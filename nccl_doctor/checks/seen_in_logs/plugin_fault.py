@@ -14,10 +14,9 @@ References: NCCL's src/plugin/net.cc; aws-ofi-nccl.
 
 from __future__ import annotations
 
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, hint, likely, root
-from nccl_doctor.logs.signs import Advice, LogSigns, Scene, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD912", explains=("cuda-error", "ib-fault"))

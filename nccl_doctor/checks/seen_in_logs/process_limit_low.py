@@ -14,9 +14,8 @@ References: fork(2) and pthread_create(3), EAGAIN; cgroup v2, pids.max.
 
 from __future__ import annotations
 
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import likely, root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD924", explains=("peer-died", "collective-timeout", "killed", "script-failed", "out-of-memory"))

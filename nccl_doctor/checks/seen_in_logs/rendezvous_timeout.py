@@ -16,9 +16,8 @@ References: torch/csrc/distributed/c10d/socket.cpp and TCPStore.cpp; torch/distr
 from __future__ import annotations
 
 from nccl_doctor.checks.seen_in_logs.collective_timeout import likely_hang
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import MEETING, RAS_STARTING, STARTED, Grade, clue, generic, hint, likely
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD902")

@@ -16,10 +16,9 @@ from __future__ import annotations
 import re
 
 from nccl_doctor.checks.seen_in_logs.killed import exit_code, only_frames
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import EXITED, TERMINATING, WEB, Grade, clue, generic, hint, likely
-from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.secrets import part
 

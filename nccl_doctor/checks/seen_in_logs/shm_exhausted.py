@@ -14,9 +14,8 @@ References: NCCL's src/misc/shmutils.cc; shm_overview(7).
 
 from __future__ import annotations
 
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import Grade, hint, likely, root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD908", errors=("ENOSPC",), explains=("shm-attach-failed",))

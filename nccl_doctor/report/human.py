@@ -19,7 +19,6 @@ from nccl_doctor.model.report import (
     Gap,
     HostSummary,
     MeshReport,
-    NcclInterface,
     Outcome,
     Phase,
     PhaseOutcome,
@@ -195,7 +194,9 @@ def details(report: Report, screen: Screen) -> Iterator[list[str]]:
     """The tables, each a block of lines."""
     if report.hosts:
         header = ("rank", "host", "address", "NCCL uses")
-        yield table(header, [_host(host) for host in report.hosts], screen.prose)
+        yield table(
+            header, [(str(host.node_rank), host.name, host.address, _uses(host)) for host in report.hosts], screen.prose
+        )
     if report.checks:
         yield from _facts(report.hosts, screen)
         rows = [(c.code, c.name, c.outcome.value, c.reason or c.looked_at or "") for c in report.checks]
@@ -218,14 +219,10 @@ def details(report: Report, screen: Screen) -> Iterator[list[str]]:
         yield wrap(spent, screen.prose, "took  ")
 
 
-def _host(host: HostSummary) -> tuple[str, str, str, str]:
-    uses = _interface(host.nccl_interface) if host.reached else "not reached"
-    return str(host.node_rank), host.name, host.address, uses
-
-
-def _interface(chosen: NcclInterface | None) -> str:
-    if chosen is None:
-        return "unknown"
+def _uses(host: HostSummary) -> str:
+    chosen = host.nccl_interface
+    if not host.reached or chosen is None:
+        return "unknown" if host.reached else "not reached"
     version = f"NCCL {chosen.nccl_version}, " if chosen.nccl_version else ""
     says = "libnccl says so" if chosen.source == "libnccl" else "by our model"
     return f"{chosen.name} {chosen.address} ({version}{says})"
@@ -233,10 +230,7 @@ def _interface(chosen: NcclInterface | None) -> str:
 
 def _facts(hosts: Sequence[HostSummary], screen: Screen) -> Iterator[list[str]]:
     """The facts of the hosts, hosts that have the same together."""
-    alike: dict[tuple[str, str], list[str]] = {}
-    for host in hosts:
-        for what, text in host.seen.items():
-            alike.setdefault((what, text), []).append(host.name)
+    alike = grouped((fact, host.name) for host in hosts for fact in host.seen.items())
     order = {what: place for place, (what, _) in enumerate(alike)}
     rows = sorted(((what, fold(names), text) for (what, text), names in alike.items()), key=lambda row: order[row[0]])
     if rows:
@@ -249,14 +243,10 @@ def matrix(mesh: MeshReport, hosts: Sequence[HostSummary], screen: Screen) -> It
     if mesh.tested < mesh.pairs or not 1 < len(reached) <= _MATRIX:
         return
     failed = {(dial.src, dial.dst) for dial in mesh.failed}
-    rows = [(src.name, "".join(_mark(src.name, dst.name, failed) for dst in reached)) for src in reached]
-    yield table(
-        ("dialled by", "".join(str(host.node_rank % 10) for host in reached) + "  x: failed"), rows, screen.prose
-    )
-
-
-def _mark(src: str, dst: str, failed: set[tuple[str, str]]) -> str:
-    return "-" if src == dst else "x" if (src, dst) in failed else "+"
+    names = [host.name for host in reached]
+    marks = [["-" if src == dst else "x" if (src, dst) in failed else "+" for dst in names] for src in names]
+    header = ("dialled by", "".join(str(host.node_rank % 10) for host in reached) + "  x: failed")
+    yield table(header, [(name, "".join(row)) for name, row in zip(names, marks, strict=True)], screen.prose)
 
 
 def _dials(failed: Iterable[FailedDial]) -> list[tuple[str, str, str, str]]:
@@ -271,10 +261,10 @@ _NO_REASON = "no reason given"
 
 def unjudged(checks: tuple[CheckResult, ...], screen: Screen) -> Iterator[str]:
     """The checks without a verdict, each reason once with the hosts it holds on; then those that crashed."""
-    unknown = [check for check in checks if check.outcome is Outcome.UNKNOWN]
     gaps = [
         (gap, check.name)
-        for check in unknown
+        for check in checks
+        if check.outcome is Outcome.UNKNOWN
         for gap in check.gaps or (Gap(hosts=(), reason=check.reason or _NO_REASON),)
     ]
     if gaps:
@@ -329,13 +319,7 @@ def verdict(report: Report, cause: Diagnosis | None) -> Verdict:
 
 
 def summary(report: Report, cause: Diagnosis | None, screen: Screen) -> Iterator[str]:
-    """The line that counts and names the page of the cause, and the next step.
-
-    Args:
-        report: what is summed up.
-        cause: the gravest diagnosis, the last on the screen.
-        screen: where it is shown.
-    """
+    """The line that counts and names the page of the cause, the gravest diagnosis; then the next step."""
     ready, counts, line = verdict(report, cause)
     page = f"More: nccl-doctor explain {cause.code}" if cause else ""
     fits = cell_len(line) + 1 + cell_len(page) <= screen.width
@@ -355,19 +339,14 @@ def _counts(diagnoses: tuple[Diagnosis, ...], outcomes: Counter[Outcome]) -> lis
     """``1 error``, ``0 warnings``, ``56 checks passed``, and so on; most of what is none is left out."""
     found = Counter(each.severity for each in diagnoses)
     gaps = outcomes[Outcome.UNKNOWN] + outcomes[Outcome.CRASH]
-    counts = []
-    if found[Severity.ERROR]:
-        counts.append(plural(found[Severity.ERROR], "error"))
-    if found[Severity.WARNING] or (found[Severity.ERROR] and not gaps):
-        counts.append(plural(found[Severity.WARNING], "warning"))
-    if found[Severity.INFO]:
-        counts.append(plural(found[Severity.INFO], "note"))
-    if outcomes[Outcome.PASS]:
-        counts.append(f"{plural(outcomes[Outcome.PASS], 'check')} passed")
-    if outcomes[Outcome.NOT_APPLICABLE]:
-        counts.append(f"{outcomes[Outcome.NOT_APPLICABLE]} not applicable")
-    if outcomes[Outcome.UNKNOWN]:
-        counts.append(f"{outcomes[Outcome.UNKNOWN]} could not be judged")
-    if outcomes[Outcome.CRASH]:
-        counts.append(f"{outcomes[Outcome.CRASH]} crashed")
-    return counts
+    warnings, passed = found[Severity.WARNING], outcomes[Outcome.PASS]
+    counts = {
+        plural(found[Severity.ERROR], "error"): found[Severity.ERROR],
+        plural(warnings, "warning"): warnings or (found[Severity.ERROR] and not gaps),
+        plural(found[Severity.INFO], "note"): found[Severity.INFO],
+        f"{plural(passed, 'check')} passed": passed,
+        f"{outcomes[Outcome.NOT_APPLICABLE]} not applicable": outcomes[Outcome.NOT_APPLICABLE],
+        f"{outcomes[Outcome.UNKNOWN]} could not be judged": outcomes[Outcome.UNKNOWN],
+        f"{outcomes[Outcome.CRASH]} crashed": outcomes[Outcome.CRASH],
+    }
+    return [words for words, count in counts.items() if count]

@@ -84,10 +84,6 @@ def _values(node: Node) -> Iterator[tuple[str, str]]:
     yield "local", "without SSH"
 
 
-NOTHING = "nothing"
-NOT_KNOWN = "not known"
-
-
 def render_ifname(answers: InterfaceAnswers, options: RenderOptions) -> str:
     """The table, hosts alike folded, then what to set, each command alone on its line, bold where there is colour."""
     paint, width = painter(options.color), options.width
@@ -98,29 +94,21 @@ def render_ifname(answers: InterfaceAnswers, options: RenderOptions) -> str:
             text += ["", "What to set can't be shown safely here; -o json has it."]
             continue
         where = "every host" if block.hosts is None else fold(block.hosts)
-        text += [
-            "",
-            *wrap(
-                f"Set on {where}{f' ({block.place})' if block.place else ''}, or under env in the hosts file:", width
-            ),
-            "",
-            *(paint(line, "bold") for line in shown),
-        ]
+        where += f" ({block.place})" if block.place else ""
+        text += ["", *wrap(f"Set on {where}, or under env in the hosts file:", width), ""]
+        text += [paint(line, "bold") for line in shown]
     return "\n".join(text) + "\n"
 
 
 def _interface_rows(answers: Sequence[InterfaceAnswer]) -> Iterator[tuple[str, str, str]]:
-    groups: dict[tuple[str, str], list[InterfaceAnswer]] = {}
-    for one in answers:
-        name = one.nccl_interface.name if one.nccl_interface else NOTHING if one.known else NOT_KNOWN
-        groups.setdefault((name, one.reason), []).append(one)
-    for (name, reason), members in groups.items():
-        chosen = [member.nccl_interface for member in members if member.nccl_interface is not None]
-        addresses = [interface.address for interface in chosen]
-        sources = {_source(interface) for interface in chosen}
-        uses = f"{name}  {_shared(addresses)}" if addresses else name
-        said_by = f" ({', '.join(sorted(sources))})" if sources else ""
-        yield fold([member.name for member in members]), uses, reason + said_by
+    def chosen(one: InterfaceAnswer) -> str:
+        return one.nccl_interface.name if one.nccl_interface else "nothing" if one.known else "not known"
+
+    for (name, reason), alike in grouped(((chosen(one), one.reason), one) for one in answers).items():
+        interfaces = [one.nccl_interface for one in alike if one.nccl_interface is not None]
+        sources = sorted(set(map(_source, interfaces)))
+        uses = f"{name}  {_shared([interface.address for interface in interfaces])}" if interfaces else name
+        yield fold(one.name for one in alike), uses, reason + (f" ({', '.join(sources)})" if sources else "")
 
 
 def _source(interface: NcclInterface) -> str:
@@ -151,14 +139,16 @@ def render_launch(plan: Launch, _options: RenderOptions) -> str:
     """The ranks, then each host's line, which stands alone."""
     ranks = grouped((place.host, place) for place in plan.ranks)
     master = f"master {plan.master_addr}:{plan.master_port}"
-    blocks = [
-        [f"# {plural(len(ranks), 'node')}, {plural(plan.world_size, 'rank')}, {master}", *_draw_ranks(plan.ranks)]
-    ]
+    title = f"# {plural(len(ranks), 'node')}, {plural(plan.world_size, 'rank')}, {master}"
+    blocks = [[title, *_draw_ranks(plan.ranks)]]
     if plan.notes:
         blocks.append([f"# {clean(note)}" for note in plan.notes])
     for one in plan.commands:
-        there = ", ".join(filter(None, (f"on {clean(one.host or '')}", one.place)))
-        where = "here, for all hosts" if one.host is None else f"{there}, {_span(ranks[one.host])}"
+        where = "here, for all hosts"
+        if one.host is not None:
+            its = ranks[one.host]
+            numbers = f"{nouns(len(its), 'rank')} {fold_numbers(place.rank for place in its)}"
+            where = ", ".join(filter(None, (f"on {clean(one.host)}", one.place, numbers)))
         blocks.append([f"# {where}:", one.command])
     return "\n".join("\n".join([*block, ""]) for block in blocks)
 
@@ -166,11 +156,6 @@ def render_launch(plan: Launch, _options: RenderOptions) -> str:
 def render_script(plan: Launch, _options: RenderOptions) -> str:
     """Slurm's batch script, as it is."""
     return plan.commands[0].command
-
-
-def _span(places: list[RankPlace]) -> str:
-    numbers = fold_numbers(place.rank for place in places)
-    return f"{nouns(len(places), 'rank')} {numbers}"
 
 
 def _ends(places: list[RankPlace], name: str) -> str:
@@ -202,7 +187,7 @@ def render_diff(found: Difference, _options: RenderOptions) -> str:
     blocks = [
         [line for one in found.diagnoses.gone for line in wrap(_diagnosis_line(one), WIDTH, "gone  ")],
         [line for one in found.diagnoses.new for line in wrap(_diagnosis_line(one), WIDTH, "new   ")],
-        [line for change in found.changes for line in _change(change)],
+        [line for one in found.changes for line in wrap(_change_line(one), WIDTH, "", "    ")],
     ]
     shown = "\n".join("\n".join([*block, ""]) for block in blocks if block)
     end = f"{plural(len(found.changes), 'fact')} changed." if found.changes else "Nothing changed in what is compared."
@@ -214,13 +199,11 @@ def _diagnosis_line(found: Diagnosis) -> str:
     return f"{found.severity.value} {found.code} {found.name}{on}: {found.message}"
 
 
-def _change(change: Change) -> list[str]:
-    where = f"{fold(change.hosts)}  " if change.hosts else ""
-    return wrap(f"{where}{change.what}: {_cut(change.before)} -> {_cut(change.after)}", WIDTH, "", "    ")
-
-
-def _cut(value: str) -> str:
-    return value if len(value) <= _VALUE else f"{value[: _VALUE - 1]}…"
+def _change_line(change: Change) -> str:
+    before, after = (
+        text if len(text) <= _VALUE else f"{text[: _VALUE - 1]}…" for text in (change.before, change.after)
+    )
+    return f"{fold(change.hosts)}  {change.what}: {before} -> {after}".lstrip()
 
 
 _ITEM = re.compile(r"\s*(?:[-*]|\d+[.)])\s+")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
@@ -23,31 +24,23 @@ _GRADIENT = 100e6
 
 
 def smoke(result: AllReduceReport, screen: Screen) -> Iterator[list[str]]:
-    """Blocks of lines about an all-reduce that was run.
-
-    Args:
-        result: the report's ``smoke``.
-        screen: where it is shown.
-    """
+    """Blocks of lines about an all-reduce that was run."""
     ranks = result.ranks
-    yield [
-        *wrap(f"{plural(len(ranks), 'rank')}, {backend(result)}", screen.prose, "backend  "),
-        *_labelled("uses     ", uses(ranks), screen),
-        *_labelled("ways     ", transports(ranks), screen),
-        *_labelled("ring     ", ring_words(result), screen),
-        *_labelled("tree     ", _tree(result), screen),
-        *_labelled("link     ", link_words(result.link), screen),
-        *_labelled("busbw    ", _spark(result.sizes), screen),
-    ]
+    labelled = {
+        "backend": f"{plural(len(ranks), 'rank')}, {backend(result)}",
+        "uses": uses(ranks),
+        "ways": transports(ranks),
+        "ring": ring_words(result),
+        "tree": _tree(result),
+        "link": link_words(result.link),
+        "busbw": _spark(result.sizes),
+    }
+    yield [line for label, text in labelled.items() if text for line in wrap(text, screen.prose, f"{label:<9}")]
     if result.sizes:
         shown = result.sizes if screen.verbose else _spread(result.sizes)
         header, *rows = size_rows(shown, result.link)
         yield table(header, rows, screen.prose)
         yield wrap(gradient(result.sizes), screen.prose)
-
-
-def _labelled(label: str, text: str, screen: Screen) -> list[str]:
-    return wrap(text, screen.prose, label) if text else []
 
 
 def backend(result: AllReduceReport) -> str:
@@ -59,23 +52,22 @@ def backend(result: AllReduceReport) -> str:
 
 def uses(ranks: Sequence[RankReport]) -> str:
     """Networks and interfaces, folded over hosts: ``IB, eno1 on node[1-2]``."""
-    hosts: dict[str, list[str]] = {}
-    for rank in ranks:
-        names = dict.fromkeys(one.partition(":")[0] for one in rank.interfaces)
-        plugin = f" (plugin {rank.plugin} loaded)" if rank.plugin else ""
-        what = ", ".join([*([f"NET/{rank.network}{plugin}"] if rank.network else []), *names])
-        if what:
-            hosts.setdefault(what, []).append(rank.host)
-    return "; ".join(f"{what} on {fold(names)}" for what, names in hosts.items())
+    hosts = grouped((_uses(rank), rank.host) for rank in ranks)
+    return "; ".join(f"{what} on {fold(names)}" for what, names in hosts.items() if what)
+
+
+def _uses(rank: RankReport) -> str:
+    plugin = f" (plugin {rank.plugin} loaded)" if rank.plugin else ""
+    network = [f"NET/{rank.network}{plugin}"] if rank.network else []
+    return ", ".join([*network, *dict.fromkeys(one.partition(":")[0] for one in rank.interfaces)])
 
 
 def transports(ranks: Sequence[RankReport]) -> str:
     """Channels by the way they go, those with most first."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for rank in ranks:
-        for way, count in rank.transports.items():
-            counts[way] = counts.get(way, 0) + count
-    return ", ".join(f"{way} {counts[way]}" for way in sorted(counts, key=lambda way: -counts[way]))
+        counts.update(rank.transports)
+    return ", ".join(f"{way} {count}" for way, count in counts.most_common())
 
 
 def ring_words(result: AllReduceReport) -> str:
@@ -129,13 +121,8 @@ def _spread(sizes: Sequence[SizeReport]) -> list[SizeReport]:
     """Rows from the smallest to the largest of each type, evenly apart and few; -v shows all."""
     kinds = grouped((size.dtype, size) for size in sizes)
     most = max(_ROWS // max(len(kinds), 1), 2)
-    return [its[index] for its in kinds.values() for index in _evenly(len(its), most)]
-
-
-def _evenly(count: int, most: int) -> list[int]:
-    """At most so many places among ``count``, the first and the last among them."""
-    rows = min(count, most)
-    return [round(row * (count - 1) / max(rows - 1, 1)) for row in range(rows)]
+    rows = [(its, min(len(its), most)) for its in kinds.values()]
+    return [its[round(row * (len(its) - 1) / max(count - 1, 1))] for its, count in rows for row in range(count)]
 
 
 def gradient(sizes: Sequence[SizeReport]) -> str:
@@ -157,18 +144,9 @@ def size_rows(sizes: Sequence[SizeReport], link: LinkShare | None) -> list[tuple
     best = "" if not rate else "link's best" if link else "at the best rate"
     rows = [("size", "type" if typed else "", "time", "algbw", "busbw", best)]
     for size in sizes:
-        best = time_words(size.seconds * size.busbw / rate) if rate else ""
-        kind = size.dtype if typed else ""
-        rows.append(
-            (
-                size_words(size.bytes),
-                kind,
-                time_words(size.seconds),
-                rate_words(size.algbw),
-                rate_words(size.busbw),
-                best,
-            )
-        )
+        ideal = time_words(size.seconds * size.busbw / rate) if rate else ""
+        figures = (time_words(size.seconds), rate_words(size.algbw), rate_words(size.busbw), ideal)
+        rows.append((size_words(size.bytes), size.dtype if typed else "", *figures))
     return [tuple(cell for cell, title in zip(row, rows[0], strict=True) if title) for row in rows]
 
 

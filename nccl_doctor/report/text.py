@@ -39,13 +39,9 @@ def painter(color: bool) -> Paint:
 
 
 def wrap(text: str, width: int = WIDTH, first: str = "", rest: str | None = None) -> list[str]:
-    """Breaks text into lines of at most ``width`` cells.
+    """Breaks text into lines of at most ``width`` cells, and a word that is longer than a line.
 
-    Args:
-        text: any text; a word that is longer than a line is cut.
-        width: in cells, the prefixes included.
-        first: stands before the first line.
-        rest: stands before the others; by default as many spaces as ``first`` has cells.
+    ``first`` stands before the first line, ``rest`` before the others: by default as many spaces as it has cells.
     """
     first = clean(first)
     rest = " " * cell_len(first) if rest is None else rest

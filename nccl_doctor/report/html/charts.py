@@ -44,10 +44,9 @@ def charts(smoke: AllReduceReport) -> tuple[View, ...]:
     ends = min(one.bytes for one in sizes), most.bytes
     ideal = [(float(size), size * per_byte) for size in ends]
     speed = [(float(size), rate) for size in ends]
+    ring = (f"ring at {of_what} speed", ideal)
     return (
-        _chart(
-            "Time of an all-reduce", sizes, lambda one: one.seconds, time_words, (f"ring at {of_what} speed", ideal)
-        ),
+        _chart("Time of an all-reduce", sizes, lambda one: one.seconds, time_words, ring),
         _chart("Bus bandwidth", sizes, lambda one: one.busbw, rate_words, (f"{of_what} speed", speed)),
     )
 
@@ -74,7 +73,12 @@ def _chart(
     up = _Scale(10.0 ** floor(log10(low)), 10.0 ** ceil(log10(high) + 1e-9), _HEIGHT - _BOTTOM, _TOP)
     step = -(-len(bytes_) // _SIZE_TICKS)
     decades = range(round(log10(up.low)), round(log10(up.high)) + 1)
-    measured = grouped((one.dtype, one) for one in sizes)
+    series = [_series(reference[0], "reference", [(across.at(x), up.at(y), "") for x, y in reference[1]])]
+    for number, (kind, its) in enumerate(grouped((one.dtype, one) for one in sizes).items()):
+        points = [
+            (across.at(one.bytes), up.at(value(one)), f"{size_words(one.bytes)}: {words(value(one))}") for one in its
+        ]
+        series.append(_series(f"measured, {kind}", f"measured{number % 2}", points))  # two types have two colours
     return View(
         title=title,
         says=f"{title}: {words(values[0])} at {size_words(sizes[0].bytes)}, {words(values[-1])} at "
@@ -87,30 +91,11 @@ def _chart(
         bottom=_HEIGHT - _BOTTOM,
         across=[View(at=across.at(size), label=size_words(size)) for size in bytes_[::step]],
         up=[View(at=up.at(10.0**power), label=words(10.0**power).replace(".00 ", " ")) for power in decades],
-        series=(
-            _series(reference[0], "reference", [(across.at(x), up.at(y)) for x, y in reference[1]]),
-            *(
-                _measured(kind, number, [(one, across.at(one.bytes), up.at(value(one))) for one in its], value, words)
-                for number, (kind, its) in enumerate(measured.items())
-            ),
-        ),
+        series=series,
     )
 
 
-def _measured(
-    kind: str,
-    number: int,
-    places: list[tuple[SizeReport, float, float]],
-    value: Callable[[SizeReport], float],
-    words: Callable[[float], str],
-) -> View:
-    """The points of one type; two types have two colours."""
-    points = tuple((x, y, f"{size_words(one.bytes)}: {words(value(one))}") for one, x, y in places)
-    return _series(f"measured, {kind}", f"measured{number % 2}", [(x, y) for x, y, _ in points], points)
-
-
-def _series(
-    name: str, kind: str, places: Sequence[tuple[float, float]], points: tuple[tuple[float, float, str], ...] = ()
-) -> View:
+def _series(name: str, kind: str, points: Sequence[tuple[float, float, str]]) -> View:
     """A line of a chart: an SVG path, and its measured points with what they say."""
-    return View(name=name, kind=kind, path="M" + "L".join(f"{x:g} {y:g}" for x, y in places), points=points)
+    path = "M" + "L".join(f"{x:g} {y:g}" for x, y, _ in points)
+    return View(name=name, kind=kind, path=path, points=points if kind != "reference" else ())

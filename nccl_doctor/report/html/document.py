@@ -47,12 +47,7 @@ def short(text: str, most: int) -> str:
 
 
 def document(template: str, **values: Any) -> str:  # noqa: ANN401 - what the template reads
-    """A whole page.
-
-    Args:
-        template: its name in the folder templates/.
-        values: text among them is cleaned and escaped where it is put in.
-    """
+    """A whole page of a template in templates/; text among the values is cleaned and escaped where it is put in."""
     return _environment().get_template(template).render(values)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
-from nccl_doctor.model.report import Diagnosis, FailedDial, HostSummary, MeshReport, Report
+from nccl_doctor.model.report import FailedDial, HostSummary, MeshReport, Report
 from nccl_doctor.report.html.document import View, short
 from nccl_doctor.report.smoke import time_words
 from nccl_doctor.text.hostlist import fold, grouped, plural
@@ -59,10 +59,9 @@ class _Group(NamedTuple):
 class _Mesh:
     """The dials of each pair, and their outcome."""
 
-    def __init__(self, mesh: MeshReport, hosts: Sequence[HostSummary], diagnoses: Sequence[Diagnosis]) -> None:
-        self.ports = mesh.ports
+    def __init__(self, mesh: MeshReport, hosts: Sequence[HostSummary], report: Report) -> None:
         self.failed = grouped(((dial.src, dial.dst), dial) for dial in mesh.failed)
-        self.cause = _causes(diagnoses)
+        self.cause = _causes(report)
         self._dialled = _dialled(mesh, hosts)
 
     def kind(self, src: HostSummary, dst: HostSummary) -> str:
@@ -77,8 +76,10 @@ class _Mesh:
     def pair(self, src: str, dst: str) -> View:
         """A pair whose dials failed, in words."""
         dials = self.failed[src, dst]
-        outcomes = dict.fromkeys(_FAILURES.get(one.outcome, _OTHER)[2] for one in dials)
-        outcome = ", ".join(outcomes) + _after(dials)
+        outcome = ", ".join(dict.fromkeys(_FAILURES.get(dial.outcome, _OTHER)[2] for dial in dials))
+        longest = max((dial.seconds for dial in dials if dial.seconds is not None), default=None)
+        if longest is not None:
+            outcome += f" after {time_words(longest)}"
         return View(src=src, dst=dst, ports=_ports(dials), outcome=outcome, cause=self.cause(src, dst))
 
 
@@ -87,10 +88,14 @@ def matrix(report: Report) -> View | None:
     mesh, hosts = report.mesh, sorted(report.hosts, key=lambda host: host.node_rank)
     if mesh is None or len(hosts) < 2:
         return None
-    dials = _Mesh(mesh, hosts, report.diagnoses)
+    dials = _Mesh(mesh, hosts, report)
     blamed = {name for found in report.of_category("ports") for name in found.hosts}
     each = -(-len(hosts) // MOST_ROWS)
-    groups = [_group(hosts[start : start + each], blamed) for start in range(0, len(hosts), each)]
+    rows_of = [tuple(hosts[start : start + each]) for start in range(0, len(hosts), each)]
+    groups = [
+        _Group(its, short(fold(host.name for host in its), 60), any(host.name in blamed for host in its))
+        for its in rows_of
+    ]
     size = min(max(_ROOM / len(groups), _SMALLEST), _LARGEST)
     longest = min(max(len(group.name) for group in groups), _LONGEST)
     left = top = max(14 + longest * _LETTER, 66)
@@ -129,11 +134,6 @@ def _caption(mesh: MeshReport, each: int) -> str:
     share = "" if mesh.tested == mesh.pairs else f" ({100 * mesh.tested / mesh.pairs:.2g} %, a sample)"
     folded = f"; {each} hosts share a row" if each > 1 else ""
     return f"{mesh.tested:,} of {mesh.pairs:,} pairs dialled{share}{folded}. Rows dial columns, by rank."
-
-
-def _group(hosts: Sequence[HostSummary], blamed: set[str]) -> _Group:
-    name = short(fold(host.name for host in hosts), 60)
-    return _Group(tuple(hosts), name, any(host.name in blamed for host in hosts))
 
 
 def _axis(group: _Group, cells: Sequence[View]) -> dict[str, Any]:
@@ -179,24 +179,19 @@ def _ports(dials: Sequence[FailedDial]) -> str:
     return f"port{'s' * (len(ports) > 1)} {', '.join(map(str, ports[:_PORTS]))}{more}"
 
 
-def _after(dials: Sequence[FailedDial]) -> str:
-    """How long it was until the last of them had failed."""
-    longest = max((dial.seconds for dial in dials if dial.seconds is not None), default=None)
-    return "" if longest is None else f" after {time_words(longest)}"
-
-
-def _causes(diagnoses: Sequence[Diagnosis]) -> Callable[[str, str], str]:
+def _causes(report: Report) -> Callable[[str, str], str]:
     """By a failed pair: the diagnosis that names it, else one of the network's with the host at either end."""
     named: dict[tuple[str, str], str] = {}
     hosts: dict[str, str] = {}
-    for found in diagnoses:
+    network = {found.code for category in ("interfaces", "ports") for found in report.of_category(category)}
+    for found in report.diagnoses:
         words = f"{found.code} {found.name}"
         rules = found.facts.get("rules")
         listed = found.facts.get("failed")
         for pair in listed if isinstance(listed, list) else ():
             if isinstance(pair, dict):
                 named.setdefault((str(pair.get("src")), str(pair.get("dst"))), words)
-        if found.code[:4] in ("NCD2", "NCD3"):
+        if found.code in network:
             hosts |= {name: hosts.get(name, words + _rule(rules, name)) for name in found.hosts}
     return lambda src, dst: named.get((src, dst)) or hosts.get(dst) or hosts.get(src) or ""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from nccl_doctor.model.documents import STANDS_STILL, Difference, HangRank, HangReport
-from nccl_doctor.model.report import CheckResult, LogEvent, Outcome, RankReport, Report
+from nccl_doctor.model.report import CheckResult, LogEvent, Outcome, Report
 from nccl_doctor.report.html.charts import charts, size_table
 from nccl_doctor.report.html.document import Table, View, document, gravest_first, head, pages, short
 from nccl_doctor.report.html.hosts import host_table, waterfall
@@ -69,11 +69,6 @@ def _unjudged(checks: Iterable[CheckResult]) -> dict[str, list[str]]:
     )
 
 
-def _came(rank: RankReport) -> str:
-    far = "did not start" if rank.stage == "none" else f"came as far as {rank.stage}"
-    return f"{rank.host} {far}{f': {rank.error}' if rank.error else ''}"
-
-
 def _smoke_words(report: Report) -> list[tuple[str, str]]:
     """All that is known of the all-reduce besides its figures."""
     smoke = report.smoke
@@ -86,8 +81,12 @@ def _smoke_words(report: Report) -> list[tuple[str, str]]:
         ("link", link_words(smoke.link)),
         ("a model", gradient(smoke.sizes) if smoke.sizes else ""),
     )
-    late = [(f"rank {rank.rank}", _came(rank)) for rank in smoke.ranks if not rank.ok]
-    return [pair for pair in known if pair[1]] + late
+    shown = [pair for pair in known if pair[1]]
+    for rank in smoke.ranks:
+        if not rank.ok:
+            far = "did not start" if rank.stage == "none" else f"came as far as {rank.stage}"
+            shown.append((f"rank {rank.rank}", f"{rank.host} {far}{f': {rank.error}' if rank.error else ''}"))
+    return shown
 
 
 def render_hang(report: HangReport, options: RenderOptions) -> str:
@@ -115,11 +114,14 @@ def _stands(ranks: tuple[HangRank, ...]) -> Iterator[View]:
     most = max(map(len, groups.values()), default=1)
     for (where, issued, behind), its in sorted(groups.items(), key=lambda group: (-len(group[1]), group[1][0].rank)):
         ranks_ = fold_numbers(one.rank for one in its)
-        hosts = fold(one.host for one in its if one.host)
-        share = round(1000 * len(its) / most, 1)
-        count = len(its)
         yield View(
-            where=where, issued=issued, ranks=f"rank {ranks_}", hosts=hosts, count_of=count, share=share, behind=behind
+            where=where,
+            issued=issued,
+            ranks=f"rank {ranks_}",
+            hosts=fold(one.host for one in its if one.host),
+            count_of=len(its),
+            share=round(1000 * len(its) / most, 1),
+            behind=behind,
         )
 
 
@@ -134,20 +136,11 @@ def _issued(rank: HangRank) -> str:
 
 
 def _rank_table(ranks: tuple[HangRank, ...]) -> Table:
-    header = ("rank", "host", "pid", "state", "where", "collectives", "")
-    rows = (
-        (
-            str(one.rank),
-            one.host or "?",
-            str(one.pid or ""),
-            one.state,
-            one.doing or _stand_of(one),
-            _issued(one),
-            "behind" * one.behind,
-        )
-        for one in ranks
-    )
-    return Table(header, tuple(rows))
+    rows = []
+    for one in ranks:
+        place = (one.state, one.doing or _stand_of(one), _issued(one), "behind" * one.behind)
+        rows.append((str(one.rank), one.host or "?", str(one.pid or ""), *place))
+    return Table(("rank", "host", "pid", "state", "where", "collectives", ""), tuple(rows))
 
 
 def render_diff(found: Difference, options: RenderOptions) -> str:
@@ -180,16 +173,9 @@ def timeline(events: Sequence[LogEvent]) -> View | None:
     timed = all(event.at is not None for event in events)
     first = events[0].at or 0
     groups = grouped(((event.at if timed else event.order, event.code, event.cause), event) for event in events)
-    span = max(_place(events[-1], events[0], timed=timed), 1)
+    span = max(((events[-1].at or 0) - first) % _DAY_S, 1)
     moments = [_moment(its, first, span, timed=timed) for its in groups.values()]
     return View(timed=timed, moments=moments[:MOST_MOMENTS], more=max(len(moments) - MOST_MOMENTS, 0))
-
-
-def _place(event: LogEvent, first: LogEvent, *, timed: bool) -> float:
-    """How far behind the first event: in seconds, over midnight too; else in lines."""
-    if timed:
-        return ((event.at or 0) - (first.at or 0)) % _DAY_S
-    return event.order - first.order
 
 
 def _moment(events: list[LogEvent], first: int, span: float, *, timed: bool) -> View:

@@ -26,7 +26,8 @@ _LONGEST = 14
 
 def nets(report: Report) -> tuple[View, ...]:
     """Hosts by the net of the address that NCCL chose there, the largest net first; the last have none."""
-    wrong = _speaks_against(report)
+    against = reversed(report.of_category("interfaces"))
+    wrong = {host: f"{one.code} {one.name}" for one in against for host in one.hosts}
     chosen = ((host.network or "", _chosen(host, wrong)) for host in report.hosts if host.reached)
     found = grouped(chosen)
     order = sorted(found, key=lambda name: (not name, -len(found[name])))
@@ -40,15 +41,11 @@ def _folded(hosts: list[View]) -> list[View]:
     if len(hosts) <= _MOST_CHIPS:
         return hosts
     groups = grouped(((one.interface, one.wrong), one) for one in hosts)
-    return [
-        View(
-            host=fold(one.host for one in its),
-            interface=interface,
-            address=its[0].address if len(its) == 1 else "",
-            wrong=wrong,
-        )
-        for (interface, wrong), its in sorted(groups.items(), key=lambda group: not group[0][1])
-    ]
+    folded = []
+    for (interface, wrong), its in sorted(groups.items(), key=lambda group: not group[0][1]):
+        address = its[0].address if len(its) == 1 else ""
+        folded.append(View(host=fold(one.host for one in its), interface=interface, address=address, wrong=wrong))
+    return folded
 
 
 def ring(report: Report) -> View | None:
@@ -84,12 +81,6 @@ def ring(report: Report) -> View | None:
     )
 
 
-def _speaks_against(report: Report) -> dict[str, str]:
-    """By host, the diagnosis of its interface."""
-    found = reversed(report.of_category("interfaces"))
-    return {host: f"{one.code} {one.name}" for one in found for host in one.hosts}
-
-
 def _chosen(host: HostSummary, wrong: dict[str, str]) -> View:
     uses = host.nccl_interface
     name, address = (uses.name, uses.address) if uses else ("unknown", "")
@@ -121,13 +112,8 @@ def _hop(start: tuple[float, float], end: tuple[float, float], gap: float, *, fa
     (x1, y1), (x2, y2) = start, end
     length = max(((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5, 1.0)
     across, down = (x2 - x1) / length * gap, (y2 - y1) / length * gap
-    return View(
-        x1=round(x1 + across, 1),
-        y1=round(y1 + down, 1),
-        x2=round(x2 - across, 1),
-        y2=round(y2 - down, 1),
-        failed=failed,
-    )
+    ends = {"x1": x1 + across, "y1": y1 + down, "x2": x2 - across, "y2": y2 - down}
+    return View(**{name: round(place, 1) for name, place in ends.items()}, failed=failed)
 
 
 def _stop(name: str, point: tuple[float, float], angle: float, *, named: bool, blamed: bool) -> View:

@@ -100,28 +100,18 @@ def of_engines(chooser: str, *, fix_port: bool = False) -> dict[str, Any]:
         chooser: the option that chooses among those hosts.
         fix_port: the command is that.
     """
-    return {
-        flag.name: Annotated[
-            str | None,
-            of_hosts(
-                *flag.words,
-                metavar=flag.metavar,
-                help=flag.help.format(chooser=chooser),
-                show_default=flag.default or True,
-            ),
-        ]
-        for engine in engines()
-        for flag in engine.flags
-        if flag.fix_port or not fix_port
-    }
+    flags = [flag for engine in engines() for flag in engine.flags if flag.fix_port or not fix_port]
+    made: dict[str, Any] = {}
+    for flag in flags:
+        text, default = flag.help.format(chooser=chooser), flag.default or True
+        option = of_hosts(*flag.words, metavar=flag.metavar, help=text, show_default=default)
+        made[flag.name] = Annotated[str | None, option]
+    return made
 
 
-def output(command: str) -> typer.models.OptionInfo:
+def output(command: str) -> Any:  # noqa: ANN401 - typer's own
     """``-o`` of a command, with the forms that it has; :mod:`nccl_doctor.cli.output` refuses others."""
-    option: typer.models.OptionInfo = of_report(
-        "-o", "--output", metavar="|".join(FORMS[command]), help="Form of the output."
-    )
-    return option
+    return of_report("-o", "--output", metavar="|".join(FORMS[command]), help="Form of the output.")
 
 
 Output = Annotated[str, output("check")]
@@ -134,38 +124,26 @@ ShowSecrets = Annotated[
 ]
 ColorWhen = Annotated[Color, of_report("--color", help="Colour; NO_COLOR is honoured.")]
 Quiet = Annotated[bool, of_report("-q", "--quiet", help="Only what was found; no progress.")]
+_SECONDS: dict[str, Any] = {"metavar": "SECONDS", "min": 1, "max": LONGEST_S}
 ConnectTimeout = Annotated[
     float | None,
     of_hosts(
         "--connect-timeout",
-        metavar="SECONDS",
         help="For each host to answer; a login that has begun has three times as long.",
-        min=1,
-        max=LONGEST_S,
         show_default="10, or ConnectTimeout of ~/.ssh/config",
+        **_SECONDS,
     ),
 ]
-Timeout = Annotated[float, of_run("--timeout", metavar="SECONDS", help="For the whole run.", min=1, max=LONGEST_S)]
-TimeoutWithSmoke = Annotated[
-    float | None,
-    of_run(
-        "--timeout",
-        metavar="SECONDS",
-        help="For the whole run.",
-        min=1,
-        max=LONGEST_S,
-        show_default="300, or 240 more than --smoke-timeout",
-    ),
-]
+_timeout = partial(of_run, "--timeout", help="For the whole run.", **_SECONDS)
+Timeout = Annotated[float, _timeout()]
+TimeoutWithSmoke = Annotated[float | None, _timeout(show_default="300, or 240 more than --smoke-timeout")]
+SmokeTimeout = Annotated[float, of_run("--smoke-timeout", help="Deadline of the all-reduce.", **_SECONDS)]
 Transport = Annotated[
     str, of_hosts("--transport", metavar="|".join(kinds()), callback=_transport, help="How hosts are reached.")
 ]
 Save = Annotated[Path | None, of_keep("--save", metavar="SNAPSHOT", help="Keep all that was seen in this file.")]
 From = Annotated[
     Path | None, of_keep("--from", metavar="SNAPSHOT", help="Judge what --save kept; no host is contacted.")
-]
-Python = Annotated[
-    str | None, of_hosts("--python", metavar="PATH", help="The interpreter that training uses, on every host.")
 ]
 Inside = Annotated[
     str | None,
@@ -174,9 +152,6 @@ Inside = Annotated[
         metavar="RUNTIME:NAME",
         help="The container on each host: docker, podman, nerdctl or apptainer; enter:PID is a process' namespaces.",
     ),
-]
-SmokeTimeout = Annotated[
-    float, of_run("--smoke-timeout", metavar="SECONDS", help="Deadline of the all-reduce.", min=1, max=LONGEST_S)
 ]
 
 
@@ -189,13 +164,7 @@ class NameOptions:
     engine: dict[str, Any] = field(default_factory=dict, metadata={"options": of_engines("-w")})
 
     def cluster(self, overrides: Overrides, path: str | None = None, transport: str | None = None) -> Cluster:
-        """The hosts of a run, as :func:`nccl_doctor.inventory.load.load` has it.
-
-        Args:
-            overrides: what options say in place of a hosts file.
-            path: the hosts file.
-            transport: how they will be reached; None: not at all.
-        """
+        """The hosts of a run, of this hosts file; ``transport`` is None where they will not be reached."""
         from nccl_doctor.inventory.load import load, requested
 
         return load(
@@ -219,7 +188,7 @@ class HostOptions(NameOptions):
     ] = None
 
     def cluster(self, overrides: Overrides, path: str | None = None, transport: str | None = None) -> Cluster:
-        """As above; the hosts file is HOSTS."""
+        """The hosts of a run; the hosts file is HOSTS."""
         return super().cluster(overrides, path or self.hosts, transport)
 
 
@@ -227,7 +196,9 @@ class HostOptions(NameOptions):
 class LoginOptions:
     """How the hosts are logged in to, and with what the probe runs there."""
 
-    python: Python = None
+    python: Annotated[
+        str | None, of_hosts("--python", metavar="PATH", help="The interpreter that training uses, on every host.")
+    ] = None
     user: Annotated[str | None, of_hosts("--user", metavar="NAME", help="Who logs in to the hosts.")] = None
     port: Annotated[int | None, of_hosts("--port", metavar="PORT", help="Where sshd listens on the hosts.", min=1)] = (
         None

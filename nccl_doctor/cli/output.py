@@ -18,6 +18,7 @@ from nccl_doctor import __version__
 from nccl_doctor.errors import DoctorError, UnwrittenError, UsageError, describe
 from nccl_doctor.report.render import FORMS, RenderOptions, render
 from nccl_doctor.report.safe import clean
+from nccl_doctor.text.machine import describe_thread_limit, out_of_threads, try_file, try_folder, write_atomically
 from nccl_doctor.text.secrets import hide_secrets
 
 if TYPE_CHECKING:
@@ -170,10 +171,8 @@ def exit_code_of(out: Out, work: Callable[[], int]) -> int:
         discard_stdout()
         code = 141
     except Exception as error:  # noqa: BLE001 - the promise is one message and no traceback
-        from nccl_doctor.text import machine
-
-        if machine.out_of_threads(error):
-            return _fail(out, machine.describe_thread_limit(), 2)
+        if out_of_threads(error):
+            return _fail(out, describe_thread_limit(), 2)
         if os.environ.get("NCDOCTOR_TRACEBACK"):
             import traceback
 
@@ -184,21 +183,12 @@ def exit_code_of(out: Out, work: Callable[[], int]) -> int:
 
 
 def try_files(*files: tuple[str, Path | None], folder: Path | None = None) -> None:
-    """Refuses files that can't be written, before any host is contacted; makes and changes none.
-
-    Args:
-        files: each with the option that names it.
-        folder: of ``--save-logs``.
+    """Tries files, each with the option that names it, before any host is contacted; makes and changes none.
 
     Raises:
-        UsageError: one can't be written.
+        UsageError: one, or the folder of ``--save-logs``, can't be written.
     """
-    named = [(option, path) for option, path in files if path is not None]
-    if not named and folder is None:
-        return
-    from nccl_doctor.text.machine import try_file, try_folder
-
-    for option, path, look in [*((*one, try_file) for one in named), ("--save-logs", folder, try_folder)]:
+    for option, path, look in (*((*named, try_file) for named in files), ("--save-logs", folder, try_folder)):
         try:
             if path is not None:
                 look(path)
@@ -207,7 +197,7 @@ def try_files(*files: tuple[str, Path | None], folder: Path | None = None) -> No
 
 
 def failures(*writes: Callable[[], None]) -> list[str]:
-    """Why each of these did not write its file, a sentence each; the others are made all the same."""
+    """The sentences of those that did not write their files; the others are made all the same."""
     sentences = []
     for write in writes:
         try:
@@ -218,13 +208,7 @@ def failures(*writes: Callable[[], None]) -> list[str]:
 
 
 def write_file(path: Path, text: str, *, private: bool = False) -> None:
-    """Writes what the user asked to have in a file.
-
-    Raises:
-        DoctorError: it can't be written.
-    """
-    from nccl_doctor.text.machine import write_atomically
-
+    """Writes a file, or raises a :class:`DoctorError`."""
     try:
         write_atomically(path, text.encode(), private=private)
     except OSError as error:

@@ -129,25 +129,17 @@ def save_logs(folder: Path | None, output: Mapping[str, Iterable[str]]) -> None:
 
 
 def write_hosts(report: Report, passed: Path | None, failed: Path | None, least: Severity | None) -> None:
-    """Writes the hosts that passed and those that failed, one name per line, as Slurm, mpirun and ``HOSTS`` read.
+    """Writes hosts that passed and those that failed, one name per line, as Slurm, mpirun and ``HOSTS`` read.
 
-    Args:
-        report: what was found.
-        passed: file for the hosts that were reached and are at fault in no diagnosis from ``least`` on.
-        failed: file for the others.
-        least: None takes no diagnosis for a failure.
+    Passed have those that were reached and are at fault in no diagnosis from ``least`` on; None: in whatever diagnosis.
     """
-    guilty = {
-        host
-        for diagnosis in report.diagnoses
-        if least is not None and diagnosis.severity.rank >= least.rank
-        for host in diagnosis.hosts
-    } | {host.name for host in report.hosts if not host.reached}
-    names = [host.name for host in report.hosts]
-    if passed is not None:
-        write_file(passed, _lines(name for name in names if name not in guilty))
-    if failed is not None:
-        write_file(failed, _lines(name for name in names if name in guilty))
+    at_fault = {host.name for host in report.hosts if not host.reached}
+    for diagnosis in report.diagnoses:
+        if least is not None and diagnosis.severity.rank >= least.rank:
+            at_fault.update(diagnosis.hosts)
+    for path, wanted in ((passed, False), (failed, True)):
+        if path is not None:
+            write_file(path, _lines(host.name for host in report.hosts if (host.name in at_fault) is wanted))
 
 
 def _lines(texts: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from nccl_doctor.collect import answers
-from nccl_doctor.collect.connect.reach import apart, fan_out
+from nccl_doctor.collect.connect.reach import apart
 from nccl_doctor.errors import NotReachedError, UsageError
 from nccl_doctor.model.base import Count, Observed, Pid, Port, Seconds
 from nccl_doctor.model.ports import MAX_PROCESSES, Cause, Elsewhere, HolderJob
@@ -19,10 +19,9 @@ from nccl_doctor.snapshot.network import PortRange, TcpSocket
 from nccl_doctor.text.machine import require_linux
 
 if TYPE_CHECKING:
-    from nccl_doctor.collect.connect.reach import Reach
     from nccl_doctor.collect.connect.session import ProbeSession
     from nccl_doctor.inventory.parsed import HostSource
-    from nccl_doctor.model.cluster import Cluster, Node
+    from nccl_doctor.model.cluster import Node
     from nccl_doctor.model.engine import Kind
     from nccl_doctor.transport.base import Transport
 
@@ -139,33 +138,6 @@ class SessionMachine:
         self._session.close()
 
 
-def connect(
-    nodes: Sequence[Node], transport: Transport, connect_s: float | None, grace_s: float
-) -> list[SessionMachine]:
-    """A session on each of the nodes, in their order.
-
-    Raises:
-        NotReachedError: a host did not answer; those that did are closed.
-    """
-    from nccl_doctor.collect.connect.reach import Reach
-
-    reach = Reach(transport, connect_s, time.monotonic() + LIFETIME_S + grace_s, lambda _name: None)
-    try:
-        reach.all(nodes)
-    except BaseException:
-        _close(reach)
-        raise
-    if reach.failures:
-        _close(reach)
-        lost = ((node.name, reach.failures[node.name]) for node in nodes if node.name in reach.failures)
-        raise NotReachedError("; ".join(f"{name}: {why.kind}: {why.detail}" for name, why in lost))
-    return [SessionMachine(reach.opened[node.name]) for node in nodes]
-
-
-def _close(reach: Reach) -> None:
-    fan_out(lambda session: session.close(), list(reach.opened.values()))
-
-
 class Fleet:
     """This machine alone; or one host, by default the master, of a hosts file; or one named directly.
 
@@ -235,12 +207,7 @@ class Fleet:
             self._transport.close()
 
     def _name_hosts(
-        self,
-        hosts: str | None,
-        host: str | None,
-        kind: Kind,
-        job: HostSource | None,
-        inside: str | None,
+        self, hosts: str | None, host: str | None, kind: Kind, job: HostSource | None, inside: str | None
     ) -> None:
         from nccl_doctor.inventory.build import Overrides
         from nccl_doctor.inventory.hostfiles import named
@@ -251,35 +218,37 @@ class Fleet:
         alone = hosts is None and job is None
         if host is not None:
             named(host, SourceLocation("--host", is_file=False), Settings(), Settings())
+        where, overrides = host if alone else None, Overrides(inside=inside)
         cluster = load(
-            hosts,
-            where=host if alone else None,
-            exclude=None,
-            environ=os.environ,
-            overrides=Overrides(inside=inside),
-            engine=job,
-            transport=kind,
+            hosts, where=where, exclude=None, environ=os.environ, overrides=overrides, engine=job, transport=kind
         )
-        if not alone:
+        if alone:
+            if len(cluster.nodes) > 1:
+                which = f"--host {host}" if host else cluster.source
+                raise UsageError(f"{which} names {len(cluster.nodes)} hosts; name one")
+            self._target = cluster.nodes[0]
+        else:
             self.master_port, self.master, self._nodes = cluster.master_port, cluster.master_addr, cluster.nodes
-        self._target = _named(cluster, host, alone=alone)
+            found = [node for node in cluster.nodes if host in (None, node.name, node.address)]
+            if not found:
+                raise UsageError(f"--host {host} is no host of {cluster.source}")
+            self._target = found[0]
         self.address = cluster.master_addr if self._target.node_rank == 0 else self._target.address
         self._transport = make_transport(kind, cluster)
 
     def _connect(self, nodes: Sequence[Node]) -> Sequence[Machine]:
+        """A session on each of the nodes, in their order; :meth:`close` ends those that answered."""
+        from nccl_doctor.collect.connect.reach import Reach
+
         assert self._transport is not None, "hosts are named"
-        machines = connect(nodes, self._transport, self._connect_s, self._grace_s)
-        self._opened += machines
-        return machines
-
-
-def _named(cluster: Cluster, host: str | None, *, alone: bool) -> Node:
-    if alone:
-        if len(cluster.nodes) > 1:
-            which = f"--host {host}" if host else cluster.source
-            raise UsageError(f"{which} names {len(cluster.nodes)} hosts; name one")
-        return cluster.nodes[0]
-    found = [node for node in cluster.nodes if host in (None, node.name, node.address)]
-    if not found:
-        raise UsageError(f"--host {host} is no host of {cluster.source}")
-    return found[0]
+        until = time.monotonic() + LIFETIME_S + self._grace_s
+        reach = Reach(self._transport, self._connect_s, until, lambda _name: None)
+        try:
+            reach.all(nodes)
+        finally:
+            machines = {name: SessionMachine(session) for name, session in reach.opened.items()}
+            self._opened += machines.values()
+        lost = [(node.name, reach.failures[node.name]) for node in nodes if node.name in reach.failures]
+        if lost:
+            raise NotReachedError("; ".join(f"{name}: {why.kind}: {why.detail}" for name, why in lost))
+        return [machines[node.name] for node in nodes]

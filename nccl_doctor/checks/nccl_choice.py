@@ -1,15 +1,14 @@
-"""What the five checks of NCCL's choice share: faults of the same kind, setting and interface become one finding."""
+"""Findings of NCCL's choice: faults of the same kind, setting and interface become one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.view import View
+from nccl_doctor.checks.view import ALLREDUCE, View
 from nccl_doctor.checks.wording import folded
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Fix
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl, Fault, Kind, faults
-from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.interfaces import FAMILIES
 from nccl_doctor.nccl.suggest import fix, move
 from nccl_doctor.text.hostlist import fold, grouped, quoted
@@ -17,7 +16,7 @@ from nccl_doctor.text.hostlist import fold, grouped, quoted
 NEEDS = ("interfaces", "env", "config_files")
 """Without these facts nobody can say what NCCL does on a host."""
 
-EXPLAINS = ("port-unreachable", "allreduce-failed", "allreduce-timeout")
+EXPLAINS = ("port-unreachable", *ALLREDUCE)
 """What follows where NCCL's addresses do not reach each other."""
 
 OTHERWISE = (
@@ -29,25 +28,28 @@ OTHERWISE = (
 def findings(view: View, kind: Kind) -> Iterator[Finding | Unjudged]:
     """Yields one finding for all hosts that share a setting and an interface; the hosts that can't be judged."""
     nccl = view.nccl
-    groups: dict[tuple[str | None, str | None, Severity], list[Fault]] = {}
-    for fault in faults(nccl):
-        if fault.kind is kind and fault.host in view.by_host:
-            key = (fault.wanted, fault.used.name if fault.used is not None else None, fault.severity)
-            groups.setdefault(key, []).append(fault)
+    groups = grouped(
+        ((fault.wanted, fault.used.name if fault.used is not None else None, fault.severity), fault)
+        for fault in faults(nccl)
+        if fault.kind is kind and fault.host in view.by_host
+    )
     for group in groups.values():
         yield _finding(nccl, group)
-    for name, standing in nccl.bootstrap.items():
-        if (
-            kind in (Kind.WRONG, Kind.NEEDED)
-            and name in view.by_host
-            and standing.is_unsure
-            and _concerns(nccl, name, kind)
-        ):
+    for name in view.by_host if kind in (Kind.WRONG, Kind.NEEDED) else ():
+        standing = nccl.bootstrap.get(name)
+        concerned = (nccl.wanted(name) is None) == (kind is Kind.NEEDED)
+        if standing is not None and standing.is_unsure and concerned:
             yield Unjudged((name,), standing.verdicts[0].why)
 
 
-def _concerns(nccl: ClusterNccl, host: str, kind: Kind) -> bool:
-    return (nccl.wanted(host) is None) == (kind is Kind.NEEDED)
+def good_interfaces(nccl: ClusterNccl) -> dict[str, str]:
+    """By host the interface that NCCL uses, where the others reach it; else the one that it should use."""
+    used = {
+        name: own.chosen.name
+        for name, own in nccl.by_host.items()
+        if own.chosen is not None and not nccl.bootstrap[name].is_lost and not nccl.is_idle(name)
+    }
+    return {**(nccl.suggestion.interfaces if nccl.suggestion is not None else {}), **used}
 
 
 def _finding(nccl: ClusterNccl, group: list[Fault]) -> Finding:
@@ -81,15 +83,14 @@ def _fix(nccl: ClusterNccl, group: list[Fault]) -> Fix:
 
 
 def _lack_family(nccl: ClusterNccl, group: list[Fault]) -> bool:
-    return all(_lacks_family(nccl.by_host[fault.host]) for fault in group)
-
-
-def _lacks_family(one: HostNccl) -> bool:
-    """Tells whether NCCL finds nothing because it is told to use IPv4 or IPv6 alone."""
-    wanted = one.variables.get("NCCL_SOCKET_FAMILY")
-    family = FAMILIES.get(wanted.value) if wanted is not None else None
-    local = (entry for entry in one.interfaces.addresses if entry.family == family and entry.interface != "lo")
-    return one.chosen is None and family is not None and next(local, None) is None
+    """Tells whether NCCL finds nothing on these hosts because it is to use IPv4 or IPv6 alone."""
+    for own in (nccl.by_host[fault.host] for fault in group):
+        wanted = own.variables.get("NCCL_SOCKET_FAMILY")
+        family = FAMILIES.get(wanted.value) if wanted is not None else None
+        addresses = [entry for entry in own.interfaces.addresses if entry.family == family and entry.interface != "lo"]
+        if own.chosen is not None or family is None or addresses:
+            return False
+    return True
 
 
 def _setting(nccl: ClusterNccl, group: list[Fault]) -> str:

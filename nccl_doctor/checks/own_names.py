@@ -1,7 +1,4 @@
-"""What hosts make of their own names, which gloo listens on; three diagnoses share this.
-
-Containers with a network of their own, and whether other hosts reach them there.
-"""
+"""Hosts' own names, which gloo listens on; containers with a network of their own, and who reaches them there."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from weakref import WeakKeyDictionary
 
+from nccl_doctor.checks.nccl_choice import good_interfaces
 from nccl_doctor.checks.view import View
 from nccl_doctor.checks.wording import failed_where
 from nccl_doctor.model.finding import Finding, Fix, Severity
@@ -59,16 +57,16 @@ class OwnName:
         return bool(self.resolution.addresses) and self.gloo not in self.resolution.addresses
 
 
-_seen: WeakKeyDictionary[object, dict[tuple[str, ...], tuple[OwnName, ...]]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[object, dict[tuple[str, ...], tuple[OwnName, ...]]] = WeakKeyDictionary()
 """By what is derived of a snapshot, and by hosts: three checks ask the same."""
 
 
 def own_names(view: View) -> tuple[OwnName, ...]:
     """The hosts whose own name matters: there are others, and GLOO_SOCKET_IFNAME does not take its place."""
-    seen, hosts = _seen.setdefault(view.derived, {}), tuple(host.name for host in view.hosts)
-    if hosts not in seen:
-        seen[hosts] = tuple(_own_names(view))
-    return seen[hosts]
+    known_names, hosts = _known.setdefault(view.derived, {}), tuple(host.name for host in view.hosts)
+    if hosts not in known_names:
+        known_names[hosts] = tuple(_own_names(view))
+    return known_names[hosts]
 
 
 def _own_names(view: View) -> Iterator[OwnName]:
@@ -101,10 +99,9 @@ def _own_names(view: View) -> Iterator[OwnName]:
 
 def _matches_nccl(view: View, host: str, address: str, *, usual: bool) -> bool:
     """Tells whether gloo's address is NCCL's, of the others' family: then the host's name loses nobody."""
-    one = view.nccl.by_host.get(host)
-    if one is None or one.chosen is None or one.chosen.address != address:
-        return False
-    return _is_v4(address) == usual and not is_loopback(address)
+    own = view.nccl.by_host.get(host)
+    is_used = own is not None and own.chosen is not None and own.chosen.address == address
+    return is_used and _is_v4(address) == usual and not is_loopback(address)
 
 
 def _is_v4(address: str) -> bool:
@@ -138,18 +135,17 @@ def _reaches(view: View, host: str, source: str, address: str) -> bool:
 def finding(view: View, caught: list[OwnName], message: str) -> Finding:
     """The finding for some of them: GLOO_SOCKET_IFNAME is the remedy where a good interface is known for each."""
     nccl = view.nccl
-    good = {
-        name: one.chosen.name
-        for name, one in nccl.by_host.items()
-        if one.chosen is not None and not nccl.bootstrap[name].is_lost and not nccl.is_idle(name)
-    }
-    if nccl.suggestion is not None:
-        good = {**nccl.suggestion.interfaces, **good}
+    good = good_interfaces(nccl)
     summary = (
         "Set this in the job's environment (the hosts file's env), or give each host's name its real address in "
         "/etc/hosts there."
     )
     names = {own.host: good[own.host] for own in caught if own.host in good}
+    # others are dialled by what these make of their own names
+    by_name = {(own.host, own.name) for own in caught}
+    by_gloo = {(own.host, own.gloo) for own in caught if nccl.addresses.get(own.host) != own.gloo}
+    failed = failed_where(view, lambda dial: (dial.src, dial.address) in by_name or (dial.dst, dial.address) in by_gloo)
+    lost = any(own.lost for own in caught)
     return Finding(
         hosts=tuple(own.host for own in caught),
         message=message,
@@ -157,24 +153,11 @@ def finding(view: View, caught: list[OwnName], message: str) -> Finding:
             f"{own.host}: {quoted(own.name)}: {', '.join(own.resolution.addresses) or own.resolution.error}"
             for own in caught
         ),
-        facts={**{own.host: list(own.resolution.addresses) for own in caught}, "failed": _failed(view, caught)},
+        facts={**{own.host: list(own.resolution.addresses) for own in caught}, "failed": failed},
         fix=setting(summary, VARIABLE, names) if len(names) == len(caught) else Fix(summary=summary),
-        severity=_severity(view, caught),
+        # gloo may be but the helper of a job of NCCL's
+        severity=Severity.INFO if not lost else Severity.ERROR if is_without_gpus(view) else None,
     )
-
-
-def _failed(view: View, caught: list[OwnName]) -> list[dict[str, str]]:
-    """The pairs that failed by what they make of their own names: others are dialled by what these make of them."""
-    by_name = {(own.host, own.name) for own in caught}
-    by_gloo = {(own.host, own.gloo) for own in caught if view.nccl.addresses.get(own.host) != own.gloo}
-    return failed_where(view, lambda dial: (dial.src, dial.address) in by_name or (dial.dst, dial.address) in by_gloo)
-
-
-def _severity(view: View, caught: list[OwnName]) -> Severity | None:
-    """None, the check's own, where gloo is but the helper of a job of NCCL's."""
-    if not any(own.lost for own in caught):
-        return Severity.INFO
-    return Severity.ERROR if is_without_gpus(view) else None
 
 
 def is_without_gpus(view: View) -> bool:

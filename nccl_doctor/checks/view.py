@@ -76,7 +76,7 @@ class FailedDials:
 
 
 class Derived:
-    """Yields one for a snapshot, shared by all of its checks; ``dials`` where they are known already."""
+    """All that follows from a snapshot, for all of its checks; ``dials`` where they are known already."""
 
     def __init__(self, snapshot: Snapshot, dials: FailedDials | None = None) -> None:
         self.snapshot = snapshot
@@ -107,7 +107,7 @@ class View:
 
     @property
     def snapshot(self) -> Snapshot:
-        """All that was seen."""
+        """The snapshot itself."""
         return self.derived.snapshot
 
     @property
@@ -162,10 +162,11 @@ class View:
             if host.facts is not None:
                 yield host, host.facts
 
-    def hosts_by(self, key: Callable[[HostFacts], K | None]) -> dict[K, list[str]]:
-        """The hosts by what ``key`` makes of their facts, those left out of which it makes nothing."""
+    def hosts_by(self, key: Callable[[HostFacts], K | None]) -> dict[K, tuple[str, ...]]:
+        """Groups hosts by what ``key`` makes of their facts, without those of which it makes None."""
         made = ((key(facts), host.name) for host, facts in self.facts)
-        return grouped((value, name) for value, name in made if value is not None)
+        groups = grouped((value, name) for value, name in made if value is not None)
+        return {value: tuple(names) for value, names in groups.items()}
 
 
 Phase = Literal["mesh", "smoke"]

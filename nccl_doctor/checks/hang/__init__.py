@@ -1,1 +1,1 @@
-"""What a look at a running job shows: `nccl-doctor hang`."""
+"""Diagnoses of a running job: `nccl-doctor hang`."""

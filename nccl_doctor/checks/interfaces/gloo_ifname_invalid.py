@@ -13,6 +13,7 @@ See gloo/transport/tcp/device.cc (lookupAddrForIface) and torch's ProcessGroupGl
 
 from __future__ import annotations
 
+from nccl_doctor.checks.nccl_choice import good_interfaces
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import folded
 from nccl_doctor.logs.rule import root
@@ -54,19 +55,11 @@ def gloo_ifname_invalid(view: View) -> Findings:
 
 
 def _fix(nccl: ClusterNccl, hosts: tuple[str, ...]) -> Fix:
-    better = {host: _better(nccl, host) for host in hosts}
-    if not all(better.values()):
+    better = good_interfaces(nccl)
+    if not better.keys() >= set(hosts):
         return Fix(summary=f"Set {VARIABLE} to the whole name of the interface that leads to the other hosts.")
     summary = "Set the whole name in the job's environment (the hosts file's env)."
-    return setting(summary, VARIABLE, {host: name for host, name in better.items() if name})
-
-
-def _better(nccl: ClusterNccl, host: str) -> str | None:
-    """The interface that NCCL uses there, where the others reach it; else the one that it should use."""
-    one = nccl.by_host.get(host)
-    if one is not None and one.chosen is not None and not nccl.bootstrap[host].is_lost and not nccl.is_idle(host):
-        return one.chosen.name
-    return nccl.suggestion.interfaces.get(host) if nccl.suggestion is not None else None
+    return setting(summary, VARIABLE, {host: better[host] for host in hosts})
 
 
 def _advice(case: Case) -> Advice:

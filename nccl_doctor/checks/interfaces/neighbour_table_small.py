@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.checks.wording import failed_where, on_each, pasted
@@ -24,6 +25,7 @@ from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
+from nccl_doctor.model.report import FailedDial
 from nccl_doctor.snapshot import HostFacts, known
 from nccl_doctor.text.inet import Network, address_of
 from nccl_doctor.text.shell import line
@@ -50,7 +52,8 @@ def neighbour_table_small(view: View) -> Findings:
     cache: _Cache = {}
     for host, facts in view.facts:
         peers = _peers(facts, names, cache)
-        limit = _limit(facts)
+        text = facts.sysctls.get(LIMIT) if isinstance(facts.sysctls, dict) else None
+        limit = None if text is None else int(text)
         if limit is None and peers > FEW:
             yield Unjudged((host.name,), f"{LIMIT} could not be read")
         elif limit is not None and peers > limit:
@@ -59,11 +62,12 @@ def neighbour_table_small(view: View) -> Findings:
         raised = 1 << (peers * ROOM).bit_length()
         limits = ((3, raised), (2, raised // 2), (1, raised // 8))
         raising = line("sysctl -w {*settings}", settings=[f"{NAME}{number}={value}" for number, value in limits])
+        failed = failed_where(view, partial(_may_lack_room, set(hosts)))
         yield Finding(
             hosts=tuple(hosts),
             message=f"{peers} hosts of the cluster share its net, and its kernel keeps only {limit} addresses.",
             evidence=(f"{LIMIT} is {limit}",),
-            facts={"limit": limit, "peers": peers, "failed": _failed(view, hosts)},
+            facts={"limit": limit, "peers": peers, "failed": failed},
             fix=pasted(
                 "Raise the limits (for good: the same settings in /etc/sysctl.d/):",
                 on_each(hosts, raising),
@@ -72,24 +76,16 @@ def neighbour_table_small(view: View) -> Findings:
         )
 
 
-def _failed(view: View, hosts: list[str]) -> list[dict[str, str]]:
-    """The pairs that it may be: a full table drops the packet, or on the other host the answer to who has the address.
+def _may_lack_room(hosts: set[str], dial: FailedDial) -> bool:
+    """A full table drops the packet, or on the other host the answer to who has the address.
 
     That one shows as "no route to host" (arp_process in the kernel's net/ipv4/arp.c).
     """
-    return failed_where(
-        view, lambda dial: dial.outcome in ("timed-out", "no-route") and not {dial.src, dial.dst}.isdisjoint(hosts)
-    )
+    return dial.outcome in ("timed-out", "no-route") and not hosts.isdisjoint((dial.src, dial.dst))
 
 
 _Cache = dict[tuple[frozenset[Network], bool], frozenset[str]]
 """By the nets of hosts and whether they share names, the addresses that lie on these nets."""
-
-
-def _limit(facts: HostFacts) -> int | None:
-    """gc_thresh3; None where the kernel does not tell."""
-    text = facts.sysctls.get(LIMIT) if isinstance(facts.sysctls, dict) else None
-    return None if text is None else int(text)
 
 
 def _peers(facts: HostFacts, names: frozenset[str], cache: _Cache) -> int:
@@ -102,8 +98,8 @@ def _peers(facts: HostFacts, names: frozenset[str], cache: _Cache) -> int:
     )
     key = nets, resolved.source is not None
     if key not in cache:
-        shared = (told for name in names if (told := resolved.shared(name)) is not None)
-        cache[key] = frozenset(_beside(nets, (text for told in shared for text in told.addresses)))
+        shared = (answer for name in names if (answer := resolved.shared(name)) is not None)
+        cache[key] = frozenset(_beside(nets, (text for answer in shared for text in answer.addresses)))
     own = {entry.address for entry in interfaces.addresses}
     deviating = (text for name in resolved.own.keys() & names for text in resolved.own[name].addresses)
     return len((cache[key] | frozenset(_beside(nets, deviating))) - own)

@@ -101,7 +101,7 @@ class _Remedy:
         self._move = f"set another master_port in the hosts file ({self._line(line('--next'))} finds one)"
 
     def fix(self) -> Fix:
-        """What helps against the cause for which the port can't be bound."""
+        """Chooses by the cause for which the port can't be bound."""
         trial = self._trial
         if trial.cause == "time-wait":
             wait = fix_port(self._cluster, self._host.node, line("{port} --wait", port=trial.port))

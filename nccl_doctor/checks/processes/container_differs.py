@@ -28,7 +28,7 @@ from nccl_doctor.checks.own_names import has_own_network, is_unreached
 from nccl_doctor.checks.processes.memlock_low import too_low
 from nccl_doctor.checks.processes.nofile_low import BASE, PER_RANK
 from nccl_doctor.checks.processes.shm_small import MIB, WANTED
-from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import folded
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
 from nccl_doctor.model.register import Unjudged
@@ -49,7 +49,6 @@ from nccl_doctor.text.hostlist import fold, grouped
 from nccl_doctor.text.inet import numeric
 from nccl_doctor.text.shell import line
 
-ALLREDUCE = ("allreduce-failed", "allreduce-timeout")
 NETWORK = (
     "port-unreachable", "master-addr-not-local", "duplicate-address", "route-missing", "hostname-mismatch",
     "hostname-unresolvable", "ifname-no-match", "ifname-needed", "gloo-ifname-invalid",
@@ -60,7 +59,7 @@ GPU, RDMA = "/dev/nvidia", "/dev/infiniband/"
 
 @dataclass(frozen=True)
 class Aspect:
-    """One thing.
+    """A thing in which a container differs from its host.
 
     Attributes:
         phrase: goes into the sentence that begins with "has".
@@ -280,7 +279,7 @@ def _rdma(sides: Sides) -> Iterator[Aspect]:
 
 
 def _lacking(sides: Sides, prefix: str, what: str) -> str:
-    """What of one kind can't be used inside, as a phrase; empty where that is fine."""
+    """Devices of a kind that can't be used inside, as a phrase; empty where that is fine."""
     there = [path for path in sides.outside.devices if path.startswith(prefix)]
     inside = {path: error for path, error in sides.inside.devices.items() if path.startswith(prefix)}
     refused = [f"{path} ({error})" for path, error in inside.items() if error is not None]

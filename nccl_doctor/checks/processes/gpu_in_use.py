@@ -19,7 +19,6 @@ References: nvidia-smi(1), --query-compute-apps.
 from __future__ import annotations
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import Gpu, GpuProcess, Host, TrainingJob, Unknown, known
 from nccl_doctor.snapshot.hosts import visible_gpus
@@ -43,28 +42,32 @@ def gpu_in_use(view: View) -> Findings:
     for host, facts in view.facts:
         gpus = known(facts.gpus)
         gpu_processes = known(facts.gpu_processes)
-        needed = _needed(host.node, gpus)
+        needed = visible_gpus(host.node, gpus)[: host.node.nproc_per_node]  # as CUDA numbers them for the ranks
         uuids = {gpu.uuid for gpu in needed}
-        taken = [use for use in gpu_processes if use.uuid in uuids and _counts(use)]
+        uses = [
+            use
+            for use in gpu_processes
+            if use.uuid in uuids and (use.memory_mib is None or use.memory_mib >= TAKEN_MIB)
+        ]
         held = {use.uuid for use in gpu_processes}
         unseen = [gpu for gpu in needed if gpu.uuid not in held and (gpu.memory_used_mib or 0) >= UNSEEN_MIB]
-        if taken or unseen:
+        if uses or unseen:
             jobs = () if isinstance(facts.processes, Unknown) else facts.processes
-            yield _finding(host, taken, unseen, {pid: job for job in jobs for pid in job.pids})
+            yield _finding(host, uses, unseen, {pid: job for job in jobs for pid in job.pids})
 
 
-def _finding(host: Host, taken: list[GpuProcess], unseen: list[Gpu], jobs: dict[int, TrainingJob]) -> Finding:
-    numbers = sorted({use.gpu for use in taken if use.gpu is not None} | {gpu.index for gpu in unseen})
+def _finding(host: Host, uses: list[GpuProcess], unseen: list[Gpu], jobs: dict[int, TrainingJob]) -> Finding:
+    numbers = sorted({use.gpu for use in uses if use.gpu is not None} | {gpu.index for gpu in unseen})
     several = len(numbers) > 1
     names = f"{nouns(len(numbers), 'GPU')} {', '.join(map(str, numbers))}"
     return Finding(
         hosts=(host.name,),
         message=f"{names} on {host.name}, which the job needs, {'are' if several else 'is'} taken.",
         evidence=(
-            *(_evidence(use, jobs.get(use.pid)) for use in taken),
+            *(_evidence(use, jobs.get(use.pid)) for use in uses),
             *(f"GPU {gpu.index}: {gpu.memory_used_mib} MiB in use, and no process shows" for gpu in unseen),
         ),
-        facts={"gpus": numbers, "pids": sorted({use.pid for use in taken})},
+        facts={"gpus": numbers, "pids": sorted({use.pid for use in uses})},
         fix=Fix(
             summary="Wait for the other job, ask its owner, or name other GPUs in the hosts file "
             "(cuda_visible_devices). nccl-doctor fix-port --pid N tells whether it is a leftover of yours."
@@ -78,12 +81,3 @@ def _evidence(use: GpuProcess, job: TrainingJob | None) -> str:
         return f"GPU {use.gpu}: {memory} under pid {use.pid}, which does not show here"
     state = "" if job is None else ", left behind" if job.left_behind else ", of a job that runs"
     return f"GPU {use.gpu}: {memory}, pid {use.pid} of {use.user}{state}: {use.command}"
-
-
-def _needed(node: Node, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-    """As CUDA numbers them for the ranks: the first ``nproc_per_node`` of those that they see."""
-    return visible_gpus(node, gpus)[: node.nproc_per_node]
-
-
-def _counts(use: GpuProcess) -> bool:
-    return use.memory_mib is None or use.memory_mib >= TAKEN_MIB

@@ -41,7 +41,7 @@ def memlock_low(view: View) -> Findings:
     """Yields one finding a limit, folded over hosts."""
     for limit, hosts in view.hosts_by(too_low).items():
         yield Finding(
-            hosts=tuple(hosts),
+            hosts=hosts,
             message=f"A process on {fold(hosts)} may lock {limit // MIB} MiB of memory, too little for RDMA buffers.",
             evidence=(f"soft limit {limit} bytes, as a command {command_way(view.snapshot.cluster.nodes[0])} has it",),
             facts={"memlock_soft": limit},
@@ -58,12 +58,9 @@ def too_low(facts: HostFacts) -> int | None:
     """The limit in bytes, where it is too low for RDMA, and there is any; needs limits and rdma."""
     limit = known(facts.limits).memlock_soft
     up = any(port.state == "ACTIVE" for device in known(facts.rdma) for port in device.ports)
-    return limit if up and limit is not None and limit < ENOUGH and not _is_exempt(facts) else None
-
-
-def _is_exempt(facts: HostFacts) -> bool:
-    """Tells whether the kernel does not count: root outside a container has CAP_IPC_LOCK."""
-    return not isinstance(facts.identity, Unknown) and facts.identity.uid == 0 and facts.identity.container is None
+    identity = facts.identity  # to root outside a container, with CAP_IPC_LOCK, no limit applies
+    is_exempt = not isinstance(identity, Unknown) and identity.uid == 0 and identity.container is None
+    return limit if up and limit is not None and limit < ENOUGH and not is_exempt else None
 
 
 def _advice(case: Case) -> Advice:

@@ -50,7 +50,7 @@ def nofile_low(view: View) -> Findings:
             continue
         enough = hard is None or hard >= need
         yield Finding(
-            hosts=tuple(hosts),
+            hosts=hosts,
             message=f"A process on {fold(hosts)} may open {soft} files; a job of {world} ranks wants about {need}.",
             evidence=(f"soft limit {soft}, hard limit {'none' if hard is None else hard}",),
             facts={"nofile_soft": soft, "nofile_hard": hard, "needed": need, "world_size": world},

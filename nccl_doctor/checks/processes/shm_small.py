@@ -31,7 +31,7 @@ WANTED = 64 * MIB
 
 @dataclass(frozen=True)
 class _Lack:
-    """What hosts that lack room alike have in common."""
+    """Facts that hosts share which lack room alike."""
 
     needed: int
     total: int

@@ -35,7 +35,7 @@ def gpudirect_hindered(view: View) -> Findings:
     for lines, hosts in view.hosts_by(lambda facts: tuple(_hindrances(facts)) or None).items():
         loads = lines == (NO_WAY,)
         yield Finding(
-            hosts=tuple(hosts),
+            hosts=hosts,
             message=f"Data between GPUs and the network takes a detour on {fold(hosts)}.",
             evidence=lines,
             fix=pasted(

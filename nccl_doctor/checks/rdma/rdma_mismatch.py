@@ -22,12 +22,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.checks.wording import Difference, difference, ordered
+from nccl_doctor.checks.wording import difference, ordered
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import Host, HostFacts, Unknown, known
 from nccl_doctor.snapshot.system import RdmaDevice, RdmaPort
 from nccl_doctor.text.hostlist import fold
 
+GID_INDEX = "NCCL_IB_GID_INDEX"
 ROCE_V2 = "RoCE v2"
 MAPPED = "0000:0000:0000:0000:0000:ffff:"
 """A GID that holds an IPv4 address."""
@@ -53,7 +54,7 @@ def rdma_mismatch(view: View) -> Findings:
         message=f"RDMA on {fold(hosts)} is not as on the other hosts: {', '.join(one.subject for one in found)}.",
         evidence=tuple(map(str, found)),
         facts={"differences": {one.subject: one.groups for one in found}},
-        severity=Severity.ERROR if any(_breaks(one) for one in found) else None,
+        severity=Severity.ERROR if any(one.subject.startswith(GID_INDEX) for one in found) else None,
         fix=Fix(
             summary="Bring the ports and modules of these hosts to where the others are, or name in NCCL_IB_HCA only "
             "devices that all hosts have."
@@ -61,12 +62,8 @@ def rdma_mismatch(view: View) -> Findings:
     )
 
 
-def _breaks(one: Difference) -> bool:
-    return one.subject.startswith("NCCL_IB_GID_INDEX")
-
-
 def _profile(host: Host, facts: HostFacts) -> Iterator[tuple[str, str]]:
-    """What has to be equal, by subject."""
+    """Everything that has to be equal, by subject."""
     rdma = known(facts.rdma)
     yield "RDMA devices", ", ".join(device.name for device in rdma) or "none"
     for device in rdma:
@@ -86,12 +83,12 @@ def _port(port: RdmaPort) -> str:
 def _gids(host: Host, facts: HostFacts, devices: tuple[RdmaDevice, ...]) -> Iterator[tuple[str, str]]:
     """On RoCE: what the index that is set means; where none is, at which index the IPv4 GIDs of RoCE v2 are."""
     env = {**({} if isinstance(facts.env, Unknown) else facts.env), **host.node.env}
-    wanted = env.get("NCCL_IB_GID_INDEX", "")
+    wanted = env.get(GID_INDEX, "")
     ports = [(d.name, p) for d in devices for p in d.ports if p.link_layer == "Ethernet" and p.state == "ACTIVE"]
     for name, port in ports:
         if wanted.isdigit():
             types = [gid.type or "unknown" for gid in port.gids if gid.index == int(wanted)]
-            yield f"NCCL_IB_GID_INDEX={wanted} on {name}", types[0] if types else "empty"
+            yield f"{GID_INDEX}={wanted} on {name}", types[0] if types else "empty"
         else:
             indexes = [str(g.index) for g in port.gids if g.type == ROCE_V2 and g.gid.startswith(MAPPED)]
             yield f"GID index of RoCE v2 on {name}", ", ".join(indexes) or "none"

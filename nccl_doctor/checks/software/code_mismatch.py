@@ -46,7 +46,7 @@ def code_mismatch(view: View) -> Findings:
 
 
 def _summary(entry: SameEntry) -> str:
-    """What is compared, in words that tell like from unlike."""
+    """Sums up an entry in words that tell like from unlike."""
     if entry.kind == "missing":
         return "missing"
     changed = hashlib.sha256(repr(sorted(entry.files.items())).encode()).hexdigest()[:12] if entry.files else ""

@@ -60,7 +60,7 @@ def cuda_driver_mismatch(view: View) -> Findings:
                 yield Unjudged((host.name,), facts.gpus.reason)
             continue
         least = needed(facts.torch.cuda)
-        if facts.gpus and least and _before(facts.gpus[0].driver, least) and not _lifted(host, facts):
+        if facts.gpus and least and _numbers(facts.gpus[0].driver) < _numbers(least) and not _lifted(host, facts):
             old.setdefault((facts.gpus[0].driver, facts.torch.cuda, least), []).append(host.name)
     for (driver, cuda, least), hosts in old.items():
         yield Finding(
@@ -83,10 +83,6 @@ def needed(cuda: str) -> str | None:
     """The least driver for a CUDA release, "12.8"; None for one that is not in the table."""
     major, _, minor = cuda.partition(".")
     return LEAST.get(major) or LEAST.get(f"{major}.{minor.partition('.')[0]}")
-
-
-def _before(version: str, least: str) -> bool:
-    return _numbers(version) < _numbers(least)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -44,24 +44,15 @@ def gpu_count_low(view: View) -> Findings:
     for host, facts in view.facts:
         gpus = known(facts.gpus)
         ranks = nproc(host.node, facts, alone=len(view.snapshot.cluster.nodes) == 1)
-        missing = _missing(host.node, gpus)
-        seen = visible_gpus(host.node, gpus)
-        if missing or (len(seen) < ranks and not _parts(host.node)):
+        # CUDA hides a GPU whose index no device has, and all behind it; parts of GPUs are not in nvidia-smi's list
+        there = {str(gpu.index) for gpu in gpus}
+        missing = [part for part in named_devices(host.node) if part.isdigit() and part not in there]
+        has_parts = any(part.startswith("MIG-") for part in named_devices(host.node))
+        if missing or (len(visible_gpus(host.node, gpus)) < ranks and not has_parts):
             yield _short(host.node, gpus, ranks, missing)
         elif host.node.nproc_per_node is None and host.node.cuda_visible_devices is None:
             uneven[host.name] = len(gpus)
     yield from _uneven(uneven)
-
-
-def _missing(node: Node, gpus: tuple[Gpu, ...]) -> list[str]:
-    """Indexes in CUDA_VISIBLE_DEVICES that no GPU has: CUDA hides those and all behind them."""
-    there = {str(gpu.index) for gpu in gpus}
-    return [part for part in named_devices(node) if part.isdigit() and part not in there]
-
-
-def _parts(node: Node) -> bool:
-    """Tells whether the node names parts of GPUs, whose number nvidia-smi's list does not tell."""
-    return any(part.startswith("MIG-") for part in named_devices(node))
 
 
 def _short(node: Node, gpus: tuple[Gpu, ...], ranks: int, missing: list[str]) -> Finding:
@@ -69,11 +60,11 @@ def _short(node: Node, gpus: tuple[Gpu, ...], ranks: int, missing: list[str]) ->
     named = f" with CUDA_VISIBLE_DEVICES={node.cuda_visible_devices}" if node.cuda_visible_devices is not None else ""
     wants = f"use GPU {', '.join(missing)}" if missing else f"start {plural(ranks, 'rank')}"
     models = grouped((gpu.name, str(gpu.index)) for gpu in gpus)
-    seen = [f"GPU {fold_numbers(indexes)}: {name}" for name, indexes in models.items()]
+    shown = [f"GPU {fold_numbers(indexes)}: {name}" for name, indexes in models.items()]
     return Finding(
         hosts=(node.name,),
         message=f"{node.name} is to {wants}{named}, and has {has}.",
-        evidence=tuple(seen or ["nvidia-smi shows no GPU"]),
+        evidence=tuple(shown or ["nvidia-smi shows no GPU"]),
         facts={"gpus": len(gpus), "nproc_per_node": ranks, "cuda_visible_devices": node.cuda_visible_devices},
         fix=Fix(
             summary="Set nproc_per_node and cuda_visible_devices in the hosts file to what the host has, or bring back "

@@ -20,28 +20,29 @@ from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import known
 from nccl_doctor.snapshot.hosts import nproc, visible_gpus
+from nccl_doctor.snapshot.system import Gpu
 from nccl_doctor.text.hostlist import grouped
 
 
 @check("NCD504", severity=Severity.ERROR, needs=("gpus",), explains=("host-listed-twice", *ALLREDUCE), row="GPUs")
 def gpu_overlap(view: View) -> Findings:
     """Yields one finding a pair of nodes that share GPUs."""
-    used: dict[str, dict[str, str]] = {}
+    used: dict[str, dict[str, Gpu]] = {}
     for host, facts in view.facts:
         gpus = known(facts.gpus)
         ranks = nproc(host.node, facts, alone=len(view.snapshot.cluster.nodes) == 1)
         mine = visible_gpus(host.node, gpus)[:ranks]
-        used[host.name] = {gpu.uuid: f"{gpu.index} ({gpu.name})" for gpu in mine if gpu.uuid.startswith("GPU-")}
+        used[host.name] = {gpu.uuid: gpu for gpu in mine if gpu.uuid.startswith("GPU-")}
     users = grouped((uuid, name) for name, own in used.items() for uuid in own)
     pairs = dict.fromkeys(pair for hosts in users.values() for pair in itertools.combinations(hosts, 2))
-    for one, other in pairs:
-        shared = [uuid for uuid in used[one] if uuid in used[other]]
+    for name, other in pairs:
+        shared = [gpu for uuid, gpu in used[name].items() if uuid in used[other]]
         yield Finding(
-            hosts=(one, other),
-            message=f"{one} and {other} are one machine, and both use GPU "
-            f"{', '.join(used[one][uuid].partition(' ')[0] for uuid in shared)}.",
-            evidence=tuple(f"GPU {used[one][uuid]}, {uuid}: on {one} and on {other}" for uuid in shared),
-            facts={"uuids": shared},
+            hosts=(name, other),
+            message=f"{name} and {other} are one machine, and both use GPU "
+            f"{', '.join(str(gpu.index) for gpu in shared)}.",
+            evidence=tuple(f"GPU {gpu.index} ({gpu.name}), {gpu.uuid}: on {name} and on {other}" for gpu in shared),
+            facts={"uuids": [gpu.uuid for gpu in shared]},
             fix=Fix(
                 summary="Set cuda_visible_devices on each of the two in the hosts file, to GPUs of its own, or take "
                 "one of them out."

@@ -78,8 +78,8 @@ def _lines(host: Host, judged: PythonInfo, login: LoginShell) -> Iterator[str]:
         yield f"{host.node.python} is {judged.executable} {way} and {login.python} in a login shell{where}"
     for name, (ssh, shell) in login.differing.items():
         if name not in host.node.env:
-            yield f"{name} is {_said(ssh)} {way} and {_said(shell)} in a login shell"
+            yield f"{name} is {_shown(ssh)} {way} and {_shown(shell)} in a login shell"
 
 
-def _said(value: str | None) -> str:
+def _shown(value: str | None) -> str:
     return "unset" if value is None else quoted(value)

@@ -30,7 +30,7 @@ def torch_missing(view: View) -> Findings:
     for executable, hosts in lacking.items():
         others = [f"torch is there: {', '.join(names)} ({path})" for path, names in present.items()]
         yield Finding(
-            hosts=tuple(hosts),
+            hosts=hosts,
             message=f"{executable} has no torch, so torchrun can't start there.",
             evidence=(f"asked {executable}: no package torch in its metadata", *others),
             facts={"python": executable},

@@ -59,9 +59,9 @@ def version_mismatch(view: View) -> Findings:
     """Yields one finding for all that differs: the outliers against the majority."""
     versions = {host.name: {**_versions(facts), **_in_the_all_reduce(view, host.name)} for host, facts in view.facts}
     found = [
-        (one, severity)
+        (differs, severity)
         for subject, severity in MATTERS.items()
-        if (one := difference(subject, {name: v[subject] for name, v in versions.items() if subject in v}))
+        if (differs := difference(subject, {name: v[subject] for name, v in versions.items() if subject in v}))
     ]
     if not found:
         return
@@ -81,7 +81,7 @@ def version_mismatch(view: View) -> Findings:
 
 
 def _in_the_all_reduce(view: View, host: str) -> dict[str, str]:
-    """What the host's first rank really loaded, which an LD_LIBRARY_PATH may have changed."""
+    """The versions that the host's first rank really loaded, which an LD_LIBRARY_PATH may have changed."""
     smoke = view.snapshot.smoke
     ranks = [rank for rank in smoke.ranks if rank.host == host] if isinstance(smoke, Smoke) else []
     torch = next((rank.torch.split("+")[0] for rank in ranks if rank.torch), None)
@@ -90,14 +90,14 @@ def _in_the_all_reduce(view: View, host: str) -> dict[str, str]:
 
 
 def _versions(facts: HostFacts) -> dict[str, str]:
-    """What is compared; a host without torch has a diagnosis of its own."""
+    """The versions to compare; a host without torch has a diagnosis of its own."""
     python = known(facts.python)
     found = {"Python": ".".join(python.version.split(".")[:2])}
     if isinstance(facts.torch, TorchInfo):
         found["torch"] = facts.torch.version.split("+")[0]
         found["CUDA"] = facts.torch.cuda or facts.torch.hip or "none"
-        nccl = _loaded_nccl(facts) or facts.torch.nccl
-        if nccl:
+        loaded = facts.libnccl.version if isinstance(facts.libnccl, LibncclAnswer) else None
+        if nccl := loaded or facts.torch.nccl:
             found["NCCL"] = nccl
     if not isinstance(facts.plugins, Unknown):
         found["NCCL plugins"] = ", ".join(
@@ -106,11 +106,6 @@ def _versions(facts: HostFacts) -> dict[str, str]:
     if not isinstance(facts.gpus, Unknown) and facts.gpus:
         found["driver"] = facts.gpus[0].driver.split(".")[0]
     return found
-
-
-def _loaded_nccl(facts: HostFacts) -> str | None:
-    """The version that libnccl itself told."""
-    return facts.libnccl.version if isinstance(facts.libnccl, LibncclAnswer) else None
 
 
 def _advice(case: Case) -> Advice:

@@ -66,9 +66,12 @@ def import_collectors() -> None:
 def _tasks(request: dict[str, Any], interpreter: object, deadline: float) -> dict[str, Callable[[], object]]:
     """Each collector with what its parameters name; those that start a program stand first, for they take longest."""
     from nccl_doctor.probe.facts.network import unpacked
-    from nccl_doctor.probe.ports.requests import bind_error
 
-    port = request.get("trial_port")
+    port, trial = request.get("trial_port"), None
+    if port is not None:
+        from nccl_doctor.probe.ports.requests import bind_error
+
+        trial = (port, bind_error(port))  # before any collector runs, so that none takes its socket for a holder
     given = {
         "deadline": deadline,  # on the clock of time.monotonic, for what a collector waits for itself
         "env": request.get("env") or {},
@@ -78,8 +81,7 @@ def _tasks(request: dict[str, Any], interpreter: object, deadline: float) -> dic
         "ports": {port for port in (port, request.get("master_port")) if port is not None},
         "same": request.get("same") or [],
         "sudo": bool(request.get("sudo")),
-        # Tried before any collector runs, so that none takes the trial's own socket for a holder.
-        "trial": None if port is None else (port, bind_error(port)),
+        "trial": trial,
     }
     tasks: Dict[str, Callable[[], object]] = {}
     for field in sorted(COLLECTORS, key=lambda field: field not in SLOW):

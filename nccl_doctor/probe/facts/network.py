@@ -9,7 +9,7 @@ share the host's /sys.
 from __future__ import annotations
 
 import array
-import base64
+import binascii
 import errno
 import fcntl
 import json
@@ -315,7 +315,7 @@ def list_sockets(ports: set[int]) -> list[dict[str, Any]]:
 
 def unpacked(text: str) -> dict[str, list[Any] | None]:
     """The cluster's names, thousands of them, as collect/facts/names.py sends them: JSON, zlib, base64."""
-    names: dict[str, list[Any] | None] = json.loads(zlib.decompress(base64.b64decode(text)).decode())
+    names: dict[str, list[Any] | None] = json.loads(zlib.decompress(binascii.a2b_base64(text)).decode())
     return names
 
 

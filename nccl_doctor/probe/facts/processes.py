@@ -1,15 +1,16 @@
-"""Training jobs on the host: those that run, and those that were left behind."""
+"""Training jobs on the host: those that run, and those that were left behind.
+
+Most hosts have none, and need nothing of what judges one: it is imported where there is one.
+"""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
-from nccl_doctor.probe import guard, jobs, procs, progress
+from nccl_doctor.probe import jobs, procs
 from nccl_doctor.probe.gpus import list_gpu_processes
-from nccl_doctor.probe.guard import watcher
 from nccl_doctor.probe.jobs import JobProcesses, is_launcher, is_python, program
-from nccl_doctor.probe.ports.requests import explain
 from nccl_doctor.probe.procs import Proc, Table
 from nccl_doctor.probe.tools import fact
 
@@ -46,19 +47,25 @@ def on_gpus(deadline: float) -> list[dict[str, Any]]:
         Unavailable: nvidia-smi does not tell.
     """
     uses = list_gpu_processes(deadline)
-    table = Table()
-    return [{**use, **_whose(use["pid"], table)} for use in uses]
+    table = Table() if uses else None
+    return [] if table is None else [{**use, **_whose(use["pid"], table)} for use in uses]
 
 
 @fact("master_port")
 def explain_trial(trial: tuple[int, int | None] | None) -> dict[str, Any]:
     """snapshot.PortTrial of a port and the error of binding it, tried before any collector ran."""
-    return {"$skipped": "only the master's port is tried"} if trial is None else explain(*trial)
+    if trial is None:
+        return {"$skipped": "only the master's port is tried"}
+    from nccl_doctor.probe.ports.requests import explain
+
+    return explain(*trial)
 
 
 def _whose(pid: int, table: Table) -> dict[str, Any]:
     if pid not in table.procs:
         return {"alive": False, "user": None, "own": False, "command": None}
+    from nccl_doctor.probe import guard
+
     return {
         "alive": True,
         "user": guard.user(table.uid(pid)),
@@ -91,7 +98,11 @@ def _ours(table: Table) -> set[int]:
 
 def _left_behind(found: list[JobProcesses], table: Table) -> list[bool]:
     """Whether each job is shown to be watched by nobody, and to make no progress."""
-    alone = [jobs.is_orphan(job.root, table) and watcher(job, table) is None for job in found]
+    if not found:
+        return []
+    from nccl_doctor.probe import guard, progress
+
+    alone = [jobs.is_orphan(job.root, table) and guard.watcher(job, table) is None for job in found]
     signs = iter(progress.watch([job.pids for job, is_alone in zip(found, alone) if is_alone]))
     return [is_alone and next(signs) is None for is_alone in alone]
 
@@ -104,6 +115,8 @@ def _meets(job: JobProcesses, table: Table) -> dict[str, str]:
 
 
 def _row(kind: str, job: JobProcesses, table: Table, *, left: bool) -> dict[str, Any]:
+    from nccl_doctor.probe import guard
+
     refused = guard.refusal(job, [job.root], table, guard.GRACE_S)
     root = table.procs[job.root]
     ranks = [pid for pid in job.pids if jobs.is_rank(pid, table) and not jobs.is_rank(table.procs[pid].ppid, table)]

@@ -27,7 +27,6 @@ import struct
 import termios
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable
 
 from nccl_doctor.probe import netlink
@@ -275,10 +274,19 @@ def try_large(address: str, port: int, deadline_s: float) -> dict[str, Any]:
 
 def try_all(targets: list[tuple[str, int]], deadline_s: float) -> list[dict[str, Any]]:
     """:func:`try_large` for every target, side by side; in their order."""
-    if not targets:
-        return []
-    with ThreadPoolExecutor(min(AT_ONCE, len(targets))) as pool:
-        return list(pool.map(lambda target: try_large(target[0], target[1], deadline_s), targets))
+    results: list[dict[str, Any]] = [{} for _ in targets]
+
+    def work(place: int) -> None:
+        results[place] = try_large(*targets[place], deadline_s)
+
+    for first in range(0, len(targets), AT_ONCE):
+        some = range(first, min(first + AT_ONCE, len(targets)))
+        threads = [threading.Thread(target=work, args=(place,), daemon=True) for place in some]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return results
 
 
 def unacked(connection: socket.socket) -> int:

@@ -1,4 +1,4 @@
-"""What the probe may answer, request by request, as types: nothing of a host goes further as a loose list or dict.
+"""The probe's possible answers as types: nothing of a host goes further as a loose list or dict.
 
 An answer that is none of these is :class:`MalformedError`: the host runs something else than our probe, and whatever it
 says is not used. Facts alone are looked at one by one (:mod:`nccl_doctor.collect.facts.host_facts`).
@@ -97,7 +97,7 @@ class OwnFaultError(ConnectionLostError):
 
 
 def attempt(work: Callable[[], T]) -> T:
-    """What comes of the work over one host's words.
+    """Does the work over a host's words.
 
     Raises:
         OwnFaultError: in place of whatever else than an end that is foreseen.
@@ -113,7 +113,7 @@ def attempt(work: Callable[[], T]) -> T:
 
 
 class Hello(Observed):
-    """What the probe says of itself."""
+    """The probe's greeting."""
 
     python: Version
     machine: str
@@ -139,14 +139,14 @@ class DialRow(NamedTuple):
 
 
 class Dialled(Observed):
-    """What became of all dials of a host."""
+    """The outcome of all dials of a host."""
 
     connected: Count
     failed: tuple[DialRow, ...]
 
 
 class PathMtuResult(Observed):
-    """What became of full-size packets to one target (probe/mesh/mesh.py)."""
+    """The outcome of full-size packets to a target (probe/mesh/mesh.py)."""
 
     outcome: Literal["passed", "stalled", "reset", "not-connected"]
     sent: Count
@@ -156,7 +156,7 @@ class PathMtuResult(Observed):
 
 
 class RankEvent(Observed):
-    """What a rank reports, or the probe of it; see probe/smoke/worker.py and probe/smoke/ranks.py."""
+    """A report of a rank, or of the probe on it; see probe/smoke/worker.py and probe/smoke/ranks.py."""
 
     local_rank: Count
     since: Seconds = 0.0
@@ -192,7 +192,7 @@ class SmokeEnd(Observed):
 
 
 class TrialEnd(Observed):
-    """Whether the all-reduce over a group worked for this host's ranks."""
+    """The outcome of the all-reduce over a group for this host's ranks."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -1,4 +1,4 @@
-"""What a run is asked for, whom it tells how far it is, and the time that it has."""
+"""A run's options, its progress as others follow it, and the time that it has."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nccl_doctor.snapshot import Snapshot
 
 
 class Progress(Protocol):
-    """Who is told how far the run is."""
+    """Follows how far the run is."""
 
     def phase(self, name: str, hosts: list[str], limit_s: float | None = None) -> None:
         """A phase begins, and these hosts are awaited, for so many seconds at most."""

@@ -53,7 +53,7 @@ from nccl_doctor.transport.base import Transport
 
 
 class FirstLook:
-    """What the hosts of a cluster tell of themselves.
+    """Connects to the hosts of a cluster and collects their facts.
 
     Attributes:
         opened: by host, its session; filled as they are reached, for whoever is interrupted must close them.
@@ -162,7 +162,7 @@ def open_run(
 
 
 class Run:
-    """One run over all hosts, phase by phase.
+    """A run over all hosts, phase by phase.
 
     Attributes:
         dials: why dials of the mesh failed, for whoever judges the snapshot; None without a mesh.
@@ -172,7 +172,7 @@ class Run:
         self._cluster, self._transport, self._options, self._progress = cluster, transport, options, progress
         self.dials: FailedDials | None = None
         self._clock = Clock(options.total_s)
-        self._taken_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self._began_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._first = FirstLook(cluster, options, progress, self._clock)
         self._sessions: list[ProbeSession] = []
         self._mesh: Phased[Mesh] = skipped(PENDING)
@@ -335,7 +335,7 @@ class Run:
         )
         return Snapshot(
             version=__version__,
-            taken_at=self._taken_at,
+            taken_at=self._began_at,
             cluster=self._cluster,
             hosts=hosts,
             mesh=self._mesh,

@@ -51,7 +51,7 @@ class MemoryImporter:
 
 
 def why_not() -> str:
-    """What this interpreter lacks to run the probe; empty where it lacks nothing."""
+    """Names what this interpreter lacks to run the probe; empty for nothing."""
     memory = resource.getrlimit(resource.RLIMIT_AS)[0]
     if 0 <= memory < LEAST_MEMORY:  # RLIM_INFINITY is -1
         return "ulimit -v is " + str(memory >> 10) + " KiB"

@@ -32,7 +32,7 @@ def list_gpus(deadline: float) -> list[dict[str, Any]]:
 
 
 def query(what: str, fields: Sequence[str], deadline: float) -> str:
-    """What ``nvidia-smi --query-WHAT=FIELDS`` prints, without header and units; "" where nothing of NVIDIA's is there.
+    """Runs ``nvidia-smi --query-WHAT=FIELDS``, without header and units; "" where nothing of NVIDIA's is there.
 
     Raises:
         Unavailable: a driver without nvidia-smi, or nvidia-smi fails or takes too long.

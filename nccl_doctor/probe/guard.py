@@ -1,4 +1,4 @@
-"""Who may be ended: what protects a process for good, and what only ``--force`` lifts.
+"""Decides which processes may be ended: what protects one for good, and what only ``--force`` lifts.
 
 Who looks after a process: a job that somebody still watches over is no leftover, however idle it is.
 
@@ -35,7 +35,7 @@ STEP = "slurmstepd"
 
 
 def watcher(job: JobProcesses, table: Table) -> str | None:
-    """Who watches over a job, in a sentence; None where it is shown that nobody does.
+    """Names what watches over a job, in a sentence; None where provably nothing does.
 
     Nobody does where every process at its top is a rank whose launcher is gone, outside of a systemd service, and
     nobody works in any of its processes.
@@ -71,7 +71,7 @@ def attended(pids: Sequence[int], table: Table) -> str | None:
 
 
 def _names(pid: int, table: Table) -> list[str]:
-    """What it calls itself, what its command line says that it runs, and what the kernel says that it runs."""
+    """Its names: its own, its command line's program, and the program that the kernel says it runs."""
     names = (table.procs[pid].name.partition(":")[0], programs.program(table.argv(pid)), table.executable(pid))
     return [name.lstrip("-") for name in names]  # a login shell is "-bash"
 
@@ -200,7 +200,7 @@ def refuses(pid: int, table: Table, *, force: bool) -> str | None:
 
 
 def is_own(pid: int, table: Table) -> bool:
-    """Whether the process is the user's that we are, in our container, Slurm job and login."""
+    """True for a process of our own user, in our container, Slurm job and login."""
     return table.uid(pid) == os.getuid() and procs.apart(pid, table) is None
 
 

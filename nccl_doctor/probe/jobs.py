@@ -1,4 +1,4 @@
-"""Which processes are one job: a launcher and its ranks, or what is left of them.
+"""Finds the processes of a job: a launcher and its ranks, or what is left of them.
 
 Up from a process to its launcher or to the Python process that forked or spawned it; down to all descendants; and where
 the launcher is gone, to the orphans that it had started with it. No step goes by a guess: each member is a descendant,
@@ -73,12 +73,12 @@ SPAWNED = ("multiprocessing.spawn", "multiprocessing.forkserver", "multiprocessi
 
 
 def is_python(executable: str) -> bool:
-    """Whether the base name of a program is a Python interpreter's."""
+    """True for the base name of a Python interpreter."""
     return PYTHON.fullmatch(executable) is not None
 
 
 def program(argv: Sequence[str]) -> str:
-    """What runs: the module behind ``-m``, the base name of the script, or of the program itself; "-c" for a text."""
+    """Names the module behind ``-m``, the base name of the script or of the program itself; "-c" for a text."""
     if not argv:
         return ""
     name = os.path.basename(argv[0].partition(" ")[0].rstrip(":"))
@@ -98,7 +98,7 @@ def program(argv: Sequence[str]) -> str:
 
 
 def is_launcher(argv: Sequence[str]) -> bool:
-    """Whether a command line is that of a launcher, which starts ranks."""
+    """True for the command line of a launcher, which starts ranks."""
     return program(argv) in LAUNCHERS
 
 
@@ -108,7 +108,7 @@ def service(argv: Sequence[str]) -> str | None:
 
 
 def is_spawned(argv: Sequence[str]) -> bool:
-    """Whether a command line is one that Python's multiprocessing starts."""
+    """True for a command line that Python's multiprocessing starts."""
     return any(mark in word for word in argv for mark in SPAWNED)
 
 
@@ -157,7 +157,7 @@ def jobs_of(pids: list[int], table: Table) -> list[JobProcesses]:
 
 
 def is_adopted(proc: Proc, table: Table) -> bool:
-    """Whether its parent is one that orphans get: pid 1 or a subreaper, which did not start it itself.
+    """True where its parent is such as orphans get: pid 1 or a subreaper, which did not start it itself.
 
     Pid 1 of a container may be a launcher, or the shell or init that started the process: then they share a session,
     which orphans seldom do, or the variables that else only a launcher gives.
@@ -173,19 +173,19 @@ def is_adopted(proc: Proc, table: Table) -> bool:
 
 
 def is_orphan(pid: int, table: Table) -> bool:
-    """Whether it is a rank that lost its launcher, or a worker of Ray's on a host without a raylet."""
+    """True for a rank that lost its launcher, or a worker of Ray's on a host without a raylet."""
     if is_ray_worker(pid, table) and any(proc.name == RAYLET for proc in table.procs.values()):
         return False
     return is_adopted(table.procs[pid], table) and (is_rank(pid, table) or is_ray_worker(pid, table))
 
 
 def is_ray_worker(pid: int, table: Table) -> bool:
-    """Whether Ray set the title of this process."""
+    """True where Ray set the title of this process."""
     return table.command(pid).startswith(RAY_WORKER)
 
 
 def is_rank(pid: int, table: Table) -> bool:
-    """Whether a launcher, or Python's multiprocessing, started it."""
+    """True where a launcher, or Python's multiprocessing, started it."""
     line = " ".join(table.argv(pid))
     return not RANK_VARIABLES.isdisjoint(table.environ(pid)) or any(mark in line for mark in RANK_MARKS)
 
@@ -205,7 +205,7 @@ def _root(proc: Proc, table: Table) -> Proc:
 
 
 def _started(parent: Proc, child: Proc, table: Table) -> bool:
-    """Whether the parent is the child's launcher, or the Python process of which the child is a part."""
+    """True for the child's launcher, or the Python process of which the child is a part."""
     if table.uid(parent.pid) != table.uid(child.pid):
         return False
     above, below = table.argv(parent.pid), table.argv(child.pid)
@@ -229,17 +229,17 @@ def _orphans_of_the_same_run(root: Proc, table: Table) -> list[int]:
     return sorted(proc.pid for proc in mine if procs.surroundings(proc.pid, table) == place)
 
 
-def _same_run(one: Proc, other: Proc, table: Table) -> bool:
+def _same_run(first: Proc, second: Proc, table: Table) -> bool:
     """Ranks of one launcher and what they forked, by what it gave to each; or what one Python process spawned.
 
     All of it is what they say of themselves: another container may say the same, see :func:`procs.surroundings`.
 
     Two with one LOCAL_RANK are of two runs, unless they share a process group: then one was the other's data loader.
     """
-    mine, theirs = table.environ(one.pid), table.environ(other.pid)
-    together = (one.group, one.session) == (other.group, other.session)
+    mine, theirs = table.environ(first.pid), table.environ(second.pid)
+    together = (first.group, first.session) == (second.group, second.session)
     ranks = mine.get("LOCAL_RANK"), theirs.get("LOCAL_RANK")
     if None not in ranks and "MASTER_PORT" in mine:
         return (together or ranks[0] != ranks[1]) and all(mine.get(name) == theirs.get(name) for name in RUN)
-    spawned = is_spawned(table.argv(one.pid)) and is_spawned(table.argv(other.pid))
-    return together and spawned and table.argv(one.pid)[:1] == table.argv(other.pid)[:1]
+    spawned = is_spawned(table.argv(first.pid)) and is_spawned(table.argv(second.pid))
+    return together and spawned and table.argv(first.pid)[:1] == table.argv(second.pid)[:1]

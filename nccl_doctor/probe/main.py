@@ -232,7 +232,7 @@ class Server:
             raise
 
     def _trial(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One group of hosts; the launcher stays for the next."""
+        """Runs with a group of hosts; the launcher stays for the next."""
         self._stop.clear()
         assert self._launcher is not None
         return {"ok": self._launcher.run(request["order"], lambda _event: None, self._stop)["exit"] == 0}
@@ -244,7 +244,7 @@ class Server:
 
 
 def _hello() -> dict[str, Any]:
-    """What the controller must know before it asks."""
+    """Tells the controller what it must know before it asks."""
     return {
         "python": ".".join(map(str, sys.version_info[:3])),
         "machine": os.uname().machine,

@@ -35,7 +35,7 @@ def request(kind: int, flags: int, number: int, body: bytes) -> bytes:
 
 
 def attribute(kind: int, value: bytes) -> bytes:
-    """One attribute of a request, its value a multiple of four bytes."""
+    """Packs an attribute of a request, its value a multiple of four bytes."""
     return _ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), kind) + value
 
 
@@ -112,7 +112,7 @@ def _left(deadline: float) -> float:
 
 
 def refusal(body: bytes) -> OSError:
-    """What the body of an NLMSG_ERROR means."""
+    """The error that the body of an NLMSG_ERROR means."""
     code = -struct.unpack_from("=i", body)[0]
     return OSError(code, os.strerror(code))
 
@@ -215,14 +215,14 @@ def find_sockets(ports: set[int], *, listeners: bool = False) -> list[DiagSocket
     return found + [one for one in everywhere if one.local_port not in ports]
 
 
-def describe_socket(one: DiagSocket, pid: int | None) -> dict[str, Any]:
+def describe_socket(sock: DiagSocket, pid: int | None) -> dict[str, Any]:
     """Returns the JSON form of snapshot.TcpSocket; "BOUND" neither listens nor is connected."""
     return {
-        "local_address": one.local_address,
-        "local_port": one.local_port,
-        "remote_address": one.remote_address if one.remote_port else None,
-        "remote_port": one.remote_port or None,
-        "state": one.state,
+        "local_address": sock.local_address,
+        "local_port": sock.local_port,
+        "remote_address": sock.remote_address if sock.remote_port else None,
+        "remote_port": sock.remote_port or None,
+        "state": sock.state,
         "pid": pid,
     }
 
@@ -257,7 +257,7 @@ def parse_flow(body: bytes) -> Flow:
 
 
 def parse_socket(body: bytes) -> DiagSocket:
-    """One struct inet_diag_msg (include/uapi/linux/inet_diag.h)."""
+    """Reads a struct inet_diag_msg (include/uapi/linux/inet_diag.h)."""
     family, state, timer, _ = _MESSAGE.unpack_from(body)
     local_port, remote_port, local, remote = _SOCKET_ID.unpack_from(body, _MESSAGE.size)
     expires_ms, _, _, uid, inode = _TAIL.unpack_from(body, _MESSAGE.size + _SOCKET_ID.size)

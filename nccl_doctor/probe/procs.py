@@ -187,7 +187,7 @@ class Table:
         return self._uids[pid]
 
     def status(self, pid: int, name: str) -> str | None:
-        """One value of its status file (proc_pid_status(5)); None for one that is gone."""
+        """A value of its status file (proc_pid_status(5)); None where it is gone."""
         lines = self.text(pid, "status").splitlines()
         return next((line.partition(":")[2].strip() for line in lines if line.startswith(name + ":")), None)
 
@@ -200,7 +200,7 @@ class Table:
         return os.path.basename(path.replace(" (deleted)", "")) or (self.procs[pid].name if pid in self.procs else "")
 
     def text(self, pid: int, name: str) -> str:
-        """One of the process's files in /proc, at most TEXT_LIMIT bytes; "" where it is gone or hidden."""
+        """Reads a file of the process in /proc, at most TEXT_LIMIT bytes; "" where it is gone or hidden."""
         return _read(pid, name).decode(errors="replace")
 
     def opened(self, pid: int) -> list[str]:
@@ -258,13 +258,13 @@ def unit_of(pid: int, table: Table) -> str | None:
 
 
 def is_contained(pid: int, table: Table) -> bool:
-    """Whether it is in a container that is not ours: by its control group, or by a PID namespace of its own."""
+    """True in a container that is not ours: by its control group, or by a PID namespace of its own."""
     theirs, ours = table.link(pid, "ns/pid"), table.link(os.getpid(), "ns/pid")
     return _container(pid, table) is not None or (theirs is not None and theirs != ours)
 
 
 def apart(pid: int, table: Table) -> str | None:
-    """What sets a process of our user apart from us: a container, Slurm job or login that is not ours.
+    """Tells what sets a process of our user apart from us: a container, Slurm job or login that is not ours.
 
     A mount namespace counts for root alone: pam_namespace and Apptainer give one to each of a user's own logins and
     jobs, whereas root sees the processes of everybody's containers.
@@ -297,7 +297,7 @@ def service_of(pid: int, table: Table) -> str | None:
 
 
 def surroundings(pid: int, table: Table) -> tuple[str | None, ...]:
-    """What all that one launcher started has in common: container, namespaces and Slurm job."""
+    """The container, namespaces and Slurm job that all have in common that one launcher started."""
     spaces = (table.link(pid, f"ns/{kind}") for kind in ("pid", "mnt"))
     return (_container(pid, table), *spaces, _slurm_job(pid, table))
 

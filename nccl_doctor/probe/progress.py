@@ -126,7 +126,7 @@ GPU_S = 5.0
 
 
 class Look(NamedTuple):
-    """What the processes of a job have used by now.
+    """The processor, files and peers that the processes of a job have used by now.
 
     Attributes:
         cpu: seconds, by PID.
@@ -184,7 +184,7 @@ def _bytes(flow: Flow | None) -> int:
 
 
 def _moved(before: Look, now: Look) -> str | None:
-    """What the second look shows; a process that was not there at the first was started meanwhile."""
+    """Tells what the second look shows; a process that was not there at the first was started meanwhile."""
     seconds = now.at - before.at
     for inode, flow in now.peers.items():
         moved = _bytes(flow) - _bytes(before.peers.get(inode))

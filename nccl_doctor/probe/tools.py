@@ -138,7 +138,7 @@ OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def output(argv: list[str], deadline: float, accept: Iterable[int] = (0,)) -> str:
-    """What a program prints, untranslated, its errors left out.
+    """Runs a program and returns what it prints, untranslated, its errors left out.
 
     Args:
         argv: program, one of PROGRAMS, and arguments.

@@ -49,7 +49,7 @@ class Turns(Protocol):
     """Decides how many items are worked on at once; times are of one clock, in seconds."""
 
     def admits(self, now: float) -> bool:
-        """Whether one more may begin."""
+        """True where work on another item may begin."""
 
     def wait(self, now: float) -> float | None:
         """How long until one more may begin though none ends; None: not before."""
@@ -76,11 +76,11 @@ class AllAtOnce:
         """Only an end makes room."""
 
     def begin(self, _number: int, _now: float) -> None:
-        """One more runs."""
+        """Counts it in."""
         self._running += 1
 
     def end(self, _number: int, _now: float, *, well: bool) -> None:  # noqa: ARG002 - as Turns
-        """One less."""
+        """Counts it out."""
         self._running -= 1
 
 
@@ -99,7 +99,7 @@ class Window:
     _began: dict[int, float] = field(default_factory=dict)
 
     def admits(self, now: float) -> bool:
-        """Whether one more may begin."""
+        """True where work on another item may begin."""
         return len(self._active(now)) < int(self.limit) and len(self._began) < IN_ALL
 
     def wait(self, now: float) -> float | None:

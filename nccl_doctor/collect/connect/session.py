@@ -1,4 +1,4 @@
-"""One probe on one host: starts it over a transport's channel and exchanges requests and answers.
+"""A probe on a host: starts it over a transport's channel and exchanges requests and answers.
 
 The messages of one probe, read from its channel out of whatever else comes there.
 
@@ -56,7 +56,7 @@ MAX_REQUEST = 64 << 20
 
 
 class Messages:
-    """What a probe says.
+    """The messages of a probe.
 
     Args:
         channel: to the probe.
@@ -294,7 +294,7 @@ class ProbeSession:
             raise
 
     def large_packets_vanish(self, by: float) -> bool:
-        """Whether it is proven that an answer does not come because its packets are large."""
+        """True where provably an answer does not come because its packets are large."""
         return isinstance(self._channel, KnowsItsPath) and self._channel.large_packets_vanish(by)
 
     def gone(self, error: ConnectionLostError) -> ConnectionLostError:

@@ -39,7 +39,7 @@ _WORDS = 120
 
 @dataclass(frozen=True)
 class Start:
-    """What was seen of a start that came to nothing.
+    """The signs of a start that came to nothing.
 
     Attributes:
         python: the interpreter that was asked for.
@@ -106,7 +106,7 @@ def _cut_off(start: Start) -> bool:
 
 
 def _problem(start: Start) -> tuple[PythonProblem, str] | None:
-    """What is wrong with the interpreter, and the phrase; None where it is not the interpreter."""
+    """The interpreter's fault, and the phrase; None where it is not the interpreter."""
     by_itself = _match(_PYTHON, (start.error, *start.stderr), start.python)
     if by_itself is not None or start.ready or start.status in (0, None):
         return by_itself
@@ -169,7 +169,7 @@ def bundle() -> bytes:
 
 
 def login_mark(nonce: str) -> str:
-    """What the login shell says when it has come to our line: its start-up files are through."""
+    """The word of the login shell when it has come to our line: its start-up files are through."""
     return f"ncdoctor-{nonce[::-1][:16]}"
 
 

@@ -1,1 +1,1 @@
-"""What hosts tell of themselves."""
+"""Facts of hosts: asked, typed, and what their names mean."""

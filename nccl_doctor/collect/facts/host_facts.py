@@ -107,12 +107,12 @@ class Asking:
             raise NoAnswerError(f"no answer in time to {', '.join(late)}")
 
     def all(self) -> dict[str, HostFacts]:
-        """What the hosts told, by name."""
+        """The hosts' facts, by name."""
         return {name: self._final(name, facts) for name, facts in self._facts.items()}
 
     @property
     def common(self) -> dict[str, ResolverAnswer]:
-        """What they make of names where their own facts say nothing else."""
+        """The resolvers' answers that hold where a host's own facts say nothing else."""
         return self._names.common
 
     def _final(self, name: str, facts: HostFacts) -> HostFacts:
@@ -206,7 +206,7 @@ _LIMIT = re.compile(r"(Max open files|Max locked memory) +(unlimited|\d{1,20}) +
 def look_outside(
     transport: Transport, wanted: Collection[str], node: Node, deadline: float
 ) -> Outside | Unknown | None:
-    """What the host of a node's container tells, of names those ``wanted``; None where the node is no container."""
+    """Looks at the host of a node's container, of names those ``wanted``; None where the node is no container."""
     options = node.options(InsideOptions)
     if options.runtime is None:
         return None
@@ -231,7 +231,7 @@ def look_outside(
 def parse_outside(
     lines: Iterable[str], mark: str, options: InsideOptions, wanted: Collection[str]
 ) -> Outside | Unknown:
-    """What the script printed, each part behind a line with the mark and its name."""
+    """Reads what the script printed, each part behind a line with the mark and its name."""
     parts: dict[str, list[str]] = {}
     part: list[str] = []
     for line in lines:

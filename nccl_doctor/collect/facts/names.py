@@ -1,4 +1,4 @@
-"""What the names of the hosts file mean: to this machine, and to hosts, each of which tells only where it differs."""
+"""The meaning of the hosts file's names: to this machine, and to hosts, each of which tells only where it differs."""
 
 from __future__ import annotations
 
@@ -39,33 +39,33 @@ class CommonNames:
         return self._tables[-1]
 
     def known_to(self, node: Node) -> str:
-        """What a host is told of the names, packed (probe/facts/network.py); the same at every call."""
+        """Packs the names for a host (probe/facts/network.py unpacks them); the same at every call."""
         with self._lock:
             return self._asked.setdefault(node.name, (self.common, self._request))[1]
 
-    def learn(self, node: Node, told: Names) -> None:
+    def learn(self, node: Node, names: Names) -> None:
         """Takes what a host made of the names; of an error and addresses, the addresses."""
         with self._lock:
             before = self.common
             if len(self._tables) > MOST:
                 return
             new = {
-                name: ResolverAnswer.model_construct(addresses=one.addresses, error=one.error)
-                for name, one in told.own.items()
+                name: ResolverAnswer.model_construct(addresses=answer.addresses, error=answer.error)
+                for name, answer in names.own.items()
                 if name in self._wanted and name not in (node.address, node.name) and literal(name) is None
-                if name not in before or (one.addresses and not before[name].addresses)
-                if not (one.error or "").startswith("no answer in ")
+                if name not in before or (answer.addresses and not before[name].addresses)
+                if not (answer.error or "").startswith("no answer in ")
             }
             if new:
                 self._tables.append({**before, **new})
                 self._request = _packed({name: _row(self.common.get(name)) for name in self._wanted})
 
-    def final(self, name: str, told: Names | Unknown) -> Names | Unknown:
-        """What the host of this name told, in terms of the last table."""
-        if isinstance(told, Unknown):
-            return told
+    def final(self, name: str, names: Names | Unknown) -> Names | Unknown:
+        """The answers of the host of this name, in terms of the last table."""
+        if isinstance(names, Unknown):
+            return names
         asked = self._asked[name][0]
-        return told.beside(asked).relative_to(self.common, _changed(asked, self.common))
+        return names.beside(asked).relative_to(self.common, _changed(asked, self.common))
 
 
 def _changed(before: Mapping[str, ResolverAnswer], after: Mapping[str, ResolverAnswer]) -> list[str]:
@@ -76,8 +76,8 @@ def _packed(names: dict[str, list[Any] | None]) -> str:
     return base64.b64encode(zlib.compress(json.dumps(names).encode())).decode()
 
 
-def _row(told: ResolverAnswer | None) -> list[Any] | None:
-    return None if told is None else [list(told.addresses), told.error]
+def _row(answer: ResolverAnswer | None) -> list[Any] | None:
+    return None if answer is None else [list(answer.addresses), answer.error]
 
 
 def look_up(names: Iterable[str], within_s: float) -> dict[str, tuple[IpAddress, ...]]:

@@ -1,1 +1,1 @@
-"""What the ranks of a running job do."""
+"""Ranks of a running job: found, chosen, looked at."""

@@ -69,17 +69,17 @@ ReadDump = Callable[[str, bytes], flight.Dump | None]
 """Reads a dump that a rank wrote; a ValueError says why it can't."""
 
 
-def host_look(told: LookAnswer, job: JobRanks, read_dump: ReadDump) -> HostLook:
-    """One host's look."""
-    flows = _typed(_FLOWS, told.flows)
+def host_look(answer: LookAnswer, job: JobRanks, read_dump: ReadDump) -> HostLook:
+    """Types a host's look."""
+    flows = _typed(_FLOWS, answer.flows)
     numbers = {rank.pid: rank.rank for rank in job.ranks}
     return HostLook(
-        at_s=told.at_s,
-        ranks=tuple(_rank(row, numbers[row.pid], flows, read_dump) for row in told.ranks if row.pid in numbers),
-        launchers=told.launchers,
-        serves_ras=told.serves_ras is True,
-        killed=_typed(_KILLED, told.killed),
-        xids=_typed(_XIDS, told.xids),
+        at_s=answer.at_s,
+        ranks=tuple(_rank(row, numbers[row.pid], flows, read_dump) for row in answer.ranks if row.pid in numbers),
+        launchers=answer.launchers,
+        serves_ras=answer.serves_ras is True,
+        killed=_typed(_KILLED, answer.killed),
+        xids=_typed(_XIDS, answer.xids),
     )
 
 
@@ -101,17 +101,17 @@ def _typed(kind: TypeAdapter[Any], value: object) -> Any:  # noqa: ANN401 - what
         return unknown(f"the probe's answer does not fit: {error.errors()[0]['msg']}")
 
 
-def recorded(told: object, rank: int, read_dump: ReadDump) -> Any:  # noqa: ANN401 - Fact[Recorded | None]
+def recorded(answer: object, rank: int, read_dump: ReadDump) -> Any:  # noqa: ANN401 - Fact[Recorded | None]
     """A rank's recorder out of ``{"live": document}`` or ``{"dump": {"name", "age_s", "data"}}``; None for none."""
-    if told is None:
+    if answer is None:
         return None
-    if isinstance(told, dict) and "$unknown" in told:
-        return _typed(_UNKNOWN, told)
+    if isinstance(answer, dict) and "$unknown" in answer:
+        return _typed(_UNKNOWN, answer)
     try:
-        if isinstance(told, dict) and isinstance(told.get("live"), dict):
-            return _live(told["live"], rank)
-        assert isinstance(told, dict)
-        dump = told["dump"]
+        if isinstance(answer, dict) and isinstance(answer.get("live"), dict):
+            return _live(answer["live"], rank)
+        assert isinstance(answer, dict)
+        dump = answer["dump"]
         return _recorded(read_dump(f"rank_{rank}", base64.b64decode(dump["data"])), {}, float(dump["age_s"]))
     except ValidationError as error:
         return unknown(f"the flight recorder is not understood: {error.errors()[0]['msg']}")

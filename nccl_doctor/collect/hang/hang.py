@@ -146,7 +146,7 @@ class _Watch:
         self._cluster, self._transport, self._options, self._progress = cluster, transport, options, progress
         self._began = time.monotonic()
         self._reader = Reader(self._began + options.total_s)
-        self._taken_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self._began_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._opened: dict[str, ProbeSession] = {}
         self._sessions: list[ProbeSession] = []
         self._failures: dict[str, AnyAccessFailure] = {}
@@ -202,7 +202,7 @@ class _Watch:
         for number in range(self._options.looks):
             if number:
                 time.sleep(max(0.0, self._options.interval_s))
-            for name, look in self._everywhere(self._one_look, self._with_ranks()).items():
+            for name, look in self._everywhere(self._look_at_host, self._with_ranks()).items():
                 self._looks.setdefault(name, []).append(look)
         self._timings["look"] = time.monotonic() - began
 
@@ -216,7 +216,7 @@ class _Watch:
         self._starters = self._everywhere(lambda session: _ask(session, _STARTERS, "starters", ANSWER_S))
         self._timings["look"] = time.monotonic() - began
 
-    def _one_look(self, session: ProbeSession) -> HostLook:
+    def _look_at_host(self, session: ProbeSession) -> HostLook:
         stacks = None if self._options.stacks == "none" else self._options.stacks
         answer = _ask(session, LOOK, "look", LOOK_S + 2, pids=self._pids(session), stacks=stacks, deadline_s=LOOK_S)
         return host_look(answer, self._jobs[session.node.name], partial(self._reader.dump, session.node.name))
@@ -255,7 +255,7 @@ class _Watch:
         self._timings["total"] = time.monotonic() - self._began
         return HangSnapshot(
             version=__version__,
-            taken_at=self._taken_at,
+            taken_at=self._began_at,
             interval_s=self._options.interval_s,
             stacks=self._options.stacks,
             cluster=self._cluster,
@@ -294,7 +294,7 @@ class _Watch:
     def _everywhere(
         self, work: Callable[[ProbeSession], Result], sessions: list[ProbeSession] | None = None
     ) -> dict[str, Result]:
-        """What each host answered, by name; one that fails is a failure of its own."""
+        """The hosts' answers, by name; a host that fails is a failure of its own."""
         asked = self._sessions if sessions is None else sessions
         results = ask_all(work, asked, lambda session: self._progress.done(session.node.name), Window(MOST))
         found: dict[str, Result] = {}

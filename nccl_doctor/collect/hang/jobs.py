@@ -1,4 +1,4 @@
-"""Which job is meant, of all whose ranks the hosts told of; and who of them tells what can't be."""
+"""Chooses the job that is meant of all on the hosts, and finds hosts that tell what can't be."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_COMPARED = 64
 
 
 class HangingJob(NamedTuple):
-    """What the ranks of one job share; ``host`` only where its master is the host itself.
+    """The settings that a job's ranks share; ``host`` only where its master is the host itself.
 
     Attributes:
         user: whose it is; what another user's processes say of themselves is another job's.
@@ -175,7 +175,7 @@ def _job(host: str, rank: JobRank) -> HangingJob:
 
 
 def _latest(ranks: list[JobRank]) -> tuple[JobRank, ...]:
-    """One process a rank: an orphan of an earlier start has the same number and is older."""
+    """Keeps a process a rank: an orphan of an earlier start has the same number and is older."""
     youngest: dict[int, JobRank] = {}
     for rank in ranks:
         if rank.rank not in youngest or rank.age_s < youngest[rank.rank].age_s:
@@ -245,36 +245,36 @@ def with_counted(found: dict[str, JobRanks]) -> dict[str, JobRanks]:
     }
 
 
-def _stores(told: dict[str, tuple[StoreClient, ...]]) -> list[_Store]:
-    dialled = _dialled(told)
+def _stores(unnumbered: dict[str, tuple[StoreClient, ...]]) -> list[_Store]:
+    dialled = _dialled(unnumbered)
     found = []
-    for host, clients in told.items():
+    for host, clients in unnumbered.items():
         served = (
-            (server, port, {_end(*one): one[2] for one in server.serves if one[1] == port})
+            (server, port, {_end(*end): end[2] for end in server.serves if end[1] == port})
             for server in clients
             for port in sorted({end[1] for end in server.serves} - {0})
         )
         for server, port, ends in islice(served, MOST_STORES):
             mine = (place for end in ends for place in dialled.get(end, ()) if place[0] == host or not _is_own(end))
-            users = [(name, told[name][number]) for name, number in dict.fromkeys(mine)]
-            own = tuple((name, one) for name, one in users if one.is_alike(server))
-            strange = sum(_dials(one, ends) for _, one in users if not one.is_alike(server))
+            users = [(name, unnumbered[name][number]) for name, number in dict.fromkeys(mine)]
+            own = tuple((name, client) for name, client in users if client.is_alike(server))
+            strange = sum(_dials(client, ends) for _, client in users if not client.is_alike(server))
             found.append(_Store(host, port, ends, own, strange))
     return found
 
 
-def _dialled(told: dict[str, tuple[StoreClient, ...]]) -> dict[End, list[tuple[str, int]]]:
+def _dialled(unnumbered: dict[str, tuple[StoreClient, ...]]) -> dict[End, list[tuple[str, int]]]:
     """Host and place there of the processes that dialled each end."""
     return grouped(
         (_end(*dial), (name, number))
-        for name, clients in told.items()
-        for number, one in enumerate(clients)
-        for dial in one.dials
+        for name, clients in unnumbered.items()
+        for number, client in enumerate(clients)
+        for dial in client.dials
     )
 
 
 def _is_own(end: End) -> bool:
-    """What a loopback address leads to is on each host another."""
+    """True for a loopback address, which leads to another end on each host."""
     return ipaddress.ip_address(end[0]).is_loopback
 
 
@@ -292,7 +292,7 @@ def _ranks(store: _Store, clients: list[tuple[str, StoreClient]], order: list[st
 
 
 def _local(clients: list[StoreClient]) -> tuple[list[StoreClient], int]:
-    """One host's with their numbers there, and how many there are: by their common parent, else by their start."""
+    """Numbers a host's, and counts them: by their common parent, else by their start."""
     told = [one for one in clients if one.local_rank is not None]
     sizes, numbers = {one.local_world_size or 0 for one in told}, {one.local_rank for one in told}
     size = max(sizes, default=0)
@@ -309,8 +309,8 @@ def _local(clients: list[StoreClient]) -> tuple[list[StoreClient], int]:
     )
 
 
-def _start(one: StoreClient) -> tuple[int, int]:
-    return one.started, one.pid
+def _start(client: StoreClient) -> tuple[int, int]:
+    return client.started, client.pid
 
 
 def _unseen(store: _Store, clients: list[tuple[str, StoreClient]]) -> int:
@@ -320,15 +320,15 @@ def _unseen(store: _Store, clients: list[tuple[str, StoreClient]]) -> int:
     return max(0, -(-unseen // max(1, *held)))
 
 
-def _dials(one: StoreClient, ends: dict[End, int]) -> int:
+def _dials(client: StoreClient, ends: dict[End, int]) -> int:
     """How many connections it has to these."""
-    return sum(dial[2] for dial in one.dials if _end(*dial) in ends)
+    return sum(dial[2] for dial in client.dials if _end(*dial) in ends)
 
 
-def _rank(one: StoreClient, number: int, size: int, address: str, port: int) -> JobRank:
-    told = one.model_dump(exclude={"dials", "serves"}, by_alias=True)
+def _rank(client: StoreClient, number: int, size: int, address: str, port: int) -> JobRank:
+    facts = client.model_dump(exclude={"dials", "serves"}, by_alias=True)
     return JobRank.model_validate(
-        {**told, "rank": number, "world_size": size, "master_addr": address, "master_port": port, "counted": True}
+        {**facts, "rank": number, "world_size": size, "master_addr": address, "master_port": port, "counted": True}
     )
 
 

@@ -1,4 +1,4 @@
-"""What hosts wrote themselves, read in a process of its own: dumps of the flight recorder, and answers of RAS.
+"""Reads what hosts wrote, in a process of its own: dumps of the flight recorder, and answers of RAS.
 
 The process may take little memory and time, and costs nothing until something is to be read. Where it ends, what it was
 reading is not known, and the next document gets a new one. It holds nothing but that document, and ends when its
@@ -47,7 +47,7 @@ Kind = Literal["dump", "ras"]
 
 
 class UnreadableError(ValueError):
-    """What a host wrote could not be read; the message is a phrase."""
+    """A host's document could not be read; the message is a phrase."""
 
 
 class Reader:

@@ -235,7 +235,7 @@ def listening(
 
 
 def open_listeners(session: ProbeSession, nonce: str, sockets: list[dict[str, Any]]) -> Listening:
-    """What a host listens on, of what it was asked for."""
+    """Has a host listen; the ports that it opened, of those asked for."""
     mine = own_nonce(nonce, session.node.name)
     told = session.ask(answers.LISTENING, "listen", time.monotonic() + ANSWER_S, nonce=mine, sockets=sockets)
     if len(told.ports) != len(sockets) or any(
@@ -249,7 +249,7 @@ def open_listeners(session: ProbeSession, nonce: str, sockets: list[dict[str, An
 def failed_pairs(
     targets: dict[str, list[Target]], names: list[str], dialled: list[Dialled | Exception]
 ) -> set[tuple[str, str]]:
-    """Who could not connect to whom, on a port at least; without a host's dials to itself."""
+    """The pairs that could not connect on a port at least; without a host's dials to itself."""
     return {
         (name, targets[name][row.target].dst)
         for name, answer in zip(names, dialled, strict=True)

@@ -1,4 +1,4 @@
-"""What else is asked where hosts don't reach each other: their kernels, other nets, and those beside them.
+"""Further questions where hosts don't reach each other: to their kernels, over other nets, to their peers.
 
 The management net often isolates hosts from each other, and the data net is fine: then the setting is wrong, not the
 network. Few pairs are tried, once, on one port of the kernel's choice.
@@ -122,7 +122,7 @@ def find_interceptions(
 
 
 def was_accepted(dial: FailedDial | DialRow) -> bool:
-    """Whether the connection of a failed dial came about, with whomever."""
+    """True where the connection of a failed dial came about, with whomever."""
     return dial.outcome in ("stranger", "intercepted", "reset") or dial.error == "SILENT"
 
 
@@ -282,5 +282,5 @@ def _places(lost: Mapping[str, SshUnreachable]) -> list[tuple[str, str]]:
 
 
 def _is_look(row: DialRow) -> bool:
-    """Whether it shows anything of the host: nothing where somebody took the connection and was silent."""
+    """True where it shows something of the host: nothing where somebody took the connection and was silent."""
     return row.outcome in LOOKS and row.error != "SILENT"

@@ -79,14 +79,14 @@ def find_stalls(
     return unknown(f"large packets could not be tried: {broken[0]}") if broken and not stalls else stalls
 
 
-def _stall(session: ProbeSession, target: Target, told: PathMtuResult) -> Stall:
+def _stall(session: ProbeSession, target: Target, result: PathMtuResult) -> Stall:
     return Stall(
         src=session.node.name,
         dst=target.dst,
         address=target.address,
-        sent=told.sent,
-        unacked=told.unacked,
-        segment=told.segment,
+        sent=result.sent,
+        unacked=result.unacked,
+        segment=result.segment,
     )
 
 

@@ -1,4 +1,4 @@
-"""Who dials whom on which ports, at which addresses: pure planning of the port mesh.
+"""Plans the port mesh: the pairs that dial, their ports and addresses. Pure.
 
 A host claims the address of its NCCL interface, and often nothing else knows it: the plan has the name of another net.
 Each dialling host therefore judges a claim by what it knows itself. It dials what the plan names, what its own resolver
@@ -74,12 +74,12 @@ class Target:
 
 
 def own_nonce(nonce: str, name: str) -> str:
-    """What one host's listeners say: of this run, and of this host alone."""
+    """The word of a host's listeners: of this run, and of this host alone."""
     return hashlib.sha256(f"{nonce} {name}".encode()).hexdigest()[:32]
 
 
 def sampled(order: Sequence[str], size: MeshSize) -> Sample | None:
-    """Which pairs of a job's hosts, by rank, are dialled; None for all of them.
+    """Samples the pairs of a job's hosts, by rank, that are dialled; None for all of them.
 
     The random ones are drawn as a circle with fixed distances, so that every host dials as many as dial it; the same
     hosts draw the same.
@@ -121,9 +121,9 @@ def listeners(facts: HostFacts, master_port: int | None, seed: str) -> list[dict
     draw = random.Random(seed)  # noqa: S311 - no secret
     middle = draw.sample(range(own.low, own.high + 1), min(RANDOM_PORTS, own.high - own.low + 1))
     wanted = [(own.low, 1), (own.high, -1), *((port, 1) for port in middle)]
-    taken = own.reserved_ports
+    reserved = own.reserved_ports
     found = [
-        {"address": "", "port": _unreserved(port, step, taken, own), "step": step, "tries": TRIES}
+        {"address": "", "port": _unreserved(port, step, reserved, own), "step": step, "tries": TRIES}
         for port, step in wanted
     ]
     if master_port is not None:
@@ -132,15 +132,15 @@ def listeners(facts: HostFacts, master_port: int | None, seed: str) -> list[dict
 
 
 def could_open(wanted: dict[str, Any], port: int) -> bool:
-    """Whether a listener that was asked for may have come to this port: a step aside, or the kernel's own choice."""
+    """True where a listener that was asked for may have come to this port: a step aside, or the kernel's choice."""
     if wanted["port"] == 0:
         return port >= FIRST_UNPRIVILEGED
     return port in range(wanted["port"], wanted["port"] + (wanted["step"] or 1) * wanted["tries"], wanted["step"] or 1)
 
 
-def _unreserved(port: int, step: int, taken: frozenset[int], own: PortRange) -> int:
+def _unreserved(port: int, step: int, reserved: frozenset[int], own: PortRange) -> int:
     """The first port from here that may be given out; 0, the kernel's own choice, where none is left this way."""
-    while port in taken:
+    while port in reserved:
         port += step
     return port if own.low <= port <= own.high else 0
 
@@ -173,7 +173,7 @@ def address_of(node: Node, facts: HostFacts) -> str:
 
 
 def confirmed(address: str, dst: Node, source: HostFacts) -> bool:
-    """Whether a host that knows ``source`` may dial ``dst`` at the address that this one claims."""
+    """True where a host that knows ``source`` may dial ``dst`` at the address that this one claims."""
     if address == dst.address:
         return True
     known = source.resolution.get(dst.address) if isinstance(source.resolution, Names) else None
@@ -211,7 +211,7 @@ def _private_blocks(own: list[inet.Network]) -> Iterator[inet.Network]:
 
 
 def _broadcast(there: inet.Address, own: list[inet.Network]) -> bool:
-    """Whether all hosts of a net would hear it; nets of two addresses and of one have no such address (RFC 3021)."""
+    """True where all hosts of a net would hear it; nets of two addresses and of one have no such (RFC 3021)."""
     return there == _BROADCAST or any(
         there == net.broadcast_address for net in own if net.version == 4 and net.prefixlen < 31
     )
@@ -219,20 +219,20 @@ def _broadcast(there: inet.Address, own: list[inet.Network]) -> bool:
 
 @dataclass(frozen=True)
 class Rails:
-    """What one host's NCCL and gloo use; each of gloo's in its place."""
+    """The interfaces that a host's NCCL and gloo use; each of gloo's in its place."""
 
     nccl: tuple[Chosen, ...] = ()
     gloo: tuple[Chosen, ...] = ()
 
     def of(self, address: str) -> Rail:
-        """What lies behind one of the addresses."""
+        """The rail behind an address."""
         users: list[tuple[Literal["NCCL", "gloo"], tuple[Chosen, ...]]] = [("NCCL", self.nccl), ("gloo", self.gloo)]
         found = [(user, one.name) for user, used in users for one in used if one.address == address]
         return Rail(interface=found[0][1], users=tuple(user for user, _ in found))
 
 
 def of_host(node: Node, facts: HostFacts) -> Rails:
-    """What is known of them; nothing where a fact that decides is not known."""
+    """The rails of a host; none where a fact that decides is not known."""
     return Rails(_of_nccl(node, facts), _of_gloo(node, facts))
 
 
@@ -248,7 +248,7 @@ def between(source: HostFacts, own: Rails, target: Rails) -> list[str]:
 
 
 def on_link(source: HostFacts, address: str) -> bool:
-    """Whether an address lies in a network that the host is in, and is not its own."""
+    """True where an address lies in a network that the host is in, and is not its own."""
     if not isinstance(source.interfaces, Interfaces) or any(e.address == address for e in source.interfaces.addresses):
         return False
     there = inet.address_of(address)

@@ -22,7 +22,7 @@ POLL_S = 0.25
 
 
 class Watcher(Protocol):
-    """Who is told how far the all-reduce is."""
+    """Follows how far the all-reduce is."""
 
     def stage(self, host: str, stage: str, size: int | None = None) -> None:
         """The slowest rank of a host has come so far, and a message of so many bytes was measured."""

@@ -42,7 +42,7 @@ MOST_EVENTS = 400
 
 @dataclass
 class Rank:
-    """What one rank has reported; the names are those of :class:`~nccl_doctor.model.report.RankReport`."""
+    """The reports of a rank; the names are those of :class:`~nccl_doctor.model.report.RankReport`."""
 
     host: str
     local_rank: int
@@ -173,7 +173,7 @@ class AllReduceRun:
 
     @property
     def given_up(self) -> bool:
-        """Whether a host that has still not answered is no longer waited for."""
+        """True once a host that has not answered is no longer waited for."""
         return self._stopped_at is not None and self._clock() > self._stopped_at + ANSWER_S
 
     def _wait_for_start(self) -> None:
@@ -246,7 +246,7 @@ def result(plan: Plan, all_reduce: AllReduceRun) -> Smoke:
 def _of_host(
     ranks: list[tuple[int, Rank]], lines: tuple[str, ...], *, nccl: bool
 ) -> tuple[list[RankReport], Facts | None]:
-    """One host's ranks by their numbers, and what NCCL says in their output."""
+    """A host's ranks by their numbers, and what NCCL says in their output."""
     from nccl_doctor.logs.facts import facts_of
 
     facts = facts_of(lines) if nccl else None
@@ -306,7 +306,7 @@ def _outcome(
 
 
 def _died(rank: RankReport) -> bool:
-    """Whether it was dead before its deadline came; one that loses its peers to that may abort."""
+    """True where it was dead before its deadline came; one that loses its peers to that may abort."""
     died = rank.state == "X" or rank.signal is not None or rank.exit_code is not None
     return died and not rank.ok and rank.error is None and rank.signal != signal.SIGABRT
 

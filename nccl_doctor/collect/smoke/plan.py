@@ -1,4 +1,4 @@
-"""What the all-reduce will be: backend, ranks, and each host's command and variables. Pure."""
+"""Plans the all-reduce: backend, ranks, and each host's command and variables. Pure."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Plan:
     reason: str
 
     def request(self, node: Node) -> dict[str, Any]:
-        """What a host's probe is asked for; see probe/smoke/allreduce.py."""
+        """The request to a host's probe; see probe/smoke/allreduce.py."""
         limits, cluster = self.limits, self.cluster
         place = next(place for place, name in enumerate(self.counts) if name == node.name)
         order = {

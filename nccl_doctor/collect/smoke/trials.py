@@ -64,11 +64,11 @@ class _Search:
             return self.failing_pair(half)
         return self._between(*halves)
 
-    def _between(self, one: Group, other: Group) -> Group | None:
+    def _between(self, first_group: Group, second_group: Group) -> Group | None:
         """As above, for two groups that fail together, where each works alone."""
-        if len(one) == len(other) == 1:
-            return one + other
-        first, second = _halves(one), _halves(other)
+        if len(first_group) == len(second_group) == 1:
+            return first_group + second_group
+        first, second = _halves(first_group), _halves(second_group)
         for rows in (zip(first, second, strict=True), zip(first, reversed(second), strict=True)):
             parts = [(a, b) for a, b in rows if a and b]
             for failing in self._failing([a + b for a, b in parts]):
@@ -76,7 +76,7 @@ class _Search:
         return None
 
     def settled(self, pair: Group, hosts: Group) -> IsolationReport:
-        """Which of two hosts that fail together fails with others too."""
+        """Finds which of two hosts that fail together fails with others too."""
         proven = dict.fromkeys(chain.from_iterable(trial.hosts for trial in self._trials if trial.ok))
         doubtful = [host for host in pair if host not in proven]
         others = [host for host in dict.fromkeys((*proven, *hosts)) if host not in pair]
@@ -93,7 +93,7 @@ class _Search:
     def verdict(
         self, culprit: Literal["host", "pair"] | None = None, hosts: Group = (), end: str | None = None
     ) -> IsolationReport:
-        """What was found, with all that was tried."""
+        """The result, with all that was tried."""
         return IsolationReport(culprit=culprit, hosts=hosts, trials=tuple(self._trials), end=end)
 
     def _failing(self, groups: Sequence[Group]) -> list[Group]:

@@ -27,7 +27,7 @@ CAP_NET_ADMIN = 12
 
 
 def _may_administer() -> bool:
-    """Whether our root has CAP_NET_ADMIN (capabilities(7)); true where the kernel does not tell."""
+    """True where our root has CAP_NET_ADMIN (capabilities(7)), or the kernel does not tell."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as status:
             told = [line.split()[1] for line in status if line.startswith("CapEff:")]
@@ -202,7 +202,7 @@ def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> di
 
 
 def _signed(signs: tuple[str, ...], nft: object, iptables: object) -> bool:
-    """Whether a manager's own names stand in the rules, or rules could not be read.
+    """True where a manager's own names stand in the rules, or rules could not be read.
 
     One that runs has its chains in force; else there is nobody to ask, and each is a Python program of 100 ms or more.
     """

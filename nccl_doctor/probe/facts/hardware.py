@@ -51,7 +51,7 @@ def read_pci(deadline: float, root: str = "") -> dict[str, Any]:
 
 
 def dmabuf(version: str | None, kernel: str) -> bool | None:
-    """Whether GPU memory can be had as DMA-BUF, from /proc/driver/nvidia/version and ``uname -r``."""
+    """True where GPU memory can be had as DMA-BUF, by /proc/driver/nvidia/version and ``uname -r``."""
     numbers = re.match(r"(\d+)\.(\d+)", kernel)
     if not version or not numbers:
         return None
@@ -187,7 +187,7 @@ def parse_gpu_health(text: str, fields: tuple[str, ...]) -> list[dict[str, Any]]
 
 
 def parse_rows(text: str) -> dict[str, tuple[bool | None, bool | None]]:
-    """Whether rows wait for their replacement, and whether that failed, by bus id."""
+    """By bus id, true for rows that wait for their replacement, and for a replacement that failed."""
     found = {}
     for line in text.splitlines():
         parts = [part.strip() for part in line.split(",")]

@@ -374,7 +374,7 @@ def source_to(family: int, address: tuple[Any, ...]) -> tuple[str | None, str | 
 
 
 def is_literal(name: str) -> bool:
-    """Whether this is an IP address, not a name."""
+    """True for an IP address, false for a name."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             socket.inet_pton(family, name.partition("%")[0])

@@ -97,7 +97,7 @@ def _ours(table: Table) -> set[int]:
 
 
 def _left_behind(found: list[JobProcesses], table: Table) -> list[bool]:
-    """Whether each job is shown to be watched by nobody, and to make no progress."""
+    """True for each job that provably nobody watches, and that makes no progress."""
     if not found:
         return []
     from nccl_doctor.probe import guard, progress

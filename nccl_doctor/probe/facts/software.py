@@ -1,4 +1,4 @@
-"""What training would find: torch and its NCCL, and the variables that NCCL, gloo and torch read.
+"""Reads what training would find: torch and its NCCL, and the variables that NCCL, gloo and torch read.
 
 torch is asked of the interpreter that training would run, and read from files. The probe itself runs isolated (``-I``)
 and does not see what PYTHONPATH or a user's own packages provide; training does. One child tells both torch and its
@@ -40,7 +40,7 @@ SCRIPT = (
 
 
 class Interpreter:
-    """One child; made in the probe's main thread, asked from any.
+    """A child that is made in the probe's main thread and asked from any.
 
     Args:
         env: the job's own variables.
@@ -79,7 +79,7 @@ class Interpreter:
         return origin, path, prefix
 
     def failure(self) -> str | None:
-        """What it said as it ended where it can't run at all as training would start it; None else."""
+        """Its last words where it can't run at all as training would start it; else None."""
         self._heard.wait(max(0.0, self._deadline - time.monotonic()) + MARGIN_S)
         return self._failure
 
@@ -117,14 +117,14 @@ class Interpreter:
         return libnccl.understand(self._output)
 
     def _await_word(self) -> None:
-        while not self._said():
+        while not self._has_answer():
             if not self._read():
                 words = " ".join(self._output.decode("utf-8", "replace").split())[-200:]
                 if self._child is not None:
                     self._failure = words or "it ended without a word"
                 raise Unavailable(f"{sys.executable} did not say where torch is: {words}")
 
-    def _said(self) -> bool:
+    def _has_answer(self) -> bool:
         return b"\n" in self._output.partition(CHILD_MARK)[2]
 
     def _read(self) -> bool:
@@ -352,23 +352,23 @@ def read_login_shell(python: str, deadline: float) -> dict[str, Any] | None:
     }
 
 
-def parse_login_shell(said: bytes) -> tuple[str | None, str | None, Mapping[str, str]]:
+def parse_login_shell(printed: bytes) -> tuple[str | None, str | None, Mapping[str, str]]:
     """The interpreter, its sys.prefix, and the variables behind the mark; what start files print stands before it.
 
     Raises:
         Unavailable: there is no mark.
     """
-    _, mark, answer = said.rpartition(SHELL_MARK)
+    _, mark, answer = printed.rpartition(SHELL_MARK)
     if not mark:
         raise Unavailable("the login shell ends without running a command")
     fields = [field.decode("utf-8", "surrogateescape") for field in answer.split(b"\0")]
     executable, prefix = (fields[0], fields[1]) if len(fields) > 2 and fields[0].startswith("/") else (None, None)
-    told = [field.partition("=") for field in fields[2:] if "=" in field]
-    return executable, prefix, {name: value for name, _, value in told}
+    pairs = [field.partition("=") for field in fields[2:] if "=" in field]
+    return executable, prefix, {name: value for name, _, value in pairs}
 
 
 def _ask_shell(argv: list[str], deadline: float) -> bytes:
-    """What the shell prints; its history stays as it is, and it gets no terminal to wait at."""
+    """Returns what the shell prints; its history stays as it is, and it gets no terminal to wait at."""
     allowed_s = max(0.1, deadline - time.monotonic())
     # No pipe: an agent that a start file leaves in the background would hold it open.
     answer = os.memfd_create("nccl-doctor-login-shell")

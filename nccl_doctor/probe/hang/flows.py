@@ -39,7 +39,7 @@ def by_rank(pids: list[int]) -> dict[int, list[dict[str, Any]]]:
 
 
 def listens(pids: list[int], port: int) -> bool:
-    """Whether one of the processes, in the probe's own network namespace, listens on a port."""
+    """True where one of the processes, in the probe's own network namespace, listens on a port."""
     inodes = {one.inode for one in netlink.sockets_on(port) if one.state == "LISTEN"}
     return any(inode in inodes for pid in pids for inode in inodes_of(pid))
 
@@ -125,11 +125,11 @@ COLLECT_S = 5
 MOST_BYTES = 8 << 20
 
 
-def address(told: dict[str, str]) -> tuple[str, int] | None:
+def address(variables: dict[str, str]) -> tuple[str, int] | None:
     """Where a job's service listens, by its variables; None where it is switched off."""
-    if told.get("NCCL_RAS_ENABLE", "1").strip() == "0":
+    if variables.get("NCCL_RAS_ENABLE", "1").strip() == "0":
         return None
-    named = told.get("NCCL_RAS_ADDR", "").strip()
+    named = variables.get("NCCL_RAS_ADDR", "").strip()
     host, _, port = named.rpartition(":")
     if named and port.isdigit() and 0 < int(port) < 65536:
         return host.strip("[]") or LOCALHOST, int(port)
@@ -137,7 +137,7 @@ def address(told: dict[str, str]) -> tuple[str, int] | None:
 
 
 def ask(host: str, port: int, *, json_form: bool, deadline: float) -> dict[str, Any]:
-    """One report: ``{"protocol", "form", "text", "whole"}``; ``form`` is what the server agreed to.
+    """Asks for a report: ``{"protocol", "form", "text", "whole"}``; ``form`` is what the server agreed to.
 
     Raises:
         Unavailable: nobody listens, it is no RAS service, or it does not answer in time.

@@ -52,7 +52,7 @@ def loaded_nccl(pid: int) -> dict[str, str | None] | None:
 
 
 def has_torch(pid: int) -> bool:
-    """Whether the process has torch's libraries mapped."""
+    """True for a process that has torch's libraries mapped."""
     try:
         with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
             return TORCH in file.read(MOST_MAP)
@@ -130,7 +130,7 @@ def _place(pid: int, table: Table) -> dict[str, int | None]:
 
 
 def _works(proc: Proc, table: Table) -> bool:
-    """Whether it is no helper of multiprocessing's own; one that has ended has no command line any more."""
+    """False for a helper of multiprocessing's own, and one that has ended: it has no command line any more."""
     line = table.command(proc.pid)
     return not any(helper in line for helper in ("resource_tracker", "semaphore_tracker", "forkserver import main"))
 
@@ -188,7 +188,7 @@ def unnumbered(table: Table) -> list[dict[str, Any]]:
         and not programs.is_launcher(table.argv(pid))
     ]
     found = clients(table, may)
-    return [{**_told(one["pid"], table), **one} for one in found[:MOST]]
+    return [{**_describe(one["pid"], table), **one} for one in found[:MOST]]
 
 
 def _ours(table: Table) -> set[int]:
@@ -210,7 +210,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _is_rank(pid: int, numbered: dict[int, Any], table: Table) -> bool:
-    """Whether it runs Python and is no launcher, and no such one above it is the same rank.
+    """True where it runs Python and is no launcher, and no such process above it is the same rank.
 
     A launcher may have a rank's variables too: its own node's number, from Slurm or from Kubernetes' training operator.
     """
@@ -225,7 +225,7 @@ def _runs_python(pid: int, table: Table) -> bool:
 
 
 def _hidden(proc: Proc, table: Table) -> bool:
-    """Whether it is a Python process whose variables are not shown to us: another user's, or ptrace is restricted."""
+    """True for a Python process whose variables we may not see: another user's, or ptrace is restricted."""
     if proc.kernel or proc.state == "Z" or not proc.name.startswith(("python", "pt_main")):
         return False
     return os.getuid() not in (0, table.uid(proc.pid)) or table.link(proc.pid, "exe") is None
@@ -241,11 +241,11 @@ def _row(pid: int, numbers: tuple[int, int, int | None, int | None], table: Tabl
         "local_world_size": local_size,
         "master_addr": environ["MASTER_ADDR"][:TEXT],
         "master_port": int(environ["MASTER_PORT"]),
-        **_told(pid, table),
+        **_describe(pid, table),
     }
 
 
-def _told(pid: int, table: Table) -> dict[str, Any]:
+def _describe(pid: int, table: Table) -> dict[str, Any]:
     environ, nccl = table.environ(pid), loaded_nccl(pid)
     return {
         "pid": pid,
@@ -327,7 +327,7 @@ def find_launchers(table: Table) -> list[dict[str, Any]]:
 
 
 def asked(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """What a launcher was told, by options or by torchrun's variables (PET_NNODES, torch's argparse_util.py)."""
+    """The settings of a launcher, by options or by torchrun's variables (PET_NNODES, torch's argparse_util.py)."""
     given = dict(reversed(list(_options(argv))))
     found = {}
     for name, options in OPTIONS.items():
@@ -346,7 +346,7 @@ def _options(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _starts(pid: int, table: Table) -> bool:
-    """Whether it is such a launcher of ours, and below it runs no rank of any language, nor what it was put into."""
+    """True for such a launcher of ours, below which no rank of any language runs, nor what it was put into."""
     if table.procs[pid].state == "Z" or os.getuid() not in (0, table.uid(pid)):
         return False
     if programs.program(table.argv(pid)) not in LAUNCHERS:

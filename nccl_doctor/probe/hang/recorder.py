@@ -353,7 +353,7 @@ def _post(server: socket.socket, deadline: float) -> bytes:
 
 
 def _whole(data: bytes) -> bool:
-    """Whether as many bytes came as the head announced: the server keeps the connection open for more requests."""
+    """True once as many bytes came as the head announced: the server keeps the connection open for more requests."""
     head, mark, body = data.partition(b"\r\n\r\n")
     lengths = [line[15:] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
     return bool(mark and lengths and lengths[0].strip().isdigit() and len(body) >= int(lengths[0]))

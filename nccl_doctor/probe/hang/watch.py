@@ -300,14 +300,14 @@ def _why(text: str) -> str:
     return (reasons or lines or ["no word"])[-1][:TEXT]
 
 
-def _thread(told: dict[str, Any], *, main: bool) -> dict[str, Any]:
+def _thread(thread: dict[str, Any], *, main: bool) -> dict[str, Any]:
     most = MOST_FRAMES if main else MOST_OTHER_FRAMES
     return {
-        "tid": told["os_thread_id"],
-        "name": (told["thread_name"] or "")[:TEXT],
-        "active": told["active"],
+        "tid": thread["os_thread_id"],
+        "name": (thread["thread_name"] or "")[:TEXT],
+        "active": thread["active"],
         "frames": [
-            {"function": one["name"][:TEXT], "file": one["filename"][-TEXT:], "line": max(one["line"], 0)}
-            for one in told["frames"][:most]
+            {"function": frame["name"][:TEXT], "file": frame["filename"][-TEXT:], "line": max(frame["line"], 0)}
+            for frame in thread["frames"][:most]
         ],
     }

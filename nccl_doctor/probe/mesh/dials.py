@@ -57,7 +57,7 @@ def end_with_reset(sock: socket.socket) -> None:
 
 
 class Dial:
-    """One connection to be made: to a name's first address that takes it, as torch's TCPStore does."""
+    """A connection to be made: to a name's first address that takes it, as torch's TCPStore does."""
 
     def __init__(self, places: list[Place], nonce: bytes) -> None:
         self._places, self._nonce = list(places), nonce
@@ -86,7 +86,7 @@ class Dial:
         return None if number in (0, errno.EINPROGRESS) else self._failed(OSError(number, os.strerror(number)))
 
     def heard(self) -> Outcome | None:
-        """What came first: the nonce, somebody else's words, or why nobody can be heard."""
+        """Tells what came first: the nonce, somebody else's words, or why nobody can be heard."""
         assert self.sock is not None
         try:
             said = self.sock.recv(len(self._nonce))
@@ -182,7 +182,7 @@ class Round:
         return self._results
 
     def _begin(self, key: Key, dial: Dial) -> bool:
-        """Whether it was begun, or a file was waited for in vain."""
+        """True where it was begun, or a file was waited for in vain."""
         self._flying[key] = time.monotonic() + self._timeout_s, dial
         outcome = dial.start()
         if outcome != FULL:
@@ -202,7 +202,7 @@ class Round:
             self._results[key] = (*(outcome or TIMED_OUT), round(time.monotonic() - dial.began, 4))
 
     def _may_wait(self) -> bool:
-        """Whether a file may still be waited for: all do so together, since the first found none."""
+        """True while a file may be waited for: all do so together, since the first found none."""
         now = time.monotonic()
         self._full_since = self._full_since or now
         return now < self._full_since + self._timeout_s
@@ -262,7 +262,7 @@ def _look_up(name: str, deadline: float) -> list[Place] | Outcome:
 
 
 def _may_open(count: int) -> bool:
-    """Whether this process may open so many files more just now."""
+    """True where this process may open so many files more just now."""
     with contextlib.ExitStack() as opened:
         try:
             for _ in range(count):

@@ -1,4 +1,4 @@
-"""One host's end of the port mesh: listeners that prove they are ours, large packets, and the kernel's routes.
+"""A host's end of the port mesh: listeners that prove they are ours, large packets, and the kernel's routes.
 
 A listener writes its host's own nonce to whoever connects, so that "connected" means "to that host": not to whatever
 else listens there, nor to the dialling host itself, which may have the same address on a bridge.

@@ -41,7 +41,7 @@ class Segments:
     def __init__(self) -> None:
         self._before = _names()
         self._listed = set(self._before)
-        self._seen: set[str] = set()
+        self._made: set[str] = set()
         self._next = 0.0
 
     def look(self, *, at_once: bool = False) -> None:
@@ -54,12 +54,12 @@ class Segments:
         self._listed |= names
         if not (at_once or fresh) and time.monotonic() < self._next:
             return
-        self._seen |= _held(children.descendants(os.getpid())) - self._before
+        self._made |= _held(children.descendants(os.getpid())) - self._before
         self._next = time.monotonic() + PAUSE_S
 
     def sweep(self) -> list[str]:
         """Removes what was seen, is still there, and no process has any more; the names."""
-        left = {name for name in self._seen & _names() if OURS.fullmatch(name)}
+        left = {name for name in self._made & _names() if OURS.fullmatch(name)}
         gone = sorted(left - _held(int(entry) for entry in os.listdir("/proc") if entry.isdigit())) if left else []
         for name in gone:
             with contextlib.suppress(FileNotFoundError):
@@ -109,7 +109,7 @@ Emit = Callable[[Dict[str, Any]], None]
 
 
 class Output:
-    """What ranks print: events go on, the first and the last lines stay."""
+    """The ranks' output: events go on, the first and the last lines stay."""
 
     def __init__(self, mark: str, emit: Emit) -> None:
         self._mark, self._emit = mark.encode(), emit

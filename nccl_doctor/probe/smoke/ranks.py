@@ -42,7 +42,7 @@ class Ranks:
 
     @property
     def ends_known(self) -> bool:
-        """Whether of every rank that was dead at the look its launcher has now told how it died."""
+        """True once the launcher has told of every rank that was dead at the look how it died."""
         return self._unexplained <= self._exit_codes.keys()
 
     def event(self, event: dict[str, Any]) -> None:
@@ -100,7 +100,7 @@ class Ranks:
 
 
 def _exit_code(pid: int) -> int | None:
-    """What became of a process that its parent has not waited for: negative for a signal; None where it is not there.
+    """The exit of a process that its parent has not waited for: negative for a signal; None where it is not there.
 
     It is the last of proc(5)'s fields, as waitpid(2) gives it.
     """

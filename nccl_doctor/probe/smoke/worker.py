@@ -42,7 +42,7 @@ GAIN, PLATEAU_BYTES = 1.1, 1 << 20
 
 
 def write_event(**event: object) -> None:
-    """One line, one write(2): below PIPE_BUF, so that ranks can't cut into each other (pipe(7))."""
+    """Writes a line by one write(2), below PIPE_BUF, so that ranks can't cut into each other (pipe(7))."""
     os.write(1, (CONFIG["mark"] + json.dumps(event) + "\n").encode())
 
 
@@ -137,7 +137,7 @@ class Bench:
         return values, positions
 
     def checked(self, dtype: Any, count: int) -> Any:
-        """One all-reduce whose sums are compared on all ranks; returns the buffer.
+        """Runs an all-reduce whose sums are compared on all ranks; returns the buffer.
 
         Raises:
             WrongSumError: on every rank, where any rank has a wrong sum; the groups that show it are reported before.

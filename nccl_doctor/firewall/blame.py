@@ -30,10 +30,11 @@ NOT_DIALLED = "not dialled"
 
 @dataclass
 class Blame:
-    """A host that stops dials, in one direction.
+    """One host that stops dials, in one direction.
 
     Attributes:
         rules: all that stops them, the one they meet first in front.
+        doubtful: rules behind these that may stop them, too: the remedy opens those as well.
         unexpected_outcomes: of the dials, those that did not fail as the rule would make them.
         unexpected_passes: dials to the same ports that passed, though the host's rules should stop them: source, port.
     """
@@ -43,14 +44,33 @@ class Blame:
     facts: FirewallFacts
     dials: list[FailedDial] = field(default_factory=list)
     rules: list[RuleRef] = field(default_factory=list)
+    doubtful: list[RuleRef] = field(default_factory=list)
     rejects: bool = False
     redirects: bool = False
     unexpected_outcomes: list[FailedDial] = field(default_factory=list)
     unexpected_passes: list[tuple[str, int]] = field(default_factory=list)
 
+    def enter(self, dial: FailedDial, objection: Objection, *, first: bool) -> None:
+        """Adds a dial and a rule that stops it; ``first``: the one that it meets."""
+        rule = objection.verdict.rule
+        if rule is not None and rule not in self.rules:
+            self.rules.append(rule)
+        self.rejects |= objection.verdict.kind == "reject"
+        self.redirects |= first and objection.verdict.kind == "redirect"
+        if not self.dials or self.dials[-1] is not dial:
+            self.dials.append(dial)
+            if first and dial.error != NOT_DIALLED and dial.outcome not in objection.outcomes:
+                self.unexpected_outcomes.append(dial)
+
+    def doubt(self, objection: Objection) -> None:
+        """Adds a rule that may stop a dial which others are known to stop."""
+        rule = objection.verdict.rule
+        if rule is not None and rule not in self.doubtful:
+            self.doubtful.append(rule)
+
     @property
     def verb(self) -> str:
-        """The verb for what its rules do with the dials: "drops", "rejects" or "redirects"."""
+        """What its rules do with the dials: "drops", "rejects" or "redirects"."""
         return "redirects" if self.redirects else "rejects" if self.rejects else "drops"
 
     @property
@@ -70,7 +90,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class ExplainedDials:
-    """Failed dials that rules explain, and those that they might."""
+    """What the rules explain of the failed dials, and what they might."""
 
     blames: tuple[Blame, ...]
     gaps: tuple[Gap, ...]
@@ -106,26 +126,45 @@ def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDial
         way = path(dial.src, dial.dst, dial.address)
         if way is None or dial.outcome == "no-source-address":
             continue  # the last never left the program
-        found = handshake(_to(way, dial.port), way.ends, rules[dial.src], rules[dial.dst])
-        stopping = [
-            _by_counters(objection, later[dial.src if objection.side == "dialler" else dial.dst])
-            for objection in found
-            if objection.verdict.blocks
-        ]
+        stopping, doubtful = _in_the_way(_to(way, dial.port), way, rules[dial.src], rules[dial.dst])
         if not stopping:
-            gaps |= dict.fromkeys(_gap(dial, objection) for objection in found)
+            gaps |= dict.fromkeys(_gap(dial, objection) for objection in doubtful)
         for objection in stopping:
-            name = dial.src if objection.side == "dialler" else dial.dst
-            facts = rules[name].facts
-            direction = objection.packet.direction
-            if (name, direction) not in blames:
-                blames[name, direction] = Blame(hosts[name], direction, facts)
-            blame = blames[name, direction]
-            _enter(blame, dial, objection, stopping[0])
+            place = (_host_of(objection, dial), objection.packet.direction)
+            blame = blames.setdefault(place, Blame(hosts[place[0]], place[1], rules[place[0]].facts))
+            blame.enter(dial, _by_counters(objection, later[place[0]]), first=objection is stopping[0])
+        for objection in doubtful if stopping else ():
+            if blamed := blames.get((_host_of(objection, dial), objection.packet.direction)):
+                blamed.doubt(objection)
     for blame in blames.values():
         if blame.direction == "input" and mesh.tested == mesh.pairs:
             blame.unexpected_passes.extend(_unexpected_passes(blame, mesh, rules[blame.host.name], path))
     return ExplainedDials(tuple(blames.values()), tuple(gaps))
+
+
+def _in_the_way(
+    syn: Packet, way: Path, dialler: Ruleset, listener: Ruleset
+) -> tuple[list[Objection], tuple[Objection, ...]]:
+    """All that stops a connection, and what may still stop it once that is opened.
+
+    Behind a rule that stops the SYN another may stop the answer, and is met only when the first one is out of the way.
+    """
+    stopping: list[Objection] = []
+    while True:
+        found = handshake(syn, way.ends, dialler, listener)
+        more = [objection for objection in found if objection.verdict.blocks]
+        if not more:
+            return stopping, found
+        stopping += more
+        before = len(dialler.bases) + len(listener.bases)
+        dialler = dialler.past([each.verdict for each in more if each.side == "dialler"])
+        listener = listener.past([each.verdict for each in more if each.side == "listener"])
+        if len(dialler.bases) + len(listener.bases) == before:
+            return stopping, ()
+
+
+def _host_of(objection: Objection, dial: FailedDial) -> str:
+    return dial.src if objection.side == "dialler" else dial.dst
 
 
 def _by_counters(objection: Objection, after: Ruleset) -> Objection:
@@ -155,18 +194,6 @@ def compiled(host: Host, *, after: bool = False) -> Ruleset:
         return compile_rules(facts)
     reason = facts.reason if isinstance(facts, Unknown) else "the rules were not read again"
     return Ruleset(FirewallFacts(nft=None, iptables=()), (), (reason,))
-
-
-def _enter(blame: Blame, dial: FailedDial, objection: Objection, first: Objection) -> None:
-    rule = objection.verdict.rule
-    if rule is not None and rule not in blame.rules:
-        blame.rules.append(rule)
-    blame.rejects |= objection.verdict.kind == "reject"
-    blame.redirects |= objection is first and objection.verdict.kind == "redirect"
-    if not blame.dials or blame.dials[-1] is not dial:
-        blame.dials.append(dial)
-        if objection is first and dial.error != NOT_DIALLED and dial.outcome not in objection.outcomes:
-            blame.unexpected_outcomes.append(dial)
 
 
 def _unexpected_passes(
@@ -201,7 +228,7 @@ def _gap(dial: FailedDial, objection: Objection) -> Gap:
 
 
 def opening(blames: Sequence[Blame], snapshot: Snapshot, listens: Mapping[str, str]) -> Opening:
-    """The opening that hosts which are blamed alike have to make, in one direction.
+    """What hosts that are blamed alike have to let through, in one direction.
 
     The peers that one of them stops, so that the same lines serve them all, though each then names its own address
     too; all of the cluster where the mesh was a sample.
@@ -251,6 +278,7 @@ def remedies(blame: Blame, way: Opening) -> Remedy:
     advice = " ".join(_unique(part.advice for part in found if part.advice))
     if any(not part.commands for part in found):
         return Remedy(advice=advice)
+    found += [remedy(rule, blame.facts, way) for rule in blame.doubtful]
     return Remedy(tuple(_unique(line for part in found for line in part.commands)), advice)
 
 
@@ -274,7 +302,7 @@ class PolicyBlame:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Their names."""
+        """What they are called."""
         return tuple(one.name for one in self.policies)
 
 
@@ -288,7 +316,7 @@ def policy_blames(kube: KubeFacts, dials: Iterable[FailedDial]) -> dict[FailedDi
 
 
 def blame_policies(kube: KubeFacts, policies: Sequence[Policy], dial: FailedDial) -> Iterator[PolicyBlame]:
-    """Yields what surely drops a dial: policies of the target on its way in, and of the source on its way out."""
+    """What surely drops a dial: policies of the target for what comes in, and of the source for what goes out."""
     source, target = kube.pods.get(dial.src), kube.pods.get(dial.dst)
     if source is None or target is None or source is target:
         return
@@ -334,7 +362,7 @@ def open_policy(closed: PolicyBlame, job: Mapping[str, str], name: str, namespac
 
 
 def selects(selector: Selector, labels: Mapping[str, str]) -> bool:
-    """True where it chooses an object of these labels."""
+    """Whether it chooses an object of these labels."""
     wanted = selector.labels.items() <= labels.items()
     return wanted and all(
         (

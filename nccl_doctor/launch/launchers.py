@@ -167,7 +167,12 @@ SSH = ("ssh", "-tt", "-n", "-o", "BatchMode=yes")
 
 
 def start_over_ssh(cluster: Cluster, commands: Iterable[Command]) -> Line:
-    """All hosts' lines side by side; it fails where one of them does."""
+    """All hosts' lines side by side; it fails where one of them does.
+
+    Args:
+        cluster: the hosts.
+        commands: the line of each.
+    """
     nodes = {node.name: node for node in cluster.nodes}
     started = [
         shell.script(

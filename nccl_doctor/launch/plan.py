@@ -5,14 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
-
-from pydantic import Field
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.job_variables import ADDRESSES, OF_A_JOB, PlannedNode, contradictions, names_of
-from nccl_doctor.model.base import FrozenModel
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.engine import ClusterSource
 from nccl_doctor.snapshot.hosts import named_devices
@@ -24,7 +21,8 @@ if TYPE_CHECKING:
     from nccl_doctor.model.documents import RankPlace
 
 
-class CheckedHost(FrozenModel):
+@dataclass(frozen=True)
+class CheckedHost:
     """A host as a check found it.
 
     Attributes:
@@ -35,7 +33,7 @@ class CheckedHost(FrozenModel):
 
     nproc: int
     gpus: int | None = None
-    variables: dict[str, str] = Field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -54,6 +52,7 @@ class LaunchPlan:
     """A job to start.
 
     Attributes:
+        script: the script and its arguments.
         torch: torch's version as the last check saw it; None where that is not known.
     """
 

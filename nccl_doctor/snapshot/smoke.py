@@ -1,4 +1,4 @@
-"""The all-reduce, as it went."""
+"""What the all-reduce showed."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def judge(
     judged = _with_causes_from_output(judged, derived)
     diagnoses = attach_consequences((j.check, finding) for j in judged for finding in j.findings)
     diagnoses = tuple(_placed(diagnosis, snapshot.cluster) for diagnosis in diagnoses)
-    judged = _with_what_nobody_explains(judged, snapshot, diagnoses)
+    judged = _with_spared_allreduce(judged, snapshot, diagnoses)
     results = tuple(
         CheckResult(
             code=j.check.code,
@@ -68,19 +68,16 @@ def judge(
     return summary.report(snapshot, command, diagnoses, results, [_host(host, derived) for host in snapshot.hosts])
 
 
-def _with_what_nobody_explains(
+def _with_spared_allreduce(
     judged: list[CheckRun], snapshot: Snapshot, diagnoses: Iterable[Diagnosis]
 ) -> list[CheckRun]:
     """An all-reduce that a fault spared is unknown where no diagnosis tells the fault: its check was left out."""
     smoke = snapshot.smoke
-    told = any(diagnosis.severity is Severity.ERROR for diagnosis in diagnoses)
-    if told or not (isinstance(smoke, Skipped) and smoke.hindered):
+    explained = any(diagnosis.severity is Severity.ERROR for diagnosis in diagnoses)
+    if explained or not (isinstance(smoke, Skipped) and smoke.hindered):
         return judged
-    spared = (
-        replace(j, outcome=Outcome.UNKNOWN) if (j.outcome, j.reason) == (Outcome.SKIP, smoke.reason) else j
-        for j in judged
-    )
-    return list(spared)
+    spared = Outcome.SKIP, smoke.reason
+    return [replace(j, outcome=Outcome.UNKNOWN) if (j.outcome, j.reason) == spared else j for j in judged]
 
 
 def _placed(diagnosis: Diagnosis, cluster: Cluster) -> Diagnosis:
@@ -99,21 +96,18 @@ def _with_causes_from_output(judged: list[CheckRun], derived: Derived) -> list[C
     smoke = derived.snapshot.smoke
     if not failed or not isinstance(smoke, Smoke):
         return judged
-    by_name = {j.check.name: j for j in judged}
+    by_name = {j.check.name: replace(j) for j in judged}
     for name, finding in causes_from_output(smoke):
         check, live = entry(name), by_name.get(name)
         settled = check.category in SETTLED and check.function is not None
         if live is not None and (live.findings or (settled and run_check(check, derived).outcome is Outcome.PASS)):
             continue
         cause = replace(check, explains=(*check.explains, *failed))
-        by_name = {n: replace(j, check=_explaining(j.check, failed, name)) for n, j in by_name.items()}
+        for run in by_name.values():
+            if failed & set(run.check.explains):
+                run.check = replace(run.check, explains=(*run.check.explains, name))
         by_name[name] = CheckRun(cause, Outcome.FOUND, None, [finding])
     return sorted(by_name.values(), key=lambda j: j.check.code)
-
-
-def _explaining(check: Check, failed: set[str], name: str) -> Check:
-    """A check that explains the all-reduce's failure explains what its output says, too."""
-    return replace(check, explains=(*check.explains, name)) if failed & set(check.explains) else check
 
 
 def _host(host: Host, derived: Derived) -> HostSummary:

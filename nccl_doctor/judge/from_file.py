@@ -7,7 +7,7 @@ certificate authority to be trusted, a system's file to be opened, a policy of t
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterator
 from typing import Any, TypeVar
 
 from nccl_doctor.judge.diagnose import judge
@@ -64,7 +64,7 @@ def _marked(command: Command) -> Command:
 
 
 def _exports(block: Exports, names: tuple[str, ...], own: Container[str]) -> Exports:
-    """What is to be set on those of its hosts that are not this machine."""
+    """The variables for those of its hosts that are not this machine."""
     others = tuple(name for name in block.hosts or names if name not in own)
     return block.model_copy(update={"hosts": others, "place": FROM})
 
@@ -81,7 +81,7 @@ EMPTY = {ABSENT, "[]", "{}"}
 
 
 def difference(before: Snapshot, after: Snapshot) -> Difference:
-    """What changed between two snapshots: facts, and what is found in them."""
+    """Compares two snapshots: facts, and what is found in them."""
     old, new = ({(d.code, d.hosts): d for d in judge(one, "check").diagnoses} for one in (before, after))
     turned = DiagnosisChanges(
         gone=tuple(d for key, d in old.items() if key not in new),
@@ -92,21 +92,20 @@ def difference(before: Snapshot, after: Snapshot) -> Difference:
 
 def changes(before: Snapshot, after: Snapshot) -> tuple[Change, ...]:
     """All changes, those of the cluster first; the same change on several hosts once."""
-    cluster = [_change(one) for one in _differences(_cluster(before), _cluster(after))]
+    cluster = [(change, ()) for change in _differences(_cluster(before), _cluster(after))]
     old = {host.name: host for host in before.hosts}
     new = {host.name: host for host in after.hosts}
     hosts: dict[tuple[str, str, str], list[str]] = {}
     for name in dict.fromkeys([*old, *new]):
         both = old.get(name), new.get(name)
-        names = {told for host in both if host is not None for told in _own_names(host)}
-        for one in _differences(*(_host(host, names) for host in both)):
-            hosts.setdefault(one, []).append(name)
-    return (*cluster, *(_change(one, names) for one, names in hosts.items()))
-
-
-def _change(one: tuple[str, str, str], hosts: Iterable[str] = ()) -> Change:
-    what, before, after = one
-    return Change(what=what, before=before, after=after, hosts=tuple(hosts))
+        resolutions = [host.facts.resolution for host in both if host is not None and host.facts is not None]
+        names = {own for resolution in resolutions if isinstance(resolution, Names) for own in resolution.own}
+        for change in _differences(*(_host(host, names) for host in both)):
+            hosts.setdefault(change, []).append(name)
+    return tuple(
+        Change(what=what, before=value, after=later, hosts=tuple(names))
+        for (what, value, later), names in (*cluster, *hosts.items())
+    )
 
 
 def _cluster(snapshot: Snapshot) -> dict[str, str]:
@@ -115,15 +114,9 @@ def _cluster(snapshot: Snapshot) -> dict[str, str]:
         "master_port": snapshot.cluster.master_port,
         "same": list(snapshot.cluster.same),
         "nccl-doctor": snapshot.version,
-        "names": {name: told.model_dump(mode="json") for name, told in snapshot.names.items()},
+        "names": {name: answer.model_dump(mode="json") for name, answer in snapshot.names.items()},
     }
     return dict(_leaves(tree, ""))
-
-
-def _own_names(host: Host) -> Iterator[str]:
-    """What this host alone makes something of."""
-    if host.facts is not None and isinstance(host.facts.resolution, Names):
-        yield from host.facts.resolution.own
 
 
 def _host(host: Host | None, names: set[str]) -> dict[str, str]:
@@ -136,8 +129,8 @@ def _host(host: Host | None, names: set[str]) -> dict[str, str]:
     tree = host.facts.model_dump(mode="json", by_alias=True)
     resolved = host.facts.resolution
     if isinstance(resolved, Names):
-        told = {name: resolved.get(name) for name in sorted(names)}
-        tree["resolution"] = {name: one.model_dump(mode="json") for name, one in told.items() if one is not None}
+        answers = {name: resolved.get(name) for name in sorted(names)}
+        tree["resolution"] = {name: one.model_dump(mode="json") for name, one in answers.items() if one is not None}
     node = host.node.model_dump(mode="json", exclude={"name", "node_rank", "local"})
     return {"in the list": "yes", "reached": "yes", **dict(_leaves({"node": node, **tree}, ""))}
 

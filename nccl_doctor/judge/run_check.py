@@ -30,9 +30,12 @@ SUBJECTS = {
 """Facts that are lists of what a check is about, and what is said where they are empty on every host."""
 
 
+_Row = tuple[Check, Finding]
+
+
 @dataclass
 class CheckRun:
-    """What one check came to: its outcome, why, and its findings."""
+    """A check's outcome, why, and its findings."""
 
     check: Check
     outcome: Outcome
@@ -43,7 +46,7 @@ class CheckRun:
 
 
 def run_check(check: Check, derived: Derived) -> CheckRun:
-    """One check over all hosts; a crash is its outcome and nobody else's."""
+    """Runs a check over all hosts; a crash is its outcome and nobody else's."""
     snapshot = derived.snapshot
     phase_reason = _phase_reason(check, snapshot)
     if phase_reason is None and not snapshot.reached and check.category != "access":
@@ -68,16 +71,17 @@ def run_check(check: Check, derived: Derived) -> CheckRun:
         return CheckRun(check, Outcome.FOUND, None, findings)
     absent = _nothing_to_judge(check, snapshot, hosts)
     if gaps or (absent is None and not snapshot.reached):  # whom one fault of access keeps away shows no other
-        merged = _merged(gaps)
-        told = "; ".join(f"{fold(gap.hosts)}: {gap.reason}" if gap.hosts else gap.reason for gap in merged)
-        return CheckRun(check, Outcome.UNKNOWN, told or UNREACHED, gaps=merged)
+        by_reason = grouped((gap.reason, gap.hosts) for gap in gaps)
+        merged = tuple(Gap(hosts=tuple(chain(*hosts)), reason=reason) for reason, hosts in by_reason.items())
+        reasons = "; ".join(f"{fold(gap.hosts)}: {gap.reason}" if gap.hosts else gap.reason for gap in merged)
+        return CheckRun(check, Outcome.UNKNOWN, reasons or UNREACHED, gaps=merged)
     if absent is not None:
         return CheckRun(check, Outcome.NOT_APPLICABLE, absent)
     return CheckRun(check, Outcome.PASS, looked_at=_looked_at(check, hosts))
 
 
 def _looked_at(check: Check, hosts: list[Host]) -> str:
-    """What a verdict rests on: ``interfaces, env of node[1-3]``."""
+    """Names the facts that a verdict rests on: ``interfaces, env of node[1-3]``."""
     what = ", ".join(need.replace("_", " ") for need in check.needs) or "what was seen"
     return f"{what} of {fold(host.name for host in hosts)}" if hosts else what
 
@@ -135,12 +139,6 @@ def _known(check: Check, derived: Derived) -> tuple[list[Host], list[Unjudged]]:
     return hosts, gaps
 
 
-def _merged(gaps: Iterable[Unjudged]) -> tuple[Gap, ...]:
-    """Gaps with the same reason made one."""
-    by_reason = grouped((gap.reason, gap.hosts) for gap in gaps)
-    return tuple(Gap(hosts=tuple(chain.from_iterable(hosts)), reason=reason) for reason, hosts in by_reason.items())
-
-
 def attach_consequences(found: Iterable[tuple[Check, Finding]]) -> tuple[Diagnosis, ...]:
     """Diagnoses, gravest first; a finding that another one explains stands under it.
 
@@ -149,56 +147,45 @@ def attach_consequences(found: Iterable[tuple[Check, Finding]]) -> tuple[Diagnos
     faults.
     """
     rows = list(found)
-    order = sorted(rows, key=lambda row: (-_severity(*row).rank, row[0].code))
-    cause_of: dict[int, tuple[Check, Finding]] = {}
-    for check, finding in rows:
-        for cause in order:
-            if cause[1] is not finding and id(cause[1]) not in cause_of and _explains(cause, (check, finding)):
-                cause_of[id(finding)] = cause
-                break
-    causes = [row for row in order if id(row[1]) not in cause_of]
-    return tuple(_diagnosis(row, [r for r in rows if _root(cause_of, r) is row[1]]) for row in causes)
+    order = sorted(range(len(rows)), key=lambda number: (-_severity(*rows[number]).rank, rows[number][0].code))
+    cause_of: dict[int, int] = {}
+    for number, row in enumerate(rows):
+        causes = (each for each in order if each != number and each not in cause_of and _explains(rows[each], row))
+        if (cause := next(causes, None)) is not None:
+            cause_of[number] = cause
+    effects: dict[int, list[_Row]] = {number: [] for number in order if number not in cause_of}
+    for number, row in enumerate(rows):
+        root = number
+        while root in cause_of:
+            root = cause_of[root]
+        if root != number:
+            effects[root].append(row)
+    return tuple(_diagnosis(rows[number], its) for number, its in effects.items())
 
 
-def _root(cause_of: dict[int, tuple[Check, Finding]], row: tuple[Check, Finding]) -> Finding | None:
-    """The cause at the end of the chain, None for a cause itself."""
-    cause = cause_of.get(id(row[1]))
-    while cause is not None and id(cause[1]) in cause_of:
-        cause = cause_of[id(cause[1])]
-    return cause[1] if cause else None
-
-
-def _explains(cause: tuple[Check, Finding], effect: tuple[Check, Finding]) -> bool:
-    own = cause[1].explains
-    if effect[0].name not in cause[0].explains or (own is not None and effect[0].name not in own):
+def _explains(cause: _Row, effect: _Row) -> bool:
+    (check, finding), (follower, symptom) = cause, effect
+    if follower.name not in check.explains or (finding.explains is not None and follower.name not in finding.explains):
         return False
-    if effect[0].job_wide:
+    if follower.job_wide:
         return True
-    mine = cause[1].facts.get("failed")
-    theirs = (
-        effect[1].facts.get("failed") if effect[0].category == "ports" else None
-    )  # others tell what follows of them
-    if mine is not None and theirs is not None:
+    hosts, mine = set(finding.hosts), finding.facts.get("failed")
+    theirs = symptom.facts.get("failed") if follower.category == "ports" else None  # others tell what follows of them
+    if theirs is not None:
         # Both name the dials that failed. The effect blames the host that was not reached, and the cause may be the
         # other end: one that looked up a wrong address, say.
-        return all(pair in mine for pair in theirs)
-    hosts = set(cause[1].hosts)
-    if theirs is not None:  # whichever end was blamed
-        return all(hosts & {pair["src"], pair["dst"]} for pair in theirs)
-    return bool(hosts & set(effect[1].hosts)) and _same_processes(cause[1], effect[1])
-
-
-def _same_processes(cause: Finding, effect: Finding) -> bool:
-    """Tells whether two findings can be about the same process: a host has many, each finding may name its own."""
-    mine, theirs = cause.facts.get("pids"), effect.facts.get("pids")
-    return mine is None or theirs is None or bool(set(mine) & set(theirs))
+        return all(pair in mine if mine is not None else hosts & {pair["src"], pair["dst"]} for pair in theirs)
+    # a host has many processes, and each finding may name its own
+    pids, others = finding.facts.get("pids"), symptom.facts.get("pids")
+    apart = pids is not None and others is not None and set(pids).isdisjoint(others)
+    return not apart and not hosts.isdisjoint(symptom.hosts)
 
 
 def _severity(check: Check, finding: Finding) -> Severity:
     return finding.severity or check.severity
 
 
-def _diagnosis(row: tuple[Check, Finding], effects: list[tuple[Check, Finding]]) -> Diagnosis:
+def _diagnosis(row: _Row, effects: list[_Row]) -> Diagnosis:
     check, finding = row
     gravest = max((row, *effects), key=lambda r: _severity(*r).rank)
     consequences = tuple(

@@ -26,11 +26,11 @@ from nccl_doctor.model.report import (
     LinkShare,
     MeshReport,
     Outcome,
-    Phase,
-    PhaseOutcome,
     Report,
     SampleReport,
 )
+from nccl_doctor.model.report import Phase as Row
+from nccl_doctor.model.report import PhaseOutcome as RowOutcome
 from nccl_doctor.snapshot import (
     PENDING,
     FirewallFacts,
@@ -65,7 +65,7 @@ def report(
         hosts=tuple(hosts),
         diagnoses=diagnoses,
         checks=checks,
-        phases=tuple(phases(snapshot, diagnoses, checks, hosts)),
+        phases=tuple(rows(snapshot, diagnoses, checks, hosts)),
         mesh=_mesh(snapshot),
         smoke=_smoke(snapshot),
         load=snapshot.load,
@@ -94,14 +94,14 @@ def _title(snapshot: Snapshot) -> str:
 
 
 def _from(cluster: Cluster) -> str:
-    """Which variables of the environment say where the master is."""
+    """Names the variables of the environment that say where the master is."""
     origins = (cluster.origins.get(name, "") for name in ("master_addr", "master_port"))
     names = [origin.partition(" ")[0] for origin in origins if origin.endswith(f"({ENVIRONMENT})")]
     return f", by {' and '.join(names)} {ENVIRONMENT}" if names else ""
 
 
 def _next_step(snapshot: Snapshot, diagnoses: Sequence[Diagnosis]) -> str | None:
-    """What to run next when nothing stands in the way."""
+    """The command to run next when nothing stands in the way."""
     if any(diagnosis.severity is Severity.ERROR for diagnosis in diagnoses):
         return None
     if not reaching(snapshot.cluster.nodes).launches:
@@ -161,17 +161,17 @@ ROWS: dict[str, tuple[str, ...]] = {
 }
 """The screen's rows, each with the categories that it folds; a check may name another (``Check.row``)."""
 
-OUTCOMES: dict[Severity, PhaseOutcome] = {
+OUTCOMES: dict[Severity, RowOutcome] = {
     Severity.ERROR: "error",
     Severity.WARNING: "warning",
     Severity.INFO: "ok",
 }
 
 
-def decided(seen: Report) -> tuple[Phase, ...]:
+def decided(report: Report) -> tuple[Row, ...]:
     """The rows of a run that still goes on: those with no check that waits for a phase to come."""
-    waiting = {row_of(entry(check.name)) for check in seen.checks if check.reason == PENDING}
-    return tuple(row for row in seen.phases if row.name not in waiting)
+    waiting = {row_of(entry(check.name)) for check in report.checks if check.reason == PENDING}
+    return tuple(row for row in report.phases if row.name not in waiting)
 
 
 def row_of(check: Check) -> str:
@@ -179,9 +179,9 @@ def row_of(check: Check) -> str:
     return check.row or next((row for row, categories in ROWS.items() if check.category in categories), check.category)
 
 
-def phases(
+def rows(
     snapshot: Snapshot, diagnoses: Sequence[Diagnosis], checks: Sequence[CheckResult], hosts: Sequence[HostSummary]
-) -> Iterator[Phase]:
+) -> Iterator[Row]:
     """The rows that the call asks for, in the screen's order."""
     texts = _Texts(snapshot, hosts)
     by_code = grouped((diagnosis.code, diagnosis) for diagnosis in diagnoses)
@@ -196,25 +196,25 @@ def phases(
         text = texts.of(row)
         if row == "ports" and isinstance(snapshot.mesh, Mesh) and snapshot.mesh.failed:
             # Also where a firewall's rule explains it, which the row below says.
-            yield Phase(name=row, outcome="error", text=text)
+            yield Row(name=row, outcome="error", text=text)
         elif found:
             own = [each for check in found for each in by_code.get(check.code, ())]
             gravest = max((each.severity for each in own), key=lambda s: s.rank, default=Severity.ERROR)
             follows = all(check.code in consequences for check in found)
             why = _why(row, text, own, gravest) if not follows else f"{text} (follows)".lstrip()
-            yield Phase(name=row, outcome=OUTCOMES[gravest], text=why or text)
+            yield Row(name=row, outcome=OUTCOMES[gravest], text=why or text)
         elif gaps:
-            yield Phase(name=row, outcome="unknown", text=gaps[0].reason or "")
+            yield Row(name=row, outcome="unknown", text=gaps[0].reason or "")
         elif not any(check.outcome is Outcome.PASS for check in mine):
             skipped = [check for check in mine if check.outcome is Outcome.SKIP]
             reason = (skipped or mine)[0].reason or ""
             cpus = row == "GPUs" and all(facts.gpus == () for facts in texts.facts)
             text = f"{reason}: CPU only, over gloo" if cpus and not skipped else reason
-            yield Phase(name=row, outcome="skip" if skipped else "n/a", text=text)
+            yield Row(name=row, outcome="skip" if skipped else "n/a", text=text)
         else:
             passed = (entry(check.name).row_words for check in mine if check.outcome is Outcome.PASS)
             parts = (text, *(passed if text else ()), texts.coverage)
-            yield Phase(name=row, outcome="ok", text="; ".join(filter(None, parts)))
+            yield Row(name=row, outcome="ok", text="; ".join(filter(None, parts)))
 
 
 def _why(row: str, text: str, found: Sequence[Diagnosis], gravest: Severity) -> str:
@@ -230,7 +230,7 @@ def _why(row: str, text: str, found: Sequence[Diagnosis], gravest: Severity) -> 
 
 
 class _Texts:
-    """One phrase for each row: what was seen."""
+    """A phrase for each row, of what the hosts showed."""
 
     def __init__(self, snapshot: Snapshot, hosts: Sequence[HostSummary]) -> None:
         self._snapshot, self._hosts = snapshot, hosts

@@ -200,19 +200,16 @@ class Wait:
 
     def line(self, seconds: float) -> str:
         """As ``all-reduce  3 of 4 hosts measuring, node2 still importing torch, 9 s``, after some seconds."""
-        parts = [self._size(), self._share(), *(self._laggards() if seconds >= _SHOW_AFTER_S else ())]
-        if seconds >= _SHOW_AFTER_S:
-            bound = f" of {self.limit_s:.0f}" if self.limit_s is not None and seconds <= self.limit_s else ""
-            parts.append(f"{seconds:.0f}{bound} s")
-        return f"{self.name}  {', '.join(filter(None, parts))}"
-
-    def _size(self) -> str:
-        return "" if self.size is None else f"{self.size} B" if self.size < 1 << 20 else f"{self.size >> 20} MiB"
-
-    def _share(self) -> str:
+        parts = []
+        if self.size is not None:
+            parts.append(f"{self.size} B" if self.size < 1 << 20 else f"{self.size >> 20} MiB")
         count = len(self.hosts) - len(self._behind())
         does = f" {_DOES[self._front]}" if self.stages else ""
-        return f"{count} of {plural(len(self.hosts), 'host')}{does}"
+        parts.append(f"{count} of {plural(len(self.hosts), 'host')}{does}")
+        if seconds >= _SHOW_AFTER_S:
+            bound = f" of {self.limit_s:.0f}" if self.limit_s is not None and seconds <= self.limit_s else ""
+            parts += [*self._laggards(), f"{seconds:.0f}{bound} s"]
+        return f"{self.name}  {', '.join(parts)}"
 
     @property
     def _front(self) -> str:

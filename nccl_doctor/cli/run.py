@@ -32,7 +32,6 @@ from nccl_doctor.model.report import Report
 from nccl_doctor.snapshot import Skipped, Snapshot
 from nccl_doctor.transport import make_transport
 
-PHASE_WORDS = {"smoke": "the all-reduce", "mesh": "the dials"}
 LEAST_TOTAL_S = 300.0
 """What a run may take where nobody says."""
 BESIDE_SMOKE_S = 240.0
@@ -180,14 +179,10 @@ def unexplained(report: Report) -> bool:
 
 
 def refuse_nothing_to_judge(selected: Codes, left_out: Mapping[str, str]) -> None:
-    """Refuses a run in which nobody looks: nothing found would look like a clean bill.
-
-    Args:
-        selected: the codes.
-        left_out: the phases that this run or its snapshot is without, and why.
+    """Refuses a run in which nothing is looked at: nothing found would look like a clean bill.
 
     Raises:
-        UsageError: no check that looks at hosts is selected, or all of them need what is left out.
+        UsageError: no check that looks at hosts is selected, or all of them need phases that are left out, and why.
     """
     if selected is None:
         return
@@ -196,5 +191,6 @@ def refuse_nothing_to_judge(selected: Codes, left_out: Mapping[str, str]) -> Non
         raise UsageError("--only and --skip leave no check of hosts; what only logs show is for nccl-doctor logs")
     if all(left_out.keys() & check.needs for check in some):
         needed = {need for check in some for need in check.needs}
-        missing = (f"{PHASE_WORDS[phase]}, {why}" for phase, why in left_out.items() if phase in needed)
+        words = {"smoke": "the all-reduce", "mesh": "the dials"}
+        missing = (f"{words[phase]}, {why}" for phase, why in left_out.items() if phase in needed)
         raise UsageError(f"all that --only selects needs {', or '.join(missing)}")

@@ -83,8 +83,6 @@ class Holder(_Part):
         own: it is the user's that asks, on that host.
         tree: PIDs of its job.
         parent: its parent's command.
-        cwd: its working directory.
-        terminal: it has one.
     """
 
     pid: Pid
@@ -185,17 +183,14 @@ class PortReport(Document):
     """``fix-port``: the answer of one call.
 
     Attributes:
-        host: where the port was tried.
         port: None where only a process was asked for.
         free: torch would get the port; where none was asked for, the process is gone.
         error: errno name of the failed bind.
         hint: how to see more.
-        ended: PIDs that were ended.
-        left: PIDs that would not end.
+        ended: PIDs; ``left`` those that would not end.
         instead_of: the port that was asked for, where ``port`` is the next free one.
         here: the host is this machine.
-        pid: the process that was asked for.
-        gone: it was asked for by its start too, and is no more; another may have its PID.
+        pid: the process that was asked for; ``gone`` where that was by its start too, and another may have its PID.
         root: we are root there.
         reserved: ip_local_reserved_ports as it is, for the cure of "outbound".
         arguments: how the command was called, as words that name the port and the host.

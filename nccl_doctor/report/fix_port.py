@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from rich.cells import cell_len
 
-from nccl_doctor.model.ports import Holder, HolderJob, PortReport, Socket, age_words
+from nccl_doctor.model.ports import GpuUse, Holder, HolderJob, PortReport, Socket, age_words
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean, pasteable
 from nccl_doctor.report.text import WIDTH, cut, wrap
@@ -38,7 +38,11 @@ def render(report: PortReport, options: RenderOptions) -> str:
 
 def screen(report: PortReport, *, asking: bool = False) -> str:
     """The whole screen; its last lines are what to do, unless a question comes behind it (``asking``)."""
-    blocks = [[_title(report)], *_ended(report)]
+    blocks = [[_title(report)]]
+    if report.ended:
+        blocks += [[f"  ended     {_pids(report.ended)}"]]
+    if report.left:
+        blocks += [[f"  left      {_pids(report.left)}: SIGKILL does not end what waits in the kernel (a driver, NFS)"]]
     blocks += [list(_job(job, report)) for job in report.jobs]
     if not report.jobs:
         blocks += [list(_sockets(report.sockets))]
@@ -65,13 +69,6 @@ def _title(report: PortReport) -> str:
     return f"port {report.port} {place} {'is free' if report.free else _CAUSES[report.cause or 'unknown']}"
 
 
-def _ended(report: PortReport) -> Iterator[list[str]]:
-    if report.ended:
-        yield [f"  ended     {_pids(report.ended)}"]
-    if report.left:
-        yield [f"  left      {_pids(report.left)}: SIGKILL does not end what waits in the kernel (a driver, NFS)"]
-
-
 def _job(job: HolderJob, report: PortReport) -> Iterator[str]:
     yield from map(_holder_line, job.holders[:_HOLDERS])
     if len(job.holders) > _HOLDERS:
@@ -85,8 +82,7 @@ def _job(job: HolderJob, report: PortReport) -> Iterator[str]:
     if job.unit:
         yield f"    in        {job.unit}"
     if job.gpus:
-        shown = (f"{'?' if use.gpu is None else use.gpu}: {_gigabytes(use.memory_mib)}" for use in job.gpus)
-        yield cut(f"    GPU       {', '.join(shown)}")
+        yield cut(f"    GPU       {', '.join(map(_gpu, job.gpus))}")
     pids = {member.pid for member in job.members}
     yield from _sockets(sock for sock in report.sockets if sock.pid in pids)
 
@@ -144,8 +140,9 @@ def _pids(pids: list[int] | tuple[int, ...]) -> str:
     return f"{shown} …" if len(pids) > _PIDS else shown
 
 
-def _gigabytes(mib: int | None) -> str:
-    return "memory in use" if mib is None else f"{mib * 2**20 / 1e9:.1f} GB"
+def _gpu(use: GpuUse) -> str:
+    memory = "memory in use" if use.memory_mib is None else f"{use.memory_mib * 2**20 / 1e9:.1f} GB"
+    return f"{'?' if use.gpu is None else use.gpu}: {memory}"
 
 
 def _remedies(report: PortReport) -> Iterator[list[str]]:

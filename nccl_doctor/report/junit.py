@@ -11,7 +11,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterable
 
 from nccl_doctor.model.finding import LogLine
-from nccl_doctor.model.report import CheckResult, Consequence, Diagnosis, Outcome, Report
+from nccl_doctor.model.report import CheckResult, Diagnosis, Outcome, Report
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean
 from nccl_doctor.text.hostlist import fold, grouped
@@ -71,7 +71,10 @@ def _failure(check: CheckResult, report: Report) -> ET.Element:
     messages = [found.message for found in own] + [one.message for one, _ in under]
     severity = max((found.severity for found in own), key=lambda each: each.rank, default=None)
     failure = _element("failure", message=" ".join(messages), type=severity.value if severity else "consequence")
-    blocks = [_diagnosis(found) for found in own] + [_consequence(one, cause) for one, cause in under]
+    blocks = [_diagnosis(found) for found in own]
+    for one, cause in under:
+        follows = f"follows from {cause.code} {cause.name}: {_at(cause.hosts)}{cause.message}"
+        blocks.append([_at(one.hosts) + one.message, follows])
     failure.text = "\n\n".join("\n".join(map(_text, lines)) for lines in blocks)
     return failure
 
@@ -83,13 +86,6 @@ def _diagnosis(found: Diagnosis) -> list[str]:
         for one in found.fix.commands
     ]
     return [_at(found.hosts) + found.message, *seen, found.fix.summary, *commands]
-
-
-def _consequence(found: Consequence, cause: Diagnosis) -> list[str]:
-    return [
-        _at(found.hosts) + found.message,
-        f"follows from {cause.code} {cause.name}: {_at(cause.hosts)}{cause.message}",
-    ]
 
 
 def _at(hosts: tuple[str, ...]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain, islice
 from time import sleep
@@ -38,6 +38,9 @@ FEW, MANY = 16, 512
 """Ports that a host is asked for at once: the first ones are mostly free, and each costs a trial."""
 TRIALS = 2
 """How often free ports are tried from the other hosts, until it is said that none can be reached."""
+DIAL_S = 3.0
+AT_ONCE = 64
+"""Ports that are tried together: fewer than a host dials at once, so that one time-out is all that it costs."""
 WELL_KNOWN = frozenset(
     {
         *(2049, 2222, 3000, 3306, 4444, 5000, 5432, 5555, 6006, 6379, 6443, 6817, 6818, 6819, 7860, 8000, 8080, 8265),
@@ -140,64 +143,54 @@ def next_port(machines: Sequence[Machine], after: int, address: str | None = Non
         NotReachedError: a machine did not answer.
     """
     target, *others = machines
-    candidates = (port for port in chain(range(after + 1, LAST_PORT + 1), range(FIRST, after)) if port >= FIRST)
-    wanted = (port for port in candidates if port not in WELL_KNOWN)
+    candidates = chain(range(after + 1, LAST_PORT + 1), range(FIRST, after))
+    wanted = (port for port in candidates if port >= FIRST and port not in WELL_KNOWN)
     tried: list[dict[str, set[int]]] = []
-    for batch in _batches(wanted):
-        free = set(batch)
-        for answer in _everywhere(partial(_free, batch), machines):
-            free &= answer
+    size = FEW
+    while batch := list(islice(wanted, size)):
+        size = MANY
+        free = set.intersection(*_ask_all(partial(_free, batch), machines))
         if free and others and address is not None:
             tried.append(reached(target, others, address, [port for port in batch if port in free]))
             free = set.intersection(*tried[-1].values())
         if free:
             return next(port for port in batch if port in free)
         if len(tried) == TRIALS:
-            raise DoctorError(_out_of_reach(target, address, tried))
+            lost = fold([name for name in tried[0] if not any(answer[name] for answer in tried)] or tried[0])
+            raise DoctorError(
+                f"{lost} can't reach {target.name} ({address}) on any port that is free there; "
+                "`nccl-doctor check` with the same hosts finds what stops them"
+            )
     return None
-
-
-def _out_of_reach(target: Machine, address: str | None, tried: Sequence[dict[str, set[int]]]) -> str:
-    lost = [name for name in tried[0] if not any(answer[name] for answer in tried)]
-    return (
-        f"{fold(lost or list(tried[0]))} can't reach {target.name} ({address}) on any port that is free there; "
-        "`nccl-doctor check` with the same hosts finds what stops them"
-    )
-
-
-def suggestion(
-    machines: Sequence[Machine], after: int, address: str | None = None, master: str | None = None
-) -> Suggestion | None:
-    """The next port, and the line that sets it for what is started next from the same shell; see :func:`next_port`.
-
-    torchrun and torch.distributed.launch read PET_MASTER_PORT (torch/distributed/argparse_util.py), ``env://`` reads
-    MASTER_PORT (torch/distributed/rendezvous.py).
-    """
-    port = next_port(machines, after, address)
-    if port is None:
-        return None
-    command = script("export MASTER_PORT={port} PET_MASTER_PORT={port}", port=port)
-    hosts = tuple(machine.name for machine in machines)
-    return Suggestion(port=port, command=command.text, hosts=hosts, master=master)
-
-
-def _everywhere(ask: Callable[[Machine], set[int]], machines: Sequence[Machine]) -> Iterator[set[int]]:
-    """The answers of all machines, asked at once; the first that fails is raised."""
-    for answer in fan_out(ask, machines):
-        if isinstance(answer, Exception):
-            raise answer
-        yield answer
 
 
 def _free(ports: list[int], machine: Machine) -> set[int]:
     return set(machine.ask("free", ports=ports).free)
 
 
-def _batches(ports: Iterator[int]) -> Iterator[list[int]]:
-    size = FEW
-    while batch := list(islice(ports, size)):
-        yield batch
-        size = MANY
+def _ask_all(ask: Callable[[Machine], set[int]], machines: Sequence[Machine]) -> list[set[int]]:
+    """The answers of all machines, asked at once; the first that fails is raised."""
+    found = []
+    for answer in fan_out(ask, machines):
+        if isinstance(answer, Exception):
+            raise answer
+        found.append(answer)
+    return found
+
+
+def suggestion(fleet: Fleet, after: int) -> Suggestion | None:
+    """The next port, and the line that sets it for what is started next from the same shell; see :func:`next_port`.
+
+    torchrun and torch.distributed.launch read PET_MASTER_PORT (torch/distributed/argparse_util.py), ``env://`` reads
+    MASTER_PORT (torch/distributed/rendezvous.py).
+    """
+    machines = fleet.all()
+    port = next_port(machines, after, fleet.address)
+    if port is None:
+        return None
+    command = script("export MASTER_PORT={port} PET_MASTER_PORT={port}", port=port)
+    hosts = tuple(machine.name for machine in machines)
+    return Suggestion(port=port, command=command.text, hosts=hosts, master=fleet.master)
 
 
 def _wait(
@@ -245,7 +238,12 @@ def about_port(fleet: Fleet, port: int, process: Identity | None, steps: Steps) 
         waited = wait_until_free(fleet.target, report, steps.tell)
         fate = {"ended": report.ended, "left": report.left, "refused": report.refused}
         report = waited.model_copy(update=fate)
-    return report if report.free else report.model_copy(update={"suggestion": _suggestion(fleet, port, steps)})
+    if not report.free:
+        try:
+            report = report.model_copy(update={"suggestion": suggestion(fleet, port)})
+        except DoctorError as error:
+            steps.say(f"no port to move to: {error}")
+    return report
 
 
 def about_process(fleet: Fleet, process: Identity, steps: Steps) -> PortReport:
@@ -260,7 +258,7 @@ def moved(fleet: Fleet, port: int) -> PortReport:
     Raises:
         DoctorError: there is none.
     """
-    found = suggestion(fleet.all(), port, fleet.address, fleet.master)
+    found = suggestion(fleet, port)
     if found is None:
         raise DoctorError("no port from 1024 to 65535 is free on every host and fit for a job")
     name = fleet.target.name
@@ -287,23 +285,9 @@ def _why_not(report: PortReport, *, force: bool) -> str | None:
         return f"the process that was meant is gone, and pid {report.pid} is another's now or nobody's"
     if not report.jobs:
         return report.hint or "nobody holds the port any more; only waiting helps (--wait)"
-    barred = [job for job in report.jobs if job.refusal and (job.final or not force)]
     # what nothing lifts comes first: --force would not help
-    barred.sort(key=lambda job: not job.final)
-    return barred[0].refusal if barred else None
-
-
-def _suggestion(fleet: Fleet, port: int, steps: Steps) -> Suggestion | None:
-    try:
-        return suggestion(fleet.all(), port, fleet.address, fleet.master)
-    except DoctorError as error:
-        steps.say(f"no port to move to: {error}")
-        return None
-
-
-DIAL_S = 3.0
-AT_ONCE = 64
-"""Ports that are tried together: fewer than a host dials at once, so that one time-out is all that it costs."""
+    jobs = sorted(report.jobs, key=lambda job: not job.final)
+    return next((job.refusal for job in jobs if job.refusal and (job.final or not force)), None)
 
 
 def reached(target: Machine, others: Sequence[Machine], address: str, ports: Sequence[int]) -> dict[str, set[int]]:
@@ -325,12 +309,6 @@ def reached(target: Machine, others: Sequence[Machine], address: str, ports: Seq
         listening = target.ask("listen", nonce=nonce, sockets=sockets)
         # what it was not asked for may be somebody else's
         good = sorted({port for port in listening.ports if port is not None} & set(wanted))
-        found = fan_out(dial, others)
+        return dict(zip((machine.name for machine in others), _ask_all(dial, others), strict=True))
     finally:
         fan_out(lambda machine: machine.ask("unlisten"), [target, *others])
-    connected: dict[str, set[int]] = {}
-    for machine, answer in zip(others, found, strict=True):
-        if isinstance(answer, Exception):
-            raise answer
-        connected[machine.name] = answer
-    return connected

@@ -65,9 +65,8 @@ def describe_all(pids: Sequence[int]) -> list[dict[str, Any]]:
 def try_port(port: int, *, described: bool = True) -> dict[str, Any]:
     """Tries torch's bind, closes it at once, and explains a failure; the JSON form of snapshot.PortTrial.
 
-    Args:
-        port: to try.
-        described: tell of each holder who it is and why it is not ended, which may take seconds; else its PID alone.
+    Of holders that are ``described`` it tells who they are and why they are not ended, which may take seconds; of
+    others the PID alone.
     """
     return explain(port, bind_error(port), described=described)
 
@@ -196,10 +195,7 @@ def _first_unprivileged() -> int:
 
 
 def send_signal(pid: int, started: int, number: signal.Signals) -> bool:
-    """Signals a process if it is still the one that began at ``started``, in ticks since boot.
-
-    Returns:
-        Whether it was signalled; False where it is gone or a zombie.
+    """Signals a process if it is still the one that began at ``started``, in ticks since boot; False where it is gone.
 
     Raises:
         PermissionError: it is somebody else's.
@@ -319,14 +315,9 @@ def send(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def free(request: dict[str, Any]) -> dict[str, Any]:
-    """Finds ports that a job could use here.
+    """Finds those of ``ports`` that torch would get and that nobody is likely to take later.
 
-    Args:
-        request: ``ports``: candidates, in order.
-
-    Returns:
-        ``free``: those that torch would get and that nobody is likely to take later: outside the ephemeral range, the
-        reserved ports and the services that the host knows by name.
+    They stand outside the ephemeral range, the reserved ports and the services that the host knows by name.
     """
     drawn = _range() or {"low": 1, "high": 0, "reserved": ""}
     kept = _numbers(drawn["reserved"]) | _known_services()

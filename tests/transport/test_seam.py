@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from typing import ClassVar
 
 import pytest
 from pydantic import ValidationError
 
+from nccl_doctor.inventory.load import load
+from nccl_doctor.model import engine as register
 from nccl_doctor.model.cluster import Cluster, Node, NodeOptions, access
-from nccl_doctor.model.engine import Kind
+from nccl_doctor.model.engine import Engine, Kind
 from nccl_doctor.snapshot import (
     EngineFacts,
     EngineFailure,
@@ -19,6 +22,7 @@ from nccl_doctor.snapshot import (
     UnreachableFacts,
 )
 from nccl_doctor.transport import make_transport
+from nccl_doctor.transport.base import AccessError
 from nccl_doctor.transport.process import LocalTransport
 from nccl_doctor.transport.ssh import SshOptions
 from nccl_doctor.transport.ssh.choice import ChoosingTransport
@@ -81,4 +85,49 @@ def test_the_register(kind: Kind, local: bool, wanted: type[object]) -> None:
     node = Node(name="n", address="n", node_rank=0, local=local)
     transport = make_transport(kind, Cluster(nodes=(node,), master_addr="n"))
     assert isinstance(transport, wanted)
+    transport.close()
+
+
+class BoxOptions(NodeOptions):
+    engine: ClassVar[str] = "box"
+
+    box: str = ""
+
+
+class BoxEngine(Engine):
+    """The smallest that there can be; its hosts are named by the user."""
+
+    name = BoxOptions.engine
+    options = BoxOptions
+    way = "in the box"
+    absent = "no host is a box"
+
+    def name_node(self, name: str) -> BoxOptions:
+        return BoxOptions(box=name)
+
+    def prefix(self, node: Node) -> list[str]:
+        return ["env", f"BOX={node.options(BoxOptions).box}"] if node.name == "here" else [f"/no/such/{node.name}"]
+
+
+@pytest.fixture
+def boxed(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    known = (*register.engines(), BoxEngine())
+    monkeypatch.setattr(register, "engines", lambda: known)
+    for module in ("nccl_doctor.transport", "nccl_doctor.inventory.load"):
+        monkeypatch.setattr(f"{module}.engines", lambda: known)
+        monkeypatch.setattr(f"{module}.kinds", lambda: {engine.name: engine for engine in known})
+    return load(None, where="here,away", exclude=None, environ={}, transport="box")
+
+
+def test_a_new_engine_is_its_object_alone(boxed: Cluster) -> None:
+    here, away = boxed.nodes
+    assert [engine.name for engine in register.engines_of(here)] == ["box"]
+    assert register.command_way(here) == "in the box"
+    assert register.ClusterSource(boxed).arguments == ("-w", "here,away", "--transport", "box")
+    transport = make_transport("box", boxed)
+    channel = transport.open(here, "echo $BOX", time.monotonic() + 20)
+    assert channel.read_line(time.monotonic() + 20) == b"here"
+    channel.close()
+    with pytest.raises(AccessError, match="probe-failed: there is no program /no/such/away here"):
+        transport.open(away, "echo", time.monotonic() + 20)
     transport.close()

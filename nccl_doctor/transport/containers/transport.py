@@ -74,7 +74,7 @@ def late(options: InsideOptions, seconds: float) -> EngineFailure:
     return _failure(options, "late", f"{options.program} did not get into {options.place} in {seconds:.0f} s", ())
 
 
-def puzzles(failure: AnyAccessFailure) -> bool:
+def is_unrecognised(failure: AnyAccessFailure) -> bool:
     """Tells whether the runtime's words are of no known kind."""
     return isinstance(failure, EngineFailure) and (failure.facts.model_extra or {}).get("problem") == "failed"
 
@@ -177,7 +177,7 @@ class InsideTransport:
                 if explains(error.failure):
                     raise
                 first = first or error
-                if not (left and puzzles(error.failure) and _as_long_again(began, deadline, latest)):
+                if not (left and is_unrecognised(error.failure) and _as_long_again(began, deadline, latest)):
                     raise first from None
             time.sleep(_PAUSE_S)
         raise AssertionError("the last try enters or raises")

@@ -77,7 +77,7 @@ _ACKED = slice(120, 128)
 _MOST = 64 * 1024
 
 
-def sent_in_vain(session: SshSession, speak: Callable[[], None], again: Callable[[], SshSession], by: float) -> bool:
+def mtu_blackhole(session: SshSession, speak: Callable[[], None], again: Callable[[], SshSession], by: float) -> bool:
     """Tells whether the host sends us on this session what does not come, while what is small comes.
 
     Args:
@@ -98,12 +98,12 @@ def sent_in_vain(session: SshSession, speak: Callable[[], None], again: Callable
                 rows = _ask(small, f"grep -h ':{ours[1]:04X} 0' /proc/net/tcp /proc/net/tcp6", by)
         finally:
             small.close()
-        return any(is_in_vain(row, ours[0], ours[1]) for row in rows) and _acknowledged(held) > before
+        return any(is_resent(row, ours[0], ours[1]) for row in rows) and _acknowledged(held) > before
     except (AccessError, BeyondError, paramiko.SSHException, EOFError, OSError):
         return False  # nothing is proven, and the session's own failure is told
 
 
-def is_in_vain(row: str, address: str, port: int) -> bool:
+def is_resent(row: str, address: str, port: int) -> bool:
     """Tells whether a row of the host's /proc/net/tcp or tcp6 is of something sent again and again.
 
     Its addresses are words of 32 bits in the host's byte order, which is little-endian wherever NCCL runs.
@@ -182,7 +182,7 @@ class ParamikoChannel:
 
     def large_packets_vanish(self, by: float) -> bool:
         """Finds out before ``by`` whether answers are missing because their packets are large."""
-        return sent_in_vain(self._session, self.pulse, lambda: self._small(by), by)
+        return mtu_blackhole(self._session, self.pulse, lambda: self._small(by), by)
 
     def read_line(self, deadline: float) -> bytes | None:
         """The next line of stdout; None at its end."""

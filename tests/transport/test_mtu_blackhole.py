@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.transport.ssh.paramiko_transport import is_in_vain
+from nccl_doctor.transport.ssh.paramiko_transport import is_resent
 
 ROW = "   3: {local} {remote} {state} {queued}:00000000 {timer}:00000124 {times}     0        0 4711 3 0 1 2 31 1 7"
 FOUR = {"local": "02004D0A:0016", "remote": "FE004D0A:D431"}
@@ -35,4 +35,4 @@ def row(change: dict[str, str]) -> str:
     ],
 )
 def test_what_is_sent_in_vain(change: dict[str, str], address: str, vain: bool) -> None:
-    assert is_in_vain(row(change), address, 0xD431) is vain
+    assert is_resent(row(change), address, 0xD431) is vain

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from nccl_doctor.judge.diagnose import judge
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.log import Cause, Event
-from nccl_doctor.logs.signs import signs
+from nccl_doctor.logs.signs import Case, signs
 from nccl_doctor.logs.verdict import report
 from nccl_doctor.model.register import entry
 from nccl_doctor.model.report import Diagnosis

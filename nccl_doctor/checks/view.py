@@ -1,4 +1,4 @@
-"""What a check sees: the snapshot, and what follows from all hosts together, worked out when first asked for.
+"""The view of a check: the snapshot, and what follows from all hosts together, worked out when first asked for.
 
 A live check::
 
@@ -47,7 +47,7 @@ class FailedDials:
 
     @cached_property
     def firewall(self) -> ExplainedDials:
-        """What the hosts' packet filters explain; needs the mesh."""
+        """The failed dials that hosts' packet filters explain; needs the mesh."""
         return blame.judge_dials(self._snapshot, self._nccl.addresses)
 
     @cached_property
@@ -84,12 +84,12 @@ class Derived:
 
     @cached_property
     def nccl(self) -> ClusterNccl:
-        """What NCCL does on each host."""
+        """NCCL's choice on each host."""
         return cluster_nccl(self.snapshot)
 
     @cached_property
     def kube(self) -> KubeFacts:
-        """What the cluster's API tells of the pods; empty where the hosts are none."""
+        """The pods as the cluster's API tells of them; empty where the hosts are none."""
         return self.snapshot.cluster.options(KubeFacts)
 
     @cached_property
@@ -100,7 +100,7 @@ class Derived:
 
 @dataclass(frozen=True)
 class View:
-    """What a check sees: the snapshot, what follows from it, and the reached hosts whose needed facts are all known."""
+    """The view of a check: the snapshot, what follows from it, and the reached hosts whose needed facts are known."""
 
     derived: Derived
     hosts: tuple[Host, ...]
@@ -112,7 +112,7 @@ class View:
 
     @property
     def nccl(self) -> ClusterNccl:
-        """What NCCL does on each host."""
+        """NCCL's choice on each host."""
         return self.derived.nccl
 
     @cached_property
@@ -122,12 +122,12 @@ class View:
 
     @property
     def kube(self) -> KubeFacts:
-        """What the cluster's API tells of the pods; empty where the hosts are none."""
+        """The pods as the cluster's API tells of them; empty where the hosts are none."""
         return self.derived.kube
 
     @property
     def firewall(self) -> ExplainedDials:
-        """What the hosts' packet filters explain of the dials that failed; for checks that need the mesh."""
+        """The failed dials that hosts' packet filters explain; for checks that need the mesh."""
         return self.derived.dials.firewall
 
     @property

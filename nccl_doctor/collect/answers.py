@@ -58,20 +58,20 @@ class NoAnswerError(ProbeError):
     """The deadline came before the answer."""
 
 
-class GoneError(ProbeError):
+class ConnectionLostError(ProbeError):
     """The connection ended or broke: this host will answer nothing more; ``failure`` where the transport knows why."""
 
     failure: AnyAccessFailure | None = None
 
 
-class UnheardError(GoneError):
+class HeartbeatLostError(ConnectionLostError):
     """The host heard nothing from this machine for so many seconds, and let go."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"the connection stood still: it heard nothing from this machine for {seconds:.0f} s")
 
 
-class StoodStillError(GoneError):
+class ControllerPausedError(ConnectionLostError):
     """This machine told the hosts nothing for so long that they ended what they ran for us."""
 
     def __init__(self, seconds: float) -> None:
@@ -82,14 +82,14 @@ class StoodStillError(GoneError):
         )
 
 
-class MalformedError(GoneError):
+class MalformedError(ConnectionLostError):
     """It answered what the probe never says, and is not listened to any more."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"it answered what the probe never says: {what}")
 
 
-class OwnFaultError(GoneError):
+class OwnFaultError(ConnectionLostError):
     """nccl-doctor itself failed over what a host answered."""
 
     def __init__(self, fault: Exception) -> None:

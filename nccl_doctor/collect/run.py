@@ -13,7 +13,7 @@ from itertools import chain
 from nccl_doctor import __version__
 from nccl_doctor.checks.view import FailedDials
 from nccl_doctor.collect import smoke as smoke_phase
-from nccl_doctor.collect.answers import OwnFaultError, ProbeError, StoodStillError
+from nccl_doctor.collect.answers import ControllerPausedError, OwnFaultError, ProbeError
 from nccl_doctor.collect.connect.reach import CONNECT_S, Reach, failure_of, fan_out
 from nccl_doctor.collect.connect.session import PATIENT_S, ProbeSession
 from nccl_doctor.collect.facts import host_facts
@@ -146,7 +146,7 @@ def open_run(
     try:
         try:
             run.all()
-        except StoodStillError as error:
+        except ControllerPausedError as error:
             run.close()
             left = until - time.monotonic()
             if left < WORTH_S:
@@ -155,7 +155,7 @@ def open_run(
             run = Run(cluster, connect(), replace(options, total_s=left, silence_s=PATIENT_S), progress)
             run.all()
         yield run
-    except StoodStillError as error:
+    except ControllerPausedError as error:
         raise NotReachedError(f"{error}; run it again") from error
     finally:
         run.close()
@@ -319,7 +319,7 @@ class Run:
 
     def _still_there(self) -> None:
         for session in self._first.opened.values():
-            if isinstance(session.lost, StoodStillError):
+            if isinstance(session.lost, ControllerPausedError):
                 raise session.lost
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ NOT_DIALLED = "not dialled"
 
 @dataclass
 class Blame:
-    """One host that stops dials, in one direction.
+    """A host that stops dials, in one direction.
 
     Attributes:
         rules: all that stops them, the one they meet first in front.
@@ -70,7 +70,7 @@ class Blame:
 
     @property
     def verb(self) -> str:
-        """What its rules do with the dials: "drops", "rejects" or "redirects"."""
+        """The verb for what its rules do with the dials: "drops", "rejects" or "redirects"."""
         return "redirects" if self.redirects else "rejects" if self.rejects else "drops"
 
     @property
@@ -90,7 +90,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class ExplainedDials:
-    """What the rules explain of the failed dials, and what they might."""
+    """Failed dials that rules explain, and those that they might."""
 
     blames: tuple[Blame, ...]
     gaps: tuple[Gap, ...]
@@ -228,7 +228,7 @@ def _gap(dial: FailedDial, objection: Objection) -> Gap:
 
 
 def opening(blames: Sequence[Blame], snapshot: Snapshot, listens: Mapping[str, str]) -> Opening:
-    """What hosts that are blamed alike have to let through, in one direction.
+    """The opening that hosts which are blamed alike have to make, in one direction.
 
     The peers that one of them stops, so that the same lines serve them all, though each then names its own address
     too; all of the cluster where the mesh was a sample.
@@ -302,7 +302,7 @@ class PolicyBlame:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What they are called."""
+        """Their names."""
         return tuple(one.name for one in self.policies)
 
 
@@ -316,7 +316,7 @@ def policy_blames(kube: KubeFacts, dials: Iterable[FailedDial]) -> dict[FailedDi
 
 
 def blame_policies(kube: KubeFacts, policies: Sequence[Policy], dial: FailedDial) -> Iterator[PolicyBlame]:
-    """What surely drops a dial: policies of the target for what comes in, and of the source for what goes out."""
+    """Yields what surely drops a dial: policies of the target on its way in, and of the source on its way out."""
     source, target = kube.pods.get(dial.src), kube.pods.get(dial.dst)
     if source is None or target is None or source is target:
         return
@@ -362,7 +362,7 @@ def open_policy(closed: PolicyBlame, job: Mapping[str, str], name: str, namespac
 
 
 def selects(selector: Selector, labels: Mapping[str, str]) -> bool:
-    """Whether it chooses an object of these labels."""
+    """True where it chooses an object of these labels."""
     wanted = selector.labels.items() <= labels.items()
     return wanted and all(
         (

@@ -57,7 +57,7 @@ class Ruleset:
                 yield from (rule.ref for rule in chain)
 
     def objections(self, packet: Packet) -> tuple[PacketVerdict, ...]:
-        """What stops the packet, or may, on this host; empty where all rules let it through.
+        """Verdicts that stop the packet, or may, on this host; empty where all rules let it through.
 
         The first that surely stops it comes first: it does so whatever the unknown ones would say.
         """
@@ -214,7 +214,7 @@ class Objection:
 
 
 def handshake(syn: Packet, ends: Ends, dialler: Ruleset, listener: Ruleset) -> tuple[Objection, ...]:
-    """What stands in the way of a connection, in the order in which its packets meet it; empty where nothing does.
+    """All that stands in the way of a connection, as its packets meet it; empty where nothing does.
 
     A packet that is surely stopped is the last one looked at, but all that stops it is told, on both hosts.
 
@@ -305,7 +305,7 @@ def reject_outcome(how: str, version: int) -> DialOutcome:
 
 
 def counted(rules: Sequence[tuple[RuleRef, Ruleset]]) -> str:
-    """What the counters of one rule on some hosts counted together, each with its host's rules after the dials.
+    """Sums up the counters of one rule on some hosts, each with its host's rules after the dials.
 
     Nothing where it has none.
     """
@@ -328,6 +328,6 @@ def _later(rule: RuleRef, after: Ruleset) -> int | None:
     return next((other.packets for other in after.rules() if _same(other, rule)), None)
 
 
-def _same(one: RuleRef, other: RuleRef) -> bool:
-    place = (one.origin, one.family, one.table, one.chain, one.place)
+def _same(rule: RuleRef, other: RuleRef) -> bool:
+    place = (rule.origin, rule.family, rule.table, rule.chain, rule.place)
     return place == (other.origin, other.family, other.table, other.chain, other.place)

@@ -42,7 +42,7 @@ from nccl_doctor.text.inet import Address, Network
 
 @dataclass(frozen=True)
 class Member:
-    """One element: its parts by dimension; ``nomatch`` cuts a hole into a wider one."""
+    """An element: its parts by dimension; ``nomatch`` cuts a hole into a wider one."""
 
     parts: tuple[str, ...]
     nomatch: bool = False
@@ -57,7 +57,7 @@ class Ipset:
     members: list[Member] = field(default_factory=list)
 
     def holds(self, packet: Packet, sides: tuple[str, ...], ipsets: Ipsets) -> Tri:
-        """Whether the set holds the packet, each dimension taken from "src" or "dst"."""
+        """True where the set holds the packet, each dimension from "src" or "dst"."""
         if self.kinds == ("set",):
             inner = [ipsets.get(member.parts[0]) for member in self.members]
             return some(None if other is None else other.holds(packet, sides, ipsets) for other in inner)

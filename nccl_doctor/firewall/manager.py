@@ -69,7 +69,7 @@ def direct_rule(rule: RuleRef, facts: FirewallFacts) -> DirectRule | None:
 
 
 def is_direct_chain(rule: RuleRef) -> bool:
-    """Whether nothing but direct rules stand where a rule does, whatever :func:`direct_rule` makes of its words."""
+    """True where nothing but direct rules stand where a rule does, whatever :func:`direct_rule` makes of its words."""
     return rule.origin != "nft" and rule.chain.endswith(_SUFFIX)
 
 
@@ -118,7 +118,7 @@ def manager_of(rule: RuleRef, facts: FirewallFacts) -> Manager:
 
 
 def managed_by(facts: FirewallFacts) -> str:
-    """Who keeps a host's rules, in a word: "firewalld", "ufw", "nftables", "iptables"; "" where there are none.
+    """The keeper of a host's rules, in a word: "firewalld", "ufw", "nftables", "iptables"; "" where there are none.
 
     Where a manager itself did not answer (on a busy host it may not, in time), its chains tell.
     """
@@ -185,7 +185,7 @@ LONGEST = 160
 
 
 def printable(text: str) -> str:
-    """One line of harmless characters, cut where it gets too long to read."""
+    """Makes one line of harmless characters, cut where it gets too long to read."""
     line = "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
     return line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
 

@@ -61,7 +61,7 @@ class Bits:
     open: frozenset[str] = frozenset()
 
     def any(self, names: Collection[str]) -> Tri:
-        """One of these bits is set."""
+        """True where any of these bits is set."""
         if self.on.intersection(names):
             return True
         return None if self.open.intersection(names) else False
@@ -118,7 +118,7 @@ def within(value: Span, element: Span) -> Tri:
 
 
 def holds(value: Value, item: Json, sets: Sets) -> Tri:
-    """Whether an element, a set or a named set holds the value."""
+    """True where an element, a set or a named set holds the value."""
     if isinstance(value, Unsure):
         return True if item == "*" else None
     if isinstance(item, dict) and "elem" in item:

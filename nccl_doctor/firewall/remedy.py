@@ -75,7 +75,7 @@ class Remedy:
 
 
 def is_built_in(rule: RuleRef) -> bool:
-    """Whether a rule of iptables stands behind a chain of the kernel's own, in a table of its own: safe to print."""
+    """True where a rule of iptables stands behind a chain of the kernel's own, in a table of its own: safe to print."""
     return rule.base in _CHAINS and rule.table in _TABLES
 
 
@@ -216,7 +216,7 @@ BY_HAND = "no single command is safe here: let the cluster's own addresses throu
 
 
 def remedy(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
-    """What lets the opening past a rule; without commands where judgement is needed."""
+    """The way for an opening past a rule; without commands where judgement is needed."""
     manager = manager_of(rule, facts)
     if manager == "firewalld":
         return firewalld(rule, facts, opening)

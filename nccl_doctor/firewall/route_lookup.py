@@ -56,7 +56,7 @@ def path_of(address: str, source: Host, target: Host, listens: Mapping[str, str]
 
 
 def dialled_address(host: Host, target: str) -> str | None:
-    """What a host takes a target for: an address is itself, a name its first address there; None for neither."""
+    """The address that a host dials for a target: an address is itself, a name its first there; None for neither."""
     if numeric(target) is not None:
         return target
     assert host.facts
@@ -170,20 +170,20 @@ def find_route_faults(snapshot: Snapshot, dials: Iterable[FailedDial]) -> dict[F
     return found
 
 
-def _likeliest(met: list[RouteFault]) -> RouteFault | None:
-    """What surely stops the dial before what may; a filter that follows from the host's own diverted route is that."""
-    diverted = {one.host for one in met if one.kind == "diverted"}
+def _likeliest(faults: list[RouteFault]) -> RouteFault | None:
+    """Prefers what surely stops the dial to what may; a filter that follows from a diverted route is that route."""
+    diverted = {fault.host for fault in faults if fault.kind == "diverted"}
 
-    def merit(one: RouteFault) -> int:
-        if one.kind in ("no-way", "no-address"):
-            return 0 if one.way.error is None else 3
-        return 2 if one.kind == "filtered" and one.host not in diverted else one.kind == "diverted"
+    def merit(fault: RouteFault) -> int:
+        if fault.kind in ("no-way", "no-address"):
+            return 0 if fault.way.error is None else 3
+        return 2 if fault.kind == "filtered" and fault.host not in diverted else fault.kind == "diverted"
 
-    return max(met, key=merit, default=None)
+    return max(faults, key=merit, default=None)
 
 
 def _along(source: Host, target: Host, address: str) -> Iterator[RouteFault]:
-    """What stands in the way of a dial, in the order of its packets: out, in, back out, back in."""
+    """Yields what stands in the way of a dial, in the order of its packets: out, in, back out, back in."""
     assert source.facts is not None
     assert target.facts is not None
     out = _asked(source.facts, address, None)
@@ -203,7 +203,7 @@ def _along(source: Host, target: Host, address: str) -> Iterator[RouteFault]:
 
 
 def _owns(facts: HostFacts, address: str) -> bool:
-    """Whether the address is one of the host's own; true where nobody knows."""
+    """True where the address is one of the host's own; true where nobody knows."""
     return not isinstance(facts.interfaces, Interfaces) or interface_of(facts, address) is not None
 
 
@@ -240,7 +240,7 @@ def _attached(facts: HostFacts, address: str) -> tuple[str | None, Network | Non
     found = list(_networks_of(facts, address))
     if not found or interface_of(facts, address) is not None:
         return None, None
-    network, name = max(found, key=lambda one: one[0].prefixlen)
+    network, name = max(found, key=lambda fault: fault[0].prefixlen)
     return name, network
 
 
@@ -262,7 +262,7 @@ def _unaddressed(facts: HostFacts, target: HostFacts, out: Way) -> tuple[str, Ne
     """
     there = address_of(out.to)
     name = interface_of(target, out.to)
-    network = next((one for one, holder in _networks_of(target, out.to) if holder == name), None)
+    network = next((fault for fault, holder in _networks_of(target, out.to) if holder == name), None)
     if not isinstance(facts.interfaces, Interfaces) or name is None or network is None or there.is_link_local:
         return None
     if any(_networks_of(facts, out.to)) or (out.error is None and not (out.gateway and _has(target, out.dev, there))):
@@ -273,17 +273,17 @@ def _unaddressed(facts: HostFacts, target: HostFacts, out: Way) -> tuple[str, Ne
 
 
 def _has(facts: HostFacts, name: str | None, like: Address) -> bool:
-    """Whether an interface has an address of that family, other than link-local."""
+    """True where an interface has an address of that family, other than link-local."""
     own = (
         address_of(entry.address)
         for entry in (facts.interfaces.addresses if isinstance(facts.interfaces, Interfaces) else ())
         if entry.interface.partition(":")[0] == name
     )
-    return any(one.version == like.version and not one.is_link_local for one in own)
+    return any(fault.version == like.version and not fault.is_link_local for fault in own)
 
 
 def _is_on(facts: HostFacts, dev: str | None, network: Network | None) -> bool:
-    """Whether an interface has an address in a network."""
+    """True where an interface has an address in a network."""
     return any(
         entry.interface.partition(":")[0] == dev and network is not None and address_of(entry.address) in network
         for entry in (facts.interfaces.addresses if isinstance(facts.interfaces, Interfaces) else ())

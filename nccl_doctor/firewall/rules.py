@@ -75,7 +75,7 @@ class Packet:
 
     @property
     def loopback(self) -> bool:
-        """Whether the packet stays on the host."""
+        """True where the packet stays on the host."""
         return "lo" in (self.iif, self.oif)
 
     @property
@@ -115,7 +115,7 @@ class RuleRef:
 
 @dataclass(frozen=True)
 class PacketVerdict:
-    """What becomes of a packet on one host.
+    """The end of a packet's way on one host.
 
     Attributes:
         kind: "redirect" where somebody else gets it; "unknown" where it hangs on something that can't be evaluated or
@@ -135,13 +135,13 @@ class PacketVerdict:
 
     @property
     def blocks(self) -> bool:
-        """Whether the packet does surely not get to our listener."""
+        """True where the packet does surely not get to our listener."""
         return self.kind in {"drop", "reject", "redirect"}
 
 
 @dataclass
 class Journey:
-    """What a packet carries from hook to hook on one host: a mark, and whether it is tracked.
+    """A packet's state from hook to hook on one host: a mark, and whether it is tracked.
 
     Attributes:
         mark: None where a rule that can't be evaluated may have set it.
@@ -367,7 +367,7 @@ class _Walk:
 
 
 def walk(base: BaseChain, packet: Packet, journey: Journey) -> PacketVerdict | None:
-    """What one base chain objects to a packet, None where it accepts; ``journey`` takes what the packet carries on."""
+    """Walks a packet through a base chain: its objection, None where it accepts; ``journey`` goes on changed."""
     way = _Walk(base, packet, journey)
     if way.chain(base.rules, sure=True, depth=0) & _BACK:
         way.ends.append(PacketVerdict(base.policy, rule=base.policy_ref))
@@ -399,7 +399,7 @@ _HOOKS: dict[Direction, tuple[str, ...]] = {
 
 
 def through(bases: Iterable[BaseChain], packet: Packet, journey: Journey) -> tuple[PacketVerdict, ...]:
-    """What objects to the packet on one host: for each base chain on its way, its verdict unless it is "accept".
+    """Objections to the packet on one host: for each base chain on its way, its verdict unless it is "accept".
 
     The first is what the packet meets; those behind it would stop it too, were the first opened.
 

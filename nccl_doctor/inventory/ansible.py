@@ -394,14 +394,11 @@ def _read_folder(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, Vari
         return
     known = set(names)
     for entry in sorted(folder.iterdir()):
-        name = next((name for name in (entry.name, _stem(entry)) if name in known), None)
+        stem = entry.stem if entry.suffix in _ENDINGS else entry.name
+        name = next((name for name in (entry.name, stem) if name in known), None)
         if name is not None:
             for file in _files(entry):
                 yield name, _variables(file)
-
-
-def _stem(path: Path) -> str:
-    return path.stem if path.suffix in _ENDINGS else path.name
 
 
 def _files(entry: Path) -> list[Path]:

@@ -38,14 +38,23 @@ def build(parsed: ParsedInventory, exclude: Collection[str], here: ThisMachine) 
     """
     settings: SettledHosts = {}
     for entry in parsed.entries:
-        _refuse_double(entry, settings)
+        if entry.name.value in settings:
+            first = settings[entry.name.value][0].name.place.line
+            raise entry.name.place.error(
+                f"the host {quoted(entry.name.value)} stands twice{f', first in line {first}' if first else ''}; "
+                "keep one, or give one machine that is two nodes two names"
+            )
         given = _settle_devices(entry.own.over(entry.shared), entry)
         if (ranks := given.nproc_per_node) and (devices := given.cuda_visible_devices):
             refuse_more_ranks_than_gpus(entry.name.value, ranks.value, devices.value, ranks.place)
         settings[entry.name.value] = entry, given
     local = {entry.name.value: _why_local(entry, here) for entry in parsed.entries}
     _refuse_shared_gpus(settings, local)
-    _refuse_absent(exclude, settings, parsed)
+    there = {*settings, *(entry.address.value for entry in parsed.entries)}
+    if absent := [name for name in exclude if name not in there]:
+        near = difflib.get_close_matches(absent[0], there, 1)
+        hint = f"; did you mean {quoted(near[0])}?" if near else ""
+        raise UsageError(f"-x: {fold(absent)} is no host of {parsed.place.source}{hint}")
     left = [pair for name, pair in settings.items() if not {name, pair[0].address.value} & set(exclude)]
     if not left:
         raise UsageError(f"-x leaves out every host of {parsed.place.source}; at least one has to remain")
@@ -68,26 +77,6 @@ def build(parsed: ParsedInventory, exclude: Collection[str], here: ThisMachine) 
         access=access(*parsed.access),
         origins=origins,
     )
-
-
-def _refuse_absent(exclude: Collection[str], settings: SettledHosts, parsed: ParsedInventory) -> None:
-    """Whoever leaves out a host that isn't there has misspelled one that is."""
-    there = {*settings, *(entry.address.value for entry in parsed.entries)}
-    absent = [name for name in exclude if name not in there]
-    if absent:
-        near = difflib.get_close_matches(absent[0], there, 1)
-        hint = f"; did you mean {quoted(near[0])}?" if near else ""
-        raise UsageError(f"-x: {fold(absent)} is no host of {parsed.place.source}{hint}")
-
-
-def _refuse_double(entry: Entry, earlier: SettledHosts) -> None:
-    name = entry.name.value
-    if name in earlier:
-        first = earlier[name][0].name.place.line
-        raise entry.name.place.error(
-            f"the host {quoted(name)} stands twice{f', first in line {first}' if first else ''}; "
-            "keep one, or give one machine that is two nodes two names"
-        )
 
 
 def _settle_devices(settings: Settings, entry: Entry) -> Settings:

@@ -47,7 +47,12 @@ def read(text: str, source: str) -> ParsedInventory:
     if any(line[0] == "[" and ansible.SECTION.fullmatch(line.rstrip()) for line in lines):
         return _inventory(ansible.read_ini(text, place))
     if lines and _YAML_START.match(lines[0].lstrip()):
-        return _read_yaml(text, place)
+        tree = parse(text, place)
+        if not isinstance(tree, Mapping):
+            raise tree.place.error(
+                'a hosts file is a mapping; write "hosts:" and below it each host with "- " in front'
+            )
+        return _inventory(ansible.read_yaml(tree, place)) if _is_inventory(tree) else hostfiles.read(tree, place)
     bare = all(_BARE_HOST.fullmatch(line.strip()) for line in lines)
     if any(_INI_VARIABLE.search(line) for line in lines) or (bare and ansible.stand_beside(place)):
         return _inventory(ansible.read_ini(text, place))
@@ -57,13 +62,6 @@ def read(text: str, source: str) -> ParsedInventory:
 def _inventory(inventory: Inventory) -> ParsedInventory:
     ansible.lay_over(inventory)
     return inventory.parsed()
-
-
-def _read_yaml(text: str, place: SourceLocation) -> ParsedInventory:
-    tree = parse(text, place)
-    if not isinstance(tree, Mapping):
-        raise tree.place.error('a hosts file is a mapping; write "hosts:" and below it each host with "- " in front')
-    return _inventory(ansible.read_yaml(tree, place)) if _is_inventory(tree) else hostfiles.read(tree, place)
 
 
 def _is_inventory(tree: Mapping) -> bool:
@@ -163,11 +161,9 @@ def _without_port(tree: Tree) -> object:
     """The tree's values without places, and without the master port at its top."""
     if not isinstance(tree, Mapping):
         return None
-    return [(_plain(key), _plain(value)) for key, value in tree.pairs if not _is_key(key)]
-
-
-def _is_key(tree: Tree) -> bool:
-    return isinstance(tree, Scalar) and tree.text == KEY
+    return [
+        (_plain(key), _plain(value)) for key, value in tree.pairs if not (isinstance(key, Scalar) and key.text == KEY)
+    ]
 
 
 def _plain(tree: Tree) -> object:

@@ -106,7 +106,11 @@ def _pods_of(wanted: KubeRequest) -> tuple[list[Pod], str]:
     what = f"{kind}/{name}" if kind else f"-l {selector}"
     if not pods:
         raise UsageError(_nothing(kind, name, what, where))
-    _refuse_groups(pods, what)
+    groups = sorted({pod.metadata.labels.get(kube_facts.GROUP, "") for pod in pods})
+    if len(groups) > 1:  # of a LeaderWorkerSet
+        raise UsageError(
+            f"--kube: {what} has {len(groups)} groups, each a job of its own; add -l {kube_facts.GROUP}={groups[0]}"
+        )
     return kube_facts.current(pods), what
 
 
@@ -180,15 +184,6 @@ def _words(error: KubectlError, right: str, what: str) -> str:
     }.get(error.trouble)
     said = f"its words: {error.last}"
     return f"the cluster was not asked; {said}" if words is None else f"{words} ({said})"
-
-
-def _refuse_groups(pods: Sequence[Pod], what: str) -> None:
-    """Each group of a LeaderWorkerSet is a job of its own."""
-    groups = sorted({pod.metadata.labels.get(kube_facts.GROUP, "") for pod in pods})
-    if len(groups) > 1:
-        raise UsageError(
-            f"--kube: {what} has {len(groups)} groups, each a job of its own; add -l {kube_facts.GROUP}={groups[0]}"
-        )
 
 
 def parsed(pods: Sequence[Pod], place: SourceLocation, **known_too: Any) -> ParsedInventory:  # noqa: ANN401 - of KubeFacts

@@ -121,17 +121,8 @@ _DEFAULT = "kubectl.kubernetes.io/default-container"
 _NETWORKS = "k8s.v1.cni.cncf.io/network-status"
 _OWN = frozenset({"pytorch", "trainer", "node"})
 """What Kubeflow's operators call the container that trains."""
-_UNITS = {
-    "": 1,
-    "k": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "T": 10**12,
-    "Ki": 1 << 10,
-    "Mi": 1 << 20,
-    "Gi": 1 << 30,
-    "Ti": 1 << 40,
-}
+_DECIMAL, _BINARY = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}, ("Ki", "Mi", "Gi", "Ti")
+_UNITS = _DECIMAL | {unit: 1 << 10 * power for power, unit in enumerate(_BINARY, 1)}
 _DEVICE = re.compile(r"(nvidia\.com|amd\.com)/[\w.-]+|rdma/[\w.-]+|vpc\.amazonaws\.com/efa|.*(hca|rdma|sriov).*")
 
 
@@ -230,7 +221,8 @@ def rank(pod: Pod) -> Rank:
     role = labels.get(_ROLE, "").lower()
     job, own = (_first(labels, names) for names in _INDEXES)
     replicated = "" if "jobset.sigs.k8s.io/job-global-index" in labels else labels.get(_REPLICATED, "")
-    name = () if own is not None else _natural(pod.metadata.name)
+    parts = re.split(r"([0-9]{1,15})", pod.metadata.name) if own is None else ()
+    name = tuple(int(part) if part.isdigit() else part for part in parts)
     return (0 if role in _ROLES else 1, replicated, job or 0, own or 0, name)
 
 
@@ -257,7 +249,3 @@ def _age(pod: Pod) -> tuple[bool, bool, float]:
 def _first(labels: dict[str, str], names: Sequence[str]) -> int | None:
     found = (labels[name] for name in names if name in labels)
     return next((int(text) for text in found if re.fullmatch(r"[0-9]{1,9}", text)), None)
-
-
-def _natural(name: str) -> tuple[str | int, ...]:
-    return tuple(int(part) if part.isdigit() else part for part in re.split(r"([0-9]{1,15})", name))

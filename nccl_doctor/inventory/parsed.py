@@ -197,8 +197,10 @@ def read_bytes(path: str, what: str = "a hosts file", most: int = MAX_BYTES, pat
         OSError, ValueError: it can't be opened or read.
         HostsFileError: it is neither, or a pipe took too long.
     """
-    if path == STDIN:
-        return _of_stdin(what, most, max(patience_s, _PIPE_SECONDS))
+    if path == STDIN:  # read where it is: behind ssh it may be a socket, which can't be opened by name
+        if os.isatty(0):
+            raise HostsFileError(STDIN, None, f"is a terminal; {what} is piped in or named")
+        return _drain(0, STDIN, most, max(patience_s, _PIPE_SECONDS))
     # O_NONBLOCK: opening a named pipe that nobody writes to would block for ever.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -209,13 +211,6 @@ def read_bytes(path: str, what: str = "a hosts file", most: int = MAX_BYTES, pat
         return _drain(descriptor, path, most, max(patience_s, _PIPE_SECONDS))
     finally:
         os.close(descriptor)
-
-
-def _of_stdin(what: str, most: int, patience_s: float) -> bytes:
-    """Read where it is: behind ssh it may be a socket, which can't be opened by name."""
-    if os.isatty(0):
-        raise HostsFileError(STDIN, None, f"is a terminal; {what} is piped in or named")
-    return _drain(0, STDIN, most, patience_s)
 
 
 def _drain(descriptor: int, path: str, most: int, patience_s: float) -> bytes:

@@ -65,7 +65,9 @@ class SlurmRequest:
         if self.steps and shutil.which("srun") is None:
             raise UsageError(_NO_SLURM.format(program="srun"))
         job, rest = _job(self.job)
-        _refuse_other_users(job, rest)
+        user = _USER.search(rest)
+        if user and int(user["uid"]) != os.getuid():
+            raise UsageError(f"Slurm job {job} belongs to {user['name']}, and only its own user can start steps in it")
         _refuse_unless_running(job, rest)
         place = SourceLocation(f"Slurm job {job}", is_file=False)
         listed = _NODES.search(rest)
@@ -171,12 +173,6 @@ def _scontrol(*words: str) -> str:
             f"--slurm-job {words[-1]}: Slurm knows no such job, or forgot it after its end; squeue --me lists yours"
         )
     raise UsageError(f"Slurm could not be asked: {said or f'the answer was status {done.returncode}'}")
-
-
-def _refuse_other_users(job: str, rest: str) -> None:
-    user = _USER.search(rest)
-    if user and int(user["uid"]) != os.getuid():
-        raise UsageError(f"Slurm job {job} belongs to {user['name']}, and only its own user can start steps in it")
 
 
 def _refuse_unless_running(job: str, rest: str) -> None:

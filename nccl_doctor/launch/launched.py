@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch import slurm_job
@@ -38,14 +38,6 @@ from nccl_doctor.text.machine import write_atomically
 OLD_S = 86_400.0
 
 
-class HostCheck(FrozenModel):
-    """A host, as :class:`~nccl_doctor.launch.plan.CheckedHost`."""
-
-    nproc: int
-    gpus: int | None
-    variables: dict[str, str] = Field(default_factory=dict)
-
-
 class LastCheck(FrozenModel):
     """A check that was made.
 
@@ -60,12 +52,7 @@ class LastCheck(FrozenModel):
     complete: bool
     errors: tuple[str, ...]
     torch: Version | None
-    hosts: dict[str, HostCheck]
-
-    @property
-    def checked(self) -> dict[str, CheckedHost]:
-        """By name, what of each host a launch plan needs to know."""
-        return {name: CheckedHost(one.nproc, one.gpus, one.variables) for name, one in self.hosts.items()}
+    hosts: dict[str, CheckedHost]
 
 
 @dataclass(frozen=True)
@@ -110,7 +97,7 @@ def remember(hosts: Hosts, snapshot: Snapshot, report: Report, checked_at: float
     ranks = rank_counts(snapshot)
     variables = recommended(report.diagnoses)
     checked = {
-        host.name: HostCheck(
+        host.name: CheckedHost(
             nproc=ranks[host.name],
             gpus=None if isinstance(host.facts.gpus, Unknown) else len(host.facts.gpus),
             variables=variables.get(host.name, {}),
@@ -298,7 +285,7 @@ def launched(
     """
     these = Hosts.named(hosts, cluster)
     last = recall(these, environ)
-    job = plan(cluster, last.checked if last else {}, tuple(script), last.torch if last else None)
+    job = plan(cluster, last.hosts if last else {}, tuple(script), last.torch if last else None)
     if wishes.batch_size is not None:
         divides(wishes.batch_size, job.world_size)
     notes, warnings = batch_notes(job.script, job.world_size)

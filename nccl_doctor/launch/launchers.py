@@ -167,12 +167,7 @@ SSH = ("ssh", "-tt", "-n", "-o", "BatchMode=yes")
 
 
 def start_over_ssh(cluster: Cluster, commands: Iterable[Command]) -> Line:
-    """All hosts' lines side by side; it fails where one of them does.
-
-    Args:
-        cluster: the hosts.
-        commands: the line of each.
-    """
+    """All hosts' lines side by side; it fails where one of them does."""
     nodes = {node.name: node for node in cluster.nodes}
     started = [
         shell.script(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from pydantic import Field
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.job_variables import ADDRESSES, OF_A_JOB, PlannedNode, contradictions, names_of
+from nccl_doctor.model.base import FrozenModel
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.engine import ClusterSource
 from nccl_doctor.snapshot.hosts import named_devices
@@ -21,8 +24,7 @@ if TYPE_CHECKING:
     from nccl_doctor.model.documents import RankPlace
 
 
-@dataclass(frozen=True)
-class CheckedHost:
+class CheckedHost(FrozenModel):
     """A host as a check found it.
 
     Attributes:
@@ -33,7 +35,7 @@ class CheckedHost:
 
     nproc: int
     gpus: int | None = None
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: dict[str, str] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,6 @@ class LaunchPlan:
     """A job to start.
 
     Attributes:
-        script: the script and its arguments.
         torch: torch's version as the last check saw it; None where that is not known.
     """
 

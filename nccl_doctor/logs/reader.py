@@ -47,7 +47,7 @@ class Reader:
 
     def __init__(self, name: str, facts: Facts, first_order: int = 0) -> None:
         self.reading = Reading(name, facts)
-        self._scanner = Scanner(_table())
+        self._scanner = Scanner(all_wordings())
         self.order = first_order
         self._most = KEPT
         self._asked = 0
@@ -67,7 +67,7 @@ class Reader:
         judged = {(event.line, event.wording) for event in self.reading.events}
         end = self.reading.tail[self.reading.tail.find(b"\n") + 1 :]
         before = self.reading.lines - end.count(b"\n")
-        scanner, self._most = Scanner(_table()), KEPT + LAST
+        scanner, self._most = Scanner(all_wordings()), KEPT + LAST
         self._asked = 0
         lines = [
             replace(line, number=line.number + before) for part in (scanner.feed(end), scanner.close()) for line in part
@@ -154,7 +154,7 @@ class Reader:
         )
 
 
-def _table() -> Table:
+def all_wordings() -> Table:
     """Makes the table of the first pass: all wordings, then all facts."""
     return table((*(rule.pattern for rule in rules()), *(rule.pattern for rule in RULES)))
 

@@ -227,10 +227,7 @@ BENIGN: tuple[LogRule, ...] = (
         r"NET/IB ?: .{0,40}Got async event : (?:client reregistration|port active|SM change|LID change|P_Key change)",
         "n1:1:2 [0] NCCL WARN NET/IB : mlx5_0:1 Got async event : client reregistration",
     ),
-    benign(
-        r"NCCL INFO .*Cuda failure",
-        "n1:1:2 [0] NCCL INFO misc/cudawrap.cc:36 Cuda failure 'initialization error'",
-    ),
+    benign(r"NCCL INFO .*Cuda failure", "n1:1:2 [0] NCCL INFO misc/cudawrap.cc:36 Cuda failure 'initialization error'"),
     benign(
         r"NET/OFI .{0,80}ncclGetVersion",
         "n1:1:2 [0] NCCL WARN NET/OFI Failed to find ncclGetVersion symbol, can not get NCCL version",

@@ -23,7 +23,7 @@ from nccl_doctor.logs.diagnose import CutOffError, Investigation, LogSource, Log
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.log import KEPT, LAST, Event, Reading
 from nccl_doctor.logs.prefix import decode, wide, width
-from nccl_doctor.logs.reader import TAIL, Reader
+from nccl_doctor.logs.reader import TAIL, Reader, all_wordings
 from nccl_doctor.logs.reading import BLOCK, compressed, file_blocks, files, size, sources, stdin_blocks
 from nccl_doctor.logs.rule import Grade
 
@@ -54,6 +54,7 @@ class Ahead:
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._parts = [part for path in paths for part in _parts(path)]
+        all_wordings()  # made once, for all processes
         self._pool = multiprocessing.get_context("fork").Pool(processes(), _quietly)
         self._read = self._pool.imap(_read, self._parts, chunksize=1 if len(self._parts) < 64 else 4)
 

@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from nccl_doctor import __version__
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.diagnose import LogVerdict
 from nccl_doctor.logs.facts import Facts, RankProgress, rank_progress
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade
-from nccl_doctor.logs.signs import having, signs
+from nccl_doctor.logs.signs import Case, having, signs
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Check, entry
 from nccl_doctor.model.report import CheckResult, Consequence, Diagnosis, LogEvent, Outcome, Phase, Report

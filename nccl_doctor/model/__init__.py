@@ -1,1 +1,1 @@
-"""What is asked for and answered: clusters, findings, reports and the other documents."""
+"""Clusters, findings, reports and the other documents: what is asked for and answered."""

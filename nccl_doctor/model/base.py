@@ -61,10 +61,10 @@ class FrozenModel(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _no_crowd(cls, told: Any) -> Any:  # noqa: ANN401 - whatever was given
-        if isinstance(told, dict) and len(told) > _MOST_FIELDS:
-            raise ValueError(f"{len(told):,} fields, of which most are unknown")
-        return told
+    def _no_crowd(cls, data: Any) -> Any:  # noqa: ANN401 - whatever was given
+        if isinstance(data, dict) and len(data) > _MOST_FIELDS:
+            raise ValueError(f"{len(data):,} fields, of which most are unknown")
+        return data
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler, /) -> CoreSchema:
@@ -75,7 +75,7 @@ class FrozenModel(BaseModel):
 
 
 class Document(FrozenModel):
-    """What a command prints: its JSON is the answer to ``-o json``; fields are added to it, never changed."""
+    """A command's output: its JSON is the answer to ``-o json``; fields are added to it, never changed."""
 
     schema_: int = Field(default=SCHEMA, alias="schema", serialization_alias="schema")
     version: str = __version__
@@ -140,8 +140,8 @@ class Words(Observed):
 
     @model_validator(mode="before")
     @classmethod
-    def _cut(cls, told: Any) -> Any:  # noqa: ANN401 - whatever stands there
-        return {name: _clipped(value) for name, value in told.items()} if isinstance(told, dict) else told
+    def _cut(cls, data: Any) -> Any:  # noqa: ANN401 - whatever stands there
+        return {name: _clipped(value) for name, value in data.items()} if isinstance(data, dict) else data
 
 
 _IpAddress = NewType("_IpAddress", str)
@@ -286,12 +286,12 @@ class Unknown(Observed):
 
     @property
     def malformed(self) -> bool:
-        """Whether the host did say something, and it was no such fact."""
+        """True where the host did say something, and it was no such fact."""
         return self.reason.startswith(MALFORMED)
 
     @property
     def late(self) -> bool:
-        """Whether only the time ran out, which a busy host has less of (nccl_doctor.probe.facts)."""
+        """True where only the time ran out, which a busy host has less of (nccl_doctor.probe.facts)."""
         return "no answer in " in self.reason
 
     def __bool__(self) -> NoReturn:
@@ -307,7 +307,7 @@ class Skipped(Observed):
 
     @property
     def hindered(self) -> bool:
-        """Whether a phase was wanted and its turn came, and a fault that was seen before spared it."""
+        """True where a phase was wanted and its turn came, and a fault that was seen before spared it."""
         return self.reason != PENDING and not self.reason.startswith(NOT_ASKED)
 
 

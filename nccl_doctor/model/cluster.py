@@ -35,7 +35,7 @@ def access(*options: NodeOptions) -> dict[str, Json]:
 
 
 class Node(FrozenModel):
-    """One node of the job, in torchrun's sense: a place in the list, on a machine.
+    """A node of the job, in torchrun's sense: a place in the list, on a machine.
 
     Attributes:
         name: what the user calls it; unique in the cluster.
@@ -60,7 +60,7 @@ class Node(FrozenModel):
     local: bool = False
 
     def options(self, kind: type[EngineOptions]) -> EngineOptions:
-        """What one way of reaching hosts was told of this node."""
+        """The options of a way of reaching hosts for this node."""
         return kind.model_validate(self.access.get(kind.engine, {}))
 
 
@@ -83,5 +83,5 @@ class Cluster(FrozenModel):
     access: dict[str, Json] = Field(default_factory=dict)
 
     def options(self, kind: type[EngineOptions]) -> EngineOptions:
-        """What an engine knows of all nodes together."""
+        """The options of an engine for all nodes together."""
         return kind.model_validate(self.access.get(kind.engine, {}))

@@ -82,7 +82,7 @@ class LogLine(FrozenModel):
 
 
 class Finding(FrozenModel):
-    """What a check or a log yields: the fault, before it is known what follows from what.
+    """A fault as a check or a log yields it, before it is known what follows from what.
 
     Attributes:
         hosts: names of the hosts at fault (not of those that suffer).

@@ -22,7 +22,7 @@ from nccl_doctor.text.inet import address_of
 
 @dataclass(frozen=True)
 class ClusterNccl:
-    """What NCCL does on the hosts that were reached.
+    """NCCL's choices on the hosts that were reached.
 
     Attributes:
         by_host: by host, where the choice is known.
@@ -47,32 +47,32 @@ class ClusterNccl:
     def bootstrap(self) -> dict[str, Reachability]:
         """By host that has an interface, how its bootstrap's address stands with the others."""
         return {
-            name: reachability(one, one.chosen.address, self.peers.of(name, one.chosen.address), self.mesh)
-            for name, one in self.by_host.items()
-            if one.chosen is not None
+            name: reachability(side, side.chosen.address, self.peers.of(name, side.chosen.address), self.mesh)
+            for name, side in self.by_host.items()
+            if side.chosen is not None
         }
 
     @cached_property
     def suggestion(self) -> Suggestion | None:
-        """What to set, proven; None where nothing was proven to work."""
+        """The setting that is proven; None where nothing was proven to work."""
         return suggest(self.snapshot.reached, self.by_host, self.mesh)
 
     @cached_property
     def interfaces(self) -> dict[str, NcclInterface]:
         """By host the interface that NCCL uses, where it uses one."""
-        return {name: one.interface for name, one in self.by_host.items() if one.interface is not None}
+        return {name: side.interface for name, side in self.by_host.items() if side.interface is not None}
 
     @property
     def addresses(self) -> dict[str, str]:
         """By host the address at which NCCL listens."""
-        return {name: one.address for name, one in self.interfaces.items()}
+        return {name: side.address for name, side in self.interfaces.items()}
 
     def lost_devices(self, host: str) -> tuple[Chosen, ...]:
-        """What NET/Socket would use beside the bootstrap's interface although other hosts can't reach it."""
-        one = self.by_host[host]
-        others = (use for use in one.choice.net_socket if one.chosen is None or use.name != one.chosen.name)
+        """Interfaces that NET/Socket would use beside the bootstrap's although other hosts can't reach them."""
+        side = self.by_host[host]
+        others = (use for use in side.choice.net_socket if side.chosen is None or use.name != side.chosen.name)
         asked = ((use, self.peers.of(host, use.address)) for use in others)
-        return tuple(use for use, peers in asked if reachability(one, use.address, peers, self.mesh).is_lost)
+        return tuple(use for use, peers in asked if reachability(side, use.address, peers, self.mesh).is_lost)
 
     def wanted(self, host: str) -> str | None:
         """NCCL_SOCKET_IFNAME as NCCL reads it there; None where that comes to unset."""
@@ -80,19 +80,19 @@ class ClusterNccl:
         return variable.value if variable is not None and is_read(variable.value) else None
 
     def is_idle(self, host: str) -> bool:
-        """Whether the bootstrap's interface has no carrier or is down; NCCL before 2.28.3 uses it all the same."""
-        one = self.by_host[host]
-        link = one.link(one.chosen.name) if one.chosen is not None else None
+        """True where the bootstrap's interface has no carrier or is down; NCCL before 2.28.3 uses it all the same."""
+        side = self.by_host[host]
+        link = side.link(side.chosen.name) if side.chosen is not None else None
         return link is not None and "running" not in link.flags
 
 
 def cluster_nccl(snapshot: Snapshot) -> ClusterNccl:
-    """What NCCL does on the hosts of a snapshot."""
+    """NCCL's choices on the hosts of a snapshot."""
     seen = {host.name: host_nccl(host) for host in snapshot.reached}
     return ClusterNccl(
         snapshot,
-        {name: one for name, one in seen.items() if isinstance(one, HostNccl)},
-        {name: one.reason for name, one in seen.items() if isinstance(one, Unknown)},
+        {name: side for name, side in seen.items() if isinstance(side, HostNccl)},
+        {name: side.reason for name, side in seen.items() if isinstance(side, Unknown)},
     )
 
 
@@ -108,7 +108,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong on one host.
+    """The fault of a host's choice.
 
     Attributes:
         wanted: NCCL_SOCKET_IFNAME there, None where NCCL takes it for unset.
@@ -127,79 +127,79 @@ class Fault:
 
 
 def faults(nccl: ClusterNccl) -> Iterator[Fault]:
-    """What is wrong with each host's choice of interface, where something is."""
-    for one in nccl.by_host.values():
-        found = _no_interface(nccl, one) if one.chosen is None else _bad_interface(nccl, one, one.chosen)
+    """Yields what is wrong with each host's choice of interface, where something is."""
+    for side in nccl.by_host.values():
+        found = _no_interface(nccl, side) if side.chosen is None else _bad_interface(nccl, side, side.chosen)
         if found is not None:
             yield found
 
 
-def _no_interface(nccl: ClusterNccl, one: HostNccl) -> Fault | None:
-    failure = one.choice.bootstrap
-    if not isinstance(failure, Failure) or "NCCL_COMM_ID" in one.variables:  # env-bad-value tells of that one
+def _no_interface(nccl: ClusterNccl, side: HostNccl) -> Fault | None:
+    failure = side.choice.bootstrap
+    if not isinstance(failure, Failure) or "NCCL_COMM_ID" in side.variables:  # env-bad-value tells of that one
         return None
-    wanted = nccl.wanted(one.host)
+    wanted = nccl.wanted(side.host)
     idle = [
         entry.interface
-        for entry in one.interfaces.addresses
-        for link in [one.link(entry.interface)]
+        for entry in side.interfaces.addresses
+        for link in [side.link(entry.interface)]
         if link is not None
         and "running" not in link.flags
         and (wanted is None or parse_spec(wanted).accepts(link.name))
     ]
     seen = f"finds {idle[0]} not running" if idle else "finds no interface"
     problem = f"{seen}, and ends with “{failure.words}”"
-    names = ", ".join(dict.fromkeys(entry.interface for entry in one.interfaces.addresses)) or "none"
-    evidence = {f"{failure.reason}; with an address: {names}": (one.host,)}
+    names = ", ".join(dict.fromkeys(entry.interface for entry in side.interfaces.addresses)) or "none"
+    evidence = {f"{failure.reason}; with an address: {names}": (side.host,)}
     kind = Kind.DOWN if idle else Kind.NO_MATCH
-    return Fault(one.host, kind, Severity.ERROR, wanted, None, problem, evidence)
+    return Fault(side.host, kind, Severity.ERROR, wanted, None, problem, evidence)
 
 
-def _bad_interface(nccl: ClusterNccl, one: HostNccl, chosen: Chosen) -> Fault | None:
-    wanted = nccl.wanted(one.host)
-    uses = {f"NCCL uses {chosen.name} ({chosen.address}): {chosen.reason}": (one.host,)}
-    if nccl.is_idle(one.host):
+def _bad_interface(nccl: ClusterNccl, side: HostNccl, chosen: Chosen) -> Fault | None:
+    wanted = nccl.wanted(side.host)
+    uses = {f"NCCL uses {chosen.name} ({chosen.address}): {chosen.reason}": (side.host,)}
+    if nccl.is_idle(side.host):
         kind = Kind.NEEDED if wanted is None else Kind.DOWN
         problem = f"will use {chosen.name} ({chosen.address}), which is not running"
-        return Fault(one.host, kind, Severity.ERROR, wanted, chosen, problem, uses)
-    standing = nccl.bootstrap[one.host]
-    if standing.is_lost and not _is_anothers_fault(nccl, one, chosen, standing.causes):
+        return Fault(side.host, kind, Severity.ERROR, wanted, chosen, problem, uses)
+    standing = nccl.bootstrap[side.host]
+    if standing.is_lost and not _is_anothers_fault(nccl, side, chosen, standing.causes):
         problem = f"will use {chosen.name} ({chosen.address}), {_unreached(standing.causes)}"
         evidence = uses | standing.reasons(Reachable.NO)
-        return Fault(one.host, _kind(nccl, one, wanted), Severity.ERROR, wanted, chosen, problem, evidence)
-    devices = nccl.lost_devices(one.host)
+        return Fault(side.host, _kind(nccl, side, wanted), Severity.ERROR, wanted, chosen, problem, evidence)
+    devices = nccl.lost_devices(side.host)
     if devices:
         names = ", ".join(f"{use.name} ({use.address})" for use in devices)
         problem = f"will move data over {names} as well as {chosen.name}, and no other host can reach that"
         kind = Kind.NEEDED if wanted is None else Kind.AMBIGUOUS
-        all_used = ", ".join(f"{use.name} ({use.address})" for use in one.choice.net_socket)
+        all_used = ", ".join(f"{use.name} ({use.address})" for use in side.choice.net_socket)
         return Fault(
-            one.host, kind, Severity.WARNING, wanted, devices[0], problem, {f"NCCL uses {all_used}": (one.host,)}
+            side.host, kind, Severity.WARNING, wanted, devices[0], problem, {f"NCCL uses {all_used}": (side.host,)}
         )
     return None
 
 
-def _kind(nccl: ClusterNccl, one: HostNccl, wanted: str | None) -> Kind:
-    """Which of three: not set; a list that lets a good one through as well; a list that leads astray."""
+def _kind(nccl: ClusterNccl, side: HostNccl, wanted: str | None) -> Kind:
+    """Tells three apart: not set; a list that lets a good one through as well; a list that leads astray."""
     if wanted is None:
         return Kind.NEEDED
-    better = nccl.suggestion.interfaces.get(one.host) if nccl.suggestion is not None else None
-    through = {use.name for use in one.choice.net_socket}
+    better = nccl.suggestion.interfaces.get(side.host) if nccl.suggestion is not None else None
+    through = {use.name for use in side.choice.net_socket}
     return Kind.AMBIGUOUS if not wanted.startswith("^") and better in through else Kind.WRONG
 
 
-def _is_anothers_fault(nccl: ClusterNccl, one: HostNccl, chosen: Chosen, causes: set[Cause]) -> bool:
-    """Whether no other interface would mend it: duplicate-address, route-missing, or a drop outside of the host."""
-    if is_private(one, chosen.name):
+def _is_anothers_fault(nccl: ClusterNccl, side: HostNccl, chosen: Chosen, causes: set[Cause]) -> bool:
+    """True where no other interface would mend it: duplicate-address, route-missing, or a drop outside of the host."""
+    if is_private(side, chosen.name):
         return False
-    if causes <= {Cause.NO_ROUTE, Cause.SILENT, Cause.GATEWAY} and not _others(one, chosen):
+    if causes <= {Cause.NO_ROUTE, Cause.SILENT, Cause.GATEWAY} and not _others(side, chosen):
         return True
     return causes == {Cause.OWN_ADDRESS} or (causes <= {Cause.NO_ROUTE, Cause.SILENT} and nccl.suggestion is None)
 
 
-def _others(one: HostNccl, chosen: Chosen) -> list[str]:
+def _others(side: HostNccl, chosen: Chosen) -> list[str]:
     """The interfaces with an address that NCCL could be told to take instead; in a pod there is mostly none."""
-    addresses = (entry for entry in one.interfaces.addresses if not address_of(entry.address).is_loopback)
+    addresses = (entry for entry in side.interfaces.addresses if not address_of(entry.address).is_loopback)
     return [entry.interface for entry in addresses if entry.interface.partition(":")[0] != chosen.name]
 
 
@@ -219,8 +219,8 @@ def answers(snapshot: Snapshot, version: Version | None = None) -> InterfaceAnsw
         version: answer as this NCCL would; each host's own where None.
     """
     seen = {host.name: host_nccl(host, version=version) for host in snapshot.reached}
-    known = {name: one for name, one in seen.items() if isinstance(one, HostNccl)}
-    nccl = ClusterNccl(snapshot, known, {name: one.reason for name, one in seen.items() if isinstance(one, Unknown)})
+    known = {name: side for name, side in seen.items() if isinstance(side, HostNccl)}
+    nccl = ClusterNccl(snapshot, known, {name: side.reason for name, side in seen.items() if isinstance(side, Unknown)})
     trouble = any(_trouble(nccl, name) is not None for name in known)
     suggestion = nccl.suggestion if trouble else None
     found = tuple(_answer(nccl, host.name, suggestion) for host in snapshot.hosts)
@@ -228,38 +228,38 @@ def answers(snapshot: Snapshot, version: Version | None = None) -> InterfaceAnsw
 
 
 def _answer(nccl: ClusterNccl, host: str, suggestion: Suggestion | None) -> InterfaceAnswer:
-    one = nccl.by_host.get(host)
-    if one is None:
+    side = nccl.by_host.get(host)
+    if side is None:
         why = f"not known: {nccl.unknown.get(host, 'the host was not reached')}"
         return InterfaceAnswer(name=host, nccl_interface=None, reason=why, known=False)
     to_set = suggestion.variables(host) if suggestion is not None else {}
-    bootstrap = one.choice.bootstrap
+    bootstrap = side.choice.bootstrap
     if isinstance(bootstrap, Failure):
         why = f"{bootstrap.reason}: NCCL ends with {bootstrap.words!r}"
         return InterfaceAnswer(name=host, nccl_interface=None, reason=why, set=to_set)
     trouble = _trouble(nccl, host)
     reason = bootstrap.reason
-    if one.disagreement is not None:
-        reason = one.disagreement if one.source == "libnccl" else f"{reason}, but {one.disagreement}"
+    if side.disagreement is not None:
+        reason = side.disagreement if side.source == "libnccl" else f"{reason}, but {side.disagreement}"
     if trouble is not None:
         better = suggestion.interfaces[host] if suggestion is not None else None
-        rivals = [use.name for use in one.choice.net_socket if use.name == better]
-        if rivals and rivals != [bootstrap.name] and nccl.wanted(host) is None and one.disagreement is None:
+        rivals = [use.name for use in side.choice.net_socket if use.name == better]
+        if rivals and rivals != [bootstrap.name] and nccl.wanted(host) is None and side.disagreement is None:
             reason = f"comes before {rivals[0]} in the kernel's order"
         reason = f"{reason}; {trouble}"
-    return InterfaceAnswer(name=host, nccl_interface=one.summary, reason=reason, set=to_set)
+    return InterfaceAnswer(name=host, nccl_interface=side.summary, reason=reason, set=to_set)
 
 
 def _trouble(nccl: ClusterNccl, host: str) -> str | None:
     """Why the host's choice does not serve; None where it does or nobody can tell."""
-    one = nccl.by_host[host]
-    if one.chosen is None:
+    side = nccl.by_host[host]
+    if side.chosen is None:
         return "NCCL finds no interface"
     if nccl.is_idle(host):
-        return f"{one.chosen.name} is not running"
+        return f"{side.chosen.name} is not running"
     alone = len(nccl.snapshot.hosts) == 1
-    link = one.link(one.chosen.name)
-    if alone and link is not None and "loopback" in link.flags and len(one.interfaces.links) > 1:
+    link = side.link(side.chosen.name)
+    if alone and link is not None and "loopback" in link.flags and len(side.interfaces.links) > 1:
         return "no other host could reach it"
     standing = nccl.bootstrap[host]
     if standing.is_lost:
@@ -273,12 +273,12 @@ def _trouble(nccl: ClusterNccl, host: str) -> str | None:
 
 
 def _exports(found: tuple[InterfaceAnswer, ...]) -> tuple[Exports, ...]:
-    """What to paste: one block for all hosts where the same serves them all, else one for each setting."""
+    """Lines to paste: one block for all hosts where the same serves them all, else one for each setting."""
     by_setting: dict[tuple[str, ...], list[str]] = {}
-    for one in found:
-        if one.set:
-            lines = tuple(str(made) for name, value in one.set.items() if (made := export(name, value)))
-            by_setting.setdefault(lines, []).append(one.name)
+    for side in found:
+        if side.set:
+            lines = tuple(str(made) for name, value in side.set.items() if (made := export(name, value)))
+            by_setting.setdefault(lines, []).append(side.name)
     if len(by_setting) == 1:
         return (Exports(hosts=None, lines=next(iter(by_setting))),)
     return tuple(Exports(hosts=tuple(hosts), lines=lines) for lines, hosts in by_setting.items())

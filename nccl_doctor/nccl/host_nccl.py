@@ -1,4 +1,4 @@
-"""One host's side of the question: its addresses, its variables, and which interface NCCL uses there."""
+"""A host's side of the question: its addresses, its variables, and which interface NCCL uses there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AS_IT_IS: Mapping[str, str] = {}
 
 @dataclass(frozen=True)
 class HostNccl:
-    """What NCCL finds on a host, and what it makes of it.
+    """NCCL's view of a host, and its choice there.
 
     Attributes:
         machine: equal for two nodes on one machine and in one network namespace; None where not known. The boot id
@@ -74,7 +74,7 @@ class HostNccl:
         ]
 
     def owns(self, address: str) -> bool:
-        """Whether the address is one of the host's own."""
+        """True where the address is one of the host's own."""
         return any(entry.address == address for entry in self.interfaces.addresses)
 
     def route_to(self, address: str) -> Route | None:
@@ -96,7 +96,7 @@ class HostNccl:
 def host_nccl(
     host: Host, overrides: Mapping[str, str] = _AS_IT_IS, version: Version | None = None
 ) -> HostNccl | Unknown:
-    """What NCCL finds on a host that was reached.
+    """NCCL's view of a host that was reached, and its choice.
 
     Args:
         host: with its facts.
@@ -125,8 +125,8 @@ def host_nccl(
     )
     # what kept libnccl from answering is no answer: the model's stands, and the report says whose it is
     answer = facts.libnccl if asked_as_is and isinstance(facts.libnccl, LibncclAnswer) else None
-    told = None if answer is None else _told(facts.interfaces, answer)
-    seen, disagreement = (choice, None) if answer is None else _with_answer(choice, told, answer)
+    answered = None if answer is None else _libnccl_choice(facts.interfaces, answer)
+    seen, disagreement = (choice, None) if answer is None else _with_answer(choice, answered, answer)
     if isinstance(seen, Unknown):
         return seen
     return HostNccl(
@@ -140,7 +140,7 @@ def host_nccl(
         variables=variables,
         version=version,
         choice=seen,
-        source="model" if told is None else "libnccl",
+        source="model" if answered is None else "libnccl",
         disagreement=disagreement,
     )
 
@@ -179,8 +179,8 @@ def _variables(
     return resolve({**host.node.env, **overrides}, facts.env, facts.config_files, version)
 
 
-def _told(interfaces: Interfaces, answer: LibncclAnswer) -> Chosen | None:
-    """What libnccl itself said; where its log line could not be read, by the address in the id that it gave."""
+def _libnccl_choice(interfaces: Interfaces, answer: LibncclAnswer) -> Chosen | None:
+    """Libnccl's own choice; where its log line could not be read, by the address in the id that it gave."""
     name, address = answer.interface, answer.address
     if name is None and address is not None:
         name = next((entry.interface for entry in interfaces.addresses if entry.address == address), None)
@@ -188,21 +188,21 @@ def _told(interfaces: Interfaces, answer: LibncclAnswer) -> Chosen | None:
 
 
 def _with_answer(
-    choice: Choice | Unknown, told: Chosen | None, answer: LibncclAnswer
+    choice: Choice | Unknown, answered: Chosen | None, answer: LibncclAnswer
 ) -> tuple[Choice | Unknown, str | None]:
     """The choice, with libnccl's own word over the model's, and how they differ."""
     modelled = choice.bootstrap if isinstance(choice, Choice) else None
     expected = f"{modelled.name} ({modelled.address})" if isinstance(modelled, Chosen) else "none"
-    if told is None:
+    if answered is None:
         failed = answer.version is not None and answer.error is not None and isinstance(modelled, Chosen)
         words = f"libnccl {answer.version} ended with “{answer.error}”; the model of it uses {expected}"
         return choice, words if failed else None
     if isinstance(choice, Unknown):
-        return Choice(told, (told,)), None
-    if isinstance(modelled, Chosen) and (modelled.name, modelled.address) == (told.name, told.address):
+        return Choice(answered, (answered,)), None
+    if isinstance(modelled, Chosen) and (modelled.name, modelled.address) == (answered.name, answered.address):
         return choice, None
-    words = f"libnccl {answer.version} uses {told.name} ({told.address}); the model of it uses {expected}"
-    return replace(choice, bootstrap=told), words
+    words = f"libnccl {answer.version} uses {answered.name} ({answered.address}); the model of it uses {expected}"
+    return replace(choice, bootstrap=answered), words
 
 
 def nccl_version(facts: HostFacts) -> Version | None:
@@ -218,6 +218,6 @@ def nccl_version(facts: HostFacts) -> Version | None:
 
 
 def nccl_interface(host: Host) -> NcclInterface | None:
-    """Which interface NCCL uses on a host that was reached; None where it ends without one, or nobody can tell."""
+    """The interface that NCCL uses on a host; None where it ends without one, or nobody can tell."""
     one = host_nccl(host)
     return one.interface if isinstance(one, HostNccl) else None

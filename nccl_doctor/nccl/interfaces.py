@@ -1,4 +1,4 @@
-"""Which interface NCCL uses: its choice as a pure function, for every version from 2.4 on.
+"""NCCL's choice of interface as a pure function, for every version from 2.4 on.
 
 NCCL takes interfaces in the order of getifaddrs(3), all IPv4 addresses before all IPv6 ones. The bootstrap listens on
 the first that passes; NET/Socket uses all that pass, at most 16.
@@ -45,7 +45,7 @@ class Spec:
     tokens: tuple[str, ...]
 
     def listed(self, name: str) -> bool:
-        """Whether the list holds this interface, "^" left aside (NCCL src/misc/utils.cc ``matchIfList``)."""
+        """True where the list holds this interface, "^" left aside (NCCL src/misc/utils.cc ``matchIfList``)."""
         if not self.tokens:
             return True
         if self.exact:
@@ -53,7 +53,7 @@ class Spec:
         return name.startswith(self.tokens)
 
     def accepts(self, name: str) -> bool:
-        """Whether NCCL would take an interface of this name."""
+        """True where NCCL would take an interface of this name."""
         return self.listed(name) != self.exclude
 
 
@@ -77,7 +77,7 @@ def _tokens(text: str) -> tuple[str, ...]:
 
 
 def is_read(value: str | None) -> bool:
-    """Whether NCCL looks at the value at all: one of fewer than two bytes counts as unset (``strlen(env) > 1``)."""
+    """True where NCCL looks at the value at all: one of fewer than two bytes counts as unset (``strlen(env) > 1``)."""
     return value is not None and len(value.encode(errors="surrogateescape")) > 1
 
 
@@ -140,7 +140,7 @@ def _bracketed(value: str, interfaces: Interfaces) -> Remote | str | Unknown:
 
 
 def on_subnet(entry: InterfaceAddress, remote: Remote) -> bool:
-    """Whether the address's own netmask puts the remote one beside it (``matchSubnet``)."""
+    """True where the address's own netmask puts the remote one beside it (``matchSubnet``)."""
     local = _ip(entry.address)
     if local is None or entry.netmask is None or local.version != remote.address.version:
         return False
@@ -199,7 +199,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Choice:
-    """What NCCL makes of a host: where the bootstrap listens, and what NET/Socket moves data over."""
+    """NCCL's choice on a host: where the bootstrap listens, and what NET/Socket moves data over."""
 
     bootstrap: Chosen | Failure
     net_socket: tuple[Chosen, ...]

@@ -61,7 +61,7 @@ class _Entry:
 
 @lru_cache(2048)
 def meaning(text: str) -> Meaning | None:
-    """What a text means that stood behind ``NCCL WARN`` or ``Last error:``; None where no template fits.
+    """The meaning of a text behind ``NCCL WARN`` or ``Last error:``; None where no template fits.
 
     The template with the longest plain part wins, since some begin like others.
     """
@@ -137,7 +137,7 @@ _MEANS: dict[Kind, str] = {
 
 @dataclass(frozen=True)
 class PortError:
-    """What a text says.
+    """An error of a port that a text tells.
 
     Attributes:
         kind: "in-use"; "privileged": for root; "handed-over": a socket for another port; "ephemeral": NCCL's own bind.
@@ -151,7 +151,7 @@ class PortError:
 
     @property
     def meaning(self) -> str:
-        """What the error says of the port, as one phrase."""
+        """The error in one phrase."""
         return _MEANS[self.kind]
 
 

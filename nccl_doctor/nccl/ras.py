@@ -22,12 +22,12 @@ from nccl_doctor.text.hostlist import grouped
 
 
 class MalformedAnswerError(ValueError):
-    """What was read is no answer of RAS; the message is one sentence."""
+    """No answer of RAS was read; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class RasProcess:
-    """One process of the job; ``host`` is the address that it has in NCCL's bootstrap."""
+    """A process of the job; ``host`` is the address that it has in NCCL's bootstrap."""
 
     host: str
     pid: int
@@ -36,7 +36,7 @@ class RasProcess:
 
 @dataclass(frozen=True)
 class RasRank:
-    """One rank of a communicator; None where RAS has no information on its process.
+    """A rank of a communicator; None where RAS has no information on its process.
 
     Attributes:
         gpu: the CUDA device in its process.
@@ -73,7 +73,7 @@ class RankGroup:
 
 @dataclass(frozen=True)
 class Communicator:
-    """One communicator.
+    """A communicator and its ranks.
 
     Attributes:
         hash: as NCCL prints it, 16 digits in hexadecimal.
@@ -98,7 +98,7 @@ class Communicator:
 
 @dataclass(frozen=True)
 class RasAnswer:
-    """One answer.
+    """An answer of the service.
 
     Attributes:
         missing: processes that gave no data in time; ``missing_count`` of them, named or not. Text only.
@@ -225,7 +225,7 @@ class _TextReader:
 
 
 def parse_lines(lines: Iterable[str]) -> RasAnswer:
-    """What lines of the text form tell; those of anything else between them are passed over."""
+    """Reads lines of the text form; those of anything else between them are passed over."""
     reader = _TextReader()
     for line in lines:
         reader.take(line[:400].strip())

@@ -1,4 +1,4 @@
-"""Whether hosts can reach the addresses that NCCL chose, as routes and the port mesh show.
+"""Reachability of the addresses that NCCL chose, as routes and the port mesh show.
 
 No list of bad names: docker0 is as good as any interface whose address the other hosts reach.
 
@@ -28,7 +28,7 @@ LOST = ("timed-out", "no-route", "unreachable")
 
 
 class Reachable(Enum):
-    """Whether an address can be reached; UNSURE where nothing that was seen tells."""
+    """Answers to whether an address can be reached; UNSURE where nothing tells."""
 
     YES = "yes"
     NO = "no"
@@ -47,7 +47,7 @@ class Cause(Enum):
 
 @dataclass(frozen=True)
 class PairReach:
-    """Whether ``source`` reaches an address, what shows it (to follow its name and a colon), and why it can't."""
+    """The answer for ``source`` and an address, what shows it (to follow its name and a colon), and why it can't."""
 
     source: str
     answer: Reachable
@@ -82,11 +82,11 @@ def reach(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -
 
 
 def _elsewhere(
-    source: HostNccl, met: Mapping[str, tuple[str, ...]], address: str, dial: FailedDial | bool
+    source: HostNccl, listeners: Mapping[str, tuple[str, ...]], address: str, dial: FailedDial | bool
 ) -> PairReach | None:
-    """What is known where hosts were tried by other nets, since they could not reach each other by the first."""
-    better = ", ".join(other for other, sources in met.items() if source.host in sources)
-    if source.host in met.get(address, ()):
+    """The answer where hosts were tried by other nets, since they could not reach each other by the first."""
+    better = ", ".join(other for other, sources in listeners.items() if source.host in sources)
+    if source.host in listeners.get(address, ()):
         return PairReach(source.host, Reachable.YES, f"connected to {address}")
     if better and isinstance(dial, FailedDial) and dial.outcome in LOST:
         return PairReach(source.host, Reachable.NO, f"{address}: {dial.outcome}; {better} answers", Cause.SILENT)
@@ -138,7 +138,7 @@ def _by_gateway(source: HostNccl, target: HostNccl, there: str, route: Route, fa
 
 
 def _is_island(source: HostNccl, target: HostNccl, there: str) -> bool:
-    """Whether the target's net ends in the target: no gateway on it, nobody else in it, and no way to the source."""
+    """True where the target's net ends in the target: no gateway on it, nobody else in it, and no way to the source."""
     entry = next((entry for entry in target.interfaces.addresses if entry.address == there), None)
     if entry is None or isinstance(target.routes, Unknown):
         return False
@@ -179,7 +179,7 @@ class Reachability:
         return {verdict.cause for verdict in self.verdicts if verdict.cause is not None}
 
     def reasons(self, answer: Reachable) -> dict[str, tuple[str, ...]]:
-        """What shows it, each with the hosts of which it is true."""
+        """Reasons for an answer, each with the hosts of which it is true."""
         found: dict[str, tuple[str, ...]] = {}
         for verdict in self.verdicts:
             if verdict.answer is answer:
@@ -193,7 +193,7 @@ def reachability(target: HostNccl, address: str, peers: Iterable[HostNccl], mesh
 
 
 def is_private(target: HostNccl, interface: str) -> bool:
-    """Whether an interface may well exist inside the host only: a bridge or the like that no gateway is behind."""
+    """True where an interface may well exist inside the host only: a bridge or the like that no gateway is behind."""
     link = target.link(interface)
     if link is None or link.kind not in PRIVATE_KINDS:
         return False
@@ -224,7 +224,7 @@ class Peers:
         self._names = list(by_host)
 
     def of(self, host: str, address: str) -> Iterator[HostNccl]:
-        """Whom to ask about an address of a host; never itself.
+        """Hosts to ask about an address of a host; never itself.
 
         In a large cluster: the master, its neighbours by rank, one host for each set of routes, those that have the
         address too or know no way to it, and those whose dials to the host failed.
@@ -246,7 +246,7 @@ class Peers:
 
     @cached_property
     def _kinds(self) -> list[str]:
-        """One host for each set of routes."""
+        """A host for each set of routes."""
         found: dict[object, list[str]] = {}
         for name, one in self._by_host.items():
             routes = one.routes.reason if isinstance(one.routes, Unknown) else tuple(map(str, one.routes))

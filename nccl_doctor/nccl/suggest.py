@@ -1,4 +1,4 @@
-"""What to set, so that NCCL uses interfaces by which all hosts reach each other.
+"""Settings by which NCCL uses interfaces over which all hosts reach each other.
 
 A suggestion is proven before anybody sees it: the model answers as if it stood in the hosts file, and every address
 that NCCL would then use must be reachable from every other host.
@@ -14,7 +14,7 @@ from itertools import islice
 from nccl_doctor.model.finding import Fix, export, on
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
 from nccl_doctor.nccl.reach import Peers, Reachable, is_private, reach
-from nccl_doctor.snapshot import Host, Mesh, Names, Unknown, told_of
+from nccl_doctor.snapshot import Host, Mesh, Names, Unknown, addresses_by_name
 from nccl_doctor.text.inet import Network, network_of, prefix_length
 
 Plan = dict[str, str]
@@ -37,7 +37,7 @@ class Suggestion:
         return names.pop() if len(names) == 1 else None
 
     def variables(self, host: str) -> dict[str, str]:
-        """What to set there; gloo knows whole names only, and no "="."""
+        """The variables to set there; gloo knows whole names only, and no "="."""
         name = self.interfaces[host]
         return {"NCCL_SOCKET_IFNAME": f"={name}", "GLOO_SOCKET_IFNAME": name}
 
@@ -51,7 +51,7 @@ def suggest(hosts: tuple[Host, ...], now: Mapping[str, HostNccl], mesh: Mesh | N
         mesh: where it was run.
     """
     free = {host.name: host_nccl(host, {"NCCL_SOCKET_IFNAME": "=lo"}) for host in hosts}
-    known = {name: one for name, one in free.items() if isinstance(one, HostNccl)}
+    known = {name: side for name, side in free.items() if isinstance(side, HostNccl)}
     if not known or len(known) < len(hosts):
         return None
     plans = sorted(_plans(hosts, known), key=lambda plan: _merit(plan, now, known), reverse=True)
@@ -63,15 +63,15 @@ def suggest(hosts: tuple[Host, ...], now: Mapping[str, HostNccl], mesh: Mesh | N
 
 
 def works(hosts: tuple[Host, ...], plan: Plan, mesh: Mesh | None, accepted: tuple[Reachable, ...]) -> bool:
-    """Whether NCCL, set so, uses the planned interfaces and no other, and all of them reach each other."""
+    """True where NCCL, set so, uses the planned interfaces and no other, and all of them reach each other."""
     after: dict[str, HostNccl] = {}
     for host in hosts:
-        one = host_nccl(host, {"NCCL_SOCKET_IFNAME": f"={plan[host.name]}"})
-        if isinstance(one, Unknown) or one.chosen is None:
+        side = host_nccl(host, {"NCCL_SOCKET_IFNAME": f"={plan[host.name]}"})
+        if isinstance(side, Unknown) or side.chosen is None:
             return False
-        if {use.name for use in (one.chosen, *one.choice.net_socket)} != {plan[host.name]}:
+        if {use.name for use in (side.chosen, *side.choice.net_socket)} != {plan[host.name]}:
             return False
-        after[host.name] = one
+        after[host.name] = side
     peers = Peers(after, mesh)
     return all(
         reach(source, target, target.chosen.address, mesh).answer in accepted
@@ -83,56 +83,60 @@ def works(hosts: tuple[Host, ...], plan: Plan, mesh: Mesh | None, accepted: tupl
 
 def _plans(hosts: tuple[Host, ...], by_host: Mapping[str, HostNccl]) -> Iterator[Plan]:
     """Candidates: what carries the addresses the hosts are known by, each net that all share, the way out of one."""
-    told = told_of(one for host in hosts if host.facts and isinstance(one := host.facts.resolution, Names))
-    known_by = {host.name: _carrier(host, told, by_host[host.name]) for host in hosts}
+    resolved = addresses_by_name(
+        side for host in hosts if host.facts and isinstance(side := host.facts.resolution, Names)
+    )
+    known_by = {host.name: _carrier(host, resolved, by_host[host.name]) for host in hosts}
     if all(known_by.values()):
         yield {name: interface for name, interface in known_by.items() if interface is not None}
     nets = dict.fromkeys(
         network_of(f"{entry.address}/{prefix_length(entry.netmask)}")
-        for one in by_host.values()
-        for entry in one.interfaces.addresses
+        for side in by_host.values()
+        for entry in side.interfaces.addresses
         if entry.netmask is not None
     )
     for net in islice((net for net in nets if net.prefixlen < net.max_prefixlen), _MOST_NETS):
-        inside = {name: _in_net(one, net) for name, one in by_host.items()}
+        inside = {name: _in_net(side, net) for name, side in by_host.items()}
         if all(inside.values()):
             yield {name: interface for name, interface in inside.items() if interface is not None}
-    ways_out = {name: _way_out(one) for name, one in by_host.items()}
+    ways_out = {name: _way_out(side) for name, side in by_host.items()}
     if all(ways_out.values()):
         yield {name: interface for name, interface in ways_out.items() if interface is not None}
 
 
-def _carrier(host: Host, told: Mapping[str, set[str]], one: HostNccl) -> str | None:
+def _carrier(host: Host, resolved: Mapping[str, set[str]], side: HostNccl) -> str | None:
     """The interface with the address that the hosts file, or the other hosts' resolvers, give for this host."""
-    known = {host.node.address, *told.get(host.node.address, ())}
-    return next((e.interface for e in one.interfaces.addresses if e.address in known and _fits(one, e.interface)), None)
+    known = {host.node.address, *resolved.get(host.node.address, ())}
+    return next(
+        (e.interface for e in side.interfaces.addresses if e.address in known and _fits(side, e.interface)), None
+    )
 
 
-def _in_net(one: HostNccl, net: Network) -> str | None:
-    for entry in one.interfaces.addresses:
+def _in_net(side: HostNccl, net: Network) -> str | None:
+    for entry in side.interfaces.addresses:
         address = ipaddress.ip_address(entry.address)
-        if address.version == net.version and address in net and _fits(one, entry.interface):
+        if address.version == net.version and address in net and _fits(side, entry.interface):
             return entry.interface
     return None
 
 
-def _way_out(one: HostNccl) -> str | None:
+def _way_out(side: HostNccl) -> str | None:
     """The interface of the default route, or the first that is neither loopback nor a bridge without a gateway."""
-    routes = () if isinstance(one.routes, Unknown) else one.routes
+    routes = () if isinstance(side.routes, Unknown) else side.routes
     default = [route.interface for route in routes if route.destination in ("0.0.0.0/0", "::/0")]
-    named = [entry.interface for entry in one.interfaces.addresses if not is_private(one, entry.interface)]
-    return next((name for name in (*default, *named) if _fits(one, name)), None)
+    named = [entry.interface for entry in side.interfaces.addresses if not is_private(side, entry.interface)]
+    return next((name for name in (*default, *named) if _fits(side, name)), None)
 
 
-def _fits(one: HostNccl, interface: str) -> bool:
-    link = one.link(interface)
+def _fits(side: HostNccl, interface: str) -> bool:
+    link = side.link(interface)
     return link is not None and "running" in link.flags and "loopback" not in link.flags and ":" not in interface
 
 
 def _merit(plan: Plan, now: Mapping[str, HostNccl], known: Mapping[str, HostNccl]) -> tuple[int, int, int]:
     """Rather what is no private bridge, then what most hosts use already, then what is fastest."""
     public = sum(not is_private(known[host], name) for host, name in plan.items())
-    used = {host: one.chosen.name for host, one in now.items() if one.chosen is not None}
+    used = {host: side.chosen.name for host, side in now.items() if side.chosen is not None}
     kept = sum(used.get(host) == name for host, name in plan.items())
     links = [known[host].link(name) for host, name in plan.items()]
     return public, kept, min((link.speed_mbps or 0 for link in links if link is not None), default=0)
@@ -173,6 +177,6 @@ def setting(summary: str, variable: str, values: Mapping[str, str]) -> Fix:
     lines = {host: export(variable, value) for host, value in values.items()}
     if not all(lines.values()):
         return Fix(summary=summary)
-    commands = tuple(one for host, made in lines.items() for one in on(host, made))
+    commands = tuple(side for host, made in lines.items() for side in on(host, made))
     variables = {host: {variable: value} for host, value in values.items()}
     return Fix(summary=summary, risk="safe", commands=commands, variables=variables)

@@ -192,7 +192,7 @@ def register() -> dict[str, Known]:
 
 
 def is_known(name: str) -> bool:
-    """Whether NCCL, a plugin, PyTorch or a build reads this variable; true for all that is not called NCCL_…."""
+    """True where NCCL, a plugin, PyTorch or a build reads this variable; true for all that is not called NCCL_…."""
     return (
         not name.startswith("NCCL_")
         or name in register()
@@ -263,7 +263,7 @@ class BadValue:
 
 
 def check_value(name: str, value: str) -> BadValue | None:
-    """What is wrong with the value of one variable; None where nothing is, or nothing is known of it."""
+    """The fault of a variable's value; None where there is none, or nothing is known of it."""
     if not value:
         return None
     if name == "NCCL_SOCKET_IFNAME":

@@ -102,7 +102,7 @@ def behaviour(version: Version) -> Behaviour:
 
 
 def newer(version: Version | None) -> str | None:
-    """What is said of a version that may know more than is known here; None where it is none."""
+    """The words for a version that may know more than is known here; None where it is none."""
     if version is None or version[:2] <= NEWEST:
         return None
     return f"so it was up to {'.'.join(map(str, NEWEST))}; this is {show(version)}"

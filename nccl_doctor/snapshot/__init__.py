@@ -61,8 +61,8 @@ from nccl_doctor.snapshot.network import ResolverAnswer as ResolverAnswer
 from nccl_doctor.snapshot.network import Route as Route
 from nccl_doctor.snapshot.network import TcpSocket as TcpSocket
 from nccl_doctor.snapshot.network import Way as Way
+from nccl_doctor.snapshot.network import addresses_by_name as addresses_by_name
 from nccl_doctor.snapshot.network import deviations as deviations
-from nccl_doctor.snapshot.network import told_of as told_of
 from nccl_doctor.snapshot.smoke import Smoke as Smoke
 from nccl_doctor.snapshot.surroundings import Outside as Outside
 from nccl_doctor.snapshot.surroundings import Surroundings as Surroundings

@@ -23,7 +23,7 @@ PythonProblem = Literal[
 
 
 class AccessFacts(Words):
-    """What is known of a failure, for checks and for scripts that read the report."""
+    """Facts of a failure, for checks and for scripts that read the report."""
 
     @property
     def ran_out_of_time(self) -> bool:
@@ -32,7 +32,7 @@ class AccessFacts(Words):
 
 
 class SshTarget(AccessFacts):
-    """Whom ssh was to reach.
+    """The host that ssh was to reach.
 
     Attributes:
         target: as it was asked for, so that ~/.ssh/config applies; ``address`` is what that means.
@@ -67,7 +67,7 @@ class UnreachableFacts(SshTarget):
 
 
 class LoginFacts(SshTarget):
-    """What was tried to log in.
+    """The attempt to log in.
 
     Attributes:
         identity_file: the key whose public half should be on the host; None where there is none.
@@ -149,7 +149,7 @@ class ProbeFacts(AccessFacts):
 
 
 class EngineFacts(AccessFacts):
-    """What an engine alone knows, under names of its own; ``late`` where it was a deadline."""
+    """Facts that an engine alone knows, under names of its own; ``late`` where it was a deadline."""
 
     model_config = ConfigDict(extra="allow")
     late: bool = False
@@ -224,7 +224,7 @@ _OUR_KINDS = frozenset(str(failure.model_fields["kind"].default) for failure in 
 
 
 class EngineFailure(AccessFailure):
-    """What an engine alone knows.
+    """A failure of an engine's own kind.
 
     Attributes:
         kind: the name of a diagnosis of the engine's own.

@@ -45,7 +45,7 @@ class Worker(Observed):
 
 
 class RankState(Observed):
-    """What the kernel tells of a rank.
+    """A rank as the kernel tells of it.
 
     Attributes:
         wchan: the kernel function in which its main thread sleeps.
@@ -134,7 +134,7 @@ class Recorded(Observed):
 
     @property
     def pending(self) -> bool:
-        """Whether a collective that was called has not ended.
+        """True where a collective that was called has not ended.
 
         A group's count of ended ones may stay behind: two threads of gloo's write it, and the later one may have ended
         the earlier collective (seen with torch 2.13 after every fourth round of three all-reduces at once). The call's
@@ -148,7 +148,7 @@ class Recorded(Observed):
 
 
 class RankLook(Observed):
-    """One rank at one moment; ``state`` None where its process was gone."""
+    """A rank at a moment; ``state`` None where its process was gone."""
 
     pid: Pid
     state: Fact[RankState | None]
@@ -168,11 +168,11 @@ class User(NamedTuple):
 
     @property
     def is_nameless(self) -> bool:
-        """Whether the host knows no name for the number, as with a container's users."""
+        """True where the host knows no name for the number, as with a container's users."""
         return self.name == f"uid {self.uid}"
 
     def is_same(self, other: User) -> bool:
-        """Whether two hosts mean one user: by the name, or by the number where one of them knows no name."""
+        """True where two hosts mean one user: by the name, or by the number where one of them knows no name."""
         unnamed = self.uid is not None and (self.is_nameless or other.is_nameless)
         return self.name == other.name or (unnamed and self.uid == other.uid)
 
@@ -210,7 +210,7 @@ class JobProcess(Observed):
         return User(self.user, self.uid)
 
     def is_alike(self, other: JobProcess) -> bool:
-        """Whether both are of one user, and both in containers or in none."""
+        """True where both are of one user, and both in containers or in none."""
         return self.owner.is_same(other.owner) and self.contained == other.contained
 
 
@@ -299,7 +299,7 @@ class HostLook(Observed):
 
 
 class RasReport(Observed):
-    """One answer of NCCL's RAS service; ``whole`` is False where it was cut."""
+    """An answer of NCCL's RAS service; ``whole`` is False where it was cut."""
 
     protocol: Count
     form: Short
@@ -308,7 +308,7 @@ class RasReport(Observed):
 
 
 class Ras(Observed):
-    """What the RAS service answered on one host; ``refused`` says why it was not asked."""
+    """The RAS service's answers on a host; ``refused`` says why it was not asked."""
 
     versions: tuple[Short, ...]
     reports: tuple[RasReport, ...]
@@ -316,7 +316,7 @@ class Ras(Observed):
 
 
 class HangHost(Observed):
-    """One host: its ranks and the looks at them, or why there are none.
+    """A host: its ranks and the looks at them, or why there are none.
 
     Attributes:
         rivals: older processes of the same user with numbers of the job's ranks.

@@ -172,32 +172,32 @@ class HostFacts(Observed):
 
     @model_validator(mode="before")
     @classmethod
-    def _as_it_was(cls, told: object) -> object:
+    def _as_it_was(cls, data: object) -> object:
         """Older snapshots hold the interface that was chosen: of it counts what libnccl said, not what was derived."""
-        if not isinstance(told, dict) or "nccl_interface" not in told:
-            return told
-        return {"libnccl": _answer(told["nccl_interface"])} | {k: v for k, v in told.items() if k != "nccl_interface"}
+        if not isinstance(data, dict) or "nccl_interface" not in data:
+            return data
+        return {"libnccl": _answer(data["nccl_interface"])} | {k: v for k, v in data.items() if k != "nccl_interface"}
 
 
 def _answer(chosen: object) -> dict[str, Any] | None:
     if not isinstance(chosen, Mapping):
         return None
     if chosen.get("source") == "libnccl":
-        told = {"version": chosen.get("nccl_version"), "interface": chosen.get("name")}
-        return told | {"address": chosen.get("address"), "error": None}
+        data = {"version": chosen.get("nccl_version"), "interface": chosen.get("name")}
+        return data | {"address": chosen.get("address"), "error": None}
     ended = _ENDED.fullmatch(str(chosen.get("$unknown")))
     return None if ended is None else {**ended.groupdict(), "interface": None, "address": None}
 
 
 class Host(Observed):
-    """One node and what it told; exactly one of ``facts`` and ``failure`` is there."""
+    """A node and its facts; exactly one of ``facts`` and ``failure`` is there."""
 
     node: Node
     facts: HostFacts | None = None
     failure: AnyAccessFailure | None = None
 
     @model_validator(mode="after")
-    def _one_of_two(self) -> Host:
+    def _either(self) -> Host:
         if (self.facts is None) == (self.failure is None):
             raise ValueError("a host has either facts or a failure")
         return self
@@ -320,8 +320,8 @@ def _is_called(gpu: Gpu, part: str) -> bool:
 
 def corroborated_addresses(snapshot: Snapshot, host: str, reader: str) -> frozenset[Address]:
     """The confirmed addresses of a host, for a command on ``reader``; both by their nodes' names."""
-    told = snapshot.mesh.answered.get(host, {}) if isinstance(snapshot.mesh, Mesh) else {}
-    met = [address for address, witnesses in told.items() if reader in witnesses]
+    data = snapshot.mesh.answered.get(host, {}) if isinstance(snapshot.mesh, Mesh) else {}
+    met = [address for address, witnesses in data.items() if reader in witnesses]
     names = [node.address for node in snapshot.cluster.nodes if node.name == host]
     if snapshot.cluster.nodes[0].name == host:
         names.append(snapshot.cluster.master_addr)
@@ -338,7 +338,7 @@ def corroborated_by_name(snapshot: Snapshot, name: str, reader: str) -> frozense
 
 
 def _resolved(snapshot: Snapshot, name: str, reader: str) -> Iterator[object]:
-    """What the hosts file, this machine and the reader make of a name."""
+    """Addresses that the hosts file, this machine and the reader make of a name."""
     yield name
     yield from snapshot.resolved.get(name, ())
     for host in snapshot.hosts:
@@ -348,8 +348,8 @@ def _resolved(snapshot: Snapshot, name: str, reader: str) -> Iterator[object]:
 
 def _resolved_there(host: Host, name: str) -> Iterator[object]:
     if host.facts is not None and isinstance(host.facts.resolution, Names):
-        told = host.facts.resolution.get(name)
-        yield from told.addresses if told is not None else ()
+        data = host.facts.resolution.get(name)
+        yield from data.addresses if data is not None else ()
 
 
 def _usable(texts: Iterable[object]) -> Iterator[Address]:

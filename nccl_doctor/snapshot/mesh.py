@@ -59,7 +59,7 @@ class Rail(Observed):
 
 
 class Sample(Observed):
-    """Which pairs of a large mesh are dialled: the master with everybody, ring neighbours, and some at random.
+    """The pairs of a large mesh that are dialled: the master with everybody, ring neighbours, and some at random.
 
     Attributes:
         order: all hosts of the job, by rank, whether they took part or not.
@@ -72,7 +72,7 @@ class Sample(Observed):
     by_all: tuple[str, ...] = ()
 
     def holds(self, src: str, dst: str) -> bool:
-        """Whether the dial from the one host to the other is among those that were chosen."""
+        """True where the dial from the one host to the other is among those that were chosen."""
         if src == dst:
             return False
         behind = (self._ranks[dst] - self._ranks[src]) % len(self.order)
@@ -188,7 +188,7 @@ class Group:
 
     @property
     def is_certain(self) -> bool:
-        """Whether some hosts explain the others' failures."""
+        """True where some hosts explain the others' failures."""
         return self.minimal_cover != self.hosts
 
 

@@ -55,7 +55,7 @@ def _of_family(family: str, *texts: str | None) -> None:
 
 
 class InterfaceAddress(Observed):
-    """One address, in the order in which getifaddrs(3) gives them.
+    """An address, in the order in which getifaddrs(3) gives them.
 
     Attributes:
         interface: its label, which for an alias is "eth0:1".
@@ -70,7 +70,7 @@ class InterfaceAddress(Observed):
     scope_id: Count = 0
 
     @model_validator(mode="after")
-    def _one_family(self) -> InterfaceAddress:
+    def _same_family(self) -> InterfaceAddress:
         _of_family(self.family, self.address, self.netmask)
         return self
 
@@ -92,13 +92,13 @@ class Route(Observed):
     metric: Count
 
     @model_validator(mode="after")
-    def _one_family(self) -> Route:
+    def _same_family(self) -> Route:
         _of_family(self.family, self.destination)
         return self
 
 
 class Way(Observed):
-    """What the kernel says of one packet: by which way it leaves, or whether it is taken in (`ip route get`).
+    """The kernel's answer for a packet: by which way it leaves, or that it is let in (`ip route get`).
 
     Attributes:
         to: where it goes; ``source`` None where the kernel was to choose.
@@ -120,7 +120,7 @@ class Way(Observed):
 
 
 class IptablesSave(Observed):
-    """What ``iptables-save -c`` or ``ip6tables-save -c`` printed; ``command`` is the program that changes these rules.
+    """The output of ``iptables-save -c`` or ``ip6tables-save -c``; ``command`` is the program that changes these rules.
 
     Attributes:
         command: e.g. "iptables", "iptables-legacy", "ip6tables-nft".
@@ -169,7 +169,7 @@ class FirewallFacts(Observed):
 
 
 class ResolverAnswer(Observed):
-    """What a resolver makes of one name or address.
+    """A resolver's answer for a name or address.
 
     Attributes:
         addresses: of getaddrinfo(3), in its order; empty where it does not resolve.
@@ -181,7 +181,7 @@ class ResolverAnswer(Observed):
 
 
 class Resolution(ResolverAnswer):
-    """What a host makes of one name or address of the cluster.
+    """A host's answer for a name or address of the cluster.
 
     Attributes:
         source: the local address the kernel would send from to the first address (a UDP connect(2), no packet).
@@ -197,14 +197,14 @@ Common = Mapping[str, ResolverAnswer]
 
 
 class Resolver(Protocol):
-    """What one host makes of names."""
+    """A host's answers for names."""
 
     def get(self, name: str) -> Resolution | None:
-        """What this host resolves a name to; None where nobody asked it."""
+        """The host's answer for a name; None where it was not asked."""
 
 
 class Names(Observed):
-    """What one host makes of the cluster's names.
+    """A host's answers for the cluster's names.
 
     Attributes:
         own: where it deviates from the common answer, or from :attr:`source`; in older snapshots every name.
@@ -224,7 +224,7 @@ class Names(Observed):
 
     @property
     def common(self) -> Common:
-        """What holds for the names that are not in ``own``; an address of the list is itself."""
+        """The answers for names that are not in ``own``; an address of the list is itself."""
         return self._common
 
     def beside(self, common: Common) -> Names:
@@ -232,7 +232,7 @@ class Names(Observed):
         return self._made(self.own, common)
 
     def get(self, name: str) -> Resolution | None:
-        """What the host makes of a name; None where it was not asked."""
+        """The host's answer for a name; None where it was not asked."""
         if name in self.own:
             return self.own[name]
         told = self.shared(name)
@@ -256,15 +256,15 @@ class Names(Observed):
         made._common = common  # noqa: SLF001 - of the same class
         return made
 
-    def _follows(self, name: str, told: Resolution, common: Common) -> bool:
+    def _follows(self, name: str, own: Resolution, common: Common) -> bool:
         shared = common.get(name) or (None if self.source is None else literal(name))
-        if shared is None or (told.addresses, told.error) != (shared.addresses, shared.error):
+        if shared is None or (own.addresses, own.error) != (shared.addresses, shared.error):
             return False
-        return (told.source, told.source_error) == (self.source if told.addresses else None, None)
+        return (own.source, own.source_error) == (self.source if own.addresses else None, None)
 
 
 def literal(name: str) -> ResolverAnswer | None:
-    """What everybody makes of an address; None for a name."""
+    """The answer of every host for an address; None for a name."""
     try:
         ipaddress.ip_address(name.partition("%")[0])
         return ResolverAnswer.model_construct(addresses=(ip_address(name),), error=None)
@@ -272,7 +272,7 @@ def literal(name: str) -> ResolverAnswer | None:
         return None
 
 
-def told_of(names: Iterable[Names]) -> dict[str, set[str]]:
+def addresses_by_name(names: Iterable[Names]) -> dict[str, set[str]]:
     """By name, all addresses that any of these hosts makes of it."""
     found: dict[str, set[str]] = {}
     common: Common = {}
@@ -354,11 +354,11 @@ MAX_RESERVED = 1 << 18
 """Characters of every other port with commas."""
 
 
-def _spans(told: object) -> object:
+def _spans(text: object) -> object:
     """The pairs of "8080,9000-9010"; a text that is no such list is left for the type to refuse."""
-    if not isinstance(told, str) or len(told) > MAX_RESERVED:
-        return told
-    ends = [part.strip().partition("-")[::2] for part in told.split(",") if part.strip()]
+    if not isinstance(text, str) or len(text) > MAX_RESERVED:
+        return text
+    ends = [part.strip().partition("-")[::2] for part in text.split(",") if part.strip()]
     return [(low, high or low) for low, high in ends]
 
 

@@ -1,4 +1,4 @@
-"""What the all-reduce showed."""
+"""The all-reduce, as it went."""
 
 from __future__ import annotations
 

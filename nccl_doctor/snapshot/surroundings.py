@@ -12,7 +12,7 @@ from nccl_doctor.snapshot.system import ResourceLimits
 
 
 class Surroundings(Observed):
-    """What the probe finds around itself in a container, besides its other facts.
+    """The container around the probe, besides its other facts.
 
     Attributes:
         network: the network namespace, "net:[4026531840]"; the same for all processes in it, on the host and not.
@@ -24,7 +24,7 @@ class Surroundings(Observed):
 
 
 class Outside(Observed):
-    """What a command finds on the host itself, where the probe runs in a container.
+    """The host itself, where the probe runs in a container.
 
     Attributes:
         runtime: what holds the container: "docker", …; "enter" for a process' namespaces.
@@ -50,7 +50,7 @@ class Outside(Observed):
 
 
 class StepLimits(Observed):
-    """What a process of a Slurm job may use on its node.
+    """The share of a node that a process of a Slurm job may use.
 
     Attributes:
         cpus: CPUs that it may run on, or the time of so many, whichever is less.
@@ -79,7 +79,7 @@ class Service(Observed):
 
 
 class Expression(Observed):
-    """One of a selector's ``matchExpressions``."""
+    """An entry of a selector's ``matchExpressions``."""
 
     key: Label
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
@@ -87,7 +87,7 @@ class Expression(Observed):
 
 
 class Selector(Observed):
-    """What chooses objects by their labels; an empty one all of them."""
+    """A choice of objects by their labels; an empty one means all of them."""
 
     labels: dict[Label, Label] = Field(
         default_factory=dict, validation_alias="matchLabels", serialization_alias="matchLabels"
@@ -105,7 +105,7 @@ class Block(Observed):
 
 
 class Peer(Observed):
-    """Whom a rule lets through: pods of chosen namespaces, or addresses."""
+    """Peers that a rule lets through: pods of chosen namespaces, or addresses."""
 
     pods: Selector | None = Field(default=None, validation_alias="podSelector", serialization_alias="podSelector")
     namespaces: Selector | None = Field(
@@ -123,7 +123,7 @@ class PolicyPort(Observed):
 
 
 class Rule(Observed):
-    """What a policy lets through: these peers on these ports; an empty list means all."""
+    """A policy's rule, which lets these peers through on these ports; an empty list means all."""
 
     peers: tuple[Peer, ...] = ()
     ports: tuple[PolicyPort, ...] = ()
@@ -144,7 +144,7 @@ class Policy(Observed):
 
 
 class PodFacts(Observed):
-    """One pod, as its list has it.
+    """A pod, as its list has it.
 
     Attributes:
         container: where the probe ran.
@@ -183,7 +183,7 @@ class PodFacts(Observed):
 
 
 class KubeFacts(NodeOptions):
-    """What is known of all pods together.
+    """All that is known of the pods together.
 
     Attributes:
         asked: the words of the command line that chose them.

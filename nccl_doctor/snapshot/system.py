@@ -24,7 +24,7 @@ from nccl_doctor.model.base import (
 
 
 class Identity(Observed):
-    """Who the host is and whom we are there.
+    """The host, and the user that we are there.
 
     Attributes:
         machine: the processor architecture, as ``uname -m``.
@@ -74,7 +74,7 @@ class TorchInfo(Observed):
 
 
 class LibncclAnswer(Observed):
-    """What the host's own libnccl answered when it was asked for a unique id (probe/facts/software.py).
+    """The answer of the host's own libnccl when it was asked for a unique id (probe/facts/software.py).
 
     Attributes:
         interface: which it names as its bootstrap's; None where the line could not be read.
@@ -230,7 +230,7 @@ class RdmaDevice(Observed):
 
 
 class PciPaths(Observed):
-    """What stands between GPUs and RDMA devices.
+    """The paths between GPUs and RDMA devices.
 
     Attributes:
         nvswitches: NVSwitch devices on the PCI bus.
@@ -257,7 +257,7 @@ class PciPaths(Observed):
 
 
 class GpuHealth(Observed):
-    """What nvidia-smi tells of a GPU's health; None where the GPU or the driver does not tell.
+    """A GPU's health by nvidia-smi; None where the GPU or the driver does not tell.
 
     Attributes:
         ecc_uncorrected: uncorrected memory errors since the driver was loaded.
@@ -320,7 +320,7 @@ class SameEntry(Observed):
 
 
 class LoginShell(Observed):
-    """What an interactive login shell has, against the shell that SSH runs a command with.
+    """An interactive login shell, against the shell that SSH runs a command with.
 
     Attributes:
         shell: its program.

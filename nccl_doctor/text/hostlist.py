@@ -51,7 +51,7 @@ def capital(text: str) -> str:
 
 
 def has_control(text: str) -> bool:
-    """Whether ``text`` holds control characters, line breaks, half a surrogate pair, or marks that turn text around."""
+    """True where it holds control characters, line breaks, half a surrogate pair, or marks that turn text around."""
     return _CONTROL.search(text) is not None
 
 

@@ -190,7 +190,7 @@ _NO_THREAD = "can't start new thread"
 
 
 def out_of_threads(error: BaseException | None) -> bool:
-    """Whether it says that this machine starts no further thread, or program (fork(2), EAGAIN).
+    """True where it says that this machine starts no further thread, or program (fork(2), EAGAIN).
 
     That is no fault of a host's, and none of the program's.
     """

@@ -51,7 +51,7 @@ OPTIONS = frozenset(
 
 @dataclass
 class Redacted:
-    """What was left out so far; ``users`` maps a name to what stands for it."""
+    """All that was left out so far; ``users`` maps a name to what stands for it."""
 
     users: dict[str, str] = field(default_factory=dict)
     variables: set[str] = field(default_factory=set)

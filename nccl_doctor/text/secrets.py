@@ -1,4 +1,4 @@
-"""What secrets look like in a text, and documents without them, as every report shows them.
+"""Secrets by their looks in a text, and documents without them, as every report shows them.
 
 Each pattern is bounded, so that a text costs in proportion to its length.
 """
@@ -258,7 +258,7 @@ def hide_secrets(document: Shown) -> Shown:
 
 
 class _Walk:
-    """One way through a document; each text is looked at once."""
+    """A way through a document; each text is looked at once."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nccl_doctor.collect import answers
-from nccl_doctor.collect.answers import GoneError, MalformedError, NoAnswerError, ProbeError
+from nccl_doctor.collect.answers import ConnectionLostError, MalformedError, NoAnswerError, ProbeError
 from nccl_doctor.collect.connect.session import MAX_REQUEST
 from nccl_doctor.collect.facts.host_facts import typed
 from nccl_doctor.collect.mesh.dials import dial_targets, open_listeners
@@ -134,7 +134,7 @@ def test_what_stands_in_texts_is_no_value(end: bytes) -> None:
 def test_whatever_json_comes_is_an_answer_or_ends_this_session(value: Any) -> None:
     for kind in (answers.LISTENING, answers.DIALLED, answers.PATH_MTU, answers.SMOKE_END, answers.CLOCK, answers.FACTS):
         session = lying({"id": 1, "ok": value})
-        with contextlib.suppress(GoneError):  # and nothing else
+        with contextlib.suppress(ConnectionLostError):  # and nothing else
             kind.validate_python(session.ask(kind, "facts", time.monotonic() + 5))  # type: ignore[misc]  # of any kind
             assert session.lost is None
             continue

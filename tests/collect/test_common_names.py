@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nccl_doctor.collect.facts.names import CommonNames
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.probe.facts.network import deviating, unpacked
-from nccl_doctor.snapshot import Names, Resolution, Unknown, deviations, told_of, unknown
+from nccl_doctor.snapshot import Names, Resolution, Unknown, addresses_by_name, deviations, unknown
 from tests.collect.nodes import node
 
 ADDRESSES = ("10.0.0.1", "fd00::1", "node1", "node2", "node3", "node4")
@@ -86,7 +86,7 @@ def test_healthy_hosts_send_and_keep_no_more_than_their_own_name() -> None:
     assert [list(names.own) for names in final[2:]] == [[name] for name in ADDRESSES[2:]]
     assert [list(one["own"]) for one in sent[4:]] == [[name] for name in ADDRESSES[4:]]
     assert common.common["node1"].addresses == ("10.0.0.7",)
-    assert told_of(final)["node2"] == {"10.0.0.7", "127.0.1.1"}
+    assert addresses_by_name(final)["node2"] == {"10.0.0.7", "127.0.1.1"}
     assert set(deviations({str(n): names for n, names in enumerate(final)})) == set(ADDRESSES)
 
 

@@ -8,10 +8,9 @@ import time
 
 import pytest
 
-from nccl_doctor.collect.answers import GoneError, NoAnswerError
-from nccl_doctor.collect.connect import reach as reaching
+from nccl_doctor.collect.answers import ConnectionLostError, NoAnswerError
 from nccl_doctor.collect.connect.reach import LoadWatch, Reach
-from nccl_doctor.collect.connect.session import PULSE_S, ProbeSession
+from nccl_doctor.collect.connect.session import PULSE_S, ProbeSession, heartbeat
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.report import Load, MachineLoad
 from nccl_doctor.transport.process import LocalTransport, ProcessChannel
@@ -83,7 +82,7 @@ def test_what_failed_while_this_machine_stood_still_counts_only_where_it_fails_a
                 raise failures.broken(target, "the SSH handshake" if first else "the login", "it closed the connection")
             return super().open(node, command, deadline, latest)
 
-    monkeypatch.setattr(reaching, "longest_standstill", lambda _: stood_s)
+    monkeypatch.setattr(heartbeat, "longest_gap", lambda _: stood_s)
     transport = HungUp()
     reach = Reach(transport, LONG_S, time.monotonic() + 3 * LONG_S, lambda _: None)
     load = reach.all([node(name=f"node{rank}", rank=rank) for rank in range(2)])
@@ -140,7 +139,7 @@ def test_hosts_are_asked_as_soon_as_they_are_there_and_late_ones_again_at_the_en
         if session.node.name == "node1":
             raise NoAnswerError("no answer in time")
         if session.node.name == "node0" and len(asked) > 3:
-            raise GoneError("nobody asked twice")
+            raise ConnectionLostError("nobody asked twice")
 
     until = time.monotonic() + 3 * LONG_S
     reach = Reach(Last(), LONG_S, until, lambda _: None, look=look, on_looked=lambda _: None)

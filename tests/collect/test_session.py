@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from nccl_doctor.collect import answers
-from nccl_doctor.collect.answers import GoneError, ProbeError, StoodStillError
-from nccl_doctor.collect.connect import session as pulse
+from nccl_doctor.collect.answers import ConnectionLostError, ControllerPausedError, ProbeError
+from nccl_doctor.collect.connect import session as sessions
 from nccl_doctor.collect.connect import start as bundle
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.connect.start import SILENT
@@ -133,23 +133,28 @@ def test_its_lifetime_is_bounded_by_the_kernel() -> None:
 
 def test_every_channel_gets_an_empty_line_again_and_again() -> None:
     channel = ProcessChannel(["cat"])
-    pulse.begin()
-    pulse.keep(channel)
+    sessions.heartbeat.begin()
+    sessions.heartbeat.add(channel)
     assert [channel.read_line(time.monotonic() + LONG_S) for _ in range(2)] == [b"", b""]
-    pulse.leave(channel)
+    sessions.heartbeat.remove(channel)
     channel.close()
 
 
 @pytest.mark.parametrize(
     ("still_s", "error", "words"),
-    [(0.0, GoneError, "heard nothing from this machine"), (63.0, StoodStillError, "this machine stood still for 63 s")],
+    [
+        (0.0, ConnectionLostError, "heard nothing from this machine"),
+        (63.0, ControllerPausedError, "this machine stood still for 63 s"),
+    ],
 )
 def test_a_probe_that_hears_nothing_ends_what_it_runs_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, still_s: float, error: type[GoneError], words: str
+    monkeypatch: pytest.MonkeyPatch, still_s: float, error: type[ConnectionLostError], words: str
 ) -> None:
-    monkeypatch.setattr(pulse, "keep", lambda _channel: None)
-    monkeypatch.setattr(pulse, "longest_standstill", lambda _since: still_s)
-    session = ProbeSession.open(LocalTransport(), node(), time.monotonic() + LONG_S, 300, silence_s=pulse.MARGIN_S + 1)
+    monkeypatch.setattr(sessions.heartbeat, "add", lambda _channel: None)
+    monkeypatch.setattr(sessions.heartbeat, "longest_gap", lambda _since: still_s)
+    session = ProbeSession.open(
+        LocalTransport(), node(), time.monotonic() + LONG_S, 300, silence_s=sessions.MARGIN_S + 1
+    )
     assert_gone(session.hello.pid)
     with pytest.raises(error, match=words):
         session.ask(answers.CLOCK, "clock", time.monotonic() + LONG_S)
@@ -158,10 +163,10 @@ def test_a_probe_that_hears_nothing_ends_what_it_runs_and_says_so(
 
 
 def test_a_host_that_stands_still_itself_does_not_take_us_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse, "keep", lambda _channel: None)
+    monkeypatch.setattr(sessions.heartbeat, "add", lambda _channel: None)
     for silence_s in (0.2, 2.0, 20.0):  # on a busy machine the first may be over before it stands still
         session = ProbeSession.open(LocalTransport(), node(), time.monotonic() + LONG_S, 300, silence_s=silence_s)
-        with contextlib.suppress(GoneError), contextlib.closing(session):
+        with contextlib.suppress(ConnectionLostError), contextlib.closing(session):
             os.kill(session.hello.pid, signal.SIGSTOP)
             over = time.monotonic() + silence_s
             number = session.send("clock", time.monotonic() + LONG_S)
@@ -192,16 +197,16 @@ def test_a_pause_that_the_host_outlived_is_no_excuse_for_what_comes_later(
     session: ProbeSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One host that dies must not stop the run because this machine stood still long before."""
-    paused = pulse.now()
-    monkeypatch.setattr(pulse, "longest_standstill", lambda since: 63.0 if since < paused else 0.0)
+    paused = sessions.now()
+    monkeypatch.setattr(sessions.heartbeat, "longest_gap", lambda since: 63.0 if since < paused else 0.0)
     assert session.ask(answers.CLOCK, "clock", time.monotonic() + LONG_S)
-    assert not isinstance(session.gone(GoneError("the connection ended")), StoodStillError)
+    assert not isinstance(session.gone(ConnectionLostError("the connection ended")), ControllerPausedError)
 
 
 def test_a_loader_that_we_left_alone_is_not_told_as_a_path_that_loses_packets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulse, "longest_standstill", lambda _since: 63.0)
+    monkeypatch.setattr(sessions.heartbeat, "longest_gap", lambda _since: 63.0)
     failure = refused(node(interpreter(tmp_path, f"{READY}\necho '{SILENT}' >&2; exit 1")))
     assert "this machine stood still for 63 s" in failure.detail
     assert failure.facts.ran_out_of_time

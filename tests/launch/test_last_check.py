@@ -44,8 +44,8 @@ def test_a_check_that_went_well_leaves_no_doubt(hosts: Hosts, environ: dict[str,
     }
     last = checked(hosts, environ, {"hosts": {"node1": {"facts": {"gpus": [gpu]}, "node": {"nproc_per_node": 1}}}})
     assert last.torch == "2.9.1+cu128"
-    assert (last.checked["node1"].nproc, last.checked["node1"].gpus) == (1, 1)
-    assert (last.checked["node2"].nproc, last.checked["node2"].gpus) == (1, 0)
+    assert (last.hosts["node1"].nproc, last.hosts["node1"].gpus) == (1, 1)
+    assert (last.hosts["node2"].nproc, last.hosts["node2"].gpus) == (1, 0)
     assert doubts(checked(hosts, environ, {}), hosts, time.time()) == ()
 
 

@@ -43,7 +43,7 @@ def test_ranks_follow_the_list_and_gpus_the_devices() -> None:
         Node(name="big", address="10.0.0.9", node_rank=1, cuda_visible_devices="0,1"),
         Node(name="big-b", address="10.0.0.9", node_rank=2, cuda_visible_devices="2,3"),
     )
-    made = plan(Cluster(nodes=nodes, master_addr="10.0.0.1"), {"a": CheckedHost(2, gpus=0)}, ("train.py",))
+    made = plan(Cluster(nodes=nodes, master_addr="10.0.0.1"), {"a": CheckedHost(nproc=2, gpus=0)}, ("train.py",))
     assert [(r.rank, r.host, r.local_rank, r.gpu) for r in made.ranks] == [
         (0, "a", 0, None),
         (1, "a", 1, None),
@@ -58,15 +58,15 @@ def test_ranks_follow_the_list_and_gpus_the_devices() -> None:
 def test_more_ranks_than_gpus_are_refused() -> None:
     four = Node(name="a", address="10.0.0.1", node_rank=0, nproc_per_node=4)
     two = four.model_copy(update={"cuda_visible_devices": "0,1"})
-    for node, seen in ((four, {"a": CheckedHost(4, gpus=2)}), (two, {})):
+    for node, seen in ((four, {"a": CheckedHost(nproc=4, gpus=2)}), (two, {})):
         with pytest.raises(UsageError, match="a is to start 4 ranks and has 2 GPUs; set nproc_per_node to 2"):
             plan(Cluster(nodes=(node,), master_addr="10.0.0.1"), seen, ("train.py",))
     on_cpus = Cluster(nodes=(four,), master_addr="10.0.0.1")
-    assert plan(on_cpus, {"a": CheckedHost(4, gpus=0)}, ("train.py",)).world_size == 4
+    assert plan(on_cpus, {"a": CheckedHost(nproc=4, gpus=0)}, ("train.py",)).world_size == 4
 
 
 def test_counts_come_from_the_file_before_the_check_and_are_never_guessed() -> None:
-    seen = {"node1": CheckedHost(8, gpus=8), "node2": CheckedHost(8, gpus=8)}
+    seen = {"node1": CheckedHost(nproc=8, gpus=8), "node2": CheckedHost(nproc=8, gpus=8)}
     assert [start.nproc for start in plan(cluster(2, None), seen, ("t.py",)).starts] == [2, 8]
     with pytest.raises(UsageError, match="node2 should start is not known"):
         job(1, None)
@@ -129,7 +129,7 @@ def test_variables_that_the_launcher_sets_are_left_to_it() -> None:
 
 
 def test_recommended_variables_yield_to_those_of_the_file() -> None:
-    seen = {"node1": CheckedHost(1, variables={"NCCL_SOCKET_IFNAME": "=eno1", "GLOO_SOCKET_IFNAME": "eno1"})}
+    seen = {"node1": CheckedHost(nproc=1, variables={"NCCL_SOCKET_IFNAME": "=eno1", "GLOO_SOCKET_IFNAME": "eno1"})}
     node = Node(name="node1", address="10.0.0.1", node_rank=0, env={"GLOO_SOCKET_IFNAME": "eno2"})
     made = plan(Cluster(nodes=(node,), master_addr="10.0.0.1"), seen, ("t.py",))
     assert made.starts[0].variables == {"NCCL_SOCKET_IFNAME": "=eno1", "GLOO_SOCKET_IFNAME": "eno2"}

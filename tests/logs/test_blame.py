@@ -6,10 +6,9 @@ from functools import cache
 
 import pytest
 
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.log import Cause
-from nccl_doctor.logs.signs import rules, signs
+from nccl_doctor.logs.signs import Case, rules, signs
 from nccl_doctor.model.register import all_checks
 
 CLOSED = "n2:1:2 [0] NCCL WARN socketProgress: Connection closed by remote peer n1<4242>"

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.diagnose import LogSource, LogVerdict, diagnose
-from nccl_doctor.logs.signs import signs
+from nccl_doctor.logs.signs import Case, signs
 from tests.each import each
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.log"))

@@ -70,7 +70,7 @@ def test_a_word_said_too_often_is_heard_again_at_the_end() -> None:
 def test_a_file_without_line_ends_is_judged_at_a_few_places_and_at_its_end() -> None:
     fault = b"node1:5:7 [0] NCCL WARN Call to ibv_reg_mr failed "
     noise = b"x" * 3000
-    scanner = scan.Scanner(reader._table())
+    scanner = scan.Scanner(reader.all_wordings())
     lines = [*scanner.feed((noise + fault) * 200), *scanner.close()]
     assert len(lines) == scan.WINDOWS
     assert scanner.passed_over

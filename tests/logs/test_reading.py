@@ -17,12 +17,12 @@ import zstandard
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.logs import flight, reading, run
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.diagnose import Investigation, LogSource, LogVerdict, diagnose
 from nccl_doctor.logs.log import KEPT, LAST
 from nccl_doctor.logs.prefix import join, width
 from nccl_doctor.logs.rule import Grade
 from nccl_doctor.logs.run import LogsRun
+from nccl_doctor.logs.signs import Case
 from nccl_doctor.logs.verdict import report as log_report
 from tests.each import each
 from tests.patience import LONG_S

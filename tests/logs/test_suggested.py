@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.logs.case import reachable
 from nccl_doctor.logs.diagnose import LogSource, diagnose
+from nccl_doctor.logs.signs import reachable
 from nccl_doctor.logs.verdict import report
 
 LOG = """\

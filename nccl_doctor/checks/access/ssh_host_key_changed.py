@@ -19,9 +19,8 @@ from __future__ import annotations
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import root
-from nccl_doctor.logs.signs import Advice, LogSigns, not_logged_in
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, not_logged_in
 from nccl_doctor.model.finding import Fix, Severity
 from nccl_doctor.snapshot import HostKeyChanged
 
@@ -50,11 +49,6 @@ def _advice(case: Case) -> Advice:
 
 
 # The words of OpenSSH's client.
-RULES = (
-    root(
-        r"REMOTE HOST IDENTIFICATION HAS CHANGED",
-        "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @",
-    ),
-)
+RULES = (root(r"REMOTE HOST IDENTIFICATION HAS CHANGED", "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @"),)
 
 SIGNS = LogSigns(RULES, _advice)

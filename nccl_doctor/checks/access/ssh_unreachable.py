@@ -27,9 +27,8 @@ from collections.abc import Collection
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import generic, root
-from nccl_doctor.logs.signs import Advice, LogSigns, not_logged_in
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, not_logged_in
 from nccl_doctor.model.finding import Fix, Severity
 from nccl_doctor.snapshot import SshUnreachable
 from nccl_doctor.text.hostlist import fold
@@ -114,10 +113,7 @@ def _advice(case: Case) -> Advice:
 
 # The words of OpenSSH's client, and of an MPI launcher whose daemons do not start.
 RULES = (
-    root(
-        r"ssh: connect to host (?P<host>\S+) port \d+: ",
-        "ssh: connect to host gpu-17 port 22: Connection timed out",
-    ),
+    root(r"ssh: connect to host (?P<host>\S+) port \d+: ", "ssh: connect to host gpu-17 port 22: Connection timed out"),
     root(
         r"(?:ssh|kex)_exchange_identification: |rcmd: socket: Permission denied"
         r"|Connection (?:closed|reset) by (?P<ip>[0-9.]+) port 22\b",

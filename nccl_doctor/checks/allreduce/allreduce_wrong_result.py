@@ -17,9 +17,8 @@ from __future__ import annotations
 from collections import Counter
 
 from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.report import RankReport
 from nccl_doctor.snapshot import Smoke
@@ -83,8 +82,7 @@ def _advice(case: Case) -> Advice:
 # The check of values that nccl-tests ends with.
 RULES = (
     root(
-        r"Out of bounds values ?: ?[1-9]\d* FAILED|[Oo]ut of bounds values.*FAILED",
-        "# Out of bounds values : 8 FAILED",
+        r"Out of bounds values ?: ?[1-9]\d* FAILED|[Oo]ut of bounds values.*FAILED", "# Out of bounds values : 8 FAILED"
     ),
 )
 

@@ -36,10 +36,9 @@ def is_echo(error: str, *, lost: bool = False) -> bool:
 
 def causes_from_output(smoke: Smoke) -> tuple[tuple[str, Finding], ...]:
     """Diagnoses by name that the ranks' output shows as causes, each on the hosts whose output shows it."""
-    from nccl_doctor.logs.case import Case
     from nccl_doctor.logs.diagnose import LogSource, diagnose
     from nccl_doctor.logs.rule import Grade
-    from nccl_doctor.logs.signs import echoes
+    from nccl_doctor.logs.signs import Case, echoes
     from nccl_doctor.logs.verdict import finding
 
     lines = {host: "\n".join(output).encode() + b"\n" for host, output in smoke.output.items()}

@@ -17,7 +17,7 @@ from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.reach import is_private
-from nccl_doctor.snapshot import Names, told_of
+from nccl_doctor.snapshot import Names, addresses_by_name
 from nccl_doctor.text.hostlist import fold, grouped
 
 
@@ -65,7 +65,7 @@ def _finding(address: str, owners: dict[str, str], away: list[str], order: tuple
 
 def known_addresses(view: View) -> dict[str, set[str]]:
     """By node, the addresses that the hosts file and the hosts' resolvers give for it; loopback left out."""
-    told = told_of(facts.resolution for _, facts in view.facts if isinstance(facts.resolution, Names))
+    told = addresses_by_name(facts.resolution for _, facts in view.facts if isinstance(facts.resolution, Names))
     return {node.name: {node.address, *told.get(node.address, ())} for node in view.snapshot.cluster.nodes}
 
 

@@ -16,9 +16,8 @@ from __future__ import annotations
 from nccl_doctor.checks.nccl_choice import good_interfaces
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import folded
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise, ifname_command
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise, ifname_command
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.gloo import gloo_devices

@@ -22,10 +22,9 @@ from dataclasses import replace
 
 from nccl_doctor.checks.own_names import CHANCE, finding, own_names
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, root
-from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise, having
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, having
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.inet import numeric

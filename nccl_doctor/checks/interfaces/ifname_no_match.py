@@ -18,10 +18,9 @@ from dataclasses import replace
 
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS, findings
 from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, root
-from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise, ifname_command
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, ifname_command
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.nccl.cluster_nccl import Kind
 from nccl_doctor.text.shell import word

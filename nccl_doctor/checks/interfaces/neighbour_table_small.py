@@ -21,9 +21,8 @@ from functools import partial
 
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.checks.wording import failed_where, on_each, pasted
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.model.report import FailedDial
@@ -124,11 +123,6 @@ def _advice(case: Case) -> Advice:
 
 
 # The kernel's own line.
-RULES = (
-    root(
-        r"neighbou?r table overflow",
-        "[ 4242.1] neighbour: arp_cache: neighbor table overflow!",
-    ),
-)
+RULES = (root(r"neighbou?r table overflow", "[ 4242.1] neighbour: arp_cache: neighbor table overflow!"),)
 
 SIGNS = LogSigns(RULES, _advice)

@@ -14,9 +14,8 @@ References: NCCL's src/misc/socket.cc and src/os/linux.cc; connect(2) on EHOSTUN
 
 from __future__ import annotations
 
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import C10D_CLIENT, WEB, Grade, failed_connects, failed_pairs, hint, root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD311", job_wide=False, errors=("EHOSTUNREACH",))
@@ -42,11 +41,7 @@ RULES = (
         r"WARN .*Call to connect (?:timeout|failed) ?: ?(?:No route|Network is unr)",
         "n1:1:2 [0] include/socket.h:361 NCCL WARN Call to connect failed : No route to host",
     ),
-    root(
-        r"\[Errno 113\]",
-        "OSError: [Errno 113] No route to host",
-        unless=WEB,
-    ),
+    root(r"\[Errno 113\]", "OSError: [Errno 113] No route to host", unless=WEB),
     root(
         r"(?:errno ?(?:=|:) ?113|btl_tcp\S* .*connect\(\) to (?P<ip>[0-9.]+):\d+ failed: No route)",
         "[n1][[1,0],2][btl_tcp_endpoint.c:803:mca_btl_tcp_endpoint_complete_connect] connect() to 10.0.0.9:1024 "

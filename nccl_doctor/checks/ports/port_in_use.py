@@ -27,9 +27,8 @@ from collections.abc import Iterator
 from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import endable, ending, fix_port
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import likely, root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
 from nccl_doctor.model.ports import age_words
 from nccl_doctor.snapshot import Host, PortRange, PortTrial, Process, known
@@ -185,10 +184,7 @@ RULES = (
         "[W socket.cpp:426] [c10d] The server socket has failed to bind to [::]:29500 (system error: 10048 - Only one "
         "usage of each socket address is normally permitted.).",
     ),
-    root(
-        r"(?:EADDRINUSE|\[Errno (?:98|48)\]|errno: (?:98|48)\b)",
-        "OSError: [Errno 98] Address already in use",
-    ),
+    root(r"(?:EADDRINUSE|\[Errno (?:98|48)\]|errno: (?:98|48)\b)", "OSError: [Errno 98] Address already in use"),
     likely(
         r"(?:Error|error|bind|listen|failed|Failed|FATAL|store|c10d).*[Aa]ddress already in use",
         "RuntimeError: Address already in use",

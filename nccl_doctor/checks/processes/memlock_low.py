@@ -15,9 +15,8 @@ Fix: `* - memlock unlimited` in /etc/security/limits.d, then log in anew; `--uli
 from __future__ import annotations
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import Grade, hint, root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.engine import command_way
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import HostFacts, Unknown, known

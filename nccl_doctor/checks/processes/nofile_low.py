@@ -18,9 +18,8 @@ their own (`LimitNOFILE=`).
 from __future__ import annotations
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import known
 from nccl_doctor.snapshot.hosts import world_size
@@ -82,10 +81,7 @@ RULES = (
         r"Too many open files",
         "n1:1:2 [0] os/linux.cc:214 NCCL WARN ncclOsSocketTryAccept: Accept failed: Too many open files",
     ),
-    root(
-        r"received 0 items of ancdata",
-        "RuntimeError: received 0 items of ancdata",
-    ),
+    root(r"received 0 items of ancdata", "RuntimeError: received 0 items of ancdata"),
 )
 
 SIGNS = LogSigns(RULES, _advice)

@@ -19,12 +19,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.flight import Dump, compare
 from nccl_doctor.logs.log import KEPT, Event
 from nccl_doctor.logs.prefix import number
 from nccl_doctor.logs.rule import RECORDED, Grade, likely, root
-from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise, by_rank
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, by_rank
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.hostlist import ranks_of
 

@@ -22,7 +22,6 @@ import re
 from dataclasses import replace
 
 from nccl_doctor.checks.seen_in_logs.collective_mismatch import never_started, waiting
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.facts import Facts, Milestone, absent, rank_progress
 from nccl_doctor.logs.log import Event, Reading
 from nccl_doctor.logs.rule import (
@@ -46,7 +45,7 @@ from nccl_doctor.logs.rule import (
     hint,
     symptom,
 )
-from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise, by_rank
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, by_rank
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.nccl.versions import recorder
@@ -169,10 +168,7 @@ RULES = (
         "[W ProcessGroupNCCL.cpp:1569] Rank 0 using GPU 0 to perform barrier as devices used by this process are "
         "currently unknown.",
     ),
-    clue(
-        CONNECTED,
-        "n1:1:2 [0] NCCL INFO comm 0x5 rank 0 nranks 2 cudaDev 0 busId 1000 - Init COMPLETE",
-    ),
+    clue(CONNECTED, "n1:1:2 [0] NCCL INFO comm 0x5 rank 0 nranks 2 cudaDev 0 busId 1000 - Init COMPLETE"),
     clue(SHARED, "n1:1:2 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct"),
     clue(BUSY, "| 30%   61C    P2             119W / 450W |    2811MiB / 24564MiB |    100%      Default |"),
     clue(TABLE, "#       size         count      type   redop    root     time   algbw   busbw"),

@@ -13,9 +13,8 @@ References: github.com/NVIDIA/pyxis; github.com/NVIDIA/enroot; runc's create.
 
 from __future__ import annotations
 
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import likely, root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD923", explains=("killed", "peer-died", "script-failed", "rendezvous-timeout", "disk-full"))

@@ -14,9 +14,8 @@ References: CUDA runtime API, cudaError_t; NVIDIA's Xid catalogue.
 from __future__ import annotations
 
 from nccl_doctor.checks.software.gpu_errors import meaning_of_xid
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import Grade, generic, hint, likely, root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD913", explains=("gdr-p2p-fault", "ib-fault", "out-of-memory"))

@@ -12,9 +12,8 @@ References: errno(3), ENOSPC and EDQUOT; caffe2/serialize/inline_container.cc.
 
 from __future__ import annotations
 
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD920", explains=("collective-timeout", "peer-died", "killed", "script-failed"))

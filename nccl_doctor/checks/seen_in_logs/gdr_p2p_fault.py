@@ -14,9 +14,8 @@ References: NCCL's src/graph/paths.cc and src/transport/p2p.cc; NCCL user guide,
 
 from __future__ import annotations
 
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import likely, root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD911", explains=("cuda-error", "ib-fault", "out-of-memory"))

@@ -18,10 +18,9 @@ from __future__ import annotations
 
 import re
 
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.prefix import number
 from nccl_doctor.logs.rule import hint, root, symptom
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD910", explains=("cuda-error", "gdr-p2p-fault"))

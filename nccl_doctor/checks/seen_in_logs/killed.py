@@ -18,11 +18,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.log import Event, Reading, label
 from nccl_doctor.logs.rule import EXITED, INTERRUPTED, MEETING, TALKING, TERMINATING, Grade, generic, likely
-from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD917")
@@ -85,18 +84,12 @@ RULES = (
         "WARNING:torch.distributed.elastic.agent.server.api:Received 1 death signal, shutting down workers",
         unless=r"Signals\.SIGINT|got signal: 2\b",
     ),
-    likely(
-        CRASHED,
-        "Signal 11 (SIGSEGV) received by PID 4242",
-    ),
+    likely(CRASHED, "Signal 11 (SIGSEGV) received by PID 4242"),
     likely(
         r"DataLoader worker \(pid\(s\) [\d, ]{1,200}\) exited unexpectedly",
         "RuntimeError: DataLoader worker (pid(s) 1211) exited unexpectedly",
     ),
-    generic(
-        ABORTED,
-        "failed (exitcode: -6) local_rank: 0 (pid: 4242) of binary: python",
-    ),
+    generic(ABORTED, "failed (exitcode: -6) local_rank: 0 (pid: 4242) of binary: python"),
     generic(
         r"(?:exited on signal \d+|exitcode ?: -(?:[02-9]|1[0-46-9]?\b|15\)? ?\(?(?:pid|local_rank))"
         r"|srun: error: \S+: task\S* \S+: (?:Killed|Terminated|Bus error|Aborted|Segm"

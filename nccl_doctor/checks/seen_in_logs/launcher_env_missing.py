@@ -14,9 +14,8 @@ References: torch/distributed/rendezvous.py.
 
 from __future__ import annotations
 
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import Grade, generic, likely, root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD916")
@@ -37,10 +36,7 @@ RULES = (
         "ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable RANK "
         "expected, but not set",
     ),
-    root(
-        r"env:// rendezvous: \w+ not set",
-        "ValueError: env:// rendezvous: WORLD_SIZE not set",
-    ),
+    root(r"env:// rendezvous: \w+ not set", "ValueError: env:// rendezvous: WORLD_SIZE not set"),
     root(
         r"KeyError: '(?:(?:LOCAL_|GROUP_|NODE_)?RANK|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT)|SLURM_\w+|OMPI_\w+"
         r"|PMI\w*_\w+)'",
@@ -52,10 +48,7 @@ RULES = (
         r"(?:not (?:been )?set|set|missing|undefined|required)",
         "RuntimeError: MASTER_ADDR is not set",
     ),
-    root(
-        r"unrecognized arguments: .*--local[-_]rank",
-        "train.py: error: unrecognized arguments: --local-rank=0",
-    ),
+    root(r"unrecognized arguments: .*--local[-_]rank", "train.py: error: unrecognized arguments: --local-rank=0"),
     root(
         r"(?:arguments are required|requires? (?:argument|the)).*--?(?:local[-_]rank|node[-_]rank"
         r"|nproc[-_]per[-_]node|master[-_]addr)",

@@ -12,9 +12,8 @@ References: torch/distributed/rendezvous.py; torch/csrc/distributed/c10d/TCPStor
 
 from __future__ import annotations
 
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD922", explains=("rendezvous-timeout", "connection-refused", "script-failed", "peer-died"))

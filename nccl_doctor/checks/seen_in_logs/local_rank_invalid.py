@@ -12,9 +12,8 @@ References: CUDA runtime API, cudaErrorInvalidDevice (101).
 
 from __future__ import annotations
 
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD907", explains=("cuda-error", "gpu-count-low"))
@@ -40,14 +39,8 @@ RULES = (
         r"|does not (?:exist|have))",
         "AssertionError: local_rank 4 exceeds the number of available GPUs",
     ),
-    root(
-        r"insufficient CUDA devices for DDP command",
-        "AssertionError: insufficient CUDA devices for DDP command",
-    ),
-    root(
-        r"device >= 0 && device < num_gpus",
-        "RuntimeError: device >= 0 && device < num_gpus INTERNAL ASSERT FAILED",
-    ),
+    root(r"insufficient CUDA devices for DDP command", "AssertionError: insufficient CUDA devices for DDP command"),
+    root(r"device >= 0 && device < num_gpus", "RuntimeError: device >= 0 && device < num_gpus INTERNAL ASSERT FAILED"),
 )
 
 SIGNS = LogSigns(RULES, _advice)

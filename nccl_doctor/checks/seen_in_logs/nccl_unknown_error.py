@@ -14,9 +14,8 @@ References: NCCL's src/debug.cc; NCCL user guide, troubleshooting.
 
 from __future__ import annotations
 
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import RAS_ERROR, Grade, generic
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import from_logs
 
@@ -34,14 +33,8 @@ def _advice(case: Case) -> Advice:
 
 
 RULES = (
-    generic(
-        r"NCCL WARN ",
-        "n1:1:2 [0] x.cc:1 NCCL WARN Something that no table here knows",
-    ),
-    generic(
-        r"NCCL DIAG \[?(?:ERROR|FAIL|FATAL|WARN)\w*\]? ",
-        "n1:4242 NCCL DIAG [ERROR] GPU 3: ATS is off",
-    ),
+    generic(r"NCCL WARN ", "n1:1:2 [0] x.cc:1 NCCL WARN Something that no table here knows"),
+    generic(r"NCCL DIAG \[?(?:ERROR|FAIL|FATAL|WARN)\w*\]? ", "n1:4242 NCCL DIAG [ERROR] GPU 3: ATS is off"),
     generic(
         r"(?:NCCL error in: |NCCL [Ee]rror:? |[Nn]ccl(?:System|Internal|InvalidUsage|InvalidArgument)(?:Error)?:"
         r"|unhandled system error|"

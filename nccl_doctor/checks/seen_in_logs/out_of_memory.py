@@ -13,10 +13,9 @@ References: torch's CUDA memory notes; kernel documentation on the OOM killer.
 
 from __future__ import annotations
 
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import KILLED_FOR_MEMORY, root
-from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD914", explains=("cuda-error", "gdr-p2p-fault", "ib-fault"))
@@ -43,10 +42,7 @@ RULES = (
         r"|hipErrorOutOfMemory)",
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
     ),
-    root(
-        _CUDA + r".{0,40}out of memory",
-        "n1:1:2 [0] enqueue.cc:99 NCCL WARN Cuda failure 2 'out of memory'",
-    ),
+    root(_CUDA + r".{0,40}out of memory", "n1:1:2 [0] enqueue.cc:99 NCCL WARN Cuda failure 2 'out of memory'"),
     root(
         r"WARN .*(?:Failed to CUDA (?:host )?(?:malloc|calloc|alloc)|Failed to malloc \d+"
         r"|malloc\(size=\d+\) returned null|Allocation failed)",

@@ -14,7 +14,6 @@ References: NCCL's src/misc/socket.cc (socketProgress); torch/csrc/distributed/c
 
 from __future__ import annotations
 
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.log import Event, Reading
 from nccl_doctor.logs.rule import (
     RAS_DEAD,
@@ -29,7 +28,7 @@ from nccl_doctor.logs.rule import (
     generic,
     symptom,
 )
-from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.hostlist import capital, ranks_of
 
@@ -92,9 +91,7 @@ RULES = (
         "RuntimeError: failed to recv, got 0 bytes",
     ),
     symptom(
-        r"(?:\[Errno 104\]|\[Errno 32\])",
-        "ConnectionResetError: [Errno 104] Connection reset by peer",
-        unless=WEB,
+        r"(?:\[Errno 104\]|\[Errno 32\])", "ConnectionResetError: [Errno 104] Connection reset by peer", unless=WEB
     ),
     symptom(
         r"(?:RuntimeError|DistNetworkError|DistBackendError): (?:.*: )?(?:Connection reset by peer|Broken pipe)",

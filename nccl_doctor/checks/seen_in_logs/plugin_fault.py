@@ -14,10 +14,9 @@ References: NCCL's src/plugin/net.cc; aws-ofi-nccl.
 
 from __future__ import annotations
 
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, hint, likely, root
-from nccl_doctor.logs.signs import Advice, LogSigns, Scene, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD912", explains=("cuda-error", "ib-fault"))
@@ -53,10 +52,7 @@ RULES = (
         "n1:1:2 [0] ofi_process_cq:1077 NCCL WARN NET/OFI Request 0x7f completed with error. RC: 103. Error: 4126 "
         "(Unresponsive receiver)",
     ),
-    likely(
-        r"WARN NET/OFI ",
-        "n1:1:2 [0] nccl_net_ofi_init:1444 NCCL WARN NET/OFI aws-ofi-nccl initialization failed",
-    ),
+    likely(r"WARN NET/OFI ", "n1:1:2 [0] nccl_net_ofi_init:1444 NCCL WARN NET/OFI aws-ofi-nccl initialization failed"),
     likely(
         r"SHARP coll init error|Cannot create SHARP job|sharp_coll_init failed",
         "n1:1:2 [0] sharp_plugin.c:352 NCCL WARN NET/IB :SHARP coll init error: Cannot create SHARP job(-11)",

@@ -14,9 +14,8 @@ References: fork(2) and pthread_create(3), EAGAIN; cgroup v2, pids.max.
 
 from __future__ import annotations
 
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import likely, root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD924", explains=("peer-died", "collective-timeout", "killed", "script-failed", "out-of-memory"))
@@ -45,10 +44,7 @@ RULES = (
         r"(?:pthread_create|thread creation) failed",
         "OpenBLAS blas_thread_init: pthread_create failed for thread 41 of 64: Operation not permitted",
     ),
-    likely(
-        r"cgroup: fork rejected by pids controller",
-        "cgroup: fork rejected by pids controller in /docker/4f1",
-    ),
+    likely(r"cgroup: fork rejected by pids controller", "cgroup: fork rejected by pids controller in /docker/4f1"),
 )
 
 SIGNS = LogSigns(RULES, _advice)

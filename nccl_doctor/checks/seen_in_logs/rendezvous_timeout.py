@@ -16,9 +16,8 @@ References: torch/csrc/distributed/c10d/socket.cpp and TCPStore.cpp; torch/distr
 from __future__ import annotations
 
 from nccl_doctor.checks.seen_in_logs.collective_timeout import likely_hang
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import MEETING, RAS_STARTING, STARTED, Grade, clue, generic, hint, likely
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD902")
@@ -49,8 +48,7 @@ RULES = (
         "(try=3, timeout=9ms)",
     ),
     likely(
-        r"connect\(\) timed out\. Original timeout",
-        "RuntimeError: connect() timed out. Original timeout was 60000 ms.",
+        r"connect\(\) timed out\. Original timeout", "RuntimeError: connect() timed out. Original timeout was 60000 ms."
     ),
     likely(
         r"(?:Did not receive (?:response|ready|init) .{0,40}(?:front-end|engine|worker)"
@@ -76,10 +74,7 @@ RULES = (
         r"|NCCL unique))",
         "torch.distributed.DistStoreError: wait timeout after 600000ms, keys: /default_pg/0//cpu//0/rank_3",
     ),
-    likely(
-        r"(?:RuntimeError|DistStoreError|StoreTimeout|LastError): Socket Timeout",
-        "RuntimeError: Socket Timeout",
-    ),
+    likely(r"(?:RuntimeError|DistStoreError|StoreTimeout|LastError): Socket Timeout", "RuntimeError: Socket Timeout"),
     likely(
         r"Rendezvous(?:Timeout|Connection)(?:Error|Exception)",
         "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
@@ -108,18 +103,14 @@ RULES = (
         "Timed out waiting for tasks to start. Please check connectivity between servers.",
     ),
     generic(
-        r"Rendezvous(?:Closed|GracefulExit)Error",
-        "torch.distributed.elastic.rendezvous.api.RendezvousClosedError",
+        r"Rendezvous(?:Closed|GracefulExit)Error", "torch.distributed.elastic.rendezvous.api.RendezvousClosedError"
     ),
     clue(
         STARTED,
         "n1:1:2 [0] NCCL INFO comm 0x5 rank 0 nranks 2 cudaDev 0 busId 1000 commId 0x9 - Init START",
         unless=r"nranks 1 ",
     ),
-    clue(
-        MEETING,
-        '  File "/v/torch/distributed/distributed_c10d.py", line 1148, in init_process_group',
-    ),
+    clue(MEETING, '  File "/v/torch/distributed/distributed_c10d.py", line 1148, in init_process_group'),
     hint(
         r"(?i:initializing) (?:distributed|ddp|deepspeed distributed): GLOBAL_RANK: (?P<rank>\d+), MEMBER: \d+/\d+",
         "initializing ddp: GLOBAL_RANK: 1, MEMBER: 2/8",

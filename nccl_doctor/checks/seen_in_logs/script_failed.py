@@ -16,10 +16,9 @@ from __future__ import annotations
 import re
 
 from nccl_doctor.checks.seen_in_logs.killed import exit_code, only_frames
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import EXITED, TERMINATING, WEB, Grade, clue, generic, hint, likely
-from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.secrets import part
 
@@ -54,11 +53,7 @@ RULES = (
         TERMINATING,
         "[rank: 0] Child process with PID 812 terminated with code 1. Forcefully terminating all other processes",
     ),
-    hint(
-        _BEGINS + r"(?:[\w.]+\.)?\w*(?:Error|Exception)$",
-        "AssertionError",
-        unless=WEB,
-    ),
+    hint(_BEGINS + r"(?:[\w.]+\.)?\w*(?:Error|Exception)$", "AssertionError", unless=WEB),
     hint(  # of transformers, which has tried again before; other lines of downloads are passed over
         r"OSError: (?:We couldn't connect to 'https://|Can't load \w+ for ')",
         "OSError: We couldn't connect to 'https://huggingface.co' to load the files",
@@ -75,10 +70,7 @@ RULES = (
     ),
     # torch's excepthook writes the rank before the lines of an exception that nobody caught (torch 2.4,
     # torch/distributed/distributed_c10d.py)
-    likely(
-        r"\[rank(?P<rank>\d+)\]: (?:[\w.]+\.)?" + _PLAIN + r"(?:: |$)",
-        "[rank1]: ValueError: bad shape",
-    ),
+    likely(r"\[rank(?P<rank>\d+)\]: (?:[\w.]+\.)?" + _PLAIN + r"(?:: |$)", "[rank1]: ValueError: bad shape"),
     likely(
         r"RuntimeError: (?:The size of tensor a|mat1 and mat2 shapes|shape '|Sizes of tensors must match"
         r"|Expected all tensors to be on the same device|Error\(s\) in loading state_dict"

@@ -17,11 +17,10 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.prefix import number
 from nccl_doctor.logs.rule import Grade, root
-from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD915")

@@ -18,11 +18,21 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import replace
 
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.log import Event, Reading
 from nccl_doctor.logs.rule import CHOSEN, Grade, clue, failed_connects, hint, root
-from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise, faults, having, ifname_command, on_the_way
+from nccl_doctor.logs.signs import (
+    Advice,
+    Case,
+    LogSigns,
+    Scene,
+    Stage,
+    advise,
+    faults,
+    having,
+    ifname_command,
+    on_the_way,
+)
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.inet import numeric
 

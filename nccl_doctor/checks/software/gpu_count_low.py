@@ -19,9 +19,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import likely, root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import Gpu, known

@@ -16,9 +16,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.rule import root
-from nccl_doctor.logs.signs import Advice, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import known
 

@@ -31,10 +31,9 @@ from dataclasses import replace
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import difference, ordered
-from nccl_doctor.logs.case import Case
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, likely, root
-from nccl_doctor.logs.signs import Advice, LogSigns, Scene, Stage, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import HostFacts, LibncclAnswer, Smoke, TorchInfo, Unknown, known
 from nccl_doctor.text.hostlist import fold

@@ -23,8 +23,8 @@ from typing import Generic, Protocol, TypeVar
 
 import psutil
 
-from nccl_doctor.collect.answers import GoneError, NoAnswerError, OwnFaultError, ProbeError, attempt
-from nccl_doctor.collect.connect.session import PULSE_S, SILENCE_S, ProbeSession, begin, longest_standstill
+from nccl_doctor.collect.answers import ConnectionLostError, NoAnswerError, OwnFaultError, ProbeError, attempt
+from nccl_doctor.collect.connect.session import PULSE_S, SILENCE_S, ProbeSession, heartbeat
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.report import Load, MachineLoad
 from nccl_doctor.snapshot import AnyAccessFailure, ProbeFacts, ProbeFailed
@@ -256,7 +256,7 @@ def failure_of(error: Exception, stage: str, doing: str) -> AnyAccessFailure:
         stage: of :class:`~nccl_doctor.snapshot.ProbeFacts`.
         doing: what came to nothing, as a phrase.
     """
-    if isinstance(error, GoneError) and error.failure is not None:
+    if isinstance(error, ConnectionLostError) and error.failure is not None:
         return error.failure
     lines = (getattr(error, "traceback", None) or "").strip().splitlines()[-_LINES:]
     facts = ProbeFacts(stage=stage, late=isinstance(error, NoAnswerError))
@@ -338,10 +338,10 @@ class Reach:
 
     def all(self, nodes: Sequence[Node]) -> Load:
         """Tries each, and says how busy this machine and they were meanwhile."""
-        self._began, watch, since = time.monotonic(), LoadWatch(), begin()
+        self._began, watch, since = time.monotonic(), LoadWatch(), heartbeat.begin()
         usual = self._try(nodes, 1.0)
         # whatever failed meanwhile is no host's fault: its time ran, and the host may have hung up on us
-        stood_still = longest_standstill(since) > 2 * PULSE_S
+        stood_still = heartbeat.longest_gap(since) > 2 * PULSE_S
         late = [node for node in nodes if self._ran_out_of_time(node) or (stood_still and node.name in self.failures)]
         load = watch.now()  # busy is a machine that slept meanwhile, too
         if late and (len(nodes) > 1 or load.busy or stood_still) and time.monotonic() < self.until:

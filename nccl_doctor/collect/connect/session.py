@@ -24,15 +24,15 @@ from pydantic import TypeAdapter
 
 from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import (
-    GoneError,
+    ConnectionLostError,
+    ControllerPausedError,
+    HeartbeatLostError,
     Hello,
     MalformedError,
     NoAnswerError,
     OwnFaultError,
     ProbeError,
     RankEvent,
-    StoodStillError,
-    UnheardError,
 )
 from nccl_doctor.collect.connect import start as bundle
 from nccl_doctor.collect.connect.start import SILENT, Start, start_failure
@@ -97,20 +97,20 @@ class Messages:
             if framed:
                 message = answers.parsed(text)
                 if "silent" in message:
-                    raise UnheardError(self._silence_s)
+                    raise HeartbeatLostError(self._silence_s)
                 return message
             if chatter.strip():
                 self.chatter.append(chatter[:300].decode(errors="replace"))
 
-    def last_word(self, deadline: float, otherwise: str) -> GoneError:
+    def last_word(self, deadline: float, otherwise: str) -> ConnectionLostError:
         """Why a connection takes nothing any more: what the probe said as it ended, if it said so."""
         try:
             while True:
                 self.next(deadline)
-        except UnheardError as told:
+        except HeartbeatLostError as told:
             return told
         except ProbeError:
-            return GoneError(otherwise)
+            return ConnectionLostError(otherwise)
 
     def _line(self, deadline: float) -> bytes:
         try:
@@ -121,11 +121,11 @@ class Messages:
         except FloodError as error:
             raise MalformedError(str(error)) from error
         except (OSError, ValueError) as error:
-            lost = GoneError(f"the connection broke: {error}")
+            lost = ConnectionLostError(f"the connection broke: {error}")
             lost.failure = error.failure if isinstance(error, LostError) else None
             raise lost from error
         if line is None:
-            raise GoneError("the connection ended")
+            raise ConnectionLostError("the connection ended")
         return line
 
 
@@ -141,7 +141,9 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """One that goes on while the machine sleeps; macOS has it by the other name (clock_gettime(2), (3))."""
 
 
-class _Pulse:
+class Heartbeat:
+    """Words to hosts whose answers are waited for, and the gaps between them: pauses of this machine."""
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._channels: set[Channel] = set()
@@ -149,21 +151,25 @@ class _Pulse:
         self._last: float | None = None  # None until somebody is to be told
 
     def begin(self) -> float:
+        """Starts it, once; the time for :meth:`longest_gap`."""
         with self._lock:
             if self._last is None:
                 self._last = now()
-                threading.Thread(target=self._beat, name="pulse", daemon=True).start()
+                threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
             return now()
 
-    def keep(self, channel: Channel) -> None:
+    def add(self, channel: Channel) -> None:
+        """Sends words on a channel, too."""
         with self._lock:
             self._channels.add(channel)
 
-    def leave(self, channel: Channel) -> None:
+    def remove(self, channel: Channel) -> None:
+        """Sends none on it any more."""
         with self._lock:
             self._channels.discard(channel)
 
-    def longest(self, since: float) -> float:
+    def longest_gap(self, since: float) -> float:
+        """The longest time, in seconds, without a word; of those that ended after ``since``."""
         with self._lock:
             gaps = [seconds for end, seconds in self._gaps if end > since]
             return max([*gaps, now() - (self._last or now())])
@@ -185,10 +191,7 @@ def now() -> float:
     return time.clock_gettime(_CLOCK)
 
 
-_PULSE = _Pulse()
-begin, keep, leave = _PULSE.begin, _PULSE.keep, _PULSE.leave
-longest_standstill = _PULSE.longest
-"""The longest time, in seconds, that this machine sent no word; of those that ended after what ``begin`` returned."""
+heartbeat = Heartbeat()
 
 
 T = TypeVar("T")
@@ -205,8 +208,8 @@ class ProbeSession:
     def __init__(self, node: Node, channel: Channel, nonce: str, silence_s: float = SILENCE_S) -> None:
         self.node = node
         self.hello: Hello
-        self.lost: GoneError | None = None
-        self._channel, self._silence_s, self._since = channel, silence_s, begin()
+        self.lost: ConnectionLostError | None = None
+        self._channel, self._silence_s, self._since = channel, silence_s, heartbeat.begin()
         self._messages = Messages(channel, nonce, silence_s)
         self._last_id = 0
         self._awaited: dict[int, float] = {}  # by number, when it was asked
@@ -240,8 +243,8 @@ class ProbeSession:
             session._greet(header, bound, latest)
         except (OSError, EOFError, ValueError, ProbeError) as error:
             broke = isinstance(error, (OSError, EOFError))
-            seen = GoneError(f"the connection broke: {error}") if broke else error
-            why = session.gone(seen) if isinstance(seen, GoneError) else seen
+            seen = ConnectionLostError(f"the connection broke: {error}") if broke else error
+            why = session.gone(seen) if isinstance(seen, ConnectionLostError) else seen
             failure = getattr(error, "failure", None) or session._start_failure(why)
             session.close()
             raise AccessError(failure) from error
@@ -274,7 +277,7 @@ class ProbeSession:
         """
         try:
             return self._answer(kind, number, deadline, on_event)
-        except GoneError as error:
+        except ConnectionLostError as error:
             raise self.gone(error) from error
 
     def ask(self, kind: TypeAdapter[T], do: str, deadline: float, **arguments: Any) -> T:  # noqa: ANN401 - JSON
@@ -294,19 +297,19 @@ class ProbeSession:
         """True where provably an answer does not come because its packets are large."""
         return isinstance(self._channel, KnowsItsPath) and self._channel.large_packets_vanish(by)
 
-    def gone(self, error: GoneError) -> GoneError:
+    def gone(self, error: ConnectionLostError) -> ConnectionLostError:
         """Takes note that the host is not listened to any more; the error, to be raised.
 
         A host that heard nothing from us for too long has let go: whatever it looks like, that was not its fault.
         """
-        still = longest_standstill(self._since)
+        still = heartbeat.longest_gap(self._since)
         ours = still >= self._silence_s - MARGIN_S and not isinstance(error, (MalformedError, OwnFaultError))
-        self.lost = StoodStillError(still) if ours else error
+        self.lost = ControllerPausedError(still) if ours else error
         return self.lost
 
     def close(self) -> None:
         """Ends the probe and everything it started; idempotent and bounded."""
-        leave(self._channel)
+        heartbeat.remove(self._channel)
         self._channel.close()
 
     def _answer(
@@ -346,7 +349,7 @@ class ProbeSession:
             self._channel.send(json.dumps(header).encode() + b"\n", deadline)
         except TimeoutError:  # an interpreter that reads nothing, and the bundle is more than a pipe holds
             raise NoAnswerError("no answer in time") from None
-        keep(self._channel)
+        heartbeat.add(self._channel)
         message = self._messages.next(deadline)
         if "refused" in message:
             raise ProbeError(answers.typed(answers.WORDS, "refusal", message["refused"]))
@@ -354,9 +357,9 @@ class ProbeSession:
 
     def _start_failure(self, error: Exception) -> PythonMissing | ProbeFailed:
         """Why the probe did not come up."""
-        ours = isinstance(error, StoodStillError)  # it says why the loader heard nothing
+        ours = isinstance(error, ControllerPausedError)  # it says why the loader heard nothing
         stderr = [] if ours else [line for line in self._channel.stderr_tail().splitlines() if line.strip()]
-        silent = isinstance(error, GoneError) and any(SILENT in line for line in stderr)
+        silent = isinstance(error, ConnectionLostError) and any(SILENT in line for line in stderr)
         late = isinstance(error, NoAnswerError) or ours or silent
         return start_failure(
             Start(

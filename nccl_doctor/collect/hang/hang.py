@@ -306,7 +306,7 @@ class _Watch:
         return found
 
     def _fail(self, name: str, error: Exception) -> None:
-        if isinstance(error, answers.StoodStillError):
+        if isinstance(error, answers.ControllerPausedError):
             raise NotReachedError(f"{error}; run it again")
         self._failures.setdefault(name, failure_of(error, "hang", "the probe did not tell of the job"))
 

@@ -59,11 +59,6 @@ class _Ended:
 def kubectl(*arguments: str, seconds: float, text: str = "") -> bytes:
     """Runs ``kubectl ARGUMENTS`` and gives its output.
 
-    Args:
-        arguments: of kubectl.
-        seconds: how long it may take.
-        text: for its stdin.
-
     Raises:
         FileNotFoundError: there is no kubectl here.
         TimeoutError: it did not end in time.

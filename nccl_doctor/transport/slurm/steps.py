@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot import EngineFacts, EngineFailure
-from nccl_doctor.text.hostlist import expand, fold
+from nccl_doctor.text.hostlist import expand
 from nccl_doctor.transport.base import AccessError, Channel, Greeting
 from nccl_doctor.transport.process import ProcessChannel
 from nccl_doctor.transport.slurm import SlurmOptions
@@ -95,61 +95,35 @@ def classify(node: str, options: SlurmOptions, output: Sequence[str], *, late: b
     Args:
         node: where the step was to run.
         options: the job's.
-        output: what came on srun's output, lines that are not empty.
+        output: what came of srun, lines that are not empty.
         late: it was a deadline.
         started: Slurm has the step.
     """
     lines = [re.sub(r"^srun: (?:error: )?", "", line).strip() for line in output if not _IDLE.search(line)]
-    told = (*lines[-4:], *_state(node))
-    facts = {"job": options.job, "node": node}
-    for cause in _CAUSES:
-        if any(re.search(cause.pattern, line) for line in lines):
-            return EngineFailure(
-                kind=KIND,
-                detail=cause.detail,
-                remedy=cause.remedy,
-                evidence=told,
-                facts=EngineFacts.model_validate({**facts, "reason": cause.reason, "late": late}),
-            )
-    if started:
+    cause = next((cause for cause in _CAUSES if any(re.search(cause.pattern, line) for line in lines)), None)
+    if cause is not None:
+        reason, detail, remedy = cause.reason, cause.detail, cause.remedy
+    elif started:
         here = socket.gethostname().partition(".")[0]
-        return EngineFailure(
-            kind=KIND,
-            detail=f"began the step, and nothing of it came back to this machine ({here})",
-            remedy="The nodes dial srun on this machine: let them in on the ports of SrunPortRange in slurm.conf, or "
-            "on all where it is not set; or run nccl-doctor inside the job, in its batch script.",
-            evidence=told,
-            facts=EngineFacts.model_validate({**facts, "reason": "no-way-back", "late": late}),
+        reason, detail = "no-way-back", f"began the step, and nothing of it came back to this machine ({here})"
+        remedy = (
+            "The nodes dial srun on this machine: let them in on the ports of SrunPortRange in slurm.conf, or on all "
+            "where it is not set; or run nccl-doctor inside the job, in its batch script."
         )
-    detail = "started no step in time" if late else "did not start the step" + (f': "{lines[-1]}"' if lines else "")
-    return EngineFailure(
-        kind=KIND,
-        detail=detail,
-        remedy=f"See what srun --jobid={options.job} --overlap -w {node} -N1 -n1 hostname says."
-        if re.fullmatch(r"[A-Za-z0-9_.-]+", node)
-        else "See what srun with that node says.",
-        evidence=told,
-        facts=EngineFacts.model_validate({**facts, "reason": "silent" if late else "failed", "late": late}),
-    )
-
-
-def not_run(error: OSError) -> EngineFailure:
-    """The program srun could not be started here."""
-    return EngineFailure(
-        kind=KIND,
-        detail=f"was not asked: srun could not be started here: {error.strerror}",
-        remedy="Run nccl-doctor where srun works.",
-        facts=EngineFacts.model_validate({"reason": "no-srun"}),
-    )
+    else:
+        reason, ended = "silent" if late else "failed", f': "{lines[-1]}"' if lines else ""
+        detail = "started no step in time" if late else f"did not start the step{ended}"
+        plain = re.fullmatch(r"[A-Za-z0-9_.-]+", node)
+        step = f"srun --jobid={options.job} --overlap -w {node} -N1 -n1 hostname" if plain else "srun with that node"
+        remedy = f"See what {step} says."
+    facts = EngineFacts.model_validate({"job": options.job, "node": node, "reason": reason, "late": late})
+    return EngineFailure(kind=KIND, detail=detail, remedy=remedy, evidence=(*lines[-4:], *_state(node)), facts=facts)
 
 
 def step_exists(job: str, name: str, node: str) -> bool:
     """Tells whether Slurm has a step of this name on the node."""
-    for line in _asked("squeue", "-h", "-s", "-j", job, "-o", "%j %N"):
-        step, _, nodes = line.partition(" ")
-        if step == name and node in _expanded(nodes):
-            return True
-    return False
+    lines = (line.partition(" ") for line in _asked("squeue", "-h", "-s", "-j", job, "-o", "%j %N"))
+    return any(step == name and node in _expanded(nodes) for step, _, nodes in lines)
 
 
 def _state(node: str) -> tuple[str, ...]:
@@ -236,13 +210,26 @@ class SlurmTransport:
         """
         options, mark = node.options(SlurmOptions), f"ncdoctor-{secrets.token_hex(8)}"
         self._keep(options.job)
-        argv = self._argv(options, [node.address], f"echo {mark}; export PATH; unset {foreign(options)}; {command}")
+        foreign = f"{_OF_OUR_STEP} {_OF_OUR_CONTAINER}" if options.container else _OF_OUR_STEP
+        script = f"echo {mark}; export PATH; unset {foreign}; {command}"
+        argv = [
+            *("srun", f"--jobid={options.job}", "--overlap", "-w", node.address, "-N1", "-n1"),
+            *("--mpi=none", "--cpu-bind=none", "--chdir=/", "--propagate=NONE", "--quit-on-interrupt"),
+            *(f"--job-name={self._name}", f"--export={'ALL' if options.inside else _OURS}"),
+            *(*options.container, "/bin/sh", "-c", script),
+        ]
         try:
             channel = ProcessChannel(argv, environment())
         except BlockingIOError:  # fork(2): no further process for us, a fault of this machine's
             raise
         except OSError as error:
-            raise AccessError(not_run(error)) from error
+            failure = EngineFailure(
+                kind=KIND,
+                detail=f"was not asked: srun could not be started here: {error.strerror}",
+                remedy="Run nccl-doctor where srun works.",
+                facts=EngineFacts.model_validate({"reason": "no-srun"}),
+            )
+            raise AccessError(failure) from error
         self._channels.append(channel)
         greeting, late = Greeting(channel.read_line, mark), False
         try:
@@ -284,15 +271,6 @@ class SlurmTransport:
                     start_new_session=True,
                 )
 
-    def _argv(self, options: SlurmOptions, names: Sequence[str], script: str, *more: str) -> list[str]:
-        count = len(names)
-        return [
-            *("srun", f"--jobid={options.job}", "--overlap", "-w", fold(names), f"-N{count}", f"-n{count}"),
-            *("--mpi=none", "--cpu-bind=none", "--chdir=/", "--propagate=NONE", "--quit-on-interrupt"),
-            *(f"--job-name={self._name}", f"--export={'ALL' if options.inside else _OURS}"),
-            *(*options.container, *more, "/bin/sh", "-c", script),
-        ]
-
     def _failure(
         self, channel: ProcessChannel, options: SlurmOptions, node: Node, before: Sequence[str], *, late: bool
     ) -> EngineFailure:
@@ -302,11 +280,6 @@ class SlurmTransport:
         channel.close()
         self._left = True
         return classify(node.address, options, [line for line in output if line.strip()], late=late, started=started)
-
-
-def foreign(options: SlurmOptions) -> str:
-    """The variables that tell of our step, and nothing of the job."""
-    return f"{_OF_OUR_STEP} {_OF_OUR_CONTAINER}" if options.container else _OF_OUR_STEP
 
 
 def environment() -> dict[str, str]:

@@ -143,7 +143,6 @@ class ParamikoChannel:
     """A command in the session that it owns.
 
     Args:
-        session: the session.
         channel: what the command runs in.
         small: makes another session with the host before a deadline, on which it sends small packets.
     """

@@ -187,7 +187,6 @@ CHANNEL_RULES: tuple[FactRule, ...] = (
 )
 """Rings, trees and ways, of which a large job prints hundreds of thousands of lines."""
 
-
 MAX_PROCESSES = 65_536
 """More processes than this are not kept apart: memory must not grow with a log that was made up."""
 
@@ -440,7 +439,6 @@ _WORDS = {
     Milestone.CONNECTED: "had connected their rings",
     Milestone.COMPLETE: "had their communicator",
 }
-
 
 _MOST_MISSING = 64
 """More missing ranks than this are those of hosts whose logs were not given."""

@@ -68,7 +68,6 @@ LAST = KEPT // 8
 _Bytes = bytes
 """The type, where a field has its name."""
 
-
 _Label = tuple[str | None, int | None, str | None]
 
 

@@ -35,7 +35,6 @@ MOST_DIGITS = 9
 QUOTED = 600
 """Characters of a line that are quoted at most."""
 
-
 _ESCAPES_IN_BYTES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
@@ -148,7 +147,6 @@ _NO_HOSTS = re.compile(
 _MOST_TAGS = 12
 _LONGEST = 600
 """Letters in which the prefix of NCCL stands, if there is one."""
-
 
 _BAR = safe_regex(
     r"[^|━]{0,120}?\d{1,3}%\|[^|]{0,200}\|[^\[|]{0,40}\[[^\]|]{0,200}\] ?"

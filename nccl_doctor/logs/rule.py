@@ -177,7 +177,6 @@ out of a communicator that others use, not yet in it, behind the others, and any
 RECORDED = "flight recorder"
 """Stands for the wording where no line but a dump of torch's flight recorder tells."""
 
-
 C10D_CLIENT = r"client socket has failed to connect to .*"
 """torch's store (torch/csrc/distributed/c10d/socket.cpp); the errno follows."""
 

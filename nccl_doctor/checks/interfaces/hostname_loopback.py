@@ -17,7 +17,6 @@ See gloo/transport/tcp/device.cc and torch's ProcessGroupGloo.cpp (createDefault
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from nccl_doctor.checks.own_names import CHANCE, finding, own_names
@@ -74,26 +73,26 @@ RULES = (
 
 
 def _own_name(scene: Scene) -> list[Event]:
-    """The events; a connection of gloo's to a loopback address failed for what a host's own name gives.
-
-    Between hosts their names are the fault; within one host they are as they should be.
-    """
+    """The events; a connection of gloo's to a loopback address failed for what a host's own name gives."""
     dials = having("dials")
-    named = [
+    return [
         replace(event, name="hostname-loopback", grade=Grade.ROOT)
         if event.name in dials and event.grade > Grade.HINT and "gloo" in event.text and _of_gloo(event)
         else event
         for event in scene.events
     ]
-    return _within_one_host(named)
 
 
-def _within_one_host(events: Sequence[Event]) -> list[Event]:
-    """The events; where ranks had met at 127.x and then lost each other, a later dial there was but refused."""
+def _within_one_host(scene: Scene) -> list[Event]:
+    """The events; where ranks had met at 127.x and then lost each other, a later dial there was but refused.
+
+    Between hosts their names are the fault; within one host they are as they should be.
+    """
+    events = scene.events
     lost = min((e.order for e in events if e.name == "peer-died" and _of_gloo(e)), default=None)
     first = min((e.order for e in events if e.name == "hostname-loopback"), default=0)
     if lost is None or lost > first:
-        return [*events]
+        return events
     return [
         replace(event, name="connection-refused", grade=Grade.SYMPTOM)
         if event.name == "hostname-loopback" and _of_gloo(event)
@@ -107,4 +106,4 @@ def _of_gloo(event: Event) -> bool:
     return address is not None and address.is_loopback and "loo" in event.text
 
 
-SIGNS = LogSigns(RULES, _advice, network=True, passes={Stage.MEANING: _own_name})
+SIGNS = LogSigns(RULES, _advice, network=True, passes={Stage.MEANING: _own_name, Stage.RECOVERY: _within_one_host})

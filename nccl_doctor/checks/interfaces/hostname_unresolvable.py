@@ -276,7 +276,6 @@ RULES = (
     ),
 )
 
-
 _AGAIN = 3
 """A name of an address is asked for once for each kind of address, and then dialled (c10d/socket.cpp, tryConnect)."""
 

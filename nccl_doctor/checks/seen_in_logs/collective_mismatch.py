@@ -90,17 +90,13 @@ RULES = (
     ),
 )
 
-
 _WORK = re.compile(
     r"SeqNum=(?P<seq>\d+), ?OpType=(?P<op>\w+)(?:, ?NumelIn=(?P<numel_in>\d+), ?NumelOut=(?P<numel_out>\d+))?"
 )
 
-
 _GROUP = re.compile(r"\[PG (?:ID )?(?P<group>\d+)")
 
-
 _LAST = re.compile(r"last (?P<which>enqueued|completed) work: (?P<number>-?\d+)")
-
 
 _MUST_AGREE = frozenset(
     {"ALLREDUCE", "BROADCAST", "REDUCE", "_ALLGATHER_BASE", "_REDUCE_SCATTER_BASE", "ALLREDUCE_COALESCED"}

@@ -177,17 +177,13 @@ RULES = (
     clue(BROKE_OFF, "^C"),
 )
 
-
 _PLACES = frozenset({CHOSEN, STARTED, CONNECTED, TABLE, MEETING, TALKING})
-
 
 _NEAR = 25
 """Lines between the place where a run stood and the interrupt: a stack trace, not the steps of a training."""
 
-
 _LATER = 3
 """Lines of others than NCCL after which a log no longer ends with what NCCL said."""
-
 
 _TABLE_OF_GPUS = re.compile(
     rb"\s*(?:$|[|+]|.{0,80}nvidia-smi|\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\s*$)|.{0,200}NCCL (?:INFO|WARN)"
@@ -199,11 +195,6 @@ def guessed(events: tuple[Event, ...]) -> bool:
     """Only the end of the log speaks for a hang, which may be the end of an excerpt, or GPUs that work."""
     wordings = {event.wording for event in events}
     return BUSY in wordings or wordings <= {STARTED, CONNECTED}
-
-
-def interrupts(events: list[Event]) -> bool:
-    """Nothing but an interrupt stands among the faults."""
-    return all(event.wording == INTERRUPTED for event in events)
 
 
 def stalled(readings: list[Reading], facts: Facts) -> list[Event]:
@@ -295,8 +286,10 @@ def _blamed(event: Event, name: str, grade: Grade = Grade.LIKELY) -> Event:
 
 
 def _standing_still(scene: Scene) -> list[Event]:
-    """Events that show a hang, where no other fault explains it."""
-    return (stalled(scene.log.readings, scene.log.facts) or scene.events) if interrupts(scene.events) else scene.events
+    """Events that show a hang, where nothing but an interrupt stands among the faults."""
+    if any(event.wording != INTERRUPTED for event in scene.events):
+        return scene.events
+    return stalled(scene.log.readings, scene.log.facts) or scene.events
 
 
 def likely_hang(case: Case) -> Severity | None:

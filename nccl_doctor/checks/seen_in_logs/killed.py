@@ -98,13 +98,10 @@ RULES = (
     ),
 )
 
-
 _FIRST = re.compile(r"failed \(exitcode: (?P<torchrun>-?\d{1,3})\)|exits with return code = (?P<deepspeed>-?\d{1,3})\b")
 """torch/distributed/elastic/multiprocessing/api.py; deepspeed/launcher/launch.py."""
 
-
 _PID = re.compile(r"(?:\(pid: |received by PID )(\d{1,9})\b")
-
 
 _ABORTED = -6
 
@@ -162,16 +159,12 @@ _FRAME = re.compile(
 )
 """Lines of stacks, and what Python, torch and trackers say on the way out."""
 
-
 _ABOVE, _STACK, _SOON = 60, 80, 200
 """Lines from an exception to a launcher's notice, from the head of its stack to it, and to those that then waited."""
 
-
 _ABORT = re.compile(r"exit ?code ?: -6\b|Signal 6 \(SIGABRT\)|: Aborted\b")
 
-
 _ENDS_ALL = re.compile(r"Terminating (?:StepId|job step)|[Jj]ob step aborted|Force Terminated StepId|MPI_ABORT was")
-
 
 _LEFT = frozenset({"collective-timeout", "peer-died"})
 

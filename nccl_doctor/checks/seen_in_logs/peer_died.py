@@ -116,7 +116,6 @@ RULES = (
     ),
 )
 
-
 _STACK = 80
 """Lines from the head of a stack to what ended the process."""
 

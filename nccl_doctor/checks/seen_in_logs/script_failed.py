@@ -93,10 +93,8 @@ RULES = (
     ),
 )
 
-
 _LAST_WORDS = 1
 """Lines that may stand behind the one that names an exception at the end of a source, frames of stacks apart."""
-
 
 _SERVED = re.compile(rb'HTTP/1\.[01]" [1-5]\d\d')
 """A server goes on: what failed was a request."""

@@ -82,7 +82,6 @@ RULES = (
     ),
 )
 
-
 _BARRIER = re.compile(r"world_size=(?P<size>\d+), worker_count=(?P<workers>\d+)")
 
 

@@ -18,8 +18,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import replace
 
-from nccl_doctor.logs.facts import Facts
-from nccl_doctor.logs.log import Event, Reading
+from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import CHOSEN, Grade, clue, failed_connects, hint, root
 from nccl_doctor.logs.signs import (
     Advice,
@@ -76,24 +75,27 @@ RULES = (
     clue(CHOSEN, "n1:1:2 [0] NCCL INFO Bootstrap : Using eno1:10.0.0.1<0>"),
 )
 
-
 _NETS = tuple(
     map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16"))
 )
 
 
-def apart(readings: list[Reading], facts: Facts) -> list[Event]:
-    """The interfaces of hosts that chose different nets, or such as no other host reaches."""
-    if facts.came_together:
-        return []
+def _apart(scene: Scene) -> list[Event]:
+    """The events, and before them hosts that chose different nets, or such as no other host reaches.
+
+    Only where no rank came to its communicator, and nothing but the way between hosts failed.
+    """
+    if scene.log.facts.came_together or not faults(scene.events) <= on_the_way():
+        return scene.events
     chosen: dict[str, Event] = {}
-    for reading in readings:
+    for reading in scene.log.readings:
         for event in reading.events:
             if event.wording == CHOSEN and event.prefix.host:
                 chosen.setdefault(event.prefix.host, event)
     nets = {_net(event.address.ip) for event in chosen.values()}
-    parted = len(nets - {None}) > 1 or (len(chosen) > 1 and str(_NETS[-1]) in nets)
-    return [replace(event, name="wrong-interface", grade=Grade.ROOT) for event in chosen.values()] if parted else []
+    if len(nets - {None}) <= 1 and not (len(chosen) > 1 and str(_NETS[-1]) in nets):
+        return scene.events
+    return [*(replace(event, name="wrong-interface", grade=Grade.ROOT) for event in chosen.values()), *scene.events]
 
 
 def _net(ip: str | None) -> str | None:
@@ -123,13 +125,6 @@ def _leads_nowhere(event: Event) -> bool:
     of_nccl = event.prefix.level is not None or "onnect to" in event.message
     docker = address in ipaddress.ip_network("172.17.0.0/16")
     return address.is_link_local or docker or (address.is_loopback and of_nccl)
-
-
-def _apart(scene: Scene) -> list[Event]:
-    """The events, and before them hosts that chose different nets, where nothing but the way between hosts failed."""
-    if not faults(scene.events) <= on_the_way():
-        return scene.events
-    return [*apart(scene.log.readings, scene.log.facts), *scene.events]
 
 
 def _weigh(event: Event, scene: Scene) -> Grade:

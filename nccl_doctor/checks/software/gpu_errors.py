@@ -106,7 +106,6 @@ RULES = (
 
 SIGNS = LogSigns(RULES, _advice, after=("cuda-error",))
 
-
 _XID = re.compile(
     r"(?P<kind>S?Xid) \((?:PCI:)?(?P<bus>[0-9a-fA-F:.]{1,24})\): (?P<number>\d{1,6})"
     r"(?:, pid='?(?P<pid>\d{1,9}|<unknown>)'?)?(?:, name=(?P<name>[\w.-]{1,40}))?"

@@ -159,7 +159,6 @@ RULES = (
     ),
 )
 
-
 _SIZES = re.compile(r"mismatch in info from procs, nranks (?P<one>\d{1,9}) vs (?P<other>\d{1,9})\b")
 """Two builds of NCCL lay out differently what they tell each other: equal sizes, and the rest is garbage."""
 

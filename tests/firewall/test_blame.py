@@ -85,10 +85,16 @@ def test_a_rule_that_stops_answers_is_said_to() -> None:
     failed = [("node2", "node1", 29500, "timed-out")]
     at_the_dialler = snapshot({"node2": nft_facts(policy="drop")}, failed)
     at_the_master = snapshot({"node1": nft_facts(policy="drop", hook="output")}, failed)
+    both_ways = snapshot({"node2": nft_facts(policy="drop")}, [*failed, ("node1", "node2", 40001, "timed-out")])
     to_node2 = snapshot({"node2": nft_facts(policy="drop", hook="output")}, [("node1", "node2", 40001, "timed-out")])
-    said = [diagnosis.message for seen in (at_the_dialler, at_the_master, to_node2) for diagnosis in reported(seen)]
+    places = (at_the_dialler, both_ways, at_the_master, to_node2)
+    said = [diagnosis.message for seen in places for diagnosis in reported(seen)]
     assert said == [
         "nftables on node2 drops the answers to its own connections to port 29500, so the ranks can't meet.",
+        (
+            "nftables on node2 drops the answers to its own connections and the other hosts' connections to the ports that"
+            " NCCL picks, so the ranks can't meet."
+        ),
         "nftables on node1 drops its answers to the other hosts' connections to port 29500, so the ranks can't meet.",
         "nftables on node2 drops its answers to the other hosts' connections to the ports that NCCL picks.",
     ]

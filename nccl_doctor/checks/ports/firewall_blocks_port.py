@@ -18,7 +18,7 @@ References: nft(8), iptables-extensions(8), firewall-cmd(1), ufw(8).
 
 from __future__ import annotations
 
-from nccl_doctor.checks.ports._firewall import EXPLAINS, by_rule, finding, gaps, stops_master, whose
+from nccl_doctor.checks.ports._firewall import EXPLAINS, by_rule, finding, gaps, stops_master, to_master, whose
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.firewall.blame import Blame
 from nccl_doctor.model.finding import Severity
@@ -34,13 +34,17 @@ def firewall_blocks_port(view: View) -> Findings:
     for blames in by_rule(judged, snapshot, master=True):
         first = blames[0]
         names = fold([blame.host.name for blame in blames])
-        what = _ports(blames, snapshot)
-        yield finding(
-            blames,
-            view,
-            f"{first.manager} on {names} {first.verb} {whose(blames)} {what}, so the ranks can't meet.",
-        )
+        what = _answers(blames, snapshot) or f"{whose(blames)} {_ports(blames, snapshot)}"
+        yield finding(blames, view, f"{first.manager} on {names} {first.verb} {what}, so the ranks can't meet.")
     yield from gaps(view, master=True)
+
+
+def _answers(blames: list[Blame], snapshot: Snapshot) -> str:
+    """Names both that rules for incoming packets stop on hosts that reach out to the master; "" where it is one."""
+    met = [dial for blame in blames for dial in blame.dials if dial.dst == blame.host.name]
+    if not met or blames[0].direction == "output" or any(to_master(dial, snapshot) for dial in met):
+        return ""
+    return "the answers to its own connections and the other hosts' connections to the ports that NCCL picks"
 
 
 def _ports(blames: list[Blame], snapshot: Snapshot) -> str:

@@ -44,9 +44,9 @@ class SshEngine(Engine):
 
     def node_words(self, node: Node) -> Iterator[tuple[str, str, object]]:
         """The user to log in as, and the port."""
-        options = node.options(SshOptions)
-        yield "--user", "ssh.user", options.user
-        yield "--port", "ssh.port", options.port
+        options = node.access.get(self.name, {})
+        for key in ("user", "port"):
+            yield f"--{key}", f"ssh.{key}", None if options.get(key) is None else str(options[key])
 
 
 ENGINE = SshEngine()

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import IO
 
 from nccl_doctor.model.cluster import Node
@@ -23,28 +22,6 @@ from nccl_doctor.transport.base import AccessError, Greeting, LineBuffer, Tail, 
 
 TERM_S = 1.0
 """Between the first signal and the last, and after that."""
-
-
-def end(process: subprocess.Popen[bytes], wait: Callable[[float], None], grace_s: float) -> bool:
-    """Ends a process group, once its leader had its grace; what the leader left behind in it goes too.
-
-    Args:
-        process: the leader; another thread may find its end at any time.
-        wait: for the leader's end, so many seconds at most.
-        grace_s: how long the leader may take to end by itself.
-
-    Returns:
-        Whether the leader had to be signalled.
-    """
-    wait(grace_s)
-    forced = process.poll() is None
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        wait(TERM_S)
-    return forced
-
-
 _CHUNK, _CHUNKS = 256 * 1024, 64
 _SLICE_S = 0.5  # how soon a thread that waits notices that another one closed the channel
 _GRACE_S = 2.0
@@ -92,7 +69,7 @@ class ProcessChannel:
                 if self._closing.is_set():
                     raise EOFError("the channel is closed")
                 if self._pump(deadline, writing=True):
-                    view = view[_write(self._stdin, view) :]
+                    view = view[self._stdin.write(view[:_CHUNK]) or 0 :]  # 0 where the pipe was full after all
 
     def pulse(self) -> None:
         """Writes an empty line, where the pipe takes it at once."""
@@ -157,7 +134,12 @@ class ProcessChannel:
         with self._busy:
             with self._writing:
                 self._stdin.close()
-            self.forced = end(self._process, self._wait, self.grace_s)
+            self._wait(self.grace_s)
+            self.forced = self._process.poll() is None
+            for number in (signal.SIGTERM, signal.SIGKILL):  # for what its leader left behind in the group, too
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, number)
+                self._wait(TERM_S)
             self._read_stderr()
             self._stdout.close()
             self._stderr.close()
@@ -205,10 +187,6 @@ class ProcessChannel:
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
     assert pipe is not None, "opened with PIPE"
     return pipe
-
-
-def _write(pipe: IO[bytes], view: memoryview) -> int:
-    return pipe.write(view[:_CHUNK]) or 0
 
 
 class LocalTransport:

@@ -83,7 +83,7 @@ def _own_name(scene: Scene) -> list[Event]:
     ]
 
 
-def _within_one_host(scene: Scene) -> list[Event]:
+def _within_host(scene: Scene) -> list[Event]:
     """The events; where ranks had met at 127.x and then lost each other, a later dial there was but refused.
 
     Between hosts their names are the fault; within one host they are as they should be.
@@ -106,4 +106,4 @@ def _of_gloo(event: Event) -> bool:
     return address is not None and address.is_loopback and "loo" in event.text
 
 
-SIGNS = LogSigns(RULES, _advice, network=True, passes={Stage.MEANING: _own_name, Stage.RECOVERY: _within_one_host})
+SIGNS = LogSigns(RULES, _advice, network=True, passes={Stage.MEANING: _own_name, Stage.RECOVERY: _within_host})

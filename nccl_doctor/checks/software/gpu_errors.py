@@ -145,7 +145,7 @@ _MEANING = {
 
 
 def meaning_of_xid(case: Case) -> Advice | None:
-    """What the number means, and of which GPU; None where no line holds one."""
+    """The number's meaning, and its GPU; None where no line holds one."""
     found = next((match for event in case.cause.events if (match := _XID.search(event.text))), None)
     if found is None:
         return None

@@ -14,7 +14,6 @@ from functools import cached_property
 
 from nccl_doctor.logs.prefix import Prefix, number, peel, records, tidy
 from nccl_doctor.text.bounds import safe_regex
-from nccl_doctor.text.hostlist import ranks_of
 
 
 class Milestone(IntEnum):
@@ -428,61 +427,3 @@ def facts_of(lines: Iterable[str], rules: Sequence[FactRule] = (*RULES, *CHANNEL
                 if match is not None:
                     facts.take(rule.kind, match, prefix)
     return facts
-
-
-_WORDS = {
-    Milestone.STARTED: "had begun",
-    Milestone.INTERFACE: "had chosen their interface",
-    Milestone.NETWORK: "had chosen their network",
-    Milestone.INIT_START: "waited for the others in NCCL's bootstrap",
-    Milestone.BOOTSTRAPPED: "had met and were connecting their rings",
-    Milestone.CONNECTED: "had connected their rings",
-    Milestone.COMPLETE: "had their communicator",
-}
-
-_MOST_MISSING = 64
-"""More missing ranks than this are those of hosts whose logs were not given."""
-
-
-@dataclass(frozen=True)
-class RankProgress:
-    """Where each rank stood when the log ended.
-
-    Attributes:
-        reached: milestone to its ranks, those that are behind first.
-        missing: ranks of which no line tells, though others do.
-    """
-
-    reached: dict[Milestone, tuple[int, ...]]
-    missing: tuple[int, ...]
-
-    @property
-    def finished(self) -> bool:
-        """Every rank with a line of NCCL's came to its communicator."""
-        return set(self.reached) <= {Milestone.COMPLETE}
-
-    def phrase(self) -> str:
-        """A phrase for each milestone, those that are behind first."""
-        parts = [f"{ranks_of(ranks)} {_WORDS[milestone]}" for milestone, ranks in self.reached.items()]
-        if self.missing:
-            parts.append(f"of {ranks_of(self.missing)} there is no word")
-        return "; ".join(parts)
-
-
-def rank_progress(facts: Facts) -> RankProgress:
-    """Where the ranks stood, as far as NCCL's lines name them."""
-    reached: dict[Milestone, set[int]] = {}
-    for process in facts.processes.values():
-        if process.rank is not None:
-            reached.setdefault(process.milestone, set()).add(process.rank)
-    ranks = set().union(*reached.values()) if reached else set()
-    return RankProgress(
-        {milestone: tuple(sorted(reached[milestone])) for milestone in sorted(reached)},
-        absent(ranks, facts.world_size) if ranks else (),
-    )
-
-
-def absent(ranks: set[int], world_size: int | None) -> tuple[int, ...]:
-    """The ranks of a job that are not among ``ranks``; none where so many are that their logs were just not given."""
-    few = (world_size or 0) - len(ranks) <= _MOST_MISSING
-    return tuple(sorted(set(range(world_size or 0)) - ranks)) if few else ()

@@ -1,4 +1,4 @@
-"""All that was read of logs: the faults that lines tell, by source, and their causes."""
+"""All that was read of logs: the faults that lines tell, by source, their causes, and how far the ranks came."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from nccl_doctor.logs.facts import Facts
+from nccl_doctor.logs.facts import Facts, Milestone
 from nccl_doctor.logs.flight import Dump
 from nccl_doctor.logs.prefix import Prefix, number
 from nccl_doctor.logs.rule import Grade
 from nccl_doctor.nccl.messages import Meaning
+from nccl_doctor.text.hostlist import ranks_of
 
 
 @dataclass(frozen=True)
@@ -197,3 +198,61 @@ class Cause:
     events: tuple[Event, ...]
     follows: tuple[tuple[str, tuple[Event, ...]], ...] = ()
     grade: Grade = Grade.ROOT
+
+
+_WORDS = {
+    Milestone.STARTED: "had begun",
+    Milestone.INTERFACE: "had chosen their interface",
+    Milestone.NETWORK: "had chosen their network",
+    Milestone.INIT_START: "waited for the others in NCCL's bootstrap",
+    Milestone.BOOTSTRAPPED: "had met and were connecting their rings",
+    Milestone.CONNECTED: "had connected their rings",
+    Milestone.COMPLETE: "had their communicator",
+}
+
+_MOST_MISSING = 64
+"""More missing ranks than this are those of hosts whose logs were not given."""
+
+
+@dataclass(frozen=True)
+class RankProgress:
+    """Where each rank stood when the log ended.
+
+    Attributes:
+        reached: milestone to its ranks, those that are behind first.
+        missing: ranks of which no line tells, though others do.
+    """
+
+    reached: dict[Milestone, tuple[int, ...]]
+    missing: tuple[int, ...]
+
+    @property
+    def finished(self) -> bool:
+        """Every rank with a line of NCCL's came to its communicator."""
+        return set(self.reached) <= {Milestone.COMPLETE}
+
+    def phrase(self) -> str:
+        """A phrase for each milestone, those that are behind first."""
+        parts = [f"{ranks_of(ranks)} {_WORDS[milestone]}" for milestone, ranks in self.reached.items()]
+        if self.missing:
+            parts.append(f"of {ranks_of(self.missing)} there is no word")
+        return "; ".join(parts)
+
+
+def rank_progress(facts: Facts) -> RankProgress:
+    """Where the ranks stood, as far as NCCL's lines name them."""
+    reached: dict[Milestone, set[int]] = {}
+    for process in facts.processes.values():
+        if process.rank is not None:
+            reached.setdefault(process.milestone, set()).add(process.rank)
+    ranks = set().union(*reached.values()) if reached else set()
+    return RankProgress(
+        {milestone: tuple(sorted(reached[milestone])) for milestone in sorted(reached)},
+        absent(ranks, facts.world_size) if ranks else (),
+    )
+
+
+def absent(ranks: set[int], world_size: int | None) -> tuple[int, ...]:
+    """The ranks of a job that are not among ``ranks``; none where so many are that their logs were just not given."""
+    few = (world_size or 0) - len(ranks) <= _MOST_MISSING
+    return tuple(sorted(set(range(world_size or 0)) - ranks)) if few else ()

@@ -15,8 +15,8 @@ from enum import IntEnum
 from functools import cache
 from typing import Any, Literal
 
-from nccl_doctor.logs.facts import Interface, Process, rank_progress
-from nccl_doctor.logs.log import Address, Cause, Event, Log, Reading
+from nccl_doctor.logs.facts import Interface, Process
+from nccl_doctor.logs.log import Address, Cause, Event, Log, Reading, rank_progress
 from nccl_doctor.logs.rule import BENIGN, Grade, LogRule
 from nccl_doctor.model.finding import Command, Fix, LogLine, Severity, on
 from nccl_doctor.model.register import PACKAGE

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 from nccl_doctor import __version__
 from nccl_doctor.logs.diagnose import LogVerdict
-from nccl_doctor.logs.facts import Facts, RankProgress, rank_progress
-from nccl_doctor.logs.log import Event
+from nccl_doctor.logs.facts import Facts
+from nccl_doctor.logs.log import Event, RankProgress, rank_progress
 from nccl_doctor.logs.rule import Grade
 from nccl_doctor.logs.signs import Case, having, signs
 from nccl_doctor.model.finding import Finding, Fix, Severity

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nccl_doctor.logs.diagnose import LogSource, diagnose
-from nccl_doctor.logs.facts import Milestone, facts_of, rank_progress
+from nccl_doctor.logs.facts import Milestone, facts_of
+from nccl_doctor.logs.log import rank_progress
 from nccl_doctor.logs.verdict import report
 from nccl_doctor.model.finding import LogLine, Severity
 

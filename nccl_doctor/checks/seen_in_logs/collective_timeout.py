@@ -22,8 +22,8 @@ import re
 from dataclasses import replace
 
 from nccl_doctor.checks.seen_in_logs.collective_mismatch import never_started, waiting
-from nccl_doctor.logs.facts import Facts, Milestone, absent, rank_progress
-from nccl_doctor.logs.log import Event, Reading
+from nccl_doctor.logs.facts import Facts, Milestone
+from nccl_doctor.logs.log import Event, Reading, absent, rank_progress
 from nccl_doctor.logs.rule import (
     BROKE_OFF,
     BUSY,

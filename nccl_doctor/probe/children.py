@@ -54,11 +54,7 @@ def start(
 
 
 def die_with(parent: int) -> None:
-    """Has the kernel kill this child when the thread that forked it ends; behind any change of user, which undoes it.
-
-    Args:
-        parent: its PID.
-    """
+    """Has the kernel kill this child with the thread that forked it; behind any change of user, which undoes it."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before the prctl
         os._exit(1)

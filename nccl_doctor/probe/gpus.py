@@ -104,10 +104,6 @@ def list_gpu_processes(deadline: float) -> list[dict[str, Any]]:
 def parse_gpu_processes(text: str, numbers: str = "") -> list[dict[str, Any]]:
     """The rows of ``--format=csv,noheader,nounits``; memory in MiB, None where the platform does not tell it.
 
-    Args:
-        text: a row for each process and GPU.
-        numbers: a row for each GPU: its index and UUID.
-
     Raises:
         Unavailable: a line is no row.
     """

@@ -152,11 +152,7 @@ class Refusal(NamedTuple):
 def refusal(job: JobProcesses, holders: Sequence[int], table: Table, grace_s: float) -> Refusal | None:
     """Why a job is not ended, as one look tells; None where nothing speaks against it but what :func:`refusals` sees.
 
-    Args:
-        job: all that would be ended.
-        holders: those of it that were asked for.
-        table: the processes.
-        grace_s: a process younger than that was started just now, and no leftover.
+    ``holders`` are those of it that were asked for; what is younger than ``grace_s`` just started, and is no leftover.
     """
     alive = [pid for pid in job.pids if pid in table.procs]
     # a zombie runs nothing, and would tell nothing of what it ran

@@ -76,11 +76,7 @@ def dump(kernel: socket.socket, kind: int, body: bytes) -> Iterator[bytes]:
 
 
 def read_tables(wanted: list[tuple[int, bytes]], deadline: float) -> list[list[bytes]]:
-    """Dumps routing tables one after the other, each as it was at one moment.
-
-    Args:
-        wanted: of each the message that asks for it and its body, as ``RTM_GETLINK``.
-        deadline: on the clock of ``time.monotonic``.
+    """Dumps routing tables, each as it was at one moment, by the message that asks for it and its body.
 
     Raises:
         OSError: as for :func:`dump`; a table that changes again and again, too.

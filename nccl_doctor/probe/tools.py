@@ -138,12 +138,7 @@ OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def output(argv: list[str], deadline: float, accept: Iterable[int] = (0,)) -> str:
-    """Runs a program and returns what it prints, untranslated, its errors left out.
-
-    Args:
-        argv: program, one of PROGRAMS, and arguments.
-        deadline: on the clock of ``time.monotonic``.
-        accept: exit statuses that are no failure.
+    """Runs one of PROGRAMS and returns what it prints, untranslated; ``accept`` has exit statuses of no failure.
 
     Raises:
         FileNotFoundError: there is no such program, or none that this user may run.
@@ -182,13 +177,7 @@ def login_folders() -> list[str]:
 
 
 def find(name: str, folders: Sequence[str], *, for_root: bool = False) -> str | None:
-    """The path of one of PROGRAMS in these folders; None for none that may be run.
-
-    Args:
-        name: of the program.
-        folders: where to look, in this order.
-        for_root: whether root will run it, whoever we are.
-    """
+    """The path of one of PROGRAMS in these folders, in their order; None for none that may be run, by root or by us."""
     if name not in PROGRAMS:
         raise ValueError(f"{name} is no program of the list")
     strict = for_root or os.geteuid() == 0

@@ -59,8 +59,6 @@ class Messages:
     """The messages of a probe.
 
     Args:
-        channel: to the probe.
-        nonce: marks the probe's words.
         silence_s: after which the probe lets go of us.
 
     Attributes:

@@ -102,7 +102,7 @@ class Asking:
         if isinstance(facts.resolution, Names):
             self._names.learn(node, facts.resolution)
         self._facts[node.name] = facts
-        late = [fact for fact in HostFacts.model_fields if _is_late(getattr(facts, fact))]
+        late = [name for name, fact in facts if isinstance(fact, Unknown) and fact.late]
         if late and session.hello.load is not None and session.hello.load.busy:
             raise NoAnswerError(f"no answer in time to {', '.join(late)}")
 
@@ -117,10 +117,6 @@ class Asking:
 
     def _final(self, name: str, facts: HostFacts) -> HostFacts:
         return facts.model_copy(update={"resolution": self._names.final(name, facts.resolution)})
-
-
-def _is_late(fact: object) -> bool:
-    return isinstance(fact, Unknown) and fact.late
 
 
 def firewalls_again(

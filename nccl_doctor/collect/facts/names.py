@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from nccl_doctor.collect.connect.reach import fan_out
@@ -65,11 +65,9 @@ class CommonNames:
         if isinstance(names, Unknown):
             return names
         asked = self._asked[name][0]
-        return names.beside(asked).relative_to(self.common, _changed(asked, self.common))
-
-
-def _changed(before: Mapping[str, ResolverAnswer], after: Mapping[str, ResolverAnswer]) -> list[str]:
-    return [] if before is after else [name for name, told in before.items() if after[name] != told]
+        last = self.common
+        changed = [] if asked is last else [one for one, told in asked.items() if last[one] != told]
+        return names.beside(asked).relative_to(last, changed)
 
 
 def _packed(names: dict[str, list[Any] | None]) -> str:

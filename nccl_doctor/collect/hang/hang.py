@@ -53,11 +53,7 @@ REMEDY = "to have stacks there, install py-spy on that host, in root's PATH"
 
 @thread_safe_cache
 def pack(machine: str) -> dict[str, Any]:
-    """``{"machine", "data": base64 of zlib}``, or ``{"missing": reason}``, which the hosts repeat.
-
-    Args:
-        machine: the hosts', as ``uname -m`` says.
-    """
+    """``{"machine", "data": base64 of zlib}``, or ``{"missing": reason}``, which the hosts repeat."""
     program = own_program()
     if program is None or not program.is_file():
         return {"missing": "nccl-doctor's own py-spy has no program to send along"}

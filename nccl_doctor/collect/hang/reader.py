@@ -51,11 +51,7 @@ class UnreadableError(ValueError):
 
 
 class Reader:
-    """Starts the process when it is needed first; several threads may ask, and wait for one another.
-
-    Args:
-        until: when the run ends; nothing is waited for any longer.
-    """
+    """Starts the process when it is needed first; several threads may ask, and wait for one another."""
 
     def __init__(self, until: float) -> None:
         self._until = until

@@ -45,14 +45,7 @@ def retry(
     answers: list[Dialled | Exception],
     dial: Callable[[ProbeSession, list[Target]], Dialled],
 ) -> list[Dialled | Exception]:
-    """The answers of all hosts, without the dials that came through when they were tried once more.
-
-    Args:
-        sessions: of all hosts.
-        targets: of each host, by name.
-        answers: of each session's dials, in the same order; an exception where there is none.
-        dial: dials a host's targets.
-    """
+    """The answers of all hosts, without the dials that came through when they were tried once more."""
     answers = [_looked(answer) for answer in _again(sessions, targets, answers, dial, _unopened, replace_rows)]
     busy = any(session.hello.load is not None and session.hello.load.busy for session in sessions)
     for _ in range(TRIES if busy else 1):

@@ -76,7 +76,8 @@ def _wanted(facts: dict[str, HostFacts], mesh: Mesh, failed: list[FailedDial]) -
     for src, dst in dict.fromkeys((dial.src, dial.dst) for dial in failed if dial.src != dial.dst):
         mine = [dial for dial in mesh.failures.get((src, dst), ()) if dial.outcome in LOST]
         seen = {dial.address for dial in mine}
-        cut = any(all(_is_lost(mine, address, port) for port in mesh.ports.get(dst, ())) for address in seen)
+        lost = {(dial.address, dial.port) for dial in mine}
+        cut = any(all((address, port) in lost for port in mesh.ports.get(dst, ())) for address in seen)
         if not cut or src not in facts or dst not in facts or len(wanted.get(src, ())) >= PAIRS * ADDRESSES:
             continue
         theirs = facts[dst].interfaces
@@ -85,10 +86,6 @@ def _wanted(facts: dict[str, HostFacts], mesh: Mesh, failed: list[FailedDial]) -
         if fitting:
             wanted.setdefault(src, []).extend((dst, address) for address in fitting[:ADDRESSES])
     return wanted
-
-
-def _is_lost(dials: list[FailedDial], address: str, port: int) -> bool:
-    return any((dial.address, dial.port) == (address, port) for dial in dials)
 
 
 CLOSED_DIAL_S = 1.0
@@ -137,7 +134,7 @@ def look_up_routes(
     sessions: list[ProbeSession], facts: dict[str, HostFacts], failed: Iterable[FailedDial]
 ) -> dict[str, HostFacts]:
     """The facts of the hosts at both ends of dials that failed, with their ways."""
-    pairs = list(dict.fromkeys((dial.src, dial.dst, dial.address) for dial in failed if _is_literal(dial.address)))
+    pairs = list(dict.fromkeys((dial.src, dial.dst, dial.address) for dial in failed if numeric(dial.address)))
     out: dict[str, dict[Packet, None]] = {}
     for src, _, address in pairs:
         out.setdefault(src, {})[address, None, None] = None
@@ -197,14 +194,6 @@ def _between(sender: HostFacts, dev: str, receiver: HostFacts) -> str | None:
     return None
 
 
-def _is_literal(address: str) -> bool:
-    try:
-        ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    return True
-
-
 PEERS = 2
 """Hosts that look."""
 
@@ -256,7 +245,9 @@ def ask_reachability_from_peers(
     seen: dict[str, dict[str, DialOutcome]] = {}
     for session, told in zip(chosen, ask_all(look, chosen), strict=True):
         rows = () if isinstance(told, Exception) else told.failed
-        for row in sorted(filter(_is_look, rows), key=lambda row: LOOKS.index(row.outcome)):
+        # who took the connection and was silent shows nothing of the host
+        looks = (row for row in rows if row.outcome in LOOKS and row.error != "SILENT")
+        for row in sorted(looks, key=lambda row: LOOKS.index(row.outcome)):
             seen.setdefault(places[row.target][0], {}).setdefault(session.node.name, row.outcome)
     return {
         name: lost[name].model_copy(update={"facts": lost[name].facts.model_copy(update={"others": others})})
@@ -279,8 +270,3 @@ def _places(lost: Mapping[str, SshUnreachable]) -> list[tuple[str, str]]:
             if address and not (address.is_loopback or address.is_link_local or address.is_unspecified):
                 found.append((name, text))
     return found
-
-
-def _is_look(row: DialRow) -> bool:
-    """True where it shows something of the host: nothing where somebody took the connection and was silent."""
-    return row.outcome in LOOKS and row.error != "SILENT"

@@ -46,13 +46,7 @@ MTU_ANSWER_S = 3.0
 def find_stalls(
     sessions: list[ProbeSession], targets: dict[str, list[Target]], dials: list[Dialled | Exception]
 ) -> tuple[Stall, ...] | Unknown:
-    """The pairs between which large packets vanish.
-
-    Args:
-        sessions: the hosts.
-        targets: by host, where it dialled.
-        dials: each session's answer to its dials; only what answered there is tried.
-    """
+    """The pairs between which large packets vanish, of those whose dials were answered."""
     names = [session.node.name for session in sessions]
     chosen: dict[str, list[Target]] = {}
     for place, (name, answer) in enumerate(zip(names, dials, strict=True)):

@@ -68,13 +68,7 @@ def run(
 ) -> Smoke:
     """Starts every node's ranks at once and follows them to the end or the deadline.
 
-    Args:
-        sessions: of all nodes of the cluster.
-        facts: by host.
-        cluster: what is run.
-        limits: its bounds.
-        until: value of :func:`time.monotonic` at which the last host has answered, or is given up.
-        watcher: told how far each host is.
+    At ``until`` (:func:`time.monotonic`) the last host has answered, or is given up.
 
     Raises:
         ProbeError: it could not be started on a host.

@@ -79,13 +79,7 @@ class AllReduceRun:
     """
 
     def __init__(self, plan: Plan, until: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begins now.
-
-        Args:
-            plan: gives ranks and limits.
-            until: value of ``clock`` at which it ends in any case.
-            clock: gives seconds.
-        """
+        """Begins now, and ends in any case ``until`` then by the clock."""
         self._clock = clock
         self.ranks: list[Rank] = []
         self.sizes: list[SizeReport] = []

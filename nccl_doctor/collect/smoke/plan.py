@@ -84,14 +84,7 @@ class Plan:
 
 
 def order_of(counts: Sequence[int], place: int, master_addr: str, master_port: int) -> dict[str, Any]:
-    """The ranks of the host at this place, and the variables that torchrun would give to each.
-
-    Args:
-        counts: ranks of each host, by node rank.
-        place: the host's node rank.
-        master_addr: where rank 0 listens.
-        master_port: likewise.
-    """
+    """The ranks of the host at this place, and the variables that torchrun would give to each."""
     variables = {
         "MASTER_ADDR": master_addr,
         "MASTER_PORT": str(master_port),

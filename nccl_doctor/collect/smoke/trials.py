@@ -34,12 +34,7 @@ class NoTimeError(Exception):
 
 
 def bisect(hosts: Group, attempt: Attempt) -> IsolationReport:
-    """The verdict on hosts whose all-reduce failed.
-
-    Args:
-        hosts: at least three.
-        attempt: may raise :class:`NoTimeError`.
-    """
+    """The verdict on hosts, three or more, whose all-reduce failed; ``attempt`` may raise :class:`NoTimeError`."""
     search = _Search(attempt)
     try:
         pair = search.failing_pair(hosts)
@@ -122,12 +117,7 @@ def run(
 ) -> IsolationReport:
     """Repeats a failed all-reduce over parts of the cluster.
 
-    Args:
-        sessions: of all hosts.
-        facts: by host.
-        cluster: whose all-reduce it was.
-        limits: its bounds.
-        until: a value of :func:`time.monotonic`; no host is waited for beyond it, whatever it keeps silent about.
+    No host is waited for beyond ``until`` (:func:`time.monotonic`), whatever it keeps silent about.
 
     Raises:
         ProbeError: a host could not get ready for it.

@@ -39,10 +39,6 @@ def _may_administer() -> bool:
 class Root:
     """Runs programs as root, all of them before one deadline.
 
-    Args:
-        deadline: on the clock of ``time.monotonic``.
-        sudo: whether ``sudo -n`` may be tried.
-
     Raises:
         Unavailable: we are not root and can't become so.
     """
@@ -167,15 +163,9 @@ Reader = Callable[[], object]
 
 @fact("firewall", slow=True)
 def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> dict[str, object]:
-    """All packet filters of this host.
+    """The fields of snapshot.FirewallFacts; one that can't be had is ``{"$unknown": reason}``.
 
-    Args:
-        deadline: on the clock of ``time.monotonic``.
-        sudo: whether ``sudo -n`` may be tried where we are not root.
-        again: for the counters alone: nobody but the kernel is asked.
-
-    Returns:
-        The fields of snapshot.FirewallFacts; one that can't be had is ``{"$unknown": reason}``.
+    ``sudo -n`` is tried only where it may be; ``again``, for the counters alone, nobody but the kernel is asked.
 
     Raises:
         Unavailable: rules may not be read at all.
@@ -227,12 +217,7 @@ def _nft(root: Root, form: str) -> str | None:
 
 
 def _iptables(root: Root, hidden: bool) -> list[dict[str, Any]]:
-    """Every table that exists.
-
-    Args:
-        root: to run programs.
-        hidden: iptables-nft wrote some.
-    """
+    """Every table that exists."""
     saves: list[dict[str, Any]] = []
     for family, tables in LEGACY_TABLES.items():
         if os.path.exists(tables) and root.output("cat", tables).strip():

@@ -50,9 +50,6 @@ _ADDRESS = struct.Struct("=BBBBI")
 def read_interfaces(deadline: float) -> dict[str, Any]:
     """Returns the JSON form of snapshot.Interfaces.
 
-    Args:
-        deadline: on the clock of ``time.monotonic``.
-
     Raises:
         Unavailable: netlink is refused here, or changes all the time.
     """
@@ -72,12 +69,7 @@ def read_interfaces(deadline: float) -> dict[str, Any]:
 
 
 def parse_link(body: bytes, asking: socket.socket) -> dict[str, Any]:
-    """Returns the JSON form of snapshot.Link of a struct ifinfomsg.
-
-    Args:
-        body: with its attributes.
-        asking: any socket, by which the driver is asked.
-    """
+    """Returns the JSON form of snapshot.Link of a struct ifinfomsg."""
     _, _, index, bits, _ = _LINK.unpack_from(body)
     told = netlink.attributes(body[_LINK.size :])
     name = _text(told[IFLA_IFNAME])
@@ -96,10 +88,6 @@ def parse_address(body: bytes, names: dict[int, str]) -> dict[str, Any] | None:
     """Returns the JSON form of snapshot.InterfaceAddress of a struct ifaddrmsg.
 
     None for other families, and for an interface that came after the links were read.
-
-    Args:
-        body: with its attributes.
-        names: of the links, by their indexes.
     """
     family, prefix, _, _, index = _ADDRESS.unpack_from(body)
     told = netlink.attributes(body[_ADDRESS.size :])
@@ -323,10 +311,8 @@ def unpacked(text: str) -> dict[str, list[Any] | None]:
 def resolve_names(names: dict[str, list[Any] | None], deadline: float) -> dict[str, Any]:
     """snapshot.Names; a name that hangs until ``deadline`` is told as such.
 
-    Args:
-        names: what others made of each, ``[addresses, error]``, or None where nobody was asked yet; it is told only
-            where this host makes something else of it, as of its own host name.
-        deadline: on the clock of ``time.monotonic``.
+    ``names`` has what others made of each, ``[addresses, error]``, or None where nobody was asked yet; it is told only
+    where this host makes something else of it, as of its own host name.
     """
     wanted = list(dict.fromkeys([*names, socket.gethostname()]))
     found = {name: look_up(name) for name in wanted if is_literal(name)}

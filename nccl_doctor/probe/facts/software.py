@@ -40,12 +40,7 @@ SCRIPT = (
 
 
 class Interpreter:
-    """A child that is made in the probe's main thread and asked from any.
-
-    Args:
-        env: the job's own variables.
-        deadline: on the clock of ``time.monotonic``, for all answers.
-    """
+    """A child that is made in the probe's main thread and asked from any."""
 
     def __init__(self, env: dict[str, str], deadline: float) -> None:
         self._deadline = deadline
@@ -154,11 +149,6 @@ def ask_libnccl(interpreter: Interpreter) -> dict[str, Any] | None:
 @fact("torch", slow=True)
 def read_torch(env: Mapping[str, str], interpreter: Interpreter, deadline: float) -> dict[str, Any] | None:
     """snapshot.TorchInfo; None where torch is not installed. Tells the interpreter which libnccl torch will load.
-
-    Args:
-        env: the job's own variables.
-        interpreter: the one that training would run.
-        deadline: on the clock of ``time.monotonic``.
 
     Raises:
         Unavailable: the interpreter fails or does not end, or torch has no version.py.

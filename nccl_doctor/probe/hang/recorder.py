@@ -51,12 +51,9 @@ class RankFiles(NamedTuple):
     own: int
 
     def open(self, path: str, kind: int, flags: int) -> int:
-        """Opens a file of a kind, without waiting.
+        """Opens a file of a kind (such as S_IFREG), without waiting, by a path as the rank would write it.
 
-        Args:
-            path: as the rank would write it; a link is followed on the way, and is no file at its end.
-            kind: of stat(2), such as S_IFREG.
-            flags: of open(2).
+        A link is followed on the way, and is no file at its end.
 
         Raises:
             OSError: it is not there, of another kind, or not to be opened by the rank.
@@ -89,14 +86,9 @@ class RankFiles(NamedTuple):
 
 
 def ask(pid: int, started: int, work: Callable[[RankFiles], bytes], deadline: float, most: int) -> bytes:
-    """The answer of a piece of work that is done as a rank.
+    """The answer of a piece of work that is done as a rank; it imports nothing, and looks nothing up by name.
 
-    Args:
-        pid: of the rank.
-        started: in ticks since boot; another process by now is not looked at.
-        work: imports nothing, and looks nothing up by name.
-        deadline: on the clock of ``time.monotonic``.
-        most: bytes of the answer.
+    A process that did not start at these ticks since boot is another one by now, and is not looked at.
 
     Raises:
         Unavailable: it failed, or did not end in time.
@@ -229,10 +221,6 @@ LISTENING, STREAM = "00010000", "0001"
 
 def live(row: dict[str, Any], deadline: float) -> dict[str, Any] | None:
     """The recorder of a running rank, cut to its last entries; None where the job does not serve it.
-
-    Args:
-        row: of hang/ranks.py.
-        deadline: on the clock of ``time.monotonic``.
 
     Raises:
         Unavailable: it is served, and does not answer.

@@ -223,13 +223,7 @@ class Spy:
         self.path = f"/proc/{os.getpid()}/fd/{file}"
 
     def dump(self, states: dict[int, str], mode: str, deadline: float) -> dict[int, Any]:
-        """snapshot.Threads of each process, or why there are none.
-
-        Args:
-            states: by PID its state.
-            mode: one of MODES.
-            deadline: on the clock of ``time.monotonic``.
-        """
+        """snapshot.Threads of each process, or why there are none."""
         found: dict[int, Any] = {}
         waiting = sorted(states)
         while waiting:

@@ -168,12 +168,7 @@ class Launcher:
     """
 
     def __init__(self, env: dict[str, str], worker: str) -> None:
-        """Starts it; must be called from the probe's main thread.
-
-        Args:
-            env: the job's variables.
-            worker: its source.
-        """
+        """Starts it; must be called from the probe's main thread."""
         self.env = env
         self._began = self._ready = False
         self._failure: str | None = None

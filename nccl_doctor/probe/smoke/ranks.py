@@ -22,14 +22,7 @@ class Ranks:
     """
 
     def __init__(self, count: int, emit: Callable[[Dict[str, Any]], None], launcher: int, stack: int) -> None:
-        """Expects no rank to be there yet.
-
-        Args:
-            count: of the ranks.
-            emit: takes each event of theirs.
-            launcher: PID of the process that forks them.
-            stack: descriptor of the file in memory to which that one writes its stack.
-        """
+        """Expects no rank yet; ``launcher`` forks them, and writes its stack to a file in memory, ``stack``."""
         self.count = count
         self._emit = emit
         self._launcher, self._launcher_stack = launcher, stack

@@ -8,9 +8,9 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import ConfigDict, Field, computed_field, field_serializer, model_validator
+from pydantic import Field, computed_field, field_serializer, model_validator
 
-from nccl_doctor.model.base import Document, FrozenModel
+from nccl_doctor.model.base import Count, Document, FrozenModel, IpAddress, Observed, Pid, Seconds, SocketPort
 
 GRACE_S = 10.0
 """Seconds from SIGTERM to SIGKILL; what was started less than that ago is not ended, for it may just be starting."""
@@ -30,8 +30,6 @@ _MOST_TICK_DIGITS = 18
 """A start in ticks has 64 bits; a billion years are enough."""
 
 Cause = Literal["listener", "bound", "outbound", "time-wait", "unknown"]
-Pid = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 UnixTime = Annotated[float, Field(ge=0, le=253_402_300_799)]
 """To the last second of the year 9999, the last that a date can show."""
 
@@ -43,11 +41,7 @@ class Identity(NamedTuple):
     started: int | None = None
 
 
-class _Part(FrozenModel):
-    model_config = ConfigDict(str_max_length=4096, allow_inf_nan=False)
-
-
-class GpuUse(_Part):
+class GpuUse(Observed):
     """Memory on one GPU; ``gpu`` is its index and ``memory_mib`` mebibytes, each None where nobody tells."""
 
     pid: Pid
@@ -56,7 +50,7 @@ class GpuUse(_Part):
     memory_mib: Count | None
 
 
-class Member(_Part):
+class Member(Observed):
     """A process of a job.
 
     Attributes:
@@ -73,7 +67,7 @@ class Member(_Part):
     gpus: tuple[GpuUse, ...] = ()
 
 
-class Holder(_Part):
+class Holder(Observed):
     """A process that has a socket on the port, or that was asked for by its PID.
 
     Attributes:
@@ -90,7 +84,7 @@ class Holder(_Part):
     command: str
     started: UnixTime
     ticks: Count
-    age_s: Annotated[float, Field(ge=0, le=1e12)]
+    age_s: Seconds
     ppid: Pid
     orphan: bool
     own: bool
@@ -116,7 +110,7 @@ class ListedHolder(Holder):
         return round(age_s, 3)
 
 
-class HolderJob(_Part):
+class HolderJob(Observed):
     """Processes that belong together and end together.
 
     Attributes:
@@ -148,18 +142,18 @@ class HolderJob(_Part):
         return tuple(use for member in self.members for use in member.gpus)
 
 
-class Socket(_Part):
+class Socket(Observed):
     """A TCP socket on the port; ``remote_address`` and its port None where it has no peer."""
 
-    local_address: str
-    local_port: int
-    remote_address: str | None
-    remote_port: int | None
+    local_address: IpAddress
+    local_port: SocketPort
+    remote_address: IpAddress | None
+    remote_port: SocketPort | None
     state: str
     pid: Pid | None
 
 
-class Elsewhere(_Part):
+class Elsewhere(Observed):
     """A process in whose network namespace, another than ours, the port is taken."""
 
     pid: Pid

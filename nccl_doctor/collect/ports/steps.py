@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from nccl_doctor.collect.connect.reach import fan_out
 from nccl_doctor.collect.ports.fleet import Fleet, Look, Machine, Signalled, Trial
 from nccl_doctor.errors import DoctorError, NotReachedError
-from nccl_doctor.model.ports import LAST_PORT, HolderJob, Identity, PortReport, Socket, Suggestion
+from nccl_doctor.model.ports import LAST_PORT, HolderJob, Identity, PortReport, Suggestion
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import script
 
@@ -79,7 +79,7 @@ def look(machine: Machine, port: int | None, process: Identity | None, grace_s: 
         hint=trial.hint,
         time_wait_s=trial.time_wait_s,
         jobs=answer.jobs,
-        sockets=tuple(Socket(**dict(one)) for one in trial.sockets),
+        sockets=trial.sockets,
         elsewhere=answer.elsewhere,
         root=answer.uid == 0,
         reserved=answer.range.reserved_text if answer.range else None,

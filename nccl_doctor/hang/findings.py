@@ -5,7 +5,7 @@ The findings of a job whose ranks wait for data that does not arrive.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from nccl_doctor.hang import rendezvous
@@ -69,7 +69,7 @@ def even(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     yield (
         "link-stalled",
         Finding(
-            hosts=tuple(dict.fromkeys(one.host for one in evidence.present)),
+            hosts=_hosts_of(evidence.present),
             message="All ranks have launched the same collectives and wait in the last: its data does not arrive.",
             evidence=(*places(evidence.present),),
             facts={"by": "RAS"},
@@ -80,19 +80,10 @@ def even(judged: Judgement) -> Iterator[tuple[str, Finding]]:
 
 def _ends(evidence: HangEvidence, links: list[Link]) -> tuple[str, ...]:
     """The hosts of the pairs; where one host is in all of them and there are several pairs, that one alone."""
-    pairs = {
-        tuple(
-            sorted(
-                {evidence.ranks[one.source].host}
-                | ({evidence.ranks[one.target].host} if one.target in evidence.ranks else set())
-            )
-        )
-        for one in links
-    }
-    common = set.intersection(*(set(pair) for pair in pairs))
-    if len(pairs) > 1 and len(common) == 1:
-        return tuple(common)
-    return tuple(sorted({host for pair in pairs for host in pair}))
+    ranks = evidence.ranks
+    pairs = {frozenset(ranks[end].host for end in (one.source, one.target) if end in ranks) for one in links}
+    common = frozenset.intersection(*pairs)
+    return tuple(common) if len(pairs) > 1 and len(common) == 1 else tuple(sorted(frozenset.union(*pairs)))
 
 
 def _end(evidence: HangEvidence, rank: int | None) -> str:
@@ -194,6 +185,10 @@ def _gone(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     )
 
 
+def _hosts_of(ranks: Iterable[ObservedRank]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(rank.host for rank in ranks))
+
+
 def _waiting(judged: Judgement, noun: str = "other") -> str:
     count = len(judged.evidence.waiting)
     return f"{plural(count, noun)} wait{'s' if count == 1 else ''}"
@@ -209,12 +204,13 @@ def _outside(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     culprits = [evidence.ranks[rank] for rank in judged.culprits]
     waiting = f" while {_waiting(judged)} in a collective" if evidence.waiting else ""
     where = "; ".join(
-        f"{named([evidence.ranks[rank] for rank in ranks])} stands {words}" for words, ranks in _few(culprits)
+        f"{named([evidence.ranks[rank] for rank in ranks])} stands {words}"
+        for words, ranks in list(folded(culprits).items())[:3]
     )
     yield (
         "rank-outside-nccl",
         Finding(
-            hosts=tuple(dict.fromkeys(one.host for one in culprits)),
+            hosts=_hosts_of(culprits),
             message=f"{capital(where)}{waiting}.",
             evidence=(*(line for one in culprits[:2] for line in _stack(one)), *places(evidence.waiting)),
             facts={"ranks": list(judged.culprits), "frames": [one.place.frame for one in culprits if one.place]},
@@ -254,7 +250,7 @@ def _different(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     yield (
         "collective-mismatch",
         Finding(
-            hosts=tuple(dict.fromkeys(one.host for one in culprits)),
+            hosts=_hosts_of(culprits),
             message=message,
             evidence=(*places(evidence.present), *(line for one in culprits[:1] for line in _stack(one))),
             facts={"ranks": list(judged.culprits), "by": "flight recorder" if divergence else "stacks"},
@@ -282,7 +278,7 @@ def _behind(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     yield (
         "rank-behind",
         Finding(
-            hosts=tuple(dict.fromkeys(one.host for one in culprits)),
+            hosts=_hosts_of(culprits),
             message=f"{capital(named(culprits))} {words[first.rank]}{where}; the others wait for it.",
             evidence=(
                 *(f"rank {rank}: {what}" for rank, what in list(words.items())[:MOST_LINES]),
@@ -292,10 +288,6 @@ def _behind(judged: Judgement) -> Iterator[tuple[str, Finding]]:
             fix=Fix(summary="Look at what this rank does: it is the one that the others wait for."),
         ),
     )
-
-
-def _few(ranks: list[ObservedRank]) -> list[tuple[str, tuple[int, ...]]]:
-    return list(folded(ranks).items())[:3]
 
 
 def _stack(rank: ObservedRank) -> Iterator[str]:

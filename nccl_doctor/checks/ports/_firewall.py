@@ -8,7 +8,7 @@ from nccl_doctor.checks.own_names import is_unreached
 from nccl_doctor.checks.ports.port_unreachable import MEANS
 from nccl_doctor.checks.view import ALLREDUCE, View
 from nccl_doctor.checks.wording import pasted, ports_of
-from nccl_doctor.firewall.blame import NOT_DIALLED, Blame, ExplainedDials, compiled, opening, remedies, unconfirmed
+from nccl_doctor.firewall.blame import NOT_DIALLED, Blame, compiled, opening, remedies, unconfirmed
 from nccl_doctor.firewall.connection import Ruleset, counted
 from nccl_doctor.firewall.manager import describe
 from nccl_doctor.firewall.remedy import Opening, port_words
@@ -17,7 +17,7 @@ from nccl_doctor.model.finding import Finding, Fix, on
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.snapshot import Snapshot
-from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.hostlist import fold, grouped
 
 OWN = "its own connections"
 UNSEEN = "not dialled, for the port is held; so say the rules"
@@ -37,17 +37,20 @@ def stops_master(blame: Blame, snapshot: Snapshot) -> bool:
     return any(to_master(dial, snapshot) for dial in blame.dials)
 
 
-def by_rule(judged: ExplainedDials, snapshot: Snapshot, *, master: bool) -> list[list[Blame]]:
+def by_rule(view: View, *, master: bool) -> list[list[Blame]]:
     """Hosts with the same rule together: where it stops the master port on one of them, or only other ports.
 
     One rule that was rolled out to all hosts is one fault, whichever ports each of them happens to listen on.
     """
-    groups: dict[tuple[object, ...], list[Blame]] = {}
-    for blame in sorted(judged.blames, key=lambda one: one.host.node.node_rank):
-        rule = blame.rules[0]
-        key = (blame.manager, blame.direction, blame.verb, rule.table, rule.chain, rule.text)
-        groups.setdefault(key, []).append(blame)
-    return [blames for blames in groups.values() if any(stops_master(one, snapshot) for one in blames) is master]
+    blames = sorted(view.firewall.blames, key=lambda blame: blame.host.node.node_rank)
+    rules = ((blame, blame.rules[0]) for blame in blames)
+    groups = grouped(((b.manager, b.direction, b.verb, rule.table, rule.chain, rule.text), b) for b, rule in rules)
+    return [each for each in groups.values() if any(stops_master(blame, view.snapshot) for blame in each) is master]
+
+
+def rule_of(blames: Sequence[Blame]) -> str:
+    """The beginning of a sentence: "ufw on node[1-3] drops"."""
+    return f"{blames[0].manager} on {fold(blame.host.name for blame in blames)} {blames[0].verb}"
 
 
 def gaps(view: View, *, master: bool) -> Iterator[Unjudged]:

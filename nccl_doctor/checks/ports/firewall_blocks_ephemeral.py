@@ -14,21 +14,16 @@ References: ip-sysctl (ip_local_port_range); NCCL's ncclSocketListen binds port 
 
 from __future__ import annotations
 
-from nccl_doctor.checks.ports._firewall import EXPLAINS, OWN, by_rule, finding, gaps, whose
+from nccl_doctor.checks.ports._firewall import EXPLAINS, OWN, by_rule, finding, gaps, rule_of, whose
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Severity
-from nccl_doctor.text.hostlist import fold
 
 
 @check("NCD302", severity=Severity.ERROR, needs=("mesh",), explains=EXPLAINS, row="firewall")
 def firewall_blocks_ephemeral(view: View) -> Findings:
     """Yields one finding for all hosts that stop these ports alike, unless that rule stops the master port too."""
-    snapshot = view.snapshot
-    judged = view.firewall
-    for blames in by_rule(judged, snapshot, master=False):
-        first = blames[0]
-        names = fold([blame.host.name for blame in blames])
+    for blames in by_rule(view, master=False):
         what = whose(blames)
-        who = "the others pick" if first.direction == "output" and what == OWN else "NCCL picks"
-        yield finding(blames, view, f"{first.manager} on {names} {first.verb} {what} to the ports that {who}.")
+        who = "the others pick" if blames[0].direction == "output" and what == OWN else "NCCL picks"
+        yield finding(blames, view, f"{rule_of(blames)} {what} to the ports that {who}.")
     yield from gaps(view, master=False)

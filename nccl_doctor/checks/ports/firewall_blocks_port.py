@@ -18,24 +18,19 @@ References: nft(8), iptables-extensions(8), firewall-cmd(1), ufw(8).
 
 from __future__ import annotations
 
-from nccl_doctor.checks.ports._firewall import EXPLAINS, by_rule, finding, gaps, stops_master, to_master, whose
+from nccl_doctor.checks.ports._firewall import EXPLAINS, by_rule, finding, gaps, rule_of, stops_master, to_master, whose
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.firewall.blame import Blame
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.snapshot import Snapshot
-from nccl_doctor.text.hostlist import fold
 
 
 @check("NCD301", severity=Severity.ERROR, needs=("mesh",), explains=EXPLAINS, row="firewall")
 def firewall_blocks_port(view: View) -> Findings:
     """Yields one finding for all hosts that have the same rule, where it stops the master port on one of them."""
-    snapshot = view.snapshot
-    judged = view.firewall
-    for blames in by_rule(judged, snapshot, master=True):
-        first = blames[0]
-        names = fold([blame.host.name for blame in blames])
-        what = _answers(blames, snapshot) or f"{whose(blames)} {_ports(blames, snapshot)}"
-        yield finding(blames, view, f"{first.manager} on {names} {first.verb} {what}, so the ranks can't meet.")
+    for blames in by_rule(view, master=True):
+        what = _answers(blames, view.snapshot) or f"{whose(blames)} {_ports(blames, view.snapshot)}"
+        yield finding(blames, view, f"{rule_of(blames)} {what}, so the ranks can't meet.")
     yield from gaps(view, master=True)
 
 

@@ -29,10 +29,11 @@ from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import endable, ending, fix_port
 from nccl_doctor.logs.rule import likely, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
-from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
+from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.model.ports import age_words
-from nccl_doctor.snapshot import Host, PortRange, PortTrial, Process, known
-from nccl_doctor.text.shell import Line, line
+from nccl_doctor.snapshot import Host, PortRange, PortTrial, known
+from nccl_doctor.text.shell import line
 
 MEANS = {
     "listener": "a process listens on it",
@@ -71,14 +72,15 @@ def port_in_use(view: View) -> Findings:
                 "holders": [holder.model_dump() for holder in trial.holders],
                 "pids": [holder.pid for holder in trial.holders],
             },
-            fix=_Remedy(view, host, trial).fix(),
+            fix=_fix(view.snapshot.cluster, host, trial),
         )
 
 
 def _evidence(trial: PortTrial) -> Iterator[str]:
     yield f"bind to port {trial.port} as torch's TCPStore does: {trial.error}"
     for holder in trial.holders:
-        yield _holder(holder)
+        left = ", orphaned" if holder.orphan else ""
+        yield f"pid {holder.pid} of {holder.user}, {age_words(holder.age_s)} old{left}: {holder.command}"
     for sock in trial.sockets[:4]:
         remote = f" to {sock.remote_address}:{sock.remote_port}" if sock.remote_port else ""
         yield f"socket {sock.local_address}:{sock.local_port}{remote}, {sock.state}"
@@ -88,72 +90,42 @@ def _evidence(trial: PortTrial) -> Iterator[str]:
         yield trial.hint
 
 
-def _holder(holder: Process) -> str:
-    left = ", orphaned" if holder.orphan else ""
-    return f"pid {holder.pid} of {holder.user}, {age_words(holder.age_s)} old{left}: {holder.command}"
+def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
+    """The way out by the cause for which the port can't be bound."""
+    found = fix_port(cluster, host.node, line("--next"))
+    command = found[0].command if found else "nccl-doctor fix-port --next"
+    move = f"set another master_port in the hosts file ({command} finds one)"
+    if trial.cause == "time-wait":
+        wait = fix_port(cluster, host.node, line("{port} --wait", port=trial.port))
+        seconds = f"{trial.time_wait_s or 60:.0f} seconds"
+        return Fix(summary=f"The kernel gives it back by itself in {seconds}. Wait for it:", commands=wait)
+    if trial.cause == "outbound":
+        return _reserve(host, trial, move)
+    # a line for each of the holders' jobs, where all of them are shown to be leftovers
+    pids = {holder.pid for holder in trial.holders}
+    first = [holder for holder in trial.holders if holder.ppid not in pids]
+    endings = tuple(one for holder in first for one in ending(cluster, host.node, holder, trial.port))
+    if endings and all(map(endable, trial.holders)):
+        summary = f"It is a leftover of yours: nothing watches over it. End it, or {move}:"
+        return Fix(summary=summary, risk="disruptive", commands=endings)
+    refusals = [holder.refusal for holder in trial.holders if holder.refusal is not None]
+    why = f"It is not shown to be a leftover: {refusals[0]}. " if refusals else ""
+    own = trial.holders and all(holder.own for holder in trial.holders)
+    who = "end it where it was started" if own else "ask the holder's owner to end it"
+    return Fix(summary=f"{why}{move[0].upper()}{move[1:]}, or {who}.")
 
 
-class _Remedy:
-    """The ways out of one master port that is taken."""
-
-    def __init__(self, view: View, host: Host, trial: PortTrial) -> None:
-        self._cluster, self._host, self._trial = view.snapshot.cluster, host, trial
-        self._move = f"set another master_port in the hosts file ({self._line(line('--next'))} finds one)"
-
-    def fix(self) -> Fix:
-        """Chooses by the cause for which the port can't be bound."""
-        trial = self._trial
-        if trial.cause == "time-wait":
-            wait = fix_port(self._cluster, self._host.node, line("{port} --wait", port=trial.port))
-            seconds = f"{trial.time_wait_s or 60:.0f} seconds"
-            return Fix(summary=f"The kernel gives it back by itself in {seconds}. Wait for it:", commands=wait)
-        if trial.cause == "outbound":
-            return self._reserve()
-        endings = self._endings()
-        if endings:
-            return Fix(
-                summary=f"It is a leftover of yours: nothing watches over it. End it, or {self._move}:",
-                risk="disruptive",
-                commands=endings,
-            )
-        return Fix(summary=" ".join(self._reasons()))
-
-    def _reserve(self) -> Fix:
-        """The sysctl that keeps outgoing connections away from the port, beside what is reserved already."""
-        told = self._host.facts.port_range if self._host.facts is not None else None
-        if not isinstance(told, PortRange):
-            return Fix(summary=f"Wait until that connection has ended, or {self._move}.")
-        reserve = line("sysctl -w {setting}", setting=reserving(told, self._trial.port))
-        return Fix(
-            summary="Wait until that connection has ended, and keep others away from the port (in /etc/sysctl.d the "
-            f"same line lasts); or {self._move}:",
-            needs_root=True,
-            commands=on(self._host.name, reserve),
-        )
-
-    def _endings(self) -> tuple[Command, ...]:
-        """A line for each of the holders' jobs; none where one of them is not shown to be a leftover."""
-        holders = self._trial.holders
-        if not all(endable(holder) for holder in holders):
-            return ()
-        pids = {holder.pid for holder in holders}
-        port = self._trial.port
-        first = [holder for holder in holders if holder.ppid not in pids]
-        return tuple(one for holder in first for one in ending(self._cluster, self._host.node, holder, port))
-
-    def _reasons(self) -> Iterator[str]:
-        for holder in self._trial.holders:
-            if holder.refusal is not None:
-                yield f"It is not shown to be a leftover: {holder.refusal}."
-                break
-        way = f"{self._move[0].upper()}{self._move[1:]}"
-        own = all(holder.own for holder in self._trial.holders)
-        who = "end it where it was started" if own and self._trial.holders else "ask the holder's owner to end it"
-        yield f"{way}, or {who}."
-
-    def _line(self, what: Line | None) -> str:
-        made = fix_port(self._cluster, self._host.node, what)
-        return made[0].command if made else "nccl-doctor fix-port --next"
+def _reserve(host: Host, trial: PortTrial, move: str) -> Fix:
+    """The sysctl that keeps outgoing connections away from the port, beside what is reserved already."""
+    ports = host.facts.port_range if host.facts is not None else None
+    if not isinstance(ports, PortRange):
+        return Fix(summary=f"Wait until that connection has ended, or {move}.")
+    return Fix(
+        summary="Wait until that connection has ended, and keep others away from the port (in /etc/sysctl.d the "
+        f"same line lasts); or {move}:",
+        needs_root=True,
+        commands=on(host.name, line("sysctl -w {setting}", setting=reserving(ports, trial.port))),
+    )
 
 
 def _advice(case: Case) -> Advice:

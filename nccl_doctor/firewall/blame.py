@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from ipaddress import ip_address
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from nccl_doctor.firewall.connection import Objection, Ruleset, compile_rules, growth, handshake
 from nccl_doctor.firewall.manager import Manager, manager_of, printable
@@ -106,9 +106,7 @@ def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDial
 
     A dial that all rules let through is in neither list: something between the hosts stops it.
 
-    Args:
-        snapshot: with a mesh.
-        listens: by host, the address of the interface that NCCL uses there.
+    ``listens`` has the address of the interface that NCCL uses on each host; the snapshot has a mesh.
     """
     mesh = known(snapshot.mesh)
     hosts = {host.name: host for host in snapshot.reached}
@@ -275,18 +273,11 @@ def _peers(blame: Blame, snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, s
 def remedies(blame: Blame, way: Opening) -> Remedy:
     """Lines for all rules in the way, and advice; no lines where one of them needs judgement."""
     found = [remedy(rule, blame.facts, way) for rule in blame.rules]
-    advice = " ".join(_unique(part.advice for part in found if part.advice))
+    advice = " ".join(dict.fromkeys(part.advice for part in found if part.advice))
     if any(not part.commands for part in found):
         return Remedy(advice=advice)
     found += [remedy(rule, blame.facts, way) for rule in blame.doubtful]
-    return Remedy(tuple(_unique(line for part in found for line in part.commands)), advice)
-
-
-T = TypeVar("T")
-
-
-def _unique(lines: Iterable[T]) -> list[T]:
-    return list(dict.fromkeys(lines))
+    return Remedy(tuple(dict.fromkeys(line for part in found for line in part.commands)), advice)
 
 
 Way = Literal["ingress", "egress"]
@@ -339,11 +330,7 @@ def blame_policies(kube: KubeFacts, policies: Sequence[Policy], dial: FailedDial
 def open_policy(closed: PolicyBlame, job: Mapping[str, str], name: str, namespace: str) -> dict[str, Any]:
     """The policy that lets the pods of a job reach those of its pods that are shut; no pod is shut by it that was open.
 
-    Args:
-        closed: what shuts them: the new policy is for the pods of the job that it chooses.
-        job: labels that the job's pods have, and no others.
-        name: of the policy.
-        namespace: of the pods.
+    The new policy is for those pods of the job that ``closed`` chooses; ``job`` are labels of the job's pods alone.
     """
     first = closed.policies[0].pods
     chosen = first.model_copy(update={"labels": {**first.labels, **job}})

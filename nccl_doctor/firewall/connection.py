@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, TypeVar
@@ -46,8 +46,11 @@ class Ruleset:
 
     @cached_property
     def deciding(self) -> tuple[BaseChain, ...]:
-        """The base chains that can stop a packet, cut down to what matters."""
-        return _pruned(self.bases)
+        """The base chains that can stop or change a packet, without their rules that do nothing.
+
+        Managers make dozens of chains that stay empty, and the mesh asks often.
+        """
+        return tuple(_without_idle(base) for base in self.bases if _matters(base))
 
     def rules(self) -> Iterator[RuleRef]:
         """Every rule and policy there is, once a base chain that may reach it."""
@@ -55,6 +58,12 @@ class Ruleset:
             yield base.policy_ref
             for chain in base.chains.values():
                 yield from (rule.ref for rule in chain)
+
+    def count(self, rule: RuleRef) -> int | None:
+        """The packets that the rule in this place has counted; None where it has no counter, or is gone."""
+        place = (rule.origin, rule.family, rule.table, rule.chain, rule.place)
+        same = (r for r in self.rules() if (r.origin, r.family, r.table, r.chain, r.place) == place)
+        return next((r.packets for r in same), None)
 
     def objections(self, packet: Packet) -> tuple[PacketVerdict, ...]:
         """Verdicts that stop the packet, or may, on this host; empty where all rules let it through.
@@ -122,14 +131,6 @@ def _nft(facts: FirewallFacts, ruleset: str, saves: list[IptablesSave], sets: Ip
             if (save.family, base.policy_ref.table) in elsewhere
         ),
     ]
-
-
-def _pruned(bases: Iterable[BaseChain]) -> tuple[BaseChain, ...]:
-    """The base chains that can stop or change a packet, without their rules that do nothing.
-
-    Managers make dozens of chains that stay empty, and the mesh asks often.
-    """
-    return tuple(_without_idle(base) for base in bases if _matters(base))
 
 
 def _matters(base: BaseChain) -> bool:
@@ -309,7 +310,7 @@ def counted(rules: Sequence[tuple[RuleRef, Ruleset]]) -> str:
 
     Nothing where it has none.
     """
-    pairs = [(rule.packets, _later(rule, after)) for rule, after in rules if rule.packets is not None]
+    pairs = [(rule.packets, after.count(rule)) for rule, after in rules if rule.packets is not None]
     if not pairs:
         return ""
     before, name = sum(first for first, _ in pairs), "counter" + "s" * (len(pairs) > 1)
@@ -320,14 +321,5 @@ def counted(rules: Sequence[tuple[RuleRef, Ruleset]]) -> str:
 
 def growth(rule: RuleRef, after: Ruleset) -> int | None:
     """By how many packets a rule's counter has grown until it was read again; None where it has none."""
-    later = _later(rule, after)
+    later = after.count(rule)
     return None if rule.packets is None or later is None else later - rule.packets
-
-
-def _later(rule: RuleRef, after: Ruleset) -> int | None:
-    return next((other.packets for other in after.rules() if _same(other, rule)), None)
-
-
-def _same(rule: RuleRef, other: RuleRef) -> bool:
-    place = (rule.origin, rule.family, rule.table, rule.chain, rule.place)
-    return place == (other.origin, other.family, other.table, other.chain, other.place)

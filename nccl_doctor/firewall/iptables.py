@@ -36,6 +36,7 @@ from nccl_doctor.firewall.rules import (
     never,
     some,
     unsure,
+    within,
 )
 from nccl_doctor.text.inet import Address, Network
 
@@ -100,7 +101,10 @@ def load_ipsets(text: str) -> dict[str, Ipset]:
         words = _split(line)
         if words[:1] == ["create"] and len(words) > 2:
             netmask = words[words.index("netmask") + 1 :][:1] if "netmask" in words[3:] else []
-            found[words[1]] = Ipset(_kinds(words[2]), int(netmask[0]) if netmask and netmask[0].isdecimal() else None)
+            found[words[1]] = Ipset(
+                tuple(words[2].partition(":")[2].split(",")),
+                int(netmask[0]) if netmask and netmask[0].isdecimal() else None,
+            )
         elif words[:1] == ["add"] and len(words) > 2 and words[1] in found:
             parts = (words[2],) if found[words[1]].kinds == ("set",) else tuple(words[2].split(","))
             found[words[1]].members.append(Member(parts, "nomatch" in words[3:]))
@@ -115,10 +119,6 @@ def _split(line: str) -> list[str]:
         return line.partition('"')[0].split()
 
 
-def _kinds(kind: str) -> tuple[str, ...]:
-    return tuple(kind.partition(":")[2].split(","))
-
-
 def _narrowness(member: Member) -> int:
     nets: list[Network] = [ip_network(part) for part in member.parts if "/" in part]
     return sum(net.prefixlen for net in nets) if nets else 256
@@ -129,9 +129,7 @@ def _port(port: Span, part: str) -> Tri:
     if colon and protocol != "tcp":
         return False
     value = int(number)
-    if port[0] == port[1]:
-        return port[0] == value
-    return None if port[0] <= value <= port[1] else False
+    return within(port, (value, value))
 
 
 Values = tuple[str, ...]
@@ -174,7 +172,7 @@ def _ports(*ends: str) -> Callable[[Values], Test]:
 
         def test(packet: Packet, _journey: Journey) -> Tri:
             ports = [packet.sport if end == "src" else packet.dport for end in ends]
-            return some(_within(port, span) for port in ports for span in spans)
+            return some(within(port, span) for port in ports for span in spans)
 
         return test
 
@@ -184,12 +182,6 @@ def _ports(*ends: str) -> Callable[[Values], Test]:
 def _span(text: str) -> Span:
     low, colon, high = text.partition(":")
     return int(low or 0), int((high or 65535) if colon else low)
-
-
-def _within(value: Span, span: Span) -> Tri:
-    if span[0] <= value[0] and value[1] <= span[1]:
-        return True
-    return False if value[1] < span[0] or span[1] < value[0] else None
 
 
 def _protocol(values: Values) -> Test:
@@ -205,10 +197,6 @@ def _state(values: Values) -> Test:
         return (packet.state.upper() if journey.tracked else "UNTRACKED") in wanted
 
     return test
-
-
-def _conntrack_direction(values: Values) -> Test:
-    return lambda packet, _journey: packet.reply == (values[0] == "REPLY")
 
 
 def _tcp_flags(values: Values) -> Test:
@@ -263,13 +251,9 @@ def match_set(name: str, ends: str, ipsets: Ipsets) -> Test:
     return test
 
 
-def _ignore(_values: Values) -> Test:
-    return always
-
-
 OPTIONS: dict[str, Callable[[Values], Test]] = {
-    "-m": _ignore,
-    "--comment": _ignore,
+    "-m": lambda _values: always,
+    "--comment": lambda _values: always,
     "-p": _protocol,
     "-f": lambda _values: never,
     "-s": _address("src"),
@@ -287,7 +271,7 @@ OPTIONS: dict[str, Callable[[Values], Test]] = {
     "--state": _state,
     "--ctstate": _state,
     "--ctproto": _protocol,
-    "--ctdir": _conntrack_direction,
+    "--ctdir": lambda values: lambda packet, _journey: packet.reply == (values[0] == "REPLY"),
     "--mark": _has_mark,
     "--src-type": _address_type("src"),
     "--dst-type": _address_type("dst"),

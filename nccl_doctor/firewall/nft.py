@@ -39,6 +39,7 @@ from nccl_doctor.firewall.rules import (
     negate,
     some,
     unsure,
+    within,
 )
 
 Json = Any
@@ -108,13 +109,6 @@ def span(item: Json) -> Span | None:
     except ValueError:
         return None
     return None if number is None else (number, number)
-
-
-def within(value: Span, element: Span) -> Tri:
-    """A number is within the element; where the value is a range, all of it, none of it, or unsure."""
-    if element[0] <= value[0] and value[1] <= element[1]:
-        return True
-    return False if value[1] < element[0] or element[1] < value[0] else None
 
 
 def holds(value: Value, item: Json, sets: Sets) -> Tri:
@@ -242,19 +236,13 @@ def _ct(body: dict[str, Any], packet: Packet, journey: Journey) -> Value:
 def _payload(body: dict[str, Any], packet: Packet, _journey: Journey) -> Value:
     protocol, name = body.get("protocol"), body.get("field")
     if protocol in {"tcp", "th"}:
-        return _tcp(name, packet)
+        ports: dict[str, Value] = {"sport": packet.sport, "dport": packet.dport}
+        return Bits(packet.flags, frozenset({"ecn", "cwr"})) if name == "flags" else ports.get(str(name), Unsure())
     if protocol in {"ip", "ip6"}:
         return _ip(name, packet) if (protocol == "ip") == (packet.version == 4) else Absent()
     if protocol in {"ether", "vlan"} or protocol is None:
         return Unsure()
     return Absent()
-
-
-def _tcp(name: Json, packet: Packet) -> Value:
-    if name == "flags":
-        return Bits(packet.flags, frozenset({"ecn", "cwr"}))
-    ports: dict[str, Value] = {"sport": packet.sport, "dport": packet.dport}
-    return ports.get(name, Unsure())
 
 
 def _ip(name: Json, packet: Packet) -> Value:
@@ -279,16 +267,12 @@ def _fib(body: dict[str, Any], packet: Packet, _journey: Journey) -> Value:
     return Unsure()
 
 
-def _exthdr(_body: Json, packet: Packet, _journey: Journey) -> Value:
-    return False if packet.version == 6 else Absent()
-
-
 _READERS: dict[str, Callable[[Any, Packet, Journey], Value]] = {
     "meta": _meta,
     "ct": _ct,
     "payload": _payload,
     "fib": _fib,
-    "exthdr": _exthdr,
+    "exthdr": lambda _body, packet, _journey: False if packet.version == 6 else Absent(),
 }
 
 
@@ -310,7 +294,7 @@ def _steps(expression: Json, sets: Sets) -> Iterator[Step]:
         return
     ((kind, body),) = expression.items()
     if kind == "match":
-        yield When(_match(body, sets))
+        yield When(_comparison(body["left"], body.get("op", "=="), body["right"], sets))
     elif kind in _RATES or (kind == "xt" and body.get("type") == "match"):
         yield When(unsure)
     elif kind == "set":  # adds to a set; with a rate inside, it is a test as well
@@ -385,11 +369,6 @@ def _number(value: Json, packet: Packet, journey: Journey) -> int | None:
 
 
 _BITWISE = {"|": int.__or__, "&": int.__and__, "^": int.__xor__}
-
-
-def _match(body: dict[str, Any], sets: Sets) -> Test:
-    """The test of a ``match`` statement."""
-    return _comparison(body["left"], body.get("op", "=="), body["right"], sets)
 
 
 def _comparison(left: Json, operator: str, right: Json, sets: Sets) -> Test:
@@ -492,13 +471,13 @@ def load(listing: Objects, text: str, without: Collection[Table] = ()) -> tuple[
     bases = [
         base
         for table in tables - asleep - set(without)
-        for base in _table(table, [entry for entry in listing if _of(entry[1], table)], texts)
+        for base in _table(table, [(k, body) for k, body in listing if _table_of(body) == table], texts)
     ]
     return tuple(sorted(bases, key=lambda base: base.priority))
 
 
-def _of(body: dict[str, Any], table: Table) -> bool:
-    return (body.get("family"), body.get("table")) == table
+def _table_of(body: dict[str, Any]) -> tuple[object, object]:
+    return body.get("family"), body.get("table")
 
 
 def _table(table: Table, listing: Objects, texts: dict[RuleKey, str]) -> Iterator[BaseChain]:

@@ -13,7 +13,7 @@ from typing import Literal
 from nccl_doctor.firewall.connection import Ends
 from nccl_doctor.firewall.rules import Packet, Span, Tri, syn
 from nccl_doctor.model.report import FailedDial
-from nccl_doctor.snapshot import Host, HostFacts, Interfaces, Names, PortRange, Snapshot, Way
+from nccl_doctor.snapshot import Host, HostFacts, InterfaceAddress, Interfaces, Names, PortRange, Snapshot, Way
 from nccl_doctor.text.inet import Address, Network, address_of, network_of, numeric, prefix_length
 
 DEFAULT_RANGE = (32768, 60999)
@@ -31,11 +31,7 @@ class Path:
 def path_of(address: str, source: Host, target: Host, listens: Mapping[str, str]) -> Path | None:
     """The way from one host to an address of another, to any port; None where the addresses are not known.
 
-    Args:
-        address: of ``target``, as the source names it.
-        source: who dials.
-        target: who is dialled.
-        listens: by host, the address of the interface that NCCL uses there.
+    ``address`` is the target's, as the source names it; ``listens`` has the address that NCCL uses on each host.
     """
     assert source.facts
     assert target.facts
@@ -86,10 +82,8 @@ def ephemeral(facts: HostFacts) -> Span:
 
 def interface_of(facts: HostFacts, address: str) -> str | None:
     """The interface that holds an address."""
-    if not isinstance(facts.interfaces, Interfaces):
-        return None
     wanted = ip_address(address)
-    found = (own.interface for own in facts.interfaces.addresses if ip_address(own.address.split("%")[0]) == wanted)
+    found = (own.interface for own in _entries(facts) if ip_address(own.address.split("%")[0]) == wanted)
     label = next(found, None)
     return label.split(":")[0] if label else None
 
@@ -193,18 +187,14 @@ def _along(source: Host, target: Host, address: str) -> Iterator[RouteFault]:
     if bare is not None:
         yield RouteFault(source.name, "no-address", out, *bare)
     yield from _leaving(source, (out.prefers and _asked(source.facts, address, out.prefers)) or out)
-    if out.prefers is None or not _owns(target.facts, address):
+    is_known = isinstance(target.facts.interfaces, Interfaces)
+    if out.prefers is None or (is_known and interface_of(target.facts, address) is None):
         return  # of packets to another machine's address, or to one that is translated, its kernel can tell nothing
     yield from _coming(target, address, out.prefers)
     back = _asked(target.facts, out.prefers, address)
     if back is not None:
         yield from _leaving(target, back)
     yield from _coming(source, out.prefers, address)
-
-
-def _owns(facts: HostFacts, address: str) -> bool:
-    """True where the address is one of the host's own; true where nobody knows."""
-    return not isinstance(facts.interfaces, Interfaces) or interface_of(facts, address) is not None
 
 
 def _asked(facts: HostFacts, to: str, source: str | None) -> Way | None:
@@ -244,10 +234,14 @@ def _attached(facts: HostFacts, address: str) -> tuple[str | None, Network | Non
     return name, network
 
 
+def _entries(facts: HostFacts) -> tuple[InterfaceAddress, ...]:
+    return facts.interfaces.addresses if isinstance(facts.interfaces, Interfaces) else ()
+
+
 def _networks_of(facts: HostFacts, address: str) -> Iterator[tuple[Network, str]]:
     """The networks of a host in which an address lies, with their interfaces."""
     there = address_of(address)
-    for entry in facts.interfaces.addresses if isinstance(facts.interfaces, Interfaces) else ():
+    for entry in _entries(facts):
         if entry.netmask is not None:
             network = network_of(f"{address_of(entry.address)}/{prefix_length(entry.netmask)}")
             if there in network and network.prefixlen < network.max_prefixlen:
@@ -274,11 +268,7 @@ def _unaddressed(facts: HostFacts, target: HostFacts, out: Way) -> tuple[str, Ne
 
 def _has(facts: HostFacts, name: str | None, like: Address) -> bool:
     """True where an interface has an address of that family, other than link-local."""
-    own = (
-        address_of(entry.address)
-        for entry in (facts.interfaces.addresses if isinstance(facts.interfaces, Interfaces) else ())
-        if entry.interface.partition(":")[0] == name
-    )
+    own = (address_of(entry.address) for entry in _entries(facts) if entry.interface.partition(":")[0] == name)
     return any(fault.version == like.version and not fault.is_link_local for fault in own)
 
 
@@ -286,5 +276,5 @@ def _is_on(facts: HostFacts, dev: str | None, network: Network | None) -> bool:
     """True where an interface has an address in a network."""
     return any(
         entry.interface.partition(":")[0] == dev and network is not None and address_of(entry.address) in network
-        for entry in (facts.interfaces.addresses if isinstance(facts.interfaces, Interfaces) else ())
+        for entry in _entries(facts)
     )

@@ -40,6 +40,14 @@ def some(values: Iterable[Tri]) -> Tri:
 Span = tuple[int, int]
 """Both ends included. A port that is drawn when the program runs is the whole range it is drawn from."""
 
+
+def within(value: Span, element: Span) -> Tri:
+    """A number is within the element; where the value is a range, all of it, none of it, or unsure."""
+    if element[0] <= value[0] and value[1] <= element[1]:
+        return True
+    return False if value[1] < element[0] or element[1] < value[0] else None
+
+
 Direction = Literal["input", "output"]
 """Where on a host: "input" is all that an arriving packet passes (ingress, prerouting, input), "output" all that a
 leaving one passes (output, postrouting, egress)."""

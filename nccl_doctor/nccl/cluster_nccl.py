@@ -214,9 +214,7 @@ def _unreached(causes: set[Cause]) -> str:
 def answers(snapshot: Snapshot, version: Version | None = None) -> InterfaceAnswers:
     """An answer for each host of the cluster, in its order, and what to set.
 
-    Args:
-        snapshot: the port mesh may be missing; then routes alone tell who reaches whom.
-        version: answer as this NCCL would; each host's own where None.
+    Without a port mesh, routes alone tell who reaches whom. The answer is that of ``version``, else of each host's own.
     """
     seen = {host.name: host_nccl(host, version=version) for host in snapshot.reached}
     known = {name: side for name, side in seen.items() if isinstance(side, HostNccl)}

@@ -22,16 +22,10 @@ LOOPBACK = "127.0.0.1"
 def gloo_devices(
     interfaces: Interfaces, variables: Mapping[str, str], hostname: Resolution | None
 ) -> tuple[Chosen, ...] | Failure | None:
-    """The devices gloo binds to, or why it does not start.
+    """The devices that gloo binds to with the job's variables, or why it does not start.
 
-    Args:
-        interfaces: of the host.
-        variables: as the job will have them.
-        hostname: what the host makes of its own name; used where GLOO_SOCKET_IFNAME is not set.
-
-    Returns:
-        One device for each name of the comma-separated list. Without the variable, the first address of the host's
-        own name that is local, or 127.0.0.1 where there is none; None where that name's resolution is not known.
+    One for each name of the comma-separated list. Without the variable, the first address of the host's own name that
+    is local, or 127.0.0.1 where there is none; None where that name's resolution is not known.
     """
     value = variables.get("GLOO_SOCKET_IFNAME", "")
     if len(value) > 1:

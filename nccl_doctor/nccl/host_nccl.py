@@ -96,15 +96,12 @@ class HostNccl:
 def host_nccl(
     host: Host, overrides: Mapping[str, str] = _AS_IT_IS, version: Version | None = None
 ) -> HostNccl | Unknown:
-    """NCCL's view of a host that was reached, and its choice.
+    """NCCL's view of a host that was reached, and its choice; Unknown where a fact that it depends on is.
 
     Args:
         host: with its facts.
         overrides: variables in addition to the hosts file's; libnccl was asked without them, so the model answers.
         version: answer as this version would; the host's own where None.
-
-    Returns:
-        The answer; Unknown where a fact that it depends on is.
     """
     facts = host.facts
     if facts is None:

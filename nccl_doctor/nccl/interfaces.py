@@ -26,7 +26,7 @@ from nccl_doctor.nccl import versions
 from nccl_doctor.nccl.versions import Behaviour, Version
 from nccl_doctor.snapshot import InterfaceAddress, Interfaces, Names, Resolver, Unknown, unknown
 from nccl_doctor.text.hostlist import quoted
-from nccl_doctor.text.inet import Address, address_of, numeric
+from nccl_doctor.text.inet import Address, numeric
 
 MAX_TOKENS = 16
 """NCCL 2.4 to 2.30, src/include/socket.h ``MAX_IFS``: what comes after the sixteenth token is not read."""
@@ -60,9 +60,7 @@ class Spec:
 def parse_spec(text: str, *, both_signs: bool = True) -> Spec:
     """Reads a value as NCCL does (src/misc/socket.cc ``findInterfaces``, src/misc/utils.cc ``parseStringList``).
 
-    Args:
-        text: the value, at least two characters long (see :func:`is_read`).
-        both_signs: as in :class:`nccl_doctor.nccl.versions.Behaviour`.
+    The value is at least two characters long (:func:`is_read`); ``both_signs`` as in :class:`versions.Behaviour`.
     """
     exclude = text.startswith("^")
     rest = text[1:] if exclude else text
@@ -99,15 +97,9 @@ class Remote:
 
 
 def parse_comm_id(value: str, interfaces: Interfaces, names: Resolver) -> Remote | str | Unknown:
-    """Reads the value.
+    """The address of NCCL_COMM_ID; NCCL's words where it refuses the value; Unknown where a name was never resolved.
 
-    Args:
-        value: of NCCL_COMM_ID.
-        interfaces: of the host, for the scope of ``[fe80::1%eth0]``.
-        names: what the host makes of names, where the value holds one.
-
-    Returns:
-        The address; NCCL's words where it refuses the value; Unknown where a name was never resolved there.
+    The host's interfaces tell the scope of ``[fe80::1%eth0]``, its resolver a name.
     """
     if not is_read(value):
         return INVALID
@@ -117,13 +109,13 @@ def parse_comm_id(value: str, interfaces: Interfaces, names: Resolver) -> Remote
     if not name:
         return INVALID
     port = _atoi(rest)
-    literal = _ip(name)
+    literal = numeric(name)
     if literal is not None:
         return Remote(literal, port)
     seen = names.get(name)
     if seen is None:
         return unknown(f"NCCL_COMM_ID names {name}, which was not resolved on this host")
-    first = _ip(seen.addresses[0].partition("%")[0]) if seen.addresses else None
+    first = numeric(seen.addresses[0].partition("%")[0]) if seen.addresses else None
     return Remote(first, port) if first is not None else INVALID
 
 
@@ -132,7 +124,7 @@ def _bracketed(value: str, interfaces: Interfaces) -> Remote | str | Unknown:
     if not closed:
         return INVALID
     text, _, zone = inside.rpartition("%") if "%" in inside else (inside, "", "")
-    address = _ip(text)
+    address = numeric(text)
     if not isinstance(address, ipaddress.IPv6Address):
         return unknown("NCCL_COMM_ID holds no IPv6 address in its brackets; NCCL then reads uninitialised memory")
     scope = next((link.index for link in interfaces.links if link.name == zone), 0)
@@ -141,21 +133,14 @@ def _bracketed(value: str, interfaces: Interfaces) -> Remote | str | Unknown:
 
 def on_subnet(entry: InterfaceAddress, remote: Remote) -> bool:
     """True where the address's own netmask puts the remote one beside it (``matchSubnet``)."""
-    local = _ip(entry.address)
+    local = numeric(entry.address)
     if local is None or entry.netmask is None or local.version != remote.address.version:
         return False
-    mask = _ip(entry.netmask)
+    mask = numeric(entry.netmask)
     if mask is None or mask.version != local.version:
         return False
     same = int(local) & int(mask) == int(remote.address) & int(mask)
     return same and (local.version == 4 or entry.scope_id == remote.scope_id)
-
-
-def _ip(text: str) -> Address | None:
-    try:
-        return address_of(text)
-    except ValueError:
-        return None
 
 
 def _atoi(text: str) -> int:
@@ -216,14 +201,8 @@ def choose(
 ) -> Choice | Unknown:
     """NCCL's choice on a host.
 
-    Args:
-        interfaces: links and addresses, in the kernel's order.
-        variables: as NCCL will have them, config files included.
-        version: of NCCL.
-        names: what the host makes of names; needed where NCCL_COMM_ID holds one.
-
-    Returns:
-        The choice; Unknown only where NCCL_COMM_ID can't be read from here.
+    Interfaces stand in the kernel's order, variables as NCCL will have them, config files included. Unknown only where
+    NCCL_COMM_ID can't be read from here: ``names`` is needed where it holds one.
     """
     return _choose(interfaces, variables, versions.behaviour(version), names)
 
@@ -241,10 +220,10 @@ def choose_all(
     They agree when bootstrap and NET/Socket use the same addresses; words and result codes are the newest version's.
 
     Args:
-        interfaces: links and addresses, in the kernel's order.
+        interfaces: as of :func:`choose`.
         variables: as the newest version has them.
-        names: what the host makes of names.
-        before_conf_file: the variables of versions that do not read NCCL_CONF_FILE, where they differ.
+        names: as of :func:`choose`.
+        before_conf_file: those of versions that do not read NCCL_CONF_FILE, where they differ.
         oldest: the first version that it can be.
     """
     older = variables if before_conf_file is None else before_conf_file

@@ -18,7 +18,7 @@ from nccl_doctor.model.report import FailedDial
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.snapshot import Mesh, Route, Unknown
 from nccl_doctor.text.hostlist import grouped
-from nccl_doctor.text.inet import Network, address_of, network_of
+from nccl_doctor.text.inet import address_of, network_of
 
 PRIVATE_KINDS = ("bridge", "dummy", "loopback")
 """Kinds of link that may stand in a host without leading out of it (snapshot.Link.kind)."""
@@ -56,14 +56,7 @@ class PairReach:
 
 
 def reach(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -> PairReach:
-    """Judges one direction of one pair.
-
-    Args:
-        source: who connects.
-        target: the host that NCCL's listener runs on.
-        address: which NCCL uses there.
-        mesh: where it was run.
-    """
+    """Judges one direction of one pair: ``source`` connects to the address that NCCL uses on ``target``."""
     there = address_of(address)
     if source.machine is not None and source.machine == target.machine:
         return PairReach(source.host, Reachable.YES, "the same machine")
@@ -146,14 +139,10 @@ def _is_island(source: HostNccl, target: HostNccl, there: str) -> bool:
     if any(route.interface == name and route.gateway is not None for route in target.routes):
         return False
     networks = [net for net in target.networks(there) if net.prefixlen < net.max_prefixlen]
-    shared = any(_inside(other.address, net) for other in source.interfaces.addresses for net in networks)
+    others = [address_of(other.address) for other in source.interfaces.addresses]
+    shared = any(other.version == net.version and other in net for other in others for net in networks)
     back = target.route_to(source.chosen.address) if source.chosen is not None else None
     return bool(networks) and not shared and (back is None or back.interface != name)
-
-
-def _inside(address: str, network: Network) -> bool:
-    ip = address_of(address)
-    return ip.version == network.version and ip in network
 
 
 @dataclass(frozen=True)
@@ -212,12 +201,7 @@ MOST_OWNERS = 8
 
 
 class Peers:
-    """The hosts of a cluster, to be asked about each other's addresses.
-
-    Args:
-        by_host: by host, in the order of their ranks.
-        mesh: where it was run.
-    """
+    """The hosts of a cluster in the order of their ranks, to be asked about each other's addresses."""
 
     def __init__(self, by_host: Mapping[str, HostNccl], mesh: Mesh | None) -> None:
         self._by_host, self._mesh = by_host, mesh

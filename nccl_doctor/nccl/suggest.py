@@ -45,10 +45,7 @@ class Suggestion:
 def suggest(hosts: tuple[Host, ...], now: Mapping[str, HostNccl], mesh: Mesh | None) -> Suggestion | None:
     """The best setting that provably works; None where none does or a host could not be looked at.
 
-    Args:
-        hosts: all that were reached.
-        now: what NCCL does there as things stand, where those are known.
-        mesh: where it was run.
+    ``now`` is NCCL's choice on the hosts as things stand, where that is known.
     """
     free = {host.name: host_nccl(host, {"NCCL_SOCKET_IFNAME": "=lo"}) for host in hosts}
     known = {name: side for name, side in free.items() if isinstance(side, HostNccl)}

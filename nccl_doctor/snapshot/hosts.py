@@ -12,9 +12,8 @@ besides it speaks for stand in a command for another host. Evidence is, each alo
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -72,9 +71,6 @@ from nccl_doctor.snapshot.system import (
     Xid,
 )
 from nccl_doctor.text.inet import Address, numeric
-
-_ENDED = re.compile(r"libnccl (?P<version>\S+) ended with “(?P<error>.*)”; the model of it uses .*", re.DOTALL)
-"""How snapshots told it while they held the chosen interface and not libnccl's answer."""
 
 
 @dataclass(frozen=True)
@@ -169,24 +165,6 @@ class HostFacts(Observed):
     firewall_after: Fact[FirewallFacts | None] = None
     ways: Fact[tuple[Way, ...]] = ()
     surroundings: Fact[Surroundings | None] = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_it_was(cls, data: object) -> object:
-        """Older snapshots hold the interface that was chosen: of it counts what libnccl said, not what was derived."""
-        if not isinstance(data, dict) or "nccl_interface" not in data:
-            return data
-        return {"libnccl": _answer(data["nccl_interface"])} | {k: v for k, v in data.items() if k != "nccl_interface"}
-
-
-def _answer(chosen: object) -> dict[str, Any] | None:
-    if not isinstance(chosen, Mapping):
-        return None
-    if chosen.get("source") == "libnccl":
-        data = {"version": chosen.get("nccl_version"), "interface": chosen.get("name")}
-        return data | {"address": chosen.get("address"), "error": None}
-    ended = _ENDED.fullmatch(str(chosen.get("$unknown")))
-    return None if ended is None else {**ended.groupdict(), "interface": None, "address": None}
 
 
 class Host(Observed):

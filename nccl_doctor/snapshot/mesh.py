@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, combinations
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -83,6 +83,11 @@ class Sample(Observed):
         return {name: rank for rank, name in enumerate(self.order)}
 
 
+Answers = dict[str, dict[HostAddress, tuple[str, ...]]]
+"""By host and address, the hosts that met its listener there."""
+Pair = TypeVar("Pair", FailedDial, Stall, Interception)
+
+
 class Mesh(Observed):
     """Every host dialled every other one, or a sample of them; some also themselves: those are dials, and no pairs.
 
@@ -106,9 +111,9 @@ class Mesh(Observed):
     failed: tuple[FailedDial, ...] = ()
     not_listening: dict[str, Clipped] = Field(default_factory=dict)
     stalls: Phased[tuple[Stall, ...]] = skipped("large packets were not tried")
-    answered: dict[str, dict[HostAddress, tuple[str, ...]]] = Field(default_factory=dict)
+    answered: Answers = Field(default_factory=dict)
     rails: dict[str, dict[HostAddress, Rail]] = Field(default_factory=dict)
-    elsewhere: dict[str, dict[HostAddress, tuple[str, ...]]] = Field(default_factory=dict)
+    elsewhere: Answers = Field(default_factory=dict)
     sample: Sample | None = None
     intercepted: tuple[Interception, ...] = ()
 
@@ -124,33 +129,31 @@ class Mesh(Observed):
         """The same mesh with nothing but dials between these hosts."""
         if self.hosts == len(names):
             return self
-        stalls = (
-            self.stalls
-            if isinstance(self.stalls, Unknown | Skipped)
-            else tuple(stall for stall in self.stalls if stall.src in names and stall.dst in names)
-        )
+
+        def heard(answers: Answers) -> Answers:
+            return {
+                name: {address: tuple(peer for peer in peers if peer in names) for address, peers in found.items()}
+                for name, found in answers.items()
+                if name in names
+            }
+
+        def between(pairs: Iterable[Pair]) -> tuple[Pair, ...]:
+            return tuple(pair for pair in pairs if pair.src in names and pair.dst in names)
+
         pairs = len(names) * (len(names) - 1)
         return Mesh(
             hosts=len(names),
             pairs=pairs,
             tested=min(self.tested, pairs),
             ports={name: ports for name, ports in self.ports.items() if name in names},
-            failed=tuple(dial for dial in self.failed if dial.src in names and dial.dst in names),
+            failed=between(self.failed),
             not_listening={name: why for name, why in self.not_listening.items() if name in names},
-            stalls=stalls,
+            stalls=self.stalls if isinstance(self.stalls, Unknown | Skipped) else between(self.stalls),
             sample=self.sample,
-            answered={
-                name: {address: tuple(one for one in told if one in names) for address, told in met.items()}
-                for name, met in self.answered.items()
-                if name in names
-            },
-            elsewhere={
-                name: {address: tuple(one for one in told if one in names) for address, told in met.items()}
-                for name, met in self.elsewhere.items()
-                if name in names
-            },
-            rails={name: told for name, told in self.rails.items() if name in names},
-            intercepted=tuple(one for one in self.intercepted if one.src in names and one.dst in names),
+            answered=heard(self.answered),
+            elsewhere=heard(self.elsewhere),
+            rails={name: rails for name, rails in self.rails.items() if name in names},
+            intercepted=between(self.intercepted),
         )
 
     @property
@@ -158,7 +161,7 @@ class Mesh(Observed):
         """Every host that it names: in ports, dials, stalls or answers."""
         stalls = self.stalls if isinstance(self.stalls, tuple) else ()
         pairs: tuple[FailedDial | Stall | Interception, ...] = (*self.failed, *stalls, *self.intercepted)
-        ends = [(one.src, one.dst) for one in pairs]
+        ends = [(pair.src, pair.dst) for pair in pairs]
         witnesses = chain.from_iterable(met.values() for met in self.answered.values())
         hosts = self.ports.keys() | self.not_listening.keys() | self.answered.keys()
         return set(chain.from_iterable((*ends, *witnesses))) | hosts

@@ -5,7 +5,7 @@ from typing import Any
 
 from nccl_doctor.model.report import NcclInterface
 from nccl_doctor.nccl.cluster_nccl import answers
-from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl, nccl_interface
+from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
 from nccl_doctor.snapshot import Host, LibncclAnswer, Snapshot, Unknown, unknown
 from tests.checks.snapshots import load, patched
 
@@ -135,19 +135,3 @@ def test_libnccl_that_fails_is_a_disagreement_unless_the_model_fails_as_well() -
 def test_an_answer_without_the_log_line_is_found_by_its_address() -> None:
     sources = {address: seen_by(asked(told(None, address, "2.99.1"))).source for address in ("10.0.0.1", "10.9.9.9")}
     assert sources == {"10.0.0.1": "libnccl", "10.9.9.9": "model"}
-
-
-def test_a_snapshot_from_before_the_answer_was_kept_says_the_same() -> None:
-    chosen = {"name": "eno9", "address": "10.7.7.7", "nccl_version": "2.27.7", "source": "libnccl"}
-    ended = "libnccl 2.27.7 ended with “Call to socket failed”; the model of it uses eno1 (10.0.0.1)"
-    for old, answer in (
-        (chosen, told("eno9", "10.7.7.7")),
-        ({"$unknown": ended}, told(error="Call to socket failed")),
-        ({**chosen, "source": "model"}, None),
-        ({"$unknown": "no interfaces"}, None),
-        (None, None),
-    ):
-        host = patched({"hosts": {"node1": {"facts": {"nccl_interface": old}}}}).hosts[0]
-        assert host.facts is not None
-        assert host.facts.libnccl == answer
-        assert nccl_interface(host) == nccl_interface(asked(answer))

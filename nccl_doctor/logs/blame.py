@@ -29,7 +29,8 @@ def in_context(log: Log) -> list[Event]:
     every = [event for reading in log.readings for event in (*reading.events, *from_text(reading.events))]
     scene = Scene(every, log, {reading.name: reading for reading in log.readings})
     _run(scene, Stage.MEANING, Stage.RECOVERY)
-    scene.events = [event for event in scene.events if not _overcome(event, scene.sources[event.file])]
+    # what a run met on its way to a good end was overcome, but for a cause
+    scene.events = [e for e in scene.events if e.line >= scene.sources[e.file].well or e.grade is Grade.ROOT]
     readings, facts = last_run(log.readings, log.facts)
     scene.log = replace(log, readings=readings, facts=facts)
     _run(scene, Stage.ENDING)
@@ -49,11 +50,6 @@ def _run(scene: Scene, *stages: Stage) -> None:
         for _, shown in sorted(signs().items()):
             if stage in shown.passes:
                 scene.events = shown.passes[stage](scene)
-
-
-def _overcome(event: Event, reading: Reading) -> bool:
-    """The run of this source came to its end after all."""
-    return event.line < reading.well and event.grade is not Grade.ROOT
 
 
 def _without_return_codes(events: list[Event]) -> list[Event]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from nccl_doctor.logs import flight
@@ -226,26 +226,15 @@ def _ras_answer(data: bytes) -> RasAnswer | None:
         return None
 
 
-def diagnose(sources: Iterable[LogSource], progress: Callable[[int], None] = lambda _count: None) -> LogVerdict:
-    """Reads all sources and says what happened.
-
-    Args:
-        sources: read one after the other; no more than a block of one is held.
-        progress: called with the number of bytes of each block read.
-    """
+def diagnose(sources: Iterable[LogSource]) -> LogVerdict:
+    """Reads all sources one after the other, holding no more than a block, and says what happened."""
     investigation = Investigation()
     for source in sources:
         investigation.begin(source.name)
         try:
-            for block in _counted(source.blocks, progress):
+            for block in source.blocks:
                 investigation.feed(block)
         except CutOffError:
             investigation.cut_off()
         investigation.close()
     return investigation.verdict()
-
-
-def _counted(blocks: Iterable[bytes], progress: Callable[[int], None]) -> Iterator[bytes]:
-    for block in blocks:
-        progress(len(block))
-        yield block

@@ -14,7 +14,7 @@ from nccl_doctor.logs.signs import Case, having, signs
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Check, entry
 from nccl_doctor.model.report import CheckResult, Consequence, Diagnosis, LogEvent, Outcome, Phase, Report
-from nccl_doctor.text.hostlist import fold, grouped, plural
+from nccl_doctor.text.hostlist import capital, fold, grouped, plural
 
 MOST_EVENTS = 500
 
@@ -74,19 +74,15 @@ def finding(case: Case) -> Finding:
     """The finding of one cause, as a live check would yield it."""
     shown = signs()[case.cause.name]
     advice = shown.advice(case)
+    of_rank = advice.message.startswith(("rank", "a rank"))  # a host's name stays as it is written
     return Finding(
         hosts=case.hosts,
-        message=_sentence(advice.message),
+        message=capital(advice.message) if of_rank else advice.message,
         evidence=case.evidence(),
         facts={"ranks": list(case.ranks), "lines": case.count, "reached": _reached(rank_progress(case.log.facts))},
         fix=advice.fix,
         entities=case.entities(shown.interface),
     )
-
-
-def _sentence(text: str) -> str:
-    """Begins with a capital letter, but leaves a host's name as it is."""
-    return text[:1].upper() + text[1:] if text.startswith(("rank", "a rank")) else text
 
 
 def _diagnosis(case: Case) -> Diagnosis:

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from nccl_doctor.model.cluster import Node
+from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.nccl.gloo import gloo_devices, is_initiator
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl, nccl_interface
 from nccl_doctor.nccl.interfaces import Chosen, Failure, is_read
@@ -37,6 +37,7 @@ from nccl_doctor.snapshot import (
     Sample,
     Unknown,
 )
+from nccl_doctor.snapshot.hosts import nproc
 from nccl_doctor.snapshot.mesh import groups
 from nccl_doctor.text import inet
 
@@ -279,3 +280,58 @@ def _of_gloo(node: Node, facts: HostFacts) -> tuple[Chosen, ...]:
     resolution = names.get(hostname) if names is not None else None
     devices = gloo_devices(facts.interfaces, {**facts.env, **node.env}, resolution)
     return () if devices is None or isinstance(devices, Failure) else devices
+
+
+def rail_targets(
+    name: str,
+    mine: list[Target],
+    partners_of: list[str],
+    facts: dict[str, HostFacts],
+    ports: dict[str, tuple[int, ...]],
+    used: dict[str, Rails],
+) -> Iterator[Target]:
+    """The partners' other addresses over which data will move, each with the last of the host's ports."""
+    dialled = {(target.dst, target.address) for target in mine}
+    for dst in partners_of:
+        if ports.get(dst) and name in used:
+            for address in between(facts[name], used[name], used[dst]):
+                if (dst, address) not in dialled:
+                    yield Target(dst, address, ports[dst][-1:])
+
+
+def own_targets(
+    node: Node, facts: HostFacts, address: str, cluster: Cluster, mine: tuple[int, ...]
+) -> Iterator[Target]:
+    """A host's own listeners, by the address that the others use: the master's store, and ranks beside each other."""
+    wanted = [port for port in mine if port == cluster.master_port and node.node_rank == 0]
+    if nproc(node, facts, alone=False) > 1:
+        wanted += mine[-1:]
+    if wanted and confirmed(address, node, facts):
+        yield Target(node.name, address, tuple(dict.fromkeys(wanted)))
+
+
+def partner_targets(
+    partners_of: list[str],
+    cluster: Cluster,
+    nodes: dict[str, Node],
+    addresses: dict[str, str],
+    source: HostFacts,
+    ports: dict[str, tuple[int, ...]],
+) -> tuple[list[Target], dict[str, str]]:
+    """Each partner's own address with all its ports, and the master address as the job will use it.
+
+    Also, by partner, the addresses that are not dialled: nothing that the dialling host knows confirms them.
+    """
+    targets: list[Target] = []
+    doubtful: dict[str, str] = {}
+    for name in partners_of:
+        if not ports.get(name):
+            continue
+        address = addresses[name]
+        if confirmed(address, nodes[name], source):
+            targets.append(Target(name, address, ports[name]))
+        else:
+            doubtful[name] = address
+        if nodes[name].node_rank == 0 and cluster.master_addr != address and cluster.master_port in ports[name]:
+            targets.append(Target(name, cluster.master_addr, (cluster.master_port,)))
+    return targets, doubtful

@@ -6,28 +6,20 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from nccl_doctor.cli import options
-from nccl_doctor.cli.options import (
-    DiagnosisOptions,
-    HostOptions,
-    JobOptions,
-    KeepOptions,
-    ReachOptions,
-    SelectOptions,
-    flattened,
-)
+from nccl_doctor.cli.options import flattened
 from nccl_doctor.cli.output import finish
 
 
 @flattened
 def check(
     *,
-    which: HostOptions,
+    which: options.HostOptions,
     output: options.Output = "human",
-    shown: DiagnosisOptions,
-    chosen: SelectOptions,
+    shown: options.DiagnosisOptions,
+    chosen: options.SelectOptions,
     timeout: options.TimeoutWithSmoke = None,
-    reached: ReachOptions,
-    job: JobOptions,
+    reached: options.ReachOptions,
+    job: options.JobOptions,
     mesh: Annotated[
         Literal["auto", "full", "none"],
         options.of_run("--mesh", help="Which pairs are dialled; auto is all of them up to 128 hosts."),
@@ -38,7 +30,7 @@ def check(
     ] = False,
     no_smoke: Annotated[bool, options.of_run("--no-smoke", help="Leave out the all-reduce.")] = False,
     smoke_timeout: options.SmokeTimeout = 60.0,
-    kept: KeepOptions,
+    kept: options.KeepOptions,
     write_hosts: Annotated[
         Path | None,
         options.of_keep("--write-hosts", metavar="FILE", help="Write the hosts that passed here, one name per line."),

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from nccl_doctor.cli.options import JobOptions, NameOptions, flattened
 from nccl_doctor.cli.output import Out, finish
 from nccl_doctor.report.render import FORMS
-
-
-class Launcher(str, Enum):
-    """The ways of starting ranks for which ``launch`` writes lines."""
-
-    TORCHRUN = "torchrun"
-    C10D = "c10d"
-    LAUNCH = "launch"
-    ENV = "env"
-    TCP = "tcp"
-
 
 Words = Annotated[
     list[str] | None,
@@ -34,7 +22,7 @@ def launch(
     words: Words = None,
     named: NameOptions,
     launcher: Annotated[
-        Launcher | None,
+        Literal["torchrun", "c10d", "launch", "env", "tcp"] | None,
         typer.Option(
             "--launcher",
             help="torchrun (static rendezvous; the default), c10d, launch (torch.distributed.launch, for PyTorch below "
@@ -68,10 +56,10 @@ def launch(
         from nccl_doctor.report.safe import clean
 
         hosts, script = split(list(words or ()), sys.argv, named=named.where is not None)
-        if rdzv and launcher not in (None, Launcher.C10D):
+        if rdzv and launcher not in (None, "c10d"):
             raise UsageError("--rdzv is --launcher c10d; give one of them")
         cluster = named.cluster(job.overrides(), hosts)
-        chosen = "c10d" if rdzv else launcher and launcher.value
+        chosen = "c10d" if rdzv else launcher
         wishes = Wishes(chosen, form, use_env=use_env, diagnosable=diagnosable, batch_size=batch_size)
         result = launched(cluster, hosts, script, wishes, os.environ, time.time())
         for warning in result.warnings:

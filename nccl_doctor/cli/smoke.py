@@ -6,27 +6,19 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from nccl_doctor.cli import options
-from nccl_doctor.cli.options import (
-    DiagnosisOptions,
-    HostOptions,
-    JobOptions,
-    KeepOptions,
-    ReachOptions,
-    SelectOptions,
-    flattened,
-)
+from nccl_doctor.cli.options import flattened
 from nccl_doctor.cli.output import finish
 
 
 @flattened
 def smoke(
     *,
-    which: HostOptions,
+    which: options.HostOptions,
     output: options.Output = "human",
-    shown: DiagnosisOptions,
+    shown: options.DiagnosisOptions,
     timeout: options.TimeoutWithSmoke = None,
-    reached: ReachOptions,
-    job: JobOptions,
+    reached: options.ReachOptions,
+    job: options.JobOptions,
     backend: Annotated[
         Literal["auto", "nccl", "gloo"],
         options.of_run("--backend", help="auto is NCCL where every rank has a GPU, else gloo."),
@@ -68,7 +60,7 @@ def smoke(
 
         request = Request(
             which=which,
-            chosen=SelectOptions(only=["access", "software", "port-in-use", "allreduce"]),
+            chosen=options.SelectOptions(only=["access", "software", "port-in-use", "allreduce"]),
             timeout_s=timeout,
             reached=reached,
             overrides=job.overrides(),
@@ -80,7 +72,7 @@ def smoke(
             ),
             save_logs=save_logs,
             isolate=isolate,
-            kept=KeepOptions(save),
+            kept=options.KeepOptions(save),
         )
         return check_cluster(request, out)
 

@@ -101,8 +101,8 @@ def render_ifname(answers: InterfaceAnswers, options: RenderOptions) -> str:
 
 
 def _interface_rows(answers: Sequence[InterfaceAnswer]) -> Iterator[tuple[str, str, str]]:
-    def chosen(one: InterfaceAnswer) -> str:
-        return one.nccl_interface.name if one.nccl_interface else "nothing" if one.known else "not known"
+    def chosen(answer: InterfaceAnswer) -> str:
+        return answer.nccl_interface.name if answer.nccl_interface else "nothing" if answer.known else "not known"
 
     for (name, reason), alike in grouped(((chosen(one), one.reason), one) for one in answers).items():
         interfaces = [one.nccl_interface for one in alike if one.nccl_interface is not None]

@@ -22,6 +22,7 @@ from nccl_doctor.model.report import FailedDial
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl, cluster_nccl
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.snapshot import Host, HostFacts, Mesh, Smoke, Snapshot, known
+from nccl_doctor.snapshot.hosts import nproc
 from nccl_doctor.snapshot.surroundings import KubeFacts
 from nccl_doctor.text.hostlist import K, grouped
 
@@ -161,6 +162,10 @@ class View:
         for host in self.hosts:
             if host.facts is not None:
                 yield host, host.facts
+
+    def nproc(self, host: Host, facts: HostFacts) -> int:
+        """The number of ranks that the job starts on a host."""
+        return nproc(host.node, facts, alone=len(self.snapshot.cluster.nodes) == 1)
 
     def hosts_by(self, key: Callable[[HostFacts], K | None]) -> dict[K, tuple[str, ...]]:
         """Groups hosts by what ``key`` makes of their facts, without those of which it makes None."""

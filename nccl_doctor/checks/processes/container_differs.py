@@ -20,14 +20,13 @@ References: docker-run(1): --network, --ipc, --shm-size, --ulimit, --device, --a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nccl_doctor.checks.own_names import has_own_network, is_unreached
 from nccl_doctor.checks.processes.memlock_low import too_low
 from nccl_doctor.checks.processes.nofile_low import BASE, PER_RANK
-from nccl_doctor.checks.processes.shm_small import MIB, WANTED
+from nccl_doctor.checks.processes.shm_small import MIB, WANTED, enough_gib, is_fatal
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import folded
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
@@ -44,7 +43,7 @@ from nccl_doctor.snapshot import (
     Unknown,
     known,
 )
-from nccl_doctor.snapshot.hosts import nproc, world_size
+from nccl_doctor.snapshot.hosts import world_size
 from nccl_doctor.text.hostlist import fold, grouped
 from nccl_doctor.text.inet import numeric
 from nccl_doctor.text.shell import line
@@ -175,7 +174,7 @@ def _enlarged(sides: Sides) -> tuple[Command, ...]:
         "{runtime} exec -u 0 --privileged {name} mount -o remount,size={gib}g /dev/shm",
         runtime=outside.runtime,
         name=outside.name,
-        gib=shm_gib(sides),
+        gib=enough_gib(known(sides.facts.shm), _shm_needed(sides)),
     )
     return on(sides.host.name, remount)
 
@@ -216,25 +215,17 @@ def _shm(sides: Sides) -> Iterator[Aspect]:
     shm, outside = sides.facts.shm, sides.outside.shm_bytes
     if isinstance(shm, Unknown) or shm.problem is not None or outside is None or shm.total_bytes >= outside:
         return
-    needed = shm_needed(sides)
+    needed = _shm_needed(sides)
     if shm.total_bytes > WANTED and shm.free_bytes >= needed:
         return
-    uses_gpus = not isinstance(sides.facts.gpus, Unknown) and bool(sides.facts.gpus)
-    severity = Severity.ERROR if uses_gpus and 2 * shm.free_bytes < needed else Severity.WARNING
+    severity = Severity.ERROR if is_fatal(sides.facts, shm, needed) else Severity.WARNING
     phrase = f"{shm.total_bytes // MIB} MiB of /dev/shm (the host: {outside // MIB})"
     yield Aspect("shm", phrase, ("--ipc=host",), ("shm-small", *ALLREDUCE), severity)
 
 
-def shm_needed(sides: Sides) -> int:
+def _shm_needed(sides: Sides) -> int:
     """Bytes of /dev/shm that the ranks want (shm_small)."""
-    return WANTED * nproc(sides.host.node, sides.facts, alone=len(sides.view.snapshot.cluster.nodes) == 1)
-
-
-def shm_gib(sides: Sides) -> int:
-    """A size of /dev/shm that is enough, in GiB."""
-    shm = known(sides.facts.shm)
-    used = shm.total_bytes - shm.free_bytes
-    return max(1, math.ceil((used + 2 * shm_needed(sides)) / (1 << 30)))
+    return WANTED * sides.view.nproc(sides.host, sides.facts)
 
 
 def _memlock(sides: Sides) -> Iterator[Aspect]:

@@ -21,7 +21,6 @@ from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import folded, on_each, pasted
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import HostFacts, Shm, Unknown, known
-from nccl_doctor.snapshot.hosts import nproc
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import line
 
@@ -48,7 +47,7 @@ def shm_small(view: View) -> Findings:
     lacks: dict[_Lack, dict[str, int]] = {}
     for host, facts in view.facts:
         shm = known(facts.shm)
-        needed = WANTED * nproc(host.node, facts, alone=len(view.snapshot.cluster.nodes) == 1)
+        needed = WANTED * view.nproc(host, facts)
         if shm.problem is not None or shm.free_bytes < needed:
             lacks.setdefault(_lack(facts, shm, needed, pod=host.name in view.kube.pods), {})[host.name] = shm.free_bytes
     for lack, free in lacks.items():
@@ -56,17 +55,25 @@ def shm_small(view: View) -> Findings:
 
 
 def _lack(facts: HostFacts, shm: Shm, needed: int, *, pod: bool) -> _Lack:
-    uses_gpus = not isinstance(facts.gpus, Unknown) and bool(facts.gpus)
-    used = shm.total_bytes - shm.free_bytes
     return _Lack(
         needed=needed,
         total=shm.total_bytes,
-        severity=Severity.ERROR if uses_gpus and 2 * shm.free_bytes < needed else None,
+        severity=Severity.ERROR if is_fatal(facts, shm, needed) else None,
         contained=isinstance(facts.identity, Unknown) or facts.identity.container is not None,
-        gib=max(1, math.ceil((used + 2 * needed) / (1 << 30))),
+        gib=enough_gib(shm, needed),
         problem=shm.problem,
         pod=pod,
     )
+
+
+def is_fatal(facts: HostFacts, shm: Shm, needed: int) -> bool:
+    """Tells whether ranks that use GPUs lack more than half of the room that they want."""
+    return not isinstance(facts.gpus, Unknown) and bool(facts.gpus) and 2 * shm.free_bytes < needed
+
+
+def enough_gib(shm: Shm, needed: int) -> int:
+    """A size of /dev/shm that is enough, in GiB."""
+    return max(1, math.ceil((shm.total_bytes - shm.free_bytes + 2 * needed) / (1 << 30)))
 
 
 def _unusable(lack: _Lack, hosts: tuple[str, ...]) -> Finding:

@@ -23,7 +23,6 @@ from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.engine import engines_of
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import known
-from nccl_doctor.snapshot.hosts import nproc
 from nccl_doctor.text.hostlist import fold, grouped, plural
 
 GIB = 1 << 30
@@ -41,14 +40,13 @@ FATAL = GIB // 2
 )
 def step_limits_low(view: View) -> Findings:
     """Yields one finding for each thing that is too little, folded over nodes that have as much of it."""
-    alone = len(view.snapshot.cluster.nodes) == 1
     low: list[tuple[tuple[str, int, int], str]] = []
     for host, facts in view.facts:
         limits = known(facts.step)
         if limits is None:
             continue
         ranks, given, seen = (
-            nproc(host.node, facts, alone=alone),
+            view.nproc(host, facts),
             sum(engine.gpus(host.node) for engine in engines_of(host.node)),
             known(facts.gpus),
         )

@@ -24,7 +24,7 @@ from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import Gpu, known
-from nccl_doctor.snapshot.hosts import named_devices, nproc, visible_gpus
+from nccl_doctor.snapshot.hosts import named_devices, visible_gpus
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
 
 
@@ -43,7 +43,7 @@ def gpu_count_low(view: View) -> Findings:
     uneven: dict[str, int] = {}
     for host, facts in view.facts:
         gpus = known(facts.gpus)
-        ranks = nproc(host.node, facts, alone=len(view.snapshot.cluster.nodes) == 1)
+        ranks = view.nproc(host, facts)
         # CUDA hides a GPU whose index no device has, and all behind it; parts of GPUs are not in nvidia-smi's list
         there = {str(gpu.index) for gpu in gpus}
         missing = [part for part in named_devices(host.node) if part.isdigit() and part not in there]

@@ -19,7 +19,7 @@ import itertools
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot import known
-from nccl_doctor.snapshot.hosts import nproc, visible_gpus
+from nccl_doctor.snapshot.hosts import visible_gpus
 from nccl_doctor.snapshot.system import Gpu
 from nccl_doctor.text.hostlist import grouped
 
@@ -30,7 +30,7 @@ def gpu_overlap(view: View) -> Findings:
     used: dict[str, dict[str, Gpu]] = {}
     for host, facts in view.facts:
         gpus = known(facts.gpus)
-        ranks = nproc(host.node, facts, alone=len(view.snapshot.cluster.nodes) == 1)
+        ranks = view.nproc(host, facts)
         mine = visible_gpus(host.node, gpus)[:ranks]
         used[host.name] = {gpu.uuid: gpu for gpu in mine if gpu.uuid.startswith("GPU-")}
     users = grouped((uuid, name) for name, own in used.items() for uuid in own)

@@ -1,7 +1,7 @@
 """Looks at a running job on all its hosts at once, as often as asked, and types what comes.
 
-It is the controller's own and nothing else: nothing is fetched for a host that could not run it. Its wheel for Linux
-holds one program that is linked statically, so that one file serves every Linux of its machine.
+py-spy is sent along, the controller's own and nothing else: nothing is fetched for a host that could not run it. Its
+wheel for Linux holds a program that is linked statically, so that one file serves every Linux of its machine.
 """
 
 from __future__ import annotations

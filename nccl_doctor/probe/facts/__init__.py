@@ -27,7 +27,7 @@ def collect(request: dict[str, Any]) -> dict[str, object]:
     """All facts but the clock, by field of snapshot.HostFacts, in JSON form.
 
     Args:
-        request: ``names`` to resolve, see :func:`names.unpacked`; ``deadline_s`` for everything; optional:
+        request: ``names`` to resolve, see :func:`network.unpacked`; ``deadline_s`` for everything; optional:
             ``trial_port`` to bind, or None; ``master_port``, whose sockets are listed; ``env``, the job's own
             variables; ``python``, the interpreter as the hosts file names it; ``same``, paths to take digests of;
             ``inside``, whether this is a container; ``sudo``, whether ``sudo -n`` may be tried to read firewall rules.

@@ -1,6 +1,6 @@
 """Runs the all-reduce on one host: one process imports torch, and forks a rank for each that the job would have here.
 
-The worker (allreduce_worker.py) comes in memory and is handed to the training's interpreter as ``/proc/PID/fd/N``. It
+The worker (worker.py) comes in memory and is handed to the training's interpreter as ``/proc/PID/fd/N``. It
 may be started long before it is needed, and serves one all-reduce after the other: importing torch takes longer than
 all else. Scratch files lie where we put them and are removed with the processes, and so is shared memory that killed
 ranks could not remove. Ranks report by marked lines; everything else that they print is kept.
@@ -212,7 +212,7 @@ class Launcher:
 
         Args:
             order: ``{"first_rank", "count", "variables": of the job, "backend", "budget_s", "max_bytes", "plateau",
-                "deadline_s"}``, see allreduce_worker.py. The deadline is the last resort of a host whose controller has
+                "deadline_s"}``, see worker.py. The deadline is the last resort of a host whose controller has
                 gone silent: that one says stop before.
             emit: called with each event of a rank, and with ``"working": seconds`` while the interpreter starts; where
                 ranks have to be ended, with the state and the stack of each.

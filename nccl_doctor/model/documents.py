@@ -177,16 +177,9 @@ class TopicList(Document):
 
 
 HangVerdict = Literal[
-    "laggard",
-    "gone",
-    "different-collectives",
-    "outside-nccl",
-    "transport",
-    "not-started",
-    "slow",
-    "not-hanging",
+    "laggard", "gone", "different-collectives", "outside-nccl", "transport", "not-started", "slow", "not-hanging",
     "unknown",
-]
+]  # fmt: skip
 STANDS_STILL = frozenset({"laggard", "gone", "different-collectives", "outside-nccl", "transport", "not-started"})
 
 

@@ -191,19 +191,11 @@ class Load(FrozenModel):
 
 DialOutcome = Annotated[
     Literal[
-        "connected",
-        "refused",
-        "timed-out",
-        "no-route",
-        "unreachable",
-        "stranger",
-        "intercepted",
-        "reset",
-        "no-source-address",
-        "failed",
+        "connected", "refused", "timed-out", "no-route", "unreachable", "stranger", "intercepted", "reset",
+        "no-source-address", "failed",
     ],
     WithJsonSchema({"type": "string"}),
-]
+]  # fmt: skip
 DialSeconds = Annotated[float, Field(ge=0, le=3600), WithJsonSchema({"type": "number"})]
 """What a dial took; it has a few seconds, and twice as long when it is tried again."""
 

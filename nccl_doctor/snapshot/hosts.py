@@ -320,14 +320,9 @@ def _resolved(snapshot: Snapshot, name: str, reader: str) -> Iterator[object]:
     yield name
     yield from snapshot.resolved.get(name, ())
     for host in snapshot.hosts:
-        if host.name == reader:
-            yield from _resolved_there(host, name)
-
-
-def _resolved_there(host: Host, name: str) -> Iterator[object]:
-    if host.facts is not None and isinstance(host.facts.resolution, Names):
-        data = host.facts.resolution.get(name)
-        yield from data.addresses if data is not None else ()
+        if host.name == reader and host.facts is not None and isinstance(host.facts.resolution, Names):
+            answer = host.facts.resolution.get(name)
+            yield from answer.addresses if answer is not None else ()
 
 
 def _usable(texts: Iterable[object]) -> Iterator[Address]:

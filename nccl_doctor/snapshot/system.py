@@ -186,9 +186,6 @@ class GpuProcess(Observed):
     command: str | None
 
 
-# --- RDMA and the paths to it -------------------------------------------------------------------------------------
-
-
 class RdmaGid(Observed):
     """An entry of a port's GID table that is not empty.
 
@@ -253,9 +250,6 @@ class PciPaths(Observed):
     acs: tuple[str, ...] | None = None
 
 
-# --- GPUs ---------------------------------------------------------------------------------------------------------
-
-
 class GpuHealth(Observed):
     """A GPU's health by nvidia-smi; None where the GPU or the driver does not tell.
 
@@ -283,9 +277,6 @@ class Xid(Observed):
     bus_id: str
     age_s: SignedSeconds
     text: str
-
-
-# --- software -----------------------------------------------------------------------------------------------------
 
 
 class NcclPlugin(Observed):

@@ -98,7 +98,11 @@ def _users(tree: Any) -> Iterator[str]:  # noqa: ANN401 - JSON
 
 def _walk(tree: Any, done: Redacted, key: str) -> Any:  # noqa: ANN401 - JSON
     if isinstance(tree, dict):
-        return {_key(name, done): _field(name, value, done, tree) for name, value in tree.items()}
+        return {
+            # a path may be a key, too
+            _without_users(name, done.users) if name.startswith(("/", "~")) else name: _field(name, value, done, tree)
+            for name, value in tree.items()
+        }
     if isinstance(tree, list):
         return [_walk(value, done, key) for value in tree]
     return _text(tree, done) if isinstance(tree, str) else tree
@@ -116,11 +120,6 @@ def _field(name: str, value: Any, done: Redacted, whole: dict[str, Any]) -> Any:
     if name == "text" and isinstance(value, str) and set(whole) == {"path", "text"}:
         return "\n".join(_config_line(line, done) for line in value.split("\n"))
     return _walk(value, replace(done, users={}) if name in RULES else done, name)
-
-
-def _key(name: str, done: Redacted) -> str:
-    """A path may be a key, too."""
-    return _without_users(name, done.users) if name.startswith(("/", "~")) else name
 
 
 def _allowed(variable: str) -> bool:

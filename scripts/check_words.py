@@ -31,16 +31,19 @@ def faults(path: Path, text: str) -> Iterator[str]:
             words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().split("_")
             for word in WORDS.intersection(words):
                 yield f"{path}:{line}: {name}: a name says what a thing is or does; not “{word}”"
-        is_page = isinstance(node, ast.Module) and path.parent.parent.name == "checks"  # user text, of ``explain``
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not is_page:
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = (ast.get_docstring(node) or "").split(maxsplit=1)[:1]
-            if any(ast.unparse(decorator) == "flattened" for decorator in getattr(node, "decorator_list", ())):
-                continue  # a command's docstring is what its --help says
-            if isinstance(node, ast.Module) and "checks" in path.parts:
-                continue  # a check's docstring is its page, of which the first line is the fault
-            if OPENINGS.intersection(first) and getattr(node, "name", "") not in PUBLISHED:
+            if OPENINGS.intersection(first) and not _is_for_users(node, path):
                 line = getattr(node, "lineno", 1)
                 yield f"{path}:{line}: a docstring says what is returned or done; not “{first[0]} …”"
+
+
+def _is_for_users(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, path: Path) -> bool:
+    """Tells whether a docstring is a page of ``explain``, a description in the JSON's schema, or a command's help."""
+    if isinstance(node, ast.Module):
+        return "checks" in path.parts
+    is_command = any(ast.unparse(decorator) == "flattened" for decorator in node.decorator_list)
+    return is_command or node.name in PUBLISHED
 
 
 def _names(node: ast.AST) -> Iterator[tuple[str, int]]:

@@ -219,7 +219,7 @@ for at, name in enumerate(list(names)):
     more = {"vxlan": f"id {at + 1} dstport 4789 remote 10.255.0.9", "veth": f"peer name p{at} index {numbers[2 * at + 1]}"}
     lines.append(f"link add {name} {index} type {how} {more.get(how, '')}")
     if how == "veth":
-        network.append(f"p{at}")
+        names.append(f"p{at}")
 lines += [f"link set {name} mtu {draw.choice([1280, 1400, 1450])}" for name in names if draw.random() < 0.4]
 lines += [f"link set {name} {draw.choice(['promisc on', 'multicast off', 'arp off', 'allmulticast on'])}" for name in names if draw.random() < 0.4]
 lines += [f"link set {name} up" for name in ["lo", *names] if draw.random() < 0.7]

@@ -43,7 +43,7 @@ def watcher(job: JobProcesses, table: Table) -> str | None:
     alive = [pid for pid in job.pids if pid in table.procs and table.procs[pid].state != "Z"]
     for pid in alive:
         if programs.is_launcher(table.argv(pid)):
-            return f"its launcher lives: {programs.program(table.argv(pid))}, pid {pid}"
+            return f"a running job of yours holds it ({programs.program(table.argv(pid))}, pid {pid})"
         debugger = table.status(pid, "TracerPid") or "0"
         if debugger != "0":
             return f"pid {debugger} is looking into it with a debugger"

@@ -270,6 +270,16 @@ def parse_socket(body: bytes) -> DiagSocket:
     )
 
 
+def ends(one: DiagSocket) -> tuple[tuple[str, int], tuple[str, int]]:
+    """Its own end and its peer's."""
+    return (plain(one.local_address), one.local_port), (plain(one.remote_address), one.remote_port)
+
+
+def plain(address: str) -> str:
+    """IPv4 in IPv6's clothes (::ffff:10.0.0.1) as itself."""
+    return address[7:] if address.startswith("::ffff:") and "." in address else address
+
+
 def read_table(folder: str = "/proc/net") -> list[DiagSocket]:
     """All TCP sockets that /proc/net/tcp and tcp6 list, as :func:`sockets_on` tells them.
 

@@ -131,7 +131,7 @@ class Look(NamedTuple):
     Attributes:
         cpu: seconds, by PID.
         files: bytes, by PID.
-        peers: connections, by inode.
+        peers: connections, by inode; without those of one process with itself, such as a store's to its own server.
     """
 
     at: float
@@ -156,13 +156,22 @@ def watch(jobs: Sequence[Sequence[int]]) -> list[str | None]:
 
 
 def _look(pids: Sequence[int]) -> Look:
-    held = {target for _, _, target in open_files(set(pids)) if target.startswith("socket:")}
-    flows = (flow for flow in netlink.flows() if flow.socket.state == "ESTABLISHED")
+    holders: dict[str, set[int]] = {}
+    for pid, _, target in open_files(set(pids)):
+        if target.startswith("socket:"):
+            holders.setdefault(target, set()).add(pid)
+    flows = [(flow, holders.get(f"socket:[{flow.socket.inode}]", set())) for flow in netlink.flows()]
+    held = [(flow, who) for flow, who in flows if who and flow.socket.state == "ESTABLISHED"]
+    ends = {netlink.ends(flow.socket): who for flow, who in held}
     return Look(
         time.monotonic(),
         {pid: cpu_s(pid) or 0.0 for pid in pids},
         {pid: io_bytes(pid) or 0 for pid in pids},
-        {flow.socket.inode: flow for flow in flows if f"socket:[{flow.socket.inode}]" in held},
+        {
+            flow.socket.inode: flow
+            for flow, who in held
+            if who.isdisjoint(ends.get(netlink.ends(flow.socket)[::-1], ()))
+        },
     )
 
 

@@ -46,3 +46,10 @@ def test_a_fact_that_is_not_known_is_no_fact() -> None:
     view = View(Derived(patched({"mesh": {"$skipped": "not asked for"}})), ())
     with pytest.raises(TypeError, match="not asked for"):
         assert view.mesh
+
+
+def test_a_running_job_that_holds_the_port_is_called_so() -> None:
+    (found,) = judge(load(Path(__file__).parent / "ports/port_in_use/fires-running.json"), "check").diagnoses
+    assert found.fix.summary.startswith(
+        "A running job of yours holds it (torchrun, pid 48100). Set another master_port"
+    )

@@ -138,6 +138,25 @@ def test_one_that_talks_to_a_peer_is_alive_and_a_connection_in_silence_is_not(
             end.close()
 
 
+OWN_STORE = """
+server = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+store = socket.create_connection(("127.0.0.1", server.getsockname()[1]))
+other, _ = server.accept()
+store.send(b"x")
+if os.fork() == 0:
+    store.close()
+other.recv(1)
+time.sleep(600)
+"""
+
+
+def test_what_one_process_sent_to_its_own_socket_is_no_sign_of_progress(start: Start) -> None:
+    pid = start(f"exec({OWN_STORE!r})")
+    while not Table().descendants(pid):
+        time.sleep(0.05)
+    assert refusal(pid) is None
+
+
 def test_a_gpu_at_work_is_progress_and_one_that_nobody_can_ask_is_no_proof(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,7 +205,7 @@ def test_a_launcher_that_lives_watches_over_its_ranks_though_it_is_an_orphan(sta
     pid = start(argv=(sys.executable, str(launcher)))
     found = refusal(pid)
     assert found is not None
-    assert (found.kind, found.reason[:31]) == ("watched", "its launcher lives: torchrun, p")
+    assert (found.kind, found.reason[:47]) == ("watched", "a running job of yours holds it (torchrun, pid ")
     os.kill(Table().procs[pid].ppid, signal.SIGKILL)
     while refusal(pid) is not None:
         time.sleep(0.05)

@@ -109,7 +109,7 @@ def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
         summary = f"It is a leftover of yours: nothing watches over it. End it, or {move}:"
         return Fix(summary=summary, risk="disruptive", commands=endings)
     refusals = [holder.refusal for holder in trial.holders if holder.refusal is not None]
-    why = f"It is not shown to be a leftover: {refusals[0]}. " if refusals else ""
+    why = f"{refusals[0][0].upper()}{refusals[0][1:]}. " if refusals and refusals[0] else ""
     own = trial.holders and all(holder.own for holder in trial.holders)
     who = "end it where it was started" if own else "ask the holder's owner to end it"
     return Fix(summary=f"{why}{move[0].upper()}{move[1:]}, or {who}.")

@@ -65,8 +65,8 @@ def _of(pid: int, by_inode: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _flow(flow: netlink.Flow) -> dict[str, Any]:
     return {
-        "local": [_plain(flow.socket.local_address), flow.socket.local_port],
-        "remote": [_plain(flow.socket.remote_address), flow.socket.remote_port],
+        "local": [netlink.plain(flow.socket.local_address), flow.socket.local_port],
+        "remote": [netlink.plain(flow.socket.remote_address), flow.socket.remote_port],
         "state": flow.socket.state,
         "unread": flow.unread,
         "unsent": flow.unsent,
@@ -75,11 +75,6 @@ def _flow(flow: netlink.Flow) -> dict[str, Any]:
         "acked": flow.acked,
         "received": flow.received,
     }
-
-
-def _plain(address: str) -> str:
-    """IPv4 in IPv6's clothes (::ffff:10.0.0.1) as itself."""
-    return address[7:] if address.startswith("::ffff:") and "." in address else address
 
 
 def _namespace(pid: str) -> str | None:
@@ -116,7 +111,7 @@ def _row(fields: list[str], state: str) -> dict[str, Any]:
 
 def _end(text: str) -> list[Any]:
     address, port = netlink.parse_endpoint(text)
-    return [_plain(address), port]
+    return [netlink.plain(address), port]
 
 
 PORT = 28028

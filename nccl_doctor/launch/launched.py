@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch import slurm_job
-from nccl_doctor.launch.launchers import commands, default_launcher, start_over_ssh
+from nccl_doctor.launch.launchers import commands, default_launcher, start_over_ssh, tcp_script
 from nccl_doctor.launch.plan import CheckedHost, plan
 from nccl_doctor.model.base import FrozenModel, Version
 from nccl_doctor.model.cluster import Cluster
@@ -301,6 +301,7 @@ def launched(
     if wishes.form == "slurm" and wishes.launcher not in (None, "torchrun"):
         raise UsageError(f"--format slurm starts torchrun; --launcher {wishes.launcher} has no batch script here")
     launcher = "slurm" if wishes.form == "slurm" else wishes.launcher or default_launcher(job.torch)
+    warnings += tcp_script(job)[1] if launcher == "tcp" else ()
     of_slurm = launcher == "slurm"
     lines = on(None, slurm_job.script(job)) if of_slurm else commands(job, launcher, use_env=wishes.use_env)
     if wishes.form == "ssh":

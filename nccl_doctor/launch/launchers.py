@@ -9,6 +9,7 @@ allows uneven nproc_per_node; c10d, which numbers nodes by itself), torch/distri
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 
 from nccl_doctor.errors import UsageError
@@ -29,6 +30,9 @@ LOCAL_ADDR = (2, 0)
 PER_RANK = ("rank", "local_rank")
 SPAWN_OPTIONS = ("--dist-url", "{url}", "--world-size", "{nnodes}", "--rank", "{node_rank}")
 """What scripts with mp.spawn take (pytorch/examples' imagenet/main.py and its many heirs): nodes, not ranks."""
+
+_URL_OPTION = re.compile(r"--(?:dist|init|dist-init)-(?:url|method)")
+"""--dist-url of imagenet/main.py, --init-method of torch's own tutorials."""
 
 
 def commands(job: LaunchPlan, launcher: str, *, use_env: bool = False) -> tuple[Command, ...]:
@@ -128,12 +132,11 @@ def _env(job: LaunchPlan, start: Start) -> Line:
 
 def _tcp(job: LaunchPlan, start: Start) -> Line:
     """A script that spawns its own processes gets its node's number; one that names {rank} is started once a rank."""
-    script = job.script
-    if not any(f"{{{name}}}" in text for text in script for name in ("url", "rank", "node_rank")):
+    script, _ = tcp_script(job)
+    if not _has_holes(job.script):
         job.even("a script that spawns its own processes", "it multiplies nodes by its own GPUs")
-        script = (*script, *SPAWN_OPTIONS)
     values = {
-        "url": f"tcp://{endpoint(job.cluster.master_addr, job.cluster.master_port)}",
+        "url": _url(job),
         "world_size": str(job.world_size),
         "nnodes": str(len(job.starts)),
         "node_rank": str(start.node.node_rank),
@@ -146,6 +149,46 @@ def _tcp(job: LaunchPlan, start: Start) -> Line:
 
     per_rank = any(f"{{{name}}}" in text for text in script for name in PER_RANK)
     return _each_rank(start, of_rank) if per_rank else of_rank({})
+
+
+def tcp_script(job: LaunchPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The script with a hole for all that tcp:// needs, and the sentence that says what gave way to it."""
+    master = next((node for node in job.cluster.nodes if job.cluster.master_addr in (node.name, node.address)), None)
+    names = {job.cluster.master_addr, *((master.name, master.address) if master else ())}
+    right = {f"tcp://{endpoint(name, job.cluster.master_port)}" for name in names}
+    wanted = {} if _has_holes(job.script) else dict(zip(SPAWN_OPTIONS[2::2], SPAWN_OPTIONS[3::2], strict=True))
+    words, there, replaced = list(job.script), set(), []
+    for place, word in enumerate(job.script):
+        option, sign, value = word.partition("=")
+        at = place if sign else place + 1
+        value = value if sign else "".join(job.script[at : at + 1])
+        name, hole = option.replace("_", "-"), ""
+        if _URL_OPTION.fullmatch(name) and "://" in value:
+            name = SPAWN_OPTIONS[0]
+            hole = "{url}" if value.startswith(("tcp://", "env://")) and value not in right else ""
+            host = value.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+            own = host == "localhost" or is_loopback(host)
+            by = f"{_url(job)}{', for that is an address of each host itself' if own else ''}"
+        elif name in wanted and value.isdecimal():
+            hole, by = wanted[name], str(len(job.starts)) if name == "--world-size" else "each host's own"
+        else:
+            continue
+        there.add(name)
+        if hole:
+            words[at] = f"{option}={hole}" if sign else hole
+            replaced += [] if value == by else [f"{option} {value} by {by}"]
+    needed = () if _has_holes(job.script) else zip(SPAWN_OPTIONS[::2], SPAWN_OPTIONS[1::2], strict=True)
+    words += [word for option, hole in needed if option not in there for word in (option, hole)]
+    return tuple(words), (f"replaced in the script's arguments: {'; '.join(replaced)}",) if replaced else ()
+
+
+def _has_holes(script: tuple[str, ...]) -> bool:
+    """True for a script that names where its own words for the URL or the rank go."""
+    return any(f"{{{name}}}" in text for text in script for name in ("url", "rank", "node_rank"))
+
+
+def _url(job: LaunchPlan) -> str:
+    return f"tcp://{endpoint(job.cluster.master_addr, job.cluster.master_port)}"
 
 
 def _each_rank(start: Start, of_rank: Callable[[Mapping[str, Line]], Line]) -> Line:

@@ -270,9 +270,9 @@ def parse_socket(body: bytes) -> DiagSocket:
     )
 
 
-def ends(one: DiagSocket) -> tuple[tuple[str, int], tuple[str, int]]:
+def ends(sock: DiagSocket) -> tuple[tuple[str, int], tuple[str, int]]:
     """Its own end and its peer's."""
-    return (plain(one.local_address), one.local_port), (plain(one.remote_address), one.remote_port)
+    return (plain(sock.local_address), sock.local_port), (plain(sock.remote_address), sock.remote_port)
 
 
 def plain(address: str) -> str:

@@ -45,6 +45,13 @@ def test_names_stand_for_a_file(hosts: Path) -> None:
     assert "--node_rank=1 --nproc_per_node=2 --master_addr=node1 " in out
 
 
+def test_a_loopback_url_of_the_scripts_own_gives_way_and_is_named_once(hosts: Path) -> None:
+    script = ("--", "main.py", "--dist-url", "tcp://127.0.0.1:23456")
+    out, err = started(hosts, "hosts.yaml", "--launcher", "tcp", *script)
+    assert err.count("--dist-url tcp://127.0.0.1:23456 by tcp://node1:29500, for that is an address of each host") == 1
+    assert (out.count("--dist-url tcp://node1:29500"), out.count("--dist-url")) == (2, 2)
+
+
 def test_what_python_cannot_read_is_refused(hosts: Path) -> None:
     done = run("launch", "hosts.yaml", "--", "./train.sh", cwd=hosts, XDG_STATE_HOME=str(hosts))
     assert_one_sentence(done, "./train.sh is a shell script; give the Python script that it starts")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.launch.launchers import commands, default_launcher, start_over_ssh
+from nccl_doctor.launch.launchers import commands, default_launcher, start_over_ssh, tcp_script
 from nccl_doctor.launch.plan import CheckedHost, LaunchPlan, plan
 from nccl_doctor.launch.slurm_job import script as slurm_script
 from nccl_doctor.model.cluster import Cluster, Node
@@ -220,6 +220,37 @@ def test_tcp_fills_in_what_the_script_calls_otherwise(tmp_path: Path) -> None:
     assert ran(lines(job(2, 1, script=script), "tcp")[0], tmp_path, 'echo "$*"') == [
         f"train.py --init_method=tcp://10.0.0.1:29500 --rank {rank} --world_size 3 {{other}}" for rank in (0, 1)
     ]
+
+
+OWN = ("--world-size", "1", "--rank=0")
+
+
+@pytest.mark.parametrize(
+    ("own", "line", "said"),
+    [
+        (
+            ("--dist-url", "tcp://127.0.0.1:23456", *OWN, "-a", "resnet50"),
+            "--dist-url tcp://10.0.0.1:29500 --world-size 2 --rank=1 -a resnet50",
+            (
+                "--dist-url tcp://127.0.0.1:23456 by tcp://10.0.0.1:29500, for that is an address of each host itself; "
+                "--world-size 1 by 2; --rank 0 by each host's own"
+            ),
+        ),
+        (
+            ("--init_method=tcp://10.0.0.7:29500",),
+            "--init_method=tcp://10.0.0.1:29500 --world-size 2 --rank 1",
+            "--init_method tcp://10.0.0.7:29500 by tcp://10.0.0.1:29500",
+        ),
+        (("--dist-url", "tcp://node1:29500"), "--dist-url tcp://node1:29500 --world-size 2 --rank 1", None),
+        (("--dist-url", "file:///nfs/meet"), "--dist-url file:///nfs/meet --world-size 2 --rank 1", None),
+    ],
+)
+def test_tcp_puts_the_masters_url_in_place_of_another_and_says_so(
+    own: tuple[str, ...], line: str, said: str | None
+) -> None:
+    made = job(4, 4, script=("main.py", *own))
+    assert lines(made, "tcp")[1] == f"python3 main.py {line}"
+    assert tcp_script(made)[1] == (() if said is None else (f"replaced in the script's arguments: {said}",))
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cc", "Cs"]))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import NamedTuple
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 
 from nccl_doctor.model.finding import Command, Fix, LogLine, Severity
 from nccl_doctor.model.report import (
@@ -27,7 +27,7 @@ from nccl_doctor.model.report import (
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean, pasteable
 from nccl_doctor.report.smoke import smoke
-from nccl_doctor.report.text import SEVERITY_STYLES, Screen, apart, painter, table, wrap
+from nccl_doctor.report.text import SEVERITY_STYLES, Screen, apart, cut, painter, table, wrap
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
 
 _OUTCOMES: dict[PhaseOutcome, tuple[str, str]] = {
@@ -238,15 +238,21 @@ def _facts(hosts: Sequence[HostSummary], screen: Screen) -> Iterator[list[str]]:
 
 
 def matrix(mesh: MeshReport, hosts: Sequence[HostSummary], screen: Screen) -> Iterator[list[str]]:
-    """The mesh: a row for each host that dialled and a column for each that was dialled, by rank."""
+    """The mesh: a row for each host that dialled and a column for each that was dialled, both by rank."""
     reached = [host for host in hosts if host.reached]
     if mesh.tested < mesh.pairs or not 1 < len(reached) <= _MATRIX:
         return
     failed = {(dial.src, dial.dst) for dial in mesh.failed}
     names = [host.name for host in reached]
-    marks = [["-" if src == dst else "x" if (src, dst) in failed else "+" for dst in names] for src in names]
-    header = ("dialled by", "".join(str(host.node_rank % 10) for host in reached) + "  x: failed")
-    yield table(header, [(name, "".join(row)) for name, row in zip(names, marks, strict=True)], screen.prose)
+    widest = screen.prose - len(names) - 2
+    labels = ["from \\ to", *(cut(f"{host.node_rank} {host.name}", widest) for host in reached)]
+    marks = [["." if src == dst else "x" if (src, dst) in failed else "+" for dst in names] for src in names]
+    columns = [[str(host.node_rank % 10) for host in reached], *marks]
+    width = max(map(cell_len, labels))
+    head, *rows = (f"{set_cell_size(label, width)}  {''.join(row)}" for label, row in zip(labels, columns, strict=True))
+    legend = "+ reached  x failed"
+    fits = cell_len(head) + 3 + len(legend) <= screen.prose
+    yield [f"{head}   {legend}", *rows] if fits else [head, *rows, legend]
 
 
 def _dials(failed: Iterable[FailedDial]) -> list[tuple[str, str, str, str]]:

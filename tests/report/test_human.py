@@ -186,14 +186,28 @@ def test_the_verbose_screen_has_the_mesh_and_what_hosts_told() -> None:
     checks = tuple(check.model_copy(update={"looked_at": "interfaces of node[1-4]"}) for check in report.checks[:1])
     text = screen(report.model_copy(update={"hosts": hosts, "checks": checks}), verbose=True)
     assert (
-        "dialled by  0123  x: failed\nnode1       -+++\nnode2       x-++\nnode3       x+-+\nnode4       x++-\n" in text
+        "from \\ to  0123   + reached  x failed\n0 node1    .+++\n1 node2    x.++\n2 node3    x+.+\n3 node4    x++.\n"
+        in text
     )
     assert "limits  node[1-4]  nofile 65536, memlock unlimited\n" in text
     assert "NCD200  fault-0  pass     interfaces of node[1-4]\n" in text
     assert "    port: 29500\n    manager: firewalld\n    from: node2, node3, node4\n" in text
     assert "{" not in text
     many = tuple(hosts[0].model_copy(update={"name": f"n{n}", "node_rank": n}) for n in range(33))
-    assert "dialled by" not in screen(report.model_copy(update={"hosts": many}), verbose=True)
+    assert "from \\ to" not in screen(report.model_copy(update={"hosts": many}), verbose=True)
+
+
+def test_the_mesh_of_long_names_is_never_wider_than_the_screen() -> None:
+    report = one_fault()
+    many = tuple(
+        report.hosts[0].model_copy(update={"name": f"gpu-{rank:02}." + "x" * 60, "node_rank": rank})
+        for rank in range(32)
+    )
+    lines = screen(report.model_copy(update={"hosts": many})).split("\n")
+    head = next(line for line in lines if line.startswith("from \\ to"))
+    assert head.endswith(("0123456789" * 4)[:32])
+    assert "+ reached  x failed" in lines
+    assert max(map(len, lines)) <= 80
 
 
 def test_failed_pairs_of_a_large_cluster_are_not_drawn() -> None:
@@ -201,8 +215,8 @@ def test_failed_pairs_of_a_large_cluster_are_not_drawn() -> None:
     many = tuple(
         host.model_copy(update={"name": f"n{rank}", "node_rank": rank}) for rank, host in enumerate(report.hosts * 9)
     )
-    assert "dialled by" in screen(report)
-    assert "dialled by" not in screen(report.model_copy(update={"hosts": many}))
+    assert "from \\ to" in screen(report)
+    assert "from \\ to" not in screen(report.model_copy(update={"hosts": many}))
 
 
 def test_a_command_for_a_container_says_on_which_side_it_is_run() -> None:

@@ -26,6 +26,7 @@ from nccl_doctor.inventory.build import Overrides
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.judge.summary import decided
 from nccl_doctor.launch.launched import Hosts, remember
+from nccl_doctor.model.engine import written
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import all_checks
 from nccl_doctor.model.report import Report
@@ -102,8 +103,12 @@ def refuse_other_hosts(which: HostOptions, overrides: Overrides, option: str) ->
     Raises:
         UsageError: some are said.
     """
+    hosts = {"-w": which.where, "-x": which.exclude}
+    settings = {f"--{name.replace('_', '-')}": value for name, value in vars(overrides).items()}
+    flags = [name for name, value in (hosts | settings).items() if value not in (None, ())]
+    named = [*filter(None, (which.hosts,)), *flags, *(word for word in written(which.engine) if word.startswith("-"))]
     if which != HostOptions() or overrides != Overrides():
-        raise UsageError(f"{option} judges the hosts and settings of its snapshot; leave out what says others")
+        raise UsageError(f"{option} judges the hosts and settings of its snapshot: leave out {', '.join(named)}")
 
 
 def _phases_left_out(request: Request, kept: Snapshot | None) -> dict[str, str]:

@@ -112,8 +112,9 @@ class FirstLook:
     def _connected(self, name: str) -> None:
         self._progress.done(name)
         self._clock.busy(name, "connect", 0.0)
-        if self._awaited == {name}:
-            self._progress.phase("asking", [name for name in self.opened if name not in self._answered])
+        asked = [name for name in self.opened if name not in self._answered]
+        if self._awaited == {name} and asked:
+            self._progress.phase("asking", asked)
         self._awaited.discard(name)
 
     def _looked(self, name: str) -> None:

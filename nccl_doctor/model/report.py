@@ -171,7 +171,7 @@ class MachineLoad(FrozenModel):
     @property
     def words(self) -> str:
         """The load as a phrase, for evidence beside a host that was late."""
-        late = "" if self.lag_s is None else f", threads up to {self.lag_s:.1f} s late"
+        late = f", threads up to {self.lag_s:.1f} s late" if (self.lag_s or 0.0) >= 0.1 else ""
         return f"this machine was busy meanwhile: load {self.queue:.1f} on {self.cpus} CPUs{late}"
 
 

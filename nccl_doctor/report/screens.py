@@ -113,8 +113,8 @@ def _interface_rows(answers: Sequence[InterfaceAnswer]) -> Iterator[tuple[str, s
 
 def _source(interface: NcclInterface) -> str:
     """The source of the choice: the host's own libnccl, or our model where it could not be asked."""
-    version = interface.nccl_version or "any version"
-    return f"asked libnccl {version}" if interface.source == "libnccl" else f"model of NCCL {version}"
+    version = f" {interface.nccl_version}" if interface.nccl_version else ""
+    return f"asked libnccl{version}" if interface.source == "libnccl" else f"by our model of NCCL{version}"
 
 
 def _shared(addresses: Sequence[str]) -> str:

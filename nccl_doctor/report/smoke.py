@@ -130,7 +130,14 @@ def gradient(sizes: Sequence[SizeReport]) -> str:
     largest = max(sizes, key=lambda size: size.bytes)
     if largest.bytes < 1 << 20:
         return ""
-    return f"A gradient of 100 MB takes about {time_words(_GRADIENT / largest.bytes * largest.seconds)}."
+    return f"A gradient of 100 MB takes about {_about(_GRADIENT / largest.bytes * largest.seconds)}."
+
+
+def _about(seconds: float) -> str:
+    """Two digits, which is as much as an estimate knows: 0.35 s, 6 ms, 12 s."""
+    return (
+        f"{seconds * 1e3:.2g} ms" if seconds < 0.0995 else f"{seconds:.2g} s" if seconds < 99.5 else f"{seconds:.0f} s"
+    )
 
 
 def size_rows(sizes: Sequence[SizeReport], link: LinkShare | None) -> list[tuple[str, ...]]:

@@ -164,11 +164,13 @@ def test_from_waits_for_no_pipe_and_reads_no_device(tmp_path: Path, monkeypatch:
     )
 
 
-@pytest.mark.parametrize("words", [["-w", "node1"], ["-x", "node1"], ["--master-port", "29600"], ["--kube", "job/a"]])
+@pytest.mark.parametrize(
+    "words", [["-w", "node1"], ["-x", "node1"], ["--master-port", "29600"], ["--kube", "job/a"], ["hosts.yaml"]]
+)
 @pytest.mark.parametrize("command", ["check", "ifname"])
 def test_from_judges_no_hosts_but_its_own(tmp_path: Path, command: str, words: list[str]) -> None:
     done = run(command, "--from", saved(tmp_path, {}), *words, cwd=tmp_path)
-    assert_one_sentence(done, "--from judges the hosts and settings of its snapshot")
+    assert_one_sentence(done, f"--from judges the hosts and settings of its snapshot: leave out {words[0]}")
 
 
 @pytest.mark.parametrize("words", [["--only", "seen-in-logs"], ["--only", "ports", "--skip", "ports"]])

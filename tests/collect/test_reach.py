@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import threading
 import time
+from typing import cast
 
 import pytest
 
 from nccl_doctor.collect.answers import ConnectionLostError, NoAnswerError
 from nccl_doctor.collect.connect.reach import LoadWatch, Reach
 from nccl_doctor.collect.connect.session import PULSE_S, ProbeSession, heartbeat
-from nccl_doctor.model.cluster import Node
+from nccl_doctor.collect.options import Clock, Progress, RunOptions
+from nccl_doctor.collect.run import FirstLook
+from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.report import Load, MachineLoad
 from nccl_doctor.transport.process import LocalTransport, ProcessChannel
 from nccl_doctor.transport.ssh import failures
@@ -169,3 +172,18 @@ def test_the_users_own_configuration_says_how_long_a_host_has_unless_an_option_d
         reach = Reach(Configured(), connect_s, time.monotonic() + 3 * LONG_S, lambda _: None)
         reach.all([node(name=f"node{rank}", rank=rank) for rank in (1, 2)])
         assert sorted(given[:2]) == wanted
+
+
+def test_nobody_is_said_to_be_asked_where_the_last_host_has_failed() -> None:
+    phases: list[list[str]] = []
+
+    class Follower:
+        def phase(self, _name: str, hosts: list[str], _limit_s: float | None = None) -> None:
+            phases.append(hosts)
+
+        def done(self, _host: str) -> None:
+            pass
+
+    cluster = Cluster(nodes=(node(),), master_addr="127.0.0.1", master_port=29500)
+    FirstLook(cluster, RunOptions(), cast("Progress", Follower()), Clock(9.0))._connected("here")
+    assert phases == []

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.judge.diagnose import judge
+from nccl_doctor.model.report import MachineLoad
 from tests.checks.snapshots import UNREACHABLE, load, patched
 
 CHECKS = Path(__file__).parents[1] / "checks"
@@ -24,6 +25,18 @@ def test_a_healthy_cluster_says_what_was_seen() -> None:
     assert seen["all-reduce"] == ("ok", "3 ranks over gloo, 0.67 of 1.25 GB/s (54 % of eno1)")
     assert seen["GPUs"] == ("n/a", "no GPU on any host: CPU only, over gloo")
     assert {outcome for outcome, _ in seen.values()} == {"ok", "n/a"}
+
+
+def test_an_address_is_not_said_to_be_itself() -> None:
+    (found,) = judge(load(CHECKS / "interfaces/master_addr_loopback/fires.json"), "check").diagnoses
+    assert found.name == "master-addr-loopback"
+    assert not found.evidence
+
+
+@pytest.mark.parametrize(("lag_s", "late"), [(None, ""), (0.04, ""), (0.6, ", threads up to 0.6 s late")])
+def test_a_busy_machine_says_how_late_its_threads_were_where_they_were(lag_s: float | None, late: str) -> None:
+    words = MachineLoad(queue=9.0, cpus=2, lag_s=lag_s).words
+    assert words == f"this machine was busy meanwhile: load 9.0 on 2 CPUs{late}"
 
 
 def test_a_failed_dial_shows_where_it_was_going() -> None:

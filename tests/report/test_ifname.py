@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from nccl_doctor.model.documents import Exports, InterfaceAnswer, InterfaceAnswers
 from nccl_doctor.model.report import NcclInterface
 from nccl_doctor.report.render import RenderOptions, render
@@ -33,6 +35,14 @@ def test_hosts_alike_are_folded_and_commands_stand_alone() -> None:
         "export NCCL_SOCKET_IFNAME='=eno1'\n"
         "export GLOO_SOCKET_IFNAME=eno1\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("version", "words"), [(None, "(by our model of NCCL)"), ("2.27.7", "(by our model of NCCL 2.27.7)")]
+)
+def test_a_model_s_answer_names_the_version_that_is_known(version: str | None, words: str) -> None:
+    chosen = NcclInterface(name="eno1", address="10.0.0.1", nccl_version=version, source="model")
+    assert words in shown([InterfaceAnswer(name="a", nccl_interface=chosen, reason="first")])
 
 
 def test_colour_marks_what_to_paste() -> None:

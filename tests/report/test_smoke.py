@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from nccl_doctor.model.report import AllReduceReport
-from nccl_doctor.report.smoke import smoke
+import pytest
+
+from nccl_doctor.model.report import AllReduceReport, SizeReport
+from nccl_doctor.report.smoke import gradient, smoke
 from nccl_doctor.report.text import Screen, painter
 
 SCREEN = Screen(painter(color=False))
@@ -77,6 +79,15 @@ def test_two_types_are_told_apart() -> None:
     assert "1 MiB  bfloat16  2.00 ms" in text
 
 
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.00596, "6 ms"), (0.0997, "0.1 s"), (0.34799, "0.35 s"), (12.345, "12 s"), (120.4, "120 s")],
+)
+def test_an_estimate_has_two_digits(seconds: float, words: str) -> None:
+    size = SizeReport(bytes=100_000_000, seconds=seconds, algbw=1.0, busbw=1.0)
+    assert gradient([size]) == f"A gradient of 100 MB takes about {words}."
+
+
 def test_few_rows_unless_all_are_asked_for() -> None:
     sizes = [
         {"bytes": 8 << power, "seconds": 0.004, "algbw": (2 << power) / 1e6, "busbw": (8 << power) / 4e6}
@@ -86,7 +97,7 @@ def test_few_rows_unless_all_are_asked_for() -> None:
     table = text[text.index("size") :].splitlines()
     assert [row.split("  ")[0] for row in table[1:7]] == ["8 B", "256 B", "4 KiB", "128 KiB", "2 MiB", "64 MiB"]
     assert "0.00" not in text
-    assert table[-1] == "A gradient of 100 MB takes about 5.96 ms."
+    assert table[-1] == "A gradient of 100 MB takes about 6 ms."
     result = AllReduceReport.model_validate(
         {"backend": "gloo", "world_size": 2, "ok": True, "outcome": "ok", "ranks": [], "sizes": sizes}
     )

@@ -43,7 +43,7 @@ def master_addr_loopback(view: View) -> Findings:
     yield Finding(
         hosts=hosts or (master.name,),
         message=f'The master address "{address}" is a loopback address: each host looks for the master on itself.',
-        evidence=tuple(f"{name}: {address} is {found}" for name, found in seen),
+        evidence=tuple(f"{name}: {address} is {found}" for name, found in seen if found != address),
         facts={"master_addr": address, "failed": failed_by(view, address, lost)},
         fix=Fix(summary=_summary(master, address)),
     )

@@ -39,7 +39,7 @@ def wanted_port(argument: str | None, log: str | None, hosts_port: int | None) -
     if found is not None:
         default = f"torchrun's is {DEFAULT_MASTER_PORT} unless it was told another"
         raise UsageError(f"{behind}give it: nccl-doctor fix-port PORT ({default})")
-    return DEFAULT_MASTER_PORT, "torch's default"
+    return DEFAULT_MASTER_PORT, "torch's default, for no port was named"
 
 
 def _port(text: str, source: str) -> int:

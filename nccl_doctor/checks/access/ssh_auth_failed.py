@@ -95,14 +95,10 @@ def _remedy(failures: tuple[SshAuthFailed, ...]) -> Fix:
         files = sorted({path for failure in failures for path in failure.facts.encrypted})
         summary = "Load the key that needs a passphrase into the agent, and check again from the same shell:"
         return _fix(summary, [*agent, line("ssh-add {*files}", files=files)])
-    certificate = _RENEW if facts.out_of_time else _EARLY if facts.early else ""
+    if facts.out_of_time or facts.early:
+        return Fix(summary=_RENEW if facts.out_of_time else _EARLY)
     if facts.identity_file is not None and _PASSWORDS & set(facts.methods):
-        first = f"{certificate} Else use a plain key. " if certificate else ""
-        return _fix(
-            f"{first}Install the public key on the host; it asks for the user's password there:", _copies(failures)
-        )
-    if certificate:
-        return Fix(summary=certificate)
+        return _fix("Install the public key on the host; it asks for the user's password there:", _copies(failures))
     return Fix(summary=_NO_KEY if facts.identity_file is None else _REFUSED)
 
 

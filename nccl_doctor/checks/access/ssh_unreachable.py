@@ -57,8 +57,6 @@ _SUMMARY = {
     "ping -M do -s 1400 to it gets no answer and ping -s 100 does; a smaller MTU on the way's ends mends that.",
     "proxy": "Correct the ProxyCommand in ~/.ssh/config.",
     "forwarding": "Set AllowTcpForwarding yes (or local) in the jump host's sshd_config and reload sshd.",
-    "no-account": "Give the user id a name where nccl-doctor runs: a line in its /etc/passwd, or docker run without "
-    "--user.",
     "ssh-config": "Correct ~/.ssh/config; ssh -G with the host's name shows what it means.",
 }
 ANSWERS = ("stranger", "intercepted", "reset")

@@ -117,13 +117,13 @@ EARLY = {"early": ["the certificate /home/ann/.ssh/id_ed25519-cert.pub is not va
         ("fires-exposed", EXPIRED, "Keep the key from others", "chmod 600"),
         ("fires-passphrase", EXPIRED, "Load the key", "ssh-add"),
         ("fires-passphrase", EARLY, "Load the key", "ssh-add"),
-        ("fires", EXPIRED, "Have the certificate renewed", "ssh-copy-id"),
-        ("fires", EARLY, "this machine's clock", "ssh-copy-id"),
+        ("fires", EXPIRED, "Have the certificate renewed", ""),
+        ("fires", EARLY, "this machine's clock", ""),
         ("fires-no-password", EXPIRED, "Have the certificate renewed", ""),
         ("fires-no-password", EARLY, "this machine's clock", ""),
     ],
 )
-def test_a_certificate_out_of_time_takes_no_command_away(
+def test_a_certificate_out_of_time_has_no_other_key_installed(
     fixture: str, certificate: dict[str, list[str]], says: str, command: str
 ) -> None:
     document = load(HERE / f"ssh_auth_failed/{fixture}.json").model_dump(mode="json", by_alias=True)

@@ -3,6 +3,7 @@
     DoctorError                 2   an error of the tool's own; one sentence, no traceback
     ├── UsageError              2   an argument or option that can't be served
     ├── HostsFileError          2   FILE:LINE: what is wrong, what is allowed
+    ├── ControllerError         2   this machine lets us log in nowhere, whatever the hosts are like
     ├── SnapshotError           2   a snapshot that can't be read or written
     ├── UnwrittenError          2   a file that was asked for could not be written; the report stands on stdout
     └── NotReachedError         3   a host that a command is about did not answer
@@ -40,6 +41,10 @@ class HostsFileError(DoctorError):
     def __init__(self, path: str, line: int | None, problem: str) -> None:
         self.path, self.line, self.problem = path, line, problem
         super().__init__(f"{path}:{line}: {problem}" if line is not None else f"{path}: {problem}")
+
+
+class ControllerError(DoctorError):
+    """This machine lets us log in nowhere, which is no host's fault."""
 
 
 class SnapshotError(DoctorError):

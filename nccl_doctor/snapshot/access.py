@@ -11,8 +11,7 @@ from nccl_doctor.model.report import DialOutcome
 
 Reason = Literal[
     "invalid-name", "name-unresolved", "refused", "timed-out", "no-route", "unreachable", "no-banner", "dropped",
-    "not-ssh", "handshake", "no-algorithm", "no-session", "stalled", "proxy", "forwarding", "ssh-config", "no-account",
-    "failed",
+    "not-ssh", "handshake", "no-algorithm", "no-session", "stalled", "proxy", "forwarding", "ssh-config", "failed",
 ]  # fmt: skip
 
 

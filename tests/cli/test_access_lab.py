@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.lab.cluster import Lab, MakeLab
 from tests.lab.faults.memory import limited_memory, set_limit
 from tests.lab.faults.ssh import stop_sshd
 from tests.lab.odd.sshd import configure, with_pam
-from tests.patience import LONG_S
+from tests.patience import LONG_S, crowd
 
 pytestmark = pytest.mark.lab
 
@@ -246,10 +247,55 @@ def test_a_user_without_a_name_here_is_told_so(make_lab: MakeLab) -> None:
     plain = lab.controller.run([*as_nobody, "ssh", "-o", "BatchMode=yes", "node1", "true"], check=False)
     assert (plain.returncode, "No user exists for uid 12345" in plain.stderr) == (255, True)
     lab.controller.write("/opt/hosts.yaml", lab.hosts_file())
-    run = lab.controller.run([*as_nobody, "nccl-doctor", "check", "/opt/hosts.yaml"], check=False)
-    assert "is not asked: the user id 12345 has no name on this machine" in run.stdout
-    assert "a line in its /etc/passwd" in run.stdout
-    assert run.stdout.count("NCD101 ssh-unreachable") == 1
+    for command in (["check", "/opt/hosts.yaml"], ["hang", "/opt/hosts.yaml"]):
+        run = lab.controller.run([*as_nobody, "nccl-doctor", *command], check=False)
+        assert (run.returncode, run.stdout) == (2, "")
+        sentence = run.stderr.splitlines()[-1]
+        assert sentence.startswith("the user id 12345 has no name on this machine, and ssh works for none without: ")
+        assert "node" not in sentence
+
+
+def test_an_agent_that_hangs_is_named_at_once(make_lab: MakeLab) -> None:
+    """Plain ssh waits for it without end; node2 is down besides, which takes longer to see."""
+    lab = make_lab(2)
+    lab.controller.write("/root/hosts.yaml", lab.hosts_file())
+    lab.host("node2").run(["ip", "link", "set", "eth0", "down"])
+    hangs = "import socket, time; s = socket.socket(socket.AF_UNIX); s.bind('/root/agent'); s.listen(); time.sleep(999)"
+    lab.controller.background([sys.executable, "-c", hangs])
+    lab.controller.wait_until(lambda: "agent" in lab.controller.run(["ls"]).stdout, "an agent")
+    agent, began = ["env", "SSH_AUTH_SOCK=/root/agent"], time.monotonic()
+    plain = [*agent, "timeout", "2", "ssh", "-o", "BatchMode=yes", "node1", "true"]
+    assert lab.controller.run(plain, check=False).returncode == 124
+    began = time.monotonic()
+    run = lab.controller.run([*agent, "nccl-doctor", "check", "hosts.yaml"], check=False)
+    assert time.monotonic() - began < 8 * crowd()
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "the ssh-agent at /root/agent (SSH_AUTH_SOCK) did not answer in " in run.stderr
+    without = lab.controller.run(
+        [*agent, "env", "-u", "SSH_AUTH_SOCK", "nccl-doctor", "check", "-w", "node1"], check=False
+    )
+    assert "1 host answered" in without.stdout
+
+
+def test_an_expired_certificate_is_to_be_renewed(make_lab: MakeLab) -> None:
+    """Its plain key is on no host, and the hosts take passwords."""
+    lab = make_lab(2)
+    key = "/root/.ssh/id_ed25519"
+    lab.controller.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", "/root/ca"])
+    lab.controller.run(f"ssh-keygen -y -f {key} >{key}.pub")
+    for host in lab.hosts:
+        host.write("/etc/ssh/ca.pub", lab.controller.read("/root/ca.pub"))
+        configure(host, "TrustedUserCAKeys /etc/ssh/ca.pub", "PasswordAuthentication yes", "PermitRootLogin yes")
+        host.run(["rm", "/root/.ssh/authorized_keys"])
+    for lasts, code in (("20200101:20200102", 1), ("always:forever", 0)):
+        lab.controller.run(["ssh-keygen", "-q", "-s", "/root/ca", "-I", "me", "-n", "root", "-V", lasts, f"{key}.pub"])
+        run = doctor(lab, "check", "--no-smoke")
+        assert run.code == code, run.report["diagnoses"]
+        if code:
+            assert (run.names, run.first["hosts"]) == (["ssh-auth-failed"], ["node1", "node2"])
+            assert any("password" in line for line in run.first["evidence"])
+            assert run.first["fix"]["summary"].startswith("Have the certificate renewed")
+            assert run.first["fix"]["commands"] == []
 
 
 def test_a_host_with_nearly_no_memory(make_lab: MakeLab) -> None:

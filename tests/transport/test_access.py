@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from nccl_doctor.errors import ControllerError
 from nccl_doctor.model.cluster import Node, access
 from nccl_doctor.model.engine import Kind
 from nccl_doctor.transport.base import Transport
-from nccl_doctor.transport.ssh import SshOptions
+from nccl_doctor.transport.ssh import SshOptions, identities
 from nccl_doctor.transport.ssh.openssh import OpensshTransport
-from tests.patience import LONG_S, joined
+from tests.patience import LONG_S, crowd, joined
 from tests.transport.conftest import Make, failure, run
 from tests.transport.servers import (
     LOOPBACK,
@@ -146,16 +147,51 @@ def test_agent(make: Make, server: Sshd, controller: Controller, keys: Path, mon
         agent.wait(LONG_S)
 
 
-def test_a_hung_agent_meets_the_deadline(
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("configured", [False, True])
+def test_a_hung_agent_is_named_and_accuses_no_host(
+    make: Make,
+    server: Sshd,
+    controller: Controller,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Kind,
+    configured: bool,
+) -> None:
+    """Nor is it waited for again at the next host; one that hangs so long that nobody is let in counts, too."""
+    monkeypatch.setattr(identities, "AGENT_S", 0.2)
+    controller.know(server.known())
+    path = controller.home / "agent"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(0)
+        if configured:
+            controller.config.write_text(f"{controller.config.read_text()}  IdentityAgent {path}\n")
+        else:
+            monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
+        transport, began = make(kind), time.monotonic()
+        for _ in range(3):
+            with pytest.raises(ControllerError) as caught:
+                transport.open(node(server.port), "true", time.monotonic() + LONG_S)
+        with pytest.raises(ControllerError):  # its queue is full by now
+            make(kind).open(node(server.port), "true", time.monotonic() + LONG_S)
+        assert time.monotonic() - began < 10 * crowd()
+    way = "IdentityAgent none there" if configured else "env -u SSH_AUTH_SOCK nccl-doctor"
+    assert str(caught.value).startswith(f"the ssh-agent at {path} (")
+    assert str(caught.value).endswith(f"by key files alone: {way}" + ("" if configured else " ..."))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    if not configured:
+        assert run(make(kind), node(server.port), "echo in") == [b"in"]
+
+
+def test_an_agent_that_is_gone_is_no_agent(
     make: Make, server: Sshd, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     controller.know(server.known())
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(controller.home / "agent"))
-        listener.listen()
-        monkeypatch.setenv("SSH_AUTH_SOCK", str(controller.home / "agent"))
-        found = failure(make("paramiko"), node(server.port), seconds=1.0)
-    assert found.detail.startswith("answered but did not finish the login in")
+    for path in (controller.home / "agent", controller.home / "nowhere", "/" + "long" * 50):
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
+        assert run(make("paramiko"), node(server.port), "echo in") == [b"in"]
 
 
 def test_explicit_identity_file(transport: Transport, server: Sshd, controller: Controller, keys: Path) -> None:

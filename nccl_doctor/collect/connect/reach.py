@@ -25,6 +25,7 @@ import psutil
 
 from nccl_doctor.collect.answers import ConnectionLostError, NoAnswerError, OwnFaultError, ProbeError, attempt
 from nccl_doctor.collect.connect.session import PULSE_S, SILENCE_S, ProbeSession, heartbeat
+from nccl_doctor.errors import ControllerError
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.report import Load, MachineLoad
 from nccl_doctor.snapshot import AnyAccessFailure, ProbeFacts, ProbeFailed
@@ -147,6 +148,9 @@ def in_turns(items: Iterable[Item], *stages: Stage[Item], until: float = math.in
     An item is in its next stage as soon as that one's window has a turn for it, whatever the others are at. Threads are
     daemons, so that Ctrl-C in the main thread never waits for a host, and what has not ended ``until`` then (on the
     monotonic clock) is left behind: a :class:`TimeoutError`.
+
+    Raises:
+        ControllerError: the fault of this machine that one of them met.
     """
     todo = list(items)
     ends: list[Exception | None] = [None] * len(todo)
@@ -178,7 +182,9 @@ def in_turns(items: Iterable[Item], *stages: Stage[Item], until: float = math.in
                     TimeoutError("no answer in time") if index in unfinished else end for index, end in enumerate(ends)
                 ]
             continue
-        failed = ends[index] is not None
+        if isinstance(fault := ends[index], ControllerError):  # the others would fare no better
+            raise fault
+        failed = fault is not None
         stages[place].window.end(index, ended, well=not failed)
         stages[place].on_done(todo[index])
         if failed or place + 1 == len(stages):

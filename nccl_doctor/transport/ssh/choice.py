@@ -17,6 +17,7 @@ from nccl_doctor.transport.base import AccessError, Channel
 from nccl_doctor.transport.process import LocalTransport
 from nccl_doctor.transport.ssh import SshOptions, failures, known_hosts
 from nccl_doctor.transport.ssh.config import BeyondError
+from nccl_doctor.transport.ssh.identities import Agents
 from nccl_doctor.transport.ssh.openssh import OpensshTransport
 from nccl_doctor.transport.ssh.settings import HostSettings, resolve, split_jump, unread_configuration
 
@@ -40,6 +41,7 @@ class ChoosingTransport:
         self._settings: dict[tuple[str, SshOptions], HostSettings] = {}
         self._local, self._openssh = LocalTransport(), OpensshTransport(ssh_config)
         self._either = kind == "auto" and shutil.which("ssh") is not None
+        self._agents = Agents()
         self._paramiko = None if kind == "openssh" else _paramiko(self._resolve_jump, alone=not self._either)
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
@@ -47,6 +49,7 @@ class ChoosingTransport:
 
         Raises:
             AccessError: the host was not reached.
+        ControllerError: no login can begin, for a fault of this machine.
         """
         if node.local:
             return self._local.open(node, command, deadline)
@@ -74,7 +77,8 @@ class ChoosingTransport:
         options, bound = node.options(SshOptions), deadline - time.monotonic()
         settings = self._resolve(node.address, options, deadline)
         hops = self._hops(settings, deadline)
-        deadline = time.monotonic() + bound  # what ssh -G took here is no time of the host's
+        self._agents.require([settings, *hops])
+        deadline = time.monotonic() + bound  # what ssh -G and the agent took here is no time of the host's
         if self._paramiko is None:
             return self._openssh.open(settings, options, command, deadline, latest)
         beyond = _beyond_paramiko(self._paramiko, [settings, *hops])

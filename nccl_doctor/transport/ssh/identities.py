@@ -8,6 +8,8 @@ from __future__ import annotations
 import base64
 import os
 import socket
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import SSHCertificate, load_ss
 from paramiko.agent import AgentSSH
 from paramiko.pkey import UnknownKeyType
 
+from nccl_doctor.errors import ControllerError
 from nccl_doctor.transport.base import remaining
 from nccl_doctor.transport.ssh import known_hosts
 from nccl_doctor.transport.ssh.settings import HostSettings
@@ -89,9 +92,14 @@ def gather(settings: HostSettings, deadline: float) -> Iterator[Identities]:
             connection.close()
 
 
-def _agent_socket(settings: HostSettings, deadline: float) -> socket.socket | None:
+def _agent_path(settings: HostSettings) -> str | None:
     path = settings.identity_agent or os.environ.get("SSH_AUTH_SOCK", "")
-    if path in ("", "none"):
+    return None if path in ("", "none") else path
+
+
+def _agent_socket(settings: HostSettings, deadline: float) -> socket.socket | None:
+    path = _agent_path(settings)
+    if path is None:
         return None
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -109,6 +117,75 @@ def _agent_keys(connection: socket.socket) -> list[Identity]:
     except (OSError, paramiko.SSHException):
         return []
     return [Identity(key, f"agent: {key.comment or 'key'}") for key in keys]
+
+
+AGENT_S = 3.0
+"""For an agent to list its keys, which takes milliseconds; longer on a machine that has too much to do."""
+_LONGEST_S, _AGAIN_S = 15.0, 0.1
+_REQUEST_IDENTITIES = b"\0\0\0\1\x0b"
+"""SSH_AGENTC_REQUEST_IDENTITIES behind its length (OpenSSH's PROTOCOL.agent)."""
+
+
+class Agents:
+    """The agents that logins go by, each asked once; one that hangs would have ssh wait at every host without end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._silent: dict[str, float | None] = {}
+
+    def require(self, way: Iterable[HostSettings]) -> None:
+        """Refuses a login that would wait for an agent.
+
+        Args:
+            way: a host and its jump hosts; what stands by ControlMaster asks no agent.
+
+        Raises:
+            ControllerError: the agent takes questions and gives no answer.
+        """
+        for settings in way:
+            path = _agent_path(settings)
+            if path is None or "controlpath" in settings.beyond:
+                continue
+            with self._lock:
+                if path not in self._silent:
+                    self._silent[path] = _silent_for(path)
+                waited = self._silent[path]
+            if waited is not None:
+                raise ControllerError(_silence(settings, path, waited))
+
+
+def _silent_for(path: str) -> float | None:
+    """The seconds that an agent let us wait in vain; None where it answers, or there is none."""
+    bound = min(_LONGEST_S, AGENT_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
+    end = time.monotonic() + bound
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        try:
+            while True:
+                connection.settimeout(remaining(end))
+                try:
+                    connection.connect(path)
+                    break
+                except BlockingIOError:  # so many wait for it already
+                    time.sleep(_AGAIN_S)
+            connection.sendall(_REQUEST_IDENTITIES)
+            connection.settimeout(remaining(end))
+            connection.recv(1)
+        except TimeoutError:
+            return bound
+        except OSError:  # a variable left over from an agent that is gone
+            return None
+    return None
+
+
+def _silence(settings: HostSettings, path: str, seconds: float) -> str:
+    if settings.identity_agent is None:
+        where, without = "SSH_AUTH_SOCK", "env -u SSH_AUTH_SOCK nccl-doctor ..."
+    else:
+        where, without = "IdentityAgent of the SSH configuration", "IdentityAgent none there"
+    return (
+        f"the ssh-agent at {path} ({where}) did not answer in {seconds:.0f} s, and ssh to any host waits for it: "
+        f"unlock it, or end it and start another; or go without it, by key files alone: {without}"
+    )
 
 
 class _Ring:

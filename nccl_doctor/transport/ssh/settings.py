@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nccl_doctor.errors import ControllerError
 from nccl_doctor.transport.base import AccessError
 from nccl_doctor.transport.ssh import SshOptions, failures
 from nccl_doctor.transport.ssh import config as ssh_config
@@ -163,7 +164,8 @@ def resolve(name: str, options: SshOptions, deadline: float, config: Path | None
     is read: OpenSSH's defaults and the hosts file hold.
 
     Raises:
-        AccessError: the name is none, ssh rejects the configuration, or our own account has no name.
+        AccessError: the name is none, or ssh rejects the configuration.
+        ControllerError: our own account has no name.
     """
     check_name(name, options)
     target = asked(name, options)
@@ -173,8 +175,10 @@ def resolve(name: str, options: SshOptions, deadline: float, config: Path | None
         values = ssh_config.ask([*(["-F", str(config)] if config else []), *arguments(options)], name, deadline)
         return _Reader(name, options, values, ssh_config.compiled_in()).settings()
     except ssh_config.NoAccountError:
-        detail = f"is not asked: the user id {os.getuid()} has no name on this machine, and ssh works for none without"
-        raise failures.unreachable(target, "no-account", detail) from None
+        raise ControllerError(
+            f"the user id {os.getuid()} has no name on this machine, and ssh works for none without: add a line for it "
+            "to /etc/passwd, or start the container without --user"
+        ) from None
     except ssh_config.ConfigError as error:
         detail = "could not be looked up in the SSH configuration"
         raise failures.unreachable(target, "ssh-config", detail, tuple(error.lines[-5:])) from None
@@ -187,7 +191,7 @@ def ssh_alias(name: str) -> str | None:
     """The HostName that ~/.ssh/config gives a name; None where it says nothing, or can't be asked."""
     try:
         hostname = resolve(name, SshOptions(), time.monotonic() + _ALIAS_S).hostname
-    except AccessError:
+    except (AccessError, ControllerError):
         return None
     return hostname if hostname != name else None
 

@@ -53,7 +53,7 @@ LINES = (
     Standing("ProxyJump with 12 hosts", "0", "nothing, by one connection", f"{_JUMP}::test_one_connection_for_many_hosts"),
     Standing("a name, a port and a ban that fail behind one jump host", "255", "each its own reason", f"{_JUMP}::test_each_thread_is_told_its_own_failure_behind_one_jump_host"),
     Standing("a greeting of noise around the probe's words", "0", "nothing", f"{_SESSION}::test_noise_before_and_between_does_no_harm"),
-    Standing("an agent that hangs", "hangs", "the deadline holds", "tests/transport/test_access.py::test_a_hung_agent_meets_the_deadline"),
+    Standing("an agent that hangs", "hangs", "exit 2 after 3 s, names it", "tests/transport/test_access.py::test_a_hung_agent_is_named_and_accuses_no_host"),
     Standing("netlink refused by a filter of system calls", "0", "interfaces are unknown, with the reason", "tests/probe/test_facts_network.py::test_where_netlink_is_refused_nccl_finds_nothing_either_and_sockets_come_from_proc"),
     Standing("Slurm's variables", "-", "its nodes", "tests/inventory/test_load.py::test_slurm"),
     Standing("a hosts file on stdin", "-", "is read", "tests/inventory/test_reading.py::test_standard_input_is_a_hosts_file_also_where_it_is_a_socket"),

@@ -85,7 +85,7 @@ def main(category: str, name: str) -> None:
     if of_logs:
         print(f"Its cases go to tests/logs/cases/{name}.log, and {name}-*.log beside it.")
     else:
-        print(f"Its fixtures go to tests/checks/{category}/{stem}: fires.json, quiet.json, unknown.json.")
+        print(f"You write its fixtures: fires.json, quiet.json and unknown.json in tests/checks/{category}/{stem}.")
 
 
 if __name__ == "__main__":

@@ -77,6 +77,18 @@ def label(prefix: Prefix) -> _Label:
     return prefix.host, prefix.rank, prefix.ip
 
 
+_OF_RANK = re.compile(
+    r"(?:^|[/.]|(?<!node)[-_])rank[-_]?(\d{1,6})(?=[/._-]|$)|(?:^|/)attempt_\d+/(\d{1,6})/std(?:out|err)\.log$"
+)
+"""Files of a rank: ``rank1.log``, and where torchrun's --log-dir puts them, by local rank."""
+
+
+def rank_of_file(name: str) -> int | None:
+    """The rank whose output a file is by its name; None where that does not say."""
+    found = _OF_RANK.search(name)
+    return number(found[1] or found[2]) if found else None
+
+
 class Failed(NamedTuple):
     """A process as torchrun's summary of the failures tells it; containers on several hosts have equal ``pid``."""
 

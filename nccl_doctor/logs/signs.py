@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any, Literal
 
 from nccl_doctor.logs.facts import Interface, Process
-from nccl_doctor.logs.log import Address, Cause, Event, Log, Reading, rank_progress
+from nccl_doctor.logs.log import Address, Cause, Event, Log, Reading, rank_of_file, rank_progress
 from nccl_doctor.logs.rule import BENIGN, Grade, LogRule
 from nccl_doctor.model.finding import Command, Fix, LogLine, Severity, on
 from nccl_doctor.model.register import PACKAGE
@@ -96,11 +96,11 @@ class Case:
         return max(self.log.counts[self.cause.name], len(self.cause.events))
 
     def rank_of(self, event: Event) -> int | None:
-        """The rank of an event: its own, or that which NCCL gave its process."""
+        """The rank of an event: its own, that which NCCL gave its process, or that of its file's name."""
         if event.rank is not None:
             return event.rank
         process = self.log.facts.process(event.prefix)
-        return process.rank if process else None
+        return process.rank if process and process.rank is not None else rank_of_file(event.file)
 
     def interface(self) -> Interface | None:
         """The interface that NCCL chose where the fault is."""

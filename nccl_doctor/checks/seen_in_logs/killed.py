@@ -168,6 +168,12 @@ _ENDS_ALL = re.compile(r"Terminating (?:StepId|job step)|[Jj]ob step aborted|For
 
 _LEFT = frozenset({"collective-timeout", "peer-died"})
 
+_OWN = re.compile(
+    r"(?:^|[ .])(?:Value|Type|Key|Index|Attribute|Name|Assertion|ZeroDivision|FileNotFound|IsADirectory|Import"
+    r"|NotImplemented|ModuleNotFound|UnicodeDecode|JSONDecode|EOF|Unpickling)Error\b"
+)
+"""Exceptions of a script's own, which no library makes of a connection that is gone."""
+
 
 def accused(event: Event, reading: Reading, left: set[str]) -> Event:
     """An exception that ended the job weighs more than a hint, a kill that a launcher announced less than a cause.
@@ -189,7 +195,8 @@ def accused(event: Event, reading: Reading, left: set[str]) -> Event:
     if event.grade is not Grade.HINT:
         return event
     fatal = any(0 < line - event.line <= _ABOVE for line in notices) or _left_others_waiting(event, reading)
-    fatal = fatal or (bool(left) and reading.name not in left and _ended_by(event, reading))
+    elsewhere = bool(left) and reading.name not in left
+    fatal = fatal or ((elsewhere or _of_another(event, reading)) and _ended_by(event, reading))
     return replace(event, grade=Grade.LIKELY) if fatal else event
 
 
@@ -220,6 +227,13 @@ def _ended_by(event: Event, reading: Reading) -> bool:
     """Nothing follows an exception in its source but noise, and its stack stands above it."""
     stack = any(0 <= event.line - one <= _STACK for one in reading.tracebacks)
     return stack and only_frames(reading.after(event.line))
+
+
+def _of_another(event: Event, reading: Reading) -> bool:
+    """A plain exception stands among words of losses that all are other processes': torch marks theirs by rank."""
+    losses = [one for one in reading.events if one.name in _LEFT and one.grade is Grade.SYMPTOM]
+    others = all(one.rank is not None and label(one.prefix) != label(event.prefix) for one in losses)
+    return bool(losses) and others and _OWN.search(event.message) is not None
 
 
 def sources_left(events: Iterable[Event]) -> set[str]:

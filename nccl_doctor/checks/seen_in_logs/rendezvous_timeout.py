@@ -88,6 +88,7 @@ RULES = (
         r"is setting up NCCL communicator and retrieving ncclUniqueId .*(?:got error|timed out)",
         "RuntimeError: [3] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value "
         "store by key '0', but store->get('0') got error: Socket Timeout",
+        unless=r"got error: .{0,60}(?:got 0 bytes|Connection reset|Broken pipe|[Cc]onnection was (?:likely )?closed)",
     ),
     likely(
         r"(?:DEADLINE_EXCEEDED|Deadline Exceeded).*(?:[Bb]arrier|coordinat|[Cc]onnect|RegisterTask|[Tt]imed out)",

@@ -169,6 +169,14 @@ RULES: tuple[FactRule, ...] = (
         "I1104 10:40:04 77 torch/elastic/agent/server/api.py:879] [default] worker group successfully finished",
     ),
     FactRule("well", r"'train_runtime': \d", "{'train_runtime': 812.1, 'train_loss': 1.22, 'epoch': 1.0}"),
+    FactRule(
+        "serving", r"INFO: +Application startup complete", "(APIServer pid=1) INFO:     Application startup complete."
+    ),
+    FactRule(
+        "serving",
+        r"The server is fired up and ready to roll",
+        "[2026-07-20 04:18:02] The server is fired up and ready to roll!",
+    ),
     FactRule("well", r"`Trainer\.fit` stopped: `max_", "`Trainer.fit` stopped: `max_epochs=3` reached."),
 )
 """What every log is read for."""
@@ -202,6 +210,7 @@ class Facts:
         rows: lines of a benchmark's table.
         busbw: its average, in GB/s.
         gave_up: a call of NCCL came back with an error, or a process with an exception.
+        serving: an engine's server answers requests, which it does once all its ranks have met.
         torn_down: a communicator was ended, or aborted, after its use.
         summary_host: where torchrun's summary saw the first failure, and ``summary_rank`` on which rank.
         ended_well: a line that only a run that came to its end prints.
@@ -223,6 +232,7 @@ class Facts:
     ras_failures: int = 0
     gave_up: bool = False
     torn_down: bool = False
+    serving: bool = False
     summary_host: str | None = None
     summary_rank: int | None = None
     rows: int = 0
@@ -271,6 +281,7 @@ class Facts:
         self.busbw = other.busbw if self.busbw is None else self.busbw
         self.gave_up = self.gave_up or other.gave_up
         self.torn_down = self.torn_down or other.torn_down
+        self.serving = self.serving or other.serving
         self.summary_host = other.summary_host or self.summary_host
         self.summary_rank = self.summary_rank if other.summary_rank is None else other.summary_rank
         self.failed_hosts |= other.failed_hosts
@@ -369,6 +380,9 @@ class Facts:
 
     def _well(self, _match: re.Match[str], _prefix: Prefix) -> None:
         self.ended_well = True
+
+    def _serving(self, _match: re.Match[str], _prefix: Prefix) -> None:
+        self.serving = True
 
     def _torn(self, _match: re.Match[str], _prefix: Prefix) -> None:
         self.torn_down = True

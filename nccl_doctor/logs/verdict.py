@@ -107,6 +107,7 @@ def _unfinished(verdict: LogVerdict) -> Diagnosis | None:
     if (
         verdict.log.facts.ended_well
         or verdict.log.facts.torn_down
+        or verdict.log.facts.serving
         or (where.finished and not (where.reached and where.missing))
     ):
         return None

@@ -18,19 +18,6 @@ FOLDER = Path(__file__).parent / "threads"
 CASES: list[dict[str, Any]] = [json.loads(line) for line in (FOLDER / "cases.jsonl").read_text().splitlines()]
 
 WRONG = (
-    "n201",  # no wording of Ray's wait for a placement group
-    "n202",  # vLLM's "Every node should have a unique IP address" is taken for any exception
-    "n203",  # the same, with more addresses than nodes
-    "n204",  # ZMQ can't bind an address that is not the host's: taken for any exception
-    "n205",  # the same, with Ray's own address on the line
-    "n303",  # gloo's loopback on one host, where all connected
-    "n501",  # no wording of Mooncake's registration of GPU memory
-    "n504",  # ibv_modify_qp without NCCL's prefix
-    "n505",  # no wording of UCCL's queue pairs
-    "n602",  # vLLM's search for a free port that found one
-    "n702",  # the launcher's words of ssh outrank NCCL's own start
-    "n703",  # no wording of the TCPXO shim
-    "n905",  # ibv_reg_mr without NCCL's prefix
     "n1001",  # several ranks of one process are counted as one
 )
 """Read wrongly up to now; what mends one takes it out."""
@@ -52,3 +39,12 @@ def test_the_accepted_diagnosis_comes_first_or_none_where_nothing_was_wrong(case
 def test_every_log_has_its_case_and_its_thread() -> None:
     assert sorted(case["file"] for case in CASES) == sorted(path.name for path in FOLDER.glob("*.log"))
     assert all(case["source"] and case["date"][:4].isdigit() for case in CASES)
+
+
+def test_a_port_that_an_engine_drew_is_not_called_the_masters() -> None:
+    for name in ("n102-vllm-mp-zmq-port-collision", "n601-vllm-open-port-race", "n603-skyrl-nested-ray-eaddrinuse"):
+        (found,) = loud((FOLDER / f"{name}.log").read_bytes())
+        assert "that the kernel gives away" in found.message
+        assert "master" not in found.message
+    (given,) = loud(b"OSError: port 29500 was already in use: [Errno 98] Address already in use\n")
+    assert "kernel" not in given.message

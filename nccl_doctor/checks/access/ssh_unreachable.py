@@ -27,8 +27,9 @@ from collections.abc import Collection
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.logs.rule import generic, root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, not_logged_in
+from nccl_doctor.logs.log import Event
+from nccl_doctor.logs.rule import Grade, hint, root
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, not_logged_in
 from nccl_doctor.model.finding import Fix, Severity
 from nccl_doctor.snapshot import SshUnreachable
 from nccl_doctor.text.hostlist import fold
@@ -117,10 +118,17 @@ RULES = (
         r"|Connection (?:closed|reset) by (?P<ip>[0-9.]+) port 22\b",
         "kex_exchange_identification: Connection closed by remote host",
     ),
-    generic(
+    hint(
         r"(?:ORTE|PRTE|PRRTE) (?:was unable to reliably start|has lost communication with|does not know how to route)",
         "ORTE was unable to reliably start one or more daemons.",
     ),
 )
 
-SIGNS = LogSigns(RULES, _advice)
+
+def _weigh(_event: Event, scene: Scene) -> Grade:
+    """Weighs a launcher's words of its daemons: of no login once NCCL spoke, for the ranks had begun."""
+    facts = scene.log.facts
+    return Grade.HINT if facts.processes or facts.nccl_versions else Grade.GENERIC
+
+
+SIGNS = LogSigns(RULES, _advice, weigh=_weigh)

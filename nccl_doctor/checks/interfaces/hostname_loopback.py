@@ -22,7 +22,7 @@ from dataclasses import replace
 from nccl_doctor.checks.own_names import CHANCE, finding, own_names
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.logs.log import Event
-from nccl_doctor.logs.rule import Grade, root
+from nccl_doctor.logs.rule import Grade, hint, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, having
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.text.hostlist import fold
@@ -49,6 +49,15 @@ def hostname_loopback(view: View) -> Findings:
 
 
 def _advice(case: Case) -> Advice:
+    own = [event for event in case.cause.events if event.wording == _FALLBACK]
+    if own:
+        return advise(
+            f"gloo on {case.who} found no address for the host's own name and took 127.0.0.1, where no other host "
+            "reaches it: the others wait for it.",
+            "Set GLOO_SOCKET_IFNAME on every host to the interface of the job's network, or make each host's name "
+            "known to itself (/etc/hosts). See which:",
+            case.check(command="ifname"),
+        )
     return advise(
         f"gloo connected to {case.target if case.address.ip else 'a loopback address'} instead of another host: a "
         "host's own name gives 127.x there, and that is what it told its peers.",
@@ -58,8 +67,17 @@ def _advice(case: Case) -> Advice:
     )
 
 
+_FALLBACK = r"Unable to resolve hostname to a \(?local\)? address\. Using the loopback"
+"""torch/csrc/distributed/c10d/ProcessGroupGloo.cpp; within one host it does no harm."""
+
 # Gloo dials 127.x, which a peer took for its own address.
 RULES = (
+    hint(
+        _FALLBACK,
+        "[rank9]:[W815 02:20:05.663137385 ProcessGroupGloo.cpp:524] Warning: Unable to resolve hostname to a (local) "
+        "address. Using the loopback address as fallback. Manually set the network interface to bind to with "
+        "GLOO_SOCKET_IFNAME. (function operator())",
+    ),
     root(
         r"connectFullMesh failed with .*(?:no error|remote=\[127\.|remote=\[::1\])",
         "RuntimeError: Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:144] no error",
@@ -106,4 +124,17 @@ def _of_gloo(event: Event) -> bool:
     return address is not None and address.is_loopback and "loo" in event.text
 
 
-SIGNS = LogSigns(RULES, _advice, network=True, passes={Stage.MEANING: _own_name, Stage.RECOVERY: _within_host})
+SIGNS = LogSigns(
+    RULES,
+    _advice,
+    network=True,
+    hint=Grade.LIKELY,
+    hint_beside=(
+        "collective-timeout",
+        "connection-refused",
+        "connection-timed-out",
+        "hostname-loopback",
+        "rendezvous-timeout",
+    ),
+    passes={Stage.MEANING: _own_name, Stage.RECOVERY: _within_host},
+)

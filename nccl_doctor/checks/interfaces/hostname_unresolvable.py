@@ -236,7 +236,7 @@ RULES = (
         r"|[Nn]o address found for host"
         r"|cannot resolve (?:host|own|local|the host))",
         "socket.gaierror: [Errno 11001] getaddrinfo failed",
-        unless=WEB,
+        unless=WEB + r"|Using the loopback address",
     ),
     root(
         r"gloo.{0,160}(?:10049|requested address is not valid)",

@@ -128,8 +128,23 @@ def _reserve(host: Host, trial: PortTrial, move: str) -> Fix:
     )
 
 
+_DRAWN = 32768
+"""From here on Linux' kernel gives ports away (ip_local_port_range as it is delivered)."""
+
+
 def _advice(case: Case) -> Advice:
     port = case.port
+    if port is not None and port >= _DRAWN:
+        who = case.who if case.hosts or case.ranks else "the host"
+        return advise(
+            f"Port {port} was taken on {who} when it was to be bound. It lies in the range that the kernel gives away "
+            "(ip_local_port_range): an engine or a launcher that had drawn it as free lost it to another process or to "
+            "an outgoing connection.",
+            "Start again: the next draw is another one. Where it comes back, give each engine of a host a port of its "
+            "own below that range (vLLM: VLLM_PORT, --master-port; SGLang: --dist-init-addr, --nccl-port), or start "
+            "them one after the other. Who has it now:",
+            on(None, line("nccl-doctor fix-port {port}", port=port)),
+        )
     place = f"port {port}" if port else "the master port"
     return advise(
         f"{place[0].upper()}{place[1:]} is taken on {case.who if case.hosts else 'the master'}: by a process left "
@@ -156,6 +171,10 @@ RULES = (
         "[W socket.cpp:426] [c10d] The server socket has failed to bind to [::]:29500 (system error: 10048 - Only one "
         "usage of each socket address is normally permitted.).",
     ),
+    root(
+        r"ZMQError: Address already in use \(addr='tcp://(?P<ip>[0-9a-fA-F.:]+):(?P<port>\d+)'",
+        "zmq.error.ZMQError: Address already in use (addr='tcp://10.0.0.12:40043')",
+    ),
     root(r"(?:EADDRINUSE|\[Errno (?:98|48)\]|errno: (?:98|48)\b)", "OSError: [Errno 98] Address already in use"),
     likely(
         r"(?:Error|error|bind|listen|failed|Failed|FATAL|store|c10d).*[Aa]ddress already in use",
@@ -169,6 +188,7 @@ RULES = (
     root(
         r"\b[Pp]ort `?'?(?P<port>\d{1,5})`?'? (?:is|was) (?:already )?(?:in use|occupied|taken|being used)",
         "ERROR: port 29500 is already in use by pid 4242",
+        unless=r"(?i:trying|using|moving on to|falling back to) (?:the )?(?:port|another|next)",
     ),
     root(
         r"trying to use a port number (?P<port>\d+) that is used by",

@@ -14,11 +14,11 @@ References: NCCL's src/graph/paths.cc and src/transport/p2p.cc; NCCL user guide,
 
 from __future__ import annotations
 
-from nccl_doctor.logs.rule import likely, root
+from nccl_doctor.logs.rule import hint, likely, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs
 
-from_logs(__name__, "NCD911", explains=("cuda-error", "ib-fault", "out-of-memory"))
+from_logs(__name__, "NCD911", explains=("cuda-error", "ib-fault", "out-of-memory"), in_logs=("memlock-low",))
 
 
 def _advice(case: Case) -> Advice:
@@ -53,6 +53,16 @@ RULES = (
         r"WARN .*(?:ibv_reg_(?:dmabuf_)?mr\S* failed.*(?:Bad address|Operation not supported|[Ii]nvalid)"
         r"|\bgdr_\w+\(.*failed|GDRCOPY failure)",
         "n1:1:2 [0] misc/ibvwrap.cc:233 NCCL WARN Call to ibv_reg_mr failed with error Bad address",
+    ),
+    root(  # EFAULT: memory that is not the host's; Mooncake's words, and what programs and quotes leave of NCCL's
+        r"(?:\bibv_reg_mr\S* failed\b.{0,40}|Failed to register memory 0x\w+: )Bad address",
+        "E1030 07:53:11.383879  9075 rdma_context.cpp:253] Failed to register memory 0x742c8e000000: Bad address [14]",
+        unless=r"NCCL INFO ",
+    ),
+    hint(  # without a dma-buf nvidia-peermem may still do
+        r"\bibv_reg_dmabuf_mr\b.{0,20} failed\b.{0,40}(?:Bad address|Operation not supported|Invalid argument)",
+        "ibv_reg_dmabuf_mr (retain) failed: Invalid argument",
+        unless=r"NCCL ",
     ),
     root(
         r"(?:cuIpc|cudaIpc|hipIpc|cuMemImport|cuMemExport)\w+.{0,60}(?:fail|error|invalid)",

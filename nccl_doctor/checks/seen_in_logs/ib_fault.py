@@ -73,9 +73,14 @@ RULES = (
         r"NET/IB.*(?:GID table changed|non-fatal async event)",
         "n1:1:2 [0] transport/net_ib.cc:93 NCCL WARN NET/IB : mlx5_0:1 GID table changed",
     ),
-    root(
-        r"WARN .*(?:Call to ibv_\w+(?:\(\))? (?:failed|returned)|ibv_post_(?:send|recv)\(\) failed)",
+    root(  # behind a WARN, or alone where torch quotes NCCL's last error
+        r"(?:Call to ibv_\w+(?:\(\))? (?:failed|returned)|ibv_post_(?:send|recv)\(\) failed)",
         "n1:1:2 [0] misc/ibvwrap.cc:190 NCCL WARN Call to ibv_modify_qp failed with error Connection timed out",
+        unless=r"NCCL INFO ",
+    ),
+    root(  # of UCCL, and of the examples of rdma-core
+        r"[Ff]ailed to modify QP (?:state )?to (?:INIT|RTR|RTS)\b",
+        "Failed to modify QP to RTR: Connection timed out",
     ),
     root(
         r"WARN .*(?:incompatible devices|device is incompatible with|different link_layer|different number of devices"

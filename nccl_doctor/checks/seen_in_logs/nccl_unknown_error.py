@@ -33,7 +33,11 @@ def _advice(case: Case) -> Advice:
 
 
 RULES = (
-    generic(r"NCCL WARN ", "n1:1:2 [0] x.cc:1 NCCL WARN Something that no table here knows"),
+    generic(
+        r"NCCL WARN ",
+        "n1:1:2 [0] x.cc:1 NCCL WARN Something that no table here knows",
+        unless=r"NCCL/NET \(shim\) mismatch recommended",
+    ),
     generic(r"NCCL DIAG \[?(?:ERROR|FAIL|FATAL|WARN)\w*\]? ", "n1:4242 NCCL DIAG [ERROR] GPU 3: ATS is off"),
     generic(
         r"(?:NCCL error in: |NCCL [Ee]rror:? |[Nn]ccl(?:System|Internal|InvalidUsage|InvalidArgument)(?:Error)?:"

@@ -14,15 +14,27 @@ References: NCCL's src/plugin/net.cc; aws-ofi-nccl.
 
 from __future__ import annotations
 
+import re
+
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, hint, likely, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, advise
 from nccl_doctor.model.register import from_logs
 
+_VARIABLE = re.compile(r"mismatch (?:enforced|recommended): ([A-Z][A-Z0-9_]{2,80}=\S{0,80}) (\(expected .{1,80}?\))")
+
 from_logs(__name__, "NCD912", explains=("cuda-error", "ib-fault"))
 
 
 def _advice(case: Case) -> Advice:
+    wrong = dict.fromkeys(" ".join(m.groups()) for e in case.cause.events if (m := _VARIABLE.search(e.text)))
+    if wrong:
+        return advise(
+            f"The network plugin's own check wants other values of variables on {case.who}: {', '.join([*wrong][:4])}.",
+            "Set them as the plugin's own nccl-env-profile.sh does (source it last, and export nothing over it), from "
+            "the same release as the plugin; on every host alike.",
+            case.check(),
+        )
     return advise(
         f"NCCL's network plugin failed on {case.who}.",
         "Look whether its devices are there (fi_info -p efa, /dev/infiniband in the container), whether the "
@@ -32,7 +44,19 @@ def _advice(case: Case) -> Advice:
     )
 
 
+_SHIM = r"NCCL/NET \(shim\) mismatch "
+"""GKE's shim before its plugins (TCPXO, gIB) compares the job's variables with the tested ones."""
+_RECOMMENDED = _SHIM + r"recommended: "
+
 RULES = (
+    root(
+        _SHIM + r"enforced: ",
+        "gpu-0:1:1 [0] NCCL WARN NCCL/NET (shim) mismatch enforced: NCCL_FASTRAK_NUM_FLOWS=4 (expected 2)",
+    ),
+    hint(
+        _RECOMMENDED,
+        "gpu-0:1:1 [0] NCCL WARN NCCL/NET (shim) mismatch recommended: NCCL_BUFFSIZE=4194304 (expected 8388608)",
+    ),
     hint(
         r"INFO NET/Plugin ?: ?(?:Could not find: |Plugin load \(|No plugin found \(|Failed to (?:load|open) )\S",
         "n1:1:2 [0] NCCL INFO NET/Plugin: Could not find: aws-ofi libnccl-net-aws-ofi.so. Using internal plugin.",
@@ -80,8 +104,10 @@ RULES = (
 )
 
 
-def _weigh(_event: Event, scene: Scene) -> Grade:
-    """A plugin that is not there matters where NCCL took sockets."""
+def _weigh(event: Event, scene: Scene) -> Grade:
+    """A plugin that is not there matters where NCCL took sockets; its advice, where NCCL failed."""
+    if event.wording == _RECOMMENDED:
+        return Grade.LIKELY if "nccl-unknown-error" in scene.names else Grade.HINT
     sockets = any(process.network == "Socket" for process in scene.log.facts.processes.values())
     return Grade.LIKELY if sockets else Grade.HINT
 

@@ -77,8 +77,8 @@ def test_a_scripts_exception_comes_before_every_loss_of_it(files: tuple[tuple[st
         first, *others = diagnoses([*order])
         assert (first.name, first.facts["ranks"], others) == ("script-failed", [1], [])
         assert "KeyError: 'lr'" in first.message
-    for order in permutations(text for _, text in files):
-        assert diagnoses([("run.log", "".join(order))])[0].name == "script-failed"
+    for texts in permutations(text for _, text in files):
+        assert diagnoses([("run.log", "".join(texts))])[0].name == "script-failed"
 
 
 @each(["", "During handling of the above exception, another exception occurred:\n\n"], str)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nccl_doctor.cli import options
 from nccl_doctor.cli.options import FileOptions, HostOptions, JobOptions, flattened
 from nccl_doctor.cli.output import Out, finish
+
+if TYPE_CHECKING:
+    from nccl_doctor.model.register import Check
 
 
 @flattened
@@ -56,22 +60,28 @@ def diff(
 
 
 def explain(
-    code: Annotated[
-        str,
+    words: Annotated[
+        list[str] | None,
         typer.Argument(
             metavar="[CODE|TOPIC]",
             help="NCD304, 304, port-in-use, or the error's own words; a topic as slurm; nothing: all topics.",
         ),
-    ] = "",
+    ] = None,
     output: Annotated[str, options.output("explain")] = "human",
 ) -> None:
     """The page of one diagnosis: what it means, how we know, what to do; or that of a topic."""
 
     def work() -> int:
         from nccl_doctor.judge.pages import page_of, read_topic, topic_names
-        from nccl_doctor.model.documents import Page, Topic, TopicEntry, TopicList
+        from nccl_doctor.model.documents import Topic, TopicEntry, TopicList
 
-        topics = topic_names()
+        topics, code = topic_names(), " ".join(words or ())
+        codes = code.replace(",", " ").split()
+        if len(codes) > 1 and output == "human" and all(re.fullmatch(r"(?i:NCD)?\d{3}", each) for each in codes):
+            for place, entry in enumerate(map(page_of, codes)):
+                out.write("\n" if place else "")
+                show(entry)
+            return 0
         if not code.strip():
             entries = (TopicEntry(name=name, title=read_topic(name)[0]) for name in topics)
             out.show(TopicList(topics=tuple(entries)))
@@ -80,10 +90,13 @@ def explain(
             title, text = read_topic(code.strip())
             out.show(Topic(name=code.strip(), title=title, text=text))
             return 0
-        entry = page_of(code)
-        page = Page(code=entry.code, name=entry.name, severity=entry.severity, category=entry.category, text=entry.page)
-        out.show(page)
+        show(page_of(code))
         return 0
+
+    def show(one: Check) -> None:
+        from nccl_doctor.model.documents import Page
+
+        out.show(Page(code=one.code, name=one.name, severity=one.severity, category=one.category, text=one.page))
 
     out = Out("explain", output)
     finish(out, work)

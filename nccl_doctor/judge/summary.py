@@ -70,7 +70,7 @@ def report(
         smoke=_smoke(snapshot),
         load=snapshot.load,
         timings=snapshot.timings,
-        next_step=_next_step(snapshot, diagnoses) if complete and command == "check" else None,
+        next_step=(_next_step(snapshot, diagnoses) if complete else _without(snapshot)) if command == "check" else None,
     )
 
 
@@ -110,6 +110,21 @@ def _next_step(snapshot: Snapshot, diagnoses: Sequence[Diagnosis]) -> str | None
         return "Several machines:  nccl-doctor check hosts.yaml"
     words = " ".join(map(shell.word, ClusterSource(snapshot.cluster).arguments))
     return f"Start with:  nccl-doctor launch {words} -- train.py"
+
+
+def _without(snapshot: Snapshot) -> str | None:
+    """The line that goes on without the hosts that were not reached, the others' all-reduce included."""
+    cluster = snapshot.cluster
+    away = [host.name for host in snapshot.hosts if host.facts is None]
+    first = cluster.nodes[0]
+    if not away or len(snapshot.reached) < 2 or (first.name in away and cluster.master_addr != first.address):
+        return None
+    left_out = cluster.origins.get("-x")
+    words = list(ClusterSource(cluster).arguments)
+    if left_out is not None and "-x" in words:
+        del words[words.index("-x") : words.index("-x") + 2]
+    names = ",".join(filter(None, (left_out, fold(away))))
+    return f"Without {fold(away)}:  nccl-doctor check {' '.join(map(shell.word, (*words, '-x', names)))}"
 
 
 def _mesh(snapshot: Snapshot) -> MeshReport | None:

@@ -325,9 +325,11 @@ def verdict(report: Report, cause: Diagnosis | None) -> Verdict:
 
 
 def summary(report: Report, cause: Diagnosis | None, screen: Screen) -> Iterator[str]:
-    """The line that counts and names the page of the cause, the gravest diagnosis; then the next step."""
+    """The line that counts and names the pages of the gravest diagnoses, the cause first; then the next step."""
     ready, counts, line = verdict(report, cause)
-    page = f"More: nccl-doctor explain {cause.code}" if cause else ""
+    alike = [each.code for each in report.diagnoses if cause and each.severity is cause.severity]
+    codes = ", ".join(dict.fromkeys([*([cause.code] if cause else []), *alike]))
+    page = f"More: nccl-doctor explain {codes}" if codes else ""
     fits = cell_len(line) + 1 + cell_len(page) <= screen.width
 
     first, *others = wrap(f"{line} {page}" if page and fits else line, screen.width)

@@ -67,6 +67,14 @@ def test_explain_takes_a_code_a_number_a_name_or_the_errors_own_words(tmp_path: 
     assert max(map(len, by_code.stdout.splitlines())) <= 80
 
 
+def test_explain_takes_the_codes_that_a_report_names(tmp_path: Path) -> None:
+    done = run("explain", "NCD301,", "NCD302", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.startswith("NCD301 firewall-blocks-port")
+    assert "\n\nNCD302 firewall-blocks-ephemeral" in done.stdout
+    assert "NCD304 port-in-use" in run("explain", "Address", "already", "in", "use", cwd=tmp_path).stdout
+
+
 def test_explain_alone_lists_its_topics_and_prints_each(tmp_path: Path) -> None:
     listed = run("explain", cwd=tmp_path)
     assert listed.returncode == 0

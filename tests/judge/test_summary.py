@@ -54,6 +54,39 @@ def test_a_row_says_on_how_many_hosts_was_looked() -> None:
     assert seen["ports"] == ("unknown", "fewer than two hosts were reached")
 
 
+@pytest.mark.parametrize(
+    ("away", "cluster", "line"),
+    [
+        (["node3"], {"source": "hosts.yaml"}, "Without node3:  nccl-doctor check hosts.yaml -x node3"),
+        (
+            ["node3"],
+            {"source": "hosts.yaml", "origins": {"-x": "node[4-5]"}},
+            "Without node3:  nccl-doctor check hosts.yaml -x 'node[4-5],node3'",
+        ),
+        (["node1"], {"source": "-w"}, "Without node1:  nccl-doctor check -w 'node[1-3]' -x node1"),
+        (["node1"], {"source": "hosts.yaml", "master_addr": "10.9.9.9"}, None),
+        (["node2", "node3"], {"source": "hosts.yaml"}, None),
+    ],
+)
+def test_a_host_that_is_away_gets_the_line_that_goes_on_without_it(
+    away: list[str], cluster: dict[str, Any], line: str | None
+) -> None:
+    lost = {"facts": None, "failure": {"kind": "ssh-unreachable", "detail": "no answer", "facts": UNREACHABLE}}
+    patch = {"hosts": dict.fromkeys(away, lost), "mesh": {"$unknown": "x"}, "smoke": {"$skipped": "needs every host"}}
+    snapshot = patched({**patch, "cluster": cluster})
+    assert judge(snapshot, "check").next_step == line
+    assert judge(snapshot, "smoke").next_step is None
+
+
+def test_a_port_that_cannot_be_freed_gets_the_line_that_moves_away_from_it() -> None:
+    snapshot = load(CHECKS / "ports/port_in_use/fires-unknown.json")
+    cluster = snapshot.cluster.model_copy(update={"source": "hosts.yaml"})
+    (found,) = judge(snapshot.model_copy(update={"cluster": cluster}), "check").diagnoses
+    assert [one.command for one in found.fix.commands] == [
+        "nccl-doctor fix-port --hosts hosts.yaml --host node1 --next --write"
+    ]
+
+
 def test_no_row_is_ok_where_no_host_was_reached() -> None:
     away = {"facts": None, "failure": {"kind": "ssh-unreachable", "detail": "no answer in 10 s", "facts": UNREACHABLE}}
     patch = {"mesh": {"$unknown": "fewer than two hosts were reached"}, "smoke": {"$skipped": "needs every host"}}

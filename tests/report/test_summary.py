@@ -46,6 +46,10 @@ def unjudged(*gaps: list[Gap]) -> str:
             "2 errors, 0 warnings, 57 checks passed in 6.2 s.\nMore: nccl-doctor explain NCD101",
         ),
         (
+            {"diagnoses": (STALE, UNREACHABLE, UNREACHABLE.model_copy(update={"code": "NCD105"}))},
+            "2 errors, 1 warning, 57 checks passed in 6.2 s.\nMore: nccl-doctor explain NCD101, NCD105",
+        ),
+        (
             {"checks": (*passed(3), check(Outcome.UNKNOWN, "no root"), check(Outcome.SKIP)), "complete": False},
             "Nothing found, 3 checks passed, 1 could not be judged, in 6.2 s.",
         ),

@@ -30,6 +30,7 @@ from nccl_doctor.checks.wording import endable, ending, fix_port
 from nccl_doctor.logs.rule import likely, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.engine import ClusterSource
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.model.ports import age_words
 from nccl_doctor.snapshot import Host, PortRange, PortTrial, known
@@ -112,6 +113,11 @@ def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
     why = f"{refusals[0][0].upper()}{refusals[0][1:]}. " if refusals and refusals[0] else ""
     own = trial.holders and all(holder.own for holder in trial.holders)
     who = "end it where it was started" if own else "ask the holder's owner to end it"
+    if (ClusterSource(cluster).file or "").endswith((".yaml", ".yml")):
+        there = fix_port(cluster, host.node, line("--next --write"))
+        return Fix(
+            summary=f"{why}Write a port that is free on all hosts into the hosts file, or {who}:", commands=there
+        )
     return Fix(summary=f"{why}{move[0].upper()}{move[1:]}, or {who}.")
 
 

@@ -76,6 +76,16 @@ class FailedDials:
         )
 
 
+class UnnamedDials(FailedDials):
+    """All that failed, where no check could judge what explains them."""
+
+    @cached_property
+    def unexplained(self) -> tuple[FailedDial, ...]:
+        """Every one."""
+        mesh = self._snapshot.mesh
+        return mesh.failed if isinstance(mesh, Mesh) else ()
+
+
 class Derived:
     """All that follows from a snapshot, for all of its checks; ``dials`` where they are known already."""
 

@@ -93,10 +93,12 @@ def explain(
         show(page_of(code))
         return 0
 
-    def show(one: Check) -> None:
+    def show(check: Check) -> None:
         from nccl_doctor.model.documents import Page
 
-        out.show(Page(code=one.code, name=one.name, severity=one.severity, category=one.category, text=one.page))
+        out.show(
+            Page(code=check.code, name=check.name, severity=check.severity, category=check.category, text=check.page)
+        )
 
     out = Out("explain", output)
     finish(out, work)

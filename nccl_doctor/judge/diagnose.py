@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from nccl_doctor.checks.allreduce.culprits import causes_from_output
-from nccl_doctor.checks.view import Derived, FailedDials
+from nccl_doctor.checks.view import Derived, FailedDials, UnnamedDials
 from nccl_doctor.firewall.manager import managed_by
 from nccl_doctor.judge import summary
 from nccl_doctor.judge.run_check import CheckRun, attach_consequences, run_check
@@ -17,7 +17,7 @@ from nccl_doctor.model.engine import placed
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import Check, all_checks, entry
 from nccl_doctor.model.report import CheckResult, Diagnosis, HostSummary, Outcome, Report
-from nccl_doctor.snapshot import Host, HostFacts, Interfaces, Skipped, Smoke, Snapshot, Unknown
+from nccl_doctor.snapshot import Host, HostFacts, Interfaces, Mesh, Skipped, Smoke, Snapshot, Unknown
 from nccl_doctor.snapshot.hosts import Shown
 from nccl_doctor.snapshot.surroundings import PodFacts
 from nccl_doctor.text.inet import network_of, prefix_length
@@ -49,6 +49,7 @@ def judge(
         for check in all_checks()
         if check.function is not None
     ]
+    judged = _with_failed_dials_named(judged, snapshot)
     judged = _with_causes_from_output(judged, derived)
     diagnoses = attach_consequences((j.check, finding) for j in judged for finding in j.findings)
     diagnoses = tuple(_placed(diagnosis, snapshot.cluster) for diagnosis in diagnoses)
@@ -66,6 +67,19 @@ def judge(
         for j in judged
     )
     return summary.report(snapshot, command, diagnoses, results, [_host(host, derived) for host in snapshot.hosts])
+
+
+def _with_failed_dials_named(judged: list[CheckRun], snapshot: Snapshot) -> list[CheckRun]:
+    """The same, where dials failed and what explains them could not be judged, with a finding about these."""
+    mesh = snapshot.mesh
+    grave = any((one.severity or j.check.severity) is Severity.ERROR for j in judged for one in j.findings)
+    if grave or not (isinstance(mesh, Mesh) and mesh.failed):
+        return judged
+    derived = Derived(snapshot, UnnamedDials(snapshot))
+    return [
+        run_check(j.check, derived) if j.check.name == "port-unreachable" and j.reason != NOT_SELECTED else j
+        for j in judged
+    ]
 
 
 def _with_spared_allreduce(

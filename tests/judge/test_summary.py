@@ -7,6 +7,8 @@ import pytest
 
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.report import MachineLoad
+from nccl_doctor.snapshot import Mesh
+from nccl_doctor.snapshot import unknown as unknown_fact
 from tests.checks.snapshots import UNREACHABLE, load, patched
 
 CHECKS = Path(__file__).parents[1] / "checks"
@@ -85,6 +87,23 @@ def test_a_port_that_cannot_be_freed_gets_the_line_that_moves_away_from_it() -> 
     assert [one.command for one in found.fix.commands] == [
         "nccl-doctor fix-port --hosts hosts.yaml --host node1 --next --write"
     ]
+
+
+@pytest.mark.parametrize("unknown", ["", "interfaces", "routes", "env", "firewall"])
+def test_a_row_that_fails_has_a_diagnosis_that_says_why(unknown: str) -> None:
+    """In every fixture, also where a fact is not known from which the cause would be seen."""
+    for path in sorted(CHECKS.rglob("*.json")):
+        snapshot = load(path)
+        if unknown and not (isinstance(snapshot.mesh, Mesh) and snapshot.mesh.failed):
+            continue
+        lost = {} if not unknown else {unknown: unknown_fact("not looked at")}
+        hosts = tuple(
+            host.model_copy(update={"facts": host.facts and host.facts.model_copy(update=lost)})
+            for host in snapshot.hosts
+        )
+        report = judge(snapshot.model_copy(update={"hosts": hosts}), "check")
+        failing = [row.name for row in report.phases if row.outcome == "error"]
+        assert not failing or report.status == "error", f"{path}: {failing}"
 
 
 def test_no_row_is_ok_where_no_host_was_reached() -> None:

@@ -197,12 +197,16 @@ def _steps(wanted: PortOptions, source: str | None, out: Out, countdown: Countdo
 
 def _show_next(wanted: PortOptions, report: PortReport, out: Out) -> int:
     """``--next``: the number alone on stdout, so that a script can take it."""
+    from nccl_doctor.report.fix_port import in_ephemeral_range
+
     if wanted.write and wanted.hosts is not None and report.port is not None:
         from nccl_doctor.inventory.files import write_master_port
 
         write_master_port(wanted.hosts, report.port)
         if not out.quiet:
             sys.stderr.write(f"{wanted.hosts}: master_port is {report.port} now\n")
+    for block in () if out.quiet else in_ephemeral_range(report):
+        sys.stderr.write("\n".join(map(clean, block)) + "\n\n")
     if out.form == "json":
         out.show(report)
     else:

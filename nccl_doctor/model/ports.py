@@ -164,13 +164,15 @@ class Elsewhere(Observed):
 class Suggestion(FrozenModel):
     """A port to use instead; ``hosts`` names those on which it is free, ``command`` sets it for a launch.
 
-    ``master`` is where the job's ranks look for it; None: on the host that the report is about.
+    ``master`` is where the job's ranks look for it; None: on the host that the report is about. ``reserve``: the line
+    that keeps outgoing connections from a port of the ephemeral range, where no other is let in.
     """
 
     port: int
     command: str
     hosts: Annotated[tuple[str, ...], Field(exclude=True)]
     master: Annotated[str | None, Field(exclude=True)] = None
+    reserve: Annotated[str | None, Field(exclude=True)] = None
 
 
 class PortReport(Document):

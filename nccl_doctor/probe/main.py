@@ -73,6 +73,7 @@ class Server:
             "port": self._fix_port,
             "signal": self._fix_port,
             "free": self._fix_port,
+            "named": self._named_ports,
             "prepare_trials": self._prepare_trials,
             "free_port": self._free_port,
             "trial": self._trial,
@@ -153,6 +154,16 @@ class Server:
         from nccl_doctor.probe.ports.requests import HANDLERS
 
         return HANDLERS[request["do"]](request)  # type: ignore[no-any-return]  # imported late, for speed
+
+    def _named_ports(self, _request: dict[str, Any]) -> dict[str, Any]:
+        from nccl_doctor.probe.facts.firewall import read_firewall
+        from nccl_doctor.probe.ports.requests import RULES_PATIENCE_S, named
+        from nccl_doctor.probe.tools import Unavailable
+
+        try:
+            return named(read_firewall(time.monotonic() + RULES_PATIENCE_S, sudo=False))
+        except Unavailable:  # only root may look
+            return {"ports": []}
 
     def _firewall(self, request: dict[str, Any]) -> dict[str, Any]:
         from nccl_doctor.probe import facts

@@ -193,12 +193,24 @@ def _move_away(report: PortReport) -> Iterator[list[str]]:
     hosts = [name for name in found.hosts if name]
     where = f"all {len(hosts)} hosts" if len(hosts) > 1 else "".join(hosts) or "this machine"
     yield wrap(f"Or start on port {found.port}, which is free on {where}:")
+    yield from in_ephemeral_range(report)
     yield [found.command]
     yield [
         f"torchrun --master_port {found.port} …",
         f"python -m torch.distributed.launch --master_port {found.port} …",
         f"init_method=tcp://{endpoint(found.master or report.host, found.port)}",
     ]
+
+
+def in_ephemeral_range(report: PortReport) -> Iterator[list[str]]:
+    """The reservation that the port to move to needs, where no other is let in; nothing for most."""
+    found = report.suggestion
+    if found is not None and found.reserve is not None:
+        yield wrap(
+            f"Only ports of the ephemeral range were reached, and outgoing connections may take {found.port}; reserve "
+            f"it on {report.host} (as root, and in /etc/sysctl.d to last):"
+        )
+        yield [found.reserve]
 
 
 def _command(made: Line | None) -> str:

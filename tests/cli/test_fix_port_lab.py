@@ -486,6 +486,20 @@ def test_next_is_free_on_all_hosts_and_write_changes_that_value_alone(make_lab: 
     assert len(pid) == 1
 
 
+def test_next_finds_what_a_firewall_lets_in(make_lab: MakeLab) -> None:
+    lab = make_lab(2)
+    lab.controller.write("/root/hosts.yaml", lab.hosts_file())
+    for let_in, least in (("32768-60999", 32768), ("4000-4003", 4000)):
+        chain = f"type filter hook input priority 0; tcp dport {{ 22, {let_in} }} accept; ct state new drop"
+        lab.host("node1").run(["nft", f"flush ruleset; table inet f {{ chain i {{ {chain}; }}; }}"])
+        done = run_in(lab.controller, "fix-port", "--hosts", "hosts.yaml", "--next")
+        assert (done.returncode, int(done.stdout)) == (0, least)
+        reserved = f"\nsysctl -w net.ipv4.ip_local_reserved_ports={least}\n" in done.stderr
+        assert reserved is (least == 32768)
+    screen = run_in(lab.controller, "fix-port", "--hosts", "hosts.yaml", "22").stdout
+    assert "Or start on port 4000" in screen
+
+
 def test_a_leftover_goes_by_the_command_that_check_prints_and_a_live_one_has_none(make_lab: MakeLab) -> None:
     lab = make_lab(2)
     ctl = lab.controller

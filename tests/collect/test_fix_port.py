@@ -8,7 +8,7 @@ import pytest
 
 from nccl_doctor.collect.ports import steps
 from nccl_doctor.collect.ports.fleet import ThisMachine
-from nccl_doctor.errors import NotReachedError
+from nccl_doctor.errors import DoctorError, NotReachedError
 from nccl_doctor.model.ports import HolderJob, PortReport
 from tests.collect.machines import Answer, FakeMachine, holder_job, trial
 
@@ -50,6 +50,34 @@ def test_a_port_of_this_machine_is_fit() -> None:
     port = steps.next_port([ThisMachine()], 29500)
     assert port is not None
     assert steps.look(ThisMachine(), port, None, 0).free
+
+
+@pytest.mark.parametrize(
+    ("let_in", "named", "port"),
+    [
+        (range(32768, 61000), [], 32768),
+        (range(4000, 4004), [4000], 4000),
+        (range(20000, 20400), [], 20224),
+        (range(0), [29400], None),
+    ],
+)
+def test_a_firewall_that_lets_few_ports_in_is_searched_by_its_rules_and_by_halves(
+    let_in: range, named: list[int], port: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        steps, "reached", lambda _target, others, _address, ports: {one.name: set(ports) & {*let_in} for one in others}
+    )
+
+    def free(asked: dict[str, Any]) -> Any:
+        drawn = range(32768, 61000)
+        return {"free": [port for port in asked["ports"] if asked["ephemeral"] or port not in drawn]}
+
+    machines = [FakeMachine(name, free=free, named=lambda _: {"ports": named}) for name in ("node1", "node2")]
+    if port is None:
+        with pytest.raises(DoctorError, match=r"node2 can't reach node1 \(10.0.0.1\) on any of the ports that were"):
+            steps.next_port(machines, 29500, "10.0.0.1")
+    else:
+        assert steps.next_port(machines, 29500, "10.0.0.1") == port
 
 
 class Processes:

@@ -14,7 +14,7 @@ from nccl_doctor.collect.connect.reach import apart
 from nccl_doctor.errors import NotReachedError, UsageError
 from nccl_doctor.model.base import Count, Observed, Pid, Port, Seconds
 from nccl_doctor.model.ports import MAX_PROCESSES, Cause, Elsewhere, HolderJob, Socket
-from nccl_doctor.probe.ports.requests import HANDLERS
+from nccl_doctor.probe.ports.requests import HANDLERS, MOST_NAMED
 from nccl_doctor.snapshot.network import PortRange
 from nccl_doctor.text.machine import require_linux
 
@@ -65,15 +65,23 @@ class Signalled(_Answer):
 
 
 class FreePorts(_Answer):
-    """Ports that a job could use."""
+    """Ports that a job could use, and those that the kernel gives out unasked."""
 
     free: Annotated[tuple[Port, ...], Field(max_length=1 << 16)]
+    drawn: PortRange | None = None
+
+
+class NamedPorts(_Answer):
+    """Ports that the rules of a firewall name."""
+
+    ports: Annotated[tuple[Port, ...], Field(max_length=MOST_NAMED)]
 
 
 ANSWERS: dict[str, TypeAdapter[Any]] = {
     "port": TypeAdapter(Look),
     "signal": TypeAdapter(Signalled),
     "free": TypeAdapter(FreePorts),
+    "named": TypeAdapter(NamedPorts),
     "listen": answers.LISTENING,
     "dial": answers.DIALLED,
     "unlisten": answers.NOTHING,

@@ -9,7 +9,6 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from itertools import chain, islice
 from time import sleep
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from nccl_doctor.collect.ports.fleet import Fleet, Look, Machine, Signalled, Tri
 from nccl_doctor.errors import DoctorError, NotReachedError
 from nccl_doctor.model.ports import LAST_PORT, HolderJob, Identity, PortReport, Suggestion
 from nccl_doctor.text.hostlist import fold
-from nccl_doctor.text.shell import script
+from nccl_doctor.text.shell import line, script
 
 Tell = Callable[[str], None]
 """Shows what is waited for; the next call replaces it."""
@@ -36,11 +35,11 @@ MOST_PROCESSES = 1 << 15
 FIRST = 1024
 FEW, MANY = 16, 512
 """Ports that a host is asked for at once: the first ones are mostly free, and each costs a trial."""
-TRIALS = 2
-"""How often free ports are tried from the other hosts, until it is said that none can be reached."""
+HALVES, TRIALS = 192, 2
+"""Ports of the whole range that are tried together from the other hosts where a firewall stops them, and how often."""
 DIAL_S = 3.0
 AT_ONCE = 64
-"""Ports that are tried together: fewer than a host dials at once, so that one time-out is all that it costs."""
+"""Ports that are tried together, as :data:`HALVES`: fewer than a host dials at once, so they cost one time-out."""
 WELL_KNOWN = frozenset(
     {
         *(2049, 2222, 3000, 3306, 4444, 5000, 5432, 5555, 6006, 6379, 6443, 6817, 6818, 6819, 7860, 8000, 8080, 8265),
@@ -145,27 +144,53 @@ def next_port(machines: Sequence[Machine], after: int, address: str | None = Non
     target, *others = machines
     candidates = chain(range(after + 1, LAST_PORT + 1), range(FIRST, after))
     wanted = (port for port in candidates if port >= FIRST and port not in WELL_KNOWN)
-    tried: list[dict[str, set[int]]] = []
     size = FEW
     while batch := list(islice(wanted, size)):
         size = MANY
-        free = set.intersection(*_ask_all(partial(_free, batch), machines))
+        free = _free_on_all(machines, batch)
         if free and others and address is not None:
-            tried.append(reached(target, others, address, [port for port in batch if port in free]))
-            free = set.intersection(*tried[-1].values())
+            answers = reached(target, others, address, [port for port in batch if port in free][:AT_ONCE])
+            free = set.intersection(*answers.values())
+            if not free:
+                return _let_in(machines, address, after, answers)
         if free:
             return next(port for port in batch if port in free)
-        if len(tried) == TRIALS:
-            lost = fold([name for name in tried[0] if not any(answer[name] for answer in tried)] or tried[0])
-            raise DoctorError(
-                f"{lost} can't reach {target.name} ({address}) on any port that is free there; "
-                "`nccl-doctor check` with the same hosts finds what stops them"
-            )
     return None
 
 
-def _free(ports: list[int], machine: Machine) -> set[int]:
-    return set(machine.ask("free", ports=ports).free)
+def _let_in(machines: Sequence[Machine], address: str, after: int, answers: dict[str, set[int]]) -> int:
+    """A port that a firewall before the first machine lets the others reach, in the ephemeral range where need be.
+
+    Those that its rules name come first, then those that halve the range of all ports again and again.
+
+    Raises:
+        DoctorError: there is none, nor was among the ``answers`` that came before.
+    """
+    target, *others = machines
+    halved = (int(f"{number:016b}"[::-1], 2) for number in range(1 << 16))
+    named: list[int] = list(target.ask("named").ports)
+    wanted = (port for port in chain(named, halved) if port >= FIRST and port not in {*WELL_KNOWN, after})
+    tried = [answers]
+    for _ in range(TRIALS):
+        batch = list(islice(wanted, HALVES))
+        free = _free_on_all(machines, batch, ephemeral=True)
+        tried.append(reached(target, others, address, [port for port in batch if port in free]))
+        good = [port for port in batch if port in set.intersection(*tried[-1].values())]
+        if good:
+            lasting = _free_on_all(machines, good)
+            return next((port for port in good if port in lasting), good[0])
+    lost = fold([name for name in answers if not any(answer[name] for answer in tried)] or list(answers))
+    raise DoctorError(
+        f"{lost} can't reach {target.name} ({address}) on any of the ports that were tried there, from {FIRST} to "
+        f"{LAST_PORT}; `nccl-doctor check` with the same hosts finds what stops them"
+    )
+
+
+def _free_on_all(machines: Sequence[Machine], ports: list[int], *, ephemeral: bool = False) -> set[int]:
+    def ask(machine: Machine) -> set[int]:
+        return set(machine.ask("free", ports=ports, ephemeral=ephemeral).free)
+
+    return set.intersection(*_ask_all(ask, machines))
 
 
 def _ask_all(ask: Callable[[Machine], set[int]], machines: Sequence[Machine]) -> list[set[int]]:
@@ -190,7 +215,14 @@ def suggestion(fleet: Fleet, after: int) -> Suggestion | None:
         return None
     command = script("export MASTER_PORT={port} PET_MASTER_PORT={port}", port=port)
     hosts = tuple(machine.name for machine in machines)
-    return Suggestion(port=port, command=command.text, hosts=hosts, master=fleet.master)
+    answer = machines[0].ask("free", ports=[port], ephemeral=False)
+    reserve = None
+    if port not in answer.free and answer.drawn is not None:
+        kept = ",".join(filter(None, (answer.drawn.reserved_text, str(port))))
+        reserve = line("sysctl -w net.ipv4.ip_local_reserved_ports={kept}", kept=kept)
+    return Suggestion(
+        port=port, command=command.text, hosts=hosts, master=fleet.master, reserve=reserve and reserve.text
+    )
 
 
 def _wait(
@@ -291,13 +323,13 @@ def _why_not(report: PortReport, *, force: bool) -> str | None:
 
 
 def reached(target: Machine, others: Sequence[Machine], address: str, ports: Sequence[int]) -> dict[str, set[int]]:
-    """By host, those of the target's free ports, of which :data:`AT_ONCE` are tried, to which it connects.
+    """By host, those of the target's free ports to which it connects.
 
     Raises:
         NotReachedError: a host did not answer.
     """
     nonce = secrets.token_hex(16)
-    wanted = list(ports[:AT_ONCE])
+    wanted = list(ports)
     sockets = [{"address": "", "port": port, "step": 0, "tries": 1} for port in wanted]
 
     def dial(machine: Machine) -> set[int]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import socket
 import threading
@@ -34,6 +35,11 @@ PIDFD_SEND_SIGNAL, PIDFD_OPEN = 424, 434
 GPU_PATIENCE_S = 5.0
 """nvidia-smi takes seconds where no daemon keeps the driver loaded."""
 SERVICES = "/etc/services"
+RULES_PATIENCE_S = 5.0
+MOST_NAMED = 64
+NAMED = re.compile(r"(?:\bdports?|\belements =)\s*\{?\s*(\d[\d,:\s-]*)")
+"""Destination ports of nft and of iptables-save, and the elements of sets."""
+SPAN = re.compile(r"(\d{1,5})(?:[:-]\d+)?")
 
 
 def describe(pid: int, table: Table) -> dict[str, Any]:
@@ -317,12 +323,26 @@ def send(request: dict[str, Any]) -> dict[str, Any]:
 def free(request: dict[str, Any]) -> dict[str, Any]:
     """Finds those of ``ports`` that torch would get and that nobody is likely to take later.
 
-    They stand outside the ephemeral range, the reserved ports and the services that the host knows by name.
+    They stand outside the reserved ports, the services that the host knows by name and, but where ``ephemeral`` ones
+    are asked for, too, the range that connections get their own ports from, which is ``drawn``.
     """
-    drawn = _range() or {"low": 1, "high": 0, "reserved": ""}
+    told = _range()
+    drawn = told or {"low": 1, "high": 0, "reserved": ""}
     kept = _numbers(drawn["reserved"]) | _known_services()
-    fit = (port for port in request["ports"] if not drawn["low"] <= port <= drawn["high"] and port not in kept)
-    return {"free": [port for port in fit if bind_error(port) is None]}
+    fit = (
+        port
+        for port in request["ports"]
+        if port not in kept and (request["ephemeral"] or not drawn["low"] <= port <= drawn["high"])
+    )
+    return {"free": [port for port in fit if bind_error(port) is None], "drawn": told}
+
+
+def named(rules: dict[str, Any]) -> dict[str, Any]:
+    """Finds the first port of each span of destination ports in the rules of a firewall (probe/facts/firewall.py)."""
+    saves = rules["iptables"] if isinstance(rules["iptables"], list) else []
+    text = "\n".join([str(rules["nft_text"] or ""), *(save["text"] for save in saves)])
+    first = (int(span) for found in NAMED.findall(text) for span in SPAN.findall(found))
+    return {"ports": list(dict.fromkeys(port for port in first if 0 < port < 1 << 16))[:MOST_NAMED]}
 
 
 HANDLERS: Dict[str, Callable[[Dict[str, Any]], Any]] = {"port": look, "signal": send, "free": free}

@@ -33,7 +33,7 @@ def page_of(word: str) -> Check:
         return found[0]
     known = [*topic_names(), *(text for check in all_checks() for text in (check.code, check.name))]
     near = difflib.get_close_matches(asked, known, 1)
-    lists = '; "nccl-doctor codes" lists these, "nccl-doctor explain" those'
+    lists = '; "nccl-doctor codes" lists the diagnoses, "nccl-doctor explain" the topics'
     hint = f"; did you mean {quoted(near[0])}?" if near else lists
     raise UsageError(f"{quoted(asked)} is no diagnosis and no topic{hint}")
 

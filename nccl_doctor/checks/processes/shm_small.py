@@ -6,7 +6,8 @@ Where it can't be used at all, Python's multiprocessing.Lock() fails, and so doe
 
 How we know: the size of /dev/shm, what is free in it, and whether the user that logs in may write there. NCCL's ranks
 on one host meet in segments of 9.6 MB a channel, and each keeps one of 33 MB for its network proxy; data loaders hand
-batches over there. So 64 MiB are wanted for each rank on the host, and 32 are the least where GPUs are used.
+batches over there. So 64 MiB are wanted for each rank on the host, and 32 are the least where GPUs are used; and 128
+in all, for data loaders fill Docker's 64 beside one rank, too.
 
 Fix: enlarge it, `mount -o remount,size=… /dev/shm`, for good in /etc/fstab; start a container with `--ipc=host` or
 `--shm-size`; or remove what dead jobs left there (`ls -l /dev/shm`). It is everybody's: mode 1777.
@@ -26,12 +27,15 @@ from nccl_doctor.text.shell import line
 
 MIB = 1 << 20
 WANTED = 64 * MIB
+LEAST = 128 * MIB
+"""In all, for one rank whose data loaders have workers."""
 
 
 @dataclass(frozen=True)
 class _Lack:
     """Facts that hosts share which lack room alike."""
 
+    ranks: int
     needed: int
     total: int
     severity: Severity | None
@@ -47,19 +51,21 @@ def shm_small(view: View) -> Findings:
     lacks: dict[_Lack, dict[str, int]] = {}
     for host, facts in view.facts:
         shm = known(facts.shm)
-        needed = WANTED * view.nproc(host, facts)
-        if shm.problem is not None or shm.free_bytes < needed:
-            lacks.setdefault(_lack(facts, shm, needed, pod=host.name in view.kube.pods), {})[host.name] = shm.free_bytes
+        ranks = view.nproc(host, facts)
+        if shm.problem is not None or shm.free_bytes < WANTED * ranks or shm.total_bytes < LEAST:
+            lacks.setdefault(_lack(facts, shm, ranks, pod=host.name in view.kube.pods), {})[host.name] = shm.free_bytes
     for lack, free in lacks.items():
         yield _finding(lack, free) if lack.problem is None else _unusable(lack, tuple(free))
 
 
-def _lack(facts: HostFacts, shm: Shm, needed: int, *, pod: bool) -> _Lack:
+def _lack(facts: HostFacts, shm: Shm, ranks: int, *, pod: bool) -> _Lack:
+    needed = WANTED * ranks
     return _Lack(
-        needed=needed,
+        ranks=ranks,
+        needed=needed if shm.free_bytes < needed else LEAST,
         total=shm.total_bytes,
         severity=Severity.ERROR if is_fatal(facts, shm, needed) else None,
-        contained=isinstance(facts.identity, Unknown) or facts.identity.container is not None,
+        contained=not isinstance(facts.identity, Unknown) and facts.identity.container is not None,
         gib=enough_gib(shm, needed),
         problem=shm.problem,
         pod=pod,
@@ -101,12 +107,15 @@ def _usable(hosts: tuple[str, ...], lack: _Lack) -> Fix:
 
 
 def _finding(lack: _Lack, free: dict[str, int]) -> Finding:
-    hosts, least, ranks = tuple(free), min(free.values()), lack.needed // WANTED
+    hosts, least = tuple(free), min(free.values())
+    wants = "1 rank wants" if lack.ranks == 1 else f"{lack.ranks} ranks want"
+    if lack.needed > WANTED * lack.ranks:
+        wants = "data loaders beside 1 rank want"
     at_most = "" if len(set(free.values())) == 1 else "as little as "
     return Finding(
         hosts=hosts,
         message=f"Shared memory (/dev/shm) on {fold(hosts)} has {at_most}{least // MIB} MiB free; "
-        f"{'1 rank wants' if ranks == 1 else f'{ranks} ranks want'} {lack.needed // MIB} MiB.",
+        f"{wants} {lack.needed // MIB} MiB.",
         evidence=folded(
             (host, f"{lack.total // MIB} MiB in all, {each // MIB} MiB free") for host, each in free.items()
         ),
@@ -124,6 +133,9 @@ def _fix(hosts: tuple[str, ...], lack: _Lack) -> Fix:
             "their memory), and start the job again."
         )
     if lack.contained:
-        return Fix(summary="Start the container with --ipc=host, or with --shm-size=8g.")
+        return Fix(
+            summary="Start the container with --ipc=host, or with --shm-size=8g; where root may mount inside of it, "
+            f"`mount -o remount,size={lack.gib}g /dev/shm` does it, too."
+        )
     remount = on_each(hosts, line("mount -o remount,size={gib}g /dev/shm", gib=lack.gib))
     return pasted("Enlarge it (for good in /etc/fstab):", remount, needs_root=True)

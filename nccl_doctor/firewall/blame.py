@@ -19,7 +19,7 @@ from nccl_doctor.firewall.remedy import Opening, Remedy, merged, remedy
 from nccl_doctor.firewall.route_lookup import Path, dialled_address, ephemeral, path_of, source_address
 from nccl_doctor.firewall.rules import Direction, Packet, RuleRef, Tri, every, some
 from nccl_doctor.model.report import FailedDial
-from nccl_doctor.snapshot import FirewallFacts, Host, Mesh, Snapshot, Unknown, known
+from nccl_doctor.snapshot import FirewallFacts, Host, Interception, Mesh, Snapshot, Unknown, known
 from nccl_doctor.snapshot.hosts import corroborated_addresses
 from nccl_doctor.snapshot.surroundings import Block, KubeFacts, Peer, PodFacts, Policy, PolicyPort, Rule, Selector
 from nccl_doctor.text.inet import network_of, numeric
@@ -90,10 +90,15 @@ class Gap:
 
 @dataclass(frozen=True)
 class ExplainedDials:
-    """Failed dials that rules explain, and those that they might."""
+    """Failed dials that rules explain, and those that they might.
+
+    Attributes:
+        redirected: of the connections that somebody took at closed ports, those that a host's rule hands to it.
+    """
 
     blames: tuple[Blame, ...]
     gaps: tuple[Gap, ...]
+    redirected: frozenset[Interception] = frozenset()
 
     def unexplained(self, mesh: Mesh) -> tuple[FailedDial, ...]:
         """The failed dials of the mesh that no rule of either host is known to stop."""
@@ -137,7 +142,19 @@ def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDial
     for blame in blames.values():
         if blame.direction == "input" and mesh.tested == mesh.pairs:
             blame.unexpected_passes.extend(_unexpected_passes(blame, mesh, rules[blame.host.name], path))
-    return ExplainedDials(tuple(blames.values()), tuple(gaps))
+    redirected = frozenset(one for one in mesh.intercepted if _is_redirected(one, rules, path))
+    return ExplainedDials(tuple(blames.values()), tuple(gaps), redirected)
+
+
+def _is_redirected(
+    connection: Interception, rules: Mapping[str, Ruleset], path: Callable[[str, str, str], Path | None]
+) -> bool:
+    """True where a host's rule hands the connection to whoever took it."""
+    way = path(connection.src, connection.dst, connection.address)
+    if way is None:
+        return False
+    stopping, _ = _in_the_way(_to(way, connection.port), way, rules[connection.src], rules[connection.dst])
+    return bool(stopping) and stopping[0].verdict.kind == "redirect"
 
 
 def _in_the_way(

@@ -141,6 +141,35 @@ def test_a_redirect_of_a_proxy(two_nets: Lab) -> None:
         two_nets.host("node1").run("nft flush ruleset")
 
 
+def test_a_hosts_own_redirect_to_its_proxy(two_nets: Lab) -> None:
+    """All that the host dials is handed to a program that takes it and is silent: the rule is the fault, and alone."""
+    node = two_nets.host("node3")
+    wait = "import socket, time; s = socket.create_server(('', 15001)); held = [s.accept() for _ in iter(int, 1)]"
+    pid = node.background([sys.executable, "-c", wait])
+    text = "table ip f { chain out { type nat hook output priority -100; tcp dport != 22 redirect to :15001\n}\n}\n"
+    try:
+        node.wait_until(lambda: any(port == 15001 for _, port in node.listeners()), "the proxy")
+        node.run(["nft", "-f", "-"], input=text)
+        message = ends_with_what_is_printed(two_nets, "firewall-blocks-port", "node3")
+        assert "nftables on node3 redirects its own connections to port 29500 of the master" in message
+    finally:
+        node.run(f"nft flush ruleset; kill {pid}")
+
+
+def test_a_port_that_a_container_publishes(two_nets: Lab) -> None:
+    """Docker's one rule meets the others' connections and the master's own."""
+    master = two_nets.host("node1")
+    local = "-m addrtype --dst-type LOCAL -j DOCKER"
+    master.run(f"iptables -t nat -N DOCKER; iptables -t nat -A PREROUTING {local}")
+    master.run(f"iptables -t nat -A OUTPUT ! -d 127.0.0.0/8 {local}")
+    master.run("iptables -t nat -A DOCKER -p tcp --dport 29500 -j DNAT --to-destination 172.17.0.2:29500")
+    try:
+        message = ends_with_what_is_printed(two_nets, "firewall-blocks-port", "node1")
+        assert "docker on node1 redirects the other hosts' connections to port 29500" in message
+    finally:
+        master.run("iptables -t nat -F; iptables -t nat -X")
+
+
 def test_an_interface_that_has_lost_its_address(two_nets: Lab) -> None:
     node, master = two_nets.host("node3"), "10.78.0.1"
     is_healthy(check(two_nets, by_address=True, master_addr=master))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from nccl_doctor.checks.own_names import is_unreached
 from nccl_doctor.checks.ports.port_unreachable import MEANS
@@ -12,7 +12,7 @@ from nccl_doctor.firewall.blame import NOT_DIALLED, Blame, compiled, opening, re
 from nccl_doctor.firewall.connection import Ruleset, counted
 from nccl_doctor.firewall.manager import describe
 from nccl_doctor.firewall.remedy import Opening, port_words
-from nccl_doctor.firewall.rules import RuleRef
+from nccl_doctor.firewall.rules import Direction, RuleRef
 from nccl_doctor.model.finding import Finding, Fix, on
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.model.report import FailedDial
@@ -42,15 +42,27 @@ def by_rule(view: View, *, master: bool) -> list[list[Blame]]:
 
     One rule that was rolled out to all hosts is one fault, whichever ports each of them happens to listen on.
     """
-    blames = sorted(view.firewall.blames, key=lambda blame: blame.host.node.node_rank)
-    rules = ((blame, blame.rules[0]) for blame in blames)
-    groups = grouped(((b.manager, b.direction, b.verb, rule.table, rule.chain, rule.text), b) for b, rule in rules)
+    blames = sorted(view.firewall.blames, key=lambda blame: (blame.host.node.node_rank, blame.direction))
+    inward = {blame.host.name: blame for blame in blames if blame.direction == "input" and blame.redirects}
+
+    def key(blame: Blame) -> tuple[str, ...]:
+        # what hands on the others' connections hands on the host's own to itself, too, as a container's port is
+        to_itself = blame.redirects and all(dial.src == dial.dst for dial in blame.dials)
+        first = inward.get(blame.host.name, blame) if to_itself else blame
+        rule = first.rules[0]
+        return first.manager, first.direction, first.verb, rule.table, rule.chain, rule.text
+
+    groups = grouped((key(blame), blame) for blame in blames)
     return [each for each in groups.values() if any(stops_master(blame, view.snapshot) for blame in each) is master]
 
 
 def rule_of(blames: Sequence[Blame]) -> str:
     """The beginning of a sentence: "ufw on node[1-3] drops"."""
-    return f"{blames[0].manager} on {fold(blame.host.name for blame in blames)} {blames[0].verb}"
+    return f"{blames[0].manager} on {fold(_hosts(blames))} {blames[0].verb}"
+
+
+def _hosts(blames: Sequence[Blame]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(blame.host.name for blame in blames))
 
 
 def gaps(view: View, *, master: bool) -> Iterator[Unjudged]:
@@ -81,25 +93,26 @@ def finding(blames: Sequence[Blame], view: View, message: str) -> Finding:
     """The finding for hosts that stop dials alike."""
     first = blames[0]
     snapshot, listens = view.snapshot, view.nccl.addresses
-    way = opening(blames, snapshot, listens)
+    by_direction = grouped((blame.direction, blame) for blame in blames)
+    ways = {direction: opening(those, snapshot, listens) for direction, those in by_direction.items()}
     unclear = {name for gap in view.firewall.gaps for name in gap.hosts}
     return Finding(
-        hosts=tuple(blame.host.name for blame in blames),
+        hosts=_hosts(blames),
         message=message,
         evidence=tuple(_evidence(blames, snapshot)),
         facts={
             "manager": first.manager,
             "direction": first.direction,
             "port": snapshot.cluster.master_port,
-            "ports": port_words(way.ports, "-"),
+            "ports": port_words(ways[first.direction].ports, "-"),
             "from": sorted({dial.src for blame in blames for dial in blame.dials}),
             "to": sorted({dial.dst for blame in blames for dial in blame.dials}),
             "rules": {
-                blame.host.name: list(dict.fromkeys(describe(rule, blame.facts) for rule in blame.rules))
-                for blame in blames
+                name: list(dict.fromkeys(describe(rule, blame.facts) for blame in those for rule in blame.rules))
+                for name, those in grouped((blame.host.name, blame) for blame in blames).items()
             },
         },
-        fix=_fix(blames, way, unconfirmed(blames, snapshot, listens)),
+        fix=_fix(blames, ways, unconfirmed(blames, snapshot, listens)),
         explains=None if any(blame.host.name in unclear for blame in blames) else ALLREDUCE,
     )
 
@@ -112,12 +125,14 @@ def _evidence(blames: Sequence[Blame], snapshot: Snapshot) -> Iterator[str]:
     for (_, means), dials in sorted(seen.items()):
         sources, targets = sorted({dial.src for dial in dials}), sorted({dial.dst for dial in dials})
         yield f"seen    {fold(sources)} -> {fold(targets)}:{ports_of(dials)}: {means}"
-    rules: dict[str, list[tuple[str, RuleRef, Ruleset]]] = {}
+    rules: dict[str, dict[tuple[str, int | None], tuple[str, RuleRef, Ruleset]]] = {}
     for blame in blames:
         after = compiled(blame.host, after=True)
         for rule in blame.rules:
-            rules.setdefault(describe(rule, blame.facts), []).append((blame.host.name, rule, after))
-    for words, found in rules.items():
+            alike = rules.setdefault(describe(rule, blame.facts), {})
+            alike.setdefault((blame.host.name, rule.place), (blame.host.name, rule, after))
+    for words, those in rules.items():
+        found = list(those.values())
         counts = counted([(rule, after) for _, rule, after in found])
         yield f"rule    {fold([name for name, *_ in found])}: {words}{counts}"
     unexpected_outcomes = {MEANS[dial.outcome] for blame in blames for dial in blame.unexpected_outcomes}
@@ -131,8 +146,8 @@ def _evidence(blames: Sequence[Blame], snapshot: Snapshot) -> Iterator[str]:
             yield f"but     {passed} -> {target} passed, though by its rules it should not: they may have just changed"
 
 
-def _fix(blames: Sequence[Blame], way: Opening, claimed: Sequence[tuple[str, str]]) -> Fix:
-    found = [(blame.host.name, remedies(blame, way)) for blame in blames]
+def _fix(blames: Sequence[Blame], ways: Mapping[Direction, Opening], claimed: Sequence[tuple[str, str]]) -> Fix:
+    found = [(blame.host.name, remedies(blame, ways[blame.direction])) for blame in blames]
     commands = tuple(one for name, part in found for one in on(name, *part.commands))
     advice = " ".join(dict.fromkeys(part.advice for _, part in found if part.advice))
     who = "the cluster's own addresses " + ("in" if blames[0].direction == "input" else "out")
@@ -140,6 +155,6 @@ def _fix(blames: Sequence[Blame], way: Opening, claimed: Sequence[tuple[str, str
         said = ", ".join(f"{host} by {address}" for host, address in claimed)
         advice = f"See first that these addresses are theirs, for nothing else says so yet: {said}. {advice}"
     if not commands or claimed:
-        where = fold([name for name, _ in found])
+        where = fold(_hosts(blames))
         return Fix(summary=f"Let {who} (on {where}, as root). {advice}".strip(), needs_root=True)
     return pasted(f"Let {who}. {advice}".strip(), commands, needs_root=True)

@@ -6,6 +6,7 @@ address. NCCL and gloo then hang, see "Connection reset", or get a host's data o
 
 How we know: each host held a port on which nobody listens, and another one dialled it. A kernel refuses that; here the
 connection was taken. Where a listener's random word came only after the dialler had spoken first, that is told, too.
+Without a sidecar, a host's own rule that redirects them is told in its place (firewall-blocks-port).
 
 Fix: leave the job's pods out of the mesh, in the labels of their template: `sidecar.istio.io/inject: "false"` (for
 Linkerd the annotation `linkerd.io/inject: disabled`), and start the job again. Or have the proxy leave NCCL's ports
@@ -17,12 +18,13 @@ Detection".
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import pairs_of
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.snapshot import Mesh
+from nccl_doctor.model.report import FailedDial
+from nccl_doctor.snapshot import Interception
 from nccl_doctor.text.hostlist import fold
 
 SIDECARS = {
@@ -51,34 +53,39 @@ OTHERWISE = (
 def proxy_intercepts(view: View) -> Findings:
     """Yields one finding for all pairs between which connections are intercepted; an error where dials fail of it."""
     mesh = view.mesh
-    spoken = [dial for dial in mesh.failed if dial.outcome == "intercepted"]
-    pairs = {(one.src, one.dst) for one in mesh.intercepted} | {(dial.src, dial.dst) for dial in spoken}
-    if not pairs:
-        return
-    met = {end for pair in pairs for end in pair}
-    ends = [node.name for node in view.snapshot.cluster.nodes if node.name in met]
     sidecars = {
-        name: next((one for one in view.kube.pods[name].containers if one in SIDECARS), None)
-        for name in ends
-        if name in view.kube.pods
+        name: next((one for one in pod.containers if one in SIDECARS), None) for name, pod in view.kube.pods.items()
     }
+    taken = mesh.intercepted
+    spoken = [dial for dial in mesh.failed if dial.outcome == "intercepted"]
+    if not any(sidecars.values()):  # then a host's own rule that hands them on is the fault to mend
+        explained = {dial for blame in view.firewall.blames for dial in blame.dials}
+        taken = tuple(one for one in taken if one not in view.firewall.redirected)
+        spoken = [dial for dial in spoken if dial not in explained]
+    met = {end for one in taken for end in (one.src, one.dst)} | {
+        end for dial in spoken for end in (dial.src, dial.dst)
+    }
+    if not met:
+        return
+    ends = [node.name for node in view.snapshot.cluster.nodes if node.name in met]
     proxied = [name for name in ends if sidecars.get(name)] or ends
     # each host was tried, so that any failed pair with a proxied end may be it
     failed = [dial for dial in mesh.failed if dial.outcome in TAKEN or not {dial.src, dial.dst}.isdisjoint(proxied)]
-    kinds = sorted({one for one in sidecars.values() if one})
+    kinds = sorted({one for name in ends if (one := sidecars.get(name))})
     who = f"The sidecar {', '.join(kinds)} in" if kinds else "A proxy at or between"
     yield Finding(
         hosts=tuple(proxied),
         message=f"{who} {fold(proxied)} takes the connections between the hosts before their target is asked.",
-        evidence=tuple(_evidence(mesh)),
+        evidence=tuple(_evidence(taken, spoken)),
         facts={"sidecars": kinds, "failed": pairs_of(failed)},
         fix=Fix(summary=WITHOUT.format(SIDECARS[kinds[0]]) if len(kinds) == 1 else OTHERWISE),
         severity=Severity.ERROR if failed else None,
+        explains=None if kinds else ("port-unreachable", *ALLREDUCE),
     )
 
 
-def _evidence(mesh: Mesh) -> Iterator[str]:
-    for one in mesh.intercepted[:8]:
+def _evidence(intercepted: Sequence[Interception], spoken: Sequence[FailedDial]) -> Iterator[str]:
+    for one in intercepted[:8]:
         yield f"{one.src} -> {one.dst}:{one.port}: taken, though nobody listens there"
-    for dial in [dial for dial in mesh.failed if dial.outcome == "intercepted"][:8]:
+    for dial in spoken[:8]:
         yield f"{dial.src} -> {dial.dst}:{dial.port}: the listener was heard only after the dialler had spoken"

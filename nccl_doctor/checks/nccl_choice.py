@@ -19,6 +19,9 @@ NEEDS = ("interfaces", "env", "config_files")
 EXPLAINS = ("port-unreachable", *ALLREDUCE)
 """What follows where NCCL's addresses do not reach each other."""
 
+MISLED = ("route-missing", *EXPLAINS)
+"""What follows where NCCL's choice is at fault for that."""
+
 OTHERWISE = (
     "No single interface name was found by which all hosts provably reach each other: look at the addresses and routes "
     "above, and set NCCL_SOCKET_IFNAME to '=' and the name of the interface that leads to the other hosts."

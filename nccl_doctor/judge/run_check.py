@@ -143,8 +143,8 @@ def attach_consequences(found: Iterable[tuple[Check, Finding]]) -> tuple[Diagnos
     """Diagnoses, gravest first; a finding that another one explains stands under it.
 
     A finding follows from another where that one's check names it in ``explains`` and they share a host (of failed
-    dials: one end of each is the cause's), or where it is the all-reduce's or a log's: those suffer from every host's
-    faults.
+    dials: one end of each is the cause's; where it names hosts ``because_of`` which it is, one of those), or where it
+    is the all-reduce's or a log's: those suffer from every host's faults.
     """
     rows = list(found)
     order = sorted(range(len(rows)), key=lambda number: (-_severity(*rows[number]).rank, rows[number][0].code))
@@ -178,7 +178,7 @@ def _explains(cause: _Row, effect: _Row) -> bool:
     # a host has many processes, and each finding may name its own
     pids, others = finding.facts.get("pids"), symptom.facts.get("pids")
     apart = pids is not None and others is not None and set(pids).isdisjoint(others)
-    return not apart and not hosts.isdisjoint(symptom.hosts)
+    return not apart and not hosts.isdisjoint(symptom.facts.get("because_of", symptom.hosts))
 
 
 def _severity(check: Check, finding: Finding) -> Severity:

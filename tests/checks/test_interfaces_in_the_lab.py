@@ -113,6 +113,30 @@ def test_a_route_is_missing(fresh_lab: Lab) -> None:
     assert found["facts"]["to"] == {"node1": fresh_lab.host("node1").address}
 
 
+def test_nets_without_a_way_to_each_other(fresh_lab: Lab) -> None:
+    """A prefix lets the interface of a dead net through, too: that no host has a route into it follows."""
+    for number, host in enumerate(fresh_lab.hosts):
+        host.run("ip link add eth00 index 3 type bridge; ip link add dv0 type veth peer name dv1; ip route del default")
+        host.run("ip link set dv0 master eth00; ip link set dv0 up; ip link set dv1 up; ip link set eth00 up")
+        host.run(f"ip address add 10.99.{number}.1/24 dev eth00")
+    env = everywhere(NCCL_SOCKET_IFNAME="eth0")
+    found = fires_and_what_is_printed_ends_it(fresh_lab, "ifname-ambiguous", ALL, env)
+    (effect,) = found["explains"]
+    assert (effect["name"], effect["hosts"]) == ("route-missing", ALL)
+    assert effect["message"] == "None of node[1-3] has a route to the others (10.99.0.1, 10.99.1.1, 10.99.2.1)."
+
+
+def test_a_tunnel_to_which_nobody_has_a_route(fresh_lab: Lab) -> None:
+    for host in fresh_lab.hosts:
+        host.run("ip route del default")
+    tunnel = "ip link add wg0 index 3 type bridge; ip link set wg0 up; ip address add 10.8.0.3/24 dev wg0"
+    fresh_lab.host("node3").run(tunnel)
+    found = fires_and_what_is_printed_ends_it(fresh_lab, "ifname-needed", ["node3"])
+    assert [(effect["name"], effect["hosts"]) for effect in found["explains"]] == [
+        ("route-missing", ["node1", "node2"])
+    ]
+
+
 def test_an_address_twice(fresh_lab: Lab) -> None:
     fault("duplicate-address")(fresh_lab, fresh_lab.host("node2"))
     only(check(fresh_lab), "duplicate-address", ["node1", "node2"])

@@ -14,13 +14,13 @@ See NCCL's documentation of NCCL_SOCKET_IFNAME, and src/misc/utils.cc in its sou
 
 from __future__ import annotations
 
-from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS, findings
+from nccl_doctor.checks.nccl_choice import MISLED, NEEDS, findings
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.nccl.cluster_nccl import Kind
 
 
-@check("NCD209", severity=Severity.ERROR, needs=NEEDS, needs_nccl=True, explains=EXPLAINS)
+@check("NCD209", severity=Severity.ERROR, needs=NEEDS, needs_nccl=True, explains=MISLED)
 def ifname_ambiguous(view: View) -> Findings:
     """Fires where the variable lets a good interface and a wrong one through."""
     yield from findings(view, Kind.AMBIGUOUS)

@@ -17,13 +17,13 @@ See NCCL's documentation of NCCL_SOCKET_IFNAME, and src/misc/socket.cc in its so
 
 from __future__ import annotations
 
-from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS, findings
+from nccl_doctor.checks.nccl_choice import MISLED, NEEDS, findings
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.nccl.cluster_nccl import Kind
 
 
-@check("NCD208", severity=Severity.ERROR, needs=NEEDS, needs_nccl=True, explains=EXPLAINS)
+@check("NCD208", severity=Severity.ERROR, needs=NEEDS, needs_nccl=True, explains=MISLED)
 def ifname_needed(view: View) -> Findings:
     """Fires where the variable is not set and an address of NCCL's choice can't be reached."""
     yield from findings(view, Kind.NEEDED)

@@ -17,13 +17,13 @@ See NCCL's documentation of NCCL_SOCKET_IFNAME, and src/misc/socket.cc in its so
 
 from __future__ import annotations
 
-from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS, findings
+from nccl_doctor.checks.nccl_choice import MISLED, NEEDS, findings
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.nccl.cluster_nccl import Kind
 
 
-@check("NCD207", severity=Severity.ERROR, needs=NEEDS, needs_nccl=True, explains=EXPLAINS)
+@check("NCD207", severity=Severity.ERROR, needs=NEEDS, needs_nccl=True, explains=MISLED)
 def ifname_wrong_interface(view: View) -> Findings:
     """Fires where the variable is set and the bootstrap's address can't be reached."""
     yield from findings(view, Kind.WRONG)

@@ -12,13 +12,13 @@ Fix: bring the interface up (`ip link set NAME up`), look at the cable and the s
 
 from __future__ import annotations
 
-from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS, findings
+from nccl_doctor.checks.nccl_choice import MISLED, NEEDS, findings
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.nccl.cluster_nccl import Kind
 
 
-@check("NCD211", severity=Severity.ERROR, needs=NEEDS, needs_nccl=True, explains=EXPLAINS)
+@check("NCD211", severity=Severity.ERROR, needs=NEEDS, needs_nccl=True, explains=MISLED)
 def interface_down(view: View) -> Findings:
     """Fires where what the variable lets through is not running, or nothing is."""
     yield from findings(view, Kind.DOWN)

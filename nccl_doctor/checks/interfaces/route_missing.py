@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS
 from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.firewall.route_lookup import NO_WAY, Kind, RouteFault
+from nccl_doctor.checks.wording import folded, ordered
+from nccl_doctor.firewall.route_lookup import NO_ROUTE, NO_WAY, Kind, RouteFault
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.nccl.cluster_nccl import faults
 from nccl_doctor.nccl.host_nccl import HostNccl
@@ -37,11 +38,12 @@ from nccl_doctor.text.inet import address_of
     errors=("ENETUNREACH",),
 )
 def route_missing(view: View) -> Findings:
-    """Yields one finding for each host that lacks routes to addresses which are not at fault themselves."""
+    """Yields one finding for the hosts that lack the same routes to addresses which are not at fault themselves."""
     nccl = view.nccl
-    blamed = {fault.host for fault in faults(nccl)}
+    blamed = {fault.host: fault.used.address if fault.used is not None else None for fault in faults(nccl)}
     lacking: dict[str, dict[str, str]] = {}
     reasons: dict[str, dict[str, str | None]] = {}
+    following: dict[str, dict[str, str]] = {}
     for target, standing in nccl.bootstrap.items():
         chosen = nccl.by_host[target].chosen
         for verdict in standing.verdicts:
@@ -56,22 +58,76 @@ def route_missing(view: View) -> Findings:
     for hindered in hindered_hosts(view, "no-way") if has_mesh else ():
         for way in (fault.way for fault in hindered.route_faults):
             owners = (name for name in hindered.peers if name in nccl.by_host and nccl.by_host[name].owns(way.to))
-            lacking.setdefault(hindered.host, {})[next(owners, min(hindered.peers))] = way.to
+            owner = next(owners, min(hindered.peers))
+            if blamed.get(owner) == way.to and way.error == NO_ROUTE:
+                following.setdefault(hindered.host, {})[owner] = way.to
+                continue
+            lacking.setdefault(hindered.host, {})[owner] = way.to
             reasons.setdefault(hindered.host, {})[f"no route to {way.to} ({way.error})"] = way.error
-    for source, targets in lacking.items():
-        if source in view.by_host and source not in bare:
-            yield _finding(view.by_host[source], source, targets, reasons[source])
+    own = {source: targets for source, targets in lacking.items() if source in view.by_host and source not in bare}
+    for sources in _alike(own, view, reasons):
+        yield _finding(view, sources, own, reasons)
+    if following:
+        yield _follows(view, following)
 
 
-def _finding(own: HostNccl, source: str, targets: dict[str, str], reasons: dict[str, str | None]) -> Finding:
-    """The finding for a host's lines of why, each with the kernel's error where there was one."""
-    table = [f"{r.destination} {f'via {r.gateway} ' if r.gateway else ''}dev {r.interface}" for r in own.routes or ()]
+def _alike(
+    lacking: dict[str, dict[str, str]], view: View, reasons: dict[str, dict[str, str | None]]
+) -> Iterable[tuple[str, ...]]:
+    """The hosts that lack routes to the same others, or each to all of the rest, and have the same to do."""
+    keyed = {
+        name: (frozenset({*targets, name}), _remedy(view.by_host[name], targets.values(), reasons[name].values()))
+        for name, targets in lacking.items()
+    }
+    left = list(lacking)
+    while left:
+        first = left[0]
+        same = [name for name in left if lacking[name] == lacking[first] and keyed[name][1] == keyed[first][1]]
+        all_of = [name for name in left if keyed[name] == keyed[first]]
+        chosen = max(same, all_of, key=len)
+        yield ordered(view.by_host, set(chosen))
+        left = [name for name in left if name not in chosen]
+
+
+def _no_route(sources: tuple[str, ...], lacking: dict[str, dict[str, str]]) -> str:
+    """The sentence for hosts without a route to the same others, or each to the rest of them."""
+    targets = {name: address for source in sources for name, address in lacking[source].items()}
+    if not targets.keys().isdisjoint(sources):
+        others = f"of {fold(targets)} " if targets.keys() - set(sources) else ""
+        return f"None of {fold(sources)} has a route to the others {others}({', '.join(sorted(targets.values()))})."
+    have = "has" if len(sources) == 1 else "have"
+    return f"{fold(sources)} {have} no route to {fold(targets)} ({', '.join(targets.values())})."
+
+
+def _follows(view: View, following: dict[str, dict[str, str]]) -> Finding:
+    """The finding for routes to interfaces that NCCL should not use: whatever is wrong with its choice explains it."""
+    hosts = ordered(view.by_host, set(following))
+    blamed = {name for targets in following.values() for name in targets}
     return Finding(
-        hosts=(source,),
-        message=f"{source} has no route to {fold(targets)} ({', '.join(targets.values())}).",
-        evidence=(*(f"{source}: {why}" for why in reasons), f"{source}: routes: {'; '.join(table) or 'none'}"),
-        facts={"to": targets},
-        fix=Fix(summary=_remedy(own, targets.values(), set(reasons.values())), needs_root=True),
+        hosts=hosts,
+        message=_no_route(hosts, following),
+        facts={"to": following[hosts[0]], "because_of": ordered(view.by_host, blamed)},
+        fix=Fix(summary="Have NCCL use another interface there."),
+    )
+
+
+def _finding(
+    view: View, sources: tuple[str, ...], lacking: dict[str, dict[str, str]], reasons: dict[str, dict[str, str | None]]
+) -> Finding:
+    """The finding for hosts alike and their lines of why, each with the kernel's error where there was one."""
+    first, evidence = view.by_host[sources[0]], []
+    for source in sources:
+        routes = view.by_host[source].routes or ()
+        table = [f"{r.destination} {f'via {r.gateway} ' if r.gateway else ''}dev {r.interface}" for r in routes]
+        evidence += [(source, why) for why in reasons[source]]
+        evidence.append((source, f"routes: {'; '.join(table) or 'none'}"))
+    summary = _remedy(first, lacking[sources[0]].values(), reasons[sources[0]].values())
+    return Finding(
+        hosts=sources,
+        message=_no_route(sources, lacking),
+        evidence=folded(evidence),
+        facts={"to": {name: address for source in sources for name, address in lacking[source].items()}},
+        fix=Fix(summary=summary.format(hosts=fold(sources)), needs_root=True),
     )
 
 
@@ -100,18 +156,18 @@ def _answer(fault: RouteFault) -> str:
 
 
 def _remedy(own: HostNccl, targets: Iterable[str], errors: Collection[str | None]) -> str:
-    """A route can't be added where one stands that refuses, nor where the host has no address of the family."""
+    """Advice for ``{hosts}``: no route can be added where one refuses, nor where there is no address of the family."""
     standing = [words for error, words in NO_WAY.items() if error in errors]
     if standing:
-        return f"Take it out on {own.host}: {' and '.join(standing)} (`ip rule; ip route show table all` tell where)."
+        return f"Take it out on {{hosts}}: {' and '.join(standing)} (`ip rule; ip route show table all` tell where)."
     addresses = (address_of(entry.address) for entry in own.interfaces.addresses)
     families = {address.version for address in addresses if not (address.is_loopback or address.is_link_local)}
     lacking = {address_of(address).version for address in targets} - families
     if lacking:
-        return f"Give {own.host} an IPv{max(lacking)} address first; it has none."
+        return f"Give {{hosts}} an IPv{max(lacking)} address first; there is none."
     return (
-        f"Add the route on {own.host}, as the other hosts of its subnet have it (`ip route add NET via GATEWAY`), or "
-        "its default route."
+        "Add the route on {hosts}, as the other hosts of that subnet have it (`ip route add NET via GATEWAY`), or the "
+        "default route."
     )
 
 

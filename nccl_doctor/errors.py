@@ -20,9 +20,10 @@ _WORDS = 300
 
 
 class DoctorError(Exception):
-    """Ends the command with one clear sentence on stderr."""
+    """Ends the command with one clear sentence on stderr, and lines to paste below it where there are ``commands``."""
 
     exit_code = 2
+    commands: tuple[str, ...] = ()
 
 
 class UsageError(DoctorError):

@@ -164,6 +164,7 @@ def exit_code_of(out: Out, work: Callable[[], int]) -> int:
         code = _fail(out._replace(form="human"), str(error), error.exit_code)
     except DoctorError as error:
         code = _fail(out, str(error), error.exit_code)
+        sys.stderr.write("".join(f"\n{clean(out.hidden(one))}\n" for one in error.commands))
     except KeyboardInterrupt:
         sys.stderr.write("\n")
         code = _fail(out, "interrupted; nothing of nccl-doctor is left running on any host", 130)

@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 from nccl_doctor import __version__
 from nccl_doctor.cli.main import COMMANDS, app
+from nccl_doctor.cli.output import Out, exit_code_of
+from nccl_doctor.errors import UsageError
 from nccl_doctor.model.engine import kinds
 
 RUNNER = CliRunner(env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
@@ -36,6 +38,23 @@ def test_options_stand_by_theme(command: str) -> None:
     for theme, option in (("Hosts and how", "--user"), ("The report", "--output-file"), ("What is kept", "--save ")):
         panel = shown.partition(f"─ {theme}")[2].partition("╰")[0]
         assert option in panel
+
+
+def test_a_port_stands_in_brackets_once() -> None:
+    shown = RUNNER.invoke(app("fix-port"), ["fix-port", "--help"]).output
+    assert "fix-port [OPTIONS] [PORT] " in shown
+
+
+def test_lines_to_paste_stand_below_the_sentence_of_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    def work() -> int:
+        error = UsageError("2 jobs run: name one:")
+        error.commands = ("nccl-doctor hang --pid 7", "nccl-doctor hang --pid 9")
+        raise error
+
+    assert exit_code_of(Out("hang"), work) == 2
+    assert capsys.readouterr().err == (
+        "2 jobs run: name one:\n\nnccl-doctor hang --pid 7\n\nnccl-doctor hang --pid 9\n"
+    )
 
 
 def test_an_error_stays_one_plain_line() -> None:

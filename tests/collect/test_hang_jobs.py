@@ -40,8 +40,13 @@ def test_two_jobs_on_the_same_hosts_are_told_apart_by_the_port_or_by_the_user() 
     found = {name: invented(told, master_port=29777) for name, told in answers().items()}
     assert choose(found, port=PORT, pid=None).others == ("node1:29777 of 8 ranks (8 ranks)",)
     assert choose(found, port=29777, pid=None).others == (f"node1:{PORT} of 8 ranks (8 ranks)",)
-    with pytest.raises(UsageError, match=r"2 jobs run: .* Name one of its processes with --pid"):
-        choose(found, port=1, pid=None)
+    for name, told in found.items():  # as on real hosts, where the second job has PIDs of its own
+        ranks = (one if one.master_port == PORT else one.model_copy(update={"pid": one.pid + 50}) for one in told.ranks)
+        found[name] = told.model_copy(update={"ranks": tuple(ranks)})
+    with pytest.raises(UsageError, match=r"2 jobs run: .* Name one of its processes with --pid") as refused:
+        choose(found, port=1, pid=None, words=("my hosts.yaml",))
+    line = "nccl-doctor hang 'my hosts.yaml' --pid"
+    assert refused.value.commands == (f"{line} 1000", f"{line} 1050")
     with pytest.raises(UsageError, match="--pid 7: no rank"):
         choose(found, port=1, pid=7)
 

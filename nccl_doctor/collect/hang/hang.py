@@ -28,6 +28,7 @@ from nccl_doctor.collect.hang.jobs import choose, with_counted
 from nccl_doctor.collect.hang.reader import Reader, UnreadableError
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model.cluster import Cluster, Node
+from nccl_doctor.model.engine import ClusterSource
 from nccl_doctor.snapshot import AnyAccessFailure, Fact, Phased, Unknown, unknown
 from nccl_doctor.snapshot.hang import (
     HangHost,
@@ -178,7 +179,8 @@ class _Watch:
             return found
 
         told = with_counted(self._everywhere(find))
-        choice = choose(told, port=self._cluster.master_port, pid=self._options.pid)
+        words = () if self._cluster.source == "this machine" else ClusterSource(self._cluster).arguments
+        choice = choose(told, port=self._cluster.master_port, pid=self._options.pid, words=words)
         for name, why in choice.contradictory_hosts.items():
             self._fail(name, ValueError(why))
         self._others, self._misnumbered_ranks, self._rivals = choice.others, choice.misnumbered_ranks, choice.rivals

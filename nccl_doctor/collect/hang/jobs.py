@@ -11,6 +11,7 @@ from nccl_doctor.errors import UsageError
 from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.hang import MAX_RANKS, JobRank, JobRanks, StoreClient, User
 from nccl_doctor.text.hostlist import fold, grouped, plural
+from nccl_doctor.text.shell import line
 
 MOST_TOLD = 8
 MOST_COMPARED = 64
@@ -58,11 +59,11 @@ class Choice(NamedTuple):
     contradictory_hosts: dict[str, str]
 
 
-def choose(found: dict[str, JobRanks], *, port: int, pid: int | None) -> Choice:
+def choose(found: dict[str, JobRanks], *, port: int, pid: int | None, words: tuple[str, ...] = ()) -> Choice:
     """The job of ``pid``, else the one that runs on the most hosts; of several, the one at the hosts file's port.
 
     Raises:
-        UsageError: it is not clear which.
+        UsageError: it is not clear which; it has a line for each, with the ``words`` that name these hosts again.
     """
     jobs = _jobs(found)
     meant = sorted(jobs) if pid is None else sorted(_of_process(pid, found, jobs))
@@ -70,8 +71,10 @@ def choose(found: dict[str, JobRanks], *, port: int, pid: int | None) -> Choice:
         worth = {job: (len(jobs[job]), job.port == port) for job in meant}
         meant = [job for job in meant if worth[job] == max(worth.values())]
     if len(meant) > 1:
-        words = "; ".join(f"{_named(job, jobs)} ({_count(jobs[job])} ranks here)" for job in meant[:MOST_TOLD])
-        raise UsageError(f"{len(meant)} jobs run: {words}. Name one of its processes with --pid")
+        told = "; ".join(f"{_named(job, jobs)} ({_count(jobs[job])} ranks here)" for job in meant[:MOST_TOLD])
+        error = UsageError(f"{len(meant)} jobs run: {told}. Name one of its processes with --pid:")
+        error.commands = tuple(_lines(meant[:MOST_TOLD], jobs, words))
+        raise error
     chosen = next(iter(meant), None)
     own = {name: jobs[chosen].get(name, []) if chosen else [] for name in found}
     ranks = {name: _latest(some) for name, some in own.items()}
@@ -89,6 +92,17 @@ def choose(found: dict[str, JobRanks], *, port: int, pid: int | None) -> Choice:
     return Choice(
         ranks, rivals, {name: tuple(some) for name, some in misnumbered_ranks.items()}, others, _contradicted(ranks)
     )
+
+
+def _lines(meant: list[HangingJob], jobs: Jobs, words: tuple[str, ...]) -> Iterator[str]:
+    """The line that looks at each of the jobs, by a PID that none of the others has on any host."""
+    pids = {job: [rank.pid for some in hosts.values() for rank in some] for job, hosts in jobs.items()}
+    for job in meant:
+        others = {pid for other, its in pids.items() if other != job for pid in its}
+        own = next((pid for pid in pids[job] if pid not in others), None)
+        made = None if own is None else line("nccl-doctor hang {*words} --pid {pid}", words=words, pid=own)
+        if made is not None:
+            yield made.text
 
 
 def _named(job: HangingJob, jobs: Jobs) -> str:

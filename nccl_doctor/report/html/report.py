@@ -94,12 +94,13 @@ def render_hang(report: HangReport, options: RenderOptions) -> str:
     still = report.verdict in STANDS_STILL
     kind = "error" if still else "unknown" if report.verdict == "unknown" else "ok"
     job = report.job
-    title = f"{report.hosts} hosts, {job.world_size} ranks, master {job.master_addr}:{job.master_port}" if job else ""
+    hosts = plural(report.hosts, "host")
+    title = f"{hosts}, {plural(job.world_size, 'rank')}, master {job.master_addr}:{job.master_port}" if job else ""
     return document(
         "hang.html",
         report=report,
         head=head(report, options),
-        headline=(_count(report.verdict.replace("-", " "), kind), report.message),
+        headline=(_count(report.verdict.replace("nccl", "the collective").replace("-", " "), kind), report.message),
         title=title,
         cards=gravest_first(report.diagnoses),
         pages=pages(report.diagnoses, options),

@@ -259,7 +259,9 @@ def test_ranks_that_stand_in_one_place_are_counted_together() -> None:
     )
     text = html(found, "hang")
     assert_harmless(text)
-    assert texts(text, "h1") == ["outside nccl"]
+    assert texts(text, "h1") == ["outside the collective"]
+    assert "4 hosts, 4 ranks, master n0:29500" in text
+    assert "1 host, 4 ranks, master" in html(found.model_copy(update={"hosts": 1}), "hang")
     stands = [one for one in texts(text, "li") if "rank" in one]
     assert stands[0].startswith("rank 0-2 n[0-2] 3 ranks all_reduce at train.py:140 in step collectives issued: 0 7")
     assert stands[1].startswith("rank 3 n3 awaited 1 rank data.py:88 in load")

@@ -28,7 +28,7 @@ class PortOptions:
     """The port or process that is meant, its host, and what is to be done."""
 
     port: Annotated[
-        str | None, typer.Argument(metavar="[PORT]", help="Else from --log, the hosts file, MASTER_PORT, or 29500.")
+        str | None, typer.Argument(metavar="PORT", help="Else from --log, the hosts file, MASTER_PORT, or 29500.")
     ] = None
     log: Annotated[
         str | None, typer.Option("--log", metavar="FILE", help="Take the port from this log; - is stdin.")

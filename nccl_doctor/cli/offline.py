@@ -42,10 +42,11 @@ def diff(
     before: Annotated[Path, typer.Argument(metavar="A", help="A snapshot that check --save wrote.")],
     after: Annotated[Path, typer.Argument(metavar="B", help="A later one.")],
     output: Annotated[str, options.output("diff")] = "human",
+    verbose: Annotated[bool, options.of_report("-v", "--verbose", help="Every value, by its place.")] = False,
     filed: FileOptions,
 ) -> None:
     """Says which facts and diagnoses changed from A to B; exit 0 where nothing did, 1 where something did."""
-    out = filed.out("diff", output)
+    out = filed.out("diff", output)._replace(verbose=verbose)
 
     def work() -> int:
         from nccl_doctor.cli.snapshots import of_snapshot, read_snapshot

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.documents import (
@@ -180,18 +180,50 @@ def _draw_ranks(places: tuple[RankPlace, ...]) -> Iterator[str]:
 
 
 _VALUE = 60
+_NOTHING = ("nothing", "null", "", "[]", "{}")
+_WORDS = {"nothing": "none", "null": "none", "[]": "none", "{}": "none", "": "none", "true": "yes", "false": "no"}
+_INTERNAL = ("ways", "firewall_after", "libnccl", "pci", "outside")
+"""Facts that a run takes for its own checks; ``-v`` shows them."""
+_FACT_NAMES = {
+    "limits.nofile_soft": "nofile",
+    "limits.memlock_soft": "memlock",
+    "torch.version": "torch",
+    "torch.cuda": "torch's CUDA",
+    "torch.nccl": "NCCL",
+    "torch.nccl_library": "NCCL library",
+    "python.version": "python",
+    "shm.total_bytes": "shared memory in bytes",
+    "port_range": "ephemeral ports",
+    "interfaces.links": "interface",
+    "interfaces.addresses": "address of",
+    "routes": "route",
+    "gpus": "GPU",
+    "processes": "training process",
+    "gpu_processes": "process on a GPU",
+    "sysctls": "",
+    "env": "",
+}
+"""Beginnings of facts' places, as the other screens call them."""
 
 
-def render_diff(found: Difference, _options: RenderOptions) -> str:
-    """The diagnoses that went and came, then each fact that is not what it was."""
+def render_diff(found: Difference, options: RenderOptions) -> str:
+    """The diagnoses that went and came, then each fact that is not what it was, by hosts."""
     blocks = [
         [line for one in found.diagnoses.gone for line in wrap(_diagnosis_line(one), WIDTH, "gone  ")],
         [line for one in found.diagnoses.new for line in wrap(_diagnosis_line(one), WIDTH, "new   ")],
-        [line for one in found.changes for line in wrap(_change_line(one), WIDTH, "", "    ")],
     ]
-    shown = "\n".join("\n".join([*block, ""]) for block in blocks if block)
-    end = f"{plural(len(found.changes), 'fact')} changed." if found.changes else "Nothing changed in what is compared."
-    return f"{shown}\n{end}\n" if shown else f"{end}\n"
+    lines = 0
+    known = found.changes if options.verbose else _without_rules(found.changes)
+    for hosts, changes in grouped((one.hosts, one) for one in known).items():
+        shown = [*(_every_change if options.verbose else _changed_facts)(changes)]
+        lines += len(shown)
+        if shown:
+            blocks.append([fold(hosts) or "the cluster", *(line for text in shown for line in wrap(text, WIDTH, "  "))])
+    screen = "\n".join("\n".join([*block, ""]) for block in blocks if block)
+    more = "; -v shows each" if lines < len(found.changes) else ""
+    end = f"{plural(len(found.changes), 'fact')} changed{more}." if found.changes else ""
+    end = end or "Nothing changed in what is compared."
+    return f"{screen}\n{end}\n" if screen else f"{end}\n"
 
 
 def _diagnosis_line(found: Diagnosis) -> str:
@@ -199,11 +231,56 @@ def _diagnosis_line(found: Diagnosis) -> str:
     return f"{found.severity.value} {found.code} {found.name}{on}: {found.message}"
 
 
-def _change_line(change: Change) -> str:
-    before, after = (
-        text if len(text) <= _VALUE else f"{text[: _VALUE - 1]}…" for text in (change.before, change.after)
-    )
-    return f"{fold(change.hosts)}  {change.what}: {before} -> {after}".lstrip()
+def _every_change(changes: Sequence[Change]) -> Iterator[str]:
+    for one in changes:
+        yield f"{one.what}: {_short(one.before)} -> {_short(one.after)}"
+
+
+def _without_rules(changes: Sequence[Change]) -> tuple[Change, ...]:
+    """The same with the firewall of each host as one change, whose values are long and say little."""
+    hosts = dict.fromkeys(host for one in changes if _is_of(one, "firewall") for host in one.hosts)
+    rules = (Change(what="firewall", before="rules", after="other rules", hosts=tuple(hosts)),) if hosts else ()
+    return (*rules, *(one for one in changes if not _is_of(one, "firewall", *_INTERNAL)))
+
+
+def _is_of(change: Change, *facts: str) -> bool:
+    return re.split(r"[.\[]", change.what, maxsplit=1)[0] in facts
+
+
+def _changed_facts(changes: Sequence[Change]) -> Iterator[str]:
+    """A line a fact, and one for an entry of a list that came or went."""
+    known = [one for one in changes if not (one.before in _NOTHING and one.after in _NOTHING)]
+    for place, its in grouped((_place(one.what), one) for one in known).items():
+        if len(its) > 1 and all(one.before == "nothing" for one in its):
+            yield f"{_fact_name(place)}: none -> {_all_of(one.after for one in its)}"
+        elif len(its) > 1 and all(one.after == "nothing" for one in its):
+            yield f"{_fact_name(place)}: {_all_of(one.before for one in its)} -> none"
+        else:
+            for one in its:
+                yield f"{_fact_name(one.what)}: {_short(one.before)} -> {_short(one.after)}"
+
+
+def _place(what: str) -> str:
+    """The entry of a list that a fact belongs to; else the fact itself."""
+    return f"{what.partition(']')[0]}]" if "]" in what else what
+
+
+def _fact_name(what: str) -> str:
+    """``interface eno1 mtu`` of ``interfaces.links[eno1].mtu``."""
+    begins = (known for known in _FACT_NAMES if re.match(rf"{re.escape(known)}(?:[.\[]|$)", what))
+    start = max(begins, key=len, default="")
+    rest = what[len(start) :]
+    words = rest if start in ("sysctls", "env") else re.sub(r"[.\[\]_]+", " ", rest)
+    return f"{_FACT_NAMES[start]} {words.strip(' .')}".strip() if start else words.strip()
+
+
+def _all_of(values: Iterable[str]) -> str:
+    return _short(", ".join(value for value in values if value not in _WORDS))
+
+
+def _short(value: str) -> str:
+    value = _WORDS.get(value, value)
+    return value if len(value) <= _VALUE else f"{value[: _VALUE - 1]}…"
 
 
 _ITEM = re.compile(r"\s*(?:[-*]|\d+[.)])\s+")

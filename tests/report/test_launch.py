@@ -5,7 +5,7 @@ import json
 from nccl_doctor.model.documents import Change, DiagnosisChanges, Difference, Launch, RankPlace
 from nccl_doctor.model.finding import Command, Fix, Severity
 from nccl_doctor.model.report import Diagnosis
-from nccl_doctor.report.render import render
+from nccl_doctor.report.render import RenderOptions, render
 
 
 def made(counts: dict[str, int], gpus: bool = True) -> Launch:
@@ -93,9 +93,44 @@ def test_a_difference_names_diagnoses_before_facts() -> None:
     assert render("diff", "human", both) == (
         "new   warning NCD603 nofile-low on node2: Few files.\n"
         "\n"
-        "node[2-3]  limits.nofile_soft: 65536 -> 256\n"
-        "master_port: 29500 -> 29501\n"
+        "node[2-3]\n"
+        "  nofile: 65536 -> 256\n"
+        "\n"
+        "the cluster\n"
+        "  master port: 29500 -> 29501\n"
         "\n"
         "2 facts changed.\n"
     )
+    assert "  limits.nofile_soft: 65536 -> 256\n" in render("diff", "human", both, RenderOptions(verbose=True))
     assert render("diff", "human", Difference()) == "Nothing changed in what is compared.\n"
+
+
+def test_a_difference_has_the_words_of_the_screens_and_keeps_internals_for_v() -> None:
+    def change(what: str, before: str, after: str) -> Change:
+        return Change(what=what, before=before, after=after, hosts=("node2",))
+
+    changes = (
+        change("ways[#1].iif", "nothing", "null"),
+        change("ways[#1].dev", "nothing", "tun0"),
+        change("interfaces.links[eno1].mtu", "1500", "9000"),
+        change("torch.nccl_library", "/x/libnccl.so.2", "null"),
+        change("sysctls.net.ipv4.conf.all.rp_filter", "0", "1"),
+        change("processes[#1].user", "nothing", "ann"),
+        change("processes[#1].command", "nothing", "train.py"),
+        change("processes[#1].unit", "nothing", "null"),
+        change("firewall.nft", '{"nftables": []}', '{"nftables": [1]}'),
+        change("firewall.ufw", "null", "{}"),
+    )
+    assert render("diff", "human", Difference(changes=changes)) == (
+        "node2\n"
+        "  firewall: rules -> other rules\n"
+        "  interface eno1 mtu: 1500 -> 9000\n"
+        "  NCCL library: /x/libnccl.so.2 -> none\n"
+        "  net.ipv4.conf.all.rp_filter: 0 -> 1\n"
+        "  training process #1: none -> ann, train.py\n"
+        "\n"
+        "10 facts changed; -v shows each.\n"
+    )
+    everything = render("diff", "human", Difference(changes=changes), RenderOptions(verbose=True))
+    assert "  ways[#1].dev: none -> tun0\n" in everything
+    assert everything.endswith("10 facts changed.\n")

@@ -182,6 +182,12 @@ class SshUnreachable(AccessFailure):
     kind: Literal["ssh-unreachable"] = "ssh-unreachable"
     facts: UnreachableFacts
 
+    @property
+    def unresolved(self) -> str | None:
+        """The host's own name, where it is that which does not resolve here."""
+        own = self.facts.jump_host is None and self.facts.target == self.facts.address
+        return self.facts.target if own and self.facts.reason == "name-unresolved" else None
+
 
 class SshAuthFailed(AccessFailure):
     """None of the keys let the user in."""

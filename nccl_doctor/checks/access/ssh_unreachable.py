@@ -31,13 +31,13 @@ from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, hint, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, not_logged_in
 from nccl_doctor.model.finding import Fix, Severity
-from nccl_doctor.snapshot import SshUnreachable
+from nccl_doctor.snapshot import Names, SshUnreachable
 from nccl_doctor.text.hostlist import fold
 
 _SUMMARY = {
     "invalid-name": "Correct the address or the SSH user in the hosts file.",
-    "name-unresolved": "Give the host's address in the hosts file, or make its name known to this machine, or to the "
-    "jump host where that looks it up (DNS or /etc/hosts).",
+    "name-unresolved": "Correct the name, or give the host's address in the hosts file; or make the name known to this "
+    "machine and the other hosts, or to the jump host where that looks it up (DNS or /etc/hosts).",
     "refused": "Start sshd on the host, or give the port that it listens on, under ssh: port in the hosts file.",
     "timed-out": "See that the host is up, that its address is right, and that no firewall drops the SSH port.",
     "no-route": "See that the host is up and that no firewall on it or before it rejects the SSH port.",
@@ -70,7 +70,18 @@ _OTHER = "See whether ssh with the host's name works; its -v shows where it stop
 @check("NCD101", severity=Severity.ERROR, explains=FOLLOWS, scope="ssh")
 def ssh_unreachable(view: View) -> Findings:
     """Yields one finding for the hosts that failed alike."""
-    return findings(view, SshUnreachable, _remedy, addition=_from_peers)
+    return findings(view, SshUnreachable, _remedy, addition=lambda each: _from_peers(each) + _nor_on(view, each))
+
+
+def _nor_on(view: View, failure: SshUnreachable) -> str:
+    """Tells which hosts don't know the name either, to go on behind that this machine doesn't."""
+    name = failure.unresolved
+    lost = []
+    for host, facts in view.facts:
+        answer = facts.resolution.get(name) if name is not None and isinstance(facts.resolution, Names) else None
+        if answer is not None and not answer.addresses:
+            lost.append(host.name)
+    return f", nor on {fold(lost)}" if lost else ""
 
 
 def _from_peers(failure: SshUnreachable) -> str:

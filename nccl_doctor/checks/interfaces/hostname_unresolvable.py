@@ -27,7 +27,7 @@ from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import C10D_CLIENT, WEB, Grade, hint, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, having
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
-from nccl_doctor.snapshot import Names, Snapshot, Unknown, deviations, known
+from nccl_doctor.snapshot import Names, Snapshot, SshUnreachable, Unknown, deviations, known
 from nccl_doctor.snapshot.hosts import corroborated_by_name
 from nccl_doctor.snapshot.surroundings import KubeFacts, Service
 from nccl_doctor.text.hostlist import fold, grouped, quoted
@@ -56,7 +56,10 @@ def hostname_unresolvable(view: View) -> Findings:
     away = {host.name for host in view.snapshot.hosts if host.facts is None}
     absent = {name for name, pod in view.kube.pods.items() if name in away or not pod.addresses}
     used = ((cluster.master_addr, cluster.nodes[0].name), *((node.address, node.name) for node in cluster.nodes))
-    names = dict.fromkeys(name for name, of in used if of not in absent)
+    # those by which this machine can't log in: ssh-unreachable tells which hosts share that
+    failures = [host.failure for host in view.snapshot.hosts]
+    nowhere = {failure.unresolved for failure in failures if isinstance(failure, SshUnreachable)}
+    names = dict.fromkeys(name for name, of in used if of not in absent and name not in nowhere)
     together = grouped((tuple(_lost(resolved, name)), name) for name in names if name in lost_on)
     for hosts, those in together.items():
         fails = is_without_gpus(view) and any(each.name in those and each.lost for each in own)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.report import Diagnosis
 from nccl_doctor.snapshot import Snapshot
-from tests.checks.snapshots import load, patched
+from nccl_doctor.text.hostlist import fold
+from tests.checks.snapshots import healthy, load, overlaid, patched
 
 HERE = Path(__file__).parent
 
@@ -167,3 +169,41 @@ def test_only_what_can_be_a_containers_name_goes_into_a_command(name: str, comma
     snapshot = patched({"hosts": {"node2": {"facts": None, "failure": failure}}})
     found = [each for each in judge(snapshot, "check").diagnoses if each.name == "container-unreachable"]
     assert [[command.command for command in each.fix.commands] for each in found] == [commands]
+
+
+@pytest.mark.parametrize("lacking", [[], ["node2"], ["node1", "node2"]])
+def test_a_name_that_resolves_nowhere_is_one_error(lacking: list[str]) -> None:
+    """Of a host that could not be logged in to for that: a typing error, mostly."""
+    answer: dict[str, Any] = {"addresses": [], "error": "Name or service not known"}
+    target = {"target": "nosuch", "address": "nosuch", "port": 22, "user": "ann", "reason": "name-unresolved"}
+    detail = "has a name that does not resolve on this machine"
+    document = overlaid(
+        healthy(),
+        {
+            "hosts": {
+                "node3": {
+                    "node": {"address": "nosuch"},
+                    "facts": None,
+                    "failure": {"kind": "ssh-unreachable", "detail": detail, "facts": target},
+                }
+            }
+            | {name: {"facts": {"resolution": {"nosuch": answer}}} for name in lacking}
+        },
+    )
+    document["cluster"]["nodes"][2]["address"] = "nosuch"
+    report = judge(Snapshot.model_validate(document), "check")
+    (found,) = report.diagnoses
+    nor = f", nor on {fold(lacking)}" if lacking else ""
+    assert (found.name, found.hosts, found.message) == (
+        "ssh-unreachable",
+        ("node3",),
+        f"node3 (nosuch:22) {detail}{nor}.",
+    )
+    for reason, names in (
+        ("refused", {"ssh-unreachable", "hostname-unresolvable"}),
+        ("name-unresolved", {"ssh-unreachable"}),
+    ):
+        target["reason"] = reason
+        document["hosts"][2]["failure"]["facts"] = target
+        report = judge(Snapshot.model_validate(document), "check")
+        assert {each.name for each in report.diagnoses} == (names if lacking else {"ssh-unreachable"})

@@ -38,6 +38,9 @@ def main() -> None:
     except SystemExit as left:
         end.code = left.code
         raise
+    except KeyboardInterrupt:  # before or after the command, which has its own words for it
+        end.code = 130
+        sys.exit(130)
 
 
 def _run() -> None:
@@ -75,8 +78,10 @@ class _End:
 
     def _leave(self) -> None:
         if self.code is None or isinstance(self.code, int):
-            sys.stdout.flush()  # stderr holds no line back
-            os._exit(self.code or 0)
+            try:
+                sys.stdout.flush()  # stderr holds no line back
+            finally:  # whatever comes then, a second Ctrl-C included
+                os._exit(self.code or 0)
 
 
 class _Stderr(io.FileIO):

@@ -336,19 +336,28 @@ def command():
     while int.from_bytes(queued, sys.byteorder) < size:  # from then on it holds the lock of stderr for good
         time.sleep(0.01)
         fcntl.ioctl(2, termios.FIONREAD, queued)
-    print("the report", end="")
+    print("the report", end="", flush=True)
+    leave()
+
+def interrupt():
+    raise KeyboardInterrupt
+
+def leave_and_interrupt():
+    sys.stdout.flush = interrupt
     sys.exit(130)
 
+leave = {"exit": lambda: sys.exit(130), "interrupt": interrupt, "both": leave_and_interrupt}[sys.argv.pop()]
 main.app = lambda *_: command
 main.main()
 """
 
 
-def test_a_thread_that_writes_as_we_leave_costs_no_exit_code() -> None:
-    """The interpreter waits for the lock of stderr that it holds, or ends by SIGABRT."""
+@pytest.mark.parametrize("leaving", ["exit", "interrupt", "both"])
+def test_a_thread_that_writes_as_we_leave_costs_no_exit_code(leaving: str) -> None:
+    """The interpreter waits for the lock of stderr that it holds, or ends by SIGABRT; so, too, after a second Ctrl-C."""
     reader, writer = os.pipe()
     with os.fdopen(reader), os.fdopen(writer, "w") as stderr:
-        arguments = [sys.executable, "-c", BESIDE_A_WRITER]
+        arguments = [sys.executable, "-c", BESIDE_A_WRITER, leaving]
         done = subprocess.run(arguments, stdout=subprocess.PIPE, stderr=stderr, text=True, check=False, timeout=LONG_S)
     assert (done.returncode, done.stdout) == (130, "the report")
 

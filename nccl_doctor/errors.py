@@ -56,6 +56,18 @@ class UnwrittenError(DoctorError):
     """A file that was asked for could not be written at the end; the report stands on stdout."""
 
 
+class InterruptedLogin(KeyboardInterrupt):
+    """Ctrl-C while hosts were still letting us in.
+
+    Args:
+        hosts: those.
+    """
+
+    def __init__(self, hosts: tuple[str, ...]) -> None:
+        self.hosts = hosts
+        super().__init__()
+
+
 class NotReachedError(DoctorError):
     """A host that a command is about did not answer, so that nothing can be said of it."""
 

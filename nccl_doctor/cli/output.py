@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 import typer
 
 from nccl_doctor import __version__
-from nccl_doctor.errors import DoctorError, UnwrittenError, UsageError, describe
+from nccl_doctor.errors import DoctorError, InterruptedLogin, UnwrittenError, UsageError, describe
 from nccl_doctor.report.render import FORMS, RenderOptions, render
 from nccl_doctor.report.safe import clean
+from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.machine import describe_thread_limit, out_of_threads, try_file, try_folder, write_atomically
 from nccl_doctor.text.secrets import hide_secrets
 
@@ -165,9 +166,9 @@ def exit_code_of(out: Out, work: Callable[[], int]) -> int:
     except DoctorError as error:
         code = _fail(out, str(error), error.exit_code)
         sys.stderr.write("".join(f"\n{clean(out.hidden(one))}\n" for one in error.commands))
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         sys.stderr.write("\n")
-        code = _fail(out, "interrupted; nothing of nccl-doctor is left running on any host", 130)
+        code = _fail(out, _interrupted(interrupt), 130)
     except BrokenPipeError:
         discard_stdout()
         code = 141
@@ -222,6 +223,19 @@ def _refuse_form(out: Out) -> None:
         raise UsageError(f"{out.command} prints {', '.join(forms[:-1])} or {forms[-1]}, not {out.form!r}")
     if out.open_it and (out.form != "html" or out.file is None):
         raise UsageError("--open opens an HTML report: say -o html --output-file report.html with it")
+
+
+def _interrupted(interrupt: BaseException | None) -> str:
+    """The sentence for Ctrl-C; a second one during the end of the first tells of no host by itself."""
+    while interrupt is not None and not isinstance(interrupt, InterruptedLogin):
+        interrupt = interrupt.__context__
+    words = "interrupted; nothing of nccl-doctor is left running on any host"
+    if interrupt is None or not interrupt.hosts:
+        return words
+    return (
+        f"{words}, but {fold(interrupt.hosts)} had not let us in yet: a login shell that hangs there in its start-up "
+        "files (.bashrc) may stay until these end, and does nothing then"
+    )
 
 
 def _interrupt(_number: int, _frame: object) -> NoReturn:

@@ -316,3 +316,31 @@ def test_a_host_with_nearly_no_memory(make_lab: MakeLab) -> None:
         set_limit(group, 4000)
         run = doctor(lab, "check", "--no-smoke")
         assert (run.code, run.names) == (0, [])
+
+
+@pytest.mark.parametrize("transport", ["paramiko", "openssh"])
+def test_ctrl_c_says_whose_login_shell_may_be_left(make_lab: MakeLab, transport: str) -> None:
+    """node2's start-up file hangs; sshd signals no process of root, and ssh hangs up on none."""
+    lab = make_lab(2)
+    lab.host("node2").write("/root/.bashrc", "sleep 777\n")
+    lab.controller.write("/root/hosts.yaml", lab.hosts_file())
+    command = ["nccl-doctor", "check", "hosts.yaml", "--connect-timeout", "120", "--transport", transport]
+    with lab.controller.popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        lab.host("node2").wait_until(
+            lambda: any("sleep 777" in line for _, line in lab.host("node2").processes()), "a login that waits"
+        )
+        time.sleep(2 * crowd())  # node1 has let us in long ago
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=LONG_S)
+        assert (process.returncode, time.monotonic() - began < 4 * crowd()) == (130, True)
+    sentence = said.splitlines()[-1]
+    assert (
+        "interrupted; nothing of nccl-doctor is left running on any host, but node2 had not let us in yet" in sentence
+    )
+    assert "login shell" in sentence
+    assert "node1" not in sentence
+    assert not any(line.startswith("ssh ") for _, line in lab.controller.processes()), "our ssh runs on"
+    left = lab.host("node2")
+    left.run("pkill -x sleep")
+    left.wait_until(lambda: not any("ncdoctor" in line for _, line in left.processes()), "the end of the shell")

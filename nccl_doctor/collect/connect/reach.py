@@ -25,7 +25,7 @@ import psutil
 
 from nccl_doctor.collect.answers import ConnectionLostError, NoAnswerError, OwnFaultError, ProbeError, attempt
 from nccl_doctor.collect.connect.session import PULSE_S, SILENCE_S, ProbeSession, heartbeat
-from nccl_doctor.errors import ControllerError
+from nccl_doctor.errors import ControllerError, InterruptedLogin
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.report import Load, MachineLoad
 from nccl_doctor.snapshot import AnyAccessFailure, ProbeFacts, ProbeFailed
@@ -341,6 +341,7 @@ class Reach:
     unanswered: dict[str, Exception] = field(default_factory=dict)
     again: tuple[str, ...] = ()
     connected_s: float = 0.0
+    _entering: set[str] = field(default_factory=set)
 
     def all(self, nodes: Sequence[Node]) -> Load:
         """Tries each, and says how busy this machine and they were meanwhile."""
@@ -379,7 +380,10 @@ class Reach:
         stages = [Stage[Node](lambda node: self._open(node, share), self._connected, window)]
         if self.look is not None:
             stages.append(Stage(lambda node: self._ask(node, share), lambda node: self.on_looked(node.name)))
-        ends = in_turns(nodes, *stages)
+        try:
+            ends = in_turns(nodes, *stages)
+        except KeyboardInterrupt:
+            raise InterruptedLogin(tuple(node.name for node in nodes if node.name in self._entering)) from None
         for node, end in zip(nodes, ends, strict=True):
             if isinstance(end, AccessError):
                 self.failures[node.name] = end.failure
@@ -395,9 +399,13 @@ class Reach:
             now = time.monotonic()
             left = max(self.until - now, 0.1)
             deadline = now + min(seconds, left)
-            self.opened[node.name] = ProbeSession.open(
-                self.transport, node, deadline, left + 10, latest=now + left, silence_s=self.silence_s
-            )
+            self._entering.add(node.name)
+            try:
+                self.opened[node.name] = ProbeSession.open(
+                    self.transport, node, deadline, left + 10, latest=now + left, silence_s=self.silence_s
+                )
+            finally:
+                self._entering.discard(node.name)
 
     def _connected(self, node: Node) -> None:
         self.connected_s = time.monotonic() - self._began

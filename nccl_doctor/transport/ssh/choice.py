@@ -102,7 +102,8 @@ class ChoosingTransport:
                 raise
 
     def close(self) -> None:
-        """Closes the shared connections."""
+        """Closes the shared connections, and what whoever was interrupted had begun."""
+        self._openssh.close()
         if self._paramiko is not None:
             self._paramiko.close()
 

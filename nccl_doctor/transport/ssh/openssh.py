@@ -235,6 +235,7 @@ class OpensshTransport:
         self._config = config
         self._lock = threading.Lock()
         self._jumps: dict[str, Places] = {}
+        self._entering: set[ProcessChannel] = set()
 
     def open(
         self, settings: HostSettings, options: SshOptions, command: str, deadline: float, latest: float = math.inf
@@ -261,6 +262,18 @@ class OpensshTransport:
                     if not failures.is_dropped(error) or not pause(attempt, deadline):
                         raise
 
+    def close(self) -> None:
+        """Ends the logins of whoever was interrupted."""
+        with self._lock:
+            entering, self._entering = [*self._entering], set()
+        closing = [threading.Thread(target=channel.close, daemon=True) for channel in entering]
+        for channel in entering:
+            channel.grace_s = 0.0  # the end of its input says nothing to a login shell
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join()
+
     def _places(self, jump: str | None) -> Places:
         """Handshakes through one jump host share its places; a host reached directly has its own."""
         if jump is None:
@@ -280,6 +293,8 @@ class OpensshTransport:
                 argv = [*self._argv(settings, options, deadline, log.path), "--", settings.name, command]
                 channel = ProcessChannel(argv, _environment())
                 channel.bound_files(_LONGEST_LOG)
+                with self._lock:
+                    self._entering.add(channel)
             except BlockingIOError:  # fork(2): no further process for us, a fault of this machine's
                 raise
             except OSError as error:
@@ -289,9 +304,11 @@ class OpensshTransport:
             while not late:
                 try:
                     if greeting.ends(deadline):
+                        self._entered(channel)
                         return channel
                     if channel.exit_status(deadline) != 255:  # a login shell that runs no command: its words are seen
                         channel.unread([*greeting.lines])
+                        self._entered(channel)
                         return channel
                     break
                 except TimeoutError:
@@ -299,11 +316,18 @@ class OpensshTransport:
                     deadline = deadline if late else login
                 except BaseException:
                     channel.close()
+                    self._entered(channel)
                     raise
             seconds = (deadline if late else time.monotonic()) - started  # the bound, which is the same for all hosts
             stderr = channel.stderr_tail()
             channel.close()
+            self._entered(channel)
             raise classify(Attempt(settings, log.text(), stderr, seconds, late), _last_jump(settings))
+
+    def _entered(self, channel: ProcessChannel) -> None:
+        """From now on it is its owner who closes it."""
+        with self._lock:
+            self._entering.discard(channel)
 
     def _argv(self, settings: HostSettings, options: SshOptions, deadline: float, log: str) -> list[str]:
         seconds = (

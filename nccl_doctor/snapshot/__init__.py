@@ -55,6 +55,7 @@ from nccl_doctor.snapshot.network import Names as Names
 from nccl_doctor.snapshot.network import PortRange as PortRange
 from nccl_doctor.snapshot.network import PortTrial as PortTrial
 from nccl_doctor.snapshot.network import Process as Process
+from nccl_doctor.snapshot.network import Refusal as Refusal
 from nccl_doctor.snapshot.network import Resolution as Resolution
 from nccl_doctor.snapshot.network import Resolver as Resolver
 from nccl_doctor.snapshot.network import ResolverAnswer as ResolverAnswer

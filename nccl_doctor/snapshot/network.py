@@ -97,6 +97,14 @@ class Route(Observed):
         return self
 
 
+class Refusal(Observed):
+    """A route that refuses packets: the best one for them in its table, and no other table has one like it."""
+
+    kind: Literal["blackhole", "unreachable", "prohibit"]
+    destination: IpNetwork
+    table: Count
+
+
 class Way(Observed):
     """The kernel's answer for a packet: by which way it leaves, or that it is let in (`ip route get`).
 
@@ -107,6 +115,7 @@ class Way(Observed):
         prefers: the source address that the kernel gives it.
         table: number of the routing table that decided: 254 is main, 255 local.
         error: errno name where there is no way; None where there is one.
+        refusal: the route that gives that error, where one does.
     """
 
     to: IpAddress
@@ -117,6 +126,7 @@ class Way(Observed):
     prefers: IpAddress | None = None
     table: Count | None = None
     error: str | None = None
+    refusal: Refusal | None = None
 
 
 class IptablesSave(Observed):

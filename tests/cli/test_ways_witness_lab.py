@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.checks.in_the_lab import ALL, check, everywhere, is_healthy, only, printed
+from tests.checks.in_the_lab import ALL, check, everywhere, is_healthy, only, paste, printed
 from tests.cli import gloo_job
 from tests.lab.cluster import Lab
 from tests.lab.faults import fault
@@ -191,7 +191,21 @@ def test_a_route_that_refuses_the_answers(two_nets: Lab) -> None:
         assert gloo_job.fails(two_nets)
         found = only(check(two_nets, by_address=True), "route-missing", ["node1"])
         assert "an `unreachable` route stands there" in found["fix"]["summary"]
+        assert [one["command"] for one in found["fix"]["commands"]] == [f"ip route del unreachable {node.address}"]
+        paste(two_nets, found)
     finally:
-        master.run(f"ip route del unreachable {node.address}/32")
+        master.run(f"ip route del unreachable {node.address}/32; true")
     assert gloo_job.works(two_nets)
     is_healthy(check(two_nets, by_address=True))
+
+
+def test_a_table_of_a_rule_that_prohibits(two_nets: Lab) -> None:
+    node, peers = two_nets.host("node3"), "10.77.0.0/30"
+    node.run(f"ip route add prohibit {peers} table 77; ip rule add to {peers} table 77 priority 60")
+    try:
+        found = only(check(two_nets, by_address=True), "route-missing", ["node3"])
+        assert [one["command"] for one in found["fix"]["commands"]] == [f"ip route del prohibit {peers} table 77"]
+        paste(two_nets, found)
+        is_healthy(check(two_nets, by_address=True))
+    finally:
+        node.run(f"ip rule del priority 60; ip route del prohibit {peers} table 77; true")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.probe.mesh.mesh import look_up, request
+from nccl_doctor.probe.mesh.mesh import find_refusal, look_up, request
 
 
 def asked(to: str, source: str | None = None, iif: str | None = None) -> dict[str, Any]:
@@ -25,3 +25,25 @@ def test_this_machine_reaches_itself() -> None:
 def test_a_request_is_as_long_as_it_says(family: str) -> None:
     message = request(7, family, family, "lo")
     assert int.from_bytes(message[:4], "little") == len(message)
+
+
+MAIN, OTHER = 254, 77
+UNICAST, UNREACHABLE = 1, 7
+NET, HOST = (bytes((10, 1, 2)), 24), (bytes((10, 1, 2, 3)), 32)
+
+
+@pytest.mark.parametrize(
+    ("routes", "destination"),
+    [
+        ([(MAIN, *NET, 0, UNICAST), (MAIN, *HOST, 0, UNREACHABLE)], "10.1.2.3/32"),
+        ([(MAIN, b"", 0, 0, UNREACHABLE)], "0.0.0.0/0"),
+        ([(MAIN, *NET, 0, UNREACHABLE), (MAIN, *HOST, 0, UNICAST)], None),  # a narrower one leads there
+        ([(MAIN, *NET, 9, UNREACHABLE), (MAIN, *NET, 0, UNICAST)], None),  # so does one of a lesser metric
+        ([(MAIN, *NET, 0, UNREACHABLE), (OTHER, *NET, 0, UNREACHABLE)], None),  # either may be it
+        ([(MAIN, bytes((10, 1, 3)), 24, 0, UNREACHABLE)], None),
+    ],
+)
+def test_the_route_that_refuses(routes: list[tuple[int, bytes, int, int, int]], destination: str | None) -> None:
+    found = find_refusal(routes, "10.1.2.3", "EHOSTUNREACH")
+    assert (found and found["destination"]) == destination
+    assert find_refusal(routes, "10.1.2.3", "EACCES") is None

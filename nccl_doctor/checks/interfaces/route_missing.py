@@ -15,18 +15,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS
 from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.checks.wording import folded, ordered
+from nccl_doctor.checks.wording import folded, ordered, pasted
 from nccl_doctor.firewall.route_lookup import NO_ROUTE, NO_WAY, Kind, RouteFault
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
 from nccl_doctor.nccl.cluster_nccl import faults
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.reach import Cause
-from nccl_doctor.snapshot import Mesh
+from nccl_doctor.snapshot import HostFacts, Mesh, Refusal
 from nccl_doctor.text.hostlist import fold
-from nccl_doctor.text.inet import address_of
+from nccl_doctor.text.inet import address_of, network_of
+from nccl_doctor.text.shell import Line, line
+
+MAIN = 254
+WHERE = "`ip rule; ip route show table all` tell where"
 
 
 @check(
@@ -121,13 +126,41 @@ def _finding(
         table = [f"{r.destination} {f'via {r.gateway} ' if r.gateway else ''}dev {r.interface}" for r in routes]
         evidence += [(source, why) for why in reasons[source]]
         evidence.append((source, f"routes: {'; '.join(table) or 'none'}"))
-    summary = _remedy(first, lacking[sources[0]].values(), reasons[sources[0]].values())
+    summary = _remedy(first, lacking[sources[0]].values(), reasons[sources[0]].values()).format(hosts=fold(sources))
+    facts = {host.name: facts for host, facts in view.facts}
+    commands = [_deletions(name, facts[name], lacking[name].values()) for name in sources]
+    if all(commands):
+        summary = summary.replace(WHERE, "for good: in what sets up the network") + ":"
+    else:
+        commands, summary = [], f"{summary}."
     return Finding(
         hosts=sources,
         message=_no_route(sources, lacking),
         evidence=folded(evidence),
         facts={"to": {name: address for source in sources for name, address in lacking[source].items()}},
-        fix=Fix(summary=summary.format(hosts=fold(sources)), needs_root=True),
+        fix=pasted(summary, tuple(chain.from_iterable(commands)), needs_root=True),
+    )
+
+
+def _deletions(host: str, facts: HostFacts, targets: Iterable[str]) -> tuple[Command, ...]:
+    """The lines that delete the routes which refuse the host's packets; none unless all of these routes are known."""
+    ways = [way for way in facts.ways if way.iif is None] if isinstance(facts.ways, tuple) else []
+    found = [[way.refusal for way in ways if way.to == target and way.error is not None] for target in targets]
+    refusals = dict.fromkeys(refusal for each in found for refusal in each)
+    if not all(found) or None in refusals:
+        return ()
+    return on(host, *(_deletion(refusal) for refusal in refusals if refusal is not None))
+
+
+def _deletion(refusal: Refusal) -> Line | None:
+    network = network_of(refusal.destination)
+    return line(
+        "ip route del {kind} {destination} {*table}"
+        if network.version == 4
+        else "ip -6 route del {kind} {destination} {*table}",
+        kind=refusal.kind,
+        destination=network.network_address if network.prefixlen == network.max_prefixlen else network,
+        table=[] if refusal.table == MAIN else ["table", refusal.table],
     )
 
 
@@ -159,15 +192,15 @@ def _remedy(own: HostNccl, targets: Iterable[str], errors: Collection[str | None
     """Advice for ``{hosts}``: no route can be added where one refuses, nor where there is no address of the family."""
     standing = [words for error, words in NO_WAY.items() if error in errors]
     if standing:
-        return f"Take it out on {{hosts}}: {' and '.join(standing)} (`ip rule; ip route show table all` tell where)."
+        return f"Take it out on {{hosts}}: {' and '.join(standing)} ({WHERE})"
     addresses = (address_of(entry.address) for entry in own.interfaces.addresses)
     families = {address.version for address in addresses if not (address.is_loopback or address.is_link_local)}
     lacking = {address_of(address).version for address in targets} - families
     if lacking:
-        return f"Give {{hosts}} an IPv{max(lacking)} address first; there is none."
+        return f"Give {{hosts}} an IPv{max(lacking)} address first; there is none"
     return (
         "Add the route on {hosts}, as the other hosts of that subnet have it (`ip route add NET via GATEWAY`), or the "
-        "default route."
+        "default route"
     )
 
 

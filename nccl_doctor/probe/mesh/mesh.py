@@ -301,15 +301,21 @@ def _result(outcome: str, sent: int, left: int, segment: int, error: str | None)
 
 
 RTM_GETROUTE = 26
-RTM_F_LOOKUP_TABLE = 0x1000
-RTA_DST, RTA_SRC, RTA_IIF, RTA_OIF, RTA_GATEWAY, RTA_PREFSRC, RTA_TABLE = 1, 2, 3, 4, 5, 7, 15
+RTM_F_CLONED, RTM_F_LOOKUP_TABLE = 0x200, 0x1000
+RTA_DST, RTA_SRC, RTA_IIF, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY, RTA_PREFSRC, RTA_TABLE = 1, 2, 3, 4, 5, 6, 7, 15
 TIMEOUT_S = 2.0
+
+REFUSING = {6: ("blackhole", "EINVAL"), 7: ("unreachable", "EHOSTUNREACH"), 8: ("prohibit", "EACCES")}
+"""Route types of linux/rtnetlink.h, and the error of a packet that meets one."""
+
+MOST_ROUTES = 20000
+"""Of all tables, that are read to name the one that refuses; a host with more, a router, is not asked."""
 
 _ROUTE = struct.Struct("=BBBBBBBBI")
 
 
 def look_up(wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """snapshot.Way of each packet, in their order.
+    """snapshot.Way of each packet, in their order; of one that is refused with the route that does it, where one does.
 
     Args:
         wanted: ``{"to", "source", "iif"}`` each: addresses, ``source`` None where the kernel shall choose; ``iif`` the
@@ -318,7 +324,64 @@ def look_up(wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
         kernel.settimeout(TIMEOUT_S)
         kernel.bind((0, 0))
-        return [_way(kernel, number, packet) for number, packet in enumerate(wanted, 1)]
+        ways = [_way(kernel, number, packet) for number, packet in enumerate(wanted, 1)]
+    refused = [way for way in ways if way["iif"] is None and way["error"] in {error for _, error in REFUSING.values()}]
+    for family in {_family(way["to"]) for way in refused}:
+        with contextlib.suppress(OSError):  # then nobody can name the route
+            routes = _routes(family)
+            for way in refused:
+                if _family(way["to"]) == family:
+                    way["refusal"] = find_refusal(routes, way["to"], way["error"])
+    return ways
+
+
+def _family(address: str) -> int:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _routes(family: int) -> list[tuple[int, bytes, int, int, int]]:
+    """Table, destination, its bits, metric and type of every route; none where there are too many.
+
+    Raises:
+        OSError: the kernel refuses, is slow, or its tables change meanwhile.
+    """
+    found: list[tuple[int, bytes, int, int, int]] = []
+    deadline = time.monotonic() + TIMEOUT_S
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
+        kernel.settimeout(TIMEOUT_S)
+        for body in netlink.dump(kernel, RTM_GETROUTE, _ROUTE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)):
+            if len(found) == MOST_ROUTES or time.monotonic() > deadline:
+                return []
+            _, bits, of_source, tos, table, _, _, kind, flags = _ROUTE.unpack_from(body)
+            if not (of_source or tos or flags & RTM_F_CLONED):
+                told = netlink.attributes(body[_ROUTE.size :])
+                number = netlink.NUMBER.unpack(told[RTA_TABLE])[0] if RTA_TABLE in told else table
+                metric = netlink.NUMBER.unpack(told[RTA_PRIORITY])[0] if RTA_PRIORITY in told else 0
+                found.append((number, told.get(RTA_DST, b""), bits, metric, kind))
+    return found
+
+
+def find_refusal(routes: list[tuple[int, bytes, int, int, int]], to: str, error: str) -> dict[str, Any] | None:
+    """snapshot.Refusal: the route that answers so, if it is the best of its table for the address, and of one alone."""
+    wanted = socket.inet_pton(_family(to), to)
+    size = len(wanted) * 8
+    number = int.from_bytes(wanted, "big")
+    best: dict[int, tuple[int, int, bytes, int]] = {}
+    for table, destination, bits, metric, kind in routes:
+        network = int.from_bytes(destination.ljust(len(wanted), b"\0"), "big")
+        if (network ^ number) >> (size - bits) == 0:
+            rank = (-bits, metric, destination, kind)
+            best[table] = min(best.get(table, rank), rank)
+    refusing = [
+        {
+            "kind": REFUSING[kind][0],
+            "destination": f"{socket.inet_ntop(_family(to), destination.ljust(len(wanted), bytes(1)))}/{-bits}",
+            "table": table,
+        }
+        for table, (bits, _, destination, kind) in best.items()
+        if kind in REFUSING and REFUSING[kind][1] == error
+    ]
+    return refusing[0] if len(refusing) == 1 else None
 
 
 def _way(kernel: socket.socket, number: int, packet: dict[str, Any]) -> dict[str, Any]:

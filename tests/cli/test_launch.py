@@ -123,7 +123,7 @@ def test_diff_of_two_snapshots(tmp_path: Path) -> None:
     other = run("diff", "a.json", "b.json", cwd=tmp_path)
     assert other.returncode == 1
     assert other.stdout.startswith("new   error NCD501 torch-missing on node2: ")
-    assert "node2  torch.version: 2.9.1+cu128 -> nothing" in other.stdout
+    assert "\nnode2\n  torch: 2.9.1+cu128 -> none\n" in other.stdout
     assert_one_sentence(run("diff", "a.json", "nope.json", cwd=tmp_path), "nope.json: can't be read")
 
 

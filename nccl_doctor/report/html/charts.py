@@ -73,7 +73,8 @@ def _chart(
     up = _Scale(10.0 ** floor(log10(low)), 10.0 ** ceil(log10(high) + 1e-9), _HEIGHT - _BOTTOM, _TOP)
     step = -(-len(bytes_) // _SIZE_TICKS)
     decades = range(round(log10(up.low)), round(log10(up.high)) + 1)
-    series = [_series(reference[0], "reference", [(across.at(x), up.at(y), "") for x, y in reference[1]])]
+    line = [(across.at(x), up.at(y), "") for x, y in _cut(reference[1], up.low)]
+    series = [_series(reference[0], "reference", line)]
     for number, (kind, its) in enumerate(grouped((one.dtype, one) for one in sizes).items()):
         points = [
             (across.at(one.bytes), up.at(value(one)), f"{size_words(one.bytes)}: {words(value(one))}") for one in its
@@ -93,6 +94,12 @@ def _chart(
         up=[View(at=up.at(10.0**power), label=words(10.0**power).replace(".00 ", " ")) for power in decades],
         series=series,
     )
+
+
+def _cut(line: list[tuple[float, float]], low: float) -> list[tuple[float, float]]:
+    """A line of two points as far as it is above the axis: ``y`` grows with ``x``, or is the same."""
+    (x1, y1), (x2, y2) = line
+    return line if y1 >= low else [(min(x1 * low / y1, x2), low), (x2, max(y2, low))]
 
 
 def _series(name: str, kind: str, points: Sequence[tuple[float, float, str]]) -> View:

@@ -83,6 +83,7 @@ def waterfall(report: Report) -> View | None:
     total = max((until for host in hosts for _, until in host.spent.values()), default=0.0)
     if total <= 0:
         return None
+    total = max(total, report.timings.get("total", 0.0))
     phases = [phase for phase in _PHASES if any(phase in host.spent for host in hosts)]
     usual = {phase: median(_seconds(host, phase) for host in hosts if phase in host.spent) for phase in phases}
     order = sorted(hosts, key=lambda host: -sum(_seconds(host, phase) for phase in host.spent))
@@ -115,4 +116,5 @@ def _spent(host: HostSummary, phases: list[str], usual: dict[str, float], total:
         for phase in there
     )
     seconds = tuple(f"{_seconds(host, phase):.2f} s" if phase in host.spent else "" for phase in phases)
-    return View(host=host.name, bars=bars, seconds=seconds, slow=slow)
+    rest = max(total - sum(_seconds(host, phase) for phase in host.spent), 0.0)
+    return View(host=host.name, bars=bars, seconds=seconds, rest=f"{rest:.2f} s", slow=slow)

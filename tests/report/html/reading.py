@@ -84,4 +84,4 @@ def assert_harmless(text: str) -> None:
             assert not name.startswith("on"), element
             assert name not in ("style", "src", "srcset", "srcdoc", "action", "formaction", "xlink:href"), element
             if name == "href":
-                assert re.fullmatch(r"#page-NCD\d{3}|https://[\w./-]+", value), element
+                assert re.fullmatch(r"#page-NCD\d{3}|#[a-z-]+|https://[\w./-]+", value), element

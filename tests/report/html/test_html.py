@@ -37,7 +37,7 @@ def test_cause_host_and_commands_come_before_all_else() -> None:
 
 def test_the_pages_of_all_codes_that_are_named_are_inside() -> None:
     elements = read(html(one_fault()))
-    linked = {e.attributes["href"][1:] for e in elements if e.attributes.get("href", "").startswith("#")}
+    linked = {e.attributes["href"][1:] for e in elements if e.attributes.get("href", "").startswith("#page-")}
     assert linked == {"page-NCD301", "page-NCD701"} <= {e.attributes.get("id") for e in elements}
 
 
@@ -173,6 +173,27 @@ def test_the_curves_rise_from_left_to_right_within_their_frames() -> None:
         assert reference.kind == "reference"
 
 
+def test_the_best_of_a_ring_is_cut_where_the_axis_ends_and_its_formula_stands_there() -> None:
+    smoke = healthy().smoke
+    assert smoke
+    small, large = smoke.sizes
+    slow = smoke.model_copy(update={"sizes": (small.model_copy(update={"seconds": 0.005, "busbw": 0.0003}), large)})
+    (line, _), bottom = charts(slow)[0].series, charts(slow)[0].bottom
+    x, y = (float(one) for one in line.path[1:].split("L")[0].split())
+    assert (x > charts(slow)[0].left, y) == (True, bottom)
+    text = html(healthy())
+    assert "T = 2 (N \N{MINUS SIGN} 1) / N · K / B" in " ".join(texts(text, "p"))
+    assert any(one.startswith("2 sizes") for one in texts(text, "summary"))
+
+
+def test_sections_are_linked_and_each_link_has_its_section() -> None:
+    elements = read(html(one_fault()))
+    links = [
+        one.attributes["href"][1:] for one in elements if one.tag == "a" and one.attributes["href"].startswith("#")
+    ]
+    assert {"checklist", "mesh", "pages"} <= set(links) <= {one.attributes.get("id") for one in elements}
+
+
 def test_a_host_unlike_most_is_marked() -> None:
     hosts = tuple(
         host.model_copy(update={"seen": {"torch": "2.13.0" if host.name != "node3" else "2.9.1"}})
@@ -193,7 +214,9 @@ def test_the_slowest_host_stands_first_and_is_called_slow() -> None:
     assert shown
     assert [(row.host, row.slow) for row in shown.rows][:2] == [("node3", True), ("node1", False)]
     assert shown.rows[0].seconds == ("0.20 s", "4.80 s")
-    assert shown.rows[0].bars[-1].x + shown.rows[0].bars[-1].width == 1000
+    assert shown.total == "6.2 s"
+    assert shown.rows[0].bars[-1].x + shown.rows[0].bars[-1].width == pytest.approx(1000 * 5.0 / 6.2, abs=0.2)
+    assert shown.rows[0].rest == "1.20 s"
 
 
 def event(rank: int, at: int | None, *, cause: bool = False, code: str = "NCD905") -> LogEvent:

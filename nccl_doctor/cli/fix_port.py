@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +30,9 @@ class PortOptions:
     port: Annotated[
         str | None, typer.Argument(metavar="PORT", help="Else from --log, the hosts file, MASTER_PORT, or 29500.")
     ] = None
+    file: Annotated[
+        str | None, typer.Argument(metavar="HOSTS", help="Hosts file, as --hosts; without a port it stands alone.")
+    ] = None
     log: Annotated[
         str | None, typer.Option("--log", metavar="FILE", help="Take the port from this log; - is stdin.")
     ] = None
@@ -37,7 +40,7 @@ class PortOptions:
         str | None,
         typer.Option("--hosts", metavar="FILE", help="Hosts file: look on its master, and move on all hosts."),
     ] = None
-    host: Annotated[str | None, typer.Option("--host", metavar="NAME", help="Look on this host.")] = None
+    host: Annotated[str | None, typer.Option("-w", "--host", metavar="NAME", help="Look on this host.")] = None
     engine: dict[str, Any] = field(
         default_factory=dict, metadata={"options": options.of_engines("--host", fix_port=True)}
     )
@@ -61,6 +64,18 @@ class PortOptions:
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of a TIME_WAIT.")] = False
     transport: options.Transport = "auto"
     connect_timeout: options.ConnectTimeout = None
+
+    def named(self) -> PortOptions:
+        """The same, with the hosts file that stands among the arguments as ``--hosts``."""
+        port, file = self.port, self.file
+        # os.path's own: a text that can be no path is no file
+        if file is None and port is not None and not port.lstrip("+-").isdecimal() and os.path.isfile(port):  # noqa: PTH113
+            port, file = None, port
+        if file is None:
+            return self
+        if self.hosts is not None:
+            raise UsageError(f"{file} and --hosts {self.hosts} are both hosts files; give one of them")
+        return replace(self, port=port, file=None, hosts=file)
 
     def process(self) -> Identity | None:
         """The process that ``--pid`` means.
@@ -147,6 +162,7 @@ def run(wanted: PortOptions, out: Out) -> int:
     from nccl_doctor.collect.ports.source import wanted_port
     from nccl_doctor.collect.ports.steps import about_port, about_process, moved
 
+    wanted = wanted.named()
     if wanted.write and not (wanted.next_port and wanted.hosts):
         raise UsageError("--write goes with --next and --hosts FILE: it puts that port into the file")
     if wanted.next_port and (wanted.kill or wanted.wait or wanted.pid):

@@ -116,6 +116,22 @@ COMMANDS = {
 }
 """By name, in the order of ``--help``: the module and the function of each command."""
 
+EXAMPLES = {
+    "check": (
+        "nccl-doctor check hosts.yaml",
+        "nccl-doctor check -w 'node[01-04]' --nproc-per-node 8 --no-smoke",
+        "nccl-doctor check hosts.yaml -o html --output-file report.html",
+    ),
+    "fix-port": (
+        "nccl-doctor fix-port 29500",
+        "nccl-doctor fix-port 29500 hosts.yaml",
+        "nccl-doctor fix-port hosts.yaml --next --write",
+    ),
+    "hang": ("nccl-doctor hang hosts.yaml", "nccl-doctor hang --pid 48112"),
+    "launch": ("nccl-doctor launch hosts.yaml -- train.py --epochs 3",),
+}
+"""By command, what stands first in its help."""
+
 _JSON = re.compile(r"(?:^|\0)(?:-[a-z]*o\0?|--(?:output|format)[=\0])json(?:\0|$)")
 
 
@@ -138,6 +154,13 @@ class PanelCommand(TyperCommand):
 
     def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - typer's own, handed on
         super().__init__(*args, **(options | {"rich_markup_mode": "rich"}))
+
+    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - typer's own, handed on
+        """As ever; in the help's order of panels."""
+        from nccl_doctor.cli.options import PANELS
+
+        places = {panel: place for place, panel in enumerate(PANELS)}
+        return sorted(super().get_params(ctx), key=lambda one: places.get(str(getattr(one, "rich_help_panel", "")), -1))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's own, handed on
         """As ever; some options, as ``--kube``, may stand without a value, for which typer has no word."""
@@ -174,5 +197,7 @@ def app(first: str = "") -> typer.Typer:
         module, function = COMMANDS[name].split(":")
         command = getattr(import_module(f"nccl_doctor.cli.{module}"), function)
         # the summary said outright: what is made of a docstring is cut at 45 letters
-        made.command(name, cls=PanelCommand, short_help=command.__doc__.partition("\n")[0])(command)
+        examples = "\n".join(EXAMPLES.get(name, ()))
+        shown = f"{command.__doc__}\n\n\b\n{examples}" if examples else command.__doc__
+        made.command(name, cls=PanelCommand, help=shown, short_help=command.__doc__.partition("\n")[0])(command)
     return made

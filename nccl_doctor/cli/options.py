@@ -78,10 +78,13 @@ def _default(option: Field[Any]) -> Any:  # noqa: ANN401 - of any option
 
 
 of_hosts = partial(typer.Option, rich_help_panel="Hosts and how to reach them")
+of_engine = partial(typer.Option, rich_help_panel="Slurm and Kubernetes")
 of_job = partial(typer.Option, rich_help_panel="The job, where the hosts file says nothing else")
 of_run = partial(typer.Option, rich_help_panel="What is done")
 of_report = partial(typer.Option, rich_help_panel="The report")
 of_keep = partial(typer.Option, rich_help_panel="What is kept")
+PANELS = [str(one.keywords["rich_help_panel"]) for one in (of_hosts, of_job, of_run, of_report, of_keep, of_engine)]
+"""In the order of ``--help``: what most runs need, and what few do."""
 
 LONGEST_S = 7 * 86400
 """For every wait: far beyond what anybody waits for, and within what timers and time-outs can hold."""
@@ -104,7 +107,7 @@ def of_engines(chooser: str, *, fix_port: bool = False) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for flag in flags:
         text, default = flag.help.format(chooser=chooser), flag.default or True
-        option = of_hosts(*flag.words, metavar=flag.metavar, help=text, show_default=default)
+        option = of_engine(*flag.words, metavar=flag.metavar, help=text, show_default=default)
         made[flag.name] = Annotated[str | None, option]
     return made
 

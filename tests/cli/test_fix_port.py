@@ -30,6 +30,13 @@ def held() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
+def test_a_hosts_file_may_stand_alone_or_behind_the_port(tmp_path: Path) -> None:
+    (tmp_path / "hosts.yaml").write_text("master_prot: 29500\nhosts: [node1]\n")
+    for words in ((), ("29500",)):
+        done = fix_port(*words, str(tmp_path / "hosts.yaml"), "--next")
+        assert (done.returncode, 'unknown key "master_prot"' in done.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -44,6 +51,9 @@ def held() -> Iterator[int]:
         (("--next", "--kill"), "--next moves away"),
         (("-o", "junit"), "fix-port prints human or json"),
         (("--hosts", "/nowhere/hosts.yaml"), "/nowhere/hosts.yaml: no such file"),
+        (("29500", "/nowhere/hosts.yaml"), "/nowhere/hosts.yaml: no such file"),
+        (("29500", "/nowhere/hosts.yaml", "--hosts", "a.yaml"), "are both hosts files; give one of them"),
+        (("-w", "a b"), '--host: "a b" is no host name'),
     ],
 )
 def test_wrong_usage_is_one_sentence_and_2(words: tuple[str, ...], says: str) -> None:

@@ -40,9 +40,17 @@ def test_options_stand_by_theme(command: str) -> None:
         assert option in panel
 
 
+def test_examples_come_first_and_what_few_need_last() -> None:
+    shown = RUNNER.invoke(app("check"), ["check", "--help"]).output
+    order = ("check hosts.yaml\n", "─ Hosts and how", "─ The job", "─ What is kept", "─ Slurm and Kubernetes", "--kube")
+    places = [re.sub(r" +\n", "\n", shown).find(one) for one in order]
+    assert places == sorted(places)
+    assert -1 not in places
+
+
 def test_a_port_stands_in_brackets_once() -> None:
     shown = RUNNER.invoke(app("fix-port"), ["fix-port", "--help"]).output
-    assert "fix-port [OPTIONS] [PORT] " in shown
+    assert "fix-port [OPTIONS] [PORT] [HOSTS] " in shown
 
 
 def test_lines_to_paste_stand_below_the_sentence_of_an_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,6 +42,7 @@ class Process:
 
     Attributes:
         rank: the first that NCCL gave it, None where no line says it.
+        ranks: all of them, where it drives several GPUs, as JAX does.
         network: what NCCL sends by, "Socket", "IB" or a plugin's name.
         plugin: the network plugin that it loaded, with the version of its interface: "Libfabric (v8)".
     """
@@ -50,6 +51,7 @@ class Process:
     pid: str
     rank: int | None = None
     world_size: int | None = None
+    ranks: set[int] = field(default_factory=set)
     interfaces: list[Interface] = field(default_factory=list)
     network: str | None = None
     plugin: str | None = None
@@ -59,7 +61,9 @@ class Process:
     def merge(self, other: Process) -> None:
         """Takes over what was told of the same process elsewhere."""
         if self.rank is None or (other.world_size or 0) > (self.world_size or 0):
-            self.rank, self.world_size = other.rank, other.world_size
+            self.rank, self.world_size, self.ranks = other.rank, other.world_size, other.ranks
+        elif other.world_size == self.world_size:
+            self.ranks |= other.ranks
         self.interfaces += [interface for interface in other.interfaces if interface not in self.interfaces]
         self.network = self.network or other.network
         self.plugin = self.plugin or other.plugin
@@ -193,6 +197,9 @@ CHANNEL_RULES: tuple[FactRule, ...] = (
     FactRule("trees", r"Trees (?P<trees>\[0\].*)", "n1:1:2 [0] NCCL INFO Trees [0] 1/-1/-1->0->-1 [1] 1/-1/-1->0->-1"),
 )
 """Rings, trees and ways, of which a large job prints hundreds of thousands of lines."""
+
+MAX_RANKS = 256
+"""More GPUs than this no process drives."""
 
 MAX_PROCESSES = 65_536
 """More processes than this are not kept apart: memory must not grow with a log that was made up."""
@@ -352,7 +359,9 @@ class Facts:
         if process is None:
             return
         if process.rank is None or size > (process.world_size or 0):
-            process.rank, process.world_size = rank, size
+            process.rank, process.world_size, process.ranks = rank, size, {rank}
+        elif size == process.world_size and len(process.ranks) < MAX_RANKS:
+            process.ranks.add(rank)
 
     def _nodes(self, match: re.Match[str], _prefix: Prefix) -> None:
         self.nodes = max(self.nodes or 0, number(match["nodes"]) or 0) or None

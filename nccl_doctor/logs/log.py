@@ -256,7 +256,7 @@ def rank_progress(facts: Facts) -> RankProgress:
     reached: dict[Milestone, set[int]] = {}
     for process in facts.processes.values():
         if process.rank is not None:
-            reached.setdefault(process.milestone, set()).add(process.rank)
+            reached.setdefault(process.milestone, set()).update({process.rank}, process.ranks)
     ranks = set().union(*reached.values()) if reached else set()
     return RankProgress(
         {milestone: tuple(sorted(reached[milestone])) for milestone in sorted(reached)},

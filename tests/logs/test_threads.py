@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent / "threads"
 CASES: list[dict[str, Any]] = [json.loads(line) for line in (FOLDER / "cases.jsonl").read_text().splitlines()]
 
 WRONG = (
-    "n1001",  # several ranks of one process are counted as one
+    "n1001",  # a hang after some steps, of which no line tells
 )
 """Read wrongly up to now; what mends one takes it out."""
 
@@ -48,3 +48,11 @@ def test_a_port_that_an_engine_drew_is_not_called_the_masters() -> None:
         assert "master" not in found.message
     (given,) = loud(b"OSError: port 29500 was already in use: [Errno 98] Address already in use\n")
     assert "kernel" not in given.message
+
+
+def test_ranks_of_one_process_are_all_counted() -> None:
+    text = (FOLDER / "n1001-jax-one-rank-stuck.log").read_bytes()
+    assert report(diagnose([LogSource("run.log", [text])]), 0.0).diagnoses == ()
+    alone = b"".join(line for line in text.splitlines(keepends=True) if not line.startswith(b"node2:"))
+    (found,) = report(diagnose([LogSource("run.log", [alone])]), 0.0).diagnoses
+    assert "ranks 0-3 had their communicator; of ranks 4-7 there is no word" in found.message

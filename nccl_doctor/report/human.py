@@ -121,9 +121,13 @@ def where(found: Diagnosis) -> str:
 
 def _evidence(found: Diagnosis, screen: Screen) -> Iterator[str]:
     shown = found.evidence if screen.verbose else found.evidence[:_EVIDENCE]
+    named: dict[str, str] = {}  # the file that a short name stands for, once its whole path was shown
     for seen in shown:
         if isinstance(seen, LogLine):
-            lines = wrap(f"{seen.file}:{seen.line}  {seen.text}", screen.prose - 2, "    ", "      ")
+            short = seen.file.rpartition("/")[2]
+            file = short if named.get(short) == seen.file else seen.file
+            named[short] = seen.file
+            lines = wrap(f"{file}:{seen.line}  {seen.text}", screen.prose - 2, "    ", "      ")
             cut = len(lines) > _LOG_LINES and not screen.verbose
             yield from [*lines[: _LOG_LINES - 1], lines[_LOG_LINES - 1] + " …"] if cut else lines
         else:

@@ -107,6 +107,14 @@ def test_a_long_log_line_is_cut() -> None:
     assert screen(report, verbose=True).count("word") == 100
 
 
+def test_a_logs_path_is_given_once() -> None:
+    lines = [
+        LogLine(file=file, line=line, text="x") for file, line in (("/r/a.log", 1), ("/r/a.log", 5), ("/s/a.log", 2))
+    ]
+    report = healthy().model_copy(update={"diagnoses": (UNREACHABLE.model_copy(update={"evidence": (*lines,)}),)})
+    assert "    /r/a.log:1  x\n    a.log:5  x\n    /s/a.log:2  x\n" in screen(report)
+
+
 def test_many_consequences_are_cut() -> None:
     explains = tuple(Consequence(code=f"NCD70{n}", name="x", hosts=(), message=f"Effect {n}.") for n in range(5))
     report = healthy().model_copy(update={"diagnoses": (FIREWALL.model_copy(update={"explains": explains}),)})

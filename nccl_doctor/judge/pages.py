@@ -10,6 +10,7 @@ from importlib.resources import files
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.logs.diagnose import LogSource, diagnose
+from nccl_doctor.logs.signs import rules
 from nccl_doctor.model.register import Check, all_checks, find
 from nccl_doctor.text.hostlist import quoted
 
@@ -28,7 +29,7 @@ def page_of(word: str) -> Check:
     asked = word.strip()
     code = f"NCD{asked}" if asked.isdigit() else asked
     named = [check for check in find(code) if code.lower() != check.category]
-    found = named or find(_by_error(asked) or "") or find(_by_line(asked) or "")
+    found = named or find(_by_error(asked) or "") or find(_by_line(asked) or "") or find(_by_words(asked) or "")
     if found:
         return found[0]
     known = [*topic_names(), *(text for check in all_checks() for text in (check.code, check.name))]
@@ -70,3 +71,10 @@ def _by_line(text: str) -> str | None:
     """The diagnosis whose wording fits a line as a log has it."""
     causes = diagnose([LogSource("words", [text.encode(errors="replace") + b"\n"])]).causes
     return causes[0].name if causes else None
+
+
+def _by_words(text: str) -> str | None:
+    """The one diagnosis in whose wordings' lines some of the words stand as they do in the text."""
+    words = " ".join(text.lower().split())
+    names = {rule.name for rule in rules() if words in rule.sample.lower()} if " " in words else set()
+    return names.pop() if len(names) == 1 else None

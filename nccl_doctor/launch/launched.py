@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch import slurm_job
 from nccl_doctor.launch.launchers import commands, default_launcher, start_over_ssh, tcp_script
-from nccl_doctor.launch.plan import CheckedHost, plan
+from nccl_doctor.launch.plan import CheckedHost, nearest, plan
 from nccl_doctor.model.base import FrozenModel, Version
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.documents import Launch
@@ -215,9 +215,9 @@ def _sizes(script: tuple[str, ...]) -> list[tuple[str, int]]:
 def _remainder(batch: int, world: int) -> str:
     if batch % world == 0 and batch > 0:
         return ""
-    below = batch // world * world
-    near = f"{below} and {below + world}" if below > 0 else f"{world}"
-    return f"{batch} does not divide by {world} ranks; the nearest that {'do' if below > 0 else 'does'}: {near}"
+    near = nearest(batch, world)
+    does = "do" if len(near) > 1 else "does"
+    return f"{batch} does not divide by {world} ranks; the nearest that {does}: {' and '.join(map(str, near))}"
 
 
 _STARTER = re.compile(r"python[0-9.]*|torchrun")

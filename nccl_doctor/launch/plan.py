@@ -192,3 +192,9 @@ def _start(node: Node, count: int, first: int, checked: CheckedHost | None) -> S
     there = checked.gpus if checked is not None and checked.gpus is not None else count
     numbered = tuple(map(str, range(there)))
     return Start(node, count, first, named if node.cuda_visible_devices is not None else numbered, variables)
+
+
+def nearest(batch: int, world: int) -> tuple[int, ...]:
+    """The nearest batch sizes that so many ranks share evenly."""
+    below = batch // world * world
+    return (below, below + world) if below > 0 else (world,)

@@ -21,6 +21,8 @@ from nccl_doctor.model.register import all_checks
         ("address already in use", "port-in-use"),
         ("No route to host", "no-route-to-host"),
         ("CUDA error: invalid device ordinal", "local-rank-invalid"),
+        ("insufficient CUDA devices", "local-rank-invalid"),
+        ("must be multiple of WORLD_SIZE", "world-size-mismatch"),
     ],
 )
 def test_a_page_is_found_by_what_people_have_before_them(asked: str, name: str) -> None:

@@ -62,3 +62,12 @@ def of(number: int) -> int:
 def test_its_healthy_neighbour_is_silent(case: Told) -> None:
     assert case.healthy
     assert [one.name for one in loud(case.healthy)] == []
+
+
+def message(title: str) -> str:
+    return loud(next(case.log for case in CASES if case.title == title))[0].message
+
+
+def test_what_a_script_or_an_address_lacks_is_said() -> None:
+    assert "65 does not divide by the 4 ranks; 64 or 68 do" in message("YOLOv5: a batch that does not divide")
+    assert "a loopback address" in message("a loopback address as the master's")

@@ -15,6 +15,8 @@ References: torch/csrc/distributed/c10d/socket.cpp and TCPStore.cpp; torch/distr
 
 from __future__ import annotations
 
+import re
+
 from nccl_doctor.checks.seen_in_logs.collective_timeout import likely_hang
 from nccl_doctor.logs.rule import MEETING, RAS_STARTING, STARTED, Grade, clue, generic, hint, likely
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
@@ -24,12 +26,22 @@ from_logs(__name__, "NCD902")
 
 
 def _advice(case: Case) -> Advice:
+    if _LOOPBACK.fullmatch(case.address.ip or case.address.host or ""):
+        return advise(
+            f"{case.who} waited for the master at {case.target} until the time ran out: a loopback address, at which "
+            "every host finds itself and no other one.",
+            "With several hosts, give all of them the first host's address on the job's network (MASTER_ADDR, "
+            "--master-addr, --rdzv-endpoint or the script's own --dist-url); nccl-doctor launch prints the lines. On "
+            "one host, see why rank 0 did not come to listen: its own output has it.",
+        )
     return advise(
         f"{case.who} waited for the master at {case.target} or for other ranks until the time ran out.",
         "Not every rank came: a host that did not start, another master address or port, a firewall. Test the hosts:",
         case.check(),
     )
 
+
+_LOOPBACK = re.compile(r"127\.\d{1,3}\.\d{1,3}\.\d{1,3}|::1|localhost(?:\.localdomain)?")
 
 RULES = (
     likely(

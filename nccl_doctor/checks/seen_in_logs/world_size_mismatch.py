@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from nccl_doctor.launch.plan import nearest
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.prefix import number
 from nccl_doctor.logs.rule import Grade, root
@@ -26,7 +27,13 @@ from nccl_doctor.model.register import from_logs
 from_logs(__name__, "NCD915")
 
 
+_BATCH = re.compile(r"--batch[-_]size (?P<batch>\d{1,9}) must be (?:a )?multiple of WORLD_SIZE")
+
+
 def _advice(case: Case) -> Advice:
+    batch = _BATCH.search(case.first.text)
+    if batch is not None:
+        return _of_batch(int(batch["batch"]), case.log.facts.world_size)
     return advise(
         f"Ranks and world size do not fit together (seen by {case.who}): two processes with one rank, a job that "
         "another one's ranks came to, or a size that does not divide.",
@@ -35,7 +42,23 @@ def _advice(case: Case) -> Advice:
     )
 
 
+def _of_batch(batch: int, world: int | None) -> Advice:
+    if not world:
+        return advise(
+            f"A batch of {batch} does not divide by the number of ranks, which the log does not tell.",
+            "The nearest that do are named by nccl-doctor launch with --batch-size and the job's hosts; or take the "
+            "number of ranks times what each is to have.",
+        )
+    near = nearest(batch, world)
+    does = "do" if len(near) > 1 else "does"
+    return advise(
+        f"A batch of {batch} does not divide by the {world} ranks; {' or '.join(map(str, near))} {does}.",
+        "Give the script such a --batch-size; nccl-doctor launch with the same option says it before the start.",
+    )
+
+
 RULES = (
+    root(_BATCH.pattern, "AssertionError: --batch-size 65 must be multiple of WORLD_SIZE"),
     root(
         r"Bootstrap Root ?: mismatch in (?:rank count|info) from procs",
         "n1:9:9 [0] bootstrap.cc:125 NCCL WARN Bootstrap Root : mismatch in rank count from procs 8 : 16",

@@ -31,6 +31,10 @@ ADVICE = {
 }
 
 
+WITHOUT_NCCL = "is built without NCCL"
+"""How the ranks' own error about a CPU's torch ends (probe/smoke/worker.py)."""
+
+
 @check("NCD702", severity=Severity.ERROR, needs=("smoke",), job_wide=True, in_output=True)
 def allreduce_failed(view: View) -> Findings:
     """Fires where a rank failed; names the rank whose error is no echo of another's."""
@@ -40,14 +44,16 @@ def allreduce_failed(view: View) -> Findings:
     found = culprits(smoke)
     first = found.ranks[0]
     advice = ADVICE.get(_signal(smoke, found))
+    alone = all((rank.error or "").endswith(WITHOUT_NCCL) for rank in found.ranks)  # what others print tells no more
+    if alone:
+        advice = "install a torch that is built with CUDA, or leave --backend out: without GPUs gloo is taken"
     yield Finding(
         hosts=found.hosts,
         message=f"The all-reduce failed: {found.isolated}." if found.isolated else _message(smoke, found),
         evidence=(
             *found.trials,
             *(f"rank {r.rank} ({r.host}), last stage {r.stage}: {r.error}" for r in found.ranks[:4] if r.error),
-            *stages(smoke),
-            *last_words(smoke, found.hosts),
+            *(() if alone else (*stages(smoke), *last_words(smoke, found.hosts))),
         ),
         facts={
             "ranks": [rank.rank for rank in found.ranks],

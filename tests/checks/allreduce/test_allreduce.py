@@ -228,3 +228,15 @@ def test_what_killed_a_launcher_is_known_by_number(ended: str) -> None:
     document = load(HERE / "allreduce_failed/fires-connection-lost.json").model_dump(mode="json", by_alias=True)
     (found,) = judge(Snapshot.model_validate({**document, "smoke": {**document["smoke"], **smoke}}), "check").diagnoses
     assert "for want of memory" in found.fix.summary
+
+
+def test_a_torch_without_nccl_is_the_reason_alone() -> None:
+    error = "RuntimeError: torch 2.13.0+cpu is built without NCCL"
+    rank = {"local_rank": 0, "stage": "torch", "ok": False, "error": error}
+    ranks = [{**rank, "rank": number, "host": f"node{number + 1}"} for number in range(3)]
+    c10d = "[W socket.cpp:204] [c10d] The client socket has failed to connect to [node1]:29500 (errno: 111)."
+    smoke = {"backend": "nccl", "outcome": "failed", "ranks": ranks, "output": {"node2": [c10d] * 10}, "sizes": []}
+    (found,) = judge(patched({"smoke": smoke}), "smoke").diagnoses
+    assert error in found.message
+    assert len(found.evidence) == 3
+    assert "install a torch that is built with CUDA" in found.fix.summary

@@ -11,12 +11,16 @@ from weakref import WeakKeyDictionary
 from nccl_doctor.checks.nccl_choice import good_interfaces
 from nccl_doctor.checks.view import View
 from nccl_doctor.checks.wording import failed_where
+from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.nccl.gloo import gloo_devices, lost_to
 from nccl_doctor.nccl.interfaces import Failure
 from nccl_doctor.nccl.reach import Reachable, reach
 from nccl_doctor.nccl.suggest import setting
-from nccl_doctor.snapshot import Host, HostFacts, Mesh, Outside, Resolution, Snapshot, Surroundings, Unknown, known
+from nccl_doctor.snapshot.hosts import Host, HostFacts, Snapshot
+from nccl_doctor.snapshot.mesh import Mesh
+from nccl_doctor.snapshot.network import Resolution
+from nccl_doctor.snapshot.surroundings import Outside, Surroundings
 from nccl_doctor.text.hostlist import quoted
 from nccl_doctor.text.inet import is_loopback
 

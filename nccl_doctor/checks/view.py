@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Literal, get_args
 from nccl_doctor.firewall import blame
 from nccl_doctor.firewall.blame import ExplainedDials, PolicyBlame, policy_blames
 from nccl_doctor.firewall.route_lookup import RouteFault, find_route_faults
+from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import CheckFunction, Scope, Traits, Unjudged, enter, make_entry
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl, cluster_nccl
 from nccl_doctor.nccl.host_nccl import HostNccl
-from nccl_doctor.snapshot import Host, HostFacts, Mesh, Smoke, Snapshot, known
-from nccl_doctor.snapshot.hosts import nproc
+from nccl_doctor.snapshot.hosts import Host, HostFacts, Snapshot, nproc
+from nccl_doctor.snapshot.mesh import Mesh
+from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.snapshot.surroundings import KubeFacts
 from nccl_doctor.text.hostlist import K, grouped
 

@@ -15,8 +15,9 @@ from nccl_doctor.model.engine import ClusterSource, Words, engines
 from nccl_doctor.model.finding import Command, Fix, on
 from nccl_doctor.model.ports import GRACE_S, age_words
 from nccl_doctor.model.report import FailedDial
-from nccl_doctor.snapshot import Process, TrainingJob
+from nccl_doctor.snapshot.network import Process
 from nccl_doctor.snapshot.surroundings import KubeFacts
+from nccl_doctor.snapshot.system import TrainingJob
 from nccl_doctor.text.hostlist import fold, grouped, plural
 from nccl_doctor.text.shell import Line, argument, line, script
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from nccl_doctor.checks.view import FailedDials
     from nccl_doctor.model.report import Phase
-    from nccl_doctor.snapshot import Snapshot
+    from nccl_doctor.snapshot.hosts import Snapshot
 
 
 AGAIN_S = 10.0

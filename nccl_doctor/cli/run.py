@@ -26,11 +26,12 @@ from nccl_doctor.inventory.build import Overrides
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.judge.summary import decided
 from nccl_doctor.launch.launched import Hosts, remember
+from nccl_doctor.model.base import Skipped
 from nccl_doctor.model.engine import written
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import all_checks
 from nccl_doctor.model.report import Report
-from nccl_doctor.snapshot import Skipped, Snapshot
+from nccl_doctor.snapshot.hosts import Snapshot
 from nccl_doctor.transport import make_transport
 
 LEAST_TOTAL_S = 300.0

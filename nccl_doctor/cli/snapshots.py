@@ -18,7 +18,7 @@ from nccl_doctor.inventory.parsed import read_bytes
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.safe import clean
-from nccl_doctor.snapshot import Snapshot
+from nccl_doctor.snapshot.hosts import Snapshot
 from nccl_doctor.text.bounds import refuse_crowded
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from nccl_doctor.model.base import (
     Clipped,
     ClippedEnd,
     Count,
+    Fact,
     Observed,
     Pid,
     Port,
@@ -29,7 +30,8 @@ from nccl_doctor.model.base import (
     clip,
 )
 from nccl_doctor.model.report import DialOutcome, DialSeconds, MachineLoad, Reported, SizeReport
-from nccl_doctor.snapshot import AnyAccessFailure, Fact, FirewallFacts, Way
+from nccl_doctor.snapshot.access import AnyAccessFailure
+from nccl_doctor.snapshot.network import FirewallFacts, Way
 from nccl_doctor.text.machine import out_of_threads
 from nccl_doctor.transport.base import AccessError
 

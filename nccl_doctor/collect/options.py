@@ -13,7 +13,7 @@ from nccl_doctor.collect.connect.session import SILENCE_S
 from nccl_doctor.collect.facts.host_facts import FactLimits
 from nccl_doctor.collect.mesh.mesh import MeshLimits
 from nccl_doctor.collect.smoke.plan import SmokeLimits
-from nccl_doctor.snapshot import Snapshot
+from nccl_doctor.snapshot.hosts import Snapshot
 
 
 class Progress(Protocol):

@@ -29,25 +29,14 @@ from nccl_doctor.collect.mesh.mesh import run_mesh
 from nccl_doctor.collect.options import Clock, Progress, RunOptions
 from nccl_doctor.collect.smoke import begin_import, trials
 from nccl_doctor.errors import NotReachedError
-from nccl_doctor.model.base import IpAddress
+from nccl_doctor.model.base import NOT_ASKED, PENDING, IpAddress, Phased, skipped, unknown
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.report import IsolationReport, Load
-from nccl_doctor.snapshot import (
-    NOT_ASKED,
-    PENDING,
-    AnyAccessFailure,
-    FirewallFacts,
-    Host,
-    HostFacts,
-    Mesh,
-    Names,
-    Phased,
-    ResolverAnswer,
-    Smoke,
-    Snapshot,
-    skipped,
-    unknown,
-)
+from nccl_doctor.snapshot.access import AnyAccessFailure
+from nccl_doctor.snapshot.hosts import Host, HostFacts, Snapshot
+from nccl_doctor.snapshot.mesh import Mesh
+from nccl_doctor.snapshot.network import FirewallFacts, Names, ResolverAnswer
+from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.snapshot.surroundings import KubeFacts
 from nccl_doctor.transport.base import Transport
 

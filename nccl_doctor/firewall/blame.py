@@ -18,9 +18,11 @@ from nccl_doctor.firewall.manager import Manager, manager_of, printable
 from nccl_doctor.firewall.remedy import Opening, Remedy, merged, remedy
 from nccl_doctor.firewall.route_lookup import Path, dialled_address, ephemeral, path_of, source_address
 from nccl_doctor.firewall.rules import Direction, Packet, RuleRef, Tri, every, some
+from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.report import FailedDial
-from nccl_doctor.snapshot import FirewallFacts, Host, Interception, Mesh, Snapshot, Unknown, known
-from nccl_doctor.snapshot.hosts import corroborated_addresses
+from nccl_doctor.snapshot.hosts import Host, Snapshot, corroborated_addresses
+from nccl_doctor.snapshot.mesh import Interception, Mesh
+from nccl_doctor.snapshot.network import FirewallFacts
 from nccl_doctor.snapshot.surroundings import Block, KubeFacts, Peer, PodFacts, Policy, PolicyPort, Rule, Selector
 from nccl_doctor.text.inet import network_of, numeric
 

@@ -26,8 +26,9 @@ from nccl_doctor.firewall.rules import (
     When,
     through,
 )
+from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.report import DialOutcome
-from nccl_doctor.snapshot import FirewallFacts, IptablesSave, Unknown
+from nccl_doctor.snapshot.network import FirewallFacts, IptablesSave
 
 T = TypeVar("T")
 

@@ -14,7 +14,8 @@ from itertools import pairwise
 from typing import Literal
 
 from nccl_doctor.firewall.rules import RuleRef
-from nccl_doctor.snapshot import Firewalld, FirewallFacts, Unknown
+from nccl_doctor.model.base import Unknown
+from nccl_doctor.snapshot.network import Firewalld, FirewallFacts
 
 _SUFFIX = "_direct"
 """Of the chains that hold them with firewalld's iptables back end; with its nftables one they stand in INPUT itself."""

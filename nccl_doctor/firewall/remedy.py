@@ -19,7 +19,7 @@ from ipaddress import collapse_addresses, ip_address, ip_network
 
 from nccl_doctor.firewall.manager import Zone, direct_rule, direct_rules, is_direct_chain, manager_of, zone_of, zones
 from nccl_doctor.firewall.rules import Direction, RuleRef, Span
-from nccl_doctor.snapshot import Firewalld, FirewallFacts, IptablesSave
+from nccl_doctor.snapshot.network import Firewalld, FirewallFacts, IptablesSave
 from nccl_doctor.text.inet import Network
 from nccl_doctor.text.shell import Line, line, script
 

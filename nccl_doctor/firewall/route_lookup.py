@@ -13,7 +13,8 @@ from typing import Literal
 from nccl_doctor.firewall.connection import Ends
 from nccl_doctor.firewall.rules import Packet, Span, Tri, syn
 from nccl_doctor.model.report import FailedDial
-from nccl_doctor.snapshot import Host, HostFacts, InterfaceAddress, Interfaces, Names, PortRange, Snapshot, Way
+from nccl_doctor.snapshot.hosts import Host, HostFacts, Snapshot
+from nccl_doctor.snapshot.network import InterfaceAddress, Interfaces, Names, PortRange, Way
 from nccl_doctor.text.inet import Address, Network, address_of, network_of, numeric, prefix_length
 
 DEFAULT_RANGE = (32768, 60999)

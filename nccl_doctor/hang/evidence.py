@@ -8,7 +8,7 @@ from nccl_doctor.hang import calls, observed_rank, rendezvous
 from nccl_doctor.hang.calls import Divergence, RasView
 from nccl_doctor.hang.observed_rank import Link, ObservedRank, world_size
 from nccl_doctor.hang.rendezvous import Rendezvous, RendezvousFault
-from nccl_doctor.snapshot import Unknown
+from nccl_doctor.model.base import Unknown
 from nccl_doctor.snapshot.hang import HangHost, HangSnapshot
 
 CHATTER = 1 << 20

@@ -22,8 +22,8 @@ from nccl_doctor.hang.observed_rank import (
     rank_words,
 )
 from nccl_doctor.hang.verdict import Judgement
+from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Finding, Fix, on
-from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.hang import HangSnapshot, Ras
 from nccl_doctor.text.hostlist import capital, fold, grouped, plural, ranks_of
 from nccl_doctor.text.shell import line

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import PurePosixPath
 
-from nccl_doctor.snapshot import Skipped, Unknown
+from nccl_doctor.model.base import Skipped, Unknown
 from nccl_doctor.snapshot.hang import (
     Flow,
     Frame,

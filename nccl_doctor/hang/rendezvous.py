@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from nccl_doctor.hang.observed_rank import MOST_LINES, ObservedRank, worked, world_size
+from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Finding, Fix
-from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.hang import HangSnapshot, JobRank, Starter
 from nccl_doctor.text.hostlist import capital, fold, grouped, plural, ranks_of
 

@@ -12,13 +12,16 @@ from nccl_doctor.firewall.manager import managed_by
 from nccl_doctor.judge import summary
 from nccl_doctor.judge.run_check import CheckRun, attach_consequences, run_check
 from nccl_doctor.judge.summary import NOT_SELECTED
+from nccl_doctor.model.base import Skipped, Unknown
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import placed
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import Check, all_checks, entry
 from nccl_doctor.model.report import CheckResult, Diagnosis, HostSummary, Outcome, Report
-from nccl_doctor.snapshot import Host, HostFacts, Interfaces, Mesh, Skipped, Smoke, Snapshot, Unknown
-from nccl_doctor.snapshot.hosts import Shown
+from nccl_doctor.snapshot.hosts import Host, HostFacts, Shown, Snapshot
+from nccl_doctor.snapshot.mesh import Mesh
+from nccl_doctor.snapshot.network import Interfaces
+from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.snapshot.surroundings import PodFacts
 from nccl_doctor.text.inet import network_of, prefix_length
 

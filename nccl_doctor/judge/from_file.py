@@ -14,7 +14,8 @@ from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.documents import Change, DiagnosisChanges, Difference, Exports, HangReport, InterfaceAnswers
 from nccl_doctor.model.finding import Command, Fix
 from nccl_doctor.model.report import Diagnosis, Report
-from nccl_doctor.snapshot import Host, Names, Snapshot
+from nccl_doctor.snapshot.hosts import Host, Snapshot
+from nccl_doctor.snapshot.network import Names
 
 FROM = "from the snapshot"
 """Stands where such a command is for."""

@@ -10,11 +10,12 @@ from nccl_doctor.hang.observed_rank import ObservedRank, doing, folded
 from nccl_doctor.hang.verdict import Judgement, judge_hang
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.judge.run_check import attach_consequences
+from nccl_doctor.model.base import skipped
 from nccl_doctor.model.documents import STANDS_STILL, HangJob, HangLook, HangRank, HangReport
 from nccl_doctor.model.register import entry
 from nccl_doctor.model.report import Diagnosis
-from nccl_doctor.snapshot import Host, Snapshot, skipped
 from nccl_doctor.snapshot.hang import HangSnapshot
+from nccl_doctor.snapshot.hosts import Host, Snapshot
 from nccl_doctor.text.hostlist import ranks_of
 
 MOST_PLACES = 12

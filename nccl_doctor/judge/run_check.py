@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from nccl_doctor.checks.view import PHASES, Derived, View
+from nccl_doctor.model.base import Skipped, Unknown
 from nccl_doctor.model.engine import engines, engines_of
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Check, Unjudged
 from nccl_doctor.model.report import Consequence, Diagnosis, Gap, Outcome
-from nccl_doctor.snapshot import Host, Skipped, Snapshot, Unknown
+from nccl_doctor.snapshot.hosts import Host, Snapshot
 from nccl_doctor.text.hostlist import fold, grouped
 
 UNREACHED = "no host was reached"

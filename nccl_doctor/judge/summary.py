@@ -13,6 +13,7 @@ from typing import Literal
 from nccl_doctor import __version__
 from nccl_doctor.checks.allreduce.link import best, link, way
 from nccl_doctor.firewall.manager import managed_by
+from nccl_doctor.model.base import PENDING, Unknown
 from nccl_doctor.model.cluster import ENVIRONMENT, Cluster
 from nccl_doctor.model.engine import ClusterSource, reaching
 from nccl_doctor.model.finding import Severity
@@ -31,17 +32,11 @@ from nccl_doctor.model.report import (
 )
 from nccl_doctor.model.report import Phase as Row
 from nccl_doctor.model.report import PhaseOutcome as RowOutcome
-from nccl_doctor.snapshot import (
-    PENDING,
-    FirewallFacts,
-    Mesh,
-    PortTrial,
-    PythonInfo,
-    Smoke,
-    Snapshot,
-    TorchInfo,
-    Unknown,
-)
+from nccl_doctor.snapshot.hosts import Snapshot
+from nccl_doctor.snapshot.mesh import Mesh
+from nccl_doctor.snapshot.network import FirewallFacts, PortTrial
+from nccl_doctor.snapshot.smoke import Smoke
+from nccl_doctor.snapshot.system import PythonInfo, TorchInfo
 from nccl_doctor.text import shell
 from nccl_doctor.text.hostlist import fold, grouped, plural
 

@@ -21,7 +21,7 @@ from nccl_doctor.errors import UsageError
 from nccl_doctor.launch import slurm_job
 from nccl_doctor.launch.launchers import commands, default_launcher, start_over_ssh, tcp_script
 from nccl_doctor.launch.plan import CheckedHost, nearest, plan
-from nccl_doctor.model.base import FrozenModel, Version
+from nccl_doctor.model.base import FrozenModel, Unknown, Version
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.documents import Launch
 from nccl_doctor.model.engine import ClusterSource, place_of, placed
@@ -29,8 +29,8 @@ from nccl_doctor.model.finding import Severity, on
 from nccl_doctor.model.report import Diagnosis, Report
 from nccl_doctor.nccl.versions import diagnosable as recorded
 from nccl_doctor.nccl.versions import release
-from nccl_doctor.snapshot import Snapshot, TorchInfo, Unknown
-from nccl_doctor.snapshot.hosts import rank_counts
+from nccl_doctor.snapshot.hosts import Snapshot, rank_counts
+from nccl_doctor.snapshot.system import TorchInfo
 from nccl_doctor.text import shell
 from nccl_doctor.text.hostlist import fold, plural
 from nccl_doctor.text.machine import write_atomically

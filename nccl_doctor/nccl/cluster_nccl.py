@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
+from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.documents import Exports, InterfaceAnswer, InterfaceAnswers
 from nccl_doctor.model.finding import Severity, export
 from nccl_doctor.model.report import NcclInterface
@@ -15,7 +16,8 @@ from nccl_doctor.nccl.interfaces import Chosen, Failure, is_read, parse_spec
 from nccl_doctor.nccl.reach import Cause, Peers, Reachability, Reachable, is_private, reachability
 from nccl_doctor.nccl.suggest import Suggestion, suggest
 from nccl_doctor.nccl.versions import Version
-from nccl_doctor.snapshot import Mesh, Snapshot, Unknown
+from nccl_doctor.snapshot.hosts import Snapshot
+from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.inet import address_of
 

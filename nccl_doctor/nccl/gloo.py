@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from nccl_doctor.nccl.interfaces import Chosen, Failure
-from nccl_doctor.snapshot import Interfaces, Resolution
+from nccl_doctor.snapshot.network import Interfaces, Resolution
 from nccl_doctor.text.inet import address_of
 
 LOOPBACK = "127.0.0.1"

@@ -7,11 +7,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.model.report import NcclInterface
 from nccl_doctor.nccl.interfaces import Choice, Chosen, choose, choose_all
 from nccl_doctor.nccl.variables import Variable, resolve
 from nccl_doctor.nccl.versions import CONF_FILE, OLDEST, Version, oldest_with, parse_version, show
-from nccl_doctor.snapshot import Host, HostFacts, Interfaces, LibncclAnswer, Link, Names, Route, Unknown, unknown
+from nccl_doctor.snapshot.hosts import Host, HostFacts
+from nccl_doctor.snapshot.network import Interfaces, Link, Names, Route
+from nccl_doctor.snapshot.system import LibncclAnswer
 from nccl_doctor.text.inet import Network, address_of, network_of, prefix_length
 
 _AS_IT_IS: Mapping[str, str] = {}

@@ -22,9 +22,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.nccl import versions
 from nccl_doctor.nccl.versions import Behaviour, Version
-from nccl_doctor.snapshot import InterfaceAddress, Interfaces, Names, Resolver, Unknown, unknown
+from nccl_doctor.snapshot.network import InterfaceAddress, Interfaces, Names, Resolver
 from nccl_doctor.text.hostlist import quoted
 from nccl_doctor.text.inet import Address, numeric
 

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
+from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.nccl.host_nccl import HostNccl
-from nccl_doctor.snapshot import Mesh, Route, Unknown
+from nccl_doctor.snapshot.mesh import Mesh
+from nccl_doctor.snapshot.network import Route
 from nccl_doctor.text.hostlist import grouped
 from nccl_doctor.text.inet import address_of, network_of
 

@@ -28,9 +28,10 @@ from functools import cache
 from importlib import resources
 from typing import Literal
 
+from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.nccl.interfaces import MAX_TOKENS
 from nccl_doctor.nccl.versions import CONF_FILE, Version, behaviour, show
-from nccl_doctor.snapshot import ConfigFile, Unknown, unknown
+from nccl_doctor.snapshot.system import ConfigFile
 
 SYSTEM_FILE = "/etc/nccl.conf"
 USER_FILE = "/.nccl.conf"

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
 from nccl_doctor.model.cluster import Node
-from nccl_doctor.snapshot import AnyAccessFailure, ProbeFacts, ProbeFailed
+from nccl_doctor.snapshot.access import AnyAccessFailure, ProbeFacts, ProbeFailed
 
 MAX_LINE = 32 * 1024 * 1024
 """Bytes that wait to be read: no answer of a host comes near it, and a runaway one must not fill the memory."""

@@ -17,7 +17,7 @@ from typing import IO
 
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.engine import Engine, Entry
-from nccl_doctor.snapshot import ProbeFacts, ProbeFailed
+from nccl_doctor.snapshot.access import ProbeFacts, ProbeFailed
 from nccl_doctor.transport.base import AccessError, Greeting, LineBuffer, Tail, if_free, remaining
 
 TERM_S = 1.0

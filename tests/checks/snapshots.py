@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.snapshot import Snapshot
+from nccl_doctor.snapshot.hosts import Snapshot
 
 NAMES = ("node1", "node2", "node3")
 

@@ -14,7 +14,7 @@ from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.judge.run_check import attach_consequences
 from nccl_doctor.model.finding import Finding, Fix
 from nccl_doctor.model.register import Check, all_checks
-from nccl_doctor.snapshot import Snapshot
+from nccl_doctor.snapshot.hosts import Snapshot
 from tests.checks.snapshots import NAMES, healthy, overlaid
 
 EDGES = [(check, effect) for check in all_checks() if check.function for effect in check.explains]

@@ -10,8 +10,8 @@ import pytest
 from nccl_doctor.checks.view import Derived, FailedDials, View
 from nccl_doctor.firewall import blame
 from nccl_doctor.judge.diagnose import judge
+from nccl_doctor.model.base import known, skipped, unknown
 from nccl_doctor.nccl.cluster_nccl import cluster_nccl
-from nccl_doctor.snapshot import known, skipped, unknown
 from tests.checks.snapshots import load, patched
 
 

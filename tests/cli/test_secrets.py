@@ -19,7 +19,7 @@ from nccl_doctor.cli.output import Out
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.report import Phase
 from nccl_doctor.report.render import FORMS
-from nccl_doctor.snapshot import Snapshot
+from nccl_doctor.snapshot.hosts import Snapshot
 from tests.checks.snapshots import patched
 from tests.cli.program import run
 from tests.hang.made_up import IN_LOADER, Job

@@ -22,8 +22,10 @@ from nccl_doctor.collect.mesh.mesh import dial_targets, open_listeners
 from nccl_doctor.collect.mesh.plan import Target, listeners, own_nonce
 from nccl_doctor.collect.smoke.outcome import MOST_EVENTS, AllReduceRun
 from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits
+from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.cluster import Node
-from nccl_doctor.snapshot import AccessFailure, HostFacts, Unknown
+from nccl_doctor.snapshot.access import AccessFailure
+from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.transport.base import AccessError
 from tests.checks.snapshots import healthy, patched
 from tests.collect.liars import HELLO, Liar, lying, opened

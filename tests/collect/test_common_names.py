@@ -8,9 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nccl_doctor.collect.facts.names import CommonNames
+from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.probe.facts.network import deviating, unpacked
-from nccl_doctor.snapshot import Names, Resolution, Unknown, addresses_by_name, deviations, unknown
+from nccl_doctor.snapshot.network import Names, Resolution, addresses_by_name, deviations
 from tests.collect.nodes import node
 
 ADDRESSES = ("10.0.0.1", "fd00::1", "node1", "node2", "node3", "node4")

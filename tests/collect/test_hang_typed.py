@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nccl_doctor.collect.hang.answers import LOOK, host_look, recorded
 from nccl_doctor.logs import flight
-from nccl_doctor.snapshot import Unknown
+from nccl_doctor.model.base import Unknown
 from nccl_doctor.snapshot.hang import JobRanks, RankState, Recorded
 from tests.hang.made_up import Job, call
 

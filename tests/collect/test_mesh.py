@@ -19,7 +19,7 @@ from nccl_doctor.collect.facts.host_facts import Asking, FactLimits
 from nccl_doctor.collect.mesh.failed_dials import CLOSED, find_interceptions
 from nccl_doctor.collect.mesh.mesh import MeshLimits, run_mesh
 from nccl_doctor.model.cluster import Cluster
-from nccl_doctor.snapshot import HostFacts
+from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.transport.process import LocalTransport
 from tests.collect.nodes import node
 from tests.patience import LONG_S, crowd, joined

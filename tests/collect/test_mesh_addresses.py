@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.collect.mesh.plan import confirmed
-from nccl_doctor.snapshot import HostFacts
+from nccl_doctor.snapshot.hosts import HostFacts
 from tests.checks.snapshots import patched
 
 NODE2 = patched({}).cluster.nodes[1].model_copy(update={"address": "node2"})

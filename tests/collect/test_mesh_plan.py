@@ -15,7 +15,7 @@ from nccl_doctor.collect.mesh.plan import (
     sampled,
     suspects,
 )
-from nccl_doctor.snapshot import HostFacts
+from nccl_doctor.snapshot.hosts import HostFacts
 from tests.checks.snapshots import patched
 
 

@@ -27,8 +27,10 @@ from nccl_doctor.logs import facts
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.render import render
-from nccl_doctor.snapshot import Mesh, ProbeFailed, Snapshot
+from nccl_doctor.snapshot.access import ProbeFailed
 from nccl_doctor.snapshot.hang import HangSnapshot
+from nccl_doctor.snapshot.hosts import Snapshot
+from nccl_doctor.snapshot.mesh import Mesh
 from tests.checks.snapshots import patched
 from tests.collect.liars import Bend, Bending
 from tests.lab.liar import made_up_job

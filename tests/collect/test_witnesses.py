@@ -11,7 +11,7 @@ import pytest
 from nccl_doctor.collect.answers import DIALLED, Dialled
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.mesh import failed_dials
-from nccl_doctor.snapshot import SshUnreachable, UnreachableFacts
+from nccl_doctor.snapshot.access import SshUnreachable, UnreachableFacts
 from tests.collect.nodes import node
 
 

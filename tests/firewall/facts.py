@@ -8,7 +8,7 @@ from typing import Any
 
 from nccl_doctor.firewall.connection import compile_rules
 from nccl_doctor.firewall.rules import Packet, PacketVerdict, syn
-from nccl_doctor.snapshot import FirewallFacts
+from nccl_doctor.snapshot.network import FirewallFacts
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from typing_extensions import Self
 
-from nccl_doctor.snapshot import FirewallFacts
+from nccl_doctor.snapshot.network import FirewallFacts
 from tests.patience import crowd
 
 AGENT = Path(__file__).with_name("agent.py")

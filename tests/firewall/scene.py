@@ -13,7 +13,8 @@ from nccl_doctor.checks.view import Derived, View
 from nccl_doctor.model.finding import Finding
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.model.report import FailedDial
-from nccl_doctor.snapshot import Mesh, Snapshot
+from nccl_doctor.snapshot.hosts import Snapshot
+from nccl_doctor.snapshot.mesh import Mesh
 from tests.checks.snapshots import healthy, patched
 from tests.firewall.netbox import Box, Pair
 

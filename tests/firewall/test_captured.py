@@ -6,7 +6,7 @@ import pytest
 
 from nccl_doctor.firewall.manager import managed_by, manager_of
 from nccl_doctor.firewall.rules import RuleRef
-from nccl_doctor.snapshot import unknown
+from nccl_doctor.model.base import unknown
 from tests.firewall.facts import arriving, captured, verdict
 
 PEER, STRANGER = "10.9.0.1", "10.8.0.1"

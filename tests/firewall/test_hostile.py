@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nccl_doctor.firewall.connection import compile_rules
-from nccl_doctor.snapshot import FirewallFacts
+from nccl_doctor.snapshot.network import FirewallFacts
 from tests.firewall.facts import arriving, iptables_facts, nft_facts, verdict
 
 KINDS = {"accept", "drop", "reject", "unknown"}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.firewall.nft import Bits, Unsure, dormant, holds, rule_texts, span
-from nccl_doctor.snapshot import FirewallFacts
+from nccl_doctor.snapshot.network import FirewallFacts
 from tests.firewall.facts import ACCEPT, DROP, arriving, ip, nft_facts, tcp, verdict
 
 LIMIT = {"limit": {"rate": 5, "burst": 5, "per": "second"}}

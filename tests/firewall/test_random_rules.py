@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from nccl_doctor.judge.diagnose import judge
-from nccl_doctor.snapshot import known
+from nccl_doctor.model.base import known
 from tests.firewall import generate
 from tests.firewall.differential import QUICK_S, RESET
 from tests.firewall.scene import ADDRESSES, PORTS, Scene

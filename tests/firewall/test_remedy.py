@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nccl_doctor.firewall.manager import describe, printable, zones
 from nccl_doctor.firewall.remedy import Opening, Remedy, merged, remedy
 from nccl_doctor.firewall.rules import RuleRef
-from nccl_doctor.snapshot import Firewalld, FirewallFacts
+from nccl_doctor.snapshot.network import Firewalld, FirewallFacts
 from tests.firewall.facts import arriving, captured, iptables_facts, nft_facts, verdict
 
 IN = Opening("input", ("10.0.0.2", "10.0.0.3"), ((29500, 29500), (32768, 60999)))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.firewall.route_lookup import find_route_faults
-from nccl_doctor.snapshot import Mesh
+from nccl_doctor.snapshot.mesh import Mesh
 from tests.checks.snapshots import patched
 
 RUNS = ["up", "broadcast", "running", "multicast"]

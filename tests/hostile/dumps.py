@@ -26,9 +26,9 @@ from nccl_doctor.collect.hang.answers import recorded
 from nccl_doctor.collect.hang.reader import Reader, UnreadableError
 from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.verdict import report
+from nccl_doctor.model.base import Unknown
 from nccl_doctor.nccl import ras
 from nccl_doctor.nccl.ras import MalformedAnswerError
-from nccl_doctor.snapshot import Unknown
 from nccl_doctor.text.bounds import CrowdedError
 
 ADDRESS_SPACE = 1 << 30

@@ -30,7 +30,7 @@ from nccl_doctor.judge.from_file import difference
 from nccl_doctor.model.finding import Command
 from nccl_doctor.model.report import Outcome, Report
 from nccl_doctor.report.render import RenderOptions, render
-from nccl_doctor.snapshot import Snapshot
+from nccl_doctor.snapshot.hosts import Snapshot
 from tests.checks.snapshots import load
 from tests.hostile.shell_without_programs import ShellWithoutPrograms
 

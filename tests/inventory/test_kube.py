@@ -19,9 +19,9 @@ from nccl_doctor.inventory.kube import KubeRequest
 from nccl_doctor.inventory.kube_api import POD_LIST, typed
 from nccl_doctor.inventory.kube_facts import quantity
 from nccl_doctor.inventory.parsed import SourceLocation
+from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import ClusterSource
-from nccl_doctor.snapshot import Unknown
 from nccl_doctor.snapshot.surroundings import KubeFacts
 from nccl_doctor.text.shell import script
 from nccl_doctor.transport.kube import KubeOptions

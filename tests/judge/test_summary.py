@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from nccl_doctor.judge.diagnose import judge
+from nccl_doctor.model.base import unknown as unknown_fact
 from nccl_doctor.model.report import MachineLoad
-from nccl_doctor.snapshot import Mesh
-from nccl_doctor.snapshot import unknown as unknown_fact
+from nccl_doctor.snapshot.mesh import Mesh
 from tests.checks.snapshots import UNREACHABLE, load, patched
 
 CHECKS = Path(__file__).parents[1] / "checks"

@@ -38,8 +38,8 @@ from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.judge.hang_report import report as hang_report
 from nccl_doctor.model.cluster import Cluster, Node, access
 from nccl_doctor.report.render import FORMS, RenderOptions, render
-from nccl_doctor.snapshot import Snapshot
 from nccl_doctor.snapshot.hang import HangSnapshot
+from nccl_doctor.snapshot.hosts import Snapshot
 from nccl_doctor.transport.base import Transport
 from nccl_doctor.transport.containers.transport import InsideTransport
 from nccl_doctor.transport.kube import ENGINE as KUBE

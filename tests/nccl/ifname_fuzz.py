@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nccl_doctor.model.base import Unknown
 from nccl_doctor.nccl.interfaces import Chosen, choose
 from nccl_doctor.nccl.versions import parse_version
-from nccl_doctor.snapshot import Interfaces, Unknown
+from nccl_doctor.snapshot.network import Interfaces
 from tests.nccl.layouts import layout
 from tests.nccl.libnccl import observe
 

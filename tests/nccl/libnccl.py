@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nccl_doctor.probe.facts.libnccl import _ANSWER, call, understand
-from nccl_doctor.snapshot import Interfaces
+from nccl_doctor.snapshot.network import Interfaces
 from tests.nccl.layouts import Layout
 
 TIMEOUT_S = 600

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from nccl_doctor.model.base import Unknown
 from nccl_doctor.nccl.interfaces import Choice, Chosen, choose
 from nccl_doctor.nccl.variables import resolve
 from nccl_doctor.nccl.versions import parse_version
-from nccl_doctor.snapshot import ConfigFile, Unknown
+from nccl_doctor.snapshot.system import ConfigFile
 from tests.nccl.ifname_fuzz import SETTINGS_PER_HOST, trials
 from tests.nccl.layouts import Layout
 from tests.nccl.libnccl import observe

@@ -4,7 +4,7 @@ import pytest
 
 from nccl_doctor.nccl.gloo import gloo_devices
 from nccl_doctor.nccl.interfaces import Failure
-from nccl_doctor.snapshot import InterfaceAddress, Interfaces, Link, Resolution
+from nccl_doctor.snapshot.network import InterfaceAddress, Interfaces, Link, Resolution
 
 
 def address(interface: str, text: str) -> InterfaceAddress:

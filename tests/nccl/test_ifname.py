@@ -3,10 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.model.report import NcclInterface
 from nccl_doctor.nccl.cluster_nccl import answers
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
-from nccl_doctor.snapshot import Host, LibncclAnswer, Snapshot, Unknown, unknown
+from nccl_doctor.snapshot.hosts import Host, Snapshot
+from nccl_doctor.snapshot.system import LibncclAnswer
 from tests.checks.snapshots import load, patched
 
 FIXTURES = Path(__file__).parents[1] / "checks" / "interfaces"

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nccl_doctor.model.base import Unknown
 from nccl_doctor.nccl.interfaces import INVALID, Choice, Chosen, Failure, choose, choose_all, is_read, parse_spec
 from nccl_doctor.nccl.versions import CLASSES, behaviour, parse_version
-from nccl_doctor.snapshot import InterfaceAddress, Interfaces, Link, Resolution, Unknown
+from nccl_doctor.snapshot.network import InterfaceAddress, Interfaces, Link, Resolution
 
 RUNNING, IDLE = ("up", "running"), ("up",)
 

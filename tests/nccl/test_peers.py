@@ -5,8 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from nccl_doctor.model.base import unknown
 from nccl_doctor.nccl.reach import EVERYBODY_UP_TO, Peers
-from nccl_doctor.snapshot import Mesh, unknown
+from nccl_doctor.snapshot.mesh import Mesh
 
 MANY = 1000
 

@@ -9,7 +9,8 @@ import pytest
 from nccl_doctor.nccl.cluster_nccl import cluster_nccl
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.reach import Cause, Reachable, is_private, reach
-from nccl_doctor.snapshot import Mesh, Route
+from nccl_doctor.snapshot.mesh import Mesh
+from nccl_doctor.snapshot.network import Route
 from tests.checks.snapshots import patched
 
 GATEWAY = {"family": "inet", "destination": "0.0.0.0/0", "gateway": "10.0.0.254", "interface": "eno1", "metric": 100}

@@ -14,7 +14,7 @@ from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.finding import export
 from nccl_doctor.model.report import Outcome
 from nccl_doctor.nccl.cluster_nccl import cluster_nccl
-from nccl_doctor.snapshot import Snapshot
+from nccl_doctor.snapshot.hosts import Snapshot
 from tests.checks.snapshots import load, patched
 
 FIXTURES = Path(__file__).parents[1] / "checks" / "interfaces"

@@ -3,9 +3,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nccl_doctor.model.base import Unknown
 from nccl_doctor.nccl.variables import LONGEST, Definition, parse_config, resolve
 from nccl_doctor.nccl.versions import Version
-from nccl_doctor.snapshot import ConfigFile, Unknown
+from nccl_doctor.snapshot.system import ConfigFile
 
 OWN, NAMED, SYSTEM = "/home/ubuntu/.nccl.conf", "/opt/nccl.conf", "/etc/nccl.conf"
 

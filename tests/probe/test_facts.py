@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from nccl_doctor.collect.facts.names import _packed
+from nccl_doctor.model.base import Skipped, Unknown
 from nccl_doctor.probe import facts
 from nccl_doctor.probe.ports import requests
 from nccl_doctor.probe.tools import COLLECTORS, Unavailable
-from nccl_doctor.snapshot import HostFacts, Skipped, Unknown
+from nccl_doctor.snapshot.hosts import HostFacts
 from tests.patience import crowd
 
 REQUEST: dict[str, Any] = {"names": _packed({"localhost": None}), "trial_port": None, "deadline_s": 20.0, "env": {}}

@@ -10,7 +10,7 @@ import pytest
 from nccl_doctor.probe.facts import host
 from nccl_doctor.probe.facts.software import SIZE_LIMIT, file_text, read_config_files, read_environment
 from nccl_doctor.probe.tools import Unavailable, port_range
-from nccl_doctor.snapshot import ResourceLimits
+from nccl_doctor.snapshot.system import ResourceLimits
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from nccl_doctor.probe.facts import network as interfaces
 from nccl_doctor.probe.facts import network as routes
 from nccl_doctor.probe.facts.network import list_sockets
 from nccl_doctor.probe.tools import Unavailable, side_by_side
-from nccl_doctor.snapshot import Interfaces, Names, Resolution
+from nccl_doctor.snapshot.network import Interfaces, Names, Resolution
 from tests.patience import LONG_S, crowd
 
 ROOT = Path(__file__).parents[2]

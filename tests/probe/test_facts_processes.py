@@ -12,7 +12,7 @@ import pytest
 from nccl_doctor.probe import progress
 from nccl_doctor.probe.facts import processes
 from nccl_doctor.probe.procs import Table
-from nccl_doctor.snapshot import GpuProcess, TrainingJob
+from nccl_doctor.snapshot.system import GpuProcess, TrainingJob
 from tests.probe.tables import RUN, Fake, FakeTable, rank
 
 

@@ -9,7 +9,7 @@ import pytest
 from nccl_doctor.probe.facts import software
 from nccl_doctor.probe.facts.software import Interpreter
 from nccl_doctor.probe.tools import Unavailable
-from nccl_doctor.snapshot import TorchInfo
+from nccl_doctor.snapshot.system import TorchInfo
 from tests.patience import LONG_S
 
 VERSION_PY = """\

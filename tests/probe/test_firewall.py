@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from nccl_doctor.model.base import Unknown
 from nccl_doctor.probe import tools
 from nccl_doctor.probe.facts import firewall
 from nccl_doctor.probe.facts.firewall import find
 from nccl_doctor.probe.tools import Unavailable
-from nccl_doctor.snapshot import Firewalld, FirewallFacts, IptablesSave, Unknown
+from nccl_doctor.snapshot.network import Firewalld, FirewallFacts, IptablesSave
 from tests.patience import LONG_S, crowd
 
 LISTING = '{"nftables": []}'

@@ -19,7 +19,7 @@ import pytest
 from nccl_doctor.probe import netlink
 from nccl_doctor.probe.netlink import DiagSocket
 from nccl_doctor.probe.ports import requests as ports
-from nccl_doctor.snapshot import PortTrial
+from nccl_doctor.snapshot.network import PortTrial
 from tests.patience import LONG_S
 
 KERNEL = tuple(int(part) for part in os.uname().release.split(".")[:2])

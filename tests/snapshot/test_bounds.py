@@ -11,8 +11,9 @@ from pydantic import Field, JsonValue, ValidationError
 from nccl_doctor.model.base import _MOST_FIELDS, Observed
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.report import NcclInterface, RankReport
-from nccl_doctor.snapshot import HostFacts, Mesh, Snapshot
 from nccl_doctor.snapshot.hang import HangHost, HangSnapshot
+from nccl_doctor.snapshot.hosts import HostFacts, Snapshot
+from nccl_doctor.snapshot.mesh import Mesh
 from tests.checks.snapshots import healthy
 
 OURS = (Cluster, Node, NcclInterface)

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from nccl_doctor.model.cluster import Node
-from nccl_doctor.snapshot import Gpu
 from nccl_doctor.snapshot.hosts import rank_counts, visible_gpus, world_size
+from nccl_doctor.snapshot.system import Gpu
 from tests.checks.snapshots import UNREACHABLE, patched
 
 GPUS = tuple(

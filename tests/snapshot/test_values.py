@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from nccl_doctor.model.base import InterfaceName, IpAddress, IpNetwork, Netmask, Version
-from nccl_doctor.snapshot import Clock, InterfaceAddress, PortRange, PythonInfo, Route, Snapshot, TcpSocket, unknown
+from nccl_doctor.model.base import InterfaceName, IpAddress, IpNetwork, Netmask, Version, unknown
+from nccl_doctor.snapshot.hosts import Snapshot
+from nccl_doctor.snapshot.network import InterfaceAddress, PortRange, Route, TcpSocket
+from nccl_doctor.snapshot.system import Clock, PythonInfo
 from tests.checks.snapshots import healthy, patched
 
 ROUTE = {"family": "inet", "destination": "10.0.0.0/24", "gateway": None, "interface": "eno1", "metric": 0}

@@ -9,10 +9,12 @@ import pytest
 
 from nccl_doctor.checks.access import ssh_host_key_unknown
 from nccl_doctor.checks.view import Derived, View
+from nccl_doctor.model.base import skipped
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.engine import Kind
 from nccl_doctor.model.finding import Finding
-from nccl_doctor.snapshot import AccessFailure, Host, Snapshot, skipped
+from nccl_doctor.snapshot.access import AccessFailure
+from nccl_doctor.snapshot.hosts import Host, Snapshot
 from tests.transport.conftest import Make, failure, run
 from tests.transport.servers import LOOPBACK, Controller, Sshd, node
 

@@ -15,7 +15,7 @@ import pytest
 
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.engine import Kind
-from nccl_doctor.snapshot import SshAuthFailed, SshUnreachable
+from nccl_doctor.snapshot.access import SshAuthFailed, SshUnreachable
 from nccl_doctor.transport.base import AccessError, FloodError, LineBuffer, Transport
 from nccl_doctor.transport.containers.transport import InsideTransport
 from nccl_doctor.transport.kube import ENGINE as KUBE

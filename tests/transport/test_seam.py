@@ -12,15 +12,15 @@ from nccl_doctor.inventory.load import load
 from nccl_doctor.model import engine as register
 from nccl_doctor.model.cluster import Cluster, Node, NodeOptions, access
 from nccl_doctor.model.engine import Engine, Kind
-from nccl_doctor.snapshot import (
+from nccl_doctor.snapshot.access import (
     EngineFacts,
     EngineFailure,
-    Host,
     ProbeFacts,
     ProbeFailed,
     SshUnreachable,
     UnreachableFacts,
 )
+from nccl_doctor.snapshot.hosts import Host
 from nccl_doctor.transport import make_transport
 from nccl_doctor.transport.base import AccessError
 from nccl_doctor.transport.process import LocalTransport

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 from nccl_doctor.checks.view import ALLREDUCE, View
 from nccl_doctor.model.finding import Finding, Fix
-from nccl_doctor.snapshot import AccessFailure, EngineFailure, Host, SshTarget
+from nccl_doctor.snapshot.access import AccessFailure, EngineFailure, SshTarget
+from nccl_doctor.snapshot.hosts import Host
 from nccl_doctor.text.hostlist import fold, grouped
 
 FOLLOWS = (*ALLREDUCE, "port-unreachable")

@@ -23,9 +23,10 @@ import re
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Fix, Severity
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.snapshot import ProbeFailed, Unknown
+from nccl_doctor.snapshot.access import ProbeFailed
 
 _LOGIN = (
     "See whether ssh to the host runs a command ({python} -c 'print(1)') without waiting; the login shell, its "

@@ -21,7 +21,8 @@ from __future__ import annotations
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.snapshot import PythonInfo, PythonMissing, PythonProblem
+from nccl_doctor.snapshot.access import PythonMissing, PythonProblem
+from nccl_doctor.snapshot.system import PythonInfo
 from nccl_doctor.text.hostlist import fold, grouped
 from nccl_doctor.text.secrets import part
 

@@ -34,7 +34,7 @@ from nccl_doctor.checks.wording import pasted
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, not_logged_in
 from nccl_doctor.model.finding import Fix, Severity, on
-from nccl_doctor.snapshot import SshAuthFailed
+from nccl_doctor.snapshot.access import SshAuthFailed
 from nccl_doctor.text.shell import Line, line, script
 
 _LOGIN = re.compile(r"\w[\w.+-]*@\w[\w.:%-]*", re.ASCII)

@@ -22,7 +22,7 @@ from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, not_logged_in
 from nccl_doctor.model.finding import Fix, Severity
-from nccl_doctor.snapshot import HostKeyChanged
+from nccl_doctor.snapshot.access import HostKeyChanged
 
 
 @check("NCD104", severity=Severity.ERROR, explains=FOLLOWS, scope="ssh")

@@ -29,7 +29,7 @@ from nccl_doctor.checks.wording import pasted
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, not_logged_in
 from nccl_doctor.model.finding import Fix, Severity, on
-from nccl_doctor.snapshot import HostKeyUnknown
+from nccl_doctor.snapshot.access import HostKeyUnknown
 from nccl_doctor.text.shell import line
 
 _LINE = re.compile(r"[\w.:\[\]-]+ (?P<type>[a-z0-9@.-]+) (?P<key>[A-Za-z0-9+/]+={0,2})", re.ASCII)

@@ -31,7 +31,8 @@ from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, hint, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, not_logged_in
 from nccl_doctor.model.finding import Fix, Severity
-from nccl_doctor.snapshot import Names, SshUnreachable
+from nccl_doctor.snapshot.access import SshUnreachable
+from nccl_doctor.snapshot.network import Names
 from nccl_doctor.text.hostlist import fold
 
 _SUMMARY = {

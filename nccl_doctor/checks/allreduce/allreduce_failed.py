@@ -18,7 +18,7 @@ from __future__ import annotations
 from nccl_doctor.checks.allreduce.culprits import MISSING, Culprits, culprits, last_words, stages
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.snapshot import Smoke
+from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.text.hostlist import capital, fold
 
 SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}

@@ -21,7 +21,7 @@ from __future__ import annotations
 from nccl_doctor.checks.allreduce.link import LinkSpeed, best, ideal_seconds, link, straggler
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.snapshot import Smoke
+from nccl_doctor.snapshot.smoke import Smoke
 
 SHARE = 0.25
 GLOO_GB_PER_S = 1.25

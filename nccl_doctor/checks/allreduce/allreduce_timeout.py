@@ -27,7 +27,7 @@ from __future__ import annotations
 from nccl_doctor.checks.allreduce.culprits import MISSING, Culprits, culprits, last_words, place, stacks, stages
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.snapshot import Smoke
+from nccl_doctor.snapshot.smoke import Smoke
 
 
 @check("NCD701", severity=Severity.ERROR, needs=("smoke",), job_wide=True, in_output=True)

@@ -21,7 +21,7 @@ from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.report import RankReport
-from nccl_doctor.snapshot import Smoke
+from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.text.hostlist import fold
 
 

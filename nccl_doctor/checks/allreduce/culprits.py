@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from nccl_doctor.model.base import Skipped, Unknown
 from nccl_doctor.model.finding import Finding
 from nccl_doctor.model.report import STAGES, IsolationReport, RankReport, Stage
-from nccl_doctor.snapshot import Skipped, Smoke, Unknown
+from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.text.hostlist import fold, fold_numbers, nouns
 from nccl_doctor.text.secrets import part
 

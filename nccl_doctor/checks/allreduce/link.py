@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
+from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.report import RankReport
 from nccl_doctor.nccl.host_nccl import nccl_interface
-from nccl_doctor.snapshot import Host, HostFacts, Interfaces, Resolution, Smoke, Snapshot, Unknown
+from nccl_doctor.snapshot.hosts import Host, HostFacts, Snapshot
+from nccl_doctor.snapshot.network import Interfaces, Resolution
+from nccl_doctor.snapshot.smoke import Smoke
 
 REAL = ("physical", "bond")
 """Kinds of interface whose speed means something; veth always says 10 Gbit/s (drivers/net/veth.c)."""

@@ -17,9 +17,11 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.allreduce.link import machines
 from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.snapshot import Host, Smoke, Unknown
+from nccl_doctor.snapshot.hosts import Host
+from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.text.hostlist import fold
 
 NET_OFF = ("NCCL_IB_DISABLE", "NCCL_NET", "NCCL_IB_HCA")

@@ -23,10 +23,11 @@ from collections.abc import Collection, Iterator
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import described, folded
 from nccl_doctor.launch.job_variables import PlannedNode, contradictions, names_of
+from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.engine import command_way
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.snapshot import Host, HostFacts, Names, PortTrial, Snapshot, Unknown, known
-from nccl_doctor.snapshot.hosts import rank_counts, world_size
+from nccl_doctor.snapshot.hosts import Host, HostFacts, Snapshot, rank_counts, world_size
+from nccl_doctor.snapshot.network import Names, PortTrial
 from nccl_doctor.text.hostlist import fold, quoted
 
 

@@ -18,12 +18,12 @@ from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import folded
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise, ifname_command
+from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.gloo import gloo_devices
 from nccl_doctor.nccl.interfaces import Failure
 from nccl_doctor.nccl.suggest import setting
-from nccl_doctor.snapshot import known
 from nccl_doctor.text.hostlist import fold, quoted
 
 VARIABLE = "GLOO_SOCKET_IFNAME"

@@ -25,7 +25,8 @@ from nccl_doctor.checks.own_names import CHANCE, OwnName, finding, own_names
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import failed_by
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.snapshot import Mesh, Names, ResolverAnswer, deviations
+from nccl_doctor.snapshot.mesh import Mesh
+from nccl_doctor.snapshot.network import Names, ResolverAnswer, deviations
 from nccl_doctor.text.hostlist import fold, grouped, quoted
 
 

@@ -26,9 +26,11 @@ from nccl_doctor.checks.wording import common_labels, failed_where, folded, past
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import C10D_CLIENT, WEB, Grade, hint, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, having
+from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
-from nccl_doctor.snapshot import Names, Snapshot, SshUnreachable, Unknown, deviations, known
-from nccl_doctor.snapshot.hosts import corroborated_by_name
+from nccl_doctor.snapshot.access import SshUnreachable
+from nccl_doctor.snapshot.hosts import Snapshot, corroborated_by_name
+from nccl_doctor.snapshot.network import Names, deviations
 from nccl_doctor.snapshot.surroundings import KubeFacts, Service
 from nccl_doctor.text.hostlist import fold, grouped, quoted
 from nccl_doctor.text.inet import Address, numeric

@@ -15,7 +15,7 @@ from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import failed_by
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.snapshot import Names
+from nccl_doctor.snapshot.network import Names
 from nccl_doctor.text.inet import is_loopback
 
 

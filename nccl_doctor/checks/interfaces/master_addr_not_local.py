@@ -16,9 +16,10 @@ from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import failed_by
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.snapshot import HostFacts, known
+from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.text.inet import is_loopback
 
 

@@ -18,9 +18,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.model.base import Skipped, Unknown
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.snapshot import Skipped, Stall, Unknown
+from nccl_doctor.snapshot.mesh import Stall
 from nccl_doctor.text.hostlist import fold, grouped
 
 

@@ -23,10 +23,11 @@ from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.checks.wording import failed_where, on_each, pasted
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.model.report import FailedDial
-from nccl_doctor.snapshot import HostFacts, known
+from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.text.inet import Network, address_of
 from nccl_doctor.text.shell import line
 

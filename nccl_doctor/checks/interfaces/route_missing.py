@@ -25,7 +25,9 @@ from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
 from nccl_doctor.nccl.cluster_nccl import faults
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.reach import Cause
-from nccl_doctor.snapshot import HostFacts, Mesh, Refusal
+from nccl_doctor.snapshot.hosts import HostFacts
+from nccl_doctor.snapshot.mesh import Mesh
+from nccl_doctor.snapshot.network import Refusal
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.inet import address_of, network_of
 from nccl_doctor.text.shell import Line, line

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.model.base import Phased, Unknown
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.suggest import fix
-from nccl_doctor.snapshot import Mesh, Phased, Unknown
+from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.text.inet import Network
 
 KEYS = ("rp_filter", "arp_ignore", "arp_announce")

@@ -16,7 +16,7 @@ from nccl_doctor.firewall.rules import Direction, RuleRef
 from nccl_doctor.model.finding import Finding, Fix, on
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.model.report import FailedDial
-from nccl_doctor.snapshot import Snapshot
+from nccl_doctor.snapshot.hosts import Snapshot
 from nccl_doctor.text.hostlist import fold, grouped
 
 OWN = "its own connections"

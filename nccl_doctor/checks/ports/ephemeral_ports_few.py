@@ -27,10 +27,11 @@ from nccl_doctor.checks.wording import pairs_of, pasted
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, failed_connects, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
+from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
 from nccl_doctor.model.report import FailedDial
-from nccl_doctor.snapshot import Host, Mesh, known
-from nccl_doctor.snapshot.hosts import rank_counts, world_size
+from nccl_doctor.snapshot.hosts import Host, rank_counts, world_size
+from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import line
 

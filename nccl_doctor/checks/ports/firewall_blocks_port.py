@@ -22,7 +22,7 @@ from nccl_doctor.checks.ports._firewall import EXPLAINS, by_rule, finding, gaps,
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.firewall.blame import Blame
 from nccl_doctor.model.finding import Severity
-from nccl_doctor.snapshot import Snapshot
+from nccl_doctor.snapshot.hosts import Snapshot
 
 
 @check("NCD301", severity=Severity.ERROR, needs=("mesh",), explains=EXPLAINS, row="firewall")

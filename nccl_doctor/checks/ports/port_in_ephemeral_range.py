@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.checks.wording import pasted
+from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Severity, on
-from nccl_doctor.snapshot import PortRange, known
+from nccl_doctor.snapshot.network import PortRange
 from nccl_doctor.text.shell import line
 
 

@@ -29,11 +29,13 @@ from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import endable, ending, fix_port
 from nccl_doctor.logs.rule import likely, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.model.base import known
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import ClusterSource
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.model.ports import age_words
-from nccl_doctor.snapshot import Host, PortRange, PortTrial, known
+from nccl_doctor.snapshot.hosts import Host
+from nccl_doctor.snapshot.network import PortRange, PortTrial
 from nccl_doctor.text.shell import line
 
 MEANS = {

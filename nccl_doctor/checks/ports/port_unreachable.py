@@ -34,12 +34,13 @@ from itertools import permutations
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import pairs_of
+from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.nccl.suggest import setting
-from nccl_doctor.snapshot import FirewallFacts, Mesh, Rail, Unknown
-from nccl_doctor.snapshot.mesh import Group, groups
+from nccl_doctor.snapshot.mesh import Group, Mesh, Rail, groups
+from nccl_doctor.snapshot.network import FirewallFacts
 from nccl_doctor.snapshot.surroundings import KubeFacts
 from nccl_doctor.text.hostlist import fold, grouped, nouns
 

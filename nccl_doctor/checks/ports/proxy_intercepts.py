@@ -24,7 +24,7 @@ from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import pairs_of
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.report import FailedDial
-from nccl_doctor.snapshot import Interception
+from nccl_doctor.snapshot.mesh import Interception
 from nccl_doctor.text.hostlist import fold
 
 SIDECARS = {

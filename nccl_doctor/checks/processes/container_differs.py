@@ -29,21 +29,13 @@ from nccl_doctor.checks.processes.nofile_low import BASE, PER_RANK
 from nccl_doctor.checks.processes.shm_small import MIB, WANTED, enough_gib, is_fatal
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import folded
+from nccl_doctor.model.base import PENDING, Skipped, Unknown, known
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.snapshot import (
-    PENDING,
-    Host,
-    HostFacts,
-    Identity,
-    Names,
-    Outside,
-    Skipped,
-    Surroundings,
-    Unknown,
-    known,
-)
-from nccl_doctor.snapshot.hosts import world_size
+from nccl_doctor.snapshot.hosts import Host, HostFacts, world_size
+from nccl_doctor.snapshot.network import Names
+from nccl_doctor.snapshot.surroundings import Outside, Surroundings
+from nccl_doctor.snapshot.system import Identity
 from nccl_doctor.text.hostlist import fold, grouped
 from nccl_doctor.text.inet import numeric
 from nccl_doctor.text.shell import line

@@ -19,9 +19,10 @@ References: nvidia-smi(1), --query-compute-apps.
 from __future__ import annotations
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.snapshot import Gpu, GpuProcess, Host, TrainingJob, Unknown, known
-from nccl_doctor.snapshot.hosts import visible_gpus
+from nccl_doctor.snapshot.hosts import Host, visible_gpus
+from nccl_doctor.snapshot.system import Gpu, GpuProcess, TrainingJob
 from nccl_doctor.text.hostlist import nouns
 
 TAKEN_MIB = 1024

@@ -17,9 +17,10 @@ from __future__ import annotations
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.logs.rule import Grade, hint, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.engine import command_way
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.snapshot import HostFacts, Unknown, known
+from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.text.hostlist import fold
 
 MIB = 1 << 20

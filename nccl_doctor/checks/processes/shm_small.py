@@ -20,8 +20,10 @@ from dataclasses import dataclass
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import folded, on_each, pasted
+from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.snapshot import HostFacts, Shm, Unknown, known
+from nccl_doctor.snapshot.hosts import HostFacts
+from nccl_doctor.snapshot.system import Shm
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import line
 

@@ -32,8 +32,10 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.checks.wording import described, endable, ending
+from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.snapshot import GpuProcess, Host, HostFacts, TrainingJob, Unknown, known
+from nccl_doctor.snapshot.hosts import Host, HostFacts
+from nccl_doctor.snapshot.system import GpuProcess, TrainingJob
 
 
 @check(

@@ -20,9 +20,9 @@ References: srun(1): --cpus-per-task, --exact, --mem. cgroup.conf(5): ConstrainD
 from __future__ import annotations
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.model.base import known
 from nccl_doctor.model.engine import engines_of
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.snapshot import known
 from nccl_doctor.text.hostlist import fold, grouped, plural
 
 GIB = 1 << 30

@@ -20,8 +20,9 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.checks.wording import on_each, pasted
+from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Severity
-from nccl_doctor.snapshot import HostFacts, known
+from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import line
 

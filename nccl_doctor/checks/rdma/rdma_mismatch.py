@@ -23,8 +23,9 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import difference, ordered
+from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.snapshot import Host, HostFacts, Unknown, known
+from nccl_doctor.snapshot.hosts import Host, HostFacts
 from nccl_doctor.snapshot.system import RdmaDevice, RdmaPort
 from nccl_doctor.text.hostlist import fold
 

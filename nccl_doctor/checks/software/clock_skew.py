@@ -18,7 +18,7 @@ from statistics import median_low
 
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.snapshot import Clock
+from nccl_doctor.snapshot.system import Clock
 from nccl_doctor.text.hostlist import fold, nouns
 
 MUCH_S = 2.0

@@ -17,9 +17,9 @@ import hashlib
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import Difference, difference
+from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.snapshot import known
 from nccl_doctor.snapshot.system import SameEntry
 from nccl_doctor.text.hostlist import fold, grouped
 

@@ -19,9 +19,11 @@ import re
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.snapshot import Host, HostFacts, TorchInfo, Unknown
+from nccl_doctor.snapshot.hosts import Host, HostFacts
+from nccl_doctor.snapshot.system import TorchInfo
 from nccl_doctor.text.hostlist import fold
 
 LEAST = {

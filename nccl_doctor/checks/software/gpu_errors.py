@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.rule import likely, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.snapshot import Unknown, known
 from nccl_doctor.snapshot.system import GpuHealth, Xid
 
 PROGRAMS_OWN = frozenset({13, 31, 43, 45, 68, 69})

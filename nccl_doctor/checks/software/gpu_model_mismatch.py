@@ -16,9 +16,10 @@ from collections import Counter
 
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.checks.wording import difference, ordered
+from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.snapshot import Gpu, known
 from nccl_doctor.snapshot.hosts import visible_gpus
+from nccl_doctor.snapshot.system import Gpu
 from nccl_doctor.text.hostlist import fold
 
 GIB = 1024

@@ -17,8 +17,8 @@ from __future__ import annotations
 import itertools
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.snapshot import known
 from nccl_doctor.snapshot.hosts import visible_gpus
 from nccl_doctor.snapshot.system import Gpu
 from nccl_doctor.text.hostlist import grouped

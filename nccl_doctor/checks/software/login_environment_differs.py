@@ -23,11 +23,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.engine import command_way, engines_of
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.snapshot import Host, PythonInfo, Unknown, known
-from nccl_doctor.snapshot.system import LoginShell
+from nccl_doctor.snapshot.hosts import Host
+from nccl_doctor.snapshot.system import LoginShell, PythonInfo
 from nccl_doctor.text.hostlist import fold, quoted
 
 SEARCHED = frozenset({"LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH"})

@@ -18,8 +18,8 @@ from collections.abc import Collection
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.snapshot import known
 
 
 @check("NCD501", severity=Severity.ERROR, needs=("torch", "python"), explains=ALLREDUCE)

@@ -34,8 +34,11 @@ from nccl_doctor.checks.wording import difference, ordered
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, likely, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
+from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.snapshot import HostFacts, LibncclAnswer, Smoke, TorchInfo, Unknown, known
+from nccl_doctor.snapshot.hosts import HostFacts
+from nccl_doctor.snapshot.smoke import Smoke
+from nccl_doctor.snapshot.system import LibncclAnswer, TorchInfo
 from nccl_doctor.text.hostlist import fold
 
 MATTERS = {

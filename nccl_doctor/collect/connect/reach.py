@@ -28,7 +28,7 @@ from nccl_doctor.collect.connect.session import PULSE_S, SILENCE_S, ProbeSession
 from nccl_doctor.errors import ControllerError, InterruptedLogin
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.report import Load, MachineLoad
-from nccl_doctor.snapshot import AnyAccessFailure, ProbeFacts, ProbeFailed
+from nccl_doctor.snapshot.access import AnyAccessFailure, ProbeFacts, ProbeFailed
 from nccl_doctor.text import machine
 from nccl_doctor.transport.base import AccessError, Transport
 

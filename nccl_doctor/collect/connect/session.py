@@ -38,7 +38,7 @@ from nccl_doctor.collect.connect import start as bundle
 from nccl_doctor.collect.connect.start import SILENT, Start, start_failure
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.engine import place_of
-from nccl_doctor.snapshot import ProbeFailed, PythonMissing
+from nccl_doctor.snapshot.access import ProbeFailed, PythonMissing
 from nccl_doctor.transport.base import (
     LOGIN_TIMES,
     MAX_GREETING,

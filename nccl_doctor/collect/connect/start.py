@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nccl_doctor import probe
-from nccl_doctor.snapshot import ProbeFacts, ProbeFailed, PythonFacts, PythonMissing, PythonProblem
+from nccl_doctor.snapshot.access import ProbeFacts, ProbeFailed, PythonFacts, PythonMissing, PythonProblem
 from nccl_doctor.text.machine import thread_safe_cache
 from nccl_doctor.text.secrets import part
 

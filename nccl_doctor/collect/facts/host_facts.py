@@ -16,21 +16,15 @@ from nccl_doctor.collect.answers import MalformedError, NoAnswerError, ProbeErro
 from nccl_doctor.collect.connect.reach import Window, ask_all, failure_of
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.facts.names import CommonNames
+from nccl_doctor.model.base import MALFORMED, Unknown, unknown
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.engine import place_of
 from nccl_doctor.probe.tools import SYSTEM
-from nccl_doctor.snapshot import (
-    MALFORMED,
-    AnyAccessFailure,
-    Clock,
-    HostFacts,
-    Names,
-    Outside,
-    ResolverAnswer,
-    ResourceLimits,
-    Unknown,
-    unknown,
-)
+from nccl_doctor.snapshot.access import AnyAccessFailure
+from nccl_doctor.snapshot.hosts import HostFacts
+from nccl_doctor.snapshot.network import Names, ResolverAnswer
+from nccl_doctor.snapshot.surroundings import Outside
+from nccl_doctor.snapshot.system import Clock, ResourceLimits
 from nccl_doctor.transport.base import AccessError, Allowance, Channel, Transport
 from nccl_doctor.transport.containers import InsideOptions
 

@@ -12,10 +12,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from nccl_doctor.collect.connect.reach import fan_out
-from nccl_doctor.model.base import IpAddress, ip_address
+from nccl_doctor.model.base import IpAddress, Unknown, ip_address
 from nccl_doctor.model.cluster import Cluster, Node
-from nccl_doctor.snapshot import Names, ResolverAnswer, Unknown
-from nccl_doctor.snapshot.network import literal
+from nccl_doctor.snapshot.network import Names, ResolverAnswer, literal
 from nccl_doctor.text.inet import numeric
 from nccl_doctor.transport.ssh.settings import ssh_alias
 

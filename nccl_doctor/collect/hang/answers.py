@@ -11,8 +11,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from nccl_doctor.collect.hang.reader import MOST_CALLS
 from nccl_doctor.logs import flight
-from nccl_doctor.model.base import Count, Seconds
-from nccl_doctor.snapshot import Fact, Phased, Unknown, unknown
+from nccl_doctor.model.base import Count, Fact, Phased, Seconds, Unknown, unknown
 from nccl_doctor.snapshot.hang import (
     Call,
     Flow,

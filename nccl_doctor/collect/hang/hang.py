@@ -27,9 +27,10 @@ from nccl_doctor.collect.hang.answers import LOOK, host_look
 from nccl_doctor.collect.hang.jobs import choose, with_counted
 from nccl_doctor.collect.hang.reader import Reader, UnreadableError
 from nccl_doctor.errors import NotReachedError
+from nccl_doctor.model.base import Fact, Phased, Unknown, unknown
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.engine import ClusterSource
-from nccl_doctor.snapshot import AnyAccessFailure, Fact, Phased, Unknown, unknown
+from nccl_doctor.snapshot.access import AnyAccessFailure
 from nccl_doctor.snapshot.hang import (
     HangHost,
     HangSnapshot,

@@ -8,7 +8,7 @@ from itertools import combinations, islice
 from typing import NamedTuple
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.snapshot import Unknown
+from nccl_doctor.model.base import Unknown
 from nccl_doctor.snapshot.hang import MAX_RANKS, JobRank, JobRanks, StoreClient, User
 from nccl_doctor.text.hostlist import fold, grouped, plural
 from nccl_doctor.text.shell import line

@@ -27,7 +27,10 @@ from nccl_doctor.collect.mesh.plan import Target, address_of, on_link
 from nccl_doctor.firewall.route_lookup import interface_of
 from nccl_doctor.model.report import DialOutcome, FailedDial
 from nccl_doctor.nccl.reach import LOST
-from nccl_doctor.snapshot import AnyAccessFailure, HostFacts, Interception, Interfaces, Mesh, SshUnreachable, Way
+from nccl_doctor.snapshot.access import AnyAccessFailure, SshUnreachable
+from nccl_doctor.snapshot.hosts import HostFacts
+from nccl_doctor.snapshot.mesh import Interception, Mesh
+from nccl_doctor.snapshot.network import Interfaces, Way
 from nccl_doctor.text.inet import numeric
 
 PAIRS = 16

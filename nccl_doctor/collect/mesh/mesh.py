@@ -45,9 +45,12 @@ from nccl_doctor.collect.mesh.plan import (
     sampled,
     suspects,
 )
+from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.report import FailedDial
-from nccl_doctor.snapshot import HostFacts, Mesh, PortTrial, Sample, Stall, Unknown, unknown
+from nccl_doctor.snapshot.hosts import HostFacts
+from nccl_doctor.snapshot.mesh import Mesh, Sample, Stall
+from nccl_doctor.snapshot.network import PortTrial
 from nccl_doctor.text.hostlist import fold
 
 PARTNERS = 8

@@ -21,24 +21,15 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.nccl.gloo import gloo_devices, is_initiator
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl, nccl_interface
 from nccl_doctor.nccl.interfaces import Chosen, Failure, is_read
-from nccl_doctor.snapshot import (
-    Host,
-    HostFacts,
-    Identity,
-    Interfaces,
-    Names,
-    PortRange,
-    Rail,
-    Resolution,
-    Sample,
-    Unknown,
-)
-from nccl_doctor.snapshot.hosts import nproc
-from nccl_doctor.snapshot.mesh import groups
+from nccl_doctor.snapshot.hosts import Host, HostFacts, nproc
+from nccl_doctor.snapshot.mesh import Rail, Sample, groups
+from nccl_doctor.snapshot.network import Interfaces, Names, PortRange, Resolution
+from nccl_doctor.snapshot.system import Identity
 from nccl_doctor.text import inet
 
 MeshSize = Literal["auto", "full", "none"]

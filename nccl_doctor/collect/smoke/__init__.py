@@ -13,8 +13,12 @@ from nccl_doctor.collect.connect.reach import AllAtOnce, apart, fan_out
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.smoke.outcome import ANSWER_S, AllReduceRun, result
 from nccl_doctor.collect.smoke.plan import SmokeLimits, environment, plan
+from nccl_doctor.model.base import Phased, Skipped, skipped
 from nccl_doctor.model.cluster import Cluster
-from nccl_doctor.snapshot import HostFacts, Mesh, Phased, PortTrial, Skipped, Smoke, skipped
+from nccl_doctor.snapshot.hosts import HostFacts
+from nccl_doctor.snapshot.mesh import Mesh
+from nccl_doctor.snapshot.network import PortTrial
+from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.text.hostlist import fold
 
 SEND_S = 10.0

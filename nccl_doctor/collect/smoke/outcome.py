@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from nccl_doctor.collect.answers import MalformedError, OwnFaultError, RankEvent, SmokeEnd, attempt
 from nccl_doctor.collect.smoke.plan import Plan
 from nccl_doctor.model.report import STAGES, RankReport, SizeReport, Stage
-from nccl_doctor.snapshot import Smoke
+from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.text.hostlist import grouped
 
 if TYPE_CHECKING:

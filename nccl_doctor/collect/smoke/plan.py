@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.cluster import Cluster, Node
-from nccl_doctor.snapshot import HostFacts, TorchInfo, Unknown
-from nccl_doctor.snapshot.hosts import named_devices, nproc, visible_gpus
+from nccl_doctor.snapshot.hosts import HostFacts, named_devices, nproc, visible_gpus
+from nccl_doctor.snapshot.system import TorchInfo
 from nccl_doctor.text.hostlist import fold, plural
 
 Backend = Literal["nccl", "gloo"]

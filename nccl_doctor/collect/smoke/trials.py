@@ -22,7 +22,7 @@ from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.smoke.plan import Backend, Plan, SmokeLimits, environment, order_of, plan
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.report import IsolationReport, TrialReport
-from nccl_doctor.snapshot import HostFacts
+from nccl_doctor.snapshot.hosts import HostFacts
 
 Group = tuple[str, ...]
 Attempt = Callable[[Sequence[Group]], Sequence[bool]]

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from nccl_doctor.model.base import CONTAINER_NAME
 from nccl_doctor.model.cluster import Node
-from nccl_doctor.snapshot import AnyAccessFailure, EngineFacts, EngineFailure, ProbeFacts, ProbeFailed
+from nccl_doctor.snapshot.access import AnyAccessFailure, EngineFacts, EngineFailure, ProbeFacts, ProbeFailed
 from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Channel, Greeting, LostError, Transport
 from nccl_doctor.transport.containers import InsideOptions
 

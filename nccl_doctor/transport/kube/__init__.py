@@ -9,7 +9,7 @@ from nccl_doctor.model.cluster import Cluster, Node, NodeOptions
 from nccl_doctor.model.engine import Engine, Entry, Flag, Words
 
 if TYPE_CHECKING:
-    from nccl_doctor.snapshot import EngineFailure
+    from nccl_doctor.snapshot.access import EngineFailure
 
 
 class NotReady(FrozenModel):

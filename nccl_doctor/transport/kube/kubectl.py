@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nccl_doctor.model.engine import Entry
-from nccl_doctor.snapshot import EngineFacts, EngineFailure
+from nccl_doctor.snapshot.access import EngineFacts, EngineFailure
 from nccl_doctor.transport.kube import KubeOptions, NotReady
 from nccl_doctor.transport.process import ProcessChannel, english
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from nccl_doctor.model.cluster import Node
-from nccl_doctor.snapshot import EngineFacts, EngineFailure
+from nccl_doctor.snapshot.access import EngineFacts, EngineFailure
 from nccl_doctor.text.hostlist import expand
 from nccl_doctor.transport.base import AccessError, Channel, Greeting
 from nccl_doctor.transport.process import ProcessChannel

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.engine import Kind
-from nccl_doctor.snapshot import SshAuthFailed, SshUnreachable
+from nccl_doctor.snapshot.access import SshAuthFailed, SshUnreachable
 from nccl_doctor.transport.base import AccessError, Channel
 from nccl_doctor.transport.process import LocalTransport
 from nccl_doctor.transport.ssh import SshOptions, failures, known_hosts

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nccl_doctor.snapshot import (
+from nccl_doctor.snapshot.access import (
     ChangedKeyFacts,
     HostKeyChanged,
     HostKeyUnknown,

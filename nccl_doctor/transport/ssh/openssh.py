@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from nccl_doctor.snapshot import Reason
+from nccl_doctor.snapshot.access import Reason
 from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Greeting, pause
 from nccl_doctor.transport.process import ProcessChannel
 from nccl_doctor.transport.ssh import SshOptions, failures, identities

@@ -8,7 +8,7 @@ import pytest
 
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.report import Report
-from nccl_doctor.snapshot import Snapshot
+from nccl_doctor.snapshot.hosts import Snapshot
 from tests.checks.snapshots import NAMES, healthy, overlaid
 
 CONF = "/opt/nccl.conf"

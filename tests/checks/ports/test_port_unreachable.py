@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.judge.diagnose import judge
-from nccl_doctor.snapshot import Snapshot
+from nccl_doctor.snapshot.hosts import Snapshot
 from tests.checks.snapshots import load
 
 SEEN = load(Path(__file__).parent / "port_unreachable/fires-another-master-address.json")

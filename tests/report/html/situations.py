@@ -12,7 +12,7 @@ from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.verdict import report as log_report
 from nccl_doctor.model.documents import HangJob, HangLook, HangRank, HangReport
 from nccl_doctor.model.report import Report
-from nccl_doctor.snapshot import Snapshot
+from nccl_doctor.snapshot.hosts import Snapshot
 from tests.checks.snapshots import healthy, load, overlaid
 from tests.report.html.reading import html
 

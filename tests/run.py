@@ -10,11 +10,9 @@ ROOT = Path(__file__).parents[1]
 QUICK = "not lab and not browser and not slow"
 WHOLE_TEXT = (
     "All tests, by {workers} workers: the lab's clusters, Slurm, containers and a browser among them.\n"
-    "About 13 minutes on two quiet cores, more beside other work; scripts/test --quick takes three."
+    "About 15 minutes on two quiet cores, more beside other work; scripts/test --quick takes two."
 )
-QUICK_TEXT = (
-    "All tests but those of the lab, the browser and what takes long, by {workers} workers: about three minutes."
-)
+QUICK_TEXT = "All tests but those of the lab, the browser and what takes long, by {workers} workers: about two minutes."
 SOME_TEXT = "{paths}: as long as these tests take, one after the other; with -n 4 by four workers."
 OWN_WORKERS = ("-n", "--numprocesses", "--pdb", "--collect-only", "--co")
 """Arguments of who wants no workers, or as many as these say."""

@@ -18,13 +18,13 @@ def test_without_words_all_run_by_more_workers_than_cores() -> None:
     words, text = command([], ROOT, 2)
     assert words == ["--numprocesses", "4", *STEAL]
     assert "All tests, by 4 workers" in text
-    assert "About 13 minutes" in text
+    assert "About 15 minutes" in text
 
 
 def test_quick_leaves_out_what_takes_long_and_never_waits() -> None:
     words, text = command(["--quick", "-x"], ROOT, 2)
     assert words == ["--numprocesses", "2", *STEAL, "-m", QUICK, "-x"]
-    assert "about three minutes" in text
+    assert "about two minutes" in text
 
 
 @pytest.mark.parametrize("own", [["-n", "0"], ["-n3"], ["--numprocesses=1"], ["--collect-only"]])

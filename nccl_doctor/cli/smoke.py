@@ -51,7 +51,7 @@ def smoke(
     ] = None,
     save: options.Save = None,
 ) -> None:
-    """The all-reduce alone: torchrun on every host, checked sums, sizes and bandwidths, and who did not come."""
+    """The all-reduce alone: ranks on every host, checked sums, sizes and bandwidths, and who did not come."""
     out = shown.out("smoke", output)
 
     def work() -> int:

@@ -11,6 +11,7 @@ import typer
 from nccl_doctor.cli import options
 from nccl_doctor.cli.options import FileOptions, HostOptions, JobOptions, flattened
 from nccl_doctor.cli.output import Out, finish
+from nccl_doctor.errors import UsageError
 
 if TYPE_CHECKING:
     from nccl_doctor.model.register import Check
@@ -78,7 +79,9 @@ def explain(
 
         topics, code = topic_names(), " ".join(words or ())
         codes = code.replace(",", " ").split()
-        if len(codes) > 1 and output == "human" and all(re.fullmatch(r"(?i:NCD)?\d{3}", each) for each in codes):
+        if len(codes) > 1 and all(re.fullmatch(r"(?i:NCD)?\d{3}", each) for each in codes):
+            if output != "human":
+                raise UsageError(f"-o {output} holds one page; name one code, not {len(codes)}")
             for place, entry in enumerate(map(page_of, codes)):
                 out.write("\n" if place else "")
                 show(entry)

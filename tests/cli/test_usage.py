@@ -75,6 +75,13 @@ def test_explain_takes_the_codes_that_a_report_names(tmp_path: Path) -> None:
     assert "NCD304 port-in-use" in run("explain", "Address", "already", "in", "use", cwd=tmp_path).stdout
 
 
+def test_a_document_holds_the_page_of_one_code(tmp_path: Path) -> None:
+    assert run("explain", "NCD301,", "NCD302", cwd=tmp_path).stdout.count("firewall-blocks-") >= 2
+    done = run("explain", "NCD301", "NCD302", "-o", "json", cwd=tmp_path)
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["error"] == "-o json holds one page; name one code, not 2"
+
+
 def test_explain_alone_lists_its_topics_and_prints_each(tmp_path: Path) -> None:
     listed = run("explain", cwd=tmp_path)
     assert listed.returncode == 0

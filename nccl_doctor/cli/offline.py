@@ -65,7 +65,7 @@ def explain(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[CODE|TOPIC]",
+            metavar="CODE|TOPIC",
             help="NCD304, 304, port-in-use, or the error's own words; a topic as slurm; nothing: all topics.",
         ),
     ] = None,

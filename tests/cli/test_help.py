@@ -48,9 +48,11 @@ def test_examples_come_first_and_what_few_need_last() -> None:
     assert -1 not in places
 
 
-def test_a_port_stands_in_brackets_once() -> None:
-    shown = RUNNER.invoke(app("fix-port"), ["fix-port", "--help"]).output
-    assert "fix-port [OPTIONS] [PORT] [HOSTS] " in shown
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_argument_stands_in_brackets_once(command: str) -> None:
+    (usage,) = re.findall(r"Usage: .*", RUNNER.invoke(app(command), [command, "--help"]).output)
+    assert "[[" not in usage
+    assert command != "fix-port" or "fix-port [OPTIONS] [PORT] [HOSTS] " in usage
 
 
 def test_lines_to_paste_stand_below_the_sentence_of_an_error(capsys: pytest.CaptureFixture[str]) -> None:

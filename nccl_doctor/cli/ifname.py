@@ -14,12 +14,17 @@ NcclVersion = Annotated[
     str | None, typer.Option("--nccl-version", metavar="X.Y.Z", help="Answer as this version of NCCL would.")
 ]
 
+Asked = Annotated[
+    str | None, typer.Option("--address", metavar="IP", help="Name the interface that has this address or its net.")
+]
+
 
 @flattened
 def ifname(
     *,
     which: HostOptions,
     nccl_version: NcclVersion = None,
+    address: Asked = None,
     output: Annotated[str, options.output("ifname")] = "human",
     output_file: options.OutputFile = None,
     color: options.ColorWhen = Color.AUTO,
@@ -36,22 +41,30 @@ def ifname(
         from nccl_doctor.cli.run import Request, look, refuse_other_hosts
         from nccl_doctor.cli.snapshots import of_snapshot, read_snapshot
         from nccl_doctor.errors import UsageError
-        from nccl_doctor.nccl.cluster_nccl import answers
+        from nccl_doctor.nccl.cluster_nccl import answers, answers_for
         from nccl_doctor.nccl.versions import parse_version
+        from nccl_doctor.text.inet import numeric
 
         try:
             version = None if nccl_version is None else parse_version(nccl_version)
         except ValueError as error:
             raise UsageError(f"--nccl-version: {error}") from error
+        asked = numeric(address) if address is not None else None
+        if address is not None and (asked is None or asked.is_loopback):
+            raise UsageError(f"--address {address!r}: an address that other hosts can reach, as in 192.168.1.3")
         request = Request(which, timeout_s=timeout, reached=reached, overrides=job.overrides(), smoke=False)
         if load_from is not None:
             refuse_other_hosts(which, request.overrides, "--from")
         snapshot = look(request, {"NCD207", "NCD303"}, out) if load_from is None else read_snapshot(load_from)
-        found = answers(snapshot, version)
+        found = answers(snapshot, version) if asked is None else answers_for(snapshot, asked, version)
         if load_from is not None:
             found = of_snapshot(found, snapshot.cluster.nodes)
         out.show(found)
-        if any(one.set or (one.known and one.nccl_interface is None) for one in found.hosts):
+        if asked is not None:
+            unserved = any(one.known and one.has is None for one in found.hosts)
+        else:
+            unserved = any(one.set or (one.known and one.nccl_interface is None) for one in found.hosts)
+        if unserved:
             return 1
         return 0 if all(one.known for one in found.hosts) else 3
 

@@ -63,7 +63,8 @@ class InterfaceAnswer(FrozenModel):
         nccl_interface: None where NCCL finds none, or where nobody can tell.
         reason: one sentence.
         known: False where the choice could not be told; the reason says why.
-        set: variables to set there; empty where NCCL's own choice serves.
+        set: variables to set there; empty where NCCL's own choice serves and no address was asked for.
+        has: the interface, and its address, that has the address asked for or lies on its net.
     """
 
     name: str
@@ -71,6 +72,7 @@ class InterfaceAnswer(FrozenModel):
     reason: str
     known: bool = True
     set: dict[str, str] = Field(default_factory=dict)
+    has: tuple[str, str] | None = None
 
 
 class Exports(FrozenModel):
@@ -88,6 +90,8 @@ class InterfaceAnswers(Document):
     """``ifname``: an answer for each host, and what to set."""
 
     command: Literal["ifname"] = "ifname"
+    asked: str | None = None
+    """The address that was asked for."""
     hosts: tuple[InterfaceAnswer, ...]
     exports: tuple[Exports, ...] = ()
 

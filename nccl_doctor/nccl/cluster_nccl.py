@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -19,7 +20,7 @@ from nccl_doctor.nccl.versions import Version
 from nccl_doctor.snapshot.hosts import Snapshot
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.text.hostlist import fold
-from nccl_doctor.text.inet import address_of
+from nccl_doctor.text.inet import Address, address_of, network_of, prefix_length
 
 
 @dataclass(frozen=True)
@@ -225,6 +226,37 @@ def answers(snapshot: Snapshot, version: Version | None = None) -> InterfaceAnsw
     suggestion = nccl.suggestion if trouble else None
     found = tuple(_answer(nccl, host.name, suggestion) for host in snapshot.hosts)
     return InterfaceAnswers(hosts=found, exports=_exports(found))
+
+
+def answers_for(snapshot: Snapshot, address: Address, version: Version | None = None) -> InterfaceAnswers:
+    """On each host the interface that has the address or lies on its net, and what makes NCCL use it."""
+    plain = answers(snapshot, version)
+    sides = {host.name: side for host in snapshot.reached if isinstance(side := host_nccl(host), HostNccl)}
+    entries = {name: [entry for entry in side.interfaces.addresses if entry.netmask] for name, side in sides.items()}
+    nets = [
+        (address_of(entry.address) != address, -within.prefixlen, within)
+        for entry in itertools.chain.from_iterable(entries.values())
+        if address in (within := network_of(f"{entry.address}/{prefix_length(entry.netmask or '')}"))
+    ]
+    net = min(nets, key=lambda found: found[:2])[2] if nets else None
+
+    def answer(row: InterfaceAnswer) -> InterfaceAnswer:
+        if row.name not in sides:
+            return row
+        near = [entry for entry in entries[row.name] if net is not None and address_of(entry.address) in net]
+        near.sort(key=lambda entry: address_of(entry.address) != address)
+        if not near:
+            why = f"no interface has {address}" + (f" or another address of {net}" if net is not None else "")
+            return row.model_copy(update={"reason": why, "set": {}, "known": True})
+        name, own = near[0].interface.partition(":")[0], near[0].address
+        why = f"has {address}" if address_of(own) == address else f"is on the net of {address}, {net}"
+        now = row.nccl_interface.name if row.nccl_interface is not None else "none" if row.known else None
+        why += f"; NCCL takes {now} as things stand" if now not in (name, None) else ""
+        update = {"reason": why, "set": Suggestion({row.name: name}).variables(row.name), "has": (name, own)}
+        return row.model_copy(update=update | {"known": True})
+
+    found = tuple(map(answer, plain.hosts))
+    return InterfaceAnswers(asked=str(address), hosts=found, exports=_exports(found))
 
 
 def _answer(nccl: ClusterNccl, host: str, suggestion: Suggestion | None) -> InterfaceAnswer:

@@ -87,7 +87,10 @@ def _values(node: Node) -> Iterator[tuple[str, str]]:
 def render_ifname(answers: InterfaceAnswers, options: RenderOptions) -> str:
     """The table, hosts alike folded, then what to set, each command alone on its line, bold where there is colour."""
     paint, width = painter(options.color), options.width
-    text = table(("host", "NCCL uses", "why"), _interface_rows(answers.hosts), width)
+    if answers.asked is None:
+        text = table(("host", "NCCL uses", "why"), _interface_rows(answers.hosts), width)
+    else:
+        text = table(("host", "interface", "why"), _asked_rows(answers.hosts), width)
     for block in answers.exports:
         shown = [line for line in block.lines if pasteable(line)]
         if len(shown) < len(block.lines):
@@ -109,6 +112,13 @@ def _interface_rows(answers: Sequence[InterfaceAnswer]) -> Iterator[tuple[str, s
         sources = sorted(set(map(_source, interfaces)))
         uses = f"{name}  {_shared([interface.address for interface in interfaces])}" if interfaces else name
         yield fold(one.name for one in alike), uses, reason + (f" ({', '.join(sources)})" if sources else "")
+
+
+def _asked_rows(answers: Sequence[InterfaceAnswer]) -> Iterator[tuple[str, str, str]]:
+    rows = (((one.has[0] if one.has else "none" if one.known else "not known", one.reason), one) for one in answers)
+    for (name, reason), alike in grouped(rows).items():
+        addresses = [one.has[1] for one in alike if one.has]
+        yield fold(one.name for one in alike), f"{name}  {_shared(addresses)}" if addresses else name, reason
 
 
 def _source(interface: NcclInterface) -> str:

@@ -139,3 +139,24 @@ def test_a_version_that_is_none_gets_one_sentence(lab: Lab, version: str) -> Non
     assert done.returncode == 2
     assert "--nccl-version" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_asked_by_address_each_host_names_its_own_interface(make_lab: MakeLab) -> None:
+    lab = make_lab(2)
+    for number, host in enumerate(lab.hosts, 1):
+        name = f"eno{number}"
+        host.run(
+            f"ip link add {name} type bridge; ip address add 192.168.7.{number}/24 dev {name}; ip link set {name} up"
+        )
+    code, hosts = ifname(lab, "--address", "192.168.7.2")
+    assert code == 0
+    assert {name: (host["has"], host["set"]["NCCL_SOCKET_IFNAME"]) for name, host in hosts.items()} == {
+        "node1": (["eno1", "192.168.7.1"], "=eno1"),
+        "node2": (["eno2", "192.168.7.2"], "=eno2"),
+    }
+    screen = run_in(lab.controller, "ifname", "hosts.yaml", "-q", "--address", "192.168.7.2").stdout
+    assert "has 192.168.7.2" in screen
+    assert ifname(lab, "--address", "192.168.9.9")[0] == 1
+    for wrong in ("eno1", "127.0.0.1"):
+        done = run_in(lab.controller, "ifname", "hosts.yaml", "-q", "--address", wrong)
+        assert (done.returncode, "--address" in done.stderr) == (2, True)

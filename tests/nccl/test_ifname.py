@@ -5,10 +5,11 @@ from typing import Any
 
 from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.model.report import NcclInterface
-from nccl_doctor.nccl.cluster_nccl import answers
+from nccl_doctor.nccl.cluster_nccl import answers, answers_for
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
 from nccl_doctor.snapshot.hosts import Host, Snapshot
 from nccl_doctor.snapshot.system import LibncclAnswer
+from nccl_doctor.text.inet import address_of
 from tests.checks.snapshots import load, patched
 
 FIXTURES = Path(__file__).parents[1] / "checks" / "interfaces"
@@ -137,3 +138,27 @@ def test_libnccl_that_fails_is_a_disagreement_unless_the_model_fails_as_well() -
 def test_an_answer_without_the_log_line_is_found_by_its_address() -> None:
     sources = {address: seen_by(asked(told(None, address, "2.99.1"))).source for address in ("10.0.0.1", "10.9.9.9")}
     assert sources == {"10.0.0.1": "libnccl", "10.9.9.9": "model"}
+
+
+def test_an_address_names_its_interface_on_each_host_and_what_to_set() -> None:
+    found = answers_for(patched({}), address_of("10.0.0.2"))
+    assert [(row.has, row.reason) for row in found.hosts] == [
+        (("eno1", "10.0.0.1"), "is on the net of 10.0.0.2, 10.0.0.0/24"),
+        (("eno1", "10.0.0.2"), "has 10.0.0.2"),
+        (("eno1", "10.0.0.3"), "is on the net of 10.0.0.2, 10.0.0.0/24"),
+    ]
+    assert found.exports[0].lines == ("export NCCL_SOCKET_IFNAME='=eno1'", "export GLOO_SOCKET_IFNAME=eno1")
+
+
+def test_an_address_of_an_interface_that_nccl_does_not_take_says_which_it_takes() -> None:
+    bridge = answers(load(FIXTURES / "ifname_needed" / "fires-on-one-host.json")).hosts[1]
+    found = answers_for(load(FIXTURES / "ifname_needed" / "fires-on-one-host.json"), address_of("10.0.0.2"))
+    assert bridge.nccl_interface is not None
+    assert found.hosts[1].reason == f"has 10.0.0.2; NCCL takes {bridge.nccl_interface.name} as things stand"
+    assert found.hosts[1].set["NCCL_SOCKET_IFNAME"] == "=eno1"
+
+
+def test_an_address_that_nobody_has_sets_nothing() -> None:
+    found = answers_for(patched({}), address_of("172.31.9.9"))
+    assert {(row.has, row.reason) for row in found.hosts} == {(None, "no interface has 172.31.9.9")}
+    assert found.exports == ()

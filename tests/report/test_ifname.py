@@ -82,3 +82,16 @@ def test_nothing_hostile_reaches_the_terminal() -> None:
     screen = shown([line("a", "eth\x1b[31m0", "10.0.0.1")], Exports(hosts=None, lines=("export A='\x1b]0;x'",)))
     assert "\x1b" not in screen
     assert "can't be shown" in screen
+
+
+def test_asked_by_address_the_interfaces_that_have_it_are_shown() -> None:
+    rows = [
+        line("a", "eth0", "10.0.0.1", "has 10.9.0.1").model_copy(update={"has": ("eno2", "10.9.0.1")}),
+        line("b", "eth0", "10.0.0.2", "no interface has 10.9.0.1"),
+    ]
+    document = InterfaceAnswers(asked="10.9.0.1", hosts=tuple(rows), exports=())
+    assert render("ifname", "human", document, RenderOptions()).splitlines() == [
+        "host  interface       why",
+        "a     eno2  10.9.0.1  has 10.9.0.1",
+        "b     none            no interface has 10.9.0.1",
+    ]

@@ -9,37 +9,28 @@ from nccl_doctor.hang.observed_rank import ObservedRank
 from nccl_doctor.logs import flight
 from nccl_doctor.logs.flight import compare
 from nccl_doctor.nccl import ras
-from nccl_doctor.nccl.ras import Communicator, MalformedAnswerError, RasAnswer
+from nccl_doctor.nccl.ras import MalformedAnswerError, RasAnswer
 from nccl_doctor.snapshot.hang import Call, HangSnapshot, Ras, Recorded
 from nccl_doctor.text.bounds import CrowdedError
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where ranks part.
+    """Where ranks part."""
 
-    Attributes:
-        where: "number 17 of group 0".
-        outliers: the ranks that did not do as most did, or came less far.
-        did: what each rank did there, in words.
-        differs: they called different things; else ``outliers`` have not come there.
-        crossed: those that have not come wait in a call of another group, as where two groups are used in two orders.
-    """
-
-    where: str
-    outliers: tuple[int, ...]
-    did: dict[int, str]
-    differs: bool
+    where: str  # "number 17 of group 0"
+    outliers: tuple[int, ...]  # the ranks that did not do as most did, or came less far
+    did: dict[int, str]  # what each rank did there, in words
+    differs: bool  # they called different things; else ``outliers`` have not come there
+    # those that have not come wait in a call of another group, as where two groups are used in two orders
     crossed: bool = False
 
 
 def divergence(ranks: dict[int, ObservedRank]) -> Divergence | None:
-    """By the recorders: the first call in which ranks differ or that some have not come to; None where there is none.
-
-    A recorder that was dumped long ago tells of the past, and is compared with its like alone.
-    """
+    """The first call in which ranks differ or to which some have not come, by the recorders."""
     told = {number: one.recorded for number, one in ranks.items() if one.recorded is not None}
     known = {number: one for number, one in told.items() if one is not None}
+    # one that was dumped long ago tells of the past, and is compared with its like alone
     live = {number: one for number, one in known.items() if one.live}
     chosen = live if len(live) >= 2 else known
     # what a group did that no rank stands in now is over, however it ended
@@ -82,23 +73,17 @@ def _dump(number: int, recorded: Recorded, groups: set[str]) -> flight.Dump:
 
 @dataclass(frozen=True)
 class RasView:
-    """RAS' view of the job's ranks.
+    """RAS' view of the job's ranks."""
 
-    Attributes:
-        behind: rank to how it is behind, in words.
-        lost: ranks whose process RAS does not reach, or not in time, in words.
-        even: every communicator's ranks have launched the same.
-    """
-
-    behind: dict[int, str]
-    lost: dict[int, str]
-    even: bool
+    behind: dict[int, str]  # rank to how it is behind, in words
+    lost: dict[int, str]  # ranks whose process RAS does not reach, or not in time, in words
+    even: bool  # every communicator's ranks are known to have launched the same: RAS' text names only those that differ
 
 
 def ras_view(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> RasView | None:
     """None where no service answered, or none that knows a process of this job."""
     by_pid = _pids(snapshot, ranks)
-    answers = [one for one in _answers(snapshot) if _ours(one, ranks)]
+    answers = [answer for answer in _answers(snapshot) if _ours(answer, ranks)]
     if not answers:
         return None
     behind: dict[int, str] = {}
@@ -119,15 +104,11 @@ def ras_view(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> RasView 
                         if int(group.value) < most and number is not None:
                             words = f"{topic} {group.value} of {most} in communicator {communicator.hash}"
                             behind.setdefault(number, words)
-    return RasView(behind, lost, _even([one for answer in answers for one in answer.communicators]))
-
-
-def _even(communicators: list[Communicator]) -> bool:
-    """Tells whether every rank is known to have launched the same; RAS' text names only those that differ."""
+    communicators = [one for answer in answers for one in answer.communicators]
     counted = [one for one in communicators if one.ranks]
     whole = all(one.size == len(one.ranks) and all(rank.counts for rank in one.ranks) for one in counted)
     differ = any(one.launched() or one.missing_count for one in communicators)
-    return bool(counted) and whole and not differ
+    return RasView(behind, lost, even=bool(counted) and whole and not differ)
 
 
 def _answers(snapshot: HangSnapshot) -> list[RasAnswer]:

@@ -11,30 +11,22 @@ from nccl_doctor.hang.rendezvous import Rendezvous, RendezvousFault
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.snapshot.hang import HangHost, HangSnapshot
 
-CHATTER = 1 << 20
-"""Bytes between two looks that NCCL's own services (RAS) may exchange while the job stands still."""
+CHATTER = 1 << 20  # bytes between two looks that NCCL's own services (RAS) may exchange while the job stands still
 
 
 @dataclass(frozen=True)
 class HangEvidence:
-    """All that a verdict is made of.
+    """All that a verdict is made of."""
 
-    Attributes:
-        ranks: those that were found, by number; ``world_size`` counts all.
-        lost: ranks that can't take part; ``unseen`` those for which nobody could look.
-        links: between ranks.
-        divergence: where the recorders part; None where they don't, or there are none.
-        rendezvous: where there is no rank, the launchers without any; ``rendezvous_fault`` why ranks did not meet.
-    """
-
-    ranks: dict[int, ObservedRank]
+    ranks: dict[int, ObservedRank]  # those that were found, by number; ``world_size`` counts all
     world_size: int
-    lost: tuple[Lost, ...]
+    lost: tuple[Lost, ...]  # ranks that can't take part; ``unseen`` those for which nobody could look
     unseen: tuple[int, ...]
-    links: tuple[Link, ...]
-    divergence: Divergence | None
+    links: tuple[Link, ...]  # between ranks
+    divergence: Divergence | None  # where the recorders part; None where they don't, or there are none
     ras: RasView | None
     serves_ras: bool
+    # where there is no rank, the launchers without any; ``rendezvous_fault`` why ranks did not meet
     rendezvous: Rendezvous
     rendezvous_fault: RendezvousFault | None
 
@@ -93,21 +85,14 @@ def gather_evidence(snapshot: HangSnapshot) -> HangEvidence:
 
 @dataclass(frozen=True)
 class Lost:
-    """A rank that can't take part.
-
-    Attributes:
-        hosts: where it belongs; several where only that is known.
-        why: what became of it, to stand behind its name.
-        stopped: it can go on.
-        evidence: lines that show it.
-    """
+    """A rank that can't take part."""
 
     rank: int
-    hosts: tuple[str, ...]
+    hosts: tuple[str, ...]  # where it belongs; several where only that is known
     pid: int | None
-    why: str
-    evidence: tuple[str, ...] = ()
-    stopped: bool = False
+    why: str  # what became of it, to stand behind its name
+    evidence: tuple[str, ...] = ()  # lines that show it
+    stopped: bool = False  # it can go on
 
 
 def lost(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> tuple[tuple[Lost, ...], tuple[int, ...]]:
@@ -119,7 +104,11 @@ def lost(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> tuple[tuple[
     ]
     absent = sorted(set(range(world_size(ranks))) - set(ranks))
     hosts = {host.name: host for host in snapshot.hosts}
-    homes = _homes(ranks)
+    homes: dict[int, str] = {}  # a node's ranks are numbered in a row: one that was found there tells of all
+    for one in ranks.values():
+        if one.job_rank.local_rank is not None and one.job_rank.local_world_size is not None:
+            first = one.job_rank.rank - one.job_rank.local_rank
+            homes.update(dict.fromkeys(range(first, first + min(one.job_rank.local_world_size, 4096)), one.host))
     gone = [_absent(rank, hosts[homes[rank]]) for rank in absent if rank in homes]
     homeless = [rank for rank in absent if rank not in homes]
     empty = tuple(host.name for host in snapshot.hosts if host.job is not None and not host.job.ranks)
@@ -135,23 +124,11 @@ def lost(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> tuple[tuple[
     return tuple(sorted([*here, *gone], key=lambda one: one.rank)), tuple(homeless)
 
 
-def _homes(ranks: dict[int, ObservedRank]) -> dict[int, str]:
-    """The host of every rank whose node is known by one that was found there: a node's ranks are numbered in a row."""
-    homes: dict[int, str] = {}
-    for one in ranks.values():
-        if one.job_rank.local_rank is not None and one.job_rank.local_world_size is not None:
-            first = one.job_rank.rank - one.job_rank.local_rank
-            homes.update(dict.fromkeys(range(first, first + min(one.job_rank.local_world_size, 4096)), one.host))
-    return homes
-
-
 def _absent(rank: int, host: HangHost) -> Lost:
-    launchers = host.looks[-1].launchers if host.looks else ()
+    launchers, killed = (host.looks[-1].launchers, host.looks[-1].killed) if host.looks else ((), ())
     defunct = [pid for one in launchers for pid in one.defunct]
-    evidence = [
-        f"{one.program} (pid {one.pid}) on {host.name} is itself stopped" for one in launchers if one.state in "Tt"
-    ]
-    killed = host.looks[-1].killed if host.looks else ()
+    stopped = [one for one in launchers if one.state in "Tt"]
+    evidence = [f"{one.program} (pid {one.pid}) on {host.name} is itself stopped" for one in stopped]
     if not isinstance(killed, Unknown):
         evidence += [
             f"the kernel on {host.name} killed {one.name} (pid {one.pid}) for want of memory, {one.age_s:.0f} s ago"

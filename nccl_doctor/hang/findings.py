@@ -1,7 +1,4 @@
-"""A verdict as findings: the fault by its name, what was seen, what to do.
-
-The findings of a job whose ranks wait for data that does not arrive.
-"""
+"""A verdict as findings: the fault by its name, what was seen, what to do."""
 
 from __future__ import annotations
 
@@ -10,17 +7,7 @@ from itertools import chain
 
 from nccl_doctor.hang import rendezvous
 from nccl_doctor.hang.evidence import HangEvidence
-from nccl_doctor.hang.observed_rank import (
-    MOST_LINES,
-    Kind,
-    Link,
-    ObservedRank,
-    doing,
-    folded,
-    named,
-    places,
-    rank_words,
-)
+from nccl_doctor.hang.observed_rank import MOST_LINES, Kind, ObservedRank, doing, folded, named, places, rank_words
 from nccl_doctor.hang.verdict import Judgement
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Finding, Fix, on
@@ -35,10 +22,18 @@ def stalled(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     links = evidence.stalled if judged.verdict == "transport" else [one for one in evidence.links if one.stalled]
     if not links:
         return
-    hosts = _ends(evidence, links)
+    ranks = evidence.ranks
+    pairs = {frozenset(ranks[end].host for end in (one.source, one.target) if end in ranks) for one in links}
+    common = frozenset.intersection(*pairs)  # a host that is in all of several pairs stands alone
+    hosts = tuple(common) if len(pairs) > 1 and len(common) == 1 else tuple(sorted(frozenset.union(*pairs)))
     lines = [
         f"{_end(evidence, one.source)} -> {_end(evidence, one.target)} {one.last.remote[0]}:{one.last.remote[1]}: "
-        f"{one.last.unsent} bytes not acknowledged, {_tries(one)}"
+        f"{one.last.unsent} bytes not acknowledged, "
+        + (
+            f"sent again {one.last.retransmits} times"
+            if one.last.retransmits
+            else f"probed {one.last.probes} times without an answer"
+        )
         for one in links
     ]
     first = links[0]
@@ -53,12 +48,6 @@ def stalled(judged: Judgement) -> Iterator[tuple[str, Finding]]:
             fix=Fix(summary="Test the path between these hosts; the job itself will not recover before its time-out."),
         ),
     )
-
-
-def _tries(link: Link) -> str:
-    if link.last.retransmits:
-        return f"sent again {link.last.retransmits} times"
-    return f"probed {link.last.probes} times without an answer"
 
 
 def even(judged: Judgement) -> Iterator[tuple[str, Finding]]:
@@ -78,20 +67,8 @@ def even(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     )
 
 
-def _ends(evidence: HangEvidence, links: list[Link]) -> tuple[str, ...]:
-    """The hosts of the pairs; where one host is in all of them and there are several pairs, that one alone."""
-    ranks = evidence.ranks
-    pairs = {frozenset(ranks[end].host for end in (one.source, one.target) if end in ranks) for one in links}
-    common = frozenset.intersection(*pairs)
-    return tuple(common) if len(pairs) > 1 and len(common) == 1 else tuple(sorted(frozenset.union(*pairs)))
-
-
 def _end(evidence: HangEvidence, rank: int | None) -> str:
-    return (
-        f"rank {rank} on {evidence.ranks[rank].host}"
-        if rank is not None and rank in evidence.ranks
-        else "a rank unseen"
-    )
+    return f"rank {rank} on {evidence.ranks[rank].host}" if rank in evidence.ranks else "a rank unseen"
 
 
 FRAMES = 6
@@ -123,9 +100,7 @@ def sentence(judged: Judgement) -> str:
         return f"The job moves, slowly: {_waiting(judged, 'rank')} for {work}, which works."
     if judged.verdict == "not-hanging":
         return "The job moves: ranks came further between the two looks."
-    if judged.verdict == "unknown":
-        return _unknown(judged)
-    return findings(judged)[0][1].message
+    return _unknown(judged) if judged.verdict == "unknown" else findings(judged)[0][1].message
 
 
 def _unknown(judged: Judgement) -> str:
@@ -154,9 +129,11 @@ def _gone(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     evidence = judged.evidence
     groups = grouped(((one.why, one.hosts), one.rank) for one in evidence.lost)
     pids = {one.rank: one.pid for one in evidence.lost}
-    parts = [
-        f"{ranks_of(ranks)} on {', '.join(hosts)}{_pids(ranks, pids)} {why}" for (why, hosts), ranks in groups.items()
-    ]
+    parts = []
+    for (why, hosts), ranks in groups.items():
+        known = [str(pids[rank]) for rank in ranks if pids[rank]]
+        shown = f" (pid {', '.join(known)})" if 0 < len(known) <= 4 else ""
+        parts.append(f"{ranks_of(ranks)} on {', '.join(hosts)}{shown} {why}")
     stopped = any(one.stopped for one in evidence.lost)
     waits = f", and {_waiting(judged)} for it in a collective" if evidence.waiting else ""
     advice = (
@@ -194,11 +171,6 @@ def _waiting(judged: Judgement, noun: str = "other") -> str:
     return f"{plural(count, noun)} wait{'s' if count == 1 else ''}"
 
 
-def _pids(ranks: list[int], pids: dict[int, int | None]) -> str:
-    known = [str(pids[rank]) for rank in ranks if pids[rank]]
-    return f" (pid {', '.join(known)})" if 0 < len(known) <= 4 else ""
-
-
 def _outside(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     evidence = judged.evidence
     culprits = [evidence.ranks[rank] for rank in judged.culprits]
@@ -234,14 +206,10 @@ def _advice(rank: ObservedRank) -> str:
 
 def _different(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     evidence = judged.evidence
-    divergence_shown = evidence.divergence
-    divergence = (
-        divergence_shown
-        if divergence_shown is not None and (divergence_shown.differs or divergence_shown.crossed)
-        else None
-    )
+    divergence = evidence.divergence
+    by_recorder = divergence is not None and (divergence.differs or divergence.crossed)
     culprits = [evidence.ranks[rank] for rank in judged.culprits if rank in evidence.ranks]
-    if divergence is not None:
+    if divergence is not None and by_recorder:
         groups = grouped((words, rank) for rank, words in divergence.did.items())
         calls = "; ".join(f"{ranks_of(ranks)} called {words}" for words, ranks in list(groups.items())[:4])
         message = f"Ranks called different collectives as {divergence.where}: {calls}."
@@ -253,7 +221,7 @@ def _different(judged: Judgement) -> Iterator[tuple[str, Finding]]:
             hosts=_hosts_of(culprits),
             message=message,
             evidence=(*places(evidence.present), *(line for one in culprits[:1] for line in _stack(one))),
-            facts={"ranks": list(judged.culprits), "by": "flight recorder" if divergence else "stacks"},
+            facts={"ranks": list(judged.culprits), "by": "flight recorder" if by_recorder else "stacks"},
             fix=Fix(
                 summary="Compare these lines: every rank must make the same calls in the same order, with the same "
                 "sizes. A condition on the rank or on its data is the usual reason. TORCH_DISTRIBUTED_DEBUG=DETAIL "
@@ -306,17 +274,11 @@ MOST_RIVALS = 4
 
 def gaps(snapshot: HangSnapshot, evidence: HangEvidence) -> tuple[str, ...]:
     """Phrases of all that could not be looked at and the verdict may hang on, gravest first."""
-    some = (
-        _numbers(snapshot, evidence),
-        _hosts(snapshot, evidence),
-        _rivals(snapshot),
-        _stacks(evidence),
-        _recorders(evidence),
-    )
-    return tuple(chain(*some, _ras(snapshot, evidence), _flows(evidence)))
+    some = (_ranks_unknown(snapshot, evidence), _rivals(snapshot), _unread(evidence), _ras(snapshot, evidence))
+    return tuple(chain(*some, _flows(evidence)))
 
 
-def _numbers(snapshot: HangSnapshot, evidence: HangEvidence) -> Iterator[str]:
+def _ranks_unknown(snapshot: HangSnapshot, evidence: HangEvidence) -> Iterator[str]:
     if any(one.job_rank.counted for one in evidence.ranks.values()):
         yield "the ranks' own numbers, which no variable tells: they are counted here by hosts and by their start"
     jobs = {host.name: host.job for host in snapshot.hosts if host.job is not None}
@@ -326,9 +288,6 @@ def _numbers(snapshot: HangSnapshot, evidence: HangEvidence) -> Iterator[str]:
     unknown = {name: job.starters.reason for name, job in jobs.items() if isinstance(job.starters, Unknown)}
     if unknown and not evidence.ranks:
         yield f"launchers without ranks on {fold(unknown)}: {next(iter(unknown.values()))}"
-
-
-def _hosts(snapshot: HangSnapshot, evidence: HangEvidence) -> Iterator[str]:
     if evidence.unseen:
         yield f"{ranks_of(list(evidence.unseen))}: not on a host that answered"
     failed = [host.name for host in snapshot.hosts if host.failure is not None]
@@ -340,7 +299,7 @@ def _hosts(snapshot: HangSnapshot, evidence: HangEvidence) -> Iterator[str]:
 
 
 def _rivals(snapshot: HangSnapshot) -> Iterator[str]:
-    """Processes that are the same rank as one that was looked at: both are said, for either may be the left over."""
+    """Processes that are the same rank as one that was looked at: either may be left over."""
     found = [(host, one) for host in snapshot.hosts for one in host.rivals]
     for host, one in found[:MOST_RIVALS]:
         other = next((rank.pid for rank in host.job.ranks if rank.rank == one.rank), None) if host.job else None
@@ -349,13 +308,10 @@ def _rivals(snapshot: HangSnapshot) -> Iterator[str]:
         yield f"{len(found) - MOST_RIVALS} more such processes"
 
 
-def _stacks(evidence: HangEvidence) -> Iterator[str]:
+def _unread(evidence: HangEvidence) -> Iterator[str]:
     reasons = grouped((one.no_stack, one.rank) for one in evidence.present if one.place is None and one.no_stack)
     for reason, ranks in list(reasons.items())[:3]:
         yield f"no stack of {ranks_of(ranks)}: {reason}"
-
-
-def _recorders(evidence: HangEvidence) -> Iterator[str]:
     problems: dict[str, list[int]] = {}
     for one in evidence.present:
         last = one.looks[-1].recorder if one.looks else None
@@ -373,10 +329,8 @@ def _ras(snapshot: HangSnapshot, evidence: HangEvidence) -> Iterator[str]:
     if not told:
         yield "no NCCL RAS: no rank listens for it (NCCL before 2.24, or NCCL_RAS_ENABLE=0)"
     for one in told[:1]:
-        if isinstance(one, Ras):
-            yield f"no NCCL RAS: {one.refused or 'its answer tells nothing of this job'}"
-        else:
-            yield f"no NCCL RAS: {one.reason}"
+        why = one.refused or "its answer tells nothing of this job" if isinstance(one, Ras) else one.reason
+        yield f"no NCCL RAS: {why}"
 
 
 def _flows(evidence: HangEvidence) -> Iterator[str]:

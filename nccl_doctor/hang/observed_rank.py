@@ -1,7 +1,4 @@
-"""Each rank as the looks at it show it: whether it is there, where it stands, whether it moved or worked.
-
-Where in its program a rank stands: the user's line, and what of a library it has called there.
-"""
+"""Each rank as the looks at it show it: whether it is there, where it stands, whether it moved or worked."""
 
 from __future__ import annotations
 
@@ -51,20 +48,15 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class StackPlace:
-    """Where a rank stands.
-
-    Attributes:
-        called: the function of a library that the user's line called, as "all_reduce"; "" where it stands there itself.
-        own: the innermost frame of the user's; None where none is on the stack.
-        starts: it waits for all ranks to meet, in ``init_process_group``.
-        path: file and line of the user's frames, innermost first: they change when the rank moves on.
-    """
+    """Where a rank stands."""
 
     kind: Kind
+    # the function of a library that the user's line called, as "all_reduce"; "" where it stands there itself
     called: str
-    own: Frame | None
+    own: Frame | None  # the innermost frame of the user's; None where none is on the stack
+    # file and line of the user's frames, innermost first: they change when the rank moves on
     path: tuple[tuple[str, int], ...]
-    starts: bool = False
+    starts: bool = False  # it waits for all ranks to meet, in ``init_process_group``
 
     @property
     def line(self) -> str:
@@ -106,12 +98,7 @@ def place(threads: Sequence[Thread], pid: int) -> StackPlace | None:
 
 
 def _kind(frames: Sequence[Frame]) -> Kind:
-    kinds = (
-        (_COLLECTIVE, Kind.COLLECTIVE),
-        (_LOADER, Kind.LOADER),
-        (_BACKWARD, Kind.BACKWARD),
-        (_SYNC, Kind.SYNC),
-    )
+    kinds = ((_COLLECTIVE, Kind.COLLECTIVE), (_LOADER, Kind.LOADER), (_BACKWARD, Kind.BACKWARD), (_SYNC, Kind.SYNC))
     for pattern, kind in kinds:
         if any(pattern.search(frame.file) for frame in frames):
             return kind
@@ -125,34 +112,26 @@ def _called(frames: Sequence[Frame]) -> str:
     return next((function for function in named if function not in _BARE), named[0] if named else "")
 
 
-BUSY = 0.2
-"""Share of a CPU that a rank has who works; below it are wake-ups of helpers."""
+BUSY = 0.2  # share of a CPU that a rank has who works; below it are wake-ups of helpers
 WANTING = 0.6
 """Share of the time in which one of its threads runs or waits for a CPU, likewise.
 
 On a busy machine each wake-up of a helper waits too, so that many of them add up to much: one thread alone counts.
 """
-READING = 1 << 20
-"""Bytes read or written between two looks that are more than such helpers'."""
+READING = 1 << 20  # bytes read or written between two looks that are more than such helpers'
 STOPPED = "Tt"
 Ends = tuple[tuple[str, int], tuple[str, int]]
 
 
 @dataclass(frozen=True)
 class ObservedRank:
-    """A rank, as all looks at it show it.
-
-    Attributes:
-        job_rank: what its process told when it was found.
-        looks: those in which it was looked at, in their order; ``states`` where it was there.
-        places: where it stood, look by look; None where no stack could be had: ``no_stack`` says why.
-        interval_s: between the first and the last look.
-    """
+    """A rank, as all looks at it show it."""
 
     host: str
-    job_rank: JobRank
-    looks: tuple[RankLook, ...]
-    interval_s: float
+    job_rank: JobRank  # what its process told when it was found
+    looks: tuple[RankLook, ...]  # those in which it was looked at, in their order; ``states`` where it was there
+    interval_s: float  # between the first and the last look
+    # where it stood, look by look; None where no stack could be had: ``no_stack`` says why
     places: tuple[StackPlace | None, ...] = ()
     no_stack: str | None = None
     states: tuple[RankState, ...] = field(default=())
@@ -270,15 +249,11 @@ def _observed(host: HangHost, rank: JobRank) -> ObservedRank:
 
 @dataclass(frozen=True)
 class Link:
-    """A connection between two ranks, seen from ``source``; ``target`` None where its owner was not looked at.
-
-    Attributes:
-        first: as it was at the first look; ``last`` at the last.
-    """
+    """A connection between two ranks, seen from ``source``; ``target`` None where its owner was not looked at."""
 
     source: int
     target: int | None
-    first: Flow
+    first: Flow  # as it was at the first look; ``last`` at the last
     last: Flow
 
     @property
@@ -288,11 +263,9 @@ class Link:
 
     @property
     def stalled(self) -> bool:
-        """True where data was sent again and again, or room for it asked for, and nothing was acknowledged.
-
-        A peer that merely does not read has its kernel answer the questions.
-        """
+        """True where data was sent again, or room asked for, and nothing was acknowledged."""
         unmoved = self.first.acked == self.last.acked
+        # of a peer that merely does not read, the kernel answers
         unheard = self.last.retransmits or self.last.probes > 1
         return bool(unmoved and self.first.unsent and self.last.unsent and unheard)
 
@@ -321,10 +294,9 @@ def _less(after: float | None, before: float | None) -> float:
     return 0 if after is None or before is None else after - before
 
 
-MOST_LINES = 8
-"""Of evidence of one kind."""
+MOST_LINES = 8  # of evidence of one kind
 
-KERNEL_WORDS = {
+KERNEL_WORDS = {  # beginnings of kernel functions to what a process does in them
     "futex": "waits for another thread",
     "hrtimer_nanosleep": "sleeps",
     "pipe": "waits at a pipe",
@@ -336,7 +308,6 @@ KERNEL_WORDS = {
     "do_wait": "waits for a child process",
     "wait_for_vfork": "waits for a child process to start",
 }
-"""Beginnings of kernel functions to what a process does in them."""
 
 
 def doing(rank: ObservedRank) -> str:

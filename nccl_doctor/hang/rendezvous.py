@@ -19,8 +19,7 @@ STATIC, C10D = "static", "c10d"
 PORTS = {STATIC: "29500", C10D: "29400"}
 """torchrun's own where none is given (torch/distributed/run.py; c10d_rendezvous_backend.py)."""
 MOST_NODES = 1 << 16
-LAST_CALL_S = 60.0
-"""Twice what torchrun waits for more nodes than the fewest it needs (dynamic_rendezvous.py)."""
+LAST_CALL_S = 60.0  # twice what torchrun waits for more nodes than the fewest it needs (dynamic_rendezvous.py)
 
 
 @dataclass(frozen=True)
@@ -84,16 +83,11 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """All that launchers without ranks show.
+    """All that launchers without ranks show."""
 
-    Attributes:
-        waiting: those that waited; ``works`` those that were still at it: starting, importing torch.
-        absent: the hosts that were looked at and have none; ``unseen`` those that nobody could look at.
-    """
-
-    waiting: tuple[Waiting, ...]
+    waiting: tuple[Waiting, ...]  # those that waited; ``works`` those that were still at it: starting, importing torch
     works: tuple[Waiting, ...]
-    absent: tuple[str, ...]
+    absent: tuple[str, ...]  # the hosts that were looked at and have none; ``unseen`` those that nobody could look at
     unseen: tuple[str, ...]
 
 
@@ -109,14 +103,15 @@ def find_launchers(snapshot: HangSnapshot) -> Rendezvous:
             continue
         first, last = ({one.pid: one for one in some} for some in (before, after))
         for pid, one in {**first, **last}.items():
-            seen_twice = pid in first and pid in last
-            still = seen_twice and not _works(first[pid], last[pid], snapshot.interval_s)
+            still = pid in first and pid in last and not _works(first[pid], last[pid], snapshot.interval_s)
             if (launcher := Waiting(host.name, one)).meets:
                 (waiting if still else works).append(launcher)
         if not first and not last:
             absent.append(host.name)
     some = _largest_job(waiting)
-    if _last_call(some):
+    # enough are there, and "MIN:MAX" lets them wait a while for more
+    ranged = some and _all_there(some) and any(":" in one.option("nnodes") for one in some)
+    if ranged and min(one.starter.age_s for one in some) < LAST_CALL_S:
         some, works = (), [*works, *some]
     return Rendezvous(some, tuple(works), tuple(absent), tuple(unseen))
 
@@ -136,13 +131,6 @@ def _all_there(some: Sequence[Waiting]) -> bool:
     return 0 < some[0].nodes <= len(some)
 
 
-def _last_call(some: Sequence[Waiting]) -> bool:
-    """Tells whether enough are there, and "MIN:MAX" lets them wait a while for more."""
-    if not some or not _all_there(some) or not any(":" in one.option("nnodes") for one in some):
-        return False
-    return min(one.starter.age_s for one in some) < LAST_CALL_S
-
-
 def _works(first: Starter, last: Starter, interval_s: float) -> bool:
     """Tells whether it was at something between the looks: importing torch, from a slow file system too."""
     if first.state is None or last.state is None:
@@ -155,7 +143,7 @@ def find_launchers_fault(rendezvous: Rendezvous) -> RendezvousFault | None:
     some = rendezvous.waiting
     if not some or rendezvous.works:
         return None
-    reason = _different(some) or _same_number(some) or _too_few(rendezvous) or _not_connected(some) or _each_other(some)
+    reason = _different(some) or _same_number(some) or _too_few(rendezvous) or _at_store(some)
     lines, pids = tuple(one.line for one in some[:MOST_LINES]), tuple(one.starter.pid for one in some)
     return replace(reason, evidence=lines, pids=pids)
 
@@ -220,41 +208,32 @@ def _missing_number(some: tuple[Waiting, ...]) -> str:
     return f", with --node_rank {next(iter(missing))}" if len(missing) == 1 else ""
 
 
-def _not_connected(some: tuple[Waiting, ...]) -> RendezvousFault | None:
+def _at_store(some: tuple[Waiting, ...]) -> RendezvousFault:
+    """Enough are there: those that do not reach the store, or nobody does, or all do."""
     away = [one for one in some if not one.connected]
     # other stores, as etcd, are spoken to now and then
     if not away or len(away) == len(some) or any(one.backend not in PORTS for one in some):
-        return None
+        away = list(some)
     hosts = tuple(dict.fromkeys(one.host for one in away))
     address, port = away[0].place
+    advice = f"`nccl-doctor check` with --master-port {port}"
+    if len(away) == len(some):
+        message = f"{some[0].program} on {fold(hosts)} waits for the other nodes at {address}:{port}."
+        return RendezvousFault(hosts, message, f"{advice} tells whether they reach each other.")
     message = f"{fold(hosts)} {'does' if len(hosts) == 1 else 'do'} not reach the nodes' store at {address}:{port}."
-    return RendezvousFault(hosts, message, f"`nccl-doctor check` with --master-port {port} names what is in the way.")
-
-
-def _each_other(some: tuple[Waiting, ...]) -> RendezvousFault:
-    hosts = tuple(dict.fromkeys(one.host for one in some))
-    address, port = some[0].place
-    message = f"{some[0].program} on {fold(hosts)} waits for the other nodes at {address}:{port}."
-    return RendezvousFault(
-        hosts, message, f"`nccl-doctor check` with --master-port {port} tells whether they reach each other."
-    )
+    return RendezvousFault(hosts, message, f"{advice} names what is in the way.")
 
 
 @dataclass(frozen=True)
 class RendezvousFault:
-    """Why ranks, or launchers without any, wait for each other in vain: where it is, in words, and what to do.
-
-    Attributes:
-        ranks: those that it is about; none where no rank is started.
-        pids: of the launchers that wait.
-    """
+    """Why ranks, or launchers without any, wait for each other in vain: where it is, in words, and what to do."""
 
     hosts: tuple[str, ...]
     message: str
     advice: str
     evidence: tuple[str, ...] = ()
-    ranks: tuple[int, ...] = ()
-    pids: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()  # those that it is about; none where no rank is started
+    pids: tuple[int, ...] = ()  # of the launchers that wait
 
     @property
     def finding(self) -> tuple[str, Finding]:
@@ -277,12 +256,17 @@ def _elsewhere(snapshot: HangSnapshot, ranks: dict[int, ObservedRank], missing: 
     if any(one.place is not None and not one.place.starts for one in ranks.values() if not one.gone):
         return None
     one = next(iter(ranks.values())).job_rank
-    misnumbered_ranks = [
-        (host.name, stray) for host in snapshot.hosts for stray in host.misnumbered_ranks if stray.rank in missing
-    ]
-    groups = grouped(
-        (words, (name, stray)) for name, stray in misnumbered_ranks if (words := _differing_variables(stray, one))
-    )
+    groups: dict[str, list[tuple[str, JobRank]]] = {}
+    for host in snapshot.hosts:
+        for stray in host.misnumbered_ranks:
+            variables = {
+                "MASTER_ADDR": (stray.master_addr, one.master_addr),
+                "MASTER_PORT": (stray.master_port, one.master_port),
+                "WORLD_SIZE": (stray.world_size, one.world_size),
+            }
+            differ = [f"{name} {its}, the others with {ours}" for name, (its, ours) in variables.items() if its != ours]
+            if differ and stray.rank in missing:
+                groups.setdefault(" and ".join(differ), []).append((host.name, stray))
     if not groups:
         return None
     words, some = max(groups.items(), key=lambda item: len(item[1]))
@@ -295,17 +279,6 @@ def _elsewhere(snapshot: HangSnapshot, ranks: dict[int, ObservedRank], missing: 
         message=f"{capital(ranks_of(list(numbers)))} on {fold(hosts)} {verb} started with {words}.",
         advice="End the job everywhere, and start it with the same values on every host.",
         evidence=tuple(_line(name, stray) for name, stray in some[:MOST_LINES]),
-    )
-
-
-def _differing_variables(stray: JobRank, rank: JobRank) -> str:
-    variables = {
-        "MASTER_ADDR": (stray.master_addr, rank.master_addr),
-        "MASTER_PORT": (stray.master_port, rank.master_port),
-        "WORLD_SIZE": (stray.world_size, rank.world_size),
-    }
-    return " and ".join(
-        f"{name} {its}, the others with {theirs}" for name, (its, theirs) in variables.items() if its != theirs
     )
 
 
@@ -358,12 +331,8 @@ def _reaches_store(rank: ObservedRank) -> bool | None:
     port, flows = rank.job_rank.master_port, [look.flows for look in rank.looks]
     if any(isinstance(some, Unknown) for some in flows):
         return None
-    return any(
-        flow.remote[1] == port and flow.state == "ESTABLISHED"
-        for some in flows
-        if not isinstance(some, Unknown)
-        for flow in some
-    )
+    held = [flow for some in flows if not isinstance(some, Unknown) for flow in some]
+    return any(flow.remote[1] == port and flow.state == "ESTABLISHED" for flow in held)
 
 
 def _line(host: str, rank: JobRank) -> str:

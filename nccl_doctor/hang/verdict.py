@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nccl_doctor.hang.evidence import HangEvidence, gather_evidence
-from nccl_doctor.hang.observed_rank import Kind, ObservedRank, doing, folded, named
+from nccl_doctor.hang.observed_rank import Kind, doing, folded, named
 from nccl_doctor.model.documents import HangVerdict
 from nccl_doctor.snapshot.hang import HangSnapshot
 from nccl_doctor.text.hostlist import grouped
@@ -18,18 +18,12 @@ from nccl_doctor.text.hostlist import grouped
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict.
-
-    Attributes:
-        culprits: the ranks that it is about, as far as they were found.
-        seen: what it was made of.
-        hint: for "unknown": where to look first.
-    """
+    """A verdict."""
 
     verdict: HangVerdict
-    culprits: tuple[int, ...]
+    culprits: tuple[int, ...]  # the ranks that it is about, as far as they were found
     evidence: HangEvidence
-    hint: str = ""
+    hint: str = ""  # for "unknown": where to look first
 
 
 def judge_hang(snapshot: HangSnapshot) -> Judgement:
@@ -42,16 +36,20 @@ def judge_hang(snapshot: HangSnapshot) -> Judgement:
         found = step(evidence)
         if found is not None:
             return found
-    return Judgement("unknown", (), evidence, _hint(evidence))
+    # Where nothing is certain, look first at the few that do not do what most do.
+    hint, groups = "", list(folded(evidence.present).values())
+    if len(groups) > 1 and len(groups[0]) * 2 > len(evidence.present):
+        few = [evidence.ranks[rank] for ranks in groups[1:] for rank in ranks]
+        hint = f"look at {named(few)} first: most ranks do the same, and these do not"
+    return Judgement("unknown", (), evidence, hint)
 
 
 def _unmet(evidence: HangEvidence) -> Judgement | None:
     """Ranks that can't find each other: whoever seems to be missing was started, and otherwise."""
     if evidence.rendezvous_fault is None or evidence.moves:
         return None
-    return Judgement(
-        "not-started", tuple(one for one in evidence.rendezvous_fault.ranks if one in evidence.ranks), evidence
-    )
+    ranks = tuple(rank for rank in evidence.rendezvous_fault.ranks if rank in evidence.ranks)
+    return Judgement("not-started", ranks, evidence)
 
 
 def _gone(evidence: HangEvidence) -> Judgement | None:
@@ -65,22 +63,13 @@ def _gone(evidence: HangEvidence) -> Judgement | None:
 def _moves(evidence: HangEvidence) -> Judgement | None:
     if not evidence.moves:
         return None
-    late = [one for one in evidence.present if _late(one)]
-    if late and len(evidence.waiting) > len(late) and _waited_before(evidence, late):
-        return Judgement("slow", tuple(one.rank for one in late), evidence)
+    # outside of a collective at every look, while most others stood in one at the first look already
+    places = {one.rank: one.places for one in evidence.present}
+    late = [rank for rank, some in places.items() if len(some) > 1 and all(at and not at.waits for at in some)]
+    others = [some[0].waits for rank, some in places.items() if rank not in late and some and some[0]]
+    if late and len(evidence.waiting) > len(late) and sum(others) * 2 > len(others):
+        return Judgement("slow", tuple(late), evidence)
     return Judgement("not-hanging", (), evidence)
-
-
-def _late(rank: ObservedRank) -> bool:
-    """Tells whether it stood outside of a collective at every look."""
-    return len(rank.places) > 1 and all(place is not None and not place.waits for place in rank.places)
-
-
-def _waited_before(evidence: HangEvidence, late: list[ObservedRank]) -> bool:
-    """Tells whether most of the others stood in a collective at the first look already."""
-    others = [one for one in evidence.present if one not in late and one.places and one.places[0] is not None]
-    waited = [one for one in others if one.places[0] is not None and one.places[0].waits]
-    return len(waited) * 2 > len(others)
 
 
 def _transport(evidence: HangEvidence) -> Judgement | None:
@@ -93,14 +82,10 @@ def _transport(evidence: HangEvidence) -> Judgement | None:
 def _works(evidence: HangEvidence) -> Judgement | None:
     """A rank that works is waited for: a long validation, a checkpoint being written, a compilation."""
     busy = [one for one in evidence.outside if one.works or one.stepped]
-    busy += [one for one in evidence.waiting if one.works and _computes(evidence, one)]
+    if not evidence.nccl:  # whose ranks want the CPU while they wait, too
+        computes = [one for one in evidence.waiting if one.place and one.place.kind in (Kind.BACKWARD, Kind.SYNC)]
+        busy += [one for one in computes if one.works]
     return Judgement("slow", tuple(one.rank for one in busy), evidence) if busy else None
-
-
-def _computes(evidence: HangEvidence, rank: ObservedRank) -> bool:
-    """Tells whether a rank that wants the CPU in a backward pass computes; with NCCL, ranks that wait want it too."""
-    place = rank.place
-    return not evidence.nccl and place is not None and place.kind in (Kind.BACKWARD, Kind.SYNC)
 
 
 def _different(evidence: HangEvidence) -> Judgement | None:
@@ -112,21 +97,16 @@ def _different(evidence: HangEvidence) -> Judgement | None:
 def _outside(evidence: HangEvidence) -> Judgement | None:
     """Some wait for others that are elsewhere; or all stand in the kernel or in a data loader."""
     outside = evidence.outside
-    if outside and evidence.waiting and not _in_doubt(evidence):
+    # Where most stand at own lines, as behind ``work.wait()`` or ``.item()``, it is open who waits: C++ leaves no
+    # frame, and who is in the minority in a collective may then be the one that came too far.
+    bare = [one for one in outside if one.place is not None and not one.place.called]
+    in_doubt = len(bare) > len(evidence.waiting) and len({doing(one) for one in bare}) < len(bare)
+    if outside and evidence.waiting and not in_doubt:
         return Judgement("outside-nccl", tuple(one.rank for one in outside), evidence)
     plain = [one for one in outside if one.in_kernel or (one.place and one.place.kind is Kind.LOADER)]
     if plain:
         return Judgement("outside-nccl", tuple(one.rank for one in plain), evidence)
     return None
-
-
-def _in_doubt(evidence: HangEvidence) -> bool:
-    """Tells whether stacks leave open who waits: most stand at own lines, as behind ``work.wait()`` or ``.item()``.
-
-    Those are C++ and leave no frame; who is in the minority in a collective may then be the one that came too far.
-    """
-    bare = [one for one in evidence.outside if one.place is not None and not one.place.called]
-    return len(bare) > len(evidence.waiting) and len({doing(one) for one in bare}) < len(bare)
 
 
 def _crossed(evidence: HangEvidence) -> Judgement | None:
@@ -137,26 +117,18 @@ def _crossed(evidence: HangEvidence) -> Judgement | None:
 
 
 def _behind(evidence: HangEvidence) -> Judgement | None:
-    if evidence.divergence is not None and evidence.divergence.outliers:
-        return Judgement("laggard", evidence.divergence.outliers, evidence)
-    if evidence.ras is not None and evidence.ras.behind:
-        return Judgement("laggard", tuple(sorted(evidence.ras.behind)), evidence)
-    if evidence.ras is not None and evidence.ras.lost and len(evidence.ras.lost) < len(evidence.ranks):
-        return Judgement("laggard", tuple(sorted(evidence.ras.lost)), evidence)
-    return None
+    behind = evidence.divergence.outliers if evidence.divergence is not None else ()
+    if not behind and evidence.ras is not None:
+        lost = evidence.ras.lost if len(evidence.ras.lost) < len(evidence.ranks) else {}
+        behind = tuple(sorted(evidence.ras.behind or lost))
+    return Judgement("laggard", behind, evidence) if behind else None
 
 
 def _apart(evidence: HangEvidence) -> Judgement | None:
-    """All wait, and in different calls: nothing is missing and nothing under way, so they wait for each other.
-
-    With NCCL a rank may stand at a later line while its GPU is in the same collective: there lines prove nothing.
-    """
-    if (
-        evidence.nccl
-        or evidence.unseen
-        or len(evidence.waiting) < len(evidence.present)
-        or len(evidence.ranks) < evidence.world_size
-    ):
+    """All wait in different calls: nothing is missing or under way, so they wait for each other."""
+    all_wait = len(evidence.waiting) == len(evidence.present) and len(evidence.ranks) >= evidence.world_size
+    # with NCCL a rank may stand at a later line while its GPU is in the same collective: there lines prove nothing
+    if evidence.nccl or evidence.unseen or not all_wait:
         return None
     by_place = grouped((str(one.place), one.rank) for one in evidence.waiting)
     if len(by_place) < 2 or any(one.place is None for one in evidence.waiting):
@@ -174,25 +146,7 @@ def _even(evidence: HangEvidence) -> Judgement | None:
     return None
 
 
-def _hint(evidence: HangEvidence) -> str:
-    """Where to look first, where nothing is certain: at the few that do not do what most do."""
-    found = list(folded(evidence.present).items())
-    if len(found) < 2 or len(found[0][1]) * 2 <= len(evidence.present):
-        return ""
-    few = [evidence.ranks[rank] for words, ranks in found[1:] for rank in ranks]
-    return f"look at {named(few)} first: most ranks do the same, and these do not"
-
-
-_STEPS: tuple[Callable[[HangEvidence], Judgement | None], ...] = (
-    _unmet,
-    _gone,
-    _moves,
-    _transport,
-    _works,
-    _different,
-    _outside,
-    _crossed,
-    _behind,
-    _apart,
-    _even,
+Step = Callable[[HangEvidence], Judgement | None]
+_STEPS: tuple[Step, ...] = (
+    *(_unmet, _gone, _moves, _transport, _works, _different, _outside, _crossed, _behind, _apart, _even),
 )

@@ -1,7 +1,4 @@
-"""The host's GPUs, as nvidia-smi's query mode tells.
-
-Which processes hold memory on the GPUs, as nvidia-smi's query mode tells.
-"""
+"""The host's GPUs and the processes that hold memory on them, as nvidia-smi's query mode tells."""
 
 from __future__ import annotations
 
@@ -15,16 +12,11 @@ FIELDS = ("index", "name", "uuid", "memory.total", "memory.used", "driver_versio
 DEVICES = ("/dev/nvidia0", "/proc/driver/nvidia", "/dev/dxg")
 """Signs of a driver: NVIDIA's device and /proc folder, and WSL's."""
 NO_DEVICES = "No devices were found"
-NOT_FOUND = 6
-"""nvidia-smi's exit status with those words (nvidia-smi(1), "RETURN VALUE")."""
+NOT_FOUND = 6  # nvidia-smi's exit status with those words (nvidia-smi(1), "RETURN VALUE")
 
 
 def list_gpus(deadline: float) -> list[dict[str, Any]]:
-    """snapshot.Gpu of each; none where nothing of NVIDIA's is there at all.
-
-    Raises:
-        Unavailable: a driver without nvidia-smi, or nvidia-smi fails or says what can't be read, in its words.
-    """
+    """snapshot.Gpu of each; none where nothing of NVIDIA's is there at all."""
     try:
         return parse_gpus(query("gpu", FIELDS, deadline))
     except ValueError as error:
@@ -32,11 +24,7 @@ def list_gpus(deadline: float) -> list[dict[str, Any]]:
 
 
 def query(what: str, fields: Sequence[str], deadline: float) -> str:
-    """Runs ``nvidia-smi --query-WHAT=FIELDS``, without header and units; "" where nothing of NVIDIA's is there.
-
-    Raises:
-        Unavailable: a driver without nvidia-smi, or nvidia-smi fails or takes too long.
-    """
+    """Runs ``nvidia-smi --query-WHAT=FIELDS`` without header and units; "" where nothing of NVIDIA's is there."""
     argv = ["nvidia-smi", f"--query-{what}={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
         return output(argv, deadline, accept=(0, NOT_FOUND))
@@ -48,11 +36,7 @@ def query(what: str, fields: Sequence[str], deadline: float) -> str:
 
 
 def parse_gpus(text: str) -> list[dict[str, Any]]:
-    """The rows of ``--format=csv,noheader,nounits``.
-
-    Raises:
-        ValueError: a line is no row; the message is the line.
-    """
+    """The rows of ``--format=csv,noheader,nounits``; ValueError with a line that is none."""
     return [_gpu(line) for line in text.splitlines() if line.strip() and NO_DEVICES not in line]
 
 
@@ -90,11 +74,7 @@ PROCESS_FIELDS = ("gpu_uuid", "pid", "used_memory")
 
 
 def list_gpu_processes(deadline: float) -> list[dict[str, Any]]:
-    """snapshot.GpuUse of each process and GPU; none where there is no NVIDIA driver.
-
-    Raises:
-        Unavailable: nvidia-smi is missing, fails or is too slow.
-    """
+    """snapshot.GpuUse of each process and GPU; none where there is no NVIDIA driver."""
     if not any(os.path.exists(path) for path in SIGNS):
         return []
     rows = query("compute-apps", PROCESS_FIELDS, deadline)
@@ -102,11 +82,7 @@ def list_gpu_processes(deadline: float) -> list[dict[str, Any]]:
 
 
 def parse_gpu_processes(text: str, numbers: str = "") -> list[dict[str, Any]]:
-    """The rows of ``--format=csv,noheader,nounits``; memory in MiB, None where the platform does not tell it.
-
-    Raises:
-        Unavailable: a line is no row.
-    """
+    """The rows of ``--format=csv,noheader,nounits``; memory in MiB, None where the platform does not tell it."""
     index = {uuid.strip(): int(number) for number, _, uuid in (row.partition(",") for row in numbers.splitlines())}
     found = []
     for line in text.splitlines():
@@ -121,10 +97,6 @@ def parse_gpu_processes(text: str, numbers: str = "") -> list[dict[str, Any]]:
 
 
 def utilization(deadline: float) -> dict[str, int | None]:
-    """Percent of the last second in which each GPU worked, by UUID; None where it does not tell.
-
-    Raises:
-        Unavailable: nvidia-smi is missing, fails or is too slow.
-    """
+    """Percent of the last second in which each GPU worked, by UUID; None where it does not tell."""
     rows = (row.partition(",") for row in query("gpu", ("uuid", "utilization.gpu"), deadline).splitlines())
     return {uuid.strip(): int(told) if told.strip().isdigit() else None for uuid, _, told in rows}

@@ -1,9 +1,7 @@
 """Decides which processes may be ended: what protects one for good, and what only ``--force`` lifts.
 
-Who looks after a process: a job that somebody still watches over is no leftover, however idle it is.
-
-Names are what a process likes to be called. So each of its names counts, its own, its title's and its program's, and
-counts only against ending it: a name never shows that nobody watches.
+A job that somebody still watches over is no leftover, however idle it is. Names are what a process likes to be called:
+its own, its title's and its program's all count, and only against ending it; none shows that nobody watches.
 """
 
 from __future__ import annotations
@@ -25,21 +23,15 @@ SHELLS = frozenset(
         *("xonsh", "nu", "elvish", "pwsh"),
     }
 )
-MULTIPLEXER = re.compile(
+MULTIPLEXER = re.compile(  # how the names of terminal multiplexers begin: "tmux: server", "SCREEN", "screen-4.9.0"
     r"(?P<name>tmux|screen|zellij|dtach|abduco|byobu|tmate|shpool|mosh-server)(?![a-z_.])", re.IGNORECASE
 )
-"""How the names of terminal multiplexers begin: "tmux: server", "SCREEN", "screen-4.9.0"."""
-MASTER = re.compile(r"/dev/(?:pts/)?ptmx")
-"""The end of a terminal that the program behind it holds (pts(4))."""
+MASTER = re.compile(r"/dev/(?:pts/)?ptmx")  # the end of a terminal that the program behind it holds (pts(4))
 STEP = "slurmstepd"
 
 
 def watcher(job: JobProcesses, table: Table) -> str | None:
-    """Names what watches over a job, in a sentence; None where provably nothing does.
-
-    Nobody does where every process at its top is a rank whose launcher is gone, outside of a systemd service, and
-    nobody works in any of its processes.
-    """
+    """Names what watches over a job, in a sentence; None where provably nothing does."""
     alive = [pid for pid in job.pids if pid in table.procs and table.procs[pid].state != "Z"]
     for pid in alive:
         if programs.is_launcher(table.argv(pid)):
@@ -111,8 +103,7 @@ def _parent_words(proc: Proc, parent: Proc, table: Table) -> str:
     return f"its parent lives: {parent.name}, pid {parent.pid}"
 
 
-GRACE_S = 10.0
-"""As port_model.GRACE_S: what was started less than that ago may just be starting."""
+GRACE_S = 10.0  # as port_model.GRACE_S: what was started less than that ago may just be starting
 Kind = Literal["protected", "foreign", "not-training", "young", "watched", "alive"]
 
 SSHD = frozenset({"sshd", "sshd-session", "sshd-auth", "dropbear"})
@@ -138,14 +129,10 @@ def protected(pid: int, table: Table) -> str | None:
 
 
 class Refusal(NamedTuple):
-    """Why a job is not ended.
+    """Why a job is not ended."""
 
-    Attributes:
-        reason: in a sentence without its full stop.
-        kind: "protected" is never lifted, the others by ``--force``; "watched" and "alive" are of no leftover at all.
-    """
-
-    reason: str
+    reason: str  # in a sentence without its full stop
+    # "protected" is never lifted, the others by ``--force``; "watched" and "alive" are of no leftover at all
     kind: Kind
 
 
@@ -183,10 +170,7 @@ def refusals(
 
 
 def refuses(pid: int, table: Table, *, force: bool) -> str | None:
-    """Why one process gets no signal right now; None where it may.
-
-    The look at its job may be minutes old: what it started since, and what it became, nobody has judged.
-    """
+    """Why one process gets no signal right now, minutes after the look at its job; None where it may."""
     final = protected(pid, table)
     if final is not None or force:
         return final

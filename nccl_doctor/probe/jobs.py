@@ -20,7 +20,7 @@ PYTHON = re.compile(r"(?:python|pypy)[0-9.]*[a-z]?")
 WITH_VALUE = frozenset({"-X", "-W", "--check-hash-based-pycs"})
 """Options of the interpreter whose value is the next argument (python --help)."""
 
-LAUNCHERS = frozenset(
+LAUNCHERS = frozenset(  # programs and modules that start the ranks of a job and wait for them
     {
         *("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "accelerate-launch"),
         *("accelerate.commands.launch", "accelerate.commands.accelerate_cli", "deepspeed", "deepspeed.pt"),
@@ -28,9 +28,8 @@ LAUNCHERS = frozenset(
         *("prterun", "orted", "prted", "hydra_pmi_proxy", "pmi_proxy", "horovodrun", "horovod.runner", "colossalai"),
     }
 )
-"""Programs and modules that start the ranks of a job and wait for them."""
 
-SERVICES = {
+SERVICES = {  # Python programs that serve people or others and are no training, by what :func:`program` says of them
     "http.server": "a web server",
     "uvicorn": "a web server",
     "gunicorn": "a web server",
@@ -63,7 +62,6 @@ SERVICES = {
     "dask-scheduler": "Dask's scheduler",
     "dask-worker": "a worker of Dask's",
 }
-"""Python programs that serve people or others and are no training, by what :func:`program` says of them."""
 
 HELPERS = frozenset({"wandb-core", "gpu_stats", "torch_shm_manager"})
 """Programs that a rank's libraries start beside it, and that end with it: of wandb, and of torch (torch/bin)."""
@@ -122,20 +120,14 @@ RAY_WORKER, RAYLET = "ray::", "raylet"
 """How Ray titles its workers (python/ray/_private/workers), and the daemon that starts and ends them."""
 SUBREAPERS = frozenset({"systemd", "init", "tini", "dumb-init", "docker-init", "catatonit", "conmon", "s6-svscan"})
 """Names of processes that adopt orphans besides pid 1 (prctl(2), PR_SET_CHILD_SUBREAPER)."""
-TOGETHER_S = 60
-"""Ranks of one node are started together; two orphans that began further apart are of two runs."""
+TOGETHER_S = 60  # ranks of one node are started together; two orphans that began further apart are of two runs
 
 
 class JobProcesses(NamedTuple):
-    """Processes that belong together.
+    """Processes that belong together."""
 
-    Attributes:
-        root: the launcher, or the first of what it left.
-        pids: all of them, the root first, parents before their children.
-    """
-
-    root: int
-    pids: tuple[int, ...]
+    root: int  # the launcher, or the first of what it left
+    pids: tuple[int, ...]  # all of them, the root first, parents before their children
 
 
 def job_of(pid: int, table: Table) -> JobProcesses:

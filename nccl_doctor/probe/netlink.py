@@ -19,14 +19,13 @@ NLMSG_ERROR, NLMSG_DONE = 2, 3
 HEADER = struct.Struct("=IHHII")
 NUMBER = struct.Struct("=I")
 
-ATTEMPTS = 8
-"""To read a table that changes meanwhile."""
+ATTEMPTS = 8  # to read a table that changes meanwhile
 
 _ATTRIBUTE = struct.Struct("=HH")
 
 
 class InterruptedDumpError(OSError):
-    """The table changed while the kernel told it, so that lines may be missing or come twice."""
+    """The table changed while the kernel told it: lines may be missing or come twice."""
 
 
 def request(kind: int, flags: int, number: int, body: bytes) -> bytes:
@@ -52,12 +51,7 @@ def attributes(rest: bytes) -> dict[int, bytes]:
 
 
 def dump(kernel: socket.socket, kind: int, body: bytes) -> Iterator[bytes]:
-    """The bodies of all messages that answer a request for everything.
-
-    Raises:
-        InterruptedDumpError: what was told is no state that the table was ever in.
-        OSError: the kernel refuses, or does not answer within the socket's time-out.
-    """
+    """The bodies of all messages that answer a request for everything; OSError where the kernel refuses or is slow."""
     kernel.send(request(kind, NLM_F_DUMP, 1, body))
     while True:
         data, at = kernel.recv(1 << 16), 0
@@ -76,11 +70,7 @@ def dump(kernel: socket.socket, kind: int, body: bytes) -> Iterator[bytes]:
 
 
 def read_tables(wanted: list[tuple[int, bytes]], deadline: float) -> list[list[bytes]]:
-    """Dumps routing tables, each as it was at one moment, by the message that asks for it and its body.
-
-    Raises:
-        OSError: as for :func:`dump`; a table that changes again and again, too.
-    """
+    """Dumps routing tables, each as it was at one moment, by the message that asks for it and its body."""
     attempts = 0
     while True:
         attempts += 1
@@ -126,8 +116,7 @@ socket with a port is in.
 """
 ALL_STATES = (1 << len(STATES)) - 1
 LISTENING = 1 << STATES.index("LISTEN")
-TABLE_FIELDS = 10
-"""Of a line of /proc/net/tcp, up to the inode (proc_pid_net(5))."""
+TABLE_FIELDS = 10  # of a line of /proc/net/tcp, up to the inode (proc_pid_net(5))
 TIMER_RETRANSMIT, TIMER_TIME_WAIT, TIMER_PROBE = 1, 3, 4
 INET_DIAG_INFO = 2
 
@@ -135,74 +124,49 @@ _REQUEST = struct.Struct("=BBBBI")
 _SOCKET_ID = struct.Struct("!HH16s16s12x")
 _MESSAGE = struct.Struct("=BBBB")
 _TAIL = struct.Struct("=IIIII")
-_BYTES, _BYTES_AT = struct.Struct("=QQ"), 120
-"""tcpi_bytes_acked and tcpi_bytes_received, since Linux 4.1."""
-_HEARD, _HEARD_AT = struct.Struct("=I"), 52
-"""tcpi_last_data_recv, in ms."""
+_BYTES, _BYTES_AT = struct.Struct("=QQ"), 120  # tcpi_bytes_acked and tcpi_bytes_received, since Linux 4.1
+_HEARD, _HEARD_AT = struct.Struct("=I"), 52  # tcpi_last_data_recv, in ms
 
 
 class DiagSocket(NamedTuple):
-    """A TCP socket.
-
-    Attributes:
-        inode: what /proc/PID/fd shows as "socket:[inode]"; 0 where no process has it any more.
-        uid: of its owner.
-        expires_s: seconds until the kernel forgets it, in TIME_WAIT; else None.
-    """
+    """A TCP socket."""
 
     state: str
     local_address: str
     local_port: int
     remote_address: str
     remote_port: int
-    inode: int
-    uid: int
-    expires_s: float | None
+    inode: int  # what /proc/PID/fd shows as "socket:[inode]"; 0 where no process has it any more
+    uid: int  # of its owner
+    expires_s: float | None  # seconds until the kernel forgets it, in TIME_WAIT; else None
 
 
 class Flow(NamedTuple):
-    """A TCP socket and its traffic, in bytes.
-
-    Attributes:
-        unread: came in, and the program has not read it.
-        unsent: the program wrote it, and the peer has not acknowledged it.
-        retransmits: how often the oldest of that was sent again without an answer.
-        probes: it could not go out, for the peer had no room or this host dropped it, and the peer was asked this often
-            in a row without an answer (tcp_send_probe0). One may be on its way, and the peer's kernel answers two a
-            second (tcp_invalid_ratelimit).
-        acked: sent and acknowledged so far; None where the kernel does not tell, as for ``received``.
-        heard_s: seconds since data came, or since it was connected; None where the kernel does not tell.
-    """
+    """A TCP socket and its traffic, in bytes."""
 
     socket: DiagSocket
-    unread: int
-    unsent: int
-    retransmits: int
+    unread: int  # came in, and the program has not read it
+    unsent: int  # the program wrote it, and the peer has not acknowledged it
+    retransmits: int  # how often the oldest of that was sent again without an answer
+    # it could not go out, for the peer had no room or this host dropped it, and the peer was asked this often in a row
+    # without an answer (tcp_send_probe0). One may be on its way, and the peer's kernel answers two a second
+    # (tcp_invalid_ratelimit).
     probes: int
-    acked: int | None
+    acked: int | None  # sent and acknowledged so far; None where the kernel does not tell, as for ``received``
     received: int | None
+    # seconds since data came, or since it was connected; None where the kernel does not tell
     heard_s: float | None = None
 
 
 def sockets_on(port: int, timeout_s: float = 2.0, states: int = ALL_STATES) -> list[DiagSocket]:
-    """All TCP sockets of this network namespace whose local port this is, IPv4 before IPv6; 0 for every port.
-
-    Raises:
-        OSError: the kernel has no sock_diag, or refuses.
-    """
+    """All TCP sockets of this network namespace on a local port, IPv4 before IPv6; 0 for every port."""
     found = map(parse_socket, _dump(port, 0, timeout_s, states))
     # The kernel passes the port over where it dumps sockets that are only bound (seen on 6.18).
     return [one for one in found if port in (0, one.local_port)]
 
 
 def find_sockets(ports: set[int], *, listeners: bool = False) -> list[DiagSocket]:
-    """The TCP sockets on these local ports, and where wanted all that listen.
-
-    They come from /proc/net/tcp where sock_diag is missing or refused.
-
-    Raises:
-        OSError: that can't be read either.
-    """
+    """The TCP sockets on these local ports, and where wanted all that listen; OSError where none can be read."""
     try:
         found = [one for port in sorted(ports) for one in sockets_on(port)]
         everywhere = sockets_on(0, states=LISTENING) if listeners else []
@@ -224,11 +188,7 @@ def describe_socket(sock: DiagSocket, pid: int | None) -> dict[str, Any]:
 
 
 def flows(timeout_s: float = 2.0) -> list[Flow]:
-    """All TCP sockets of this network namespace that a process holds, with what waits in them and what they moved.
-
-    Raises:
-        OSError: as for :func:`sockets_on`.
-    """
+    """All TCP sockets of this network namespace that a process holds, with their traffic."""
     found = map(parse_flow, _dump(0, 1 << INET_DIAG_INFO - 1, timeout_s, ALL_STATES))
     return [one for one in found if one.socket.inode]
 

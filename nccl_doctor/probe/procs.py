@@ -14,15 +14,11 @@ from typing import Iterator, NamedTuple
 
 from nccl_doctor.probe.tools import read
 
-MOST_FILES = 1 << 16
-"""Descriptors of one process that are looked at."""
+MOST_FILES = 1 << 16  # Descriptors of one process that are looked at
 
 
 def pids_by_inode(inodes: set[int]) -> dict[int, list[int]]:
-    """All processes that hold each socket, as far as we may look; several where a socket was inherited.
-
-    All of them must go before the port is free.
-    """
+    """All processes that hold each socket, as far as we may look; several where it was inherited."""
     wanted = {f"socket:[{inode}]": inode for inode in inodes if inode}
     found: dict[int, list[int]] = {}
     for pid, _, target in open_files() if wanted else ():
@@ -48,10 +44,8 @@ def open_files(pids: set[int] | None = None) -> Iterator[tuple[int, str, str]]:
                 continue
 
 
-PF_KTHREAD = 0x00200000
-"""include/linux/sched.h."""
-STARTED = 19
-"""Where starttime, field 22 of /proc/PID/stat (proc_pid_stat(5)), stands behind the command's parenthesis."""
+PF_KTHREAD = 0x00200000  # include/linux/sched.h
+STARTED = 19  # where starttime, field 22 of /proc/PID/stat (proc_pid_stat(5)), stands behind the command's parenthesis
 COMMAND_LIMIT = 500
 TEXT_LIMIT = 1 << 18
 """Bytes of one file in /proc/PID. A process may declare as much of its memory its variables as it likes (PR_SET_MM_MAP
@@ -61,25 +55,17 @@ KEPT_LIMIT = 1 << 25
 
 
 class Proc(NamedTuple):
-    """A process.
-
-    Attributes:
-        name: the kernel's, at most 15 characters; a program can change its own.
-        state: one letter; "Z" is a zombie.
-        terminal: whether it has a controlling terminal.
-        kernel: whether it is a kernel thread.
-        started: clock ticks since boot.
-    """
+    """A process."""
 
     pid: int
-    name: str
-    state: str
+    name: str  # the kernel's, at most 15 characters; a program can change its own
+    state: str  # one letter; "Z" is a zombie
     ppid: int
     group: int
     session: int
-    terminal: bool
-    kernel: bool
-    started: int
+    terminal: bool  # whether it has a controlling terminal
+    kernel: bool  # whether it is a kernel thread
+    started: int  # clock ticks since boot
 
 
 def read_proc(pid: int) -> Proc | None:
@@ -111,11 +97,7 @@ def read_proc(pid: int) -> Proc | None:
 
 
 class Table:
-    """All processes at one moment, and what can be asked of each; every answer is read once.
-
-    Attributes:
-        procs: by PID.
-    """
+    """All processes at one moment, and what can be asked of each; every answer is read once."""
 
     def __init__(self) -> None:
         found = (read_proc(int(entry)) for entry in os.listdir("/proc") if entry.isdigit())
@@ -177,10 +159,7 @@ class Table:
         return self._environ[pid]
 
     def uid(self, pid: int) -> int:
-        """The real user; -1 for one that is gone.
-
-        From the status file: the folder itself belongs to root where a program is not dumpable (proc(5)).
-        """
+        """The real user; -1 where it is gone. /proc/PID itself is root's where a program is not dumpable (proc(5))."""
         if pid not in self._uids:
             told = self.status(pid, "Uid")
             self._uids[pid] = int(told.split()[0]) if told else -1
@@ -237,19 +216,14 @@ SERVICE = re.compile(r".*/(?P<name>[^/]+)\.service(?:/|$)")
 """The innermost: a service may have groups of its own below it (Delegate= of systemd.resource-control(5))."""
 LOGINS = frozenset({"ssh", "sshd", "user", "getty", "serial-getty", "cron", "crond", "atd", "slurmd"})
 """Services that start what people ask for and do not look after it; without pam_systemd it stays in their group."""
-NO_LOGIN = 2**32 - 1
-"""/proc/PID/loginuid of what no login started (proc_pid_loginuid(5))."""
-MOST_SPACES = 64
-"""Network namespaces that are looked into: any user may make as many as they like."""
+NO_LOGIN = 2**32 - 1  # /proc/PID/loginuid of what no login started (proc_pid_loginuid(5))
+MOST_SPACES = 64  # Network namespaces that are looked into: any user may make as many as they like
 LISTEN, CLOSE = "0A", "07"
 """include/net/tcp_states.h, as /proc/net/tcp prints them; 07 with a port is one that is only bound (Linux 6.8)."""
 
 
 def unit_of(pid: int, table: Table) -> str | None:
-    """Its Slurm job or container in words ("docker container 3f2a40b1c9d2"); None for neither.
-
-    By its control group; where that says nothing of Slurm, by the variable that Slurm gives to jobs.
-    """
+    """Its Slurm job or container by its control group, else Slurm's variable: "docker container 3f2a40b1c9d2"."""
     job = SLURM.search(table.text(pid, "cgroup"))
     if job:
         return f"Slurm job {job['job']}" + (f".{job['step']}" if job["step"] else "")
@@ -303,10 +277,7 @@ def surroundings(pid: int, table: Table) -> tuple[str | None, ...]:
 
 
 def elsewhere(port: int, table: Table) -> list[dict[str, object]]:
-    """Processes of other network namespaces in which the port is taken, one a namespace, as far as we may look.
-
-    A port that is taken in one is free in another: containers have their own unless they share the host's.
-    """
+    """Processes of other network namespaces in which the port is taken, one a namespace."""
     seen = {table.link(os.getpid(), "ns/net"), None}
     found: list[dict[str, object]] = []
     for pid in sorted(table.procs):

@@ -115,28 +115,19 @@ def _worker(proc: Proc) -> dict[str, Any]:
 
 WINDOW_S = 2.0
 POLL_S = 0.25
-CPU_SHARE = 0.02
-"""Of one core. What only waits wakes up now and then: torch's watchdogs, a libuv loop."""
-FILE_BYTES = 1 << 16
-"""In the window; less is what threads tell each other through pipes."""
-TALKED_S = 10.0
-"""A peer's data that came this short a time ago is progress without a second look."""
-GPU_S = 5.0
-"""nvidia-smi takes seconds where no daemon keeps the driver loaded."""
+CPU_SHARE = 0.02  # of one core. What only waits wakes up now and then: torch's watchdogs, a libuv loop.
+FILE_BYTES = 1 << 16  # in the window; less is what threads tell each other through pipes
+TALKED_S = 10.0  # a peer's data that came this short a time ago is progress without a second look
+GPU_S = 5.0  # nvidia-smi takes seconds where no daemon keeps the driver loaded
 
 
 class Look(NamedTuple):
-    """The processor, files and peers that the processes of a job have used by now.
-
-    Attributes:
-        cpu: seconds, by PID.
-        files: bytes, by PID.
-        peers: connections, by inode; without those of one process with itself, such as a store's to its own server.
-    """
+    """The processor, files and peers that the processes of a job have used by now."""
 
     at: float
-    cpu: dict[int, float]
-    files: dict[int, int]
+    cpu: dict[int, float]  # seconds, by PID
+    files: dict[int, int]  # bytes, by PID
+    # connections, by inode; without those of one process with itself, such as a store's to its own server
     peers: dict[int, Flow]
 
 

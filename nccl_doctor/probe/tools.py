@@ -33,13 +33,9 @@ Collector = TypeVar("Collector", bound=Callable[..., object])
 
 
 def fact(field: str, *, slow: bool = False) -> Callable[[Collector], Collector]:
-    """Registers a collector of a field of snapshot.HostFacts.
+    """Registers the collector of a field of snapshot.HostFacts, in JSON form; ``slow`` where it starts a program.
 
     What it needs it names as its parameters, out of ``given`` in probe/facts/__init__.py; others have defaults.
-
-    Args:
-        field: answers with it, in JSON form; an exception costs this fact alone.
-        slow: starts a program, and is therefore begun first.
     """
 
     def register(collector: Collector) -> Collector:
@@ -78,8 +74,7 @@ def read(path: str) -> str | None:
     return data.decode("utf-8", "surrogateescape").strip()
 
 
-WORKERS = 16
-"""Look-ups at once: name servers drop queries of a client that floods them."""
+WORKERS = 16  # look-ups at once: name servers drop queries of a client that floods them
 
 
 def side_by_side(look: Callable[[str], Any], names: list[str], deadline: float) -> dict[str, Any]:
@@ -109,7 +104,7 @@ def side_by_side(look: Callable[[str], Any], names: list[str], deadline: float) 
     return found
 
 
-PROGRAMS = {
+PROGRAMS = {  # by name, what for; nothing else is run
     "nvidia-smi": "GPUs, their health, who uses them",
     "lspci": "which PCIe bridges redirect",
     "systemctl": "the state of the Fabric Manager",
@@ -129,7 +124,6 @@ PROGRAMS = {
     "timeout": "the end of what runs under sudo",
     "true": "a trial of sudo",
 }
-"""By name, what for; nothing else is run."""
 SYSTEM = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 MORE = ("/usr/local/nvidia/bin", "/usr/lib/wsl/lib")
 """Where GKE and WSL put nvidia-smi; a PATH that is not interactive may lack them."""

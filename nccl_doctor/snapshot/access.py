@@ -15,10 +15,9 @@ Reason = Literal[
 ]  # fmt: skip
 
 
-PythonProblem = Literal[
+PythonProblem = Literal[  # why an interpreter can't be used
     "missing", "permission", "directory", "architecture", "too-old", "incomplete", "library", "broken", "memory"
 ]
-"""Why an interpreter can't be used."""
 
 
 class AccessFacts(Words):
@@ -31,32 +30,22 @@ class AccessFacts(Words):
 
 
 class SshTarget(AccessFacts):
-    """The host that ssh was to reach.
+    """The host that ssh was to reach."""
 
-    Attributes:
-        target: as it was asked for, so that ~/.ssh/config applies; ``address`` is what that means.
-        jump_host: the failure is that of this jump host on the way.
-    """
-
-    target: str
+    target: str  # as it was asked for, so that ~/.ssh/config applies; ``address`` is what that means
     address: str
     port: SocketPort
     user: str
-    jump_host: str | None = None
+    jump_host: str | None = None  # the failure is that of this jump host on the way
 
 
 class UnreachableFacts(SshTarget):
-    """Why no session came about.
-
-    Attributes:
-        via: it was a jump host or a proxy that dialled, not this machine.
-        late: what this machine itself does for it took too long, such as a look into the configuration.
-        others: what became of dials of its SSH port from hosts that were reached.
-    """
+    """Why no session came about."""
 
     reason: Reason
-    via: bool = False
-    late: bool = False
+    via: bool = False  # it was a jump host or a proxy that dialled, not this machine
+    late: bool = False  # what this machine itself does for it took too long, such as a look into the configuration
+    # what became of dials of its SSH port from hosts that were reached
     others: dict[str, DialOutcome] = Field(default_factory=dict)
 
     @property
@@ -66,53 +55,33 @@ class UnreachableFacts(SshTarget):
 
 
 class LoginFacts(SshTarget):
-    """The attempt to log in.
+    """The attempt to log in."""
 
-    Attributes:
-        identity_file: the key whose public half should be on the host; None where there is none.
-        encrypted: files that need a passphrase.
-        offered: how many keys the server saw.
-        methods: what the server would take.
-        agent: an agent answered.
-        hardware: keys were passed over that only the ssh program can use.
-        barred: a key was taken, and the account then barred.
-        partial: a key was taken, and the server asks for more.
-        aborted: it broke off after as many keys as it tries (MaxAuthTries).
-        exposed: files that others may read, so that they were passed over.
-        public: the public half of ``identity_file`` stands beside it.
-        out_of_time: certificates that have expired, each a phrase; ``early``: those whose time has not begun.
-    """
-
-    identity_file: str | None
-    encrypted: tuple[str, ...]
-    offered: Count
-    methods: tuple[str, ...]
-    agent: bool
-    hardware: bool
-    barred: bool = False
-    partial: bool = False
-    aborted: bool = False
-    exposed: tuple[str, ...] = ()
-    public: bool = True
+    identity_file: str | None  # the key whose public half should be on the host; None where there is none
+    encrypted: tuple[str, ...]  # files that need a passphrase
+    offered: Count  # how many keys the server saw
+    methods: tuple[str, ...]  # what the server would take
+    agent: bool  # an agent answered
+    hardware: bool  # keys were passed over that only the ssh program can use
+    barred: bool = False  # a key was taken, and the account then barred
+    partial: bool = False  # a key was taken, and the server asks for more
+    aborted: bool = False  # it broke off after as many keys as it tries (MaxAuthTries)
+    exposed: tuple[str, ...] = ()  # files that others may read, so that they were passed over
+    public: bool = True  # the public half of ``identity_file`` stands beside it
+    # certificates that have expired, each a phrase; ``early``: those whose time has not begun
     out_of_time: tuple[str, ...] = ()
     early: tuple[str, ...] = ()
 
 
 class UnknownKeyFacts(SshTarget):
-    """The key that was shown, and where it would be known.
-
-    Attributes:
-        known_hosts_directory: the folder of the file ``known_hosts`` is there.
-        via: reached through a jump host or a proxy, so that ssh-keyscan can't see it.
-        known_hosts_line: the line to add, where the key itself was seen.
-    """
+    """The key that was shown, and where it would be known."""
 
     key_type: str
     fingerprint: str
     known_hosts: str
-    known_hosts_directory: bool
-    via: bool
-    known_hosts_line: str | None
+    known_hosts_directory: bool  # the folder of the file ``known_hosts`` is there
+    via: bool  # reached through a jump host or a proxy, so that ssh-keyscan can't see it
+    known_hosts_line: str | None  # the line to add, where the key itself was seen
 
 
 class ChangedKeyFacts(SshTarget):
@@ -161,19 +130,12 @@ class EngineFacts(AccessFacts):
 
 
 class AccessFailure(Words):
-    """Why a host was not reached.
+    """Why a host was not reached."""
 
-    Attributes:
-        kind: the name of the diagnosis.
-        detail: one phrase that goes on behind the host's name: what happened.
-        evidence: the lines that show it.
-        facts: each kind has a type of them.
-    """
-
-    kind: str
-    detail: str
-    evidence: tuple[str, ...] = ()
-    facts: AccessFacts
+    kind: str  # the name of the diagnosis
+    detail: str  # one phrase that goes on behind the host's name: what happened
+    evidence: tuple[str, ...] = ()  # the lines that show it
+    facts: AccessFacts  # each kind has a type of them
 
 
 class SshUnreachable(AccessFailure):
@@ -229,15 +191,10 @@ _OUR_KINDS = frozenset(str(failure.model_fields["kind"].default) for failure in 
 
 
 class EngineFailure(AccessFailure):
-    """A failure of an engine's own kind.
-
-    Attributes:
-        kind: the name of a diagnosis of the engine's own.
-        remedy: prose, for that diagnosis.
-    """
+    """A failure of an engine's own kind."""
 
     facts: EngineFacts = EngineFacts()
-    remedy: str
+    remedy: str  # prose, for that diagnosis
 
     @field_validator("kind")
     @classmethod
@@ -247,5 +204,4 @@ class EngineFailure(AccessFailure):
         return kind
 
 
-AnyAccessFailure = Annotated[_Ours | EngineFailure, Field(union_mode="left_to_right")]
-"""As a snapshot holds it."""
+AnyAccessFailure = Annotated[_Ours | EngineFailure, Field(union_mode="left_to_right")]  # as a snapshot holds it

@@ -1,7 +1,4 @@
-"""A running job as it was seen at a few moments: its ranks, what launched them, and how each rank stood.
-
-One document, judged by :mod:`nccl_doctor.hang`: what the kernel, a rank's stack and its recorder told.
-"""
+"""A running job as it was seen at a few moments: its ranks, what launched them, and how each rank stood."""
 
 from __future__ import annotations
 
@@ -45,24 +42,16 @@ class Worker(Observed):
 
 
 class RankState(Observed):
-    """A rank as the kernel tells of it.
-
-    Attributes:
-        wchan: the kernel function in which its main thread sleeps.
-        kernel_stack: of one in state "D", innermost first, where the kernel shows it to us.
-        cpu_s: seconds of CPU that it had.
-        wanted_s: by thread, seconds that it had a CPU or waited for one.
-        switches: how often its main thread came to a CPU or left it.
-        io_bytes: read and written so far.
-    """
+    """A rank as the kernel tells of it."""
 
     state: Letter
-    wchan: Short | None
-    kernel_stack: tuple[Short, ...]
-    cpu_s: Seconds | None
+    wchan: Short | None  # the kernel function in which its main thread sleeps
+    kernel_stack: tuple[Short, ...]  # of one in state "D", innermost first, where the kernel shows it to us
+    cpu_s: Seconds | None  # seconds of CPU that it had
+    # by thread, seconds that it had a CPU or waited for one
     wanted_s: Annotated[dict[Short, Seconds], Field(max_length=1024)]
-    switches: Count | None
-    io_bytes: Count | None
+    switches: Count | None  # how often its main thread came to a CPU or left it
+    io_bytes: Count | None  # read and written so far
     threads: Count
     workers: tuple[Worker, ...]
 
@@ -85,23 +74,16 @@ class Thread(Observed):
 
 
 class Flow(Observed):
-    """A TCP connection of a rank, in bytes.
-
-    Attributes:
-        unread: came in and was not read; ``unsent``: written, and not acknowledged by the peer.
-        retransmits: how often the oldest of that was sent again without an answer.
-        probes: it could not go out, and the peer was asked for room this often in a row without an answer.
-        acked: sent so far; ``received`` likewise. None where the kernel does not count.
-    """
+    """A TCP connection of a rank, in bytes."""
 
     local: tuple[IpAddress, SocketPort]
     remote: tuple[IpAddress, SocketPort]
     state: Short
-    unread: Count
+    unread: Count  # came in and was not read; ``unsent``: written, and not acknowledged by the peer
     unsent: Count
-    retransmits: Count
-    probes: Count = 0
-    acked: Count | None
+    retransmits: Count  # how often the oldest of that was sent again without an answer
+    probes: Count = 0  # it could not go out, and the peer was asked for room this often in a row without an answer
+    acked: Count | None  # sent so far; ``received`` likewise. None where the kernel does not count.
     received: Count | None
 
 
@@ -118,28 +100,20 @@ class Call(Observed):
 
 
 class Recorded(Observed):
-    """torch's flight recorder of a rank.
+    """torch's flight recorder of a rank."""
 
-    Attributes:
-        live: asked for just now; else a dump that was there.
-        issued: by group, how many collectives the rank has called; ``ended`` likewise, where torch tells.
-        calls: the last of them, in their order.
-    """
-
-    live: bool
+    live: bool  # asked for just now; else a dump that was there
     age_s: Seconds = 0
+    # by group, how many collectives the rank has called; ``ended`` likewise, where torch tells
     issued: dict[Short, Count]
     ended: dict[Short, Count]
-    calls: tuple[Call, ...]
+    calls: tuple[Call, ...]  # the last of them, in their order
 
     @property
     def pending(self) -> bool:
-        """True where a collective that was called has not ended.
-
-        A group's count of ended ones may stay behind: two threads of gloo's write it, and the later one may have ended
-        the earlier collective (seen with torch 2.13 after every fourth round of three all-reduces at once). The call's
-        own entry knows better.
-        """
+        """True where a collective that was called has not ended."""
+        # The count of ended ones may stay behind, for two threads of gloo's write it (torch 2.13, after every fourth
+        # round of three all-reduces at once); the call's own entry knows better.
         done = {(call.group, call.seq) for call in self.calls if call.done}
         return any(
             self.issued.get(group, 0) > ended and (group, self.issued[group]) not in done
@@ -178,29 +152,19 @@ class User(NamedTuple):
 
 
 class JobProcess(Observed):
-    """A process of a job.
-
-    Attributes:
-        inner_pid: its PID inside of its container, as NCCL tells it.
-        started: in the kernel's clock ticks; with the PID it means this process and no later one.
-        uid: the user's number there.
-        unit: its Slurm job or container.
-        contained: it is in a container, as seen from the probe.
-        nccl: the version that it has loaded, "unknown" where that is not told; None without NCCL.
-        told: of its variables those that say what can be asked of it.
-    """
+    """A process of a job."""
 
     pid: Pid
-    inner_pid: Pid
-    started: Count
+    inner_pid: Pid  # its PID inside of its container, as NCCL tells it
+    started: Count  # in the kernel's clock ticks; with the PID it means this process and no later one
     age_s: Seconds
     user: Short
-    uid: Count | None = None
+    uid: Count | None = None  # the user's number there
     command: Short
-    unit: Short | None
-    contained: bool = False
-    nccl: Short | None
-    told: dict[Short, Short]
+    unit: Short | None  # its Slurm job or container
+    contained: bool = False  # it is in a container, as seen from the probe
+    nccl: Short | None  # the version that it has loaded, "unknown" where that is not told; None without NCCL
+    told: dict[Short, Short]  # of its variables those that say what can be asked of it
     local_rank: Count | None
     local_world_size: Count | None
 
@@ -225,14 +189,11 @@ class JobRank(JobProcess):
 
 
 class StoreClient(JobProcess):
-    """A process that may be a rank, though no variable of it says so.
+    """A process that may be a rank, though no variable of it says so."""
 
-    Attributes:
-        dials: address and port of each end that it dialled, and how many connections it has to it.
-        serves: those of them that it answers itself, and how many connections came to it: a job's store is one.
-    """
-
+    # address and port of each end that it dialled, and how many connections it has to it
     dials: tuple[tuple[IpAddress, SocketPort, Count], ...]
+    # those of them that it answers itself, and how many connections came to it: a job's store is one
     serves: tuple[tuple[IpAddress, SocketPort, Count], ...]
 
 
@@ -247,18 +208,15 @@ class Launcher(Observed):
 
 
 class Starter(Observed):
-    """A launcher of torch's that has no rank yet; ``state`` None where it ended meanwhile.
-
-    Attributes:
-        asked: what it was told of the other nodes, by torchrun's names: "nnodes", "node_rank", "rdzv_endpoint".
-        dials: the far ends of its connections, and their states.
-    """
+    """A launcher of torch's that has no rank yet; ``state`` None where it ended meanwhile."""
 
     pid: Pid
     state: RankState | None
     program: Short
     age_s: Seconds
+    # what it was told of the other nodes, by torchrun's names: "nnodes", "node_rank", "rdzv_endpoint"
     asked: Annotated[dict[Short, Short], Field(max_length=16)]
+    # the far ends of its connections, and their states
     dials: Annotated[tuple[tuple[IpAddress, SocketPort, Short], ...], Field(max_length=64)]
 
 
@@ -283,17 +241,12 @@ class OomKill(Observed):
 
 
 class HostLook(Observed):
-    """The ranks of one host at one moment.
+    """The ranks of one host at one moment."""
 
-    Attributes:
-        at_s: on the host's clock since boot.
-        serves_ras: a rank listens where NCCL's RAS service would.
-    """
-
-    at_s: Seconds
+    at_s: Seconds  # on the host's clock since boot
     ranks: tuple[RankLook, ...]
     launchers: tuple[Launcher, ...]
-    serves_ras: bool
+    serves_ras: bool  # a rank listens where NCCL's RAS service would
     killed: Fact[tuple[OomKill, ...]]
     xids: Fact[tuple[Xid, ...]]
 
@@ -316,19 +269,16 @@ class Ras(Observed):
 
 
 class HangHost(Observed):
-    """A host: its ranks and the looks at them, or why there are none.
-
-    Attributes:
-        rivals: older processes of the same user with numbers of the job's ranks.
-        misnumbered_ranks: ranks with the numbers of missing ones that were told to meet others, or elsewhere.
-        starters: where no host has a rank, its launchers once more, a look's interval later.
-    """
+    """A host: its ranks and the looks at them, or why there are none."""
 
     node: Node
     job: JobRanks | None = None
+    # ranks with the numbers of missing ones that were told to meet others, or elsewhere
     misnumbered_ranks: Annotated[tuple[JobRank, ...], Field(max_length=4096)] = ()
+    # older processes of the same user with numbers of the job's ranks
     rivals: Annotated[tuple[JobRank, ...], Field(max_length=4096)] = ()
     looks: tuple[HostLook, ...] = ()
+    # where no host has a rank, its launchers once more, a look's interval later
     starters: Fact[Annotated[tuple[Starter, ...], Field(max_length=64)]] = ()
     ras: tuple[Phased[Ras], ...] = ()
     failure: AnyAccessFailure | None = None
@@ -340,21 +290,15 @@ class HangHost(Observed):
 
 
 class HangSnapshot(FrozenModel):
-    """All that was seen of one job; judged now, or again from a file.
-
-    Attributes:
-        interval_s: between two looks.
-        stacks: how they were read: "read" without a pause, "pause", "native", or "none".
-        other_jobs: ranks of jobs that were not looked at, as "ADDRESS:PORT (8 ranks)".
-    """
+    """All that was seen of one job; judged now, or again from a file."""
 
     schema_: Literal[1] = Field(default=1, alias="schema", serialization_alias="schema")
     kind: str = "hang"
     version: str
     taken_at: str
-    interval_s: Seconds
-    stacks: str
+    interval_s: Seconds  # between two looks
+    stacks: str  # how they were read: "read" without a pause, "pause", "native", or "none"
     cluster: Cluster
     hosts: tuple[HangHost, ...]
-    other_jobs: tuple[str, ...] = ()
+    other_jobs: tuple[str, ...] = ()  # ranks of jobs that were not looked at, as "ADDRESS:PORT (8 ranks)"
     timings: dict[str, Seconds] = Field(default_factory=dict)

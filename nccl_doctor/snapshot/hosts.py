@@ -34,51 +34,17 @@ from nccl_doctor.model.base import (
 )
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.report import Load
+from nccl_doctor.snapshot import network, system
 from nccl_doctor.snapshot.access import AnyAccessFailure
 from nccl_doctor.snapshot.mesh import Mesh
-from nccl_doctor.snapshot.network import (
-    Common,
-    FirewallFacts,
-    Interfaces,
-    Names,
-    PortRange,
-    PortTrial,
-    ResolverAnswer,
-    Route,
-    TcpSocket,
-    Way,
-)
 from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.snapshot.surroundings import Outside, StepLimits, Surroundings
-from nccl_doctor.snapshot.system import (
-    Clock,
-    ConfigFile,
-    Gpu,
-    GpuHealth,
-    GpuProcess,
-    Identity,
-    LibncclAnswer,
-    LoginShell,
-    NcclPlugin,
-    PciPaths,
-    PythonInfo,
-    RdmaDevice,
-    ResourceLimits,
-    SameEntry,
-    Shm,
-    TorchInfo,
-    TrainingJob,
-    Xid,
-)
 from nccl_doctor.text.inet import Address, numeric
 
 
 @dataclass(frozen=True)
 class Shown:
-    """Stands on a fact that ``-v`` shows: its label, and the words for what is known; None where there is none.
-
-    Without words here, judge/diagnose.py has them: they need a room above this one.
-    """
+    """Stands on a fact that ``-v`` shows: its label, and its words where judge/diagnose.py has none."""
 
     label: str
     words: Callable[[Any], str | None] | None = None
@@ -87,24 +53,24 @@ class Shown:
 MOST_ROUTES = 4
 
 
-def _torch_words(torch: TorchInfo | None) -> str:
+def _torch_words(torch: system.TorchInfo | None) -> str:
     if torch is None:
         return "none"
     parts = (torch.version, torch.cuda and f"CUDA {torch.cuda}", torch.nccl and f"NCCL {torch.nccl}")
     return ", ".join(part for part in parts if part)
 
 
-def _gpu_words(gpus: tuple[Gpu, ...]) -> str:
+def _gpu_words(gpus: tuple[system.Gpu, ...]) -> str:
     kinds = Counter(gpu.name for gpu in gpus)
     return ", ".join(f"{count} {name}" for name, count in kinds.items()) or "none"
 
 
-def _limit_words(limits: ResourceLimits) -> str:
+def _limit_words(limits: system.ResourceLimits) -> str:
     nofile, memlock = ("unlimited" if one is None else str(one) for one in (limits.nofile_soft, limits.memlock_soft))
     return f"nofile {nofile}, memlock {memlock}"
 
 
-def _route_words(routes: tuple[Route, ...]) -> str:
+def _route_words(routes: tuple[network.Route, ...]) -> str:
     """The first of the main table, IPv4 before IPv6."""
     words = [
         f"{route.destination}{f' via {route.gateway}' if route.gateway else ''} {route.interface}"
@@ -115,55 +81,46 @@ def _route_words(routes: tuple[Route, ...]) -> str:
 
 
 class HostFacts(Observed):
-    """All that one host told, a field a fact; what :class:`Shown` says of one stands on the screen, in this order.
+    """All that one host told, by collectors (probe/tools.py, ``fact``); :class:`Shown` ones stand on the screen so."""
 
-    A fact is added here, with its type, and by its collector on the host (probe/tools.py, ``fact``).
-
-    Attributes:
-        libnccl: None where it was not asked.
-        step: None outside a Slurm job.
-        firewall: as it was before the ports were tested.
-        sysctls: rp_filter, arp_ignore, arp_announce and the neighbour table's thresholds by full name:
-            "net.ipv4.conf.all.rp_filter".
-        firewall_after: the same again after that, where dials failed: the counters tell which rule they met.
-        ways: of the packets of dials that failed, out of the host and into it.
-        surroundings: of the container that all of this was found in; None where that is the host itself.
-        outside: what the host around that container tells; None likewise.
-    """
-
-    identity: Fact[Identity]
-    resolution: Fact[Names]
-    interfaces: Fact[Interfaces]
-    sockets: Fact[tuple[TcpSocket, ...]]
+    identity: Fact[system.Identity]
+    resolution: Fact[network.Names]
+    interfaces: Fact[network.Interfaces]
+    sockets: Fact[tuple[network.TcpSocket, ...]]
     outside: Annotated[Fact[Outside | None], Shown("container", lambda it: it and f"{it.place}, on {it.hostname}")] = (
-        None
+        None  # of the host around the container that the probe runs in
     )
-    python: Annotated[Fact[PythonInfo], Shown("python", lambda it: f"{it.version}, {it.executable}")]
-    torch: Annotated[Fact[TorchInfo | None], Shown("torch", _torch_words)]
-    gpus: Annotated[Fact[tuple[Gpu, ...]], Shown("GPUs", _gpu_words)]
-    limits: Annotated[Fact[ResourceLimits], Shown("limits", _limit_words)]
-    firewall: Annotated[Fact[FirewallFacts], Shown("firewall")] = unknown("the firewall was not looked at")
-    shm: Annotated[Fact[Shm], Shown("shared memory", lambda it: f"{it.total_bytes / 1e9:.3g} GB")]
-    routes: Annotated[Fact[tuple[Route, ...]], Shown("routes", _route_words)]
-    port_range: Fact[PortRange]
+    python: Annotated[Fact[system.PythonInfo], Shown("python", lambda it: f"{it.version}, {it.executable}")]
+    torch: Annotated[Fact[system.TorchInfo | None], Shown("torch", _torch_words)]
+    gpus: Annotated[Fact[tuple[system.Gpu, ...]], Shown("GPUs", _gpu_words)]
+    limits: Annotated[Fact[system.ResourceLimits], Shown("limits", _limit_words)]
+    # as it was before the ports were tested
+    firewall: Annotated[Fact[network.FirewallFacts], Shown("firewall")] = unknown("the firewall was not looked at")
+    shm: Annotated[Fact[system.Shm], Shown("shared memory", lambda it: f"{it.total_bytes / 1e9:.3g} GB")]
+    routes: Annotated[Fact[tuple[network.Route, ...]], Shown("routes", _route_words)]
+    port_range: Fact[network.PortRange]
     env: Fact[dict[str, EnvValue]]
-    config_files: Fact[tuple[ConfigFile, ...]]
-    clock: Fact[Clock]
-    master_port: Phased[PortTrial]
-    libnccl: Fact[LibncclAnswer | None] = None
+    config_files: Fact[tuple[system.ConfigFile, ...]]
+    clock: Fact[system.Clock]
+    master_port: Phased[network.PortTrial]
+    libnccl: Fact[system.LibncclAnswer | None] = None  # None where it was not asked
+    # rp_filter, arp_ignore, arp_announce and the neighbour table's thresholds by full name:
+    # "net.ipv4.conf.all.rp_filter"
     sysctls: Fact[dict[str, SysctlNumber]] = unknown("not asked")
-    rdma: Fact[tuple[RdmaDevice, ...]] = unknown("not looked at")
-    pci: Fact[PciPaths] = unknown("not looked at")
-    gpu_health: Fact[tuple[GpuHealth, ...]] = unknown("not looked at")
-    xids: Fact[tuple[Xid, ...]] = unknown("not looked at")
-    plugins: Fact[tuple[NcclPlugin, ...]] = unknown("not looked at")
-    same: Fact[tuple[SameEntry, ...]] = unknown("not looked at")
-    step: Fact[StepLimits | None] = None
-    login_shell: Fact[LoginShell | None] = unknown("not looked at")
-    processes: Fact[tuple[TrainingJob, ...]] = unknown("not looked at")
-    gpu_processes: Fact[tuple[GpuProcess, ...]] = unknown("not looked at")
-    firewall_after: Fact[FirewallFacts | None] = None
-    ways: Fact[tuple[Way, ...]] = ()
+    rdma: Fact[tuple[system.RdmaDevice, ...]] = unknown("not looked at")
+    pci: Fact[system.PciPaths] = unknown("not looked at")
+    gpu_health: Fact[tuple[system.GpuHealth, ...]] = unknown("not looked at")
+    xids: Fact[tuple[system.Xid, ...]] = unknown("not looked at")
+    plugins: Fact[tuple[system.NcclPlugin, ...]] = unknown("not looked at")
+    same: Fact[tuple[system.SameEntry, ...]] = unknown("not looked at")
+    step: Fact[StepLimits | None] = None  # None outside a Slurm job
+    login_shell: Fact[system.LoginShell | None] = unknown("not looked at")
+    processes: Fact[tuple[system.TrainingJob, ...]] = unknown("not looked at")
+    gpu_processes: Fact[tuple[system.GpuProcess, ...]] = unknown("not looked at")
+    # the same again after that, where dials failed: the counters tell which rule they met
+    firewall_after: Fact[network.FirewallFacts | None] = None
+    ways: Fact[tuple[network.Way, ...]] = ()  # of the packets of dials that failed, out of the host and into it
+    # of the container that all of this was found in; None where that is the host itself
     surroundings: Fact[Surroundings | None] = None
 
 
@@ -185,9 +142,9 @@ class Host(Observed):
         """The node's name."""
         return self.node.name
 
-    def beside(self, names: Common) -> Host:
+    def beside(self, names: network.Common) -> Host:
         """The same host with its names in terms of these common answers."""
-        if self.facts is None or not isinstance(self.facts.resolution, Names):
+        if self.facts is None or not isinstance(self.facts.resolution, network.Names):
             return self
         facts = self.facts.model_copy(update={"resolution": self.facts.resolution.beside(names)})
         return self.model_copy(update={"facts": facts})
@@ -202,29 +159,23 @@ def _time(text: str) -> str:
 
 
 class Snapshot(Observed):
-    """All that was seen in one run; judged now, or again by a later release.
-
-    What stands in it fits together, also where it comes out of a file: one host a node, in the cluster's order, and
-    dials, ranks and outputs of these hosts alone.
-
-    Attributes:
-        resolved: addresses by name of the hosts file, as the machine resolves them that nccl-doctor ran on; asked only
-            where a dial failed or a host lacks a name, for what is to be done about that.
-        spent: by host and phase, the seconds of the run from which until which the host was busy with it.
-        names: what the hosts make of the cluster's names, where a host's own facts say nothing else.
-    """
+    """All that was seen in one run; what stands in it fits together, also where it comes out of a file."""
 
     schema_: Literal[1] = Field(default=1, alias="schema", serialization_alias="schema")
     version: str
     taken_at: Annotated[str, AfterValidator(_time)]
     cluster: Cluster
-    names: dict[str, ResolverAnswer] = Field(default_factory=dict)
+    # what the hosts make of the cluster's names, where a host's own facts say nothing else
+    names: dict[str, network.ResolverAnswer] = Field(default_factory=dict)
     hosts: tuple[Host, ...]
     mesh: Phased[Mesh]
     smoke: Phased[Smoke]
     timings: dict[str, Seconds] = Field(default_factory=dict)
+    # addresses by name of the hosts file, as the machine resolves them that nccl-doctor ran on; asked only where a dial
+    # failed or a host lacks a name, for what is to be done about that
     resolved: dict[str, tuple[IpAddress, ...]] = Field(default_factory=dict)
     load: Load | None = None
+    # by host and phase, the seconds of the run from which until which the host was busy with it
     spent: dict[str, dict[str, tuple[Seconds, Seconds]]] = Field(default_factory=dict)
 
     @field_validator("hosts")
@@ -280,18 +231,15 @@ def named_devices(node: Node) -> tuple[str, ...]:
     return tuple(part.strip() for part in (node.cuda_visible_devices or "").split(",") if part.strip())
 
 
-def visible_gpus(node: Node, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-    """The host's GPUs that the node's ranks see, in their order: all, or those that it names by index or identifier.
-
-    A part of a GPU (``MIG-…``) stands for nothing here: nvidia-smi's list of GPUs does not tell where it lies.
-    """
+def visible_gpus(node: Node, gpus: tuple[system.Gpu, ...]) -> tuple[system.Gpu, ...]:
+    """The GPUs that the node's ranks see, in their order; a part of one (``MIG-…``) stands for nothing."""
     if node.cuda_visible_devices is None:
         return gpus
     named = named_devices(node)
     return tuple(gpu for part in named for gpu in gpus if part == str(gpu.index) or _is_called(gpu, part))
 
 
-def _is_called(gpu: Gpu, part: str) -> bool:
+def _is_called(gpu: system.Gpu, part: str) -> bool:
     """CUDA takes any beginning of an identifier that is unambiguous."""
     return part.startswith("GPU-") and gpu.uuid.lower().startswith(part.lower())
 
@@ -320,7 +268,7 @@ def _resolved(snapshot: Snapshot, name: str, reader: str) -> Iterator[object]:
     yield name
     yield from snapshot.resolved.get(name, ())
     for host in snapshot.hosts:
-        if host.name == reader and host.facts is not None and isinstance(host.facts.resolution, Names):
+        if host.name == reader and host.facts is not None and isinstance(host.facts.resolution, network.Names):
             answer = host.facts.resolution.get(name)
             yield from answer.addresses if answer is not None else ()
 

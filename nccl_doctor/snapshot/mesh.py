@@ -27,19 +27,14 @@ from nccl_doctor.text.hostlist import grouped
 
 
 class Stall(Observed):
-    """A connection that opened, and then swallowed segments of full size (see probe/mesh/mesh.py).
-
-    Attributes:
-        sent: bytes given to the kernel; ``unacked`` of them were never acknowledged.
-        segment: bytes of payload in the largest segment, as the kernel last counted them.
-    """
+    """A connection that opened, and then swallowed segments of full size (see probe/mesh/mesh.py)."""
 
     src: str
     dst: str
     address: HostAddress
-    sent: Count
+    sent: Count  # bytes given to the kernel; ``unacked`` of them were never acknowledged
     unacked: Count
-    segment: Count
+    segment: Count  # bytes of payload in the largest segment, as the kernel last counted them
 
 
 class Interception(Observed):
@@ -59,17 +54,11 @@ class Rail(Observed):
 
 
 class Sample(Observed):
-    """The pairs of a large mesh that are dialled: the master with everybody, ring neighbours, and some at random.
+    """The pairs of a large mesh that are dialled: the master with everybody, ring neighbours, and some at random."""
 
-    Attributes:
-        order: all hosts of the job, by rank, whether they took part or not.
-        distances: how far behind it in that ring stand the hosts that each one dials.
-        by_all: the hosts with which a dial failed, and which all others dialled then.
-    """
-
-    order: tuple[str, ...]
-    distances: tuple[Count, ...]
-    by_all: tuple[str, ...] = ()
+    order: tuple[str, ...]  # all hosts of the job, by rank, whether they took part or not
+    distances: tuple[Count, ...]  # how far behind it in that ring stand the hosts that each one dials
+    by_all: tuple[str, ...] = ()  # the hosts with which a dial failed, and which all others dialled then
 
     def holds(self, src: str, dst: str) -> bool:
         """True where the dial from the one host to the other is among those that were chosen."""
@@ -83,38 +72,29 @@ class Sample(Observed):
         return {name: rank for rank, name in enumerate(self.order)}
 
 
-Answers = dict[str, dict[HostAddress, tuple[str, ...]]]
-"""By host and address, the hosts that met its listener there."""
+Answers = dict[str, dict[HostAddress, tuple[str, ...]]]  # by host and address, the hosts that met its listener there
 Pair = TypeVar("Pair", FailedDial, Stall, Interception)
 
 
 class Mesh(Observed):
-    """Every host dialled every other one, or a sample of them; some also themselves: those are dials, and no pairs.
-
-    Attributes:
-        pairs: ordered pairs of hosts there are; ``tested`` of them were dialled.
-        ports: by host, the ports it listened on.
-        failed: every dial that did not reach our own listener.
-        not_listening: by host, why it could not listen.
-        stalls: the pairs between which large packets vanish.
-        answered: by host and address, the hosts that say that they met its listener there, which said its own nonce.
-        rails: by host, its other addresses over which NCCL or gloo will move data; they were dialled, too.
-        elsewhere: by host that others could not reach, its addresses in another net, and who met its listener there.
-        sample: which pairs were to be dialled, where not all were.
-        intercepted: dials to closed ports that somebody took; each host tried one other, where there was a reason to.
-    """
+    """Every host dialled every other one, or a sample of them; some also themselves: those are dials, and no pairs."""
 
     hosts: Count
-    pairs: Count
+    pairs: Count  # ordered pairs of hosts there are; ``tested`` of them were dialled
     tested: Count
-    ports: dict[str, tuple[Port, ...]]
-    failed: tuple[FailedDial, ...] = ()
-    not_listening: dict[str, Clipped] = Field(default_factory=dict)
+    ports: dict[str, tuple[Port, ...]]  # by host, the ports it listened on
+    failed: tuple[FailedDial, ...] = ()  # every dial that did not reach our own listener
+    not_listening: dict[str, Clipped] = Field(default_factory=dict)  # by host, why it could not listen
+    # the pairs between which large packets vanish
     stalls: Phased[tuple[Stall, ...]] = skipped("large packets were not tried")
+    # by host and address, the hosts that say that they met its listener there, which said its own nonce
     answered: Answers = Field(default_factory=dict)
+    # by host, its other addresses over which NCCL or gloo will move data; they were dialled, too
     rails: dict[str, dict[HostAddress, Rail]] = Field(default_factory=dict)
+    # by host that others could not reach, its addresses in another net, and who met its listener there
     elsewhere: Answers = Field(default_factory=dict)
-    sample: Sample | None = None
+    sample: Sample | None = None  # which pairs were to be dialled, where not all were
+    # dials to closed ports that somebody took; each host tried one other, where there was a reason to
     intercepted: tuple[Interception, ...] = ()
 
     @model_validator(mode="after")
@@ -179,14 +159,10 @@ EXACT_UP_TO = 14
 
 @dataclass(frozen=True)
 class Group:
-    """Hosts that failed pairs connect.
+    """Hosts that failed pairs connect."""
 
-    Attributes:
-        hosts: all of them.
-        minimal_cover: the fewest of which one is in each pair; all of ``hosts`` where several such choices are as good.
-    """
-
-    hosts: frozenset[str]
+    hosts: frozenset[str]  # all of them
+    # the fewest of which one is in each pair; all of ``hosts`` where several such choices are as good
     minimal_cover: frozenset[str]
 
     @property

@@ -32,20 +32,14 @@ from nccl_doctor.model.base import (
 
 
 class Link(Observed):
-    """A network interface.
-
-    Attributes:
-        flags: lower-case names without IFF_: "up", "running", "loopback", "broadcast", "pointopoint", …
-        speed_mbps: megabits a second, None where the driver does not tell.
-        kind: "physical", "loopback", "bridge", "veth", "virtual", … as /sys/class/net tells.
-    """
+    """A network interface."""
 
     name: InterfaceName
     index: Count
-    flags: tuple[str, ...]
+    flags: tuple[str, ...]  # lower-case names without IFF_: "up", "running", "loopback", "broadcast", "pointopoint", …
     mtu: Count
-    speed_mbps: Count | None
-    kind: str
+    speed_mbps: Count | None  # megabits a second, None where the driver does not tell
+    kind: str  # "physical", "loopback", "bridge", "veth", "virtual", … as /sys/class/net tells
 
 
 def _of_family(family: str, *texts: str | None) -> None:
@@ -55,19 +49,13 @@ def _of_family(family: str, *texts: str | None) -> None:
 
 
 class InterfaceAddress(Observed):
-    """An address, in the order in which getifaddrs(3) gives them.
+    """An address, in the order in which getifaddrs(3) gives them."""
 
-    Attributes:
-        interface: its label, which for an alias is "eth0:1".
-        netmask: as text, "255.255.255.0" or "ffff:ffff:ffff:ffff::"; None where the kernel gives none.
-        scope_id: IPv6 scope (interface index) of a link-local address, else 0.
-    """
-
-    interface: InterfaceName
+    interface: InterfaceName  # its label, which for an alias is "eth0:1"
     family: Literal["inet", "inet6"]
     address: IpAddress
-    netmask: Netmask | None
-    scope_id: Count = 0
+    netmask: Netmask | None  # as text, "255.255.255.0" or "ffff:ffff:ffff:ffff::"; None where the kernel gives none
+    scope_id: Count = 0  # IPv6 scope (interface index) of a link-local address, else 0
 
     @model_validator(mode="after")
     def _same_family(self) -> InterfaceAddress:
@@ -106,40 +94,26 @@ class Refusal(Observed):
 
 
 class Way(Observed):
-    """The kernel's answer for a packet: by which way it leaves, or that it is let in (`ip route get`).
+    """The kernel's answer for a packet: by which way it leaves, or that it is let in (`ip route get`)."""
 
-    Attributes:
-        to: where it goes; ``source`` None where the kernel was to choose.
-        iif: the interface by which it comes in; None for a packet of the host's own.
-        dev: the interface by which it leaves, "lo" for one that is taken in; ``gateway`` None where directly connected.
-        prefers: the source address that the kernel gives it.
-        table: number of the routing table that decided: 254 is main, 255 local.
-        error: errno name where there is no way; None where there is one.
-        refusal: the route that gives that error, where one does.
-    """
-
-    to: IpAddress
+    to: IpAddress  # where it goes; ``source`` None where the kernel was to choose
     source: IpAddress | None = None
-    iif: InterfaceName | None = None
+    iif: InterfaceName | None = None  # the interface by which it comes in; None for a packet of the host's own
+    # the interface by which it leaves, "lo" for one that is taken in; ``gateway`` None where directly connected
     dev: InterfaceName | None = None
     gateway: IpAddress | None = None
-    prefers: IpAddress | None = None
-    table: Count | None = None
-    error: str | None = None
-    refusal: Refusal | None = None
+    prefers: IpAddress | None = None  # the source address that the kernel gives it
+    table: Count | None = None  # number of the routing table that decided: 254 is main, 255 local
+    error: str | None = None  # errno name where there is no way; None where there is one
+    refusal: Refusal | None = None  # the route that gives that error, where one does
 
 
 class IptablesSave(Observed):
-    """The output of ``iptables-save -c`` or ``ip6tables-save -c``; ``command`` is the program that changes these rules.
+    """The output of ``iptables-save -c`` or ``ip6tables-save -c``."""
 
-    Attributes:
-        command: e.g. "iptables", "iptables-legacy", "ip6tables-nft".
-        backend: "legacy" for the kernel's own x_tables, "nft" for rules kept in nf_tables.
-    """
-
-    command: str = Field(pattern=r"^ip6?tables(-legacy|-nft)?$")
+    command: str = Field(pattern=r"^ip6?tables(-legacy|-nft)?$")  # the program that changes these rules
     family: Literal["ip", "ip6"]
-    backend: Literal["legacy", "nft"]
+    backend: Literal["legacy", "nft"]  # "legacy" for the kernel's own x_tables, "nft" for rules kept in nf_tables
     text: Output
 
 
@@ -153,57 +127,36 @@ class Firewalld(Observed):
 
 
 class FirewallFacts(Observed):
-    """The packet filters of a host, as their own tools print them; rules and comments in them are hostile text.
+    """The packet filters of a host, as their own tools print them; rules and comments in them are hostile text."""
 
-    Attributes:
-        nft: ``nft -j list ruleset``; None where the kernel has no nf_tables.
-        nft_text: ``nft -a list ruleset``: the same for people.
-        iptables: the tables that iptables keeps, in both back ends.
-        ipsets: ``ipset save``; None where no rule asks for a set.
-        firewalld: None where it does not run.
-        ufw: ``ufw status verbose``; None where ufw is not installed or inactive.
-        docker: Docker writes rules here.
-        groups: interface groups (/sys/class/net/NAME/netdev_group) by interface.
-        bridges: interfaces that are bridges.
-    """
-
-    nft: Fact[Output | None]
-    nft_text: Fact[Output | None] = None
-    iptables: Fact[tuple[IptablesSave, ...]]
-    ipsets: Fact[Output | None] = None
-    firewalld: Fact[Firewalld | None] = None
-    ufw: Fact[Output | None] = None
-    docker: bool = False
+    nft: Fact[Output | None]  # ``nft -j list ruleset``; None where the kernel has no nf_tables
+    nft_text: Fact[Output | None] = None  # ``nft -a list ruleset``: the same for people
+    iptables: Fact[tuple[IptablesSave, ...]]  # the tables that iptables keeps, in both back ends
+    ipsets: Fact[Output | None] = None  # ``ipset save``; None where no rule asks for a set
+    firewalld: Fact[Firewalld | None] = None  # None where it does not run
+    ufw: Fact[Output | None] = None  # ``ufw status verbose``; None where ufw is not installed or inactive
+    docker: bool = False  # Docker writes rules here
+    # interface groups (/sys/class/net/NAME/netdev_group) by interface
     groups: dict[str, Count] = Field(default_factory=dict)
-    bridges: tuple[InterfaceName, ...] = ()
+    bridges: tuple[InterfaceName, ...] = ()  # interfaces that are bridges
 
 
 class ResolverAnswer(Observed):
-    """A resolver's answer for a name or address.
+    """A resolver's answer for a name or address."""
 
-    Attributes:
-        addresses: of getaddrinfo(3), in its order; empty where it does not resolve.
-        error: getaddrinfo's own words, where it does not resolve.
-    """
-
-    addresses: tuple[IpAddress, ...]
-    error: str | None = None
+    addresses: tuple[IpAddress, ...]  # of getaddrinfo(3), in its order; empty where it does not resolve
+    error: str | None = None  # getaddrinfo's own words, where it does not resolve
 
 
 class Resolution(ResolverAnswer):
-    """A host's answer for a name or address of the cluster.
+    """A host's answer for a name or address of the cluster."""
 
-    Attributes:
-        source: the local address the kernel would send from to the first address (a UDP connect(2), no packet).
-        source_error: errno name of that, e.g. "ENETUNREACH".
-    """
-
+    # the local address the kernel would send from to the first address (a UDP connect(2), no packet)
     source: IpAddress | None = None
-    source_error: str | None = None
+    source_error: str | None = None  # errno name of that, e.g. "ENETUNREACH"
 
 
-Common = Mapping[str, ResolverAnswer]
-"""The answers that hosts share, by name."""
+Common = Mapping[str, ResolverAnswer]  # the answers that hosts share, by name
 
 
 class Resolver(Protocol):
@@ -214,15 +167,11 @@ class Resolver(Protocol):
 
 
 class Names(Observed):
-    """A host's answers for the cluster's names.
+    """A host's answers for the cluster's names."""
 
-    Attributes:
-        own: where it deviates from the common answer, or from :attr:`source`; in older snapshots every name.
-        source: the address it sends from to all others.
-    """
-
+    # where it deviates from the common answer, or from :attr:`source`; in older snapshots every name
     own: dict[str, Resolution]
-    source: IpAddress | None = None
+    source: IpAddress | None = None  # the address it sends from to all others
     _common: Common = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
@@ -317,51 +266,35 @@ class TcpSocket(Observed):
 
 
 class Process(Observed):
-    """A process that holds something. ``command`` is hostile text.
-
-    Attributes:
-        started: Unix time in seconds.
-        orphan: its parent is pid 1 or a subreaper, though a launcher would have been.
-        own: it is the user's that we are logged in as, in our container, Slurm job and login.
-        ticks: clock ticks from the host's boot to its start; with ``pid``, what it is known by.
-        refusal: why ``fix-port`` would not end its job without ``--force``; None where it would.
-    """
+    """A process that holds something. ``command`` is hostile text."""
 
     pid: Pid
     ppid: Pid
     user: str
     command: str
-    started: Seconds
+    started: Seconds  # Unix time in seconds
     age_s: Seconds
-    orphan: bool
-    own: bool
-    ticks: Count | None = None
-    refusal: str | None = None
+    orphan: bool  # its parent is pid 1 or a subreaper, though a launcher would have been
+    own: bool  # it is the user's that we are logged in as, in our container, Slurm job and login
+    ticks: Count | None = None  # clock ticks from the host's boot to its start; with ``pid``, what it is known by
+    refusal: str | None = None  # why ``fix-port`` would not end its job without ``--force``; None where it would
 
 
 class PortTrial(Observed):
-    """The bind that torch's TCPStore would make, tried on the host (see probe/ports/requests.py).
-
-    Attributes:
-        free: torch would get the port.
-        error: errno name of the failed bind, e.g. "EADDRINUSE", "EACCES".
-        cause: why it is not free, as the socket tables explain it; None where it is free.
-        time_wait_s: seconds until the longest TIME_WAIT ends, for cause "time-wait".
-        hint: how to see more, for cause "unknown".
-    """
+    """The bind that torch's TCPStore would make, tried on the host (see probe/ports/requests.py)."""
 
     port: Port
-    free: bool
-    error: str | None = None
+    free: bool  # torch would get the port
+    error: str | None = None  # errno name of the failed bind, e.g. "EADDRINUSE", "EACCES"
+    # why it is not free, as the socket tables explain it; None where it is free
     cause: Literal["listener", "bound", "outbound", "time-wait", "unknown"] | None = None
     sockets: tuple[TcpSocket, ...] = ()
     holders: tuple[Process, ...] = ()
-    time_wait_s: Seconds | None = None
-    hint: str | None = None
+    time_wait_s: Seconds | None = None  # seconds until the longest TIME_WAIT ends, for cause "time-wait"
+    hint: str | None = None  # how to see more, for cause "unknown"
 
 
-MAX_RESERVED = 1 << 18
-"""Characters of every other port with commas."""
+MAX_RESERVED = 1 << 18  # characters of every other port with commas
 
 
 def _spans(text: object) -> object:
@@ -378,21 +311,16 @@ def _ordered(span: tuple[int, int]) -> tuple[int, int]:
     return span
 
 
-PortSpan = Annotated[tuple[SocketPort, SocketPort], AfterValidator(_ordered)]
-"""First and last port of a range."""
+PortSpan = Annotated[tuple[SocketPort, SocketPort], AfterValidator(_ordered)]  # first and last port of a range
 
 
 class PortRange(Observed):
-    """Ports that the kernel gives out unasked.
+    """Ports that the kernel gives out unasked."""
 
-    Attributes:
-        low: first port of net.ipv4.ip_local_port_range; ``high`` is the last.
-        reserved: of ip_local_reserved_ports, first and last port of each range; those are given to nobody unasked.
-            Taken as a list of pairs and as the kernel prints it, "8080,9000-9010" (its ip-sysctl.rst).
-    """
-
-    low: Port
+    low: Port  # first port of net.ipv4.ip_local_port_range; ``high`` is the last
     high: Port
+    # of ip_local_reserved_ports, first and last port of each range; those are given to nobody unasked. Taken as a list
+    # of pairs and as the kernel prints it, "8080,9000-9010" (its ip-sysctl.rst).
     reserved: Annotated[tuple[PortSpan, ...], Field(max_length=1 << 15), BeforeValidator(_spans)] = ()
 
     @model_validator(mode="after")

@@ -11,29 +11,24 @@ from nccl_doctor.model.report import IsolationReport, RankReport, SizeReport
 
 
 class Smoke(Observed):
-    """The all-reduce.
-
-    Attributes:
-        reason: why this backend.
-        outcome: "ok"; "failed": a rank said so or died; "timeout": the deadline came first; "wrong-result".
-        output: by host, the last lines its processes printed.
-        launchers: by host, how what forks its ranks ended where that was not well: "… was killed by SIGKILL".
-        launcher_signals: by host, the number of the signal that killed that process.
-        rings: ranks in the order of each channel's ring; ``trees`` by rank, as NCCL prints them.
-        wrong_groups: after a wrong sum, the ranks alone and the neighbours whose own all-reduce came out wrong.
-    """
+    """The all-reduce."""
 
     backend: Literal["nccl", "gloo"]
-    reason: str = ""
+    reason: str = ""  # why this backend
     world_size: Count
+    # "ok"; "failed": a rank said so or died; "timeout": the deadline came first; "wrong-result"
     outcome: Literal["ok", "failed", "timeout", "wrong-result"]
     deadline_s: Seconds
     ranks: tuple[RankReport, ...]
     sizes: tuple[SizeReport, ...] = ()
+    # after a wrong sum, the ranks alone and the neighbours whose own all-reduce came out wrong
     wrong_groups: tuple[tuple[Count, ...], ...] = ()
-    output: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    output: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # by host, the last lines its processes printed
+    # by host, how what forks its ranks ended where that was not well: "… was killed by SIGKILL"
     launchers: dict[str, Clipped] = Field(default_factory=dict)
+    # by host, the number of the signal that killed that process
     launcher_signals: dict[str, Count] = Field(default_factory=dict)
+    # ranks in the order of each channel's ring; ``trees`` by rank, as NCCL prints them
     rings: tuple[tuple[Count, ...], ...] = ()
     trees: dict[Count, str] = Field(default_factory=dict)
     isolation: Phased[IsolationReport] = skipped("nothing to isolate")

@@ -12,70 +12,48 @@ from nccl_doctor.snapshot.system import ResourceLimits
 
 
 class Surroundings(Observed):
-    """The container around the probe, besides its other facts.
+    """The container around the probe, besides its other facts."""
 
-    Attributes:
-        network: the network namespace, "net:[4026531840]"; the same for all processes in it, on the host and not.
-        devices: GPUs' and RDMA's by path; None for one that opens, else why not: "EACCES", "EPERM", "ENXIO", …
-    """
-
+    # the network namespace, "net:[4026531840]"; the same for all processes in it, on the host and not
     network: str | None
+    # GPUs' and RDMA's by path; None for one that opens, else why not: "EACCES", "EPERM", "ENXIO", …
     devices: dict[Path, str | None]
 
 
 class Outside(Observed):
-    """The host itself, where the probe runs in a container.
+    """The host itself, where the probe runs in a container."""
 
-    Attributes:
-        runtime: what holds the container: "docker", …; "enter" for a process' namespaces.
-        name: the container's, or the PID; ``place`` are the words for it, "the docker container train".
-        network: as :class:`Surroundings` has it.
-        limits: of a process started over SSH there; None where /proc does not tell.
-        shm_bytes: the size of /dev/shm.
-        devices: GPUs' and RDMA's, which were not opened there.
-        names: those of the cluster that /etc/hosts knows.
-        job_limits: of the process whose namespaces the probe entered, which does not share its limits with that.
-    """
-
+    # what holds the container: "docker", …; "enter" for a process' namespaces
     runtime: Literal["docker", "podman", "nerdctl", "apptainer", "enter"]
-    name: ContainerName
+    name: ContainerName  # the container's, or the PID; ``place`` are the words for it, "the docker container train"
     place: str
-    network: str | None
+    network: str | None  # as :class:`Surroundings` has it
     hostname: str
-    limits: ResourceLimits | None
-    shm_bytes: Count | None
-    devices: tuple[Path, ...]
-    names: tuple[str, ...]
+    limits: ResourceLimits | None  # of a process started over SSH there; None where /proc does not tell
+    shm_bytes: Count | None  # the size of /dev/shm
+    devices: tuple[Path, ...]  # GPUs' and RDMA's, which were not opened there
+    names: tuple[str, ...]  # those of the cluster that /etc/hosts knows
+    # of the process whose namespaces the probe entered, which does not share its limits with that
     job_limits: ResourceLimits | None = None
 
 
 class StepLimits(Observed):
-    """The share of a node that a process of a Slurm job may use.
+    """The share of a node that a process of a Slurm job may use."""
 
-    Attributes:
-        cpus: CPUs that it may run on, or the time of so many, whichever is less.
-        memory_bytes: for all processes of the step or the job together; None where nothing bounds it.
-    """
-
-    cpus: Count
-    memory_bytes: Count | None = None
+    cpus: Count  # CPUs that it may run on, or the time of so many, whichever is less
+    memory_bytes: Count | None = None  # for all processes of the step or the job together; None where nothing bounds it
 
 
 Label = Annotated[str, Field(max_length=320)]
 
 
 class Service(Observed):
-    """A Service of the namespace; a headless one gives its pods names.
-
-    Attributes:
-        selector: empty where it chooses no pods itself.
-        early: ``publishNotReadyAddresses``: pods have their names before they are ready.
-    """
+    """A Service of the namespace; a headless one gives its pods names."""
 
     name: str
     headless: bool
-    selector: dict[Label, Label] = Field(default_factory=dict)
-    early: bool = False
+    selector: dict[Label, Label] = Field(default_factory=dict)  # empty where it chooses no pods itself
+    early: bool = False  # ``publishNotReadyAddresses``: pods have their names before they are ready
 
 
 class Expression(Observed):
@@ -130,72 +108,53 @@ class Rule(Observed):
 
 
 class Policy(Observed):
-    """A NetworkPolicy (networking.k8s.io/v1).
-
-    Attributes:
-        pods: which pods of its namespace it is for; what no rule lets through to or from them is dropped.
-        ingress: its rules for what comes in; None where it says nothing of that. ``egress`` likewise.
-    """
+    """A NetworkPolicy (networking.k8s.io/v1)."""
 
     name: str
-    pods: Selector
+    pods: Selector  # which pods of its namespace it is for; what no rule lets through to or from them is dropped
+    # its rules for what comes in; None where it says nothing of that. ``egress`` likewise
     ingress: tuple[Rule, ...] | None = None
     egress: tuple[Rule, ...] | None = None
 
 
 class PodFacts(Observed):
-    """A pod, as its list has it.
-
-    Attributes:
-        container: where the probe ran.
-        machine: the node under it; None where it has none yet.
-        unready: why the cluster calls it not ready though its container runs; None where it is ready.
-        networks: those that Multus gave it besides its own.
-        shm_bytes: the bound of an ``emptyDir`` at /dev/shm; None where it has no bound. ``shm_volume`` is its name,
-            empty where none is mounted there.
-        devices: what its container may use of ``nvidia.com/gpu``, ``rdma/…`` and the like.
-        capabilities: what was added to its root's; ``privileged`` means all.
-        containers: all that run in it, sidecars among them.
-        ports: those of its containers that have a name, for policies.
-        variables: names of those that its container's spec sets: the job's own, by its controller or its author.
-    """
+    """A pod, as its list has it."""
 
     pod: str
     namespace: str
-    container: str
-    machine: str | None = None
+    container: str  # where the probe ran
+    machine: str | None = None  # the node under it; None where it has none yet
     owner: str = ""
-    unready: str | None = None
+    unready: str | None = None  # why the cluster calls it not ready though its container runs; None where it is ready
     host_network: bool = False
-    networks: tuple[str, ...] = ()
+    networks: tuple[str, ...] = ()  # those that Multus gave it besides its own
     shm_volume: str = ""
+    # the bound of an ``emptyDir`` at /dev/shm; None where it has no bound. ``shm_volume`` is its name, empty where none
+    # is mounted there
     shm_bytes: Count | None = None
+    # what its container may use of ``nvidia.com/gpu``, ``rdma/…`` and the like
     devices: dict[str, Count] = Field(default_factory=dict)
-    capabilities: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()  # what was added to its root's; ``privileged`` means all
     privileged: bool = False
-    containers: tuple[str, ...] = ()
+    containers: tuple[str, ...] = ()  # all that run in it, sidecars among them
     labels: dict[str, str] = Field(default_factory=dict)
     addresses: tuple[IpAddress, ...] = ()
     hostname: str = ""
     subdomain: str = ""
-    ports: dict[str, Count] = Field(default_factory=dict)
+    ports: dict[str, Count] = Field(default_factory=dict)  # those of its containers that have a name, for policies
+    # names of those that its container's spec sets: the job's own, by its controller or its author
     variables: tuple[str, ...] = ()
 
 
 class KubeFacts(NodeOptions):
-    """All that is known of the pods together.
-
-    Attributes:
-        asked: the words of the command line that chose them.
-        pods: by node's name.
-        services: of their namespace, as ``policies`` and ``namespace_labels``.
-    """
+    """All that is known of the pods together."""
 
     engine: ClassVar[str] = "kube"
 
     namespace: str = ""
-    asked: tuple[str, ...] = ()
-    pods: dict[str, PodFacts] = Field(default_factory=dict)
+    asked: tuple[str, ...] = ()  # the words of the command line that chose them
+    pods: dict[str, PodFacts] = Field(default_factory=dict)  # by node's name
+    # of their namespace, as ``policies`` and ``namespace_labels``
     services: Fact[tuple[Service, ...]] = unknown("not asked")
     policies: Fact[tuple[Policy, ...]] = unknown("not asked")
     namespace_labels: Fact[dict[str, str]] = unknown("not asked")

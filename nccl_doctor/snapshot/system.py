@@ -24,67 +24,46 @@ from nccl_doctor.model.base import (
 
 
 class Identity(Observed):
-    """The host, and the user that we are there.
-
-    Attributes:
-        machine: the processor architecture, as ``uname -m``.
-        boot_id: /proc/sys/kernel/random/boot_id; equal for two nodes on one machine.
-        container: "docker", "podman", "kubernetes", "lxc", … or None outside any.
-    """
+    """The host, and the user that we are there."""
 
     hostname: str
     user: str
     uid: Count
-    machine: str
+    machine: str  # the processor architecture, as ``uname -m``
     kernel: str
-    boot_id: str | None
-    container: str | None
+    boot_id: str | None  # /proc/sys/kernel/random/boot_id; equal for two nodes on one machine
+    container: str | None  # "docker", "podman", "kubernetes", "lxc", … or None outside any
 
 
 class PythonInfo(Observed):
-    """The interpreter that training uses.
-
-    Attributes:
-        failure: what it says where it ends as training would start it, with the login's variables and site packages;
-            None where it runs. The probe itself runs isolated from those.
-    """
+    """The interpreter that training uses."""
 
     executable: Path
     version: Version
     prefix: Path
+    # what it says where it ends as training would start it, with the login's variables and site packages; None where it
+    # runs. The probe itself runs isolated from those.
     failure: str | None = None
 
 
 class TorchInfo(Observed):
-    """torch as that interpreter has it, read from metadata without importing it.
+    """torch as that interpreter has it, read from metadata without importing it."""
 
-    Attributes:
-        version: e.g. "2.13.0+cpu".
-        cuda: the CUDA version it was built for; None for a CPU build.
-        nccl: version of the nvidia-nccl wheel it loads; None where it has none or links NCCL statically.
-        nccl_library: path of libnccl.so.2, where there is one.
-    """
-
-    version: Version
-    cuda: Version | None
+    version: Version  # e.g. "2.13.0+cpu"
+    cuda: Version | None  # the CUDA version it was built for; None for a CPU build
     hip: Version | None
-    nccl: Version | None
-    nccl_library: Path | None
+    nccl: Version | None  # version of the nvidia-nccl wheel it loads; None where it has none or links NCCL statically
+    nccl_library: Path | None  # path of libnccl.so.2, where there is one
     location: Path
 
 
 class LibncclAnswer(Observed):
-    """The answer of the host's own libnccl when it was asked for a unique id (probe/facts/software.py).
-
-    Attributes:
-        interface: which it names as its bootstrap's; None where the line could not be read.
-        error: NCCL's own words, or why it could not be asked.
-    """
+    """The answer of the host's own libnccl when it was asked for a unique id (probe/facts/software.py)."""
 
     version: Version | None
-    interface: InterfaceName | None
+    interface: InterfaceName | None  # which it names as its bootstrap's; None where the line could not be read
     address: IpAddress | None
-    error: Clipped | None
+    error: Clipped | None  # NCCL's own words, or why it could not be asked
 
 
 class Gpu(Observed):
@@ -130,90 +109,61 @@ class Clock(Observed):
 
 
 class TrainingJob(Observed):
-    """A launcher and its ranks, or what is left of them; see probe/jobs.py for which processes are one job.
+    """A launcher and its ranks, or what is left of them; see probe/jobs.py for which processes are one job."""
 
-    Attributes:
-        kind: "ranks" of a launcher or of multiprocessing; "ray-worker"; "zombie": ended, and its parent does not ask.
-        pid: of its root, from which the others descend, or which was the first to be left.
-        pids: all of its processes.
-        ranks: how many of them a launcher started.
-        launcher: the root's name, where it is one.
-        left_behind: nobody watches over it and it makes no progress: orphaned ranks, a Ray worker on a host without
-            raylet, a zombie.
-        ticks: clock ticks from the host's boot to the root's start; with ``pid``, what it is known by.
-        env: MASTER_ADDR, MASTER_PORT and WORLD_SIZE of its ranks, as far as they show them.
-        refusal: why ``fix-port`` would not end it without ``--force``; None where it would.
-        parent: of the root, as its command; what has to ask for a zombie.
-        terminal: its root has a controlling terminal.
-        unit: its Slurm job or container.
-    """
-
+    # "ranks" of a launcher or of multiprocessing; "ray-worker"; "zombie": ended, and its parent does not ask
     kind: Literal["ranks", "ray-worker", "zombie"]
-    pid: Pid
-    pids: tuple[Pid, ...]
-    ranks: Count
-    launcher: str | None
+    pid: Pid  # of its root, from which the others descend, or which was the first to be left
+    pids: tuple[Pid, ...]  # all of its processes
+    ranks: Count  # how many of them a launcher started
+    launcher: str | None  # the root's name, where it is one
+    # nobody watches over it and it makes no progress: orphaned ranks, a Ray worker on a host without raylet, a zombie
     left_behind: bool
     user: str
     own: bool
     command: str
     age_s: Seconds
     ppid: Pid
-    parent: str | None
-    terminal: bool
-    unit: str | None
+    parent: str | None  # of the root, as its command; what has to ask for a zombie
+    terminal: bool  # its root has a controlling terminal
+    unit: str | None  # its Slurm job or container
+    # clock ticks from the host's boot to the root's start; with ``pid``, what it is known by
     ticks: Count | None = None
-    refusal: str | None = None
+    refusal: str | None = None  # why ``fix-port`` would not end it without ``--force``; None where it would
+    # MASTER_ADDR, MASTER_PORT and WORLD_SIZE of its ranks, as far as they show them
     env: dict[str, EnvValue] = Field(default_factory=dict)
 
 
 class GpuProcess(Observed):
-    """A process that holds memory of a GPU, as nvidia-smi tells.
-
-    Attributes:
-        gpu: the GPU's index.
-        memory_mib: None where the platform does not tell.
-        alive: it shows in /proc; in a container, processes outside never do.
-    """
+    """A process that holds memory of a GPU, as nvidia-smi tells."""
 
     pid: Pid
-    gpu: Count | None
+    gpu: Count | None  # the GPU's index
     uuid: str
-    memory_mib: Count | None
-    alive: bool
+    memory_mib: Count | None  # None where the platform does not tell
+    alive: bool  # it shows in /proc; in a container, processes outside never do
     user: str | None
     own: bool
     command: str | None
 
 
 class RdmaGid(Observed):
-    """An entry of a port's GID table that is not empty.
-
-    Attributes:
-        type: "RoCE v2" or "IB/RoCE v1", as the kernel writes it; None where it does not tell.
-        interface: the network interface behind it; None on InfiniBand.
-    """
+    """An entry of a port's GID table that is not empty."""
 
     index: Count
     gid: str
-    type: str | None = None
-    interface: InterfaceName | None = None
+    type: str | None = None  # "RoCE v2" or "IB/RoCE v1", as the kernel writes it; None where it does not tell
+    interface: InterfaceName | None = None  # the network interface behind it; None on InfiniBand
 
 
 class RdmaPort(Observed):
-    """A port as /sys/class/infiniband tells it, in ibstat's terms.
-
-    Attributes:
-        state: "ACTIVE", "DOWN", "INIT", "ARMED", …
-        rate_gbps: gigabits a second.
-        link_layer: "InfiniBand", "Ethernet" (RoCE) or "Unspecified" (EFA).
-    """
+    """A port as /sys/class/infiniband tells it, in ibstat's terms."""
 
     number: Count
-    state: str
+    state: str  # "ACTIVE", "DOWN", "INIT", "ARMED", …
     physical_state: str | None = None
-    rate_gbps: Rate | None = None
-    link_layer: str | None = None
+    rate_gbps: Rate | None = None  # gigabits a second
+    link_layer: str | None = None  # "InfiniBand", "Ethernet" (RoCE) or "Unspecified" (EFA)
     gids: tuple[RdmaGid, ...] = ()
 
 
@@ -227,47 +177,34 @@ class RdmaDevice(Observed):
 
 
 class PciPaths(Observed):
-    """The paths between GPUs and RDMA devices.
+    """The paths between GPUs and RDMA devices."""
 
-    Attributes:
-        nvswitches: NVSwitch devices on the PCI bus.
-        fabric_manager: state of the service that makes NVSwitches usable: systemd's ActiveState ("active", "inactive",
-            "failed", …), "missing" where there is no such service; None where there are no NVSwitches, or no systemd
-            to ask, as in containers.
-        peermem: nvidia_peermem (or its forerunner nv_peer_mem) is loaded.
-        dmabuf: the driver can hand out GPU memory as DMA-BUF: its open kernel modules on Linux ≥5.12; None where the
-            driver's flavour can't be read.
-        iommu: kinds of the IOMMU groups that GPUs are in: "identity" passes through, "DMA" and "DMA-FQ" translate;
-            empty where no IOMMU is in use.
-        acs: PCI bridges with ACS redirection on, by address; None where only root could read that.
-    """
-
-    nvswitches: Count = 0
+    nvswitches: Count = 0  # NVSwitch devices on the PCI bus
+    # state of the service that makes NVSwitches usable: systemd's ActiveState ("active", "inactive", "failed", …),
+    # "missing" where there is no such service; None where there are no NVSwitches, or no systemd to ask, as in
+    # containers
     fabric_manager: str | None = None
-    peermem: bool = False
+    peermem: bool = False  # nvidia_peermem (or its forerunner nv_peer_mem) is loaded
+    # the driver can hand out GPU memory as DMA-BUF: its open kernel modules on Linux ≥5.12; None where the driver's
+    # flavour can't be read
     dmabuf: bool | None = None
+    # kinds of the IOMMU groups that GPUs are in: "identity" passes through, "DMA" and "DMA-FQ" translate; empty where
+    # no IOMMU is in use
     iommu: tuple[str, ...] = ()
+    # PCI bridges with ACS redirection on, by address; None where only root could read that
     acs: tuple[str, ...] | None = None
 
 
 class GpuHealth(Observed):
-    """A GPU's health by nvidia-smi; None where the GPU or the driver does not tell.
-
-    Attributes:
-        ecc_uncorrected: uncorrected memory errors since the driver was loaded.
-        remap_pending: a broken memory row waits for a GPU reset to be replaced.
-        remap_failed: a row could not be replaced.
-        mig: multi-instance mode is on.
-        fabric: the state of NVLink fabric registration: "Completed", "In Progress", …
-    """
+    """A GPU's health by nvidia-smi; None where the GPU or the driver does not tell."""
 
     index: Count
     bus_id: str | None = None
-    ecc_uncorrected: Count | None = None
-    remap_pending: bool | None = None
-    remap_failed: bool | None = None
-    mig: bool | None = None
-    fabric: str | None = None
+    ecc_uncorrected: Count | None = None  # uncorrected memory errors since the driver was loaded
+    remap_pending: bool | None = None  # a broken memory row waits for a GPU reset to be replaced
+    remap_failed: bool | None = None  # a row could not be replaced
+    mig: bool | None = None  # multi-instance mode is on
+    fabric: str | None = None  # the state of NVLink fabric registration: "Completed", "In Progress", …
 
 
 class Xid(Observed):
@@ -289,42 +226,28 @@ class NcclPlugin(Observed):
 
 
 class SameEntry(Observed):
-    """A path that has to be the same on all hosts.
+    """A path that has to be the same on all hosts."""
 
-    Attributes:
-        path: as the hosts file has it.
-        resolved: as an absolute path on the host.
-        kind: "checkout" is a folder that Git keeps: its commit is compared, and what was changed in it.
-        files: SHA-256 by path within the folder, "" for a file itself; in a checkout those of changed files, with
-            "deleted" for one that is gone.
-        size: of all files together, in bytes.
-        problem: why not all of it could be read.
-    """
-
-    path: Path
-    resolved: Path
+    path: Path  # as the hosts file has it
+    resolved: Path  # as an absolute path on the host
+    # "checkout" is a folder that Git keeps: its commit is compared, and what was changed in it
     kind: Literal["file", "folder", "checkout", "missing"]
+    # SHA-256 by path within the folder, "" for a file itself; in a checkout those of changed files, with "deleted" for
+    # one that is gone
     files: dict[Path, str] = Field(default_factory=dict)
-    size: Count = 0
+    size: Count = 0  # of all files together, in bytes
     commit: str | None = None
-    problem: str | None = None
+    problem: str | None = None  # why not all of it could be read
 
 
 class LoginShell(Observed):
-    """An interactive login shell, against the shell that SSH runs a command with.
+    """An interactive login shell, against the shell that SSH runs a command with."""
 
-    Attributes:
-        shell: its program.
-        python: the interpreter that it runs by the hosts file's name for it; None where it finds none, or where that
-            name is a path and means the same everywhere.
-        prefix: sys.prefix of that, which tells one virtual environment from another.
-        differing: variables that bear on training and differ: name to (as SSH has it, as the login shell has it),
-            None where unset.
-        environment: the conda or virtual environment that it activates.
-    """
-
-    shell: str
+    shell: str  # its program
+    # the interpreter that it runs by the hosts file's name for it; None where it finds none, or where that name is a
+    # path and means the same everywhere
     python: str | None
-    prefix: str | None = None
+    prefix: str | None = None  # sys.prefix of that, which tells one virtual environment from another
+    # variables that bear on training and differ: name to (as SSH has it, as the login shell has it), None where unset
     differing: dict[str, tuple[EnvValue | None, EnvValue | None]] = Field(default_factory=dict)
-    environment: str | None = None
+    environment: str | None = None  # the conda or virtual environment that it activates

@@ -1,12 +1,8 @@
 """The packet filters of this host, as their own tools print them: snapshot.FirewallFacts in JSON form.
 
 Nothing is changed, no kernel module is loaded: iptables is asked only for tables that exist already. Only root may read
-rules.
-
-Runs the system's own programs as root.
-
-Otherwise than as root they run under ``sudo -n``, which never asks for a password. They are looked for only in the
-system's own folders, since root is handed their paths.
+rules; others run the system's own programs under ``sudo -n``, which never asks for a password, and which are looked for
+only in the system's own folders, since root is handed their paths.
 """
 
 from __future__ import annotations
@@ -22,8 +18,7 @@ from nccl_doctor.probe.tools import Unavailable, fact
 
 MAX_BYTES = 8 << 20
 """Of one command's output. Tens of thousands of rules (kube-proxy) fit; more would stall the connection."""
-CAP_NET_ADMIN = 12
-"""Its bit (linux/capability.h)."""
+CAP_NET_ADMIN = 12  # its bit (linux/capability.h)
 
 
 def _may_administer() -> bool:
@@ -37,11 +32,7 @@ def _may_administer() -> bool:
 
 
 class Root:
-    """Runs programs as root, all of them before one deadline.
-
-    Raises:
-        Unavailable: we are not root and can't become so.
-    """
+    """Runs programs as root before one deadline; :class:`Unavailable` where we can't become root."""
 
     def __init__(self, deadline: float, sudo: bool) -> None:
         self._deadline = deadline
@@ -71,11 +62,7 @@ class Root:
         )
 
     def attempt(self, command: list[str]) -> tuple[int, str, str]:
-        """Exit status, stdout and stderr of a program.
-
-        Raises:
-            Unavailable: it is not there, does not end in time, or prints too much.
-        """
+        """Exit status, stdout and stderr of a program that ends in time."""
         program = find(command[0])
         if program is None:
             raise Unavailable("%s is not installed" % command[0])
@@ -113,11 +100,7 @@ class Root:
         return process.returncode, _text(printed), _text(complaint)
 
     def output(self, *command: str) -> str:
-        """Stdout of a program that must succeed.
-
-        Raises:
-            Unavailable: it fails, with its own words.
-        """
+        """Stdout of a program; its failure is :class:`Unavailable` with its own words."""
         status, printed, complaint = self.attempt(list(command))
         if status:
             words = " ".join((complaint or printed).split()) or "exit status %d" % status
@@ -150,10 +133,8 @@ XTABLES = ('"xt"', '"PREROUTING"', '"INPUT"', '"OUTPUT"', '"POSTROUTING"')
 """What betrays that iptables-nft wrote a table; nft can't show all of such a rule."""
 FIREWALLD = ("firewalld", "_ZONES", "_direct")
 """The table of its nftables back end, and chains of its iptables one (firewall/core/nftables.py, ipXtables.py)."""
-UFW = ("ufw-", "ufw6-")
-"""How ufw's chains begin (/usr/share/ufw)."""
-RULES = ('"table"', '"chain"', '"rule"')
-"""What every rule set that does something holds in nft's JSON."""
+UFW = ("ufw-", "ufw6-")  # how ufw's chains begin (/usr/share/ufw)
+RULES = ('"table"', '"chain"', '"rule"')  # what every rule set that does something holds in nft's JSON
 NF_TABLES = "/sys/module/nf_tables"
 LEGACY_TABLES = {"ip": "/proc/net/ip_tables_names", "ip6": "/proc/net/ip6_tables_names"}
 """Which tables of the kernel's own x_tables there are; only root may read it."""
@@ -166,9 +147,6 @@ def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> di
     """The fields of snapshot.FirewallFacts; one that can't be had is ``{"$unknown": reason}``.
 
     ``sudo -n`` is tried only where it may be; ``again``, for the counters alone, nobody but the kernel is asked.
-
-    Raises:
-        Unavailable: rules may not be read at all.
     """
     root = Root(deadline, sudo)
     nft = _part(lambda: _nft(root, "-j"))
@@ -192,10 +170,7 @@ def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> di
 
 
 def _signed(signs: tuple[str, ...], nft: object, iptables: object) -> bool:
-    """True where a manager's own names stand in the rules, or rules could not be read.
-
-    One that runs has its chains in force; else there is nobody to ask, and each is a Python program of 100 ms or more.
-    """
+    """True where a manager's own names stand in the rules, or rules could not be read."""
     if not isinstance(nft, str) or not isinstance(iptables, list):
         return True
     return any(sign in text for text in (nft, *(save["text"] for save in iptables)) for sign in signs)

@@ -18,8 +18,7 @@ NVSWITCH_CLASS = "0x0680"
 GPU_CLASSES = ("0x0300", "0x0302")
 SERVICE = "nvidia-fabricmanager.service"
 PEERMEM = ("nvidia_peermem", "nv_peer_mem")
-DMABUF_SINCE = (5, 12)
-"""The first Linux in which RDMA takes DMA-BUF memory (NVIDIA's GPUDirect RDMA documentation)."""
+DMABUF_SINCE = (5, 12)  # the first Linux in which RDMA takes DMA-BUF memory (NVIDIA's GPUDirect RDMA documentation)
 HEADER = re.compile(r"((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) (.*)")
 REDIRECTS = re.compile(r"ACSCtl:.*(?:SrcValid|ReqRedir|CmpltRedir)\+")
 """Bits that send traffic between two devices up to the root complex (PCIe 6.12; NCCL's troubleshooting page)."""
@@ -59,10 +58,7 @@ def dmabuf(version: str | None, kernel: str) -> bool | None:
 
 
 def parse_acs(text: str) -> list[str] | None:
-    """Addresses of the bridges with redirection on in ``lspci -D -vvv``; None where a bridge's state is not shown.
-
-    Any text is taken: what is no bridge's line counts for nothing.
-    """
+    """Bridges with redirection on in ``lspci -D -vvv``; None where a bridge's state is not shown."""
     found: list[str] = []
     address = None
     for line in text.splitlines():
@@ -98,12 +94,11 @@ def _acs(deadline: float) -> list[str] | None:
         return None
 
 
-PLUGIN_FOLDERS = (
+PLUGIN_FOLDERS = (  # where AWS (EFA), Google (gIB, TCPX) and NVIDIA (HPC-X) install theirs, and ld.so's own
     *("/opt/amazon/ofi-nccl/lib", "/opt/amazon/ofi-nccl/lib64", "/opt/aws-ofi-nccl/lib", "/usr/local/gib/lib64"),
     *("/usr/local/tcpx/lib64", "/opt/hpcx/nccl_rdma_sharp_plugin/lib", "/usr/local/lib", "/usr/lib"),
     *("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu"),
 )
-"""Where AWS (EFA), Google (gIB, TCPX) and NVIDIA (HPC-X) install theirs, and ld.so's own."""
 PLUGIN_NAME = re.compile(r"libnccl-(?:net|tuner|profiler)[A-Za-z0-9_-]*\.so")
 """NCCL loads libnccl-net.so or libnccl-net-$NCCL_NET_PLUGIN.so, and likewise tuners and profilers (src/plugin)."""
 PLUGIN_VERSION = re.compile(rb"aws-ofi-nccl[ /-]v?([0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4}[A-Za-z0-9.-]{0,20})")
@@ -158,11 +153,7 @@ fact("gpus", slow=True)(gpus.list_gpus)
 
 @fact("gpu_health", slow=True)
 def read_gpu_health(deadline: float) -> list[dict[str, Any]]:
-    """snapshot.GpuHealth of each GPU; none where nothing of NVIDIA's is there at all.
-
-    Raises:
-        Unavailable: a driver without nvidia-smi, or nvidia-smi fails.
-    """
+    """snapshot.GpuHealth of each GPU; none where nothing of NVIDIA's is there."""
     fields = list(HEALTH_FIELDS)
     while True:
         try:
@@ -198,11 +189,7 @@ def parse_rows(text: str) -> dict[str, tuple[bool | None, bool | None]]:
 
 @fact("xids")
 def xids(path: str = KMSG) -> list[dict[str, Any]]:
-    """snapshot.Xid of the last day, oldest first; none where no NVIDIA driver is there.
-
-    Raises:
-        PermissionError: the kernel's log is for root alone (kernel.dmesg_restrict).
-    """
+    """snapshot.Xid of the last day, oldest first; PermissionError under kernel.dmesg_restrict."""
     if path == KMSG and not any(os.path.exists(sign) for sign in gpus.DEVICES):
         return []
     try:
@@ -280,12 +267,7 @@ MOST_KILLED = 50
 
 
 def killed(since_s: float) -> list[dict[str, Any]]:
-    """snapshot.OomKill of the last ``since_s`` seconds, oldest first.
-
-    Raises:
-        PermissionError: the kernel's log is for root alone.
-        FileNotFoundError: there is none here.
-    """
+    """snapshot.OomKill of the last ``since_s`` seconds, oldest first; OSError where the log is hidden or missing."""
     number = os.open(KMSG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         return parse_killed(records(number), time.clock_gettime(time.CLOCK_MONOTONIC), since_s)

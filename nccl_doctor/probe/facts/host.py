@@ -1,8 +1,4 @@
-"""The machine: the user there, its interpreter, limits, kernel settings and container, and digests of files.
-
-The files below /proc/sys/net/ipv4/neigh show it in the machine's first network namespace alone; the kernel tells it to
-everybody, in containers too, for the table is one for all of them (net/core/neighbour.c, neightbl_dump_info).
-"""
+"""The machine: the user there, its interpreter, limits, kernel settings and container, and digests of files."""
 
 from __future__ import annotations
 
@@ -109,11 +105,7 @@ _SETTINGS = (("gc_thresh1", NDTA_THRESH1), ("gc_thresh2", NDTA_THRESH2), ("gc_th
 
 
 def thresholds() -> dict[str, str]:
-    """gc_thresh1 to 3 of the IPv4 table (arp(7)), by the full names of the kernel's settings.
-
-    Raises:
-        OSError: the kernel does not tell.
-    """
+    """gc_thresh1 to 3 of the IPv4 table (arp(7)) by their full names; OSError where the kernel does not tell."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
         kernel.settimeout(TIMEOUT_S)
         for body in netlink.dump(kernel, RTM_GETNEIGHTBL, _NDTMSG.pack(socket.AF_INET, 0, 0)):
@@ -154,8 +146,7 @@ def read_sysctls() -> dict[str, str]:
     return found
 
 
-UNBOUNDED = 1 << 60
-"""Control groups v1 write the largest number of pages for "no limit", some 2^63 bytes."""
+UNBOUNDED = 1 << 60  # Control groups v1 write the largest number of pages for "no limit", some 2^63 bytes
 
 
 @fact("step")
@@ -228,8 +219,7 @@ MAX_FILES = 5000
 BLOCK = 1024 * 1024
 SKIPPED_FOLDERS = frozenset({".git", "__pycache__", ".ipynb_checkpoints"})
 """Hold nothing that a job reads, and differ between hosts that ran it."""
-GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false")
-"""Writes nothing and starts no monitor."""
+GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false")  # Writes nothing and starts no monitor
 
 
 @fact("same", slow=True)

@@ -18,8 +18,7 @@ import socket
 import sys
 from typing import Any
 
-UNIQUE_ID_BYTES = 128
-"""NCCL_UNIQUE_ID_BYTES (src/nccl.h.in)."""
+UNIQUE_ID_BYTES = 128  # NCCL_UNIQUE_ID_BYTES (src/nccl.h.in)
 
 MAGIC_SINCE = 21602
 """From NCCL 2.16.2 on eight bytes of magic stand before the address in the id (src/include/bootstrap.h)."""
@@ -57,12 +56,7 @@ def failed(error: str) -> dict[str, Any]:
 
 
 def understand(output: bytes) -> dict[str, Any]:
-    """The answer, out of all that the child printed.
-
-    Returns:
-        ``{"version": "2.27.7" | None, "interface": name | None, "address": str | None, "error": str | None}``:
-        the error is NCCL's own words, or why it could not be asked.
-    """
+    """Reads all that the child printed into snapshot.LibncclAnswer; ``error`` also says why it could not be asked."""
     log, found, answer = output.rpartition(_ANSWER)
     if not found:
         lines = output.decode(errors="replace").strip().splitlines()

@@ -29,18 +29,15 @@ RTM_GETLINK, RTM_GETADDR = 18, 22
 IFLA_IFNAME, IFLA_MTU, IFLA_EXT_MASK = 3, 4, 29
 RTEXT_FILTER_SKIP_STATS = 8
 IFA_ADDRESS, IFA_LOCAL, IFA_LABEL = 1, 2, 3
-FLAGS = (
+FLAGS = (  # of IFF_*, bit by bit (netdevice(7))
     *("up", "broadcast", "debug", "loopback", "pointopoint", "notrailers", "running", "noarp", "promisc", "allmulti"),
     *("master", "slave", "multicast", "portsel", "automedia", "dynamic"),
 )
-"""Of IFF_*, bit by bit (netdevice(7))."""
 SIOCETHTOOL = 0x8946
 ETHTOOL_GSET, SETTINGS_SIZE = 1, 44
 ETHTOOL_GDRVINFO, DRIVER_INFO_SIZE = 3, 196
-SPEED_UNKNOWN = (0, 0xFFFF, 0xFFFFFFFF)
-"""Older drivers fill the lower half alone."""
-NO_BUS = frozenset({"", "N/A", "tun", "tap"})
-"""What drivers of virtual interfaces give for a bus address."""
+SPEED_UNKNOWN = (0, 0xFFFF, 0xFFFFFFFF)  # older drivers fill the lower half alone
+NO_BUS = frozenset({"", "N/A", "tun", "tap"})  # what drivers of virtual interfaces give for a bus address
 
 _LINK = struct.Struct("=BxHiII")
 _ADDRESS = struct.Struct("=BBBBI")
@@ -48,11 +45,7 @@ _ADDRESS = struct.Struct("=BBBBI")
 
 @fact("interfaces")
 def read_interfaces(deadline: float) -> dict[str, Any]:
-    """Returns the JSON form of snapshot.Interfaces.
-
-    Raises:
-        Unavailable: netlink is refused here, or changes all the time.
-    """
+    """snapshot.Interfaces in JSON form."""
     # Counters of traffic, which some drivers ask their device for, are left out.
     mask = netlink.attribute(IFLA_EXT_MASK, netlink.NUMBER.pack(RTEXT_FILTER_SKIP_STATS))
     wanted = [(RTM_GETLINK, _LINK.pack(0, 0, 0, 0, 0) + mask), (RTM_GETADDR, _ADDRESS.pack(0, 0, 0, 0, 0))]
@@ -69,7 +62,7 @@ def read_interfaces(deadline: float) -> dict[str, Any]:
 
 
 def parse_link(body: bytes, asking: socket.socket) -> dict[str, Any]:
-    """Returns the JSON form of snapshot.Link of a struct ifinfomsg."""
+    """snapshot.Link of a struct ifinfomsg."""
     _, _, index, bits, _ = _LINK.unpack_from(body)
     told = netlink.attributes(body[_LINK.size :])
     name = _text(told[IFLA_IFNAME])
@@ -85,10 +78,7 @@ def parse_link(body: bytes, asking: socket.socket) -> dict[str, Any]:
 
 
 def parse_address(body: bytes, names: dict[int, str]) -> dict[str, Any] | None:
-    """Returns the JSON form of snapshot.InterfaceAddress of a struct ifaddrmsg.
-
-    None for other families, and for an interface that came after the links were read.
-    """
+    """snapshot.InterfaceAddress of a struct ifaddrmsg; None for other families and newer interfaces."""
     family, prefix, _, _, index = _ADDRESS.unpack_from(body)
     told = netlink.attributes(body[_ADDRESS.size :])
     # Of a point-to-point link, IFA_ADDRESS is the peer's.
@@ -202,13 +192,7 @@ def parse_inet6(text: str) -> list[dict[str, Any]]:
 
 
 def _route(family: str, destination: str, gateway: str | None, interface: str, metric: int) -> dict[str, Any]:
-    return {
-        "family": family,
-        "destination": destination,
-        "gateway": gateway,
-        "interface": interface,
-        "metric": metric,
-    }
+    return {"family": family, "destination": destination, "gateway": gateway, "interface": interface, "metric": metric}
 
 
 def _inet(text: str) -> str:
@@ -287,11 +271,7 @@ def _gid(folder: str, index: int) -> list[dict[str, Any]]:
 
 @fact("sockets")
 def list_sockets(ports: set[int]) -> list[dict[str, Any]]:
-    """snapshot.TcpSocket of every listener and of every socket whose local port is among ``ports``.
-
-    Raises:
-        Unavailable: the kernel tells of no socket here.
-    """
+    """snapshot.TcpSocket of every listener and of every socket on these local ports."""
     try:
         found = netlink.find_sockets(ports, listeners=True)
     except OSError as error:

@@ -15,8 +15,7 @@ from nccl_doctor.probe.procs import Proc, Table
 from nccl_doctor.probe.tools import fact
 
 MEETING = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
-PROBE = "<nccl-doctor>"
-"""In the command line of every probe (collect/connect/start.py)."""
+PROBE = "<nccl-doctor>"  # in the command line of every probe (collect/connect/start.py)
 TRAINING_NAMES = ("pt_main_thread", "torchrun", "python")
 """Kernel names of ranks and launchers; all that is left of a zombie. torch gives its main thread the first."""
 
@@ -41,11 +40,7 @@ def find_jobs() -> list[dict[str, Any]]:
 
 @fact("gpu_processes", slow=True)
 def on_gpus(deadline: float) -> list[dict[str, Any]]:
-    """snapshot.GpuProcess of each process and GPU.
-
-    Raises:
-        Unavailable: nvidia-smi does not tell.
-    """
+    """snapshot.GpuProcess of each process and GPU."""
     uses = list_gpu_processes(deadline)
     table = Table() if uses else None
     return [] if table is None else [{**use, **_whose(use["pid"], table)} for use in uses]

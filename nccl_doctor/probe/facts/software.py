@@ -27,8 +27,7 @@ from nccl_doctor.probe import children
 from nccl_doctor.probe.facts import libnccl
 from nccl_doctor.probe.tools import Unavailable, fact, output
 
-MARGIN_S = 1.0
-"""What whoever decides may take beyond the deadline."""
+MARGIN_S = 1.0  # what whoever decides may take beyond the deadline
 CHILD_MARK = b"nccl-doctor-torch "
 SCRIPT = (
     "import sys, json\n"
@@ -60,11 +59,7 @@ class Interpreter:
             os.close(writing)
 
     def torch(self) -> tuple[str | None, list[str], str]:
-        """Path of torch's __init__.py, None where there is no torch; sys.path and sys.prefix.
-
-        Raises:
-            Unavailable: the interpreter fails or does not end.
-        """
+        """Path of torch's __init__.py, None where there is no torch; sys.path and sys.prefix."""
         try:
             self._await_word()
         finally:
@@ -84,10 +79,7 @@ class Interpreter:
         self._decided.set()
 
     def nccl(self) -> dict[str, Any] | None:
-        """The answer of that libnccl, see :func:`libnccl.understand`; None where none was named.
-
-        Waits for :meth:`decide`, and ends the child.
-        """
+        """Waits for :meth:`decide`, asks that libnccl (:func:`libnccl.understand`), and ends the child."""
         try:
             self._decided.wait(max(0.0, self._deadline - time.monotonic()) + MARGIN_S)
             if self._library is None or self._child is None or self._child.stdin is None:
@@ -123,11 +115,7 @@ class Interpreter:
         return b"\n" in self._output.partition(CHILD_MARK)[2]
 
     def _read(self) -> bool:
-        """Takes more of what the child says; whether there was more.
-
-        Raises:
-            Unavailable: the deadline has come.
-        """
+        """Takes more of what the child says; False at its end."""
         left = max(0.0, self._deadline - time.monotonic())
         if not select.select([self._reading], [], [], left)[0]:
             raise Unavailable(f"{sys.executable} gave no answer in time")
@@ -148,11 +136,7 @@ def ask_libnccl(interpreter: Interpreter) -> dict[str, Any] | None:
 
 @fact("torch", slow=True)
 def read_torch(env: Mapping[str, str], interpreter: Interpreter, deadline: float) -> dict[str, Any] | None:
-    """snapshot.TorchInfo; None where torch is not installed. Tells the interpreter which libnccl torch will load.
-
-    Raises:
-        Unavailable: the interpreter fails or does not end, or torch has no version.py.
-    """
+    """snapshot.TorchInfo; None where torch is not installed. Tells the interpreter which libnccl torch will load."""
     library: str | None = None
     try:
         found = _read_torch({**os.environ, **env}, interpreter, deadline)
@@ -185,11 +169,7 @@ def _read_torch(environ: dict[str, str], interpreter: Interpreter, deadline: flo
 
 
 def parse_version(text: str) -> dict[str, str | None]:
-    """``__version__``, ``cuda`` and ``hip`` of torch/version.py, which writes ``cuda: Optional[str] = '12.8'``.
-
-    Raises:
-        Unavailable: it has no __version__.
-    """
+    """``__version__``, ``cuda`` and ``hip`` of torch/version.py, which writes ``cuda: Optional[str] = '12.8'``."""
     told: dict[str, str | None] = dict.fromkeys(("__version__", "cuda", "hip"))
     for name, value in re.findall(r"^(\w+)\s*(?::[^=\n]+)?=\s*['\"]([^'\"\n]+)['\"]", text, re.MULTILINE):
         if name in told:
@@ -284,11 +264,7 @@ def read_config_files(env: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def file_text(path: str) -> str | None:
-    """The first SIZE_LIMIT bytes of a regular file as text; None where there is none that this user may read.
-
-    Raises:
-        Unavailable: it is something else, or its disk fails.
-    """
+    """The first SIZE_LIMIT bytes of a regular file; None where there is none that this user may read."""
     try:
         # A FIFO of that name must not make us wait.
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -311,16 +287,11 @@ MOST_SHELL_BYTES = 1024 * 1024
 WHICH_PYTHON = "import sys; print(sys.executable, sys.prefix, sep=chr(0), end='')"
 SHELL_MARK = b"nccl-doctor-login-shell\0"
 MARK_TEXT = "nccl-doctor-login-shell\\0"
-ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")
-"""What an activated environment sets (venv and conda)."""
+ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")  # what an activated environment sets (venv and conda)
 
 
 def read_login_shell(python: str, deadline: float) -> dict[str, Any] | None:
-    """snapshot.LoginShell; None for a shell that can't be asked so. ``python`` is as the hosts file names it.
-
-    Raises:
-        Unavailable: the shell does not end in time, or ends without an answer.
-    """
+    """snapshot.LoginShell; None for a shell that can't be asked so. ``python`` is as the hosts file names it."""
     try:
         shell = pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
     except KeyError:  # a container with a foreign uid
@@ -343,11 +314,7 @@ def read_login_shell(python: str, deadline: float) -> dict[str, Any] | None:
 
 
 def parse_login_shell(printed: bytes) -> tuple[str | None, str | None, Mapping[str, str]]:
-    """The interpreter, its sys.prefix, and the variables behind the mark; what start files print stands before it.
-
-    Raises:
-        Unavailable: there is no mark.
-    """
+    """The interpreter, its sys.prefix and the variables, which stand behind the mark."""
     _, mark, answer = printed.rpartition(SHELL_MARK)
     if not mark:
         raise Unavailable("the login shell ends without running a command")

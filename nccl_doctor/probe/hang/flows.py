@@ -23,11 +23,7 @@ MOST = 2048
 
 
 def by_rank(pids: list[int]) -> dict[int, list[dict[str, Any]]]:
-    """snapshot.RankFlow of each process's connections.
-
-    Raises:
-        OSError: neither sock_diag nor the table can be read.
-    """
+    """snapshot.Flow of each process's connections; OSError where the kernel does not tell."""
     own = _namespace("self")
     at_home = [pid for pid in pids if _namespace(str(pid)) in (own, None)]
     by_inode = {flow.socket.inode: _flow(flow) for flow in netlink.flows() if flow.socket.state in CONNECTED}
@@ -132,11 +128,7 @@ def address(variables: dict[str, str]) -> tuple[str, int] | None:
 
 
 def ask(host: str, port: int, *, json_form: bool, deadline: float) -> dict[str, Any]:
-    """Asks for a report: ``{"protocol", "form", "text", "whole"}``; ``form`` is what the server agreed to.
-
-    Raises:
-        Unavailable: nobody listens, it is no RAS service, or it does not answer in time.
-    """
+    """Asks for a report: ``{"protocol", "form", "text", "whole"}``; ``form`` is what the server agreed to."""
     try:
         with socket.create_connection((host, port), max(0.1, deadline - time.monotonic())) as server:
             return _talk(_Line(server, deadline), json_form)

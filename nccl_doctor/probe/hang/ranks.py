@@ -32,10 +32,8 @@ from nccl_doctor.probe.procs import Proc, Table
 IN_MAP = re.compile(r"^(?:\S+ ){5} *(/[^\n]*/lib(?:nccl|torch_cuda)\.so[.0-9]*)(?: \(deleted\))?$", re.MULTILINE)
 """A torch that links NCCL statically has it in libtorch_cuda.so."""
 MOST_MAP = 8 << 20
-MOST_ENTRIES = 20_000
-"""Of a folder that the process names."""
-TORCH = "/libtorch_cpu.so"
-"""Every build of torch has it."""
+MOST_ENTRIES = 20_000  # of a folder that the process names
+TORCH = "/libtorch_cpu.so"  # every build of torch has it
 FILE = re.compile(r"\.so\.([0-9]+\.[0-9]+\.[0-9]+)$")
 WHEEL = re.compile(r"nvidia_nccl_cu[0-9]+-([0-9]+\.[0-9]+\.[0-9]+)[^/]*\.dist-info")
 
@@ -75,8 +73,7 @@ def _version(pid: int, path: str) -> str | None:
     return wheels[0] if len(wheels) == 1 else None
 
 
-CHILD = ("python", "pt_main")
-"""How the kernel's names of ranks begin; of one that has ended no more is left."""
+CHILD = ("python", "pt_main")  # how the kernel's names of ranks begin; of one that has ended no more is left
 MOST_CLIENTS = 512
 Ends = Dict[str, Any]
 
@@ -88,9 +85,6 @@ def clients(table: Table, pids: list[int]) -> list[dict[str, Any]]:
         ``{"pid", "dials": [[address, port, connections]], "serves": the same, "local_rank", "local_world_size"}``:
         ``serves`` are the ends at ports that it dialled and answers itself, with all that came there; the last two
         count the children of one Python process in the order of their start, and are None for others.
-
-    Raises:
-        OSError: the kernel does not tell of connections.
     """
     held = flows.by_rank([pid for pid in pids if has_torch(pid)])
     found = []
@@ -135,18 +129,16 @@ def _works(proc: Proc, table: Table) -> bool:
     return not any(helper in line for helper in ("resource_tracker", "semaphore_tracker", "forkserver import main"))
 
 
-NUMBERS = (
+NUMBERS = (  # Rank, world size and the same on this host, as torchrun, Open MPI and Slurm name them
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
 )
-"""Rank, world size and the same on this host, as torchrun, Open MPI and Slurm name them."""
-TOLD = (
+TOLD = (  # variables that say what can be asked of the job; no other leaves the host
     *("NCCL_RAS_ADDR", "NCCL_RAS_ENABLE", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
     *("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"),
     *("TORCH_WORKER_SERVER_SOCKET", "TORCHELASTIC_RUN_ID", "GROUP_RANK"),
 )
-"""Variables that say what can be asked of the job; no other leaves the host."""
 MOST = 1024
 TEXT = 300
 
@@ -172,11 +164,7 @@ def launchers(table: Table, ranks: Iterable[int] = ()) -> list[dict[str, Any]]:
 
 
 def unnumbered(table: Table) -> list[dict[str, Any]]:
-    """snapshot.StoreClient of each process that may be a rank, though no variable of it says so.
-
-    Raises:
-        OSError: the kernel does not tell of connections.
-    """
+    """snapshot.StoreClient of each process that may be a rank, though no variable of it says so."""
     known = {pid for pid in table.procs if _numbers(table.environ(pid))} | _ours(table)
     may = [
         pid
@@ -289,7 +277,7 @@ LAUNCHERS = frozenset(
     {"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "accelerate-launch"}
     | {"accelerate.commands.launch", "accelerate.commands.accelerate_cli"}
 )
-OPTIONS = {
+OPTIONS = {  # what a node is told of the others, by torchrun's name: torchrun's option and accelerate's
     "nnodes": ("nnodes", "num_machines"),
     "node_rank": ("node_rank", "machine_rank"),
     "master_addr": ("master_addr", "main_process_ip"),
@@ -298,17 +286,12 @@ OPTIONS = {
     "rdzv_endpoint": ("rdzv_endpoint",),
     "rdzv_id": ("rdzv_id",),
 }
-"""What a node is told of the others, by torchrun's name: torchrun's option and accelerate's."""
 MOST_LAUNCHERS = 64
 OPTION_TEXT = 200
 
 
 def find_launchers(table: Table) -> list[dict[str, Any]]:
-    """snapshot.Starter of each that is ours to look at.
-
-    Raises:
-        OSError: the kernel does not tell of connections.
-    """
+    """snapshot.Starter of each that is ours to look at."""
     some = [pid for pid in sorted(table.procs) if _starts(pid, table)][:MOST_LAUNCHERS]
     if not some:
         return []

@@ -37,8 +37,7 @@ ERROR_TEXT = 300
 REAP_S = 1.0
 CAPABILITIES = 0x20080522, 0, 0, 0, 0, 0, 0, 0
 """capset(2)'s header, version 3 and the calling thread, and its data: none effective, permitted or inheritable."""
-PEER = struct.Struct("3i")
-"""struct ucred (unix(7)): PID, user and group of who called listen(2)."""
+PEER = struct.Struct("3i")  # struct ucred (unix(7)): PID, user and group of who called listen(2)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -51,22 +50,12 @@ class RankFiles(NamedTuple):
     own: int
 
     def open(self, path: str, kind: int, flags: int) -> int:
-        """Opens a file of a kind (such as S_IFREG), without waiting, by a path as the rank would write it.
-
-        A link is followed on the way, and is no file at its end.
-
-        Raises:
-            OSError: it is not there, of another kind, or not to be opened by the rank.
-        """
+        """Opens a file of a kind (such as S_IFREG), but no link, by the rank's path, without waiting."""
         found = self._look(path, kind)
         return os.open(str(found), flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=self.own)
 
     def connect(self, path: str, pid: int, timeout_s: float) -> socket.socket:
-        """Connects to a unix socket on which the rank itself listens.
-
-        Raises:
-            OSError: it is none, or somebody else's.
-        """
+        """Connects to a unix socket on which the rank itself listens; OSError where another does."""
         found = self._look(path, stat.S_IFSOCK)
         os.fchdir(self.own)
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -140,12 +129,7 @@ def _serve(enter: Callable[[], RankFiles], work: Callable[[RankFiles], bytes], w
 
 
 def _enter(pid: int, started: int, writing: int) -> RankFiles:
-    """Takes the rank's place, for good.
-
-    Raises:
-        OSError: the kernel refuses, or the process is gone.
-        Unavailable: it is another process by now, or has the rights of several users.
-    """
+    """Takes the rank's place, for good."""
     sys.meta_path.clear()
     sys.path_hooks.clear()
     null = os.open(os.devnull, os.O_RDWR)
@@ -203,8 +187,7 @@ def _become(user: int, group: int, groups: list[int]) -> None:
 REQUEST = b"POST /handler/fr_trace_json HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
 MOST_BYTES = 16 << 20
 MOST_DUMP_BYTES = 8 << 20
-ENTRIES = 48
-"""Collectives a rank that leave the host, the newest: where ranks part is among the last that they issued."""
+ENTRIES = 48  # collectives a rank that leave the host, the newest: where ranks part is among the last that they issued
 KEPT = frozenset(
     {
         *("collective_seq_id", "seq_id", "p2p_seq_id", "is_p2p", "pg_id", "process_group", "profiling_name", "state"),
@@ -215,16 +198,11 @@ DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 DEFAULT_DUMPS = ("/tmp/nccl_trace_rank_", "~/.cache/torch/comm_lib_trace_rank_")  # noqa: S108 - torch's own choice
 """Where torch puts them unless told otherwise (torch/csrc/distributed/c10d/FlightRecorder.cpp, 2.3 and 2.8 on)."""
 TEXT = 300
-LISTENING, STREAM = "00010000", "0001"
-"""Flags and type of a line of /proc/PID/net/unix (proc_pid_net(5))."""
+LISTENING, STREAM = "00010000", "0001"  # Flags and type of a line of /proc/PID/net/unix (proc_pid_net(5))
 
 
 def live(row: dict[str, Any], deadline: float) -> dict[str, Any] | None:
-    """The recorder of a running rank, cut to its last entries; None where the job does not serve it.
-
-    Raises:
-        Unavailable: it is served, and does not answer.
-    """
+    """The recorder of a running rank, cut to its last entries; None where the job does not serve it."""
     pid, prefix = row["pid"], row["told"].get("TORCH_WORKER_SERVER_SOCKET")
     path = next(_servers(pid, prefix), None) if prefix else None
     if path is None:
@@ -249,11 +227,7 @@ def cut(document: Any) -> dict[str, Any]:
 
 
 def dumped(row: dict[str, Any], age_s: float, deadline: float) -> dict[str, Any] | None:
-    """The newest dump that this rank wrote since it began: ``{"name", "age_s", "data"}``, in base64; None for none.
-
-    Raises:
-        Unavailable: nobody can look as the rank would, or not in time.
-    """
+    """The newest dump that this rank wrote since it began: ``{"name", "age_s", "data"}``, in base64; None for none."""
     named = [row["told"][name] for name in DUMPS if name in row["told"]] or list(DEFAULT_DUMPS)
     paths = [f"{_home(one, row['uid'])}{row['rank']}" for one in named]
     oldest = time.time() - age_s - 1

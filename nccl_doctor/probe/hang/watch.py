@@ -24,13 +24,10 @@ from nccl_doctor.probe.hang.ranks import find_launchers, loaded_nccl
 from nccl_doctor.probe.procs import Table
 from nccl_doctor.probe.tools import Unavailable
 
-ASK_S = 3.0
-"""For one rank's recorder; the ranks of a host are asked one after the other within the look's own deadline."""
-DUMP_S = 8.0
-"""For all ranks of the host to be told to dump."""
+ASK_S = 3.0  # for one rank's recorder; the ranks of a host are asked one after the other within the look's own deadline
+DUMP_S = 8.0  # for all ranks of the host to be told to dump
 RAS_S = 8.0
-RAS_TURNS = 4
-"""Several jobs can share the port (SO_REUSEPORT), and each connection comes to one of them."""
+RAS_TURNS = 4  # several jobs can share the port (SO_REUSEPORT), and each connection comes to one of them
 
 
 class Watch:
@@ -123,11 +120,7 @@ class Watch:
         return [pid for pid in wanted if recorder.ask_for_dump(self._ranks[pid], deadline)]
 
     def _ras(self, request: dict[str, Any]) -> dict[str, Any]:
-        """snapshot.RasAnswer: reports of the job's RAS service in both forms, the same ones once.
-
-        Raises:
-            Unavailable: no rank has NCCL, the service is off or not this job's, or NCCL is too old to be asked.
-        """
+        """snapshot.Ras: reports of the job's RAS service in both forms, the same ones once."""
         deadline = time.monotonic() + RAS_S
         pids = [pid for pid in request["pids"] if pid in self._ranks]
         loaded = {pid: found for pid in pids if (found := loaded_nccl(pid)) is not None}
@@ -164,11 +157,7 @@ MFD_CLOEXEC = 1
 
 
 def write_memory_file(data: bytes) -> int:
-    """Returns the descriptor of a file that exists in memory only.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """The descriptor of a file that exists in memory only."""
     # Pythons built against a glibc before 2.27, such as conda's, don't have the call.
     file = os.memfd_create("py-spy") if hasattr(os, "memfd_create") else _create_by_number()
     view = memoryview(data)
@@ -192,8 +181,7 @@ AT_ONCE = 8
 EACH_S = 4.0
 MOST_BYTES = 4 << 20
 MOST_THREADS = 16
-MOST_FRAMES, MOST_OTHER_FRAMES = 48, 12
-"""Of the main thread, which py-spy tells first, and of the others."""
+MOST_FRAMES, MOST_OTHER_FRAMES = 48, 12  # of the main thread, which py-spy tells first, and of the others
 TEXT = 300
 MODES = {"read": ["--nonblocking"], "pause": [], "native": ["--native"]}
 """Options of ``py-spy dump`` by what was asked for."""

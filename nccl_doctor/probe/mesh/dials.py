@@ -15,8 +15,7 @@ from typing import Any, Tuple, Union
 
 from nccl_doctor.probe.tools import side_by_side
 
-AT_ONCE = 256
-"""Dials in flight on one host: below the usual 1,024 open files, above what a round trip needs."""
+AT_ONCE = 256  # dials in flight on one host: below the usual 1,024 open files, above what a round trip needs
 
 OUTCOMES = {
     errno.ECONNREFUSED: "refused",
@@ -28,27 +27,20 @@ OUTCOMES = {
     errno.EADDRNOTAVAIL: "no-source-address",
 }
 TIMED_OUT = ("timed-out", "ETIMEDOUT")
-FULL = ("failed", "EMFILE")
-"""We may open no further file just now: those that dial us take some, too."""
+FULL = ("failed", "EMFILE")  # we may open no further file just now: those that dial us take some, too
 FULL_S = 0.05
-SPARE = 4
-"""Files that a resolver may want at once; what it says where it gets none is that there is no such name."""
-SILENT = ("timed-out", "SILENT")
-"""Somebody took the connection, and said nothing even when spoken to."""
+SPARE = 4  # files that a resolver may want at once; what it says where it gets none is that there is no such name
+SILENT = ("timed-out", "SILENT")  # somebody took the connection, and said nothing even when spoken to
 WORD = b"nccl-doctor\n"
 """What is said first to one who says nothing: a proxy that waits for the dialler's words passes them on."""
 
-Outcome = Tuple[str, Union[str, None]]
-"""As snapshot.Dial has it, and what the kernel or the resolver said."""
+Outcome = Tuple[str, Union[str, None]]  # as snapshot.Dial has it, and what the kernel or the resolver said
 
-Ended = Tuple[str, Union[str, None], Union[float, None]]
-"""The same, and the seconds that the dial took."""
+Ended = Tuple[str, Union[str, None], Union[float, None]]  # the same, and the seconds that the dial took
 
-Key = Tuple[int, int]
-"""A target's index, and a port."""
+Key = Tuple[int, int]  # a target's index, and a port
 
-Place = Tuple[int, Any]
-"""An address family, and an address as its sockets take it."""
+Place = Tuple[int, Any]  # an address family, and an address as its sockets take it
 
 
 def end_with_reset(sock: socket.socket) -> None:

@@ -35,14 +35,11 @@ from nccl_doctor.probe.mesh.dials import dial_all, end_with_reset, endpoints
 PATIENCE_S = 60.0
 """How long a listener waits for the other side to hang up; a busy host that looks later is told of a reset."""
 
-PAUSE_S = 0.05
-"""After an accept that failed: the other side hung up first, or no file is left. The dial tells."""
+PAUSE_S = 0.05  # After an accept that failed: the other side hung up first, or no file is left. The dial tells.
 
-BACKLOG = 1024
-"""Connections that wait to be accepted: of every host of a large cluster at once."""
+BACKLOG = 1024  # connections that wait to be accepted: of every host of a large cluster at once
 
-CHUNK = 65536
-"""Bytes that are taken at once."""
+CHUNK = 65536  # bytes that are taken at once
 
 
 class Listeners:
@@ -179,11 +176,7 @@ class MeshEnd:
 
 
 def dial(targets: list[list[Any]], timeout_s: float) -> dict[str, Any]:
-    """Dials every target at once, as :func:`dial_all`.
-
-    Returns:
-        ``{"connected": count, "failed": [[target's index, port, outcome, error, seconds], …]}``.
-    """
+    """Dials as :func:`dial_all`: ``{"connected": count, "failed": its rows that did not}``."""
     results = dial_all(targets, timeout_s)
     failed = [row for row in results if row[2] != "connected"]
     return {"connected": len(results) - len(failed), "failed": failed}
@@ -340,11 +333,7 @@ def _family(address: str) -> int:
 
 
 def _routes(family: int) -> list[tuple[int, bytes, int, int, int]]:
-    """Table, destination, its bits, metric and type of every route; none where there are too many.
-
-    Raises:
-        OSError: the kernel refuses, is slow, or its tables change meanwhile.
-    """
+    """Table, destination, its bits, metric and type of every route; none where there are too many."""
     found: list[tuple[int, bytes, int, int, int]] = []
     deadline = time.monotonic() + TIMEOUT_S
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
@@ -394,11 +383,7 @@ def _way(kernel: socket.socket, number: int, packet: dict[str, Any]) -> dict[str
 
 
 def request(number: int, to: str, source: str | None, iif: str | None) -> bytes:
-    """The message that asks for one way.
-
-    Raises:
-        OSError: no interface has this name, or this is no address.
-    """
+    """The message that asks for one way; OSError where an interface or address is none."""
     family = socket.AF_INET6 if ":" in to else socket.AF_INET
     bits = 128 if family == socket.AF_INET6 else 32
     body = _ROUTE.pack(family, bits, bits if source else 0, 0, 0, 0, 0, 0, RTM_F_LOOKUP_TABLE)

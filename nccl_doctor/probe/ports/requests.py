@@ -32,8 +32,7 @@ CLOSING = frozenset({"TIME_WAIT", "FIN_WAIT1", "FIN_WAIT2", "LAST_ACK", "CLOSING
 """States in which a socket may have lost its process; the kernel ends it by itself."""
 PIDFD_SEND_SIGNAL, PIDFD_OPEN = 424, 434
 """System calls' numbers on every machine that Linux 5.1 and later gave new calls (all but alpha)."""
-GPU_PATIENCE_S = 5.0
-"""nvidia-smi takes seconds where no daemon keeps the driver loaded."""
+GPU_PATIENCE_S = 5.0  # nvidia-smi takes seconds where no daemon keeps the driver loaded
 SERVICES = "/etc/services"
 RULES_PATIENCE_S = 5.0
 MOST_NAMED = 64
@@ -69,11 +68,7 @@ def describe_all(pids: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def try_port(port: int, *, described: bool = True) -> dict[str, Any]:
-    """Tries torch's bind, closes it at once, and explains a failure; the JSON form of snapshot.PortTrial.
-
-    Of holders that are ``described`` it tells who they are and why they are not ended, which may take seconds; of
-    others the PID alone.
-    """
+    """snapshot.PortTrial of torch's bind; of holders that are ``described`` who they are, which may take seconds."""
     return explain(port, bind_error(port), described=described)
 
 
@@ -110,10 +105,7 @@ def bind_error(port: int) -> int | None:
 
 
 def cause_of(found: list[DiagSocket]) -> str:
-    """The word of snapshot.PortTrial.cause for the sockets on a port that could not be bound.
-
-    A socket that no process holds and the kernel is still closing counts as time-wait: waiting is the remedy.
-    """
+    """snapshot.PortTrial.cause; a socket that nobody holds and the kernel is closing counts as time-wait."""
     states = {one.state for one in found if one.inode != 0 or one.state not in CLOSING}
     if "LISTEN" in states:
         return "listener"
@@ -170,10 +162,7 @@ def _hint(port: int, found: list[DiagSocket]) -> str:
 
 
 def unlisted_holders() -> list[int]:
-    """Processes with a TCP socket that no table lists: bound only, which kernels before 6.8 show nowhere, or unused.
-
-    The protocol of a socket is an extended attribute of its link in /proc/PID/fd (sockfs_xattr_get, net/socket.c).
-    """
+    """Processes with a TCP socket that no table lists: bound only (kernels before 6.8), or unused."""
     try:
         listed = {f"socket:[{one.inode}]" for one in netlink.sockets_on(0) if one.state != "BOUND"}
     except OSError:
@@ -201,11 +190,7 @@ def _first_unprivileged() -> int:
 
 
 def send_signal(pid: int, started: int, number: signal.Signals) -> bool:
-    """Signals a process if it is still the one that began at ``started``, in ticks since boot; False where it is gone.
-
-    Raises:
-        PermissionError: it is somebody else's.
-    """
+    """Signals a process if it began at ``started``, in ticks since boot; PermissionError where it is another's."""
     try:
         descriptor = _open(pid)
     except ProcessLookupError:
@@ -224,11 +209,7 @@ def send_signal(pid: int, started: int, number: signal.Signals) -> bool:
 
 
 def _open(pid: int) -> int | None:
-    """A pidfd; None where there are none here.
-
-    Raises:
-        ProcessLookupError: the process is gone.
-    """
+    """A pidfd; None where there are none here; ProcessLookupError where the process is gone."""
     own = getattr(os, "pidfd_open", None)  # Python 3.9
     try:
         descriptor: int = own(pid) if own else _call(PIDFD_OPEN, pid, 0)

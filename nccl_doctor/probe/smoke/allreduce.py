@@ -31,8 +31,7 @@ from nccl_doctor.probe.smoke import ranks as allreduce_ranks
 
 FOLDER = "/dev/shm"  # noqa: S108 - shared memory lies nowhere else
 OURS = re.compile(r"nccl-\w{6}|torch_\d+_\d+_\d+|sem\.mp-\w{8}|psm_\w{8}")
-PAUSE_S = 1.0
-"""Between two looks where the folder shows no new name; each reads the mappings of all ranks."""
+PAUSE_S = 1.0  # between two looks where the folder shows no new name; each reads the mappings of all ranks
 
 
 class Segments:
@@ -45,10 +44,7 @@ class Segments:
         self._next = 0.0
 
     def look(self, *, at_once: bool = False) -> None:
-        """Remembers what descendants have mapped or open now; does nothing right after the look before.
-
-        A new name is looked at without delay: NCCL's stand there for no longer than the peer takes to attach.
-        """
+        """Remembers what descendants have mapped or open now; a new name is looked at without delay."""
         names = _names()
         fresh = not names <= self._listed
         self._listed |= names
@@ -96,14 +92,11 @@ PART_BYTES = 4 << 20
 """NCCL_DEBUG=INFO prints about 150 lines a rank on 8 GPUs: both its beginning and the last words are kept, each part
 within so many lines and bytes."""
 
-WORKED_S = 0.1
-"""CPU time after which a launcher whose interpreter is not up yet is said to work, however slowly."""
+WORKED_S = 0.1  # CPU time after which a launcher whose interpreter is not up yet is said to work, however slowly
 
-WORD_S = 2.0
-"""What the launcher gets at the deadline to say how a rank died that it has already waited for."""
+WORD_S = 2.0  # what the launcher gets at the deadline to say how a rank died that it has already waited for
 
-NEEDED_KIB = 2 << 20
-"""Of memory to be available before torch is imported early; it takes 200 to 500 MB."""
+NEEDED_KIB = 2 << 20  # of memory to be available before torch is imported early; it takes 200 to 500 MB
 
 Emit = Callable[[Dict[str, Any]], None]
 
@@ -161,11 +154,7 @@ class Output:
 
 
 class Launcher:
-    """The process that imports torch and forks ranks, from its start to its end.
-
-    Attributes:
-        env: the variables that it was started with, beside the probe's own.
-    """
+    """The process that imports torch and forks ranks, from its start to its end."""
 
     def __init__(self, env: dict[str, str], worker: str) -> None:
         """Starts it; must be called from the probe's main thread."""
@@ -196,11 +185,7 @@ class Launcher:
             self._held = held.pop_all()
 
     def wait_until_ready(self, seconds: float) -> None:
-        """Waits until torch is imported.
-
-        Raises:
-            TimeoutError: it was not in time, or the process ended before.
-        """
+        """Waits until torch is imported; TimeoutError where it was not in time, or the process ended."""
         over = lambda: self._ready or self._process.poll() is not None  # noqa: E731 - read by one loop
         self._output.follow(self._source, time.monotonic() + seconds, over)
         if not self._ready:

@@ -14,12 +14,7 @@ FRAMES = 12
 
 
 class Ranks:
-    """The ranks of this host, by local rank.
-
-    Attributes:
-        count: of the ranks.
-        stacks: for each the path of a file in memory, to which it writes its stack on SIGUSR1.
-    """
+    """The ranks of this host, by local rank."""
 
     def __init__(self, count: int, emit: Callable[[Dict[str, Any]], None], launcher: int, stack: int) -> None:
         """Expects no rank yet; ``launcher`` forks them, and writes its stack to a file in memory, ``stack``."""
@@ -93,10 +88,7 @@ class Ranks:
 
 
 def _exit_code(pid: int) -> int | None:
-    """The exit of a process that its parent has not waited for: negative for a signal; None where it is not there.
-
-    It is the last of proc(5)'s fields, as waitpid(2) gives it.
-    """
+    """Negative for a signal (the last field of proc(5)'s stat); None where it is not there."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             state, *_, last = file.read().rpartition(b")")[2].split()

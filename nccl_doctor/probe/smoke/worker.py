@@ -35,8 +35,7 @@ PATTERN = 97
 ITERATIONS = 5
 MOST_ACCUSED = 64
 PR_SET_PDEATHSIG = 1
-GRACE_S = 1.0
-"""What the other ranks of a host get to say what they saw, once one of them has died."""
+GRACE_S = 1.0  # what the other ranks of a host get to say what they saw, once one of them has died
 GAIN, PLATEAU_BYTES = 1.1, 1 << 20
 """A curve whose bandwidth grew by less than this factor over two doublings has shown its plateau, from this size on."""
 
@@ -51,8 +50,7 @@ def report(**event: object) -> None:
     write_event(**event, local_rank=int(os.environ["LOCAL_RANK"]), since=time.monotonic() - ORDER["began"])
 
 
-ORDER: dict[str, Any] = {}
-"""What the ranks were forked for: see :func:`serve`."""
+ORDER: dict[str, Any] = {}  # what the ranks were forked for: see :func:`serve`
 
 
 def end_with_parent() -> None:
@@ -110,11 +108,7 @@ class WrongSumError(Exception):
 
 
 class Bench:
-    """Checked and timed all-reduces on one device.
-
-    Attributes:
-        inside_s: seconds spent in all-reduces; what is left of the whole is the rank's own.
-    """
+    """Checked and timed all-reduces on one device."""
 
     def __init__(self, torch: Any, dist: Any, device: Any) -> None:
         self.torch, self.dist, self.device = torch, dist, device
@@ -137,11 +131,7 @@ class Bench:
         return values, positions
 
     def checked(self, dtype: Any, count: int) -> Any:
-        """Runs an all-reduce whose sums are compared on all ranks; returns the buffer.
-
-        Raises:
-            WrongSumError: on every rank, where any rank has a wrong sum; the groups that show it are reported before.
-        """
+        """Runs an all-reduce; a wrong sum on any rank is a :class:`WrongSumError` on every one, reported before."""
         values, expected = self.fill(dtype, count)
         self.timed(values)
         differs = values != expected
@@ -245,10 +235,7 @@ def guarded(run: Any) -> int:
 
 
 def leave(status: int) -> None:
-    """Ends the process at once, with all that was printed.
-
-    An interpreter that holds torch takes half a second to take itself down, and aborts at that now and then.
-    """
+    """Ends the process at once: taking torch down takes half a second, and aborts now and then."""
     sys.stdout.flush()
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)

@@ -12,6 +12,8 @@ from hypothesis import settings
 from tests.lab.cluster import Lab, MakeLab
 from tests.lab.errors import LabError
 
+pytest_plugins = ("tests.forks",)
+
 # Compiled once, not in each worker of each run and at each start of a lab: pytest's own part of that takes six seconds.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

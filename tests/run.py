@@ -9,14 +9,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 QUICK = "not lab and not browser and not slow"
 WHOLE_TEXT = (
-    "All tests, by {workers} workers: the lab's clusters, Slurm, containers and a browser among them.\n"
+    "All tests, in {forks} forks: the lab's clusters, Slurm, containers and a browser among them.\n"
     "About 15 minutes on two quiet cores, more beside other work; scripts/test --quick takes two."
 )
-QUICK_TEXT = "All tests but those of the lab, the browser and what takes long, by {workers} workers: about two minutes."
-SOME_TEXT = "{paths}: as long as these tests take, one after the other; with -n 4 by four workers."
-OWN_WORKERS = ("-n", "--numprocesses", "--pdb", "--collect-only", "--co")
-"""Arguments of who wants no workers, or as many as these say."""
-VALUED = ("-k", "-m", "-n", "-p", "-c", "-o", "-W", "--numprocesses", "--dist")
+QUICK_TEXT = "All tests but those of the lab, the browser and what takes long, in {forks} forks: about two minutes."
+SOME_TEXT = "{paths}: as long as these tests take, one after the other; with --forks 4 in four at a time."
+OWN_FORKS = ("--forks", "--pdb", "--collect-only", "--co")
+"""Arguments of who wants no forks, or as many as these say."""
+VALUED = ("-k", "-m", "-p", "-c", "-o", "-W", "--forks")
 """Arguments whose values stand apart, and are no paths."""
 
 
@@ -37,13 +37,12 @@ def command(words: list[str], folder: Path, cores: int) -> tuple[list[str], str]
     ]
     words = [_placed(word, folder) if number in places else word for number, word in enumerate(words)]
     paths = [words[number] for number in places]
-    workers = max(4, 2 * cores)  # half of what the lab does is waiting
+    forks = max(4, 2 * cores)  # half of what the lab does is waiting
     whole = ["-m", QUICK, *words] if quick else words
     text = SOME_TEXT if paths else QUICK_TEXT if quick else WHOLE_TEXT
-    if not paths and not any(word.split("=")[0].rstrip("0123456789") in OWN_WORKERS for word in words):
-        # a worker that has nothing left takes tests from another: the files are of very unequal length
-        whole = ["--numprocesses", str(cores if quick else workers), "--dist", "worksteal", *whole]
-    return whole, text.format(paths=" ".join(paths), workers=cores if quick else workers)
+    if not paths and not any(word.split("=")[0] in OWN_FORKS for word in words):
+        whole = ["--forks", str(forks), *whole]
+    return whole, text.format(paths=" ".join(paths), forks=forks)
 
 
 def _placed(word: str, folder: Path) -> str:

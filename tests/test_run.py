@@ -11,24 +11,22 @@ import pytest
 from tests.patience import LONG_S
 from tests.run import QUICK, ROOT, command
 
-STEAL = ["--dist", "worksteal"]
 
-
-def test_without_words_all_run_by_more_workers_than_cores() -> None:
+def test_without_words_all_run_by_more_forks_than_cores() -> None:
     words, text = command([], ROOT, 2)
-    assert words == ["--numprocesses", "4", *STEAL]
-    assert "All tests, by 4 workers" in text
+    assert words == ["--forks", "4"]
+    assert "All tests, in 4 forks" in text
     assert "About 15 minutes" in text
 
 
 def test_quick_leaves_out_what_takes_long_and_never_waits() -> None:
     words, text = command(["--quick", "-x"], ROOT, 2)
-    assert words == ["--numprocesses", "2", *STEAL, "-m", QUICK, "-x"]
+    assert words == ["--forks", "4", "-m", QUICK, "-x"]
     assert "about two minutes" in text
 
 
-@pytest.mark.parametrize("own", [["-n", "0"], ["-n3"], ["--numprocesses=1"], ["--collect-only"]])
-def test_who_says_how_many_workers_gets_these(own: list[str]) -> None:
+@pytest.mark.parametrize("own", [["--forks", "0"], ["--forks=1"], ["--collect-only"]])
+def test_who_says_how_many_forks_gets_these(own: list[str]) -> None:
     assert command(own, ROOT, 2)[0] == own
 
 

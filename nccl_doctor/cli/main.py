@@ -107,12 +107,12 @@ COMMANDS = {
     "smoke": "smoke:smoke",
     "logs": "logs:logs",
     "ifname": "ifname:ifname",
-    "hosts": "offline:hosts",
+    "hosts": "hosts:hosts",
     "launch": "launch:launch",
     "hang": "hang:hang",
-    "diff": "offline:diff",
-    "explain": "offline:explain",
-    "codes": "offline:codes",
+    "diff": "diff:diff",
+    "explain": "explain:explain",
+    "codes": "codes:codes",
 }
 """By name, in the order of ``--help``: the module and the function of each command."""
 

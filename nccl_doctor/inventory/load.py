@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -21,7 +21,7 @@ from nccl_doctor.inventory.parsed import (
     SourceLocation,
     read_text,
 )
-from nccl_doctor.model.cluster import ENVIRONMENT, Cluster
+from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import engines, kinds
 
 MASTER: dict[str, tuple[str, Callable[[str, SourceLocation], Any]]] = {
@@ -66,24 +66,20 @@ def load(  # noqa: PLR0913 - each is a word of the command line
     else:
         parsed = _parsed(STDIN if path == "-" else path, where, environ, contained=overrides.inside is not None)
         parsed = _reached(parsed, transport)
-    overridden = {name for name in MASTER if getattr(overrides, name) is not None}
-    cluster = build(_with_master(parsed, overridden, environ), left_out, here or this_machine())
-    chosen = {"-w": where if engine is not None else None, "-x": exclude}
-    if any(chosen.values()):
-        said = {option: pattern for option, pattern in chosen.items() if pattern is not None}
-        cluster = cluster.model_copy(update={"origins": {**cluster.origins, **said}})
-    return overrides.applied(cluster)
-
-
-def _with_master(parsed: ParsedInventory, overridden: Collection[str], environ: Mapping[str, str]) -> ParsedInventory:
-    """The same with the environment's word on the master, which counts where nothing else names it."""
-    said: dict[str, Any] = {
-        name: Sourced(read(text, place), place)
-        for name, (variable, read) in MASTER.items()
-        if (text := environ.get(variable)) and getattr(parsed, name) is None and name not in overridden
-        for place in (SourceLocation(variable, is_file=False, note=ENVIRONMENT),)
+    # the environment's word on the master counts where nothing else names it
+    variables = {
+        name: variable
+        for name, (variable, _) in MASTER.items()
+        if environ.get(variable) and getattr(parsed, name) is None and getattr(overrides, name) is None
     }
-    return replace(parsed, **said)
+    master: dict[str, Any] = {}
+    for name, variable in variables.items():
+        place = SourceLocation(variable, is_file=False, note="of the environment")
+        master[name] = Sourced(MASTER[name][1](environ[variable], place), place)
+    cluster = build(replace(parsed, **master), left_out, here or this_machine())
+    chosen = {"-w": where if engine is not None else None, "-x": exclude}
+    origins = cluster.origins | {option: pattern for option, pattern in chosen.items() if pattern is not None}
+    return overrides.applied(cluster.model_copy(update={"origins": origins, "variables": variables}))
 
 
 def _parsed(path: str | None, where: str | None, environ: Mapping[str, str], *, contained: bool) -> ParsedInventory:

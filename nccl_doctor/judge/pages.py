@@ -11,51 +11,54 @@ from importlib.resources import files
 from nccl_doctor.errors import UsageError
 from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.signs import rules
+from nccl_doctor.model.documents import Page, Topic, TopicEntry, TopicList
 from nccl_doctor.model.register import Check, all_checks, find
 from nccl_doctor.text.hostlist import quoted
 
 TOPICS = files("nccl_doctor.judge") / "topics"
+_CODE = re.compile(r"(?:NCD)?\d{3}", re.IGNORECASE)
 _COMMENT = re.compile(r"^<!-- .* -->\n", re.MULTILINE)
 _FENCE = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^## ", re.MULTILINE)
 
 
-def page_of(word: str) -> Check:
-    """The diagnosis that a word, or the line of an error, means.
+def find_pages(words: str) -> tuple[Page | Topic | TopicList, ...]:
+    """A page for each of several codes, a topic's, a diagnosis', or all topics.
 
     Raises:
-        UsageError: it means none.
+        UsageError: the words mean none.
     """
-    asked = word.strip()
+    asked = words.strip()
+    codes = asked.replace(",", " ").split()
+    topics = sorted(each.name.removesuffix(".md") for each in TOPICS.iterdir() if each.name.endswith(".md"))
+    if not asked:
+        return (TopicList(topics=tuple(TopicEntry(name=name, title=_read(name)[0]) for name in topics)),)
+    if asked in topics:
+        title, text = _read(asked)
+        return (Topic(name=asked, title=title, text=text),)
+    several = len(codes) > 1 and all(map(_CODE.fullmatch, codes))
+    found = [_find_diagnosis(code, topics) for code in (codes if several else [asked])]
+    return tuple(Page(**check.heading, text=check.page) for check in found)
+
+
+def _read(topic: str) -> tuple[str, str]:
+    """Title and text of a topic; blocks of the Markdown stand four columns in, as in a diagnosis' page."""
+    title, _, text = _COMMENT.sub("", (TOPICS / f"{topic}.md").read_text(encoding="utf-8")).partition("\n")
+    text = _FENCE.sub(lambda block: re.sub(r"^(?=.)", "    ", block[1], flags=re.MULTILINE), text)
+    return title.removeprefix("# "), _HEADING.sub("", text).strip("\n")
+
+
+def _find_diagnosis(asked: str, topics: list[str]) -> Check:
     code = f"NCD{asked}" if asked.isdigit() else asked
     named = [check for check in find(code) if code.lower() != check.category]
-    found = named or find(_by_error(asked) or "") or find(_by_line(asked) or "") or find(_by_words(asked) or "")
+    found = named or find(_by_error(asked) or _by_line(asked) or _by_words(asked) or "")
     if found:
         return found[0]
-    known = [*topic_names(), *(text for check in all_checks() for text in (check.code, check.name))]
+    known = [*topics, *(text for check in all_checks() for text in (check.code, check.name))]
     near = difflib.get_close_matches(asked, known, 1)
     lists = '; "nccl-doctor codes" lists the diagnoses, "nccl-doctor explain" the topics'
     hint = f"; did you mean {quoted(near[0])}?" if near else lists
     raise UsageError(f"{quoted(asked)} is no diagnosis and no topic{hint}")
-
-
-def topic_names() -> tuple[str, ...]:
-    """Names of the topics, sorted: ``topics/NAME.md`` beside this module."""
-    return tuple(sorted(each.name.removesuffix(".md") for each in TOPICS.iterdir() if each.name.endswith(".md")))
-
-
-def read_topic(name: str) -> tuple[str, str]:
-    """Title and text of a topic; blocks of the Markdown stand four columns in, as in a diagnosis' page.
-
-    Raises:
-        KeyError: there is no such topic.
-    """
-    if name not in topic_names():
-        raise KeyError(name)
-    markdown = (TOPICS / f"{name}.md").read_text(encoding="utf-8")
-    title, _, text = _COMMENT.sub("", markdown).partition("\n")
-    text = _FENCE.sub(lambda block: re.sub(r"^(?=.)", "    ", block[1], flags=re.MULTILINE), text)
-    return title.removeprefix("# "), _HEADING.sub("", text).strip("\n")
 
 
 def _by_error(text: str) -> str | None:

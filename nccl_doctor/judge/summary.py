@@ -14,7 +14,7 @@ from nccl_doctor import __version__
 from nccl_doctor.checks.allreduce.link import best, link, way
 from nccl_doctor.firewall.manager import managed_by
 from nccl_doctor.model.base import PENDING, Unknown
-from nccl_doctor.model.cluster import ENVIRONMENT, Cluster
+from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import ClusterSource, reaching
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import Check, entry
@@ -90,9 +90,7 @@ def _title(snapshot: Snapshot) -> str:
 
 def _from(cluster: Cluster) -> str:
     """Names the variables of the environment that say where the master is."""
-    origins = (cluster.origins.get(name, "") for name in ("master_addr", "master_port"))
-    names = [origin.partition(" ")[0] for origin in origins if origin.endswith(f"({ENVIRONMENT})")]
-    return f", by {' and '.join(names)} {ENVIRONMENT}" if names else ""
+    return f", by {' and '.join(sorted(cluster.variables.values()))} of the environment" if cluster.variables else ""
 
 
 def _next_step(snapshot: Snapshot, diagnoses: Sequence[Diagnosis]) -> str | None:

@@ -10,8 +10,6 @@ from nccl_doctor.model.base import FrozenModel
 
 DEFAULT_MASTER_PORT = 29500
 """torchrun's static rendezvous and ``env://`` use this port (torch/distributed/run.py)."""
-ENVIRONMENT = "of the environment"
-"""Stands in parentheses behind the name of a variable in :attr:`Cluster.origins`."""
 
 
 class NodeOptions(FrozenModel):
@@ -71,6 +69,7 @@ class Cluster(FrozenModel):
         same: files and folders that have to be the same on all hosts; relative ones start from the home directory.
         source: where this came from: a path, ``-w``, ``SLURM_JOB_NODELIST``, or "this machine".
         origins: for ``nccl-doctor hosts``: "master_addr", "node1.address", … to "hosts.yaml:7" or "default".
+        variables: those of the environment that say where the master is: "master_addr" to "MASTER_ADDR".
         access: what an engine knows of all nodes together, by its name; :meth:`options` reads it.
     """
 
@@ -80,6 +79,7 @@ class Cluster(FrozenModel):
     same: tuple[str, ...] = ()
     source: str = "this machine"
     origins: dict[str, str] = Field(default_factory=dict)
+    variables: dict[str, str] = Field(default_factory=dict)
     access: dict[str, Json] = Field(default_factory=dict)
 
     def options(self, kind: type[EngineOptions]) -> EngineOptions:

@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
-from nccl_doctor.model.cluster import DEFAULT_MASTER_PORT, ENVIRONMENT, Cluster, Node, NodeOptions
+from nccl_doctor.model.cluster import DEFAULT_MASTER_PORT, Cluster, Node, NodeOptions
 from nccl_doctor.model.finding import Command
 from nccl_doctor.text.hostlist import fold
 
@@ -265,9 +265,8 @@ class ClusterSource:
 
     def _is_needed(self, option: str, origin: str) -> bool:
         """Also what the environment said, which the next shell may not have."""
-        place = self.cluster.origins.get(origin, "")
         by_options = self.file is None and not self.engine_words
-        return by_options or place == option or place.endswith(f"({ENVIRONMENT})")
+        return by_options or self.cluster.origins.get(origin) == option or origin in self.cluster.variables
 
 
 def _node_words(node: Node) -> Iterator[tuple[str, str, object]]:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from nccl_doctor.model.finding import Finding, Severity
 
@@ -93,6 +93,11 @@ class Check:
     needs: tuple[str, ...] = ()
     scope: Scope = "all"
     function: CheckFunction | None = None
+
+    @property
+    def heading(self) -> dict[str, Any]:
+        """All that stands above its page, by the names of ``CodeEntry``."""
+        return {name: getattr(self, name) for name in ("code", "name", "severity", "category")}
 
 
 PACKAGE = "nccl_doctor.checks"

@@ -67,6 +67,7 @@ def test_the_environment_says_the_master_where_nobody_else_does(hosts_file: str)
     found = load(hosts_file, where=None, exclude=None, environ=said, here=ELSEWHERE)
     assert (found.master_addr, found.master_port) == ("10.0.0.9", 29777)
     assert found.origins["master_port"] == "MASTER_PORT (of the environment)"
+    assert found.variables == {"master_port": "MASTER_PORT", "master_addr": "MASTER_ADDR"}
     again = ("--master-port", "29777", "--master-addr", "10.0.0.9")
     assert ClusterSource(found).arguments == (hosts_file, *again)
     options = Overrides(master_port=29600, master_addr="node2")

@@ -6,7 +6,8 @@ from collections import Counter
 import pytest
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.judge.pages import page_of
+from nccl_doctor.judge.pages import find_pages
+from nccl_doctor.model.documents import Page
 from nccl_doctor.model.register import all_checks
 
 
@@ -26,7 +27,9 @@ from nccl_doctor.model.register import all_checks
     ],
 )
 def test_a_page_is_found_by_what_people_have_before_them(asked: str, name: str) -> None:
-    assert page_of(asked).name == name
+    (page,) = find_pages(asked)
+    assert isinstance(page, Page)
+    assert page.name == name
 
 
 def test_an_error_of_the_kernel_has_one_page() -> None:
@@ -38,6 +41,6 @@ def test_an_error_of_the_kernel_has_one_page() -> None:
 
 def test_a_category_and_a_slip_of_the_finger_are_no_page() -> None:
     with pytest.raises(UsageError, match='"port-in-us" is no diagnosis and no topic; did you mean "port-in-use"'):
-        page_of("port-in-us")
+        find_pages("port-in-us")
     with pytest.raises(UsageError, match='"ports" is no diagnosis and no topic'):
-        page_of("ports")
+        find_pages("ports")

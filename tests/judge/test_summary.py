@@ -170,7 +170,7 @@ def test_a_row_that_fails_says_why() -> None:
     ("patch", "title"),
     [
         (
-            {"cluster": {"origins": {"master_port": "MASTER_PORT (of the environment)"}}},
+            {"cluster": {"variables": {"master_port": "MASTER_PORT"}}},
             "3 hosts, 3 ranks, master node1 (10.0.0.1:29500), by MASTER_PORT of the environment",
         ),
         ({}, "3 hosts, 3 ranks, master node1 (10.0.0.1:29500)"),

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.judge.pages import read_topic, topic_names
-from nccl_doctor.model.documents import Topic
+from nccl_doctor.judge.pages import TOPICS, find_pages
+from nccl_doctor.model.documents import Topic, TopicList
 from nccl_doctor.report.render import render
 from tests.readme import picture
 from tests.readme.alike import bare
@@ -63,15 +63,18 @@ def test_readme_is_short_and_its_links_lead_somewhere() -> None:
     assert text.count("\n") <= 250
     links = re.findall(r"\]\((?!https?:)([^)]+)\)", text)
     assert [link for link in links if not (README.parent / link).exists()] == []
-    assert {Path(link).stem for link in links if "/topics/" in link} == set(topic_names())
+    (topics,) = find_pages("")
+    assert isinstance(topics, TopicList)
+    assert {Path(link).stem for link in links if "/topics/" in link} == {topic.name for topic in topics.topics}
 
 
-@pytest.mark.parametrize("name", topic_names())
+@pytest.mark.parametrize("name", sorted(file.name.removesuffix(".md") for file in TOPICS.iterdir()))
 def test_a_topic_is_printed_without_its_comments(name: str) -> None:
-    title, text = read_topic(name)
-    assert title
-    assert not re.search(r"<!--|```|^#", text, re.MULTILINE)
-    printed = render("explain", "human", Topic(name=name, title=title, text=text))
+    (topic,) = find_pages(name)
+    assert isinstance(topic, Topic)
+    assert topic.title
+    assert not re.search(r"<!--|```|^#", topic.text, re.MULTILINE)
+    printed = render("explain", "human", topic)
     assert max(len(line) for line in printed.splitlines() if not line.startswith("    ")) <= 80
 
 

@@ -1,0 +1,38 @@
+"""``nccl-doctor explain``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from nccl_doctor.cli import options
+from nccl_doctor.cli.output import Out, finish
+from nccl_doctor.errors import UsageError
+
+
+def explain(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="CODE|TOPIC",
+            help="NCD304, 304, port-in-use, or the error's own words; a topic as slurm; nothing: all topics.",
+        ),
+    ] = None,
+    output: Annotated[str, options.output("explain")] = "human",
+) -> None:
+    """The page of one diagnosis: what it means, how we know, what to do; or that of a topic."""
+
+    def work() -> int:
+        from nccl_doctor.judge.pages import find_pages
+
+        pages = find_pages(" ".join(words or ()))
+        if len(pages) > 1 and output != "human":
+            raise UsageError(f"-o {output} holds one page; name one code, not {len(pages)}")
+        for place, page in enumerate(pages):
+            out.write("\n" if place else "")
+            out.show(page)
+        return 0
+
+    out = Out("explain", output)
+    finish(out, work)
